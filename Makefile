@@ -1,0 +1,78 @@
+# make train    train the quickstart and sample from it     make test    run the tests
+# make .venv    the environment alone                       make quick   the fast part of the tests
+# make drills   large drills, as long as they take          make lint    ruff and mypy
+# make format   lay the code out as ruff wants it
+#
+# PYTHON=python3.12 builds the environment with that Python, in place of one with another.
+# VENV=.venv-3.12 puts it elsewhere, so that several can live side by side.
+
+VENV ?= .venv
+WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
+RUN := $(VENV)/bin/python
+# One file's tests stay in one process, which compiles what they share once.
+SPREAD := --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help train test quick drills lint format .venv
+
+help:
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
+
+train: .venv
+	$(RUN) -m train fit quickstart
+
+test: .venv
+	$(RUN) -m pytest $(SPREAD)
+
+quick: .venv
+	$(RUN) -m pytest $(SPREAD) -m "not slow"
+
+drills: .venv
+	@set -e; found=; \
+	for file in bench/drills/[a-z]*.py; do \
+		[ -e "$$file" ] || continue; \
+		found=yes; name=$$(basename "$$file" .py); echo "== $$name"; \
+		$(RUN) -m bench.drills.$$name; \
+	done; \
+	[ -n "$$found" ] || echo "make drills: bench/drills has no drills yet"
+
+lint: .venv
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+format: .venv
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+# Without PYTHON, an environment that is there is kept; else the first Python that will do is taken.
+# Each is tried by running it: a pyenv shim exists for versions that are not switched on.
+PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/*/bin
+CANDIDATES := $(if $(PYTHON),$(PYTHON) $(PYENV)/$(PYTHON),\
+	$(RUN) python3 python3.13 python3.12 python3.11 $(PYENV)/python3)
+SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+VERSION := import sys; print("%d.%d" % sys.version_info[:2])
+
+# The environment is ready when .ready in it names this Python, this folder and these requirements.
+.venv:
+	@set -e; python=; \
+	for each in $(CANDIDATES); do \
+		if $$each -c '$(SUITABLE)' 2>/dev/null; then python=$$each; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo "make: $(if $(PYTHON),PYTHON=$(PYTHON) is not,there is no) Python 3.11 or later with venv;" \
+			"install it (Debian, Ubuntu: apt install python3-venv) or name one with PYTHON=..." >&2; \
+		exit 1; \
+	fi; \
+	version=$$($$python -c '$(VERSION)'); \
+	ready="$$version $(CURDIR) $$(cat pyproject.toml constraints.txt | cksum)"; \
+	if [ "$$ready" = "$$(cat $(VENV)/.ready 2>/dev/null)" ]; then exit 0; fi; \
+	echo "Building $(VENV) with Python $$version: a minute, and the network this once."; \
+	if [ "$$version" != "$$($(RUN) -c '$(VERSION)' 2>/dev/null)" ]; then \
+		$$python -m venv --clear $(VENV); \
+	fi; \
+	rm -f $(VENV)/.ready; \
+	$(RUN) -m pip --version >/dev/null 2>&1 || $(RUN) -m ensurepip >/dev/null; \
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'; \
+	echo "$$ready" >$(VENV)/.ready

@@ -1,0 +1,1 @@
+"""Measurements side by side with other libraries, runnable by anyone."""

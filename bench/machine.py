@@ -1,0 +1,57 @@
+"""What the figures were measured on."""
+
+import os
+import platform
+import time
+from pathlib import Path
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def machine() -> dict[str, str | int]:
+    """The processor, its cores and the system, for the record."""
+    return {"cpu": _cpu_model(), "cores": cores(), "system": platform.platform()}
+
+
+class Neighbours:
+    """Watches, from when it is made, what other processes take of this machine's cores."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._busy = _busy_seconds()
+
+    def share(self, own: float) -> float | None:
+        """The part of all cores' time since then that others had, 0 to 1.
+
+        own: the processor seconds that are not theirs.
+        None where the system does not tell (only Linux does).
+        """
+        busy = _busy_seconds()
+        if busy is None or self._busy is None:
+            return None
+        available = (time.perf_counter() - self._started) * (os.cpu_count() or 1)
+        return min(1.0, max(0.0, (busy - self._busy - own) / available))
+
+
+def _busy_seconds() -> float | None:
+    """Processor time spent by anyone since this machine started, summed over its cores."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    # user nice system idle iowait irq softirq steal: see proc_stat(5)
+    ticks = [int(field) for field in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

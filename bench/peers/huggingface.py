@@ -1,0 +1,56 @@
+"""The contender Hugging Face: ``GPT2LMHeadModel`` with random weights, and its trainer's AdamW."""
+
+from typing import Any
+
+import torch
+import transformers
+from torch.nn.functional import cross_entropy
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from bench.peers.torch_step import decayed_groups, torch_work
+from bench.protocol import Work, serve
+
+# "gelu_new" is what GPT-2's published configurations say.
+ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_new"}
+
+
+def build(settings: dict[str, Any]) -> Work:
+    """GPT-2 in the asked shape with random weights, no dropout."""
+    torch.set_num_threads(settings["threads"])
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(_config(settings))
+    optimizer = torch.optim.AdamW(
+        decayed_groups(model, settings["weight_decay"]),
+        lr=settings["learning_rate"],
+        betas=tuple(settings["betas"]),
+        fused=True,  # the default of transformers.TrainingArguments
+    )
+    forward = torch.compile(model) if settings["compile"] else model
+
+    # The model shifts labels itself; these targets are shifted already, so that T tokens count.
+    def loss_of(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = forward(tokens, use_cache=False).logits
+        return cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    versions = {"transformers": transformers.__version__}
+    return torch_work(settings, model, loss_of, optimizer, versions)
+
+
+def _config(settings: dict[str, Any]) -> GPT2Config:
+    return GPT2Config(
+        vocab_size=settings["vocabulary"],
+        n_positions=settings["context"],
+        n_embd=settings["width"],
+        n_layer=settings["layers"],
+        n_head=settings["heads"],
+        activation_function=ACTIVATIONS[settings["gelu"]],
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+if __name__ == "__main__":
+    serve(build)

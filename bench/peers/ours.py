@@ -1,0 +1,96 @@
+"""The contender ours: an experiment and its engine, as ``fit`` makes them.
+
+No setting is changed but those that say what is trained.
+"""
+
+import itertools
+from typing import Any
+
+import flax
+import jax
+import numpy as np
+
+from bench.protocol import Work, serve
+from train.data.config import DataConfig
+from train.engine import make_engine
+from train.experiment import Experiment
+from train.hardware import local_hardware
+from train.optimizers import OptimizerConfig
+from train.schedules import ScheduleConfig
+from transformer.attention import AttentionConfig
+from transformer.block import BlockConfig
+from transformer.config import TransformerConfig
+from transformer.feedforward import Activation, FeedForwardConfig
+from transformer.positions import LearnedPositions
+from transformer.sizes import count_parameters
+
+ACTIVATIONS: dict[str, Activation] = {"erf": "gelu", "tanh": "gelu_tanh"}
+
+
+def experiment_of(settings: dict[str, Any]) -> Experiment:
+    """GPT-2 in the asked shape: learned positions, pre-norm, biases, tied embeddings."""
+    block = BlockConfig(
+        mixer=AttentionConfig(heads=settings["heads"]),
+        feed_forward=FeedForwardConfig(activation=ACTIVATIONS[settings["gelu"]]),
+    )
+    beta1, beta2 = settings["betas"]
+    return Experiment(
+        model=TransformerConfig(
+            vocab_size=settings["vocabulary"],
+            width=settings["width"],
+            layers=settings["layers"],
+            pattern=(block,),
+            position=LearnedPositions(settings["context"]),
+        ),
+        data=DataConfig(sequence_length=settings["context"], segments=False),
+        optimizer=OptimizerConfig(
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=settings["weight_decay"],
+            clip=settings["clip"],
+        ),
+        schedule=ScheduleConfig("constant", settings["learning_rate"], warmup=0),
+        batch_size=settings["batch"],
+    )
+
+
+def random_rows(
+    generator: np.random.Generator, settings: dict[str, Any], first: int
+) -> dict[str, np.ndarray]:
+    """A batch of random tokens, in the form that the data module gives; ``first`` example."""
+    batch, context = settings["batch"], settings["context"]
+    tokens = generator.integers(settings["vocabulary"], size=(batch, context + 1), dtype=np.int32)
+    return {
+        "tokens": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "weights": np.ones((batch, context), np.float32),
+        "examples": np.arange(first, first + batch, dtype=np.uint32),
+    }
+
+
+def build(settings: dict[str, Any]) -> Work:
+    """The experiment's engine with its state, ready to step over random tokens."""
+    engine = make_engine(experiment_of(settings), local_hardware())
+    state = engine.init()
+    parameters = count_parameters(engine.model).total
+    generator, examples = np.random.default_rng(0), itertools.count(step=settings["batch"])
+
+    def step() -> jax.Array:
+        nonlocal state
+        batch = engine.put(random_rows(generator, settings, next(examples)))
+        state, metrics = engine.step(state, batch)
+        return metrics["loss"]
+
+    def run(steps: int) -> float:
+        for _ in range(steps - 1):
+            step()
+        loss = float(step())
+        jax.block_until_ready(state)
+        return loss
+
+    versions = {"jax": jax.__version__, "flax": flax.__version__}
+    return Work(run, versions, {"parameters": parameters})
+
+
+if __name__ == "__main__":
+    serve(build)

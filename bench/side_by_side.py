@@ -1,0 +1,130 @@
+"""Contenders measured side by side: they take turns in shuffled order, and are compared by round.
+
+On a machine that others use too, a time taken at noon says nothing about one taken at one. Turns of
+a few steps put every contender under the same weather, and the ratio within a round cancels it.
+"""
+
+import random
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bench.contender import Contender, Record, Runner, running
+from train.errors import UserError
+
+
+def race(
+    contenders: Sequence[Contender], *, rounds: int, steps: int, warmup: int, seed: int = 0
+) -> list[Record]:
+    """Builds the contenders one after the other, then has each run ``steps`` steps every round.
+
+    Raises UserError if a contender cannot be started or ends early.
+    """
+    if rounds < 1 or steps < 1 or warmup < 1:
+        raise UserError(
+            f"rounds {rounds}, steps {steps}, warmup {warmup}: too few; give at least 1 of each"
+        )
+    shuffled = random.Random(seed).sample
+    with ExitStack() as stack, Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=rounds * len(contenders))
+        runners: list[Runner] = []
+        for contender in contenders:
+            progress.update(task, description=f"building {contender.name}")
+            runners.append(stack.enter_context(running(contender, warmup)))
+        for _ in range(rounds):
+            for runner in shuffled(runners, len(runners)):
+                progress.update(task, description=runner.name)
+                runner.turn(steps)
+                progress.advance(task)
+        return [runner.finish() for runner in runners]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contender compared with the reference.
+
+    rate: median over rounds, in units of work a second.
+    ratio: median over rounds of this rate to the reference's in the same round; above 1 is faster.
+    ratio_quartiles: the first and third quartile of those ratios.
+    others: what other processes took of the cores in its turns, as a median, 0 to 1. Contenders do
+        not suffer alike from neighbours: beyond a few hundredths, measure again.
+    """
+
+    record: Record
+    rate: float
+    ratio: float
+    ratio_quartiles: tuple[float, float]
+    others: float | None
+
+
+def compare(records: Sequence[Record], reference: str, work: float) -> list[Row]:
+    """Compares the records with the one called ``reference``; ``work`` is done in every turn."""
+    base = next(record.seconds for record in records if record.name == reference)
+    return [_row(record, base, work) for record in records]
+
+
+def _row(record: Record, base: Sequence[float], work: float) -> Row:
+    rates = [work / seconds for seconds in record.seconds]
+    ratio, quartiles = spread([b / s for b, s in zip(base, record.seconds, strict=True)])
+    shares = [share for share in record.others if share is not None]
+    return Row(record, median(rates), ratio, quartiles, median(shares) if shares else None)
+
+
+def spread(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """The median and the first and third quartiles of the values; of one, that value itself."""
+    if len(values) == 1:  # quantiles wants two before Python 3.13
+        return values[0], (values[0], values[0])
+    first, middle, third = quantiles(values, n=4, method="inclusive")
+    return middle, (first, third)
+
+
+def table(title: str, rows: Sequence[Row], reference: str, unit: str) -> Table:
+    """The comparison as a table for people; ``unit`` is what work is counted in, "tokens" say.
+
+    "others" is what other processes took of the cores meanwhile, "ready in" the seconds that
+    building and warming up took.
+    """
+    shown = Table(title=title, caption="\n".join(_made_of(row.record) for row in rows))
+    shown.add_column("")
+    for heading in (
+        f"{unit}/s",
+        f"of {reference}",
+        "quartiles",
+        "others",
+        "MiB",
+        "ready in",
+        "loss",
+    ):
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        shown.add_row(*_cells(row))
+    return shown
+
+
+def _cells(row: Row) -> list[str]:
+    first, third = row.ratio_quartiles
+    loss = row.record.losses[-1]
+    return [
+        row.record.name,
+        f"{row.rate:,.0f}",
+        f"{row.ratio:.2f}",
+        f"{first:.2f}-{third:.2f}",
+        "" if row.others is None else f"{row.others:.0%}",
+        f"{row.record.peak_memory_bytes / 2**20:,.0f}",
+        f"{row.record.build_seconds:.1f} s",
+        "" if loss is None else f"{loss:.3f}",
+    ]
+
+
+def _made_of(record: Record) -> str:
+    versions = [f"{name} {version}" for name, version in record.versions.items()]
+    facts = [
+        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"
+        for name, value in record.facts.items()
+    ]
+    return f"{record.name}: {', '.join(versions + facts)}"

@@ -1,0 +1,1 @@
+"""Experiments as data. Each file holds `EXPERIMENTS`, by name; the first is the file's own."""

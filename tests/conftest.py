@@ -1,0 +1,43 @@
+"""The strict session every test runs in: on the CPU, offline, eight devices, warnings as errors.
+
+The environment is what a process started by a test sees: one CPU device, as a user has. The test
+process itself has eight, so that a mesh needs no process of its own.
+"""
+
+import os
+import tempfile
+
+os.environ.update(
+    JAX_PLATFORMS="cpu",
+    HF_HUB_OFFLINE="1",
+    MPLBACKEND="Agg",
+    NO_COLOR="1",
+    COLUMNS="100",
+)
+for name in ("XLA_FLAGS", "FORCE_COLOR"):
+    os.environ.pop(name, None)
+
+import hypothesis
+import jax
+import pytest
+
+DEVICES = 8
+
+jax.config.update("jax_num_cpu_devices", DEVICES)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Cases are the same in every run and on every machine, and no case is timed.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("fixed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile a program once for each run: tests that build the same model share its executable.
+
+    Each worker has a folder of its own, gone when it ends. JAX writes an entry in place, so a
+    folder shared with a process that is killed, or kept from another run, could hold half of one.
+    """
+    cache = tempfile.TemporaryDirectory(prefix="jax-cache-")
+    config.add_cleanup(cache.cleanup)
+    jax.config.update("jax_compilation_cache_dir", cache.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

@@ -1,0 +1,30 @@
+"""What the tests of the data share: streams made by hand."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from train.data.streams import TokenStream
+
+MakeStream = Callable[..., TokenStream]
+
+
+@pytest.fixture
+def make_stream() -> MakeStream:
+    """Makes a stream of documents, given as lists of tokens; 0 stands between them."""
+
+    def make(*documents: list[int], name: str = "train") -> TokenStream:
+        tokens: list[int] = []
+        starts = []
+        for document in documents:
+            starts.append(len(tokens))
+            tokens += [0, *document]
+        return TokenStream(
+            name=name,
+            tokens=np.array([*tokens, 0], np.uint16),
+            document_starts=np.array(starts, np.int64),
+            bytes=len(tokens),
+        )
+
+    return make

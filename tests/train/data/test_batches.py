@@ -1,0 +1,167 @@
+import collections
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from train.data.batches import Batches
+from train.data.streams import TokenStream
+from train.errors import UserError
+
+MakeStream = Callable[..., TokenStream]
+
+
+def rows(batches: Batches, count: int) -> list[list[int]]:
+    """The first ``count`` windows, each as the tokens it spans."""
+    spans = []
+    for cursor in range(-(-count // batches.batch_size)):
+        batch = batches[cursor]
+        spans += np.concatenate([batch["tokens"], batch["targets"][:, -1:]], axis=1).tolist()
+    return spans[:count]
+
+
+@pytest.mark.parametrize(
+    ("seed", "tokens", "segments", "positions"),
+    [
+        (1, [0, 1, 2, 3, 0, 4, 5, 0, 6], [1, 1, 1, 1, 2, 2, 2, 3, 3], [0, 1, 2, 3, 0, 1, 2, 0, 1]),
+        (8, [2, 3, 0, 4, 5, 0, 6, 0, 1], [1, 1, 2, 2, 2, 3, 3, 4, 4], [0, 1, 0, 1, 2, 0, 1, 0, 1]),
+        (6, [0, 4, 5, 0, 6, 0, 1, 2, 3], [1, 1, 1, 2, 2, 3, 3, 3, 3], [0, 1, 2, 0, 1, 0, 1, 2, 3]),
+        (2, [4, 5, 0, 6, 0, 1, 2, 3, 0], [1, 1, 2, 2, 3, 3, 3, 3, 4], [0, 1, 0, 1, 0, 1, 2, 3, 0]),
+    ],
+    ids=["whole", "in the first", "at the second", "in the second"],
+)
+def test_a_window_by_hand(
+    make_stream: MakeStream,
+    seed: int,
+    tokens: list[int],
+    segments: list[int],
+    positions: list[int],
+) -> None:
+    # 0 1 2 3 0 4 5 0 6 (0): nine targets, so a window of nine is the circle, begun by the seed.
+    stream = make_stream([1, 2, 3], [4, 5], [6])
+    batch = Batches(stream, batch_size=1, sequence_length=9, seed=seed, segments=True)[0]
+    assert batch["tokens"].tolist() == [tokens]
+    assert batch["targets"].tolist() == [[*tokens[1:], tokens[0]]]
+    assert batch["segments"].tolist() == [segments]
+    assert batch["positions"].tolist() == [positions]
+
+
+def test_shapes_and_types(make_stream: MakeStream) -> None:
+    batch = Batches(
+        make_stream(list(range(1, 60))), batch_size=3, sequence_length=7, seed=0, segments=True
+    )[2]
+    assert {name: (array.shape, array.dtype.name) for name, array in batch.items()} == {
+        "tokens": ((3, 7), "int32"),
+        "targets": ((3, 7), "int32"),
+        "weights": ((3, 7), "float32"),
+        "segments": ((3, 7), "int32"),
+        "positions": ((3, 7), "int32"),
+        "examples": ((3,), "uint32"),
+    }
+    assert batch["examples"].tolist() == [6, 7, 8]
+    assert (batch["weights"] == 1).all()
+
+
+def test_without_segments_a_window_is_one_run(make_stream: MakeStream) -> None:
+    stream = make_stream([1, 2, 3], [4, 5], [6])
+    batch = Batches(stream, batch_size=2, sequence_length=4, seed=0, segments=False)[0]
+    assert (batch["segments"] == 1).all()
+    assert batch["positions"].tolist() == [[0, 1, 2, 3]] * 2
+
+
+@pytest.mark.parametrize("length", [1, 5, 7, 53])
+def test_each_epoch_has_every_target_once(make_stream: MakeStream, length: int) -> None:
+    # 53 targets, each of another value, but for the separators at both ends of the circle.
+    stream = make_stream(list(range(1, 53)))
+    batches = Batches(stream, batch_size=3, sequence_length=length, seed=3, segments=True)
+    per_epoch = 53 // length
+    assert batches.windows_per_epoch == per_epoch
+    windows = rows(batches, 4 * per_epoch)
+    cuts = set()
+    for epoch in range(4):
+        spans = windows[epoch * per_epoch :][:per_epoch]
+        seen = collections.Counter(token for span in spans for token in span[1:])
+        assert set(seen.values()) == {1}
+        assert len(seen) == per_epoch * length
+        for span in spans:
+            assert np.diff(span).tolist() == [1 if token < 52 else -52 for token in span[:-1]]
+        cuts.add(frozenset(span[0] % 53 for span in spans))
+    assert length == 1 or len(cuts) > 1
+
+
+def test_the_order_is_shuffled_anew_in_each_epoch(make_stream: MakeStream) -> None:
+    stream = make_stream(list(range(1, 211)))
+
+    def order(seed: int) -> list[int]:
+        batches = Batches(stream, batch_size=30, sequence_length=7, seed=seed, segments=True)
+        begins = np.array([span[0] for span in rows(batches, 90)])
+        return (begins - np.repeat(begins.reshape(3, 30).min(axis=1), 30)).tolist()
+
+    epochs = [order(0)[:30], order(0)[30:60], order(0)[60:], order(1)[:30]]
+    for one in range(4):
+        assert epochs[one] != sorted(epochs[one])
+        for other in range(one):
+            assert epochs[one] != epochs[other]
+
+
+def test_an_example_depends_on_the_seed_and_its_number_alone(make_stream: MakeStream) -> None:
+    stream = make_stream(list(range(1, 100)), list(range(100, 180)))
+
+    def batches(batch_size: int, seed: int = 5) -> Batches:
+        return Batches(stream, batch_size=batch_size, sequence_length=11, seed=seed, segments=True)
+
+    expected = rows(batches(1), 72)
+    assert rows(batches(8), 72) == rows(batches(6), 72) == expected
+    late = batches(8)[5]
+    assert late["tokens"].tolist() == [span[:-1] for span in expected[40:48]]
+    assert rows(batches(8, seed=6), 72) != expected
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_the_order_is_the_same_on_any_number_of_hosts(make_stream: MakeStream, hosts: int) -> None:
+    stream = make_stream(list(range(1, 100)), list(range(100, 180)))
+    of_hosts = [
+        Batches(stream, batch_size=8, sequence_length=11, seed=5, segments=True)
+        for _ in range(hosts)
+    ]
+    whole = Batches(stream, batch_size=8, sequence_length=11, seed=5, segments=True)
+    share = 8 // hosts
+    for cursor in (0, 3, 1001):
+        parts = [
+            batches.rows(cursor, host * share, (host + 1) * share)
+            for host, batches in enumerate(of_hosts)
+        ]
+        for name, array in whole[cursor].items():
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), array)
+
+
+def test_the_order_stays_what_it_was(make_stream: MakeStream) -> None:
+    """A run that is resumed with a newer version must go on in the order it began with."""
+    batches = Batches(
+        make_stream(list(range(1, 100))), batch_size=6, sequence_length=7, seed=7, segments=True
+    )
+    assert [span[0] for span in rows(batches, 6)] == [24, 59, 80, 10, 3, 31]
+    assert batches[10**6]["tokens"][:, 0].tolist() == [67, 74, 4, 81, 60, 32]
+
+
+def test_example_numbers_wrap_at_32_bits(make_stream: MakeStream) -> None:
+    batches = Batches(
+        make_stream([1, 2, 3]), batch_size=4, sequence_length=2, seed=0, segments=True
+    )
+    assert batches[2**30]["examples"].tolist() == [0, 1, 2, 3]
+    assert batches[2**30 - 1]["examples"].tolist() == [2**32 - 4 + n for n in range(4)]
+
+
+def test_too_little_text(make_stream: MakeStream) -> None:
+    stream = make_stream([1, 2, 3], name="validation")
+    Batches(stream, batch_size=1, sequence_length=4, seed=0, segments=True)
+    with pytest.raises(
+        UserError,
+        match=r"validation split: its 5 tokens are fewer than one window of 6; .* to 4 or",
+    ):
+        Batches(stream, batch_size=1, sequence_length=5, seed=0, segments=True)
+
+
+def test_a_negative_seed(make_stream: MakeStream) -> None:
+    with pytest.raises(UserError, match="seed: -1 is negative"):
+        Batches(make_stream([1, 2]), batch_size=1, sequence_length=1, seed=-1, segments=True)

@@ -1,0 +1,120 @@
+import errno
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from train.data.cache import cache_folder, cached, key
+from train.errors import UserError
+
+# Waits for a word from the test, then writes: a line in the log, and half of the folder before
+# the other half.
+WRITER = """
+import pathlib, sys
+from train.data.cache import cached
+
+folder, log, stop = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
+
+def write(partial):
+    with log.open("a") as file:
+        file.write("written\\n")
+    (partial / "half").write_text("half")
+    if stop == "stop":
+        print("in the middle", flush=True)
+        sys.stdin.readline()
+    (partial / "whole").write_text("whole")
+
+sys.stdin.readline()
+print((cached(folder, write) / "whole").read_text(), flush=True)
+"""
+
+
+def start(folder: pathlib.Path, stop: str = "") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder), str(folder.parent / "log"), stop],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_of_four_processes_one_writes(tmp_path: pathlib.Path) -> None:
+    processes = [start(tmp_path / "entry") for _ in range(4)]
+    for process in processes:
+        go(process)
+    assert [process.communicate()[0] for process in processes] == ["whole\n"] * 4
+    assert (tmp_path / "log").read_text() == "written\n"
+
+
+def test_half_of_a_cache_never_counts(tmp_path: pathlib.Path) -> None:
+    with start(tmp_path / "entry", "stop") as killed:
+        go(killed)
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == "in the middle\n"
+        killed.kill()
+    assert not (tmp_path / "entry").exists()
+    with start(tmp_path / "entry") as process:
+        assert process.communicate("\n")[0] == "whole\n"
+    assert (tmp_path / "log").read_text() == "written\n" * 2
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["entry", "entry.lock", "log"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    def write(partial: pathlib.Path) -> None:
+        (partial / "half").write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(UserError, match=f"cache {tmp_path}: No space left on device; make room"):
+        cached(tmp_path / "entry", write)
+    assert [file.name for file in tmp_path.iterdir()] == ["entry.lock"]
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cache .*/file: .*; make room there, or set data\.cache"):
+        cached(tmp_path / "file" / "entry", lambda partial: None)
+
+
+def test_a_damaged_entry_is_written_again(tmp_path: pathlib.Path) -> None:
+    def write(partial: pathlib.Path) -> None:
+        (partial / "file").write_text("good")
+
+    def whole(folder: pathlib.Path) -> bool:
+        return folder.is_dir() and (folder / "file").read_text() == "good"
+
+    entry = cached(tmp_path / "entry", write, whole)
+    (entry / "file").write_text("bad")
+    (entry / "other").write_text("bad")
+    assert [file.read_text() for file in cached(entry, write, whole).iterdir()] == ["good"]
+
+
+def test_an_entry_that_is_there_is_not_written_again(tmp_path: pathlib.Path) -> None:
+    def write(partial: pathlib.Path) -> None:
+        raise AssertionError
+
+    (tmp_path / "entry").mkdir()
+    assert cached(tmp_path / "entry", write) == tmp_path / "entry"
+
+
+def test_keys_tell_values_apart() -> None:
+    assert key(1, {"a": 2, "b": None}) == key(1, {"b": None, "a": 2})
+    assert len({key(1, 2), key(2, 1), key([1, 2]), key("1", 2)}) == 4
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for name in ("TRANSFORMER_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert str(cache_folder("")) == "/home/me/.cache/linen-transformer"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert str(cache_folder("")) == "/caches/linen-transformer"
+    monkeypatch.setenv("TRANSFORMER_CACHE", "~/mine")
+    assert str(cache_folder("")) == "/home/me/mine"
+    assert str(cache_folder("$XDG_CACHE_HOME/given")) == "/caches/given"

@@ -1,0 +1,60 @@
+import subprocess
+import sys
+
+import pytest
+
+from train.data.config import DataConfig, TokenizerConfig
+from train.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("config", "setting", "value", "message"),
+    [
+        (DataConfig, "split", "half", "data.split: 'half' .* documents, tail"),
+        (
+            DataConfig,
+            "validation_fraction",
+            1.0,
+            "data.validation_fraction: 1.0 .* between 0 and 1",
+        ),
+        (DataConfig, "validation_fraction", 0.0, "data.validation_fraction: 0.0"),
+        (DataConfig, "sequence_length", 0, "data.sequence_length: 0 .* 1 or more"),
+        (DataConfig, "limit_bytes", -1, "data.limit_bytes: -1"),
+        (DataConfig, "field", "", "data.field: is empty"),
+        (TokenizerConfig, "kind", "bp", "data.tokenizer.kind: 'bp' .* byte, character, word, bpe"),
+        (TokenizerConfig, "kind", "file", "data.tokenizer.path: is empty"),
+        (TokenizerConfig, "path", "x", "data.tokenizer.path: x would not be read"),
+        (TokenizerConfig, "vocab_size", 256, "vocab_size: 256 is too small; bpe needs 257"),
+        (TokenizerConfig, "training_characters", 0, "data.tokenizer.training_characters: 0"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(
+    config: type, setting: str, value: object, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        config(**{setting: value})
+
+
+def test_a_tokenizer_of_a_file_keeps_its_own_case() -> None:
+    with pytest.raises(UsageError, match=r"data\.tokenizer\.lowercase"):
+        TokenizerConfig("file", path="tokenizer.json", lowercase=True)
+
+
+def test_the_settings_import_nothing_heavy() -> None:
+    heavy = "{'numpy', 'grain', 'tokenizers', 'etils', 'jax'}"
+    script = f"import sys, train.data.config; print({heavy} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def test_the_data_import_no_jax() -> None:
+    script = "import sys, train.data; [getattr(train.data, n) for n in train.data.__all__]"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}; print('jax' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,100 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from train.data.evaluation import evaluation_batches
+from train.data.streams import TokenStream
+
+MakeStream = Callable[..., TokenStream]
+
+
+def test_windows_by_hand(make_stream: MakeStream) -> None:
+    # 0 1 2 3 0 4 5 0 6 0: nine targets in windows of four, and a row to fill the second batch.
+    batches = evaluation_batches(
+        make_stream([1, 2, 3], [4, 5], [6]), batch_size=2, sequence_length=4, segments=True
+    )
+    assert len(batches) == 2
+    first, second = batches
+    assert first["tokens"].tolist() == [[0, 1, 2, 3], [0, 4, 5, 0]]
+    assert first["targets"].tolist() == [[1, 2, 3, 0], [4, 5, 0, 6]]
+    assert first["segments"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 2]]
+    assert first["positions"].tolist() == [[0, 1, 2, 3], [0, 1, 2, 0]]
+    assert first["weights"].tolist() == [[1] * 4] * 2
+    assert second["tokens"].tolist() == [[6, 0, 0, 0], [0] * 4]
+    assert second["targets"].tolist() == [[0] * 4] * 2
+    assert second["weights"].tolist() == second["segments"].tolist() == [[1, 0, 0, 0], [0] * 4]
+    assert second["examples"].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("segments", [True, False])
+@pytest.mark.parametrize("stride", [None, 1, 3, 7])
+@pytest.mark.parametrize("targets", [2, 6, 7, 8, 53])
+def test_every_target_counts_once_and_in_order(
+    make_stream: MakeStream, targets: int, stride: int | None, segments: bool
+) -> None:
+    stream = make_stream(list(range(1, targets)))
+    counted: list[int] = []
+    for batch in evaluation_batches(
+        stream, batch_size=3, sequence_length=7, stride=stride, segments=segments
+    ):
+        assert {array.shape for array in batch.values()} == {(3, 7), (3,)}
+        for row, weights in zip(batch["targets"], batch["weights"], strict=True):
+            counted += row[weights == 1].tolist()
+        assert set(np.unique(batch["weights"])) <= {0.0, 1.0}
+        assert (batch["segments"] > 0)[batch["weights"] == 1].all()
+    assert counted == [*range(1, targets), 0]
+
+
+def test_overlapping_windows_give_every_target_its_context(make_stream: MakeStream) -> None:
+    (batch,) = evaluation_batches(
+        make_stream(list(range(1, 9))), batch_size=3, sequence_length=5, stride=2, segments=True
+    )
+    assert batch["tokens"].tolist() == [[0, 1, 2, 3, 4], [2, 3, 4, 5, 6], [4, 5, 6, 7, 8]]
+    assert batch["weights"].tolist() == [[1, 1, 1, 1, 1], [0, 0, 0, 1, 1], [0, 0, 0, 1, 1]]
+
+
+def test_a_limit_spreads_windows_over_the_stream(make_stream: MakeStream) -> None:
+    def begins(limit: int | None) -> list[int]:
+        batches = evaluation_batches(
+            make_stream(list(range(1, 100))),
+            batch_size=2,
+            sequence_length=5,
+            segments=True,
+            limit=limit,
+        )
+        return [row[0] for batch in batches for row in batch["tokens"].tolist()]
+
+    assert begins(2) == [0, 25, 50, 75]
+    assert begins(None) == begins(0) == begins(99) == list(range(0, 100, 5))
+
+
+def test_a_limit_with_overlap_counts_what_is_new_in_each(make_stream: MakeStream) -> None:
+    (batch,) = evaluation_batches(
+        make_stream(list(range(1, 100))),
+        batch_size=2,
+        sequence_length=5,
+        stride=2,
+        segments=True,
+        limit=1,
+    )
+    assert batch["weights"].tolist() == [[1, 1, 1, 1, 1], [0, 0, 0, 1, 1]]
+
+
+def test_hosts_take_their_rows(make_stream: MakeStream) -> None:
+    batches = evaluation_batches(
+        make_stream(list(range(1, 47))), batch_size=4, sequence_length=5, segments=True
+    )
+    for cursor in range(len(batches)):
+        parts = [batches.rows(cursor, 0, 1), batches.rows(cursor, 1, 4)]
+        for name, array in batches[cursor].items():
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), array)
+    with pytest.raises(IndexError, match="batch 3 of 3"):
+        batches[3]
+
+
+def test_a_stride_must_not_leave_targets_out(make_stream: MakeStream) -> None:
+    with pytest.raises(ValueError, match="stride 6 is not in 1 to 5"):
+        evaluation_batches(
+            make_stream([1, 2]), batch_size=1, sequence_length=5, stride=6, segments=True
+        )

@@ -1,0 +1,86 @@
+import gzip
+import json
+import pathlib
+
+import pytest
+
+from train.data.files import find_files
+from train.data.text import Document, limit, read_documents
+from train.errors import UserError
+
+
+def read(path: pathlib.Path, field: str = "text") -> list[tuple[str, str]]:
+    return list(read_documents(find_files(str(path), "data.path"), field=field))
+
+
+def test_plain_text_is_one_document_exactly_as_it_is(tmp_path: pathlib.Path) -> None:
+    text = "\ufeffZeile\r\n\n日本\x00 \n"
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    assert read(tmp_path / "a.txt") == [("a.txt", text)]
+
+
+def test_json_lines_are_one_document_a_line(tmp_path: pathlib.Path) -> None:
+    lines = [{"text": "one\ntwo"}, {"text": "", "id": 5}, {"text": "é"}]
+    content = "\n\n".join(map(json.dumps, lines)) + "\n"
+    (tmp_path / "a.jsonl").write_text(content)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(content.encode()))
+    expected = [("1", "one\ntwo"), ("5", "é")]
+    assert read(tmp_path) == [
+        (f"{name}:{line}", text) for name in ("a.jsonl", "b.jsonl.gz") for line, text in expected
+    ]
+
+
+def test_a_folder_of_everything_without_its_empty_files(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b.txt.gz").write_bytes(gzip.compress(b"zipped"))
+    (tmp_path / "c.ndjson").write_text('{"body": "line"}')
+    (tmp_path / "a.py").write_text("")
+    assert read(tmp_path, "body") == [("c.ndjson:1", "line"), ("sub/b.txt.gz", "zipped")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"abc\xff", r"a\.txt: not UTF-8 at byte 3 \(0xff\); convert it"),
+        ("a.txt", b"ab\xe6\x97", r"a\.txt: not UTF-8 at byte 2 \(0xe6\)"),
+        ("a.jsonl", b'{"text": "x"}\n\xe9', r"a\.jsonl:2: not UTF-8 at byte 14 \(0xe9\)"),
+        ("a.jsonl", b'{"text": "x"}\n{"text', r"a\.jsonl:2: not JSON"),
+        ("a.jsonl", b'\n["x"]', r"a\.jsonl:2: not a JSON object"),
+        (
+            "a.jsonl",
+            b'{"body": "x", "n": 1}',
+            r"a\.jsonl:1: has no field 'text' \(it has body, n\)",
+        ),
+        ("a.jsonl", b'{"text": 5}', r"a\.jsonl:1: field 'text' is not a text"),
+        ("a.jsonl", b'{"text": "\\ud800"}', r"a\.jsonl:1: half a surrogate pair in 'text'"),
+        ("a.txt.gz", b"not gzip", r"a\.txt\.gz: damaged gzip"),
+        ("a.txt.gz", gzip.compress(b"text")[:-9], r"a\.txt\.gz: damaged gzip"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}')[:12] + b"\xff" * 20, "damaged gzip"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "." not in value else None,
+)
+def test_a_damaged_file_is_named(
+    tmp_path: pathlib.Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        read(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_vanished_is_named(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    files = find_files(str(tmp_path), "data.path")
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(UserError, match=r"a\.txt: No such file"):
+        list(read_documents(files))
+
+
+def test_the_limit_counts_bytes_and_keeps_characters_whole() -> None:
+    documents = [Document("a", "abc"), Document("b", "éé"), Document("c", "x")]
+    assert list(limit(documents, 0)) == documents
+    assert list(limit(documents, 6)) == [("a", "abc"), ("b", "é")]
+    assert list(limit(documents, 4)) == [("a", "abc")]
+    assert list(limit(documents, 3)) == [("a", "abc")]
+    assert list(limit(documents, 7)) == documents[:2]
+    assert list(limit(documents, 100)) == documents

@@ -1,0 +1,151 @@
+import pathlib
+import random
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+
+from train.data.config import TokenizerConfig, TokenizerKind
+from train.data.tokenizer import StreamDecoder, Tokenizer
+from train.data.tokenizer_training import train_tokenizer
+from train.errors import UserError
+
+TEXTS = ["The cat sat on the mat.\nThe mat sat.\n", "naïve Straße 日本語 🎉 don't\t\r\n"]
+EXACT: tuple[TokenizerKind, ...] = ("byte", "bpe")
+KINDS: tuple[TokenizerKind, ...] = (*EXACT, "character", "word", "wordpiece")
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> dict[str, Tokenizer]:
+    return {kind: train_tokenizer(TokenizerConfig(kind, vocab_size=300), TEXTS) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", EXACT)
+@hypothesis.given(text=st.text(max_size=60))
+@hypothesis.example("<|endoftext|> is text here\x00\ufeff\u2028\x1c  \r\n")
+def test_any_text_comes_back_exactly(
+    tokenizers: dict[str, Tokenizer], kind: str, text: str
+) -> None:
+    tokens = tokenizers[kind].encode(text)
+    assert tokens.dtype == np.int32
+    assert tokenizers[kind].end_of_text not in tokens
+    assert tokenizers[kind].decode(tokens) == text
+
+
+@hypothesis.given(text=st.text(st.sampled_from("".join(TEXTS)), max_size=60))
+def test_characters_come_back_exactly(tokenizers: dict[str, Tokenizer], text: str) -> None:
+    tokens = tokenizers["character"].encode(text)
+    assert len(tokens) == len(text)
+    assert tokenizers["character"].decode(tokens) == text
+
+
+def test_characters_that_are_lacking_are_named(tokenizers: dict[str, Tokenizer]) -> None:
+    with pytest.raises(UserError, match=r"lacks \('X' 'é'\); leave them out, or train with"):
+        tokenizers["character"].encode("The éX cat")
+    many = "".join(map(chr, range(0x400, 0x440)))
+    with pytest.raises(UserError, match=r"'Љ' \.\.\.\)"):
+        tokenizers["character"].encode(many)
+
+
+def test_text_that_is_no_unicode_is_refused(tokenizers: dict[str, Tokenizer]) -> None:
+    with pytest.raises(UserError, match="surrogates not allowed at character 2"):
+        tokenizers["byte"].encode("ab\ud800")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_documents_are_encoded_as_each_alone(
+    tokenizers: dict[str, Tokenizer], kind: str
+) -> None:
+    texts = [TEXTS[0] * 4001, "", *TEXTS, TEXTS[1] * 3001]  # some are longer than a piece
+    tokenizer = tokenizers[kind]
+    for text, tokens in zip(texts, tokenizer.encode_documents(iter(texts)), strict=True):
+        whole = tokenizer._backend.encode(text, add_special_tokens=False).ids
+        assert tokens.tolist() == whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_and_loaded_it_is_the_same(
+    tokenizers: dict[str, Tokenizer], kind: str, tmp_path: pathlib.Path
+) -> None:
+    tokenizers[kind].save(tmp_path / "tokenizer.json")
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        loaded = Tokenizer.load(path)
+        assert loaded.digest == tokenizers[kind].digest
+        assert loaded.vocab_size == tokenizers[kind].vocab_size
+        assert loaded.end_of_text == tokenizers[kind].end_of_text
+        for text in TEXTS:
+            assert loaded.encode(text).tolist() == tokenizers[kind].encode(text).tolist()
+    assert len({tokenizer.digest for tokenizer in tokenizers.values()}) == len(KINDS)
+
+
+def test_it_cannot_be_saved_where_there_is_no_folder(
+    tokenizers: dict[str, Tokenizer], tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(UserError, match="No such file or directory"):
+        tokenizers["byte"].save(tmp_path / "nowhere" / "tokenizer.json")
+
+
+def test_the_separator_is_not_shown(tokenizers: dict[str, Tokenizer]) -> None:
+    for kind in ("byte", "bpe", "character", "wordpiece"):
+        tokenizer = tokenizers[kind]
+        tokens = [tokenizer.end_of_text, *tokenizer.encode("cat"), tokenizer.end_of_text]
+        assert tokenizer.decode(np.array(tokens)) == "cat"
+
+
+def test_a_tokenizer_without_a_separator_is_refused() -> None:
+    with pytest.raises(UserError, match=r"mine: has no token to stand between .* <\|endoftext\|>"):
+        Tokenizer(Backend(models.BPE({"a": 0}, [])), "mine")
+
+
+def test_holes_in_the_numbering_count() -> None:
+    backend = Backend(models.WordLevel({"<eos>": 0, "a": 10}, unk_token="a"))
+    assert Tokenizer(backend).vocab_size == 11
+
+
+def streamed(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
+    decoder = StreamDecoder(tokenizer)
+    return [*(decoder.push(token) for token in tokens), decoder.flush()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_streamed_joins_to_the_text(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+    tokenizer = tokenizers[kind]
+    for text in TEXTS:
+        tokens = tokenizer.encode(text).tolist()
+        assert "".join(streamed(tokenizer, tokens)) == tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_bad_model_writes_can_be_streamed(
+    tokenizers: dict[str, Tokenizer], kind: str
+) -> None:
+    tokenizer, draw = tokenizers[kind], random.Random(11)
+    for _ in range(200):
+        tokens = [draw.randrange(tokenizer.vocab_size) for _ in range(draw.randrange(20))]
+        assert "".join(streamed(tokenizer, tokens)) == tokenizer.decode(tokens)
+
+
+def test_a_character_is_streamed_when_it_is_whole(tokenizers: dict[str, Tokenizer]) -> None:
+    tokens = list("aé🎉b".encode())
+    parts = streamed(tokenizers["byte"], tokens)
+    assert parts == ["a", "", "é", "", "", "", "🎉", "b", ""]
+    assert streamed(tokenizers["byte"], [*tokens[:5], 32]) == [*parts[:5], "\ufffd ", ""]
+    assert streamed(tokenizers["byte"], tokens[:5]) == [*parts[:5], "\ufffd"]
+
+
+def test_the_cost_of_a_token_does_not_grow(
+    tokenizers: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = []
+    decode = Tokenizer.decode
+
+    def counted(tokenizer: Tokenizer, tokens: list[int]) -> str:
+        decoded.append(len(tokens))
+        return decode(tokenizer, tokens)
+
+    monkeypatch.setattr(Tokenizer, "decode", counted)
+    streamed(tokenizers["word"], tokenizers["word"].encode("the cat sat\n" * 50).tolist())
+    assert max(decoded) <= 2

@@ -1,0 +1,87 @@
+import json
+import pathlib
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, processors
+
+from train.data.tokenizer import Tokenizer
+from train.errors import UserError
+
+
+@pytest.fixture
+def gpt2(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A vocabulary in GPT-2's form; a space is Ġ there."""
+    words = ["a", "b", "Ġ", "ab", "Ġab", "<|endoftext|>"]
+    (tmp_path / "encoder.json").write_text(json.dumps({word: n for n, word in enumerate(words)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\nĠ ab\n")
+    return tmp_path
+
+
+def test_gpt2s_files(gpt2: pathlib.Path) -> None:
+    tokenizer = Tokenizer.load(gpt2)
+    assert tokenizer.encode("ab ab ba").tolist() == [3, 4, 2, 1, 0]
+    assert tokenizer.decode([3, 4, 5]) == "ab ab"
+    assert (tokenizer.end_of_text, tokenizer.vocab_size) == (5, 6)
+    (gpt2 / "encoder.json").rename(gpt2 / "vocab.json")
+    assert Tokenizer.load(gpt2).digest == tokenizer.digest
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_berts_vocabulary(tmp_path: pathlib.Path, cased: bool) -> None:
+    words = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##able", "a", ","]
+    if cased:
+        words.append("Un")
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    for path in (tmp_path, tmp_path / "vocab.txt"):
+        tokenizer = Tokenizer.load(path)
+        assert tokenizer.encode("Unable,  ä").tolist() == [
+            10 if cased else 6,
+            7,
+            9,
+            2 if cased else 8,
+        ]
+        assert tokenizer.decode([4, 6, 7, 9, 8, 4]) == "unable, a"
+        assert (tokenizer.end_of_text, tokenizer.vocab_size) == (4, len(words))
+
+
+def test_a_tokenizer_json_adds_cuts_and_fills_nothing(tmp_path: pathlib.Path) -> None:
+    backend = Backend(models.WordLevel({"<eos>": 0, "a": 1}, unk_token="a"))
+    backend.post_processor = processors.TemplateProcessing(
+        "<eos> $0", special_tokens=[("<eos>", 0)]
+    )
+    backend.enable_truncation(1)
+    backend.enable_padding(length=5)
+    (tmp_path / "mine.json").write_text(backend.to_str())
+    tokenizer = Tokenizer.load(tmp_path / "mine.json")
+    assert [list(tokens) for tokens in tokenizer.encode_documents(["a", "a"])] == [[1], [1]]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"tokenizer.json": "{}"}, r"tokenizer\.json: damaged, or no tokenizer \(.*\); fetch"),
+        ({"tokenizer.json": "{"}, r"tokenizer\.json: damaged"),
+        ({"encoder.json": "{", "merges.txt": ""}, r"encoder\.json: not JSON"),
+        ({"encoder.json": '{"a": 0}', "merges.txt": "a b"}, r"merges\.txt: damaged"),
+        ({"encoder.json": '{"a": 0}', "merges.txt": "a\n"}, r"merges\.txt: damaged"),
+        ({"encoder.json": '{"a": 0}', "merges.txt": ""}, "has no token to stand between documents"),
+        ({"vocab.txt": "[SEP]\na"}, r"vocab\.txt: has no \[UNK\], so it is not BERT's"),
+        ({"merges.txt": "a b"}, "has no tokenizer; it needs"),
+        ({}, "has no tokenizer; it needs"),
+    ],
+    ids=["empty", "cut", "json", "unknown", "single", "separator", "bert", "half", "nothing"],
+)
+def test_what_is_no_tokenizer(tmp_path: pathlib.Path, files: dict[str, str], message: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_tokenizer_that_is_not_there_or_not_text(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere\.json: does not exist; give a tokenizer\.json"):
+        Tokenizer.load(tmp_path / "nowhere.json")
+    (tmp_path / "vocab.txt").write_bytes(b"[UNK]\n\xff")
+    with pytest.raises(UserError, match="not UTF-8 at byte 6"):
+        Tokenizer.load(tmp_path / "vocab.txt")

@@ -1,0 +1,102 @@
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from train.data.config import TokenizerConfig, TokenizerKind
+from train.data.tokenizer_training import train_tokenizer
+from train.errors import UserError
+
+TEXT = "the cat sat on the mat\nthe Cat ran\n"
+
+
+def test_bytes_are_their_own_numbers() -> None:
+    tokenizer = train_tokenizer(TokenizerConfig("byte"), [])
+    assert (tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.stop) == (257, 256, 256)
+    assert tokenizer.encode("a\n\x7fé").tolist() == [97, 10, 127, 0xC3, 0xA9]
+    assert [len(tokenizer.decode([byte])) for byte in range(256)] == [1] * 256
+
+
+def test_characters_are_numbered_in_order_and_the_separator_is_one_more() -> None:
+    tokenizer = train_tokenizer(TokenizerConfig("character"), ["cab\n", "aé"])
+    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (6, 5)
+    assert tokenizer.encode("\nabcé").tolist() == [0, 1, 2, 3, 4]
+
+
+def test_words_are_numbered_by_how_often_they_come() -> None:
+    tokenizer = train_tokenizer(TokenizerConfig("word"), [TEXT, "<unk> <eos> the the the the cat"])
+    words = ["<unk>", "<eos>", "the", "cat", "Cat", "mat", "on", "ran", "sat"]
+    assert tokenizer.vocab_size == len(words)
+    assert (tokenizer.end_of_text, tokenizer.stop) == (1, None)
+    assert tokenizer.encode(" ".join(words)).tolist() == list(range(len(words)))
+    assert tokenizer.encode("the dog\n \nsat").tolist() == [2, 0, 1, 1, 8]
+    assert tokenizer.decode([2, 0, 1, 1, 8]) == "the <unk> \n \n sat"
+
+
+def test_the_vocabulary_of_words_is_as_large_as_asked() -> None:
+    config = TokenizerConfig("word", vocab_size=8)
+    assert train_tokenizer(config, [TEXT, "<unk>"]).vocab_size == 8
+    assert train_tokenizer(config, ["one"]).vocab_size == 3
+
+
+def test_pairs_are_merged_by_how_often_they_come() -> None:
+    tokenizer = train_tokenizer(TokenizerConfig("bpe", vocab_size=259), ["abab abab ab", " abc"])
+    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (259, 0)
+    tokens = tokenizer.encode("abab ab").tolist()
+    assert tokens == [257, 257, 258]  # "ab", then " ab"
+    assert tokenizer.decode(tokens) == "abab ab"
+
+
+def test_word_pieces_have_berts_special_tokens() -> None:
+    tokenizer = train_tokenizer(TokenizerConfig("wordpiece", vocab_size=64), [TEXT])
+    assert tokenizer.end_of_text == 3
+    assert tokenizer.vocab_size <= 64
+    tokens = tokenizer.encode("the Cat,  ran on a mat")  # no comma was learned
+    assert tokens.tolist().count(1) == 1
+    assert tokenizer.decode(tokens) == "the Cat ran on a mat"
+
+
+def test_word_pieces_need_room_for_the_letters() -> None:
+    with pytest.raises(UserError, match=r"vocab_size: 15 is too small for the \d\d letters"):
+        train_tokenizer(TokenizerConfig("wordpiece", vocab_size=15), [TEXT])
+
+
+@pytest.mark.parametrize("kind", ["byte", "character", "word", "bpe", "wordpiece"])
+def test_lower_case(kind: TokenizerKind) -> None:
+    tokenizer = train_tokenizer(TokenizerConfig(kind, vocab_size=300, lowercase=True), [TEXT])
+    assert tokenizer.encode("The Cat").tolist() == tokenizer.encode("the cat").tolist()
+    assert tokenizer.decode(tokenizer.encode("The Cat")) == "the cat"
+    upright = train_tokenizer(TokenizerConfig(kind, vocab_size=300), [TEXT])
+    assert upright.encode("the Cat").tolist() != upright.encode("the cat").tolist()
+
+
+@pytest.mark.parametrize("kind", ["word", "bpe", "wordpiece"])
+def test_no_more_is_read_than_is_learned_from(kind: TokenizerKind) -> None:
+    def texts() -> Iterator[str]:
+        yield "abc " * 3
+        yield "abd " * 3
+        raise AssertionError
+
+    config = TokenizerConfig(kind, vocab_size=300, training_characters=16)
+    learned = train_tokenizer(config, texts())
+    assert learned.digest == train_tokenizer(config, ["abc " * 3, "abd "]).digest
+
+
+def test_every_process_learns_the_same() -> None:
+    script = (
+        "from train.data.config import TokenizerConfig as Config\n"
+        "from train.data.tokenizer_training import train_tokenizer, __doc__ as text\n"
+        "import train.data.config as config, train.data.tokenizer as tokenizer\n"
+        "texts = [text, config.DataConfig.__doc__, tokenizer.Tokenizer.__doc__] * 5\n"
+        "for kind in ('character', 'word', 'bpe', 'wordpiece'):\n"
+        "    print(train_tokenizer(Config(kind, vocab_size=400), texts).digest)\n"
+    )
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(3)
+    }
+    assert len(runs) == 1
+    assert len(runs.pop().split()) == 4

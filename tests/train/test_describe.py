@@ -1,0 +1,195 @@
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from train.data.config import DataConfig, TokenizerConfig
+from train.describe import Description, describe, describe_model
+from train.errors import UserError
+from train.experiment import Experiment
+from train.optimizers import OptimizerConfig
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    Hardware,
+    LearnedPositions,
+    Precision,
+    TransformerConfig,
+)
+
+# D 7, N 3, K 1, H 5 and 11, F 13, V 17 in 24 rows, 19 positions, L 3: 2,414 parameters, 2,463 with
+# padding. B 5, T 11.
+BLOCK = BlockConfig(
+    mixer=AttentionConfig(heads=3, kv_heads=1, head_width=5, value_width=11),
+    feed_forward=FeedForwardConfig(hidden=13),
+)
+TINY = TransformerConfig(
+    vocab_size=17,
+    vocab_multiple=8,
+    width=7,
+    layers=3,
+    pattern=(BLOCK,),
+    position=LearnedPositions(19),
+)
+TOKENS = 5 * 11
+A_LAYER = TOKENS * (14 * 7 + 11 * 3)
+
+
+def of(config: TransformerConfig, **options: Any) -> Description:
+    return describe_model(config, batch_size=5, sequence_length=11, **options)
+
+
+def test_memory_item_by_item() -> None:
+    memory = of(TINY).memory
+    assert memory.weights == 4 * 2463
+    assert memory.compute_copy == 0
+    assert memory.gradients == 4 * 2463
+    assert memory.optimizer == 8 * 2463 + 4  # two moments, and the number of the step
+    assert memory.activations.textbook_elements == 3 * A_LAYER
+    assert memory.activations.bytes == memory.activations.textbook_bytes == 4 * 3 * A_LAYER
+    assert memory.activations.sixteen_bit_bytes == 3 * TOKENS * (34 * 7 + 5 * 11 * 3)
+    assert memory.logits == 2 * 4 * TOKENS * 24
+    assert memory.textbook_logits == 2 * 4 * TOKENS * 17
+    assert memory.total == 9852 + 9852 + 19708 + 12 * A_LAYER + 8 * TOKENS * 24
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights", "copy", "item"),
+    [("bfloat16", 4, 2, 2), ("pure_bfloat16", 2, 0, 2)],
+)
+def test_memory_by_precision(precision: str, weights: int, copy: int, item: int) -> None:
+    memory = of(dataclasses.replace(TINY, precision=Precision.named(precision))).memory
+    assert memory.weights == weights * 2463
+    assert memory.compute_copy == copy * 2463
+    assert memory.gradients == 4 * 2463
+    assert memory.optimizer == 8 * 2463 + 4
+    assert memory.activations.bytes == item * 3 * A_LAYER
+
+
+def test_muon_keeps_one_moment_of_the_layers_matrices() -> None:
+    matrices = 3 * (7 * 15 + 7 * 5 + 7 * 11 + 33 * 7 + 2 * 7 * 13)
+    moments = 4 * (matrices + 2 * (2463 - matrices))
+    memory = of(TINY, optimizer=OptimizerConfig(kind="muon")).memory
+    assert moments < memory.optimizer < moments + 64  # and some numbers of steps
+
+
+def test_microbatches_keep_fewer_activations_and_the_gradients_twice() -> None:
+    memory = of(TINY, accumulate=5).memory
+    assert memory.gradients == 2 * 4 * 2463
+    assert memory.activations.bytes == 4 * 3 * A_LAYER // 5
+    assert memory.logits == 2 * 4 * 11 * 24
+
+
+def test_rematerialised_layers_keep_their_input_and_one_layer_at_a_time() -> None:
+    full = of(dataclasses.replace(TINY, remat="full")).memory.activations
+    assert full.bytes == 4 * (3 * TOKENS * 7 + A_LAYER)
+    dots = of(dataclasses.replace(TINY, remat="dots")).memory.activations
+    products = 15 + 5 + 11 + 7 + 13 + 7
+    assert dots.bytes == 4 * (3 * TOKENS * (7 + products) + A_LAYER)
+    assert full.textbook_bytes == dots.textbook_bytes == 4 * 3 * A_LAYER
+
+
+@pytest.mark.parametrize(("segments", "scores"), [(False, 0), (True, 11 * 2)])
+def test_flash_attention_keeps_no_scores(segments: bool, scores: int) -> None:
+    """Documents that are kept apart are more than cuDNN's kernel can do."""
+    block = dataclasses.replace(BLOCK, mixer=AttentionConfig(heads=2, head_width=8))
+    precision = Precision.named("bfloat16")
+    config = dataclasses.replace(TINY, pattern=(block,), precision=precision)
+    memory = of(config, hardware=Hardware("gpu"), segments=segments).memory
+    assert memory.activations.bytes == 2 * 3 * TOKENS * (14 * 7 + scores)
+
+
+def test_decoding_with_fewer_key_value_heads_reads_less() -> None:
+    own, multi_head = of(TINY).decoding
+    assert (own.kv_heads, multi_head.kv_heads) == ((1,), (3,))
+    assert own.cache_bytes_per_token == 3 * 1 * (5 + 11) * 4
+    assert multi_head.cache_bytes_per_token == 3 * own.cache_bytes_per_token
+    assert own.cache_bytes == 11 * own.cache_bytes_per_token
+    assert own.weight_bytes == 4 * (2463 - 18 * 7)
+    assert own.flops == 2688 + 3 * 2 * 3 * 16 * 11 + 1092 + 238
+    assert own.bytes_read_per_token(2) == own.weight_bytes / 2 + own.cache_bytes
+    assert own.intensity() == own.flops / (own.weight_bytes + own.cache_bytes)
+
+
+def test_decoding_is_shown_for_multi_head_grouped_and_multi_query_attention() -> None:
+    block = dataclasses.replace(BLOCK, mixer=AttentionConfig(heads=8, head_width=5))
+    shown = of(dataclasses.replace(TINY, pattern=(block,))).decoding
+    assert [each.kv_heads for each in shown] == [(8,), (2,), (1,)]
+
+
+def test_operations_are_shown_at_lengths_that_the_model_can_take() -> None:
+    table = dataclasses.replace(TINY, position=LearnedPositions(700))
+    assert [flops.length for flops in of(table).flops] == [11, 128, 512]
+    assert [flops.length for flops in of(TINY).flops] == [11]
+
+
+def test_json_is_plain_and_has_the_totals() -> None:
+    plain = json.loads(json.dumps(of(TINY).as_dict()))
+    assert plain["parameters"]["total"] == 2414
+    assert plain["parameters"]["parts"]["positions"] == 19 * 7
+    assert plain["parameters"]["estimate"] == 12 * 3 * 49 + 17 * 7
+    forward, training = (plain["flops_per_token"][kind] for kind in ("forward", "training"))
+    assert forward["total"] == 2688 + 3168 + 1092 + 238
+    assert forward["total_causal"] == 2688 + 1728 + 1092 + 238
+    assert training == {
+        name: value * 3 if isinstance(value, int) and name != "sequence_length" else value
+        for name, value in forward.items()
+    }
+    assert plain["memory_bytes"]["total"] == of(TINY).memory.total
+    assert plain["decoding"]["variants"][0]["kv_heads"] == [3]
+
+
+def test_tables_fit_a_narrow_terminal() -> None:
+    text = io.StringIO()
+    of(TINY).print(Console(file=text, width=80))
+    shown = text.getvalue()
+    assert "…" not in shown
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["total", "2,414"] in rows
+    assert ["gradients", "(float32)", "9.62", "KiB"] in rows
+    assert ["AdamW", "16", "B,", "37.7", "KiB", "18", "B,", "42.4", "KiB"] in rows
+
+
+def experiment(**tokenizer: Any) -> Experiment:
+    data = DataConfig(sequence_length=11, tokenizer=TokenizerConfig(**tokenizer))
+    return Experiment(model=dataclasses.replace(TINY, vocab_size=0), data=data, batch_size=5)
+
+
+def test_an_experiment_whose_tokenizer_needs_no_text() -> None:
+    described = describe(experiment(kind="byte"))
+    assert described.config.vocab_size == 257  # the bytes, and what stands between documents
+    assert (described.batch_size, described.sequence_length) == (5, 11)
+    assert described.notes == ()
+
+
+def test_an_experiment_whose_tokenizer_learns_its_words() -> None:
+    described = describe(experiment(kind="bpe", vocab_size=509))
+    assert described.config.vocab_size == 509
+    assert described.as_dict()["notes"] == [
+        "the bpe tokenizer is taken to learn all of its 509 tokens"
+    ]
+
+
+def test_an_experiment_whose_words_are_the_characters_of_its_text(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("abcab cabca bcabc\n" * 50)
+    asked = experiment(kind="character")
+    data = dataclasses.replace(
+        asked.data, path=str(tmp_path / "text.txt"), cache=str(tmp_path / "cache")
+    )
+    described = describe(dataclasses.replace(asked, data=data))
+    assert described.config.vocab_size == len(set("abc \n")) + 1
+    missing = dataclasses.replace(data, path=str(tmp_path / "none.txt"))
+    with pytest.raises(UserError, match=r"none\.txt.*; or give --model\.vocab-size"):
+        describe(dataclasses.replace(asked, data=missing))
+
+
+def test_importing_it_imports_no_jax() -> None:
+    command = "import sys, train.describe, train.doctor; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0

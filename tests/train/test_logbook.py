@@ -1,0 +1,67 @@
+import datetime
+import json
+import pathlib
+
+import jax.numpy as jnp
+import pytest
+
+from tests.train.object_store import bucket as bucket
+from train import jsonl
+from train.data.files import locate
+from train.errors import UserError
+from train.logbook import Logbook
+
+
+def test_events_are_lines_with_their_time(tmp_path: pathlib.Path) -> None:
+    logbook = Logbook(tmp_path / "logbook.jsonl")
+    before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    logbook.write("started", step=0)
+    logbook.write("fell back", what="attend", why="no cuDNN", to="reference")
+    first, second = map(json.loads, logbook.path.read_text().splitlines())
+    assert [*first] == ["time", "event", "step"]
+    assert (first["event"], first["step"]) == ("started", 0)
+    assert second["why"] == "no cuDNN"
+    times = [datetime.datetime.fromisoformat(line["time"]) for line in (first, second)]
+    assert before <= times[0] <= times[1]
+    assert times[0].utcoffset() == datetime.timedelta(0)
+
+
+def test_what_json_does_not_know_is_still_written(tmp_path: pathlib.Path) -> None:
+    logbook = Logbook(tmp_path / "logbook.jsonl")
+    logbook.write(
+        "odd",
+        path=tmp_path,
+        loss=jnp.float32(0.1),
+        mesh={"data": (2, float("inf"))},
+        name="\udc80 ü\u2028",
+    )
+    [event] = logbook.read()
+    assert event["path"] == str(tmp_path)
+    assert event["loss"] == float(jnp.float32(0.1))
+    assert event["mesh"] == {"data": [2, "Infinity"]}
+    assert event["name"] == "\udc80 ü\u2028"
+
+
+def test_a_torn_line_spoils_no_other(tmp_path: pathlib.Path) -> None:
+    logbook = Logbook(tmp_path / "logbook.jsonl")
+    logbook.write("started")
+    with logbook.path.open("a") as file:
+        file.write('{"time": "2026-')
+    logbook.write("resumed")
+    assert [event["event"] for event in logbook.read()] == ["started", "resumed"]
+
+
+def test_a_logbook_that_was_never_written_is_empty(tmp_path: pathlib.Path) -> None:
+    assert Logbook(tmp_path / "logbook.jsonl").read() == []
+
+
+def test_a_logbook_that_cannot_be_written_is_one_line(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be written \(Is a directory\); make room there"):
+        Logbook(tmp_path).write("started")
+
+
+def test_an_object_store_has_whole_lines_too(bucket: str) -> None:
+    path = locate(f"{bucket}/logbook.jsonl")
+    path.write_text('{"event": "started"}\n{"ev')
+    jsonl.append(path, [{"event": "resumed"}, {"event": "finished"}])
+    assert [line["event"] for line in jsonl.read(path)] == ["started", "resumed", "finished"]

@@ -1,0 +1,164 @@
+import json
+import math
+import pathlib
+import signal
+import struct
+import subprocess
+import sys
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from tensorboardX.proto import event_pb2
+
+from tests.train.object_store import bucket as bucket
+from train.metrics import FLUSH_SECONDS, MetricsLog, read_metrics
+from train.runfolder import RunFolder
+
+
+@pytest.fixture
+def run(tmp_path: pathlib.Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def write_steps(run: RunFolder, first: int, last: int, resume: int | None) -> Any:
+    with MetricsLog(run) as log:
+        aside = log.resume(resume)
+        for step in range(first, last + 1):
+            log.write(step, "train", {"loss": step / 7})
+    return aside
+
+
+def steps(run: RunFolder) -> list[int]:
+    return [line["step"] for line in read_metrics(run.metrics)]
+
+
+def test_a_line_is_in_the_file_at_once_and_reads_back_exactly(run: RunFolder) -> None:
+    values = {"loss": 0.1 + 0.2, "grad_norm": 5e-324, "learning_rate": 6e-4, "tokens": 2**63}
+    with MetricsLog(run) as log:
+        log.write(3, "train", values)
+        log.write(3, "validation", {"loss": jnp.float32(1) / 3})
+        text = run.metrics.read_text()
+    first, second = text.splitlines()
+    assert first.startswith('{"step": 3, "split": "train", "loss": 0.30000000000000004, ')
+    assert json.loads(first) == {"step": 3, "split": "train", **values}
+    assert json.loads(second)["loss"] == float(jnp.float32(1) / 3)
+
+
+def test_what_is_not_finite_is_a_string_in_the_file_and_a_float_when_read(run: RunFolder) -> None:
+    with MetricsLog(run) as log:
+        log.write(1, "train", {"loss": math.nan, "up": math.inf, "down": jnp.float32(-jnp.inf)})
+    raw = json.loads(run.metrics.read_text(), parse_constant=pytest.fail)
+    assert (raw["loss"], raw["up"], raw["down"]) == ("NaN", "Infinity", "-Infinity")
+    [line] = read_metrics(run.metrics)
+    assert math.isnan(line["loss"])
+    assert (line["up"], line["down"]) == (math.inf, -math.inf)
+
+
+def test_a_resume_moves_lines_beyond_its_step_aside(run: RunFolder) -> None:
+    assert write_steps(run, 1, 5, resume=None) is None
+    text = run.metrics.read_text()
+    aside = write_steps(run, 4, 6, resume=3)
+    assert aside.name == "metrics.jsonl.beyond-3"
+    assert steps(run) == [1, 2, 3, 4, 5, 6]
+    kept = run.metrics.read_text()[: -len(aside.read_text()) - len(text.splitlines()[0]) - 1]
+    assert text.startswith(kept)
+    assert text.endswith(aside.read_text())
+    assert [line["step"] for line in read_metrics(aside)] == [4, 5]
+
+
+def test_a_second_resume_at_the_same_step_loses_nothing(run: RunFolder) -> None:
+    write_steps(run, 1, 5, resume=None)
+    assert write_steps(run, 4, 4, resume=3).name == "metrics.jsonl.beyond-3"
+    assert write_steps(run, 4, 4, resume=3).name == "metrics.jsonl.beyond-3.2"
+    assert write_steps(run, 5, 5, resume=4) is None
+    assert steps(run) == [1, 2, 3, 4, 5]
+
+
+def test_a_resume_without_a_checkpoint_moves_all_lines(run: RunFolder) -> None:
+    write_steps(run, 0, 2, resume=None)
+    assert [line["step"] for line in read_metrics(write_steps(run, 0, 1, resume=None))] == [0, 1, 2]
+    assert steps(run) == [0, 1]
+
+
+def test_a_torn_last_line_is_moved_aside_as_it_is(run: RunFolder) -> None:
+    write_steps(run, 1, 3, resume=None)
+    with run.metrics.open("ab") as file:
+        file.write('{"step": 4, "split": "tr\u00fc'.encode()[:-1])
+    assert steps(run) == [1, 2, 3]
+    aside = write_steps(run, 4, 4, resume=3)
+    assert aside.read_text().startswith('{"step": 4, "split": "tr')
+    assert steps(run) == [1, 2, 3, 4]
+
+
+def test_a_process_that_is_killed_loses_no_line(run: RunFolder) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from train.metrics import MetricsLog\n"
+        "from train.runfolder import RunFolder\n"
+        "log = MetricsLog(RunFolder.create(sys.argv[1]))\n"
+        "for step in range(17):\n"
+        "    log.write(step, 'train', {'loss': 1.5})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", program, str(run.path)])
+    assert killed.returncode == -signal.SIGKILL
+    assert steps(run) == list(range(17))
+
+
+def events(folder: pathlib.Path) -> list[event_pb2.Event]:
+    """The events in a folder of TensorBoard, oldest file first."""
+    found = []
+    for file in sorted(folder.iterdir()):
+        data = file.read_bytes()
+        while data:  # length (8 bytes), its check sum (4), the event, its check sum (4)
+            (length,) = struct.unpack("<Q", data[:8])
+            event = event_pb2.Event()
+            event.ParseFromString(data[12 : 12 + length])
+            found.append(event)
+            data = data[16 + length :]
+    return found
+
+
+def test_tensorboard_has_the_same_numbers_in_a_folder_for_each_split(run: RunFolder) -> None:
+    with MetricsLog(run) as log:
+        log.resume(None)
+        log.write(5, "train", {"loss": 2.5, "grad_norm": math.nan, "note": "warm-up"})
+        log.write(5, "validation", {"loss": 2.75})
+    assert sorted(path.name for path in run.tensorboard.iterdir()) == ["train", "validation"]
+    version, session, scalars = events(run.path / "tensorboard" / "train")
+    assert version.file_version == "brain.Event:2"
+    assert (session.session_log.status, session.step) == (event_pb2.SessionLog.START, 0)
+    values = {value.tag: value.simple_value for value in scalars.summary.value}
+    assert scalars.step == 5
+    assert values["loss"] == 2.5
+    assert math.isnan(values["grad_norm"])
+    assert [*values] == ["loss", "grad_norm"]
+
+
+def test_tensorboard_hides_what_a_resume_moved_aside(run: RunFolder) -> None:
+    write_steps(run, 1, 5, resume=None)
+    write_steps(run, 4, 5, resume=3)
+    starts = [event.step for event in events(run.path / "tensorboard" / "train")]
+    assert starts == [0, 0, 1, 2, 3, 4, 5, 0, 4, 4, 5]
+
+
+def test_an_object_store_is_written_now_and_then_and_at_the_end(bucket: str) -> None:
+    run = RunFolder.create(f"{bucket}/run")
+    now = 0.0
+    log = MetricsLog(run, clock=lambda: now)
+    log.resume(None)
+    log.write(1, "train", {"loss": 1.0})
+    assert not run.metrics.exists()
+    now = FLUSH_SECONDS
+    log.write(2, "train", {"loss": 2.0})
+    assert steps(run) == [1, 2]
+    log.write(3, "train", {"loss": 3.0})
+    assert steps(run) == [1, 2]
+    log.close()
+    assert steps(run) == [1, 2, 3]
+    [file] = (run.tensorboard / "train").iterdir()
+    assert len(file.read_bytes()) > 100
+    with MetricsLog(run) as log:
+        log.resume(1)
+    assert steps(run) == [1]

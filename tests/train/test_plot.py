@@ -1,0 +1,86 @@
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from train.errors import UserError
+from train.plot import _losses, _smoothed, plot_losses
+
+TRAINING = [{"step": step, "split": "train", "loss": 9 / step + 2} for step in range(1, 101)]
+VALIDATION = [{"step": step, "split": "validation", "loss": 9 / step + 3} for step in (50, 100)]
+
+
+def pixels(path: pathlib.Path) -> np.ndarray:
+    """The image in a PNG. Returns [height, width, 4]."""
+    from matplotlib.image import imread
+
+    return np.asarray(imread(path))
+
+
+def has_colour(image: np.ndarray, colour: str) -> bool:
+    wanted = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return bool((np.abs(image[..., :3] - wanted).max(-1) < 1 / 255).any())
+
+
+def test_the_curve_is_a_png_with_both_splits_and_the_references(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "loss.png"
+    assert plot_losses(TRAINING + VALIDATION, path, {"gzip -9": 3.9})
+    both = pixels(path)
+    assert both.shape == (600, 960, 4)
+    assert plot_losses(TRAINING, path)
+    training = pixels(path)
+    assert [has_colour(image, "#0072B2") for image in (both, training)] == [True, True]
+    assert [has_colour(image, "#D55E00") for image in (both, training)] == [True, False]
+    assert [path.name for path in tmp_path.iterdir()] == ["loss.png"]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        [{"step": 1, "split": "train", "loss": 2.0}],
+        [{"step": 0, "split": "validation", "loss": 9.0}, *TRAINING],
+        [{"step": step * 1000, "split": "train", "loss": 1e-9 * step} for step in range(2000)],
+        [{"step": step, "split": "train", "loss": -step} for step in range(200)],
+        [{"step": 5, "split": "train", "loss": math.inf}, *TRAINING],
+        [{"step": 5, "split": "train", "grad_norm": 1.0}, *VALIDATION],
+    ],
+    ids=["one point", "step 0", "many decades", "negative", "infinite", "validation alone"],
+)
+def test_odd_curves_are_drawn_without_a_warning(
+    metrics: list[dict[str, object]], tmp_path: pathlib.Path
+) -> None:
+    assert plot_losses(metrics, tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").stat().st_size > 5000
+
+
+def test_nothing_is_drawn_before_there_is_a_loss(tmp_path: pathlib.Path) -> None:
+    assert not plot_losses([], tmp_path / "loss.png")
+    nothing = [{"step": 1, "split": "train", "loss": math.nan}]
+    assert not plot_losses(nothing, tmp_path / "loss.png")
+    assert not (tmp_path / "loss.png").exists()
+
+
+def test_a_curve_that_cannot_be_written_is_one_line(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UserError, match=r"loss\.png: cannot be written \(No such file"):
+        plot_losses(TRAINING, tmp_path / "gone" / "loss.png")
+
+
+def test_losses_come_in_the_order_of_steps_and_finite() -> None:
+    metrics = [
+        {"step": 3, "split": "train", "loss": 2.0},
+        {"step": 1, "split": "train", "loss": 5.0},
+        {"step": 2, "split": "train", "loss": math.nan},
+        {"step": 2, "split": "test", "loss": 7.0},
+    ]
+    np.testing.assert_array_equal(_losses(metrics, "train"), [[1, 3], [5, 2]])
+    assert _losses(metrics, "validation").shape == (2, 0)
+
+
+def test_smoothing_is_a_mean_whose_window_grows() -> None:
+    values = np.arange(400.0) ** 2
+    smoothed = _smoothed(values)
+    np.testing.assert_array_equal(smoothed[:10], values[:10])
+    assert smoothed[10] == (9**2 + 10**2 + 11**2) / 3
+    assert smoothed[200] == values[190:211].mean()
+    assert smoothed[399] == values[389:].mean()

@@ -1,0 +1,95 @@
+"""The formulas in NumPy, one loop or line each, to hold the library against."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+def assert_close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    """max |difference| <= tolerance * max(1, max |expected|), and equal shapes."""
+    got, expected = np.asarray(got), np.asarray(expected)
+    assert got.shape == expected.shape, f"{got.shape} is not {expected.shape}"
+    difference = np.max(np.abs(got - expected), initial=0)
+    limit = tolerance * max(1.0, np.max(np.abs(expected), initial=0))
+    assert difference <= limit, f"differs by {difference:.3g}, more than {limit:.3g}"
+
+
+def weights_of(tree: Any, seed: int = 0) -> Any:
+    """Random weights like abstract parameters: biases are no zeros, and nothing is compiled."""
+    random = np.random.default_rng(seed)
+    draw = lambda leaf: random.normal(0.1, 0.3, leaf.shape).astype(np.float32)  # noqa: E731
+    return jax.tree.map(draw, tree)
+
+
+def normal(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def layer_norm(x: Array, gain: Array, bias: Array | float, epsilon: float) -> Array:
+    """(x - mean) / sqrt(var + epsilon) gain + bias over the last axis."""
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + epsilon) * gain + bias
+
+
+def rms_norm(x: Array, gain: Array, epsilon: float) -> Array:
+    """x / sqrt(mean(x^2) + epsilon) gain over the last axis."""
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * gain
+
+
+erf = np.vectorize(math.erf)
+ACTIVATIONS = {
+    "relu": lambda x: np.where(x > 0, x, 0),
+    "gelu": lambda x: x * (1 + erf(x / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+
+
+def turned(pair: Array, angle: float) -> Array:
+    """(a, b) turned by an angle: (a cos - b sin, a sin + b cos)."""
+    cos, sin = math.cos(angle), math.sin(angle)
+    return np.array([[cos, -sin], [sin, cos]]) @ pair
+
+
+def softmax(scores: Array) -> Array:
+    raised = np.exp(scores - scores.max())
+    return raised / raised.sum()
+
+
+def attention(
+    x: Array,  # [B, T, D]
+    source: Array,  # [B, S, D]
+    w: dict[str, Array],  # the parameters of the mixer
+    seen: Array,  # [B, T, S] booleans
+) -> tuple[Array, Array]:  # [B, T, D], weights [B, N, T, S]
+    """Multi-head attention, head by head and query by query; head n reads keys of n div G."""
+    heads = w["query"].shape[1]
+    group = heads // w["key"].shape[1]
+    bias = lambda name, n: w[f"{name}_bias"][n] if f"{name}_bias" in w else 0  # noqa: E731
+    y = np.zeros((*x.shape[:2], w["output"].shape[-1])) + w.get("output_bias", 0)
+    weights = np.zeros((len(x), heads, x.shape[1], source.shape[1]))
+    for b, n, t in np.ndindex(len(x), heads, x.shape[1]):
+        q = x[b, t] @ w["query"][:, n] + bias("query", n)
+        k = source[b] @ w["key"][:, n // group] + bias("key", n // group)
+        v = source[b] @ w["value"][:, n // group] + bias("value", n // group)
+        shown = np.flatnonzero(seen[b, t])
+        if len(shown):
+            weights[b, n, t, shown] = softmax(k[shown] @ q / math.sqrt(len(q)))
+        y[b, t] += weights[b, n, t] @ v @ w["output"][n]
+    return y, weights
+
+
+def feed_forward(x: Array, w: dict[str, Array], activation: str) -> Array:
+    """activation(x up) down, or (activation(x gate) * x up) down where there is a gate."""
+    bias = lambda name: w.get(f"{name}_bias", np.zeros(()))  # noqa: E731
+    hidden = x @ w["up"] + bias("up")
+    if "gate" in w:
+        hidden = ACTIVATIONS[activation](x @ w["gate"] + bias("gate")) * hidden
+    else:
+        hidden = ACTIVATIONS[activation](hidden)
+    return np.asarray(hidden @ w["down"] + bias("down"))

@@ -1,0 +1,160 @@
+"""GPT-2 and Llama in this library's terms: their configurations, and where each weight goes.
+
+`read(name, shape)` gives a weight by the name that Hugging Face has for it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from tests.fixtures.tiny import Array, Sizes
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    LearnedPositions,
+    NormConfig,
+    Rotary,
+    TransformerConfig,
+)
+
+Read = Callable[[str, tuple[int, ...]], Array]
+Params = dict[str, Any]
+
+
+def gpt2_config(sizes: Sizes, vocab_multiple: int = 1) -> TransformerConfig:
+    norm = NormConfig(epsilon=sizes.epsilon)
+    block = BlockConfig(
+        mixer=AttentionConfig(heads=sizes.heads),
+        feed_forward=FeedForwardConfig(hidden=sizes.hidden, activation="gelu_tanh"),
+        norm=norm,
+    )
+    return TransformerConfig(
+        vocab_size=sizes.vocab,
+        width=sizes.width,
+        layers=sizes.layers,
+        pattern=(block,),
+        position=LearnedPositions(sizes.length),
+        tied=True,
+        final_norm=norm,
+        vocab_multiple=vocab_multiple,
+    )
+
+
+def llama_config(sizes: Sizes, vocab_multiple: int = 1) -> TransformerConfig:
+    norm = NormConfig("rms", epsilon=sizes.epsilon)
+    block = BlockConfig(
+        mixer=AttentionConfig(
+            heads=sizes.heads,
+            kv_heads=sizes.kv_heads,
+            head_width=sizes.head_width,
+            bias=False,
+            position=Rotary(base=sizes.rotary_base, layout="halves"),
+        ),
+        feed_forward=FeedForwardConfig(
+            hidden=sizes.hidden, activation="silu", gated=True, bias=False
+        ),
+        norm=norm,
+    )
+    return TransformerConfig(
+        vocab_size=sizes.vocab,
+        width=sizes.width,
+        layers=sizes.layers,
+        pattern=(block,),
+        tied=False,
+        final_norm=norm,
+        vocab_multiple=vocab_multiple,
+    )
+
+
+def gpt2_params(read: Read, sizes: Sizes, rows: int) -> Params:
+    """The parameters; the embedding gets `rows` rows, zeros after the vocabulary."""
+    d = sizes.width
+    embedding = read("transformer.wte.weight", (sizes.vocab, d))
+    layers = [gpt2_layer(read, sizes, layer) for layer in range(sizes.layers)]
+    return {
+        "embedding": np.pad(embedding, [(0, rows - sizes.vocab), (0, 0)]),
+        "positions": read("transformer.wpe.weight", (sizes.length, d)),
+        "layers": {"place_0": stacked(layers)},
+        "final_norm": gpt2_norm(read, "transformer.ln_f", d),
+    }
+
+
+def gpt2_layer(read: Read, sizes: Sizes, layer: int) -> Params:
+    """Matrices lie as [inputs, outputs]; query, key and value are columns of one."""
+    d, f, heads = sizes.width, sizes.hidden, (sizes.heads, sizes.head_width)
+    at = f"transformer.h.{layer}"
+    joined = read(f"{at}.attn.c_attn.weight", (d, 3 * d)).reshape(d, 3, *heads)
+    joined_bias = read(f"{at}.attn.c_attn.bias", (3 * d,)).reshape(3, *heads)
+    return {
+        "mixer_norm": gpt2_norm(read, f"{at}.ln_1", d),
+        "mixer": {
+            "query": joined[:, 0],
+            "query_bias": joined_bias[0],
+            "key": joined[:, 1],
+            "key_bias": joined_bias[1],
+            "value": joined[:, 2],
+            "value_bias": joined_bias[2],
+            "output": read(f"{at}.attn.c_proj.weight", (d, d)).reshape(*heads, d),
+            "output_bias": read(f"{at}.attn.c_proj.bias", (d,)),
+        },
+        "feed_forward_norm": gpt2_norm(read, f"{at}.ln_2", d),
+        "feed_forward": {
+            "up": read(f"{at}.mlp.c_fc.weight", (d, f)),
+            "up_bias": read(f"{at}.mlp.c_fc.bias", (f,)),
+            "down": read(f"{at}.mlp.c_proj.weight", (f, d)),
+            "down_bias": read(f"{at}.mlp.c_proj.bias", (d,)),
+        },
+    }
+
+
+def gpt2_norm(read: Read, at: str, width: int) -> Params:
+    return {"gain": read(f"{at}.weight", (width,)), "bias": read(f"{at}.bias", (width,))}
+
+
+def llama_params(read: Read, sizes: Sizes, rows: int) -> Params:
+    """The parameters; embedding and output get `rows` words, zeros after the vocabulary."""
+    shape, padding = (sizes.vocab, sizes.width), [(0, rows - sizes.vocab), (0, 0)]
+    layers = [llama_layer(read, sizes, layer) for layer in range(sizes.layers)]
+    return {
+        "embedding": np.pad(read("model.embed_tokens.weight", shape), padding),
+        "layers": {"place_0": stacked(layers)},
+        "final_norm": {"gain": read("model.norm.weight", (sizes.width,))},
+        "output": np.pad(read("lm_head.weight", shape), padding).T,
+    }
+
+
+def llama_layer(read: Read, sizes: Sizes, layer: int) -> Params:
+    """Matrices lie as [outputs, inputs]."""
+    d, f, h = sizes.width, sizes.hidden, sizes.head_width
+    at = f"model.layers.{layer}"
+
+    def turned(name: str, inputs: int, outputs: int) -> Array:  # [inputs, outputs]
+        return read(f"{at}.{name}.weight", (outputs, inputs)).T
+
+    def heads(name: str, count: int) -> Array:  # [D, count, H]
+        return turned(f"self_attn.{name}", d, count * h).reshape(d, count, h)
+
+    output = turned("self_attn.o_proj", sizes.heads * h, d)
+    return {
+        "mixer_norm": {"gain": read(f"{at}.input_layernorm.weight", (d,))},
+        "mixer": {
+            "query": heads("q_proj", sizes.heads),
+            "key": heads("k_proj", sizes.kv_heads),
+            "value": heads("v_proj", sizes.kv_heads),
+            "output": output.reshape(sizes.heads, h, d),
+        },
+        "feed_forward_norm": {"gain": read(f"{at}.post_attention_layernorm.weight", (d,))},
+        "feed_forward": {
+            "gate": turned("mlp.gate_proj", d, f),
+            "up": turned("mlp.up_proj", d, f),
+            "down": turned("mlp.down_proj", f, d),
+        },
+    }
+
+
+def stacked(layers: list[Params]) -> Params:
+    """The weights of layers, each with a first axis over them."""
+    return jax.tree.map(lambda *each: np.stack(each), *layers)

@@ -1,0 +1,173 @@
+"""Full attention against loops written from the formula, at sizes of which no two are alike."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax.core import meta
+
+from tests.transformer import formulas
+from tests.transformer.formulas import Array, assert_close, normal, weights_of
+from transformer import (
+    AttentionConfig,
+    Hardware,
+    Initialization,
+    Mask,
+    MixerConfig,
+    Pattern,
+    Precision,
+    Rotary,
+)
+from transformer.attention import Attention
+from transformer.mixers import mixer_type
+from transformer.positions import rotate
+from transformer.shared import Shared
+
+B, T, S, D = 2, 5, 7, 12
+SHARED = Shared(D, 3, Precision(), Initialization(), Hardware())
+WANT = frozenset({"weights"})
+
+CASES = {
+    "multi-head": AttentionConfig(heads=3),
+    "grouped-query": AttentionConfig(heads=6, kv_heads=2),
+    "multi-query": AttentionConfig(heads=3, kv_heads=1),
+    "heads of their own width": AttentionConfig(heads=5, head_width=11),
+    "values of their own width": AttentionConfig(heads=6, kv_heads=3, head_width=13, value_width=7),
+    "no biases": AttentionConfig(heads=6, kv_heads=3, bias=False),
+}
+
+
+def made(config: AttentionConfig) -> tuple[Attention, Any]:
+    """The mixer and random weights."""
+    mixer = Attention(config, SHARED, parent=None)
+    x, positions = normal(0, 1, 1, D), np.zeros((1, 1), int)
+    init = lambda key: mixer.init(key, x, positions=positions, mask=Mask())  # noqa: E731
+    return mixer, weights_of(meta.unbox(jax.eval_shape(init, jax.random.key(0)))["params"])
+
+
+def applied(mixer: Attention, params: Any, x: Array, **given: Any) -> Any:
+    given = dict(positions=np.arange(x.shape[1])[None]) | given
+    run = jax.jit(lambda params, x, given: mixer.apply({"params": params}, x, want=WANT, **given))
+    return run(params, x, given)
+
+
+@pytest.mark.parametrize("config", CASES.values(), ids=list(CASES))
+def test_self_attention(config: AttentionConfig) -> None:
+    mixer, params = made(config)
+    x = normal(1, B, T, D)
+    output = applied(mixer, params, x, mask=Mask(Pattern(causal=True)))
+    seen = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
+    y, weights = formulas.attention(x, x, params, seen)
+    assert_close(output.y, y)
+    assert_close(output.aux["weights"], weights)
+    assert output.cache is None
+
+
+def test_cross_attention() -> None:
+    mixer, params = made(CASES["values of their own width"])
+    x, memory = normal(1, B, T, D), normal(2, B, S, D)
+    lengths: Any = np.array([S, 3])
+    output = applied(mixer, params, x, mask=Mask(lengths=lengths), memory=memory)
+    seen = np.broadcast_to(np.arange(S) < np.array([[[S]], [[3]]]), (B, T, S))
+    y, weights = formulas.attention(x, memory, params, seen)
+    assert_close(output.y, y)
+    assert_close(output.aux["weights"], weights)
+
+
+def test_a_query_that_sees_nothing_gets_the_bias_alone() -> None:
+    mixer, params = made(CASES["grouped-query"])
+    x = normal(1, B, T, D)
+    segments: Any = np.array([[1, 1, 0, 2, 0], [0, 0, 0, 0, 0]])
+    output = applied(mixer, params, x, mask=Mask(segments=segments))
+    seen = (segments[:, :, None] == segments[:, None, :]) & (segments != 0)[:, None, :]
+    y, weights = formulas.attention(x, x, params, seen)
+    assert_close(output.y, y)
+    assert_close(output.aux["weights"], weights)
+    empty = np.asarray(output.y)[segments == 0]
+    assert np.array_equal(empty, np.broadcast_to(params["output_bias"], empty.shape))
+
+
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+def test_queries_and_keys_are_turned_by_their_positions(layout: Any) -> None:
+    rotary = Rotary(base=100.0, fraction=0.5, layout=layout)
+    config = AttentionConfig(heads=3, head_width=8, bias=False, position=rotary)
+    mixer, params = made(config)
+    x = normal(1, B, T, D)
+    positions: Any = np.array([[3, 4, 5, 6, 7], [0, 1, 2, 3, 4]])
+    output = applied(mixer, params, x, mask=Mask(), positions=positions)
+
+    def turned(name: str) -> Array:  # [B, T, N, H]
+        heads: Any = np.einsum("BTD,DNH->BTNH", x, params[name])
+        return np.asarray(rotate(heads, positions, rotary))
+
+    scores = np.einsum("BTNH,BSNH->BNTS", turned("query"), turned("key")) / np.sqrt(8)
+    assert_close(output.aux["weights"], np.exp(scores) / np.exp(scores).sum(-1, keepdims=True))
+
+
+def test_memory_has_no_positions_to_turn_by() -> None:
+    plain = AttentionConfig(heads=3, head_width=8)
+    turning = dataclasses.replace(plain, position=Rotary())
+    x, memory = normal(1, B, T, D), normal(2, B, S, D)
+    _, params = made(plain)
+    outputs = [
+        applied(made(config)[0], params, x, mask=Mask(), memory=memory).y
+        for config in (plain, turning)
+    ]
+    assert np.array_equal(*outputs)
+
+
+def test_axes_of_the_weights() -> None:
+    mixer = Attention(CASES["grouped-query"], SHARED, parent=None)
+    x, positions = normal(0, 1, 1, D), np.zeros((1, 1), int)
+    init = lambda key: mixer.init(key, x, positions=positions, mask=Mask())  # noqa: E731
+    boxed = jax.eval_shape(init, jax.random.key(0))["params"]
+    assert {name: box.axes.names for name, box in boxed.items()} == {
+        "query": ("embed", "heads", "head"),
+        "query_bias": ("heads", "head"),
+        "key": ("embed", "kv_heads", "head"),
+        "key_bias": ("kv_heads", "head"),
+        "value": ("embed", "kv_heads", "head"),
+        "value_bias": ("kv_heads", "head"),
+        "output": ("heads", "head", "embed"),
+        "output_bias": ("embed",),
+    }
+    assert {name for name, box in boxed.items() if box.axes.is_matrix} == {
+        "query",
+        "key",
+        "value",
+        "output",
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"heads": 0}, "attention.heads 0: give 1 or more"),
+        (
+            {"heads": 6, "kv_heads": 4},
+            "attention.kv_heads 4: does not divide heads 6; give a divisor of it",
+        ),
+    ],
+)
+def test_errors(fields: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        AttentionConfig(**fields)
+
+
+def test_heads_have_to_divide_the_width_or_have_their_own() -> None:
+    assert AttentionConfig(heads=5, head_width=7).query_width(D) == 7
+    message = "^attention.heads 5: does not divide the width 12; give a divisor of it, or set head"
+    with pytest.raises(ValueError, match=message):
+        AttentionConfig(heads=5).query_width(D)
+
+
+def test_a_mixer_that_is_not_known() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Unknown(MixerConfig):
+        kind = "unheard-of"
+
+    assert mixer_type(AttentionConfig()) is Attention
+    with pytest.raises(ValueError, match=r"^mixer unheard-of: is not known; give one of .*full"):
+        mixer_type(Unknown())

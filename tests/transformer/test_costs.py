@@ -1,0 +1,127 @@
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import pytest
+
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    LanguageModel,
+    LearnedPositions,
+    TransformerConfig,
+)
+from transformer.costs import (
+    ScoreFlops,
+    attention_traffic,
+    count_flops,
+    decode_weight_bytes,
+    estimate_flops,
+)
+
+# D 7, N 3, K 1, H 5 and 11, F 13, V 17 in 24 rows, 19 positions, L 3.
+MIXER = AttentionConfig(heads=3, kv_heads=1, head_width=5, value_width=11)
+TINY = TransformerConfig(
+    vocab_size=17,
+    vocab_multiple=8,
+    width=7,
+    layers=3,
+    pattern=(BlockConfig(mixer=MIXER, feed_forward=FeedForwardConfig(hidden=13)),),
+    position=LearnedPositions(19),
+)
+UNTIED = dataclasses.replace(TINY, tied=False)
+
+
+@pytest.mark.parametrize("config", [TINY, UNTIED], ids=["tied", "untied"])
+def test_flops_of_a_token(config: TransformerConfig) -> None:
+    flops = count_flops(LanguageModel(config), 23)
+    assert flops.projections == 3 * 2 * (7 * 15 + 7 * 5 + 7 * 11 + 33 * 7)
+    assert flops.scores == 3 * 2 * 3 * (5 + 11) * 23
+    assert flops.scores_causal == 3 * 2 * 3 * (5 + 11) * sum(range(1, 24)) // 23
+    assert flops.feed_forward == 3 * 2 * 2 * 7 * 13
+    assert flops.vocabulary == 2 * 7 * 17
+    assert flops.total(causal=False) == 2688 + 6624 + 1092 + 238
+    assert flops.total(causal=True) == 2688 + 3456 + 1092 + 238
+
+
+def test_feed_forward_is_57_percent_of_a_layer_512_wide_over_512_tokens() -> None:
+    config = TransformerConfig(vocab_size=17, width=512, layers=1)
+    flops = count_flops(LanguageModel(config), 512)
+    assert flops.feed_forward_share() == pytest.approx(16 / (16 + 8 + 4))
+
+
+def test_a_mixer_without_a_formula_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer.costs.SCORES", {"other": lambda *_: ScoreFlops(1, 1)})
+    flops = count_flops(LanguageModel(TINY), 23)
+    assert (flops.scores, flops.scores_causal, flops.uncounted) == (0, 0, ("full",))
+
+
+def reference(config: TransformerConfig) -> TransformerConfig:
+    """Every score computed, no padding, layers unrolled: what the formulas count."""
+    block = config.pattern[0]
+    mixer = dataclasses.replace(MIXER, form="reference")
+    pattern = (dataclasses.replace(block, mixer=mixer),)
+    return dataclasses.replace(config, pattern=pattern, vocab_multiple=1, loop="unroll")
+
+
+@pytest.mark.parametrize("config", [TINY, UNTIED], ids=["tied", "untied"])
+def test_flops_are_those_of_the_products_in_the_program(config: TransformerConfig) -> None:
+    model = LanguageModel(reference(config))
+    tokens = jnp.zeros((2, 13), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    program = jax.make_jaxpr(functools.partial(logits, model))(params, tokens)
+    assert products(program.jaxpr) == 2 * 13 * count_flops(model, 13).total(causal=False)
+
+
+def logits(model: LanguageModel, params: Any, tokens: jax.Array) -> Any:
+    output: Any = model.apply(params, tokens)
+    return output.logits
+
+
+def products(jaxpr: Any) -> int:
+    """Operations of all products of matrices in a program without loops."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            summed = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+            total += 2 * summed * math.prod(eqn.outvars[0].aval.shape)
+        total += sum(products(inner) for inner in jax.extend.core.jaxprs_in_params(eqn.params))
+    return total
+
+
+def test_flops_are_those_the_compiler_counts() -> None:
+    """It counts norms, softmax and GELU as well: 1% more at this size."""
+    block = BlockConfig(mixer=AttentionConfig(heads=2, form="reference"))
+    config = TransformerConfig(
+        vocab_size=97, vocab_multiple=1, width=256, layers=2, pattern=(block,), loop="unroll"
+    )
+    model = LanguageModel(config)
+    tokens = jnp.zeros((2, 64), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    forward = jax.jit(functools.partial(logits, model))
+    analysis: Any = forward.lower(params, tokens).compile().cost_analysis()
+    counted = 2 * 64 * count_flops(model, 64).total(causal=False)
+    assert 1 < analysis["flops"] / counted < 1.03
+
+
+def test_decoding_reads_of_a_table_one_row() -> None:
+    positions, embedding = 18 * 7, 23 * 7
+    assert decode_weight_bytes(LanguageModel(TINY)) == 4 * (2463 - positions)
+    allocated = 2463 + 24 * 7
+    assert decode_weight_bytes(LanguageModel(UNTIED)) == 4 * (allocated - positions - embedding)
+
+
+def test_plain_attention_moves_the_scores_four_times() -> None:
+    traffic = attention_traffic(LanguageModel(TINY), 23)
+    assert traffic.flash == 3 * 4 * (3 * 5 + 5 + 11 + 3 * 11)
+    assert traffic.plain - traffic.flash == 3 * 4 * (4 * 3 * 23)
+
+
+def test_estimate() -> None:
+    assert estimate_flops(TINY, parameters=2414, length=23) == 6 * 2414 + 12 * 3 * 7 * 23

@@ -1,0 +1,124 @@
+"""GPT-2 and Llama compute what Hugging Face computes: whole, and layer by layer.
+
+The outputs were made by tests/fixtures/make_huggingface.py.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.fixtures.tiny import (
+    GPT2,
+    LLAMA,
+    LONG,
+    SHORT,
+    Array,
+    Sizes,
+    drawn,
+    packed,
+    padded,
+    tokens,
+)
+from tests.transformer.formulas import assert_close
+from tests.transformer.huggingface import (
+    Params,
+    gpt2_config,
+    gpt2_params,
+    llama_config,
+    llama_params,
+)
+from transformer import LanguageModel, Mask, ModelOutput, Pattern
+from transformer.block import Block
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "huggingface.npz"
+OF_A_LAYER, OF_A_MODEL = 1e-5, 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    name: str
+    sizes: Sizes
+    model: LanguageModel
+    params: Params
+    outputs: Mapping[str, Array]
+
+    def expected(self, output: str) -> Array:
+        return self.outputs[f"{self.name}/{output}"]
+
+    def logits(self, ids: Array, **given: Any) -> Array:
+        out: ModelOutput = jax.jit(self.model.apply)({"params": self.params}, ids, **given)
+        return np.asarray(out.logits)[..., : self.sizes.vocab]
+
+
+def made(name: str) -> Case:
+    sizes, config, params = CASES[name]
+    model = LanguageModel(config(sizes, vocab_multiple=64))
+    weights = params(drawn, sizes, model.config.vocab_rows)
+    return Case(name, sizes, model, weights, np.load(FIXTURES))
+
+
+CASES: dict[str, tuple[Sizes, Callable[..., Any], Callable[..., Any]]] = {
+    "gpt2": (GPT2, gpt2_config, gpt2_params),
+    "llama": (LLAMA, llama_config, llama_params),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return made(request.param)
+
+
+def test_parameters_are_those_of_the_model(case: Case) -> None:
+    ids = np.zeros((1, 1), int)
+    model = jax.eval_shape(case.model.init, jax.random.key(0), ids)["params"]
+    shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)  # noqa: E731
+    assert shapes(case.params) == shapes(model)
+
+
+def test_logits(case: Case) -> None:
+    logits = case.logits(tokens(SHORT, case.sizes.vocab))
+    assert_close(logits, case.expected("logits"), OF_A_MODEL)
+
+
+def test_logits_at_the_end_of_a_long_input(case: Case) -> None:
+    logits = case.logits(tokens(LONG, case.sizes.vocab))
+    assert_close(logits[:, -3:], case.expected("long"), OF_A_MODEL)
+
+
+@pytest.mark.parametrize("layer", range(GPT2.layers))
+def test_a_layer_and_its_attention(case: Case, layer: int) -> None:
+    block = Block(case.model.config.pattern[0], case.model.shared, parent=None)
+    weights = jax.tree.map(lambda leaf: leaf[layer], case.params["layers"]["place_0"])
+    positions = np.arange(SHORT[1])[None]
+    mask = Mask(Pattern(causal=True))
+    stream = case.expected("stream")
+
+    @jax.jit
+    def apply(weights: Params, x: jax.Array) -> Any:
+        want = frozenset({"weights"})
+        return block.apply({"params": weights}, x, positions=positions, mask=mask, want=want)
+
+    output = apply(weights, stream[layer])
+    assert_close(output.x, stream[layer + 1], OF_A_LAYER)
+    assert_close(output.aux["weights"], case.expected("attention")[layer], OF_A_LAYER)
+
+
+def test_gpt2_padded_at_the_start() -> None:
+    case, real = made("gpt2"), padded()
+    positions = np.maximum(np.cumsum(real, axis=1) - 1, 0)
+    logits = case.logits(tokens(SHORT, GPT2.vocab), positions=positions, segments=real)
+    seen = real.astype(bool)
+    assert_close(logits[seen], case.expected("padded")[seen], OF_A_MODEL)
+
+
+def test_llama_on_two_documents_in_one_row() -> None:
+    case = made("llama")
+    segments, positions = packed()
+    ids = tokens(SHORT, LLAMA.vocab)[:1]
+    logits = case.logits(ids, positions=positions, segments=segments)
+    assert_close(logits, case.expected("packed"), OF_A_MODEL)

@@ -1,0 +1,70 @@
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from tests.transformer.formulas import assert_close, normal, weights_of
+from transformer import Hardware, Initialization, Precision
+from transformer.linear import apply_matrix, linear
+from transformer.shared import Shared
+from transformer.weights import Axes
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+def test_one_or_more_axes_are_summed_over(flatten: bool) -> None:
+    x, matrix = normal(0, 2, 3, 5, 7), normal(1, 7, 11, 13)
+    expected = np.einsum("BTNH,HXY->BTNXY", x, matrix)
+    assert_close(apply_matrix(x, matrix, 1, flatten), expected)
+    x, matrix = normal(0, 2, 3, 5, 7), normal(1, 5, 7, 11)
+    assert_close(apply_matrix(x, matrix, 2, flatten), np.einsum("BTNH,NHX->BTX", x, matrix))
+
+
+class Map(nn.Module):
+    shared: Shared
+    bias: bool
+    residual: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # [B, T, 5] -> [B, T, 2, 3]
+        outputs = {"heads": 2, "head": 3}
+        return linear(
+            self,
+            "w",
+            x,
+            {"embed": 5},
+            outputs,
+            self.shared,
+            bias=self.bias,
+            residual=self.residual,
+        )
+
+
+def made(start: Initialization, platform: Any = "cpu", **fields: Any) -> Map:
+    return Map(Shared(5, 8, Precision(), start, Hardware(platform)), **fields)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_map(bias: bool, platform: str) -> None:
+    module, x = made(Initialization(), platform, bias=bias), normal(0, 2, 7, 5)
+    boxed = jax.eval_shape(module.init, jax.random.key(0), x)["params"]
+    axes = {"w": Axes(inputs=("embed",), outputs=("heads", "head"))}
+    if bias:
+        axes["w_bias"] = Axes(outputs=("heads", "head"))
+    assert {name: box.axes for name, box in boxed.items()} == axes
+    params = weights_of(nn.meta.unbox(boxed))
+    expected = np.einsum("BTD,DNH->BTNH", x, params["w"]) + params.get("w_bias", 0)
+    assert_close(jax.jit(module.apply)({"params": params}, x), expected)
+
+
+@pytest.mark.parametrize(("residual", "std"), [(False, 0.5), (True, 0.125)])
+def test_only_what_is_added_to_the_residual_stream_starts_smaller(
+    residual: bool, std: float
+) -> None:
+    module = made(Initialization(std=0.5), bias=True, residual=residual)
+    drawn = jax.jit(jax.vmap(lambda key: module.init(key, normal(0, 1, 1, 5))))
+    params = nn.meta.unbox(drawn(jax.random.split(jax.random.key(0), 1009)))["params"]
+    assert np.std(params["w"]) == pytest.approx(std, rel=0.02)
+    assert not np.any(params["w_bias"])

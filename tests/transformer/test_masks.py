@@ -1,0 +1,182 @@
+"""Every field of a mask, drawn by hand: a row for each query, `x` where it sees the key."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import Array
+from transformer import Mask, Pattern
+from transformer.masks import dense
+
+
+def drawing(*rows: str) -> Array:
+    return np.array([[letter == "x" for letter in row] for row in rows])
+
+
+def array(*rows: list[int]) -> Any:
+    return np.array(rows)
+
+
+def vector(values: list[int]) -> Any:
+    return np.array(values)
+
+
+def seen(mask: Mask, queries: int, keys: int) -> Array:
+    return np.asarray(jax.jit(dense, static_argnums=(1, 2))(mask, queries, keys))
+
+
+def assert_sees(mask: Mask, *examples: Array) -> None:
+    """The drawing of each example of the batch, or one for all."""
+    queries, keys = examples[0].shape
+    assert np.array_equal(seen(mask, queries, keys), np.stack(examples))
+
+
+ALL = drawing("xxxx", "xxxx", "xxxx")
+CAUSAL = drawing("x....", "xx...", "xxx..", "xxxx.", "xxxxx")
+
+
+def test_nothing_is_masked_unasked() -> None:
+    assert_sees(Mask(), ALL)
+
+
+def test_causal() -> None:
+    assert_sees(Mask(Pattern(causal=True)), CAUSAL)
+
+
+def test_a_window_looks_both_ways() -> None:
+    pattern = Pattern(window=2)
+    assert_sees(Mask(pattern), drawing("xx...", "xxx..", ".xxx.", "..xxx", "...xx"))
+
+
+def test_a_causal_window_has_as_many_keys_as_it_says() -> None:
+    pattern = Pattern(causal=True, window=3)
+    assert_sees(Mask(pattern), drawing("x....", "xx...", "xxx..", ".xxx.", "..xxx"))
+
+
+def test_a_dilated_window_has_holes_and_as_many_keys() -> None:
+    pattern = Pattern(causal=True, window=2, dilation=3)
+    rows = ("x.....", ".x....", "..x...", "x..x..", ".x..x.", "..x..x")
+    assert_sees(Mask(pattern), drawing(*rows))
+
+
+def test_a_dilated_window_looks_both_ways() -> None:
+    pattern = Pattern(window=2, dilation=2)
+    assert_sees(Mask(pattern), drawing("x.x..", ".x.x.", "x.x.x", ".x.x.", "..x.x"))
+
+
+def test_a_prefix_is_seen_by_all() -> None:
+    mask = Mask(Pattern(causal=True, prefix=True), prefix=vector([3, 0]))
+    assert_sees(mask, drawing("xxx..", "xxx..", "xxx..", "xxxx.", "xxxxx"), CAUSAL)
+
+
+def test_a_prefix_that_the_pattern_does_not_speak_of_is_none() -> None:
+    assert_sees(Mask(Pattern(causal=True), prefix=vector([3])), CAUSAL)
+
+
+def test_globals_see_all_and_are_seen_by_all() -> None:
+    mask = Mask(Pattern(window=1), globals=array([1, -1], [3, 0]))
+    first = drawing("xx...", "xxxxx", ".xx..", ".x.x.", ".x..x")
+    second = drawing("xxxxx", "xx.x.", "x.xx.", "xxxxx", "x..xx")
+    assert_sees(mask, first, second)
+
+
+def test_causal_globals_see_nothing_ahead() -> None:
+    mask = Mask(Pattern(causal=True, window=1), globals=array([2]))
+    assert_sees(mask, drawing("x....", ".x...", "xxx..", "..xx.", "..x.x"))
+
+
+def test_lengths_hide_what_is_not_there() -> None:
+    mask = Mask(lengths=vector([4, 2, 0]))
+    assert_sees(mask, ALL, drawing("xx..", "xx..", "xx.."), drawing("....", "....", "...."))
+
+
+def test_documents_see_themselves_and_padding_nothing() -> None:
+    mask = Mask(segments=array([7, 7, 2, 2, 0]))
+    assert_sees(mask, drawing("xx...", "xx...", "..xx.", "..xx.", "....."))
+
+
+def test_causal_documents_whose_positions_start_anew() -> None:
+    mask = Mask(
+        Pattern(causal=True), positions=array([0, 1, 0, 1, 2]), segments=array([1, 1, 2, 2, 2])
+    )
+    assert_sees(mask, drawing("x....", "xx...", "..x..", "..xx.", "..xxx"))
+
+
+def test_segments_narrow_prefix_and_globals() -> None:
+    pattern = Pattern(causal=True, prefix=True)
+    segments = array([1, 1, 2, 2])
+    mask = Mask(pattern, segments=segments, prefix=vector([2]), globals=array([3]))
+    assert_sees(mask, drawing("xx..", "xx..", "..x.", "..xx"))
+
+
+def test_keys_may_have_segments_of_their_own() -> None:
+    mask = Mask(segments=array([1, 2, 0]), key_segments=array([2, 1, 0, 1]))
+    assert_sees(mask, drawing(".x.x", "x...", "...."))
+
+
+def test_other_keys() -> None:
+    mask = Mask(Pattern(causal=True), positions=array([2, 5]), segments=array([1, 1]))
+    assert_sees(mask.over(array([5, 3, 2, 0]), array([1, 1, 0, 1])), drawing("...x", "xx.x"))
+
+
+def test_examples_may_stand_at_different_positions() -> None:
+    mask = Mask(Pattern(causal=True), positions=array([1], [3])).over(array([0, 1, 2, 3, 4]))
+    assert_sees(mask, drawing("xx..."), drawing("xxxx."))
+
+
+MASKS = {
+    "causal": Mask(Pattern(causal=True)),
+    "window": Mask(Pattern(causal=True, window=3, dilation=2)),
+    "positions": Mask(
+        Pattern(causal=True),
+        positions=array([0, 1, 2, 0, 1, 2, 3]),
+        segments=array([1, 1, 1, 2, 2, 0, 0], [5, 5, 5, 4, 4, 4, 4]),
+    ),
+    "lengths and globals": Mask(
+        Pattern(causal=True, window=2), lengths=vector([6, 2]), globals=array([0, 4], [-1, 3])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("start", "end"), [(0, 3), (3, 5), (5, 7)])
+def test_a_block_of_queries_is_cut_from_the_whole(name: str, start: int, end: int) -> None:
+    whole = seen(MASKS[name], 7, 7)
+    cut = seen(MASKS[name].block(start, end, 7), end - start, end)
+    assert np.array_equal(cut, whole[:, start:end, :end])
+    assert not whole[:, start:end, end:].any()
+
+
+@pytest.mark.parametrize(
+    ("mask", "narrowed", "rows_may_be_empty"),
+    [
+        (Mask(Pattern(causal=True), positions=array([0])), False, False),
+        (Mask(segments=array([1])), True, True),
+        (Mask(lengths=vector([1])), True, True),
+        (Mask(prefix=vector([1])), True, False),
+        (Mask(globals=array([1])), True, False),
+    ],
+    ids=["causal", "segments", "lengths", "prefix", "globals"],
+)
+def test_what_is_known_before_the_arrays(
+    mask: Mask, narrowed: bool, rows_may_be_empty: bool
+) -> None:
+    assert (mask.narrowed, mask.rows_may_be_empty) == (narrowed, rows_may_be_empty)
+
+
+def test_equal_patterns_are_one_key() -> None:
+    assert len({Pattern(causal=True, window=3), Pattern(causal=True, window=3), Pattern()}) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"window": -1}, "window -1: is negative; give 0 for none, or more"),
+        ({"dilation": 0}, "dilation 0: is less than 1; give 1 for none, or more"),
+    ],
+)
+def test_errors(fields: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Pattern(**fields)

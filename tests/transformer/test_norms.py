@@ -1,0 +1,83 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.core import meta
+
+from tests.transformer import formulas
+from tests.transformer.formulas import assert_close, normal
+from transformer import NormConfig, Precision
+from transformer.norms import Norm, layer_norm, rms_norm
+from transformer.precision import DType
+
+
+@pytest.mark.parametrize(
+    ("x", "epsilon", "expected"),
+    [
+        ([1.0, 3.0], 0.0, [-2.0 + 0.5, 3.0 - 1]),
+        ([1.0, 3.0], 3.0, [-1.0 + 0.5, 1.5 - 1]),  # the root of 1 + 3 halves it
+        ([7.0, 7.0], 1e-5, [0.5, -1.0]),
+    ],
+)
+def test_layer_norm_by_hand(x: list[float], epsilon: float, expected: list[float]) -> None:
+    y = layer_norm(jnp.array(x), jnp.array([2.0, 3.0]), jnp.array([0.5, -1.0]), epsilon)
+    assert_close(y, np.array(expected), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("x", "epsilon", "expected"),
+    [
+        ([1.0, 7.0], 0.0, [0.4, 4.2]),  # the mean square is 25
+        ([1.0, 7.0], 75.0, [0.2, 2.1]),
+        ([0.0, 0.0], 1e-6, [0.0, 0.0]),
+    ],
+)
+def test_rms_norm_by_hand(x: list[float], epsilon: float, expected: list[float]) -> None:
+    assert_close(rms_norm(jnp.array(x), jnp.array([2.0, 3.0]), epsilon), np.array(expected), 1e-6)
+
+
+@pytest.mark.parametrize("shape", [(11,), (5, 11), (2, 3, 5, 11)])
+def test_norms_against_numpy(shape: tuple[int, ...]) -> None:
+    x, gain, bias = 3 + normal(0, *shape), normal(1, 11), normal(2, 11)
+    assert_close(layer_norm(x, gain, bias, 0.1), formulas.layer_norm(x, gain, bias, 0.1))
+    assert_close(layer_norm(x, gain, None, 0.1), formulas.layer_norm(x, gain, 0.0, 0.1))
+    assert_close(rms_norm(x, gain, 0.1), formulas.rms_norm(x, gain, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        (NormConfig(), {"gain", "bias"}),
+        (NormConfig(bias=False), {"gain"}),
+        (NormConfig("rms"), {"gain"}),
+    ],
+    ids=["layer", "layer without bias", "rms"],
+)
+def test_the_module_starts_as_the_plain_norm(config: NormConfig, names: set[str]) -> None:
+    norm = Norm(config, Precision())
+    x = 2 + normal(0, 2, 3, 11)
+    params = meta.unbox(jax.jit(norm.init)(jax.random.key(0), x)["params"])
+    assert {name: leaf.shape for name, leaf in params.items()} == dict.fromkeys(names, (11,))
+    ones = np.ones(11, np.float32)
+    plain = {
+        "layer": formulas.layer_norm(x, ones, 0.0, 1e-5),
+        "rms": formulas.rms_norm(x, ones, 1e-5),
+    }
+    assert_close(norm.apply({"params": params}, x), plain[config.kind])
+
+
+@pytest.mark.parametrize("config", [NormConfig(), NormConfig("rms")], ids=["layer", "rms"])
+def test_sixteen_bits_are_normalized_in_the_dtype_of_the_policy(config: NormConfig) -> None:
+    x = jnp.asarray(normal(0, 3, 257), jnp.bfloat16)
+    params = {"gain": 1 + normal(1, 257), "bias": normal(2, 257)}
+
+    def computed(x: jax.Array, dtype: DType) -> Any:
+        norm = Norm(config, Precision(compute="bfloat16", norm=dtype))
+        return jax.jit(norm.apply)({"params": params}, x)
+
+    expected = computed(x.astype(jnp.float32), "float32").astype(jnp.bfloat16)
+    assert computed(x, "float32").dtype == jnp.bfloat16
+    assert np.array_equal(computed(x, "float32"), expected)
+    assert not np.array_equal(computed(x, "bfloat16"), expected)

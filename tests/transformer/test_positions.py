@@ -1,0 +1,95 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import Array, assert_close, normal, turned
+from transformer import Rotary
+from transformer.positions import rotate as rotate_eagerly
+
+HALVES, INTERLEAVED = Rotary(base=100.0), Rotary(base=100.0, layout="interleaved")
+POSITIONS: Any = np.array([[0, 1, 5, 3, 29], [7, 8, 9, 10, 1000]])
+
+
+rotate = jax.jit(rotate_eagerly, static_argnames="config")
+
+
+def by_pairs(x: Array, positions: Array, config: Rotary) -> Array:
+    """Pair by pair; the rest of the head is as it was."""
+    width = config.rotated(x.shape[-1])
+    y = x.astype(np.float64)
+    for b, t, n, pair in np.ndindex(*x.shape[:3], width // 2):
+        halves = config.layout == "halves"
+        both = [pair, pair + width // 2] if halves else [2 * pair, 2 * pair + 1]
+        angle = positions[b, t] / config.base ** (2 * pair / width)
+        y[b, t, n, both] = turned(x[b, t, n, both], angle)
+    return y
+
+
+def test_by_hand() -> None:
+    x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
+    y = rotate(x, jnp.array([[2]]), Rotary())
+    assert_close(y, np.array([np.cos(2), np.sin(2)]).reshape(1, 1, 1, 2), 1e-6)
+
+
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+@pytest.mark.parametrize(("fraction", "rotated"), [(1.0, 14), (0.5, 6), (0.2, 2)])
+def test_against_numpy(layout: str, fraction: float, rotated: int) -> None:
+    config = Rotary(100.0, fraction, "halves" if layout == "halves" else "interleaved")
+    assert config.rotated(14) == rotated
+    x = normal(0, 2, 5, 3, 14)
+    y = np.asarray(rotate(x, POSITIONS, config))
+    # A float32 angle near 1,000 is off by up to 3e-5.
+    assert_close(y, by_pairs(x, POSITIONS, config), 5e-5)
+    assert np.array_equal(y[..., rotated:], x[..., rotated:])
+
+
+def test_an_odd_head_keeps_its_last_entry() -> None:
+    x = normal(0, 2, 5, 3, 7)
+    y = np.asarray(rotate(x, POSITIONS, HALVES))
+    assert np.array_equal(y[..., 6], x[..., 6])
+    assert not np.array_equal(y[..., 5], x[..., 5])
+
+
+def test_layouts_differ_by_the_order_of_entries_alone() -> None:
+    x = normal(0, 2, 5, 3, 14)
+    order = np.arange(14).reshape(2, 7).T.reshape(-1)  # 0, 7, 1, 8, ...
+    halves = np.asarray(rotate(x, POSITIONS, HALVES))
+    interleaved = np.asarray(rotate(x[..., order], POSITIONS, INTERLEAVED))
+    assert_close(interleaved, halves[..., order], 1e-6)
+
+
+@pytest.mark.parametrize("config", [HALVES, INTERLEAVED], ids=["halves", "interleaved"])
+def test_scores_depend_on_the_distance_alone(config: Rotary) -> None:
+    q, k = normal(0, 1, 1, 1, 14), normal(1, 1, 1, 1, 14)
+
+    def score(m: int, n: int) -> float:
+        at = [rotate(x, jnp.array([[p]]), config) for x, p in ((q, m), (k, n))]
+        return float(jnp.vdot(*at))
+
+    assert score(5, 3) == pytest.approx(score(2, 0), abs=1e-5)
+    assert score(105, 103) == pytest.approx(score(2, 0), abs=1e-4)
+    assert score(0, 2) != pytest.approx(score(2, 0), abs=1e-2)
+
+
+def test_position_zero_and_lengths_are_kept() -> None:
+    x = normal(0, 2, 5, 3, 14)
+    y = np.asarray(rotate(x, POSITIONS, HALVES))
+    assert np.array_equal(y[0, 0], x[0, 0])
+    assert_close(np.linalg.norm(y, axis=-1), np.linalg.norm(x, axis=-1), 1e-6)
+
+
+def test_sixteen_bits_turn_by_exact_angles() -> None:
+    x = jnp.asarray(normal(0, 2, 5, 3, 14), jnp.bfloat16)
+    y = rotate(x, POSITIONS, HALVES)
+    assert y.dtype == jnp.bfloat16
+    expected = by_pairs(np.asarray(x, np.float32), POSITIONS, HALVES)
+    assert_close(np.asarray(y, np.float32), expected, 2**-7)
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5])
+def test_errors(fraction: float) -> None:
+    with pytest.raises(ValueError, match=f"^rotary.fraction {fraction}: give a share in "):
+        Rotary(fraction=fraction)

@@ -1,0 +1,117 @@
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import weights_of
+from transformer import AttentionConfig, BlockConfig, LanguageModel, Precision, TransformerConfig
+from transformer.losses import ChunkedCrossEntropy
+from transformer.model import output_matrix
+from transformer.precision import POLICIES, lowest
+
+CONFIG = TransformerConfig(
+    vocab_size=13, width=10, layers=2, pattern=(BlockConfig(mixer=AttentionConfig(heads=5)),)
+)
+CUSTOM = Precision(compute="bfloat16", softmax="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "compute"),
+    [
+        ("float32", "float32", "float32"),
+        ("bfloat16", "float32", "bfloat16"),
+        ("pure_bfloat16", "bfloat16", "bfloat16"),
+        ("float16", "float32", "float16"),
+    ],
+)
+def test_named_policies(name: str, parameters: str, compute: str) -> None:
+    policy = Precision.named(name)
+    assert (policy.parameters, policy.compute) == (parameters, compute)
+    assert (policy.softmax, policy.norm, policy.loss) == ("float32",) * 3
+    assert policy.name == name
+
+
+def test_parts_are_read_and_written() -> None:
+    assert Precision.named("compute=bfloat16,softmax=bfloat16") == CUSTOM
+    assert (
+        CUSTOM.name
+        == "parameters=float32,compute=bfloat16,softmax=bfloat16,norm=float32,loss=float32"
+    )
+    assert Precision.named(CUSTOM.name) == CUSTOM
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("float8", "precision float8: float8 is not known; give one of float32, bfloat16,"),
+        ("compute=int8", "precision.compute int8: is no dtype of a policy; give one of float32,"),
+        ("sums=float32", "precision sums=float32: sums is not known; give one of float32,"),
+    ],
+)
+def test_errors_name_the_part_and_the_remedy(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        Precision.named(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "scaled"), [("float32", False), ("bfloat16", False), ("float16", True)]
+)
+def test_only_float16_needs_a_loss_scale(name: str, scaled: bool) -> None:
+    assert Precision.named(name).needs_loss_scale == scaled
+    assert Precision(parameters="float16").needs_loss_scale
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_lowest_number_is_finite_and_makes_no_nan(dtype: str) -> None:
+    scores = jnp.full((1, 3), lowest(dtype), dtype)
+    assert bool(jnp.isfinite(scores).all())
+    assert np.allclose(np.asarray(jax.nn.softmax(scores), np.float32), 1 / 3, atol=0.01)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_dtypes_of_parameters_outputs_gradients_and_loss(name: str) -> None:
+    policy = Precision.named(name)
+    model = LanguageModel(dataclasses.replace(CONFIG, precision=policy))
+    tokens: Any = np.zeros((2, 3), int)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+
+    def total(params: Any) -> tuple[jax.Array, Any]:
+        output: Any = model.apply({"params": params}, tokens)
+        loss = ChunkedCrossEntropy(13, dtype=policy.loss)
+        weights = jnp.ones(tokens.shape)
+        matrix = output_matrix(params, model.config)
+        return loss(output.hidden, matrix, tokens, weights).total, output
+
+    (loss, output), gradients = jax.eval_shape(jax.value_and_grad(total, has_aux=True), params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(policy.parameters)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype(policy.parameters)}
+    assert (output.hidden.dtype, output.logits.dtype) == (jnp.dtype(policy.compute),) * 2
+    assert loss.dtype == jnp.float32
+    cache = jax.eval_shape(lambda: model.init_cache(2, 3))
+    assert {leaf.dtype for leaf in jax.tree.leaves(cache)} == {jnp.dtype(policy.compute)}
+
+
+TOKENS = np.arange(14).reshape(2, 7) % 13
+
+
+@pytest.fixture(scope="module")
+def params() -> Any:
+    model = LanguageModel(CONFIG)
+    return weights_of(jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"])
+
+
+def hidden(params: Any, name: str) -> Any:
+    policy = Precision.named(name)
+    model = LanguageModel(dataclasses.replace(CONFIG, precision=policy))
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, policy.parameters), params)
+    return np.asarray(jax.jit(model.apply)({"params": params}, TOKENS).hidden, np.float32)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "pure_bfloat16", "float16"])
+def test_sixteen_bits_compute_what_float32_computes(params: Any, name: str) -> None:
+    expected = hidden(params, "float32")
+    assert 0 < np.abs(hidden(params, name) - expected).max() < 0.05 * np.abs(expected).max()

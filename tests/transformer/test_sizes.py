@@ -1,0 +1,108 @@
+import dataclasses
+
+import pytest
+
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    LanguageModel,
+    LearnedPositions,
+    NormConfig,
+    Precision,
+    Rotary,
+    TransformerConfig,
+)
+from transformer.sizes import cache_bytes, count_parameters, estimate_parameters
+
+# D 7, N 3, K 1, H 5 and 11, F 13, V 17 in 24 rows, 19 positions, L 3.
+MIXER = AttentionConfig(heads=3, kv_heads=1, head_width=5, value_width=11)
+TINY = TransformerConfig(
+    vocab_size=17,
+    vocab_multiple=8,
+    width=7,
+    layers=3,
+    pattern=(BlockConfig(mixer=MIXER, feed_forward=FeedForwardConfig(hidden=13)),),
+    position=LearnedPositions(19),
+)
+UNTIED = dataclasses.replace(TINY, tied=False)
+
+
+def test_parameters_by_part() -> None:
+    counted = count_parameters(LanguageModel(TINY))
+    attention = (7 * 15 + 15) + (7 * 5 + 5) + (7 * 11 + 11) + (33 * 7 + 7)
+    feed_forward = (7 * 13 + 13) + (13 * 7 + 7)
+    assert counted.parts == {
+        "embedding": 17 * 7,
+        "positions": 19 * 7,
+        "attention": 3 * attention,
+        "feed_forward": 3 * feed_forward,
+        "norms": 7 * 2 * 7,
+        "output": 0,
+    }
+    assert (counted.total, counted.padding, counted.allocated) == (2414, 49, 2463)
+
+
+def test_an_output_matrix_of_its_own_is_a_part() -> None:
+    counted = count_parameters(LanguageModel(UNTIED))
+    assert (counted.parts["output"], counted.total, counted.padding) == (119, 2414 + 119, 98)
+
+
+def test_places_of_a_pattern_may_differ() -> None:
+    wide = BlockConfig(mixer=MIXER, feed_forward=FeedForwardConfig(hidden=29, bias=False))
+    mixed = dataclasses.replace(TINY, pattern=(*TINY.pattern, wide))  # layers 0 and 2, and layer 1
+    parts = count_parameters(LanguageModel(mixed)).parts
+    assert parts["feed_forward"] == 2 * (2 * 7 * 13 + 13 + 7) + 2 * 7 * 29
+
+
+def test_estimate() -> None:
+    assert estimate_parameters(TINY) == 12 * 3 * 49 + 17 * 7
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "heads", "total"),
+    [
+        (12, 768, 12, 124_439_808),
+        (24, 1024, 16, 354_823_168),
+        (36, 1280, 20, 774_030_080),
+        (48, 1600, 25, 1_557_611_200),
+    ],
+)
+def test_gpt2_has_the_published_size(layers: int, width: int, heads: int, total: int) -> None:
+    config = TransformerConfig(
+        vocab_size=50257,
+        width=width,
+        layers=layers,
+        pattern=(BlockConfig(mixer=AttentionConfig(heads=heads)),),
+        position=LearnedPositions(1024),
+    )
+    assert count_parameters(LanguageModel(config)).total == total
+
+
+@pytest.mark.parametrize(
+    ("words", "kv_heads", "hidden", "total"),
+    [(32000, 32, 11008, 6_738_415_616), (128256, 8, 14336, 8_030_261_248)],
+    ids=["llama-2-7b", "llama-3-8b"],
+)
+def test_llama_has_the_published_size(words: int, kv_heads: int, hidden: int, total: int) -> None:
+    rms = NormConfig(kind="rms")
+    block = BlockConfig(
+        mixer=AttentionConfig(heads=32, kv_heads=kv_heads, bias=False, position=Rotary()),
+        feed_forward=FeedForwardConfig(hidden=hidden, activation="silu", gated=True, bias=False),
+        norm=rms,
+    )
+    config = TransformerConfig(
+        vocab_size=words, width=4096, layers=32, pattern=(block,), tied=False, final_norm=rms
+    )
+    assert count_parameters(LanguageModel(config)).total == total
+
+
+def test_a_model_without_a_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model\.vocab_size 0"):
+        count_parameters(LanguageModel(TransformerConfig()))
+
+
+def test_cache_grows_by_keys_and_values() -> None:
+    assert cache_bytes(LanguageModel(TINY), 23) == 23 * 3 * (5 + 11) * 4
+    half = dataclasses.replace(TINY, precision=Precision.named("bfloat16"))
+    assert cache_bytes(LanguageModel(half), 23) == 23 * 3 * (5 + 11) * 2

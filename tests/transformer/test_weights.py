@@ -1,0 +1,96 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax.core import meta
+
+from transformer import Initialization
+from transformer.weights import Axes, Weight, axes_of, weight
+
+MATRIX = Axes(inputs=("heads", "head"), outputs=("embed",))
+
+
+class Declares(nn.Module):
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        init = nn.initializers.constant(3)
+        outputs = {"embed": 5, "mlp": 7}
+        return weight(self, "w", inputs={"heads": 2}, outputs=outputs, init=init, dtype="bfloat16")
+
+
+def test_a_weight_is_declared_with_shape_axes_and_dtype() -> None:
+    boxed = jax.eval_shape(Declares().init, jax.random.key(0))["params"]["w"]
+    assert (boxed.value.shape, boxed.value.dtype) == ((2, 5, 7), jnp.bfloat16)
+    assert boxed.axes == Axes(inputs=("heads",), outputs=("embed", "mlp"))
+
+
+def test_a_module_reads_the_plain_array() -> None:
+    value = np.full((2, 5, 7), 11, np.float32)
+    read: Any = Declares().apply({"params": {"w": value}})
+    assert np.array_equal(read, value)
+
+
+@pytest.mark.parametrize(
+    ("axes", "names", "is_matrix"),
+    [
+        (MATRIX, ("heads", "head", "embed"), True),
+        (Axes(outputs=("embed",)), ("embed",), False),
+        (Axes(stack=("layers",), outputs=("embed",)), ("layers", "embed"), False),
+        (Axes(stack=("layers",), inputs=("embed",), outputs=("mlp",)), None, True),
+    ],
+    ids=["matrix", "bias", "stacked bias", "stacked matrix"],
+)
+def test_axes(axes: Axes, names: tuple[str, ...] | None, is_matrix: bool) -> None:
+    assert axes.is_matrix == is_matrix
+    assert axes.names == (names or ("layers", "embed", "mlp"))
+
+
+def test_axes_of_repetition_come_first() -> None:
+    box = Weight(np.zeros((2, 3, 5)), MATRIX).stacked("layers").stacked("experts")
+    assert box.axes.names == ("experts", "layers", "heads", "head", "embed")
+
+
+def test_flax_transforms_stack_and_unstack() -> None:
+    params: dict[Any, Any] = {nn.PARTITION_NAME: "layers"}
+    box = Weight(np.zeros((2, 3, 5)), MATRIX).add_axis(0, params)
+    assert box.axes.stack == ("layers",)
+    assert box.remove_axis(0, params).axes == MATRIX
+    with pytest.raises(ValueError, match=r"first axis, not axis 1$"):
+        box.add_axis(1, params)
+
+
+def test_boxes_come_off_and_axes_stay() -> None:
+    tree: Any = {"a": Weight(np.ones(3), Axes(outputs=("embed",))), "b": {"c": Weight(2, MATRIX)}}
+    assert axes_of(tree) == {"a": Axes(outputs=("embed",)), "b": {"c": MATRIX}}
+    assert meta.unbox(tree)["b"]["c"] == 2
+    assert tree["b"]["c"].replace_boxed(5) == Weight(5, MATRIX)
+
+
+@pytest.mark.parametrize(
+    ("start", "residual_layers", "expected"),
+    [
+        (Initialization(), 0, 0.02),
+        (Initialization(), 8, 0.02 / 4),
+        (Initialization(depth_scaled=False), 8, 0.02),
+        (Initialization(std=0.5), 0, 0.5),
+        (Initialization(std=0.0), 0, 1 / 8),  # the fan-in is 4 * 16
+        (Initialization(std=0.0), 2, 1 / 16),
+    ],
+)
+def test_matrices_start_with_the_standard_deviation(
+    start: Initialization, residual_layers: int, expected: float
+) -> None:
+    init = start.matrix({"heads": 4, "head": 16}, residual_layers=residual_layers)
+    drawn = np.asarray(init(jax.random.key(0), (4, 16, 513), jnp.float32))
+    # Of 32,832 draws the deviation is off by 0.4%, and their mean by 0.6% of it.
+    assert drawn.std() == pytest.approx(expected, rel=0.02)
+    assert abs(drawn.mean()) < 0.02 * expected
+
+
+def test_tables_have_their_own_standard_deviation() -> None:
+    init = Initialization(std=0.5, embedding_std=0.25).table()
+    drawn = np.asarray(init(jax.random.key(0), (64, 513), jnp.float32))
+    assert drawn.std() == pytest.approx(0.25, rel=0.02)

@@ -1,0 +1,87 @@
+"""The command line: `python -m train VERB ...`.
+
+Each verb has its module, imported only when it is called: asking for help loads no JAX.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from train.errors import UsageError, UserError
+
+VERBS = {
+    "fit": ("CONFIG [--workdir W] [--a.b.c VALUE ...]", "train; goes on where a run stopped"),
+    "evaluate": ("W [--split S]", "the held-out metrics of a run"),
+    "sample": ("W --prompt TEXT ...", "let a run's model write"),
+    "describe": ("CONFIG [--a.b.c VALUE ...]", "parameters, FLOPs and memory, before training"),
+    "doctor": ("", "what hardware and versions are here, and what is wrong with them"),
+}
+
+PREEMPTED = 75
+"""Exit status of a run that was told to stop and has saved a checkpoint (EX_TEMPFAIL)."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a verb and exits: 0; 1 for what went wrong, 2 for a usage error, 75 for preemption."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [each for each in arguments if each != "--debug"]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        sys.exit(0 if arguments else 2)
+    try:
+        sys.exit(dispatch(arguments[0], arguments[1:]))
+    except (UserError, KeyboardInterrupt, BrokenPipeError, OSError) as error:
+        if debug:
+            raise
+        sys.exit(explain(error))
+
+
+def dispatch(verb: str, arguments: list[str]) -> int:
+    """Runs one verb. Returns the exit status."""
+    if verb not in VERBS:
+        raise UsageError(f"verb {verb}: is not known; choose one of {', '.join(VERBS)}")
+    from train.preemption import PreemptedError
+
+    module = importlib.import_module(f"train.cli.{verb}")
+    try:
+        status: int = module.main(arguments)
+    except PreemptedError as stop:
+        print(stop, file=sys.stderr)
+        return PREEMPTED
+    return status
+
+
+def explain(error: BaseException) -> int:
+    """One line on standard error. Returns the exit status."""
+    if isinstance(error, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        return 130
+    if isinstance(error, BrokenPipeError):  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    text = " ".join(str(error).split())
+    if not isinstance(error, UserError):
+        text = f"{text}; check the path, its permissions and the room on its disk"
+    print(f"error: {text}", file=sys.stderr)
+    return 2 if isinstance(error, UsageError) else 1
+
+
+def usage() -> str:
+    """What `--help` shows."""
+    width = max(len(verb) for verb in VERBS)
+    lines = ["usage: python -m train VERB ...", "", "verbs:"]
+    for verb, (signature, what) in VERBS.items():
+        lines.append(f"  {verb:<{width}}  {what}")
+        lines.append(f"  {'':<{width}}    python -m train {verb} {signature}".rstrip())
+    lines += [
+        "",
+        "CONFIG is a file in configs/, with one of its experiments if it holds several (gpt2,",
+        "gpt2:medium), or the path of a .py file. W is the folder of a run.",
+        "python -m train VERB --help tells all of a verb's settings; --debug shows tracebacks;",
+        "--json prints one object on standard output.",
+    ]
+    return "\n".join(lines)

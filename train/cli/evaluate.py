@@ -1,0 +1,36 @@
+"""`python -m train evaluate W [--split S]`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from train.cli.parsing import parse, positional, wants_json
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateArguments:
+    """The held-out metrics of a run, over a whole split."""
+
+    split: str = "validation"
+    """Which text: train, validation, or test if the data have one."""
+    step: int | None = None
+    """Which checkpoint; the newest if not given."""
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit status."""
+    json_wanted = wants_json(arguments)
+    workdir = positional(arguments, "W", "evaluate")
+    given = parse(EvaluateArguments, arguments, verb="evaluate W")
+    from train.evaluation import evaluate_run
+    from train.run import load
+
+    run = load(workdir, step=given.step)
+    metrics = evaluate_run(run, given.split)
+    if json_wanted:
+        print(json.dumps({"step": run.step, "split": given.split, **metrics}))
+    else:
+        for name, value in metrics.items():
+            print(f"{name.replace('_', ' ')}: {value:.4f}")
+    return 0

@@ -1,0 +1,107 @@
+"""Arguments through tyro, with errors of one line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
+
+from train.errors import UsageError
+from transformer.precision import Precision
+
+Arguments = TypeVar("Arguments")
+
+
+def parse(
+    kind: type[Arguments],
+    arguments: Sequence[str],
+    *,
+    verb: str,
+    default: Arguments | None = None,
+) -> Arguments:
+    """Reads `arguments` into a dataclass, over `default` if there is one.
+
+    Raises:
+      UsageError: in one line, for whatever tyro refuses.
+    """
+    extra: dict[str, Any] = {} if default is None else {"default": default}
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(
+                kind,
+                prog=f"python -m train {verb}",
+                args=list(arguments),
+                registry=_registry(),
+                config=(tyro.conf.AvoidSubcommands, tyro.conf.OmitSubcommandPrefixes),
+                **extra,
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise UsageError(one_line(errors.getvalue(), verb)) from None
+
+
+@contextlib.contextmanager
+def settings_errors() -> Iterator[None]:
+    """Turns a ValueError of a configuration that is being built into a UsageError."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def one_line(box: str, verb: str) -> str:
+    """The words of tyro's framed message, less the frame."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    lines = [line.strip("│╭╮╰╯─ \t") for line in text.splitlines()]
+    words = " ".join(line for line in lines[1:] if line)
+    words = re.split(r"For full helptext", words)[0]
+    words = words.replace("Perhaps you meant:", "; perhaps you meant")
+    words = words.replace("Argument helptext:", "; it is")
+    words = re.sub(r"\s+", " ", words).replace(" ;", ";").strip()
+    return f"{words or box.strip()}; see python -m train {verb} --help"
+
+
+def _registry() -> ConstructorRegistry:
+    """Precision policies are given by name: `--model.precision bfloat16`."""
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def precision(info: Any) -> PrimitiveConstructorSpec[Precision] | None:
+        if info.type is not Precision:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="POLICY",
+            instance_from_str=lambda words: Precision.named(words[0]),
+            is_instance=lambda value: isinstance(value, Precision),
+            str_from_instance=lambda value: [value.name],
+        )
+
+    return registry
+
+
+def wants_json(arguments: list[str]) -> bool:
+    """Takes `--json` out of the arguments, and tells whether it was there."""
+    found = "--json" in arguments
+    while "--json" in arguments:
+        arguments.remove("--json")
+    return found
+
+
+def positional(arguments: list[str], name: str, verb: str) -> str:
+    """Takes the first argument out, which must be `name` and no option."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"usage: python -m train {verb} {name} [--setting VALUE ...]", file=sys.stdout)
+        print(f"give {name} before --help to see its settings and their values")
+        sys.exit(0)
+    if not arguments or arguments[0].startswith("-"):
+        raise UsageError(f"{verb}: {name} is missing; write python -m train {verb} {name} ...")
+    return arguments.pop(0)

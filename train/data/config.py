@@ -1,0 +1,140 @@
+"""What the data settings are. Imports nothing heavy: the command line reads this for ``--help``."""
+
+import dataclasses
+from typing import Literal, get_args
+
+from train.errors import UsageError
+
+TokenizerKind = Literal["byte", "character", "word", "bpe", "wordpiece", "file"]
+SplitKind = Literal["documents", "tail"]
+
+BYTES = 256
+
+
+def _require(holds: bool, message: str) -> None:
+    """Raises UsageError with ``message`` ("field: problem; remedy") unless ``holds``."""
+    if not holds:
+        raise UsageError(message)
+
+
+def _require_one_of(name: str, value: str, kinds: object) -> None:
+    known = get_args(kinds)
+    _require(value in known, f"{name}: {value!r} is not known; choose from {', '.join(known)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerConfig:
+    """How text becomes tokens. Every kind has one token that stands between documents."""
+
+    kind: TokenizerKind = "bpe"
+    """byte: the 256 bytes. character: the characters of the text. word: what stands between
+    spaces, and <eos> for a newline. bpe: byte-level byte-pair encoding. wordpiece: BERT's.
+    All of these are learned from the training split; file loads one (see path)."""
+
+    path: str = ""
+    """With kind=file: a tokenizer.json, a vocab.txt (BERT's), or a folder that holds one of them
+    or encoder.json (or vocab.json) and merges.txt (GPT-2's)."""
+
+    vocab_size: int = 8192
+    """Most tokens that word, bpe or wordpiece learn, the special ones included."""
+
+    lowercase: bool = False
+    """Lower the case of all text first (what is decoded is then lower case too)."""
+
+    training_characters: int = 100_000_000
+    """Learn word, bpe or wordpiece from the first this many characters of the training split."""
+
+    def __post_init__(self) -> None:
+        name = "data.tokenizer"
+        _require_one_of(f"{name}.kind", self.kind, TokenizerKind)
+        if self.kind == "file":
+            _require(
+                bool(self.path),
+                f"{name}.path: is empty; kind=file needs a tokenizer.json, a vocab.txt or a folder",
+            )
+            _require(
+                not self.lowercase,
+                f"{name}.lowercase: a tokenizer from a file has its own rule; leave it out",
+            )
+        else:
+            _require(
+                not self.path,
+                f"{name}.path: {self.path} would not be read; set {name}.kind to file",
+            )
+        least = BYTES + 1 if self.kind == "bpe" else 8
+        _require(
+            self.vocab_size >= least,
+            f"{name}.vocab_size: {self.vocab_size} is too small; {self.kind} needs {least} or more",
+        )
+        _require(
+            self.training_characters > 0,
+            f"{name}.training_characters: {self.training_characters} leaves nothing to learn from; "
+            "give a positive number",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Which text is read, what is held out of it, and how it is cut into windows.
+
+    A path is a file, a folder (every file under it whose name does not begin with a dot), a glob
+    such as ``books/**/*.txt``, or ``python:library`` (the help topics and library source that
+    every Python carries). It may be remote (gs://...); ``~`` and ``$NAME`` are expanded; one that
+    does not exist as given is looked for under ``$TRANSFORMER_DATA``. Files are UTF-8 text, one
+    document each, or JSON lines (.jsonl, .ndjson), one document a line; either may be gzip (.gz).
+    """
+
+    path: str = ""
+    """The text to train on, less what is held out of it."""
+
+    validation_path: str = ""
+    """The validation text. Empty: it is held out of path."""
+
+    test_path: str = ""
+    """The test text. Empty: there is no test split."""
+
+    field: str = "text"
+    """JSON lines: the field that holds a document's text."""
+
+    split: SplitKind = "documents"
+    """How validation text is held out of path. documents: whole documents, drawn by a hash of
+    their names. tail: the last characters, be they in the middle of a document (and so it is for
+    a path of one document)."""
+
+    validation_fraction: float = 0.1
+    """The part of the characters of path that is held out: for documents, at most this and at
+    least one document."""
+
+    limit_bytes: int = 0
+    """Read only the first this many bytes of the text of each path; 0 reads all."""
+
+    sequence_length: int = 256
+    """Tokens in a window, T."""
+
+    segments: bool = True
+    """Documents that share a window do not attend to each other, and positions start anew at
+    each. False: a window is one run of tokens, separators included."""
+
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """How text becomes tokens."""
+
+    cache: str = ""
+    """A local folder for encoded text. Empty: $TRANSFORMER_CACHE, or else
+    linen-transformer under $XDG_CACHE_HOME or ~/.cache."""
+
+    def __post_init__(self) -> None:
+        _require_one_of("data.split", self.split, SplitKind)
+        _require(
+            0 < self.validation_fraction < 1,
+            f"data.validation_fraction: {self.validation_fraction} is not a part of the text; "
+            "give a number between 0 and 1",
+        )
+        _require(
+            self.sequence_length >= 1,
+            f"data.sequence_length: {self.sequence_length} is no window; give 1 or more",
+        )
+        _require(
+            self.limit_bytes >= 0,
+            f"data.limit_bytes: {self.limit_bytes} is negative; give 0 to read all",
+        )
+        _require(bool(self.field), "data.field: is empty; name the JSON field that has the text")

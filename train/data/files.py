@@ -1,0 +1,135 @@
+"""Paths as people give them -> the files that they mean, in a fixed order."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias
+
+from train.errors import UsageError, UserError
+
+if TYPE_CHECKING:
+    from etils import epath
+
+Location: TypeAlias = "pathlib.Path | epath.Path"
+
+_MAGIC = re.compile(r"[*?[]")
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFile:
+    """A file to read, and its name within what was asked for (it does not say where that lies)."""
+
+    name: str
+    path: Location
+
+    def fingerprint(self) -> tuple[str, int, int]:
+        """(path, bytes, time of the last change): another one means that the text may differ."""
+        with explained(str(self.path)):
+            if isinstance(self.path, pathlib.Path):
+                local = self.path.stat()
+                return str(self.path.absolute()), local.st_size, local.st_mtime_ns
+            remote = self.path.stat()
+            return str(self.path), remote.length, int(remote.mtime)
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turns what reading a path can raise into a UserError that names it."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"{what}: {reason}; check the path and its permissions") from error
+    except ImportError as error:  # the file system of a remote path is a package of its own
+        raise UserError(f"{what}: {error}; then try again") from error
+
+
+def locate(path: str) -> Location:
+    """A local or remote path, with ``~`` and ``$NAME`` expanded."""
+    expanded = os.path.expandvars(path)
+    if "://" not in expanded:
+        return pathlib.Path(expanded).expanduser()
+    from etils import epath
+
+    try:
+        return epath.Path(expanded)
+    except KeyError as error:
+        raise UsageError(
+            f"{path}: no file system is known by this scheme; use gs://, s3:// or a local path"
+        ) from error
+
+
+def find_files(path: str, setting: str) -> tuple[TextFile, ...]:
+    """The files that ``path`` (a file, folder or glob) means, sorted by name.
+
+    Args:
+      path: As described in `train.data.config.DataConfig`.
+      setting: The name of the setting it came from, for the messages.
+
+    Raises:
+      UserError: Nothing is there, or it cannot be listed.
+    """
+    if not path:
+        raise UsageError(f"{setting}: is empty; give a file, a folder, a glob, or python:library")
+    with explained(f"{setting} {path}"):
+        for place in _places(path):
+            if files := sorted(_files_at(place), key=lambda file: file.name):
+                return tuple(files)
+    raise UserError(f"{setting} {path}: {_missing(path)}")
+
+
+def _places(path: str) -> Iterator[Location]:
+    """Where to look: the path as it is, then under $TRANSFORMER_DATA."""
+    location = locate(path)
+    yield location
+    base = os.environ.get("TRANSFORMER_DATA")
+    if base and not location.is_absolute() and "://" not in path:
+        yield locate(base) / location
+
+
+def _missing(path: str) -> str:
+    location = locate(path)
+    if location.exists():
+        return "holds no files; give a file, or a folder or glob that has some"
+    if location.is_absolute():
+        return "does not exist; give a file, a folder, a glob, or python:library"
+    if base := os.environ.get("TRANSFORMER_DATA"):
+        return f"exists neither here nor in {base} ($TRANSFORMER_DATA); give another path"
+    return "does not exist; give another path, or set TRANSFORMER_DATA to the folder it is in"
+
+
+def _files_at(place: Location) -> Iterator[TextFile]:
+    if place.is_dir():
+        for file in _walk(place):
+            yield TextFile(file.relative_to(place).as_posix(), file)
+    elif place.exists():
+        yield TextFile(place.name, place)
+    elif _MAGIC.search(str(place)):
+        yield from _matches(place)
+
+
+def _walk(folder: Location) -> Iterator[Location]:
+    for child in folder.iterdir():
+        if child.name.startswith("."):
+            continue
+        if child.is_dir():
+            yield from _walk(child)
+        else:
+            yield child
+
+
+def _matches(pattern: Location) -> Iterator[TextFile]:
+    """The files that a glob matches, named from its first part that has a wildcard."""
+    base = next(folder for folder in pattern.parents if not _MAGIC.search(str(folder)))
+    relative = str(pattern.relative_to(base))
+    if "**" in relative and not isinstance(base, pathlib.Path):
+        raise UserError(f"{pattern}: a remote glob cannot have **; give the folder itself")
+    for file in base.glob(relative):
+        name = file.relative_to(base)
+        if not any(part.startswith(".") for part in name.parts) and not file.is_dir():
+            yield TextFile(name.as_posix(), file)

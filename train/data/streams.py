@@ -1,0 +1,137 @@
+"""The tokens of a split on disk, mapped into memory: never read whole, shared by processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
+
+import numpy as np
+
+from train.data.text import Document
+from train.data.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenStream:
+    """The documents of a split, one after the other.
+
+    A document is stored as the token that stands between documents, then its own tokens: each of
+    these is a target that has a token before it. The stream ends with one more separator, so that
+    the end of the last document is learned too.
+    """
+
+    name: str
+    """The split, as messages call it."""
+
+    tokens: np.ndarray  # [n] uint16 or uint32
+    """Token numbers; the first and the last are separators."""
+
+    document_starts: np.ndarray  # [documents] int64
+    """Where in tokens each document's separator is, in order; the first is 0."""
+
+    bytes: int
+    """The size of the text in UTF-8, before any normalisation: what bits per byte divide by."""
+
+    digest: str = ""
+    """Tells the texts of streams apart."""
+
+    @property
+    def targets(self) -> int:
+        """How many tokens there are to predict: all but the first."""
+        return len(self.tokens) - 1
+
+
+def write_stream(
+    folder: pathlib.Path, name: str, documents: Iterable[Document], tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """Encodes documents into ``folder`` and returns what `read_stream` needs to know, as JSON."""
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    tally = _Tally()
+    with _tokens_file(folder, name).open("wb") as file:
+        writer = _Writer(file, dtype, tokenizer.end_of_text)
+        for tokens in tokenizer.encode_documents(tally.count(documents)):
+            writer.add(tokens)
+        writer.separate()
+    starts = np.array(writer.starts, np.int64)
+    _starts_file(folder, name).write_bytes(starts.tobytes())
+    return {
+        "documents": len(starts),
+        "tokens": writer.length,
+        "bytes": tally.bytes,
+        "digest": tally.digest.hexdigest(),
+        "dtype": dtype.name,
+    }
+
+
+def read_stream(folder: pathlib.Path, name: str, facts: dict[str, Any]) -> TokenStream:
+    """Maps what `write_stream` wrote into memory."""
+    return TokenStream(
+        name=name,
+        tokens=np.memmap(_tokens_file(folder, name), facts["dtype"], mode="r"),
+        document_starts=np.memmap(_starts_file(folder, name), np.int64, mode="r"),
+        bytes=facts["bytes"],
+        digest=facts["digest"],
+    )
+
+
+def stream_is_whole(folder: pathlib.Path, name: str, facts: dict[str, Any]) -> bool:
+    """Whether the files have the size that they were written with."""
+    sizes = (
+        (_tokens_file(folder, name), facts["tokens"] * np.dtype(facts["dtype"]).itemsize),
+        (_starts_file(folder, name), facts["documents"] * np.dtype(np.int64).itemsize),
+    )
+    return all(file.is_file() and file.stat().st_size == size for file, size in sizes)
+
+
+def _tokens_file(folder: pathlib.Path, name: str) -> pathlib.Path:
+    return folder / f"{name}.tokens"
+
+
+def _starts_file(folder: pathlib.Path, name: str) -> pathlib.Path:
+    return folder / f"{name}.starts"
+
+
+class _Writer:
+    """Appends documents, with one separator between them even if a text ended in it itself."""
+
+    def __init__(self, file: IO[bytes], dtype: np.dtype, separator: int):
+        self._file, self._dtype, self._separator = file, dtype, separator
+        self._last = -1
+        self.length = 0
+        self.starts: list[int] = []
+
+    def add(self, tokens: np.ndarray) -> None:
+        if len(tokens) == 0:  # white space alone has no words
+            return
+        self.starts.append(self.separate())
+        self._write(tokens)
+
+    def separate(self) -> int:
+        """Sees that a separator is the last token, and returns its place."""
+        if self._last != self._separator:
+            self._write(np.array([self._separator]))
+        return self.length - 1
+
+    def _write(self, tokens: np.ndarray) -> None:
+        self._file.write(tokens.astype(self._dtype).tobytes())
+        self._last = int(tokens[-1])
+        self.length += len(tokens)
+
+
+class _Tally:
+    """Counts texts, and takes their digest, while they pass through."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.digest = hashlib.blake2b(digest_size=16)
+
+    def count(self, documents: Iterable[Document]) -> Iterator[str]:
+        for name, text in documents:
+            encoded = text.encode()
+            self.bytes += len(encoded)
+            self.digest.update(f"{name}\0{len(encoded)}\0".encode(errors="surrogateescape"))
+            self.digest.update(encoded)
+            yield text

@@ -1,0 +1,120 @@
+"""Documents out of files: plain text and JSON lines, either of them gzip or not."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import IO, NamedTuple, cast
+
+from train.data.files import TextFile, explained
+from train.errors import UserError
+
+_JSON_LINES = (".jsonl", ".ndjson")
+
+
+class Document(NamedTuple):
+    """One text, and a name that does not change when the corpus is moved or added to."""
+
+    name: str
+    text: str
+
+
+def read_documents(files: Iterable[TextFile], *, field: str = "text") -> Iterator[Document]:
+    """The documents of the files, in order; those without any text are left out.
+
+    Args:
+      files: Each a plain text (one document) or JSON lines (one document a line).
+      field: The field of a JSON line that has the text.
+
+    Raises:
+      UserError: A file is missing, unreadable, not UTF-8, damaged, or not what its name says.
+    """
+    for file in files:
+        for document in _read(file, field):
+            if document.text:
+                yield document
+
+
+def limit(documents: Iterable[Document], limit_bytes: int) -> Iterator[Document]:
+    """The first ``limit_bytes`` bytes (UTF-8) of the documents, to a whole character; 0: all."""
+    left = limit_bytes
+    for name, text in documents:
+        if not limit_bytes:
+            yield Document(name, text)
+            continue
+        encoded = text.encode()
+        if len(encoded) < left:
+            left -= len(encoded)
+            yield Document(name, text)
+            continue
+        if cut := encoded[:left].decode(errors="ignore"):
+            yield Document(name, cut)
+        return
+
+
+def _read(file: TextFile, field: str) -> Iterator[Document]:
+    plain_name = file.name.removesuffix(".gz")
+    with _opened(file) as stream:
+        if plain_name.endswith(_JSON_LINES):
+            yield from _json_lines(stream, file, field)
+        else:
+            yield Document(file.name, _decode(stream.read(), str(file.path)))
+
+
+@contextlib.contextmanager
+def _opened(file: TextFile) -> Iterator[IO[bytes]]:
+    """The bytes of a file, decompressed if its name ends in .gz."""
+    with explained(str(file.path)), file.path.open("rb") as stream:
+        if not file.name.endswith(".gz"):
+            yield cast("IO[bytes]", stream)
+            return
+        try:
+            with gzip.open(cast("IO[bytes]", stream)) as unzipped:
+                yield cast("IO[bytes]", unzipped)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise UserError(f"{file.path}: damaged gzip ({error}); fetch it again") from error
+
+
+def _decode(encoded: bytes, place: str, offset: int = 0) -> str:
+    try:
+        return encoded.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{place}: not UTF-8 at byte {offset + error.start} (0x{encoded[error.start]:02x}); "
+            "convert it (iconv -t utf-8), or leave the file out with a glob"
+        ) from error
+
+
+def _json_lines(stream: IO[bytes], file: TextFile, field: str) -> Iterator[Document]:
+    offset = 0
+    for number, line in enumerate(stream, start=1):
+        place = f"{file.path}:{number}"
+        text = _decode(line, place, offset)
+        offset += len(line)
+        if text.strip():
+            yield Document(f"{file.name}:{number}", _field(text, field, place))
+
+
+def _field(line: str, field: str, place: str) -> str:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{place}: not JSON ({error}); each line must be one JSON object"
+        ) from error
+    if not isinstance(record, dict):
+        raise UserError(f"{place}: not a JSON object; each line must be one, with the text in it")
+    if field not in record:
+        has = ", ".join(record) or "none"
+        raise UserError(f"{place}: has no field {field!r} (it has {has}); set data.field")
+    text = record[field]
+    if not isinstance(text, str):
+        raise UserError(f"{place}: field {field!r} is not a text; set data.field to one that is")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{place}: half a surrogate pair in {field!r}; mend the escape") from error
+    return text

@@ -1,0 +1,197 @@
+"""Text to token numbers and back, whatever the kind of tokenizer."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from train.data.pieces import is_character_model, may_be_cut, pieces, spec
+from train.errors import UserError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from train.data.files import Location
+
+# The name that each family of tokenizers has for what stands between documents.
+_END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]", "<|im_end|>")
+
+_BATCH_CHARACTERS = 1 << 22
+
+
+class Tokenizer:
+    """A tokenizer of the `tokenizers` library, with what a language model asks of it.
+
+    Special tokens that are spelled out in a text are encoded as the text that they are, so no
+    text can forge the end of a document.
+
+    Attributes:
+      end_of_text: The token that stands between documents; generation begins with it.
+      stop: The token that ends generation: end_of_text, or None if texts have that token inside
+        them too (it is a newline of the word tokenizer).
+      vocab_size: One more than the largest token number.
+      digest: Tells tokenizers apart: equal where they are equal.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, origin: str = "tokenizer"):
+        backend.encode_special_tokens = True
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+        vocabulary = backend.get_vocab()
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.end_of_text = _end_of_text(vocabulary, origin)
+        newline = backend.encode("\n", add_special_tokens=False).ids
+        self.stop = None if self.end_of_text in newline else self.end_of_text
+        self._may_be_cut = may_be_cut(backend)
+        self._characters = _characters(backend)
+
+    @classmethod
+    def load(cls, path: str | Location) -> Tokenizer:
+        """Reads a tokenizer.json, a vocab.txt, or a folder that holds either, or GPT-2's files.
+
+        Raises:
+          UserError: It is missing, damaged, or has no token to stand between documents.
+        """
+        from train.data.tokenizer_files import load_backend
+
+        return cls(load_backend(str(path)), str(path))
+
+    def to_json(self) -> str:
+        """The text of the tokenizer.json that `load` reads."""
+        return self._backend.to_str(pretty=True)
+
+    def save(self, path: str | Location) -> None:
+        """Writes a tokenizer.json (``path`` is the file, and may be remote)."""
+        from train.data.files import explained, locate
+
+        with explained(str(path)):
+            locate(str(path)).write_text(self.to_json(), encoding="utf-8")
+
+    @functools.cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def encode(self, text: str) -> np.ndarray:  # [T] int32
+        """The tokens of a text, with none added.
+
+        Raises:
+          UserError: The text has characters for which the tokenizer has no token.
+        """
+        return next(self.encode_documents([text]))
+
+    def encode_documents(self, texts: Iterable[str]) -> Iterator[np.ndarray]:  # each [T] int32
+        """The tokens of each text, in order; as `encode`, but in batches and on all cores."""
+        parts = []
+        for batch in _batches(self._pieces(texts)):
+            encodings = self._backend.encode_batch_fast(
+                [piece for piece, _ in batch], add_special_tokens=False
+            )
+            for encoding, (_, last) in zip(encodings, batch, strict=True):
+                parts.append(np.array(encoding.ids, np.int32))
+                if last:
+                    yield parts[0] if len(parts) == 1 else np.concatenate(parts)
+                    parts = []
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """The text of the tokens, special ones left out; bytes that are not UTF-8 become U+FFFD."""
+        return self._backend.decode([int(token) for token in tokens], skip_special_tokens=True)
+
+    def _pieces(self, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
+        """The pieces of all texts, each with whether it is the last of its text."""
+        for text in texts:
+            self._check(text)
+            cut = list(pieces(text)) if self._may_be_cut else [text]
+            for number, piece in enumerate(cut, start=1):
+                yield piece, number == len(cut)
+
+    def _check(self, text: str) -> None:
+        """Raises UserError for characters that would be dropped without a word."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"the text: {error.reason} at character {error.start}; give valid Unicode"
+            ) from error
+        if self._characters is None:
+            return
+        normalizer = self._backend.normalizer
+        characters = set(normalizer.normalize_str(text) if normalizer else text)
+        if lacking := sorted(characters - self._characters):
+            shown = " ".join(map(repr, lacking[:10])) + (" ..." if lacking[10:] else "")
+            raise UserError(
+                f"the text: has characters that the tokenizer lacks ({shown}); leave them out, or "
+                "train with data.tokenizer.kind byte or bpe, which have them all"
+            )
+
+
+class StreamDecoder:
+    """Decodes a sample while it is made: what `push` and `flush` return joins to its text.
+
+    A character of several tokens is held back until it is whole. Only the tokens since the last
+    text are decoded again, so that the cost of a token does not grow with the sample.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._before: list[int] = []  # their text is out; they say if a space precedes the next
+        self._tokens: list[int] = []
+        self._shown = ""
+
+    def push(self, token: int) -> str:
+        """The text that is certain now that ``token`` has come (often one word, or nothing)."""
+        self._tokens.append(int(token))
+        text = self._text()
+        if text.endswith("\N{REPLACEMENT CHARACTER}"):
+            return self._show(text.rstrip("\N{REPLACEMENT CHARACTER}"))
+        shown = self._show(text)
+        if shown:
+            self._before, self._tokens, self._shown = self._tokens, [], ""
+        return shown
+
+    def flush(self) -> str:
+        """The rest: what was held back and never became whole."""
+        return self._show(self._text())
+
+    def _text(self) -> str:
+        before = self._tokenizer.decode(self._before)
+        return self._tokenizer.decode(self._before + self._tokens)[len(before) :]
+
+    def _show(self, text: str) -> str:
+        new = text[len(self._shown) :]
+        self._shown = text if new else self._shown
+        return new
+
+
+def _characters(backend: tokenizers.Tokenizer) -> frozenset[str] | None:
+    """The only characters that the tokenizer can take; None: it can take any."""
+    if backend.pre_tokenizer is not None:
+        return None
+    model = spec(backend.model)
+    return frozenset(model["vocab"]) if is_character_model(model) else None
+
+
+def _end_of_text(vocabulary: dict[str, int], origin: str) -> int:
+    for name in _END_OF_TEXT:
+        if name in vocabulary:
+            return vocabulary[name]
+    raise UserError(
+        f"{origin}: has no token to stand between documents; add one of {' '.join(_END_OF_TEXT)}"
+    )
+
+
+def _batches(items: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    """Groups pieces so that a batch keeps all cores busy and takes little memory."""
+    batch, characters = [], 0
+    for item in items:
+        batch.append(item)
+        characters += len(item[0])
+        if characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

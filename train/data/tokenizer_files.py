@@ -1,0 +1,116 @@
+"""Tokenizers as others save them: tokenizer.json, GPT-2's two files, BERT's vocab.txt."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from train.data.files import Location, explained, locate
+from train.errors import UserError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+GPT2_SPECIAL = "<|endoftext|>"
+
+
+def load_backend(path: str) -> tokenizers.Tokenizer:
+    """Reads a tokenizer from a file, or from a folder that has one.
+
+    Raises:
+      UserError: There is none, or it is damaged.
+    """
+    location = locate(path)
+    with explained(path):
+        if location.is_dir():
+            return _from_folder(location)
+        if not location.exists():
+            raise UserError(
+                f"{path}: does not exist; give a tokenizer.json, a vocab.txt or a folder"
+            )
+        if location.name == "vocab.txt":
+            return _bert(location)
+        return _tokenizer_json(location)
+
+
+def _from_folder(folder: Location) -> tokenizers.Tokenizer:
+    if (folder / "tokenizer.json").exists():
+        return _tokenizer_json(folder / "tokenizer.json")
+    if (folder / "merges.txt").exists():
+        for name in ("encoder.json", "vocab.json"):
+            if (folder / name).exists():
+                return _gpt2(folder / name, folder / "merges.txt")
+    if (folder / "vocab.txt").exists():
+        return _bert(folder / "vocab.txt")
+    raise UserError(
+        f"{folder}: has no tokenizer; it needs tokenizer.json, vocab.txt, or encoder.json (or "
+        "vocab.json) and merges.txt"
+    )
+
+
+def _tokenizer_json(file: Location) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    text = _text(file)
+    with _damaged(file):
+        return tokenizers.Tokenizer.from_str(text)
+
+
+def _gpt2(vocabulary_file: Location, merges_file: Location) -> tokenizers.Tokenizer:
+    """Byte-level BPE (Radford et al. 2019, section 2.2): the tokens' numbers, and the merges."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    try:
+        vocabulary = json.loads(_text(vocabulary_file))
+    except ValueError as error:
+        raise UserError(f"{vocabulary_file}: not JSON ({error}); fetch it again") from error
+    lines = _text(merges_file).splitlines()
+    pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    with _damaged(merges_file):
+        merges = [(left, right) for left, right in pairs]
+        backend = Tokenizer(models.BPE(vocabulary, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    if GPT2_SPECIAL in vocabulary:
+        backend.add_special_tokens([GPT2_SPECIAL])
+    return backend
+
+
+def _bert(file: Location) -> tokenizers.Tokenizer:
+    """WordPiece (Devlin et al. 2019), cased if any word of the vocabulary is."""
+    words = _text(file).rstrip("\n").split("\n")
+    cased = any(word != word.lower() for word in words if not word.startswith("["))
+    if "[UNK]" not in words:
+        raise UserError(f"{file}: has no [UNK], so it is not BERT's; give a tokenizer.json instead")
+    with _damaged(file):
+        return wordpiece_backend({word: n for n, word in enumerate(words)}, lowercase=not cased)
+
+
+def wordpiece_backend(vocabulary: dict[str, int], *, lowercase: bool) -> tokenizers.Tokenizer:
+    """A WordPiece model of these words, with BERT's steps around it."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.add_special_tokens([name for name in BERT_SPECIAL if name in vocabulary])
+    return backend
+
+
+def _text(file: Location) -> str:
+    try:
+        return file.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: not UTF-8 at byte {error.start}; fetch it again") from error
+
+
+@contextlib.contextmanager
+def _damaged(file: Location) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the tokenizers library raises no narrower class
+        raise UserError(f"{file}: damaged, or no tokenizer ({error}); fetch it again") from error

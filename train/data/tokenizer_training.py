@@ -1,0 +1,170 @@
+"""A tokenizer of each kind, learned from text."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from train.data.config import TokenizerConfig
+from train.data.pieces import NEWLINE_WORD, pieces
+from train.data.tokenizer import Tokenizer
+from train.data.tokenizer_files import BERT_SPECIAL, GPT2_SPECIAL, wordpiece_backend
+from train.errors import UserError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_UNKNOWN_WORD = "<unk>"
+
+
+def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+    """Learns the tokenizer that ``config`` describes; the same texts always give the same one.
+
+    Args:
+      config: Its kind and size; for kind "file" it is loaded and nothing is learned.
+      texts: Read once, as far as needed: not at all for "byte" and "file", all for "character".
+
+    Raises:
+      UserError: The file of kind "file" cannot be used, or vocab_size is below the letters.
+    """
+    if config.kind == "file":
+        return Tokenizer.load(config.path)
+    train = {
+        "byte": _byte,
+        "character": _character,
+        "word": _word,
+        "bpe": _bpe,
+        "wordpiece": _wordpiece,
+    }[config.kind]
+    return Tokenizer(train(config, texts))
+
+
+def _byte(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
+    """Token b is byte b, and 256 stands between documents."""
+    from tokenizers import models
+
+    symbols = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    backend = _byte_level(models.BPE(symbols, []), config)
+    backend.add_special_tokens([GPT2_SPECIAL])
+    return backend
+
+
+def _bpe(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
+    """Byte-level BPE as GPT-2 has it (Radford et al. 2019, section 2.2)."""
+    from tokenizers import models, trainers
+
+    backend = _byte_level(models.BPE(), config)
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        special_tokens=[GPT2_SPECIAL],
+        initial_alphabet=_byte_symbols(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(_first(texts, config.training_characters), trainer)
+    return backend
+
+
+def _byte_level(model: tokenizers.models.BPE, config: TokenizerConfig) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+
+    backend = Tokenizer(model)
+    if config.lowercase:
+        backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _character(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
+    """The characters by code point, then what stands between documents. BPE without merges."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    normalizer = normalizers.Lowercase() if config.lowercase else None
+    characters: set[str] = set()
+    for text in texts:
+        characters.update(normalizer.normalize_str(text) if normalizer else text)
+    vocabulary = {character: number for number, character in enumerate(sorted(characters))}
+    backend = Tokenizer(models.BPE(vocabulary, []))
+    if normalizer:
+        backend.normalizer = normalizer
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([GPT2_SPECIAL])
+    return backend
+
+
+def _word(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
+    """The most frequent words, <unk> for the others and <eos> for a newline (as in WikiText)."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    newline = NEWLINE_WORD.strip()
+    lower = [normalizers.Lowercase()] if config.lowercase else []
+    learner = Tokenizer(models.WordLevel(unk_token=_UNKNOWN_WORD))
+    learner.normalizer = normalizers.Sequence([*lower, normalizers.Replace("\n", NEWLINE_WORD)])
+    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.WordLevelTrainer(vocab_size=config.vocab_size, show_progress=False)
+    learner.train_from_iterator(_first(texts, config.training_characters), trainer)
+    # <unk> and <eos> are words like the others: they stand in texts, and are seen in samples.
+    always = [_UNKNOWN_WORD, newline]
+    counted = learner.get_vocab()
+    others = [word for word in sorted(counted, key=counted.__getitem__) if word not in always]
+    words = [*always, *others][: config.vocab_size]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=_UNKNOWN_WORD))
+    backend.normalizer, backend.pre_tokenizer = learner.normalizer, learner.pre_tokenizer
+    # A space before each word but the first; the prefix means none, and no word begins with it.
+    spaces = decoders.WordPiece(prefix="\n", cleanup=False)
+    backend.decoder = decoders.Sequence([spaces, decoders.Replace(newline, "\n")])
+    return backend
+
+
+def _wordpiece(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
+    """WordPiece with BERT's steps and special tokens.
+
+    The trainer numbers the letters within words in an order that changes from run to run, and
+    breaks ties by these numbers. So it runs twice: to find the letters, then with them in order.
+    """
+    sample = list(_first(texts, config.training_characters))
+    letters = set(_learned_wordpieces(config, sample, vocab_size=0, first=())) - {*BERT_SPECIAL}
+    first = [*BERT_SPECIAL, *sorted(letters)]
+    if len(first) > config.vocab_size:
+        raise UserError(
+            f"data.tokenizer.vocab_size: {config.vocab_size} is too small for the {len(first)} "
+            "letters and special tokens of this text; raise it, or use kind bpe"
+        )
+    words = _learned_wordpieces(config, sample, vocab_size=config.vocab_size, first=first)
+    return wordpiece_backend(words, lowercase=config.lowercase)
+
+
+def _learned_wordpieces(
+    config: TokenizerConfig, texts: list[str], *, vocab_size: int, first: Sequence[str]
+) -> dict[str, int]:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    learner.normalizer = normalizers.BertNormalizer(lowercase=config.lowercase)
+    learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=list(first), show_progress=False
+    )
+    learner.train_from_iterator(texts, trainer)
+    return learner.get_vocab()
+
+
+def _byte_symbols() -> list[str]:
+    """The character that stands for each byte in byte-level vocabularies.
+
+    Printable bytes stand for themselves; the others take the characters from 256 on.
+    """
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = itertools.count(256)
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def _first(texts: Iterable[str], characters: int) -> Iterator[str]:
+    """The first so many characters of the texts, in pieces (which are counted in parallel)."""
+    for text in texts:
+        yield from pieces(text[:characters])
+        characters -= len(text)
+        if characters <= 0:
+            return

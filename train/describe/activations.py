@@ -1,0 +1,89 @@
+"""What the forward pass keeps for the backward pass: an estimate, beside the textbook's."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformer.mixers import MixerConfig
+    from transformer.model import LanguageModel
+
+FLASH = ("cudnn",)
+"""Forms of attention that never hold all scores."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Activations:
+    """Of one batch (or microbatch), over all devices together."""
+
+    bytes: int
+    """With this model's rematerialisation and form of attention."""
+    textbook_elements: int
+    """L B T (14 D + T N): the intermediate results of every layer, scores included."""
+    textbook_bytes: int
+    """The same in the dtype that the model computes in."""
+    sixteen_bit_bytes: int
+    """L (34 B T D + 5 B N T^2), for 16-bit training with dropout (Korthikanti et al. 2022,
+    section 4.1)."""
+
+
+def estimate_activations(
+    model: "LanguageModel", batch: int, length: int, *, segments: bool = False
+) -> Activations:
+    """For `batch` windows of `length` tokens; `segments` says that documents are kept apart."""
+    import jax.numpy as jnp
+
+    from transformer.attention import AttentionConfig
+    from transformer.sizes import layer_mixers
+
+    mixers = list(layer_mixers(model.config))
+    item = jnp.dtype(model.config.precision.compute).itemsize
+    tokens, width = batch * length, model.config.width
+    heads = [mixer.heads if isinstance(mixer, AttentionConfig) else 0 for mixer in mixers]
+    kept = [_kept_heads(model, mixer, length, segments) for mixer in mixers]
+    textbook = sum(tokens * (14 * width + length * n) for n in heads)
+    return Activations(
+        bytes=item * _elements(model, [tokens * (14 * width + length * n) for n in kept], tokens),
+        textbook_elements=textbook,
+        textbook_bytes=item * textbook,
+        sixteen_bit_bytes=sum(tokens * (34 * width + 5 * length * n) for n in heads),
+    )
+
+
+def _elements(model: "LanguageModel", layers: list[int], tokens: int) -> int:
+    """What is kept of all layers, given what each has when nothing is computed again."""
+    from transformer.sizes import abstract
+
+    config = model.config
+    if config.remat == "none":
+        return sum(layers)
+    inputs = config.layers * config.width
+    products = sum(
+        leaf.size // leaf.inputs
+        for leaf in abstract(model).leaves()
+        if leaf.path[0] == "layers" and leaf.axes.is_matrix
+    )
+    a_token = inputs + products if config.remat == "dots" else inputs
+    return tokens * a_token + max(layers)
+
+
+def _kept_heads(model: "LanguageModel", mixer: "MixerConfig", length: int, segments: bool) -> int:
+    """N, or 0 where the scores of a layer never exist all at once."""
+    from transformer.attend import Case, choose
+    from transformer.attention import AttentionConfig
+    from transformer.masks import Pattern
+
+    if not isinstance(mixer, AttentionConfig):
+        return 0
+    width = mixer.query_width(model.config.width)
+    case = Case(
+        hardware=model.hardware,
+        pattern=Pattern(causal=True),
+        dtype=model.config.precision.compute,
+        queries=length,
+        keys=length,
+        query_width=width,
+        value_width=mixer.value_width or width,
+        segments=segments,
+        dropout=mixer.dropout > 0,
+    )
+    return 0 if choose(mixer.form, case).form in FLASH else mixer.heads

@@ -1,0 +1,70 @@
+"""A description as plain numbers, for programs."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from train.describe.decoding import LARGE_BATCH, Decoding
+
+if TYPE_CHECKING:
+    from train.describe import Description
+    from train.describe.memory import Memory
+    from transformer.costs import Flops
+    from transformer.sizes import Parameters
+
+
+def as_dict(description: "Description") -> dict[str, Any]:
+    """Numbers of parameters, operations a token, and bytes."""
+    own, *others = description.flops
+    decoding, *variants = description.decoding
+    return {
+        "batch_size": description.batch_size,
+        "sequence_length": description.sequence_length,
+        "parameters": _parameters(description.parameters) | {"estimate": description.estimate},
+        "flops_per_token": {
+            "forward": _flops(own),
+            "training": _flops(own, times=3),
+            "training_estimate": description.training_estimate,
+            "forward_by_length": [_flops(each) for each in (own, *others)],
+        },
+        "memory_bytes": _memory(description.memory),
+        "decoding": _decoding(decoding) | {"variants": [_decoding(each) for each in variants]},
+        "attention_bytes_per_token": description.traffic._asdict(),
+        "notes": list(description.notes),
+    }
+
+
+def _parameters(parameters: "Parameters") -> dict[str, Any]:
+    return {
+        "total": parameters.total,
+        "padding": parameters.padding,
+        "allocated": parameters.allocated,
+        "parts": dict(parameters.parts),
+    }
+
+
+def _flops(flops: "Flops", times: int = 1) -> dict[str, Any]:
+    counts = {
+        "projections": flops.projections,
+        "scores": flops.scores,
+        "scores_causal": flops.scores_causal,
+        "feed_forward": flops.feed_forward,
+        "vocabulary": flops.vocabulary,
+        "total": flops.total(causal=False),
+        "total_causal": flops.total(causal=True),
+    }
+    scaled = {name: count * times for name, count in counts.items()}
+    return {"sequence_length": flops.length, **scaled, "uncounted": list(flops.uncounted)}
+
+
+def _memory(memory: "Memory") -> dict[str, Any]:
+    return dataclasses.asdict(memory) | {"total": memory.total}
+
+
+def _decoding(decoding: Decoding) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(decoding),
+        "kv_heads": list(decoding.kv_heads),
+        "bytes_read_per_token": decoding.bytes_read_per_token(),
+        "flops_per_byte": decoding.intensity(),
+        f"flops_per_byte_batch_{LARGE_BATCH}": decoding.intensity(LARGE_BATCH),
+    }

@@ -1,0 +1,95 @@
+"""What hardware and versions are here, and what is wrong with them."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from train.doctor import accelerator, surroundings, trial, versions
+from train.doctor.finding import Finding, Level
+from train.doctor.machine import Machine, examine
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Finding", "Level", "Machine", "Report", "doctor"]
+
+MARKS: dict[Level, str] = {
+    "ok": "[green]ok[/green]",
+    "warning": "[yellow]warning[/yellow]",
+    "problem": "[red]problem[/red]",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All that was found."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing stands in the way; warnings do not."""
+        return not self.count("problem")
+
+    def count(self, level: Level) -> int:
+        """How many findings are of this level."""
+        return sum(finding.level == level for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {"ok": self.ok, "findings": [dataclasses.asdict(each) for each in self.findings]}
+
+    def print(self, console: "Console | None" = None) -> None:
+        """A table for people, on standard output unless a console is given."""
+        from rich import box
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        console = console or Console(highlight=False)
+        table = Table(box=box.SIMPLE_HEAD)
+        for column in ("", "what", "found"):
+            table.add_column(column)
+        for each in self.findings:
+            remedy = f"\n-> {each.remedy}" if each.remedy else ""
+            table.add_row(MARKS[each.level], each.name, escape(each.detail + remedy))
+        console.print(table)
+        console.print(f"Problems: {self.count('problem')}. Warnings: {self.count('warning')}.")
+
+
+def doctor() -> Report:
+    """Looks at this machine, in a few seconds; computes a little on its first device."""
+    machine = examine()
+    return Report(
+        (
+            *versions.check_versions(),
+            *_devices(machine),
+            *surroundings.check_surroundings(machine),
+        )
+    )
+
+
+def _devices(machine: Machine) -> Iterator[Finding]:
+    devices = accelerator.start(machine.environment)
+    if isinstance(devices, Finding):
+        yield devices
+        return
+    platform = devices[0].platform
+    yield accelerator.describe_devices(devices)
+    yield accelerator.check_accelerator(platform, machine, versions.plugins())
+    yield trial.check_bfloat16()
+    yield trial.check_speed(platform)
+    yield _compilation_cache()
+
+
+def _compilation_cache() -> Finding:
+    """Where `fit` keeps compiled programs; that it can be imported is seen on the way."""
+    import jax
+
+    try:
+        from train.hardware import keep_compiled_programs
+    except ImportError as error:
+        remedy = "pip install -e . in the project's folder"
+        return Finding("transformer", "problem", f"cannot be imported: {error}", remedy)
+    keep_compiled_programs()
+    return surroundings.check_compilation_cache(jax.config.values["jax_compilation_cache_dir"])

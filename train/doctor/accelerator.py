@@ -1,0 +1,106 @@
+"""Which devices JAX computes on, and whether they are those that the machine has."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from train.doctor.finding import Finding
+
+if TYPE_CHECKING:
+    from train.doctor.machine import Machine
+
+GIB = 2**30
+
+RUNTIMES = {
+    "Colab": "choose Runtime > Change runtime type > a GPU or TPU",
+    "Kaggle": "choose Settings > Accelerator > a GPU or TPU",
+}
+
+
+def start(environment: Mapping[str, str]) -> Sequence[Any] | Finding:
+    """JAX's devices, or why it has none."""
+    try:
+        import jax
+    except (ImportError, RuntimeError) as error:
+        detail = f"jax cannot be imported: {_line(error)}"
+        return Finding("devices", "problem", detail, "pip install --upgrade jax jaxlib")
+    try:
+        return jax.local_devices()
+    except (AssertionError, RuntimeError) as error:
+        return _no_device(environment.get("JAX_PLATFORMS", ""), _line(error))
+
+
+def _no_device(asked: str, why: str) -> Finding:
+    """Why JAX has no device at all; it may give no reason for a platform that was asked for."""
+    if asked:
+        detail = f"none with JAX_PLATFORMS={asked}{why and ': '}{why}"
+        remedy = "unset JAX_PLATFORMS, or set it to a platform that is here"
+    else:
+        detail = f"jax cannot start: {why}"
+        remedy = "end other processes that hold the device, or set JAX_PLATFORMS=cpu"
+    return Finding("devices", "problem", detail, remedy)
+
+
+def describe_devices(devices: Sequence[Any]) -> Finding:
+    """Platform, number, kind, and memory of each."""
+    first = devices[0]
+    statistics = first.memory_stats() or {}
+    size = statistics.get("bytes_limit", 0)
+    memory = f", {size / GIB:.1f} GiB each for JAX" if size else ""
+    kind = "CPU" if first.platform == "cpu" else f"{first.device_kind} ({first.platform})"
+    detail = f"{len(devices)} × {kind}{memory}"
+    return Finding("devices", "ok", detail)
+
+
+def check_accelerator(platform: str, machine: "Machine", plugins: Sequence[str]) -> Finding:
+    """Whether JAX, on `platform`, leaves a GPU or TPU of this machine unused."""
+    if platform != "cpu":
+        return Finding("accelerator", "ok", f"in use ({platform})")
+    asked = machine.environment.get("JAX_PLATFORMS", "")
+    if (machine.gpu or machine.tpu) and "cpu" in asked.split(","):
+        detail = f"{machine.gpu or machine.tpu} is here, but JAX_PLATFORMS={asked} hides it"
+        return Finding("accelerator", "warning", detail, "unset JAX_PLATFORMS")
+    if machine.gpu:
+        return _unused_gpu(machine.gpu, plugins)
+    if machine.tpu:
+        return _unused_tpu(machine.tpu, plugins)
+    if machine.notebook in RUNTIMES:
+        detail = f"none: this {machine.notebook} session has a CPU alone"
+        return Finding("accelerator", "warning", detail, RUNTIMES[machine.notebook])
+    return Finding("accelerator", "ok", "none found; JAX computes on the CPU")
+
+
+def _unused_gpu(gpu: str, plugins: Sequence[str]) -> Finding:
+    cuda = [name for name in plugins if "cuda" in name]
+    if cuda:
+        detail = f"a GPU is here ({gpu}), but {cuda[0]} did not start{_failure('cuda')}"
+        remedy = "see nvidia-smi: cuda13 needs driver 580 or later, cuda12 driver 525 or later"
+    else:
+        detail = f"a GPU is here ({gpu}), but JAX computes on the CPU"
+        remedy = "pip install -e '.[cuda13]', or '.[cuda12]' for a driver before 580"
+    return Finding("accelerator", "problem", detail, remedy)
+
+
+def _unused_tpu(tpu: str, plugins: Sequence[str]) -> Finding:
+    if "libtpu" in plugins:
+        detail = f"a TPU may be here ({tpu}), but libtpu did not start{_failure('tpu')}"
+        remedy = "end other processes that hold the TPU; run on all hosts of a slice at once"
+    else:
+        detail = f"a TPU may be here ({tpu}), but JAX computes on the CPU"
+        remedy = "pip install -e '.[tpu]'"
+    return Finding("accelerator", "problem", detail, remedy)
+
+
+def _failure(platform: str) -> str:
+    """Why a platform did not start, in JAX's words."""
+    import jax
+
+    try:
+        jax.devices(platform)
+    except RuntimeError as error:
+        return f": {_line(error)}"
+    return ""
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error."""
+    return next(iter(str(error).strip().splitlines()), "")

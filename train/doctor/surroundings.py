@@ -1,0 +1,77 @@
+"""Cores, memory, disk, notebook, and settings of the environment that slow JAX down."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from train.doctor.finding import Finding
+
+if TYPE_CHECKING:
+    from train.doctor.machine import Machine
+
+GIB = 2**30
+LEAST_MEMORY = 2 * GIB
+LEAST_DISK = 2 * GIB
+"""A run keeps three copies of weights and moments: two checkpoints, and one being written."""
+
+SLOW = {
+    "JAX_DISABLE_JIT": "runs every operation by itself, very slowly",
+    "JAX_DEBUG_NANS": "runs every step again where it meets a NaN, and slows the others",
+    "JAX_ENABLE_X64": "makes doubles of numbers that were meant as floats",
+}
+OFF = ("", "0", "false", "no", "off")
+
+
+def check_surroundings(machine: "Machine") -> Iterator[Finding]:
+    """Everything about the machine that is not its accelerator."""
+    yield Finding("cores", "ok", f"{machine.cores}")
+    yield check_memory(machine)
+    yield check_disk(machine)
+    if machine.notebook:
+        yield Finding("notebook", "ok", machine.notebook)
+    for name, harm in SLOW.items():
+        value = machine.environment.get(name, "")
+        if value.lower() not in OFF:
+            yield Finding(name, "warning", f"{value}: {harm}", f"unset {name}")
+
+
+def check_memory(machine: "Machine") -> Finding:
+    """Main memory, enough for the smallest runs."""
+    if not machine.memory:
+        return Finding("memory", "ok", "not known")
+    detail = f"{machine.memory / GIB:.1f} GiB"
+    if machine.memory >= LEAST_MEMORY:
+        return Finding("memory", "ok", detail)
+    return Finding("memory", "warning", detail, "lower batch_size and model.width to what fits")
+
+
+def check_disk(machine: "Machine") -> Finding:
+    """Room for checkpoints in the working folder."""
+    detail = f"{machine.free_disk / GIB:.1f} GiB free in {machine.folder}"
+    elsewhere = "give --workdir a folder elsewhere"
+    if not machine.writable:
+        return Finding("disk", "warning", f"{machine.folder} cannot be written to", elsewhere)
+    if machine.free_disk >= LEAST_DISK:
+        return Finding("disk", "ok", detail)
+    return Finding("disk", "warning", detail, f"make room for checkpoints, or {elsewhere}")
+
+
+def check_compilation_cache(folder: str | None) -> Finding:
+    """Where JAX keeps compiled programs between runs."""
+    name, setting = "compilation cache", "JAX_COMPILATION_CACHE_DIR"
+    if not folder:
+        return Finding(name, "ok", f"none, as {setting} is empty")
+    if can_write(folder):
+        return Finding(name, "ok", folder)
+    remedy = f"set {setting} to a folder of your own"
+    return Finding(name, "warning", f"{folder} cannot be written to", remedy)
+
+
+def can_write(folder: str) -> bool:
+    """Whether a local folder can be written to, or made. Remote ones are taken to be fine."""
+    if "://" in folder:
+        return True
+    path = Path(folder).absolute()
+    there = next(each for each in (path, *path.parents) if each.exists())
+    return there.is_dir() and os.access(there, os.W_OK)

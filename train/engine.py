@@ -1,0 +1,180 @@
+"""The training step compiled for the devices at hand, by `jit` over a mesh or by `pmap`."""
+
+import abc
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from train.choices import choices
+from train.errors import UsageError
+from train.experiment import Experiment
+from train.loss_scale import LossScale
+from train.optimizers import make_optimizer
+from train.schedules import make_schedule
+from train.sharding import (
+    constrain_to,
+    like_parameters,
+    make_mesh,
+    parameter_shardings,
+    place_batch,
+    replicated,
+)
+from train.state import TrainState
+from train.step import Batch, TrainStep
+from train.tasks.language import language_model_loss
+from transformer.hardware import Hardware
+from transformer.model import LanguageModel
+
+Metrics = dict[str, jax.Array]
+
+
+class Engine(abc.ABC):
+    """What the loop calls. States are as a checkpoint holds them: one logical copy."""
+
+    model: LanguageModel
+    mesh: Mesh
+
+    @abc.abstractmethod
+    def init(self) -> TrainState:
+        """The state before the first step, born where it belongs."""
+
+    @abc.abstractmethod
+    def shapes(self) -> TrainState:
+        """The state's shapes, dtypes and layout, with nothing allocated."""
+
+    @abc.abstractmethod
+    def put(self, rows: dict[str, np.ndarray]) -> Batch:
+        """This host's rows of a batch, on the devices."""
+
+    @abc.abstractmethod
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """One update. `state` is consumed."""
+
+    @abc.abstractmethod
+    def choices(self) -> dict[str, str]:
+        """What every `auto` has become here, and why."""
+
+    @abc.abstractmethod
+    def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
+        """Sums of the losses of a batch, without dropout."""
+
+
+def make_engine(experiment: Experiment, hardware: Hardware) -> Engine:
+    """The engine that the experiment asks for, over all devices of this run."""
+    mesh = make_mesh(experiment.mesh)
+    shards = mesh.shape["data"] * mesh.shape["fsdp"] * experiment.accumulate
+    if experiment.batch_size % shards:
+        raise UsageError(
+            f"batch_size {experiment.batch_size}: does not divide among {shards} "
+            "(mesh.data x mesh.fsdp x accumulate); give a multiple of it"
+        )
+    kind = PmapEngine if experiment.compile == "pmap" else JitEngine
+    return kind(experiment, mesh, hardware)
+
+
+class JitEngine(Engine):
+    """`jit` with a NamedSharding for every array."""
+
+    def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
+        self.experiment, self.mesh = experiment, mesh
+        self.model = LanguageModel(experiment.model, hardware, constrain_to(mesh))
+        self.axes = self.model.axes()
+        self.train_step = make_step(experiment, self.model, self.axes)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes())
+        self._step = jax.jit(
+            self.train_step, donate_argnums=0, out_shardings=(shardings, replicated(mesh))
+        )
+        loss = self.train_step.loss
+        self._evaluate = jax.jit(lambda params, batch: loss(params, batch, None))
+
+    def init(self) -> TrainState:
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes())
+        return jax.jit(self._init, out_shardings=shardings)()
+
+    @functools.cached_property
+    def _init(self) -> Callable[[], TrainState]:
+        return functools.partial(init_state, self.experiment, self.model, self.train_step.optimizer)
+
+    def shapes(self) -> TrainState:
+        shapes = jax.eval_shape(self._init)
+        params = parameter_shardings(self.mesh, self.axes, shapes.params)
+        whole = replicated(self.mesh)
+        optimizer = like_parameters(shapes.optimizer, shapes.params, params, whole)
+        rest = jax.tree.map(lambda _: whole, shapes)
+        shardings = rest.replace(params=params, optimizer=optimizer)
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            shapes,
+            shardings,
+        )
+
+    def put(self, rows: dict[str, np.ndarray]) -> Batch:
+        count = len(next(iter(rows.values()))) * jax.process_count()
+        return place_batch(self.mesh, rows, count)
+
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        return self._step(state, batch)
+
+    def choices(self) -> dict[str, str]:
+        return choices(self.experiment, self.model.hardware)
+
+    def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
+        return self._evaluate(params, batch)
+
+
+class PmapEngine(JitEngine):
+    """`pmap`: replicated data parallelism, the batch cut along a mapped axis."""
+
+    def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
+        super().__init__(experiment, mesh, hardware)
+        single = LanguageModel(experiment.model, hardware)
+        mapped = make_step(experiment, single, self.axes, axis_name="devices")
+        self._mapped = jax.pmap(
+            mapped, "devices", in_axes=(None, 0), out_axes=None, donate_argnums=0
+        )
+
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        count = self.mesh.size
+        cut = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
+        return self._mapped(state, cut)
+
+
+def make_step(
+    experiment: Experiment, model: LanguageModel, axes: Any, axis_name: str | None = None
+) -> TrainStep:
+    """The step of an experiment; `axis_name` if it is to be mapped over devices."""
+    return TrainStep(
+        loss=language_model_loss(model, experiment),
+        optimizer=make_optimizer(experiment.optimizer, axes),
+        schedule=make_schedule(
+            experiment.schedule, steps=experiment.steps, width=experiment.model.width
+        ),
+        clip=experiment.optimizer.clip,
+        accumulate=experiment.accumulate,
+        loss_scale=experiment.loss_scale,
+        axis_name=axis_name,
+    )
+
+
+def init_state(
+    experiment: Experiment, model: LanguageModel, optimizer: optax.GradientTransformation
+) -> TrainState:
+    """The state at step 0, from the seed alone."""
+    weights, dropout = jax.random.split(jax.random.key(experiment.seed))
+    params = model.init(weights, jnp.zeros((1, 1), jnp.int32))["params"]
+    wide = jax.tree.map(lambda p: p.astype(jnp.float32), params)
+    scaled = experiment.model.precision.needs_loss_scale
+    return TrainState(
+        step=jnp.int32(0),
+        cursor=jnp.int32(0),
+        params=params,
+        optimizer=optimizer.init(wide),
+        key=dropout,
+        loss_scale=LossScale.start(experiment.loss_scale) if scaled else None,
+    )

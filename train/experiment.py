@@ -1,0 +1,110 @@
+"""An experiment: everything that decides a run, as one frozen value."""
+
+import dataclasses
+from typing import Literal
+
+from train.data.config import DataConfig
+from train.errors import UsageError
+from train.loss_scale import LossScaleConfig
+from train.optimizers import OptimizerConfig
+from train.schedules import ScheduleConfig
+from train.sharding import MeshConfig
+from transformer.config import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    """The held-out metrics, during training and at its end."""
+
+    every: int = 500
+    """Steps between evaluations; 0: only at the end."""
+    batches: int = 20
+    """Batches of each evaluation during training; 0: the whole split. The one at the end takes
+    the whole split."""
+    stride: int = 0
+    """New tokens in each window: less than the sequence length gives every token more context,
+    at more cost. 0: the sequence length."""
+    batch_size: int = 0
+    """Windows in a batch; 0: as in training."""
+    compressors: bool = False
+    """Show at the end what gzip -9 and xz -9 make of the held-out text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleConfig:
+    """Texts that the model writes on the way, to be looked at."""
+
+    every: int = 0
+    """Steps between samples; 0: none."""
+    prompt: str = ""
+    tokens: int = 100
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """What of the run is kept on disk."""
+
+    every: int = 500
+    """Steps between checkpoints; the last step always has one. 0: only the last."""
+    keep: int = 2
+    """How many of the newest are kept."""
+    keep_every: int = 0
+    """Checkpoints at multiples of this many steps are kept too; 0: none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A model, its data, and how it is trained."""
+
+    name: str = "experiment"
+    """What the run is called, and its folder under runs/ unless --workdir says otherwise."""
+    model: TransformerConfig = TransformerConfig()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    steps: int = 1000
+    """Updates of the weights."""
+    batch_size: int = 32
+    """Windows in a batch, over all devices and microbatches."""
+    accumulate: int = 1
+    """Microbatches that a batch is cut into, one after the other: less memory, the same result."""
+    seed: int = 0
+    """Of the first weights, of dropout, and of the order of the data."""
+    log_every: int = 10
+    """Steps between lines of metrics.jsonl."""
+    mesh: MeshConfig = MeshConfig()
+    compile: Literal["jit", "pmap"] = "jit"
+    """jit: over the mesh. pmap: one copy of the model on each device."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    sample: SampleConfig = SampleConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    loss_scale: LossScaleConfig = LossScaleConfig()
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "accumulate", "log_every"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} {getattr(self, name)}: give 1 or more")
+        if self.batch_size % self.accumulate:
+            raise UsageError(
+                f"accumulate {self.accumulate}: does not divide batch_size {self.batch_size}; "
+                "give a divisor of it"
+            )
+        longest = self.model.max_length
+        if longest is not None and self.data.sequence_length > longest:
+            raise UsageError(
+                f"data.sequence_length {self.data.sequence_length}: the model's table of positions "
+                f"has {longest} rows; give at most that, or a longer model.position.length"
+            )
+        if self.evaluation.stride > self.data.sequence_length:
+            raise UsageError(
+                f"evaluation.stride {self.evaluation.stride}: is beyond data.sequence_length "
+                f"{self.data.sequence_length}; give at most that, or 0"
+            )
+        if self.compile == "pmap" and (self.mesh.fsdp, self.mesh.tensor) != (1, 1):
+            raise UsageError(
+                "compile pmap: copies the whole model to each device, and mesh.fsdp or mesh.tensor "
+                "would cut it; use --compile jit"
+            )

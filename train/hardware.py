@@ -1,0 +1,29 @@
+"""The hardware at hand, as a value for the model."""
+
+import os
+import pathlib
+
+import jax
+
+from transformer.hardware import Hardware
+
+PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu"}
+
+
+def local_hardware() -> Hardware:
+    """What this process and those beside it run on."""
+    device = jax.devices()[0]
+    platform = PLATFORMS.get(device.platform, "cpu")
+    return Hardware(platform, device.device_kind, jax.device_count())  # type: ignore[arg-type]
+
+
+def keep_compiled_programs() -> None:
+    """Keeps compiled programs on disk: a run that is started again need not compile again.
+
+    JAX_COMPILATION_CACHE_DIR says where; set to nothing, it forbids it.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(base) / "transformer" / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)

@@ -1,0 +1,91 @@
+"""Files of one JSON object a line that only grow, and survive a process that is killed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from train.data.files import Location
+from train.runfolder import reading, writing
+
+Record = dict[str, Any]
+
+
+def append(path: Location, records: Iterable[Mapping[str, Any]]) -> None:
+    """Adds a line for each record; all of them are in the file when this returns.
+
+    A line torn by a process that was killed is ended first, so that it spoils no other. Object
+    stores cannot append: there the file is read and written whole.
+
+    Raises:
+      UserError: The file cannot be written; the lines before are still there.
+    """
+    lines = "".join(to_line(record) for record in records).encode(errors="backslashreplace")
+    with writing(path):
+        if isinstance(path, pathlib.Path):
+            with path.open("a+b") as file:
+                file.write(_newline_after(_last_byte(file)) + lines)
+        else:
+            before = path.read_bytes() if path.exists() else b""
+            path.write_bytes(before + _newline_after(before[-1:]) + lines)
+
+
+def read(path: Location) -> list[Record]:
+    """The records of a file, in order; torn lines are left out, and a missing file has none."""
+    parsed = (parse(line) for line in read_lines(path))
+    return [record for record in parsed if record is not None]
+
+
+def read_lines(path: Location) -> list[str]:
+    """The lines of a file without what ends them, torn ones too; a missing file has none."""
+    with reading(path):
+        if not path.exists():
+            return []
+        text = path.read_bytes().decode(errors="replace")
+    return [line for line in text.split("\n") if line.strip()]
+
+
+def parse(line: str) -> Record | None:
+    """The object that a line holds; None if it holds none, being torn."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def to_line(record: Mapping[str, Any]) -> str:
+    """One line of valid JSON. Floats read back as they were.
+
+    JSON has no NaN and no infinities: they become the strings "NaN", "Infinity" and "-Infinity",
+    which ``float`` understands. Scalars of NumPy and JAX become numbers, and what JSON does not
+    know (a path, a dtype) becomes its ``str``.
+    """
+    return json.dumps(_plain(dict(record)), allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
+def _last_byte(file: Any) -> bytes:
+    if not file.seek(0, os.SEEK_END):
+        return b""
+    file.seek(-1, os.SEEK_END)
+    return file.read(1)
+
+
+def _newline_after(last: bytes) -> bytes:
+    return b"" if last in (b"", b"\n") else b"\n"

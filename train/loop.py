@@ -1,0 +1,242 @@
+"""Training a run from its first step, or from where it stopped, to its last."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+from typing import Any
+
+import jax
+
+from train.checkpoints import Checkpoints
+from train.data import Batches, Corpus, Tokenizer, prepare
+from train.data.prefetch import prefetch
+from train.engine import Metrics, make_engine
+from train.errors import UserError
+from train.evaluation import evaluate_stream, host_rows
+from train.experiment import Experiment
+from train.hardware import keep_compiled_programs, local_hardware
+from train.memory import explain_exhaustion
+from train.preemption import PreemptedError, StopRequest
+from train.report import Report
+from train.run import Run, check_vocabulary, saved_experiment
+from train.runfolder import RunFolder, write_atomically
+from train.sample import sample
+from train.settings import as_text, changes, forbidden, to_plain
+from train.state import TrainState
+from transformer.sampling import SamplingConfig
+
+
+def fit(experiment: Experiment, workdir: str = "", *, quiet: bool = False) -> Run:
+    """Trains; in a folder that has checkpoints it goes on from the newest, bit for bit.
+
+    Args:
+      experiment: What to train.
+      workdir: The run's folder, local or remote; `runs/<name>` if empty.
+      quiet: Show nothing.
+
+    Raises:
+      UserError: something the user can put right; what was written before is still there.
+      PreemptedError: the process was told to stop, and has saved a checkpoint.
+    """
+    keep_compiled_programs()
+    folder = RunFolder.create(workdir or f"runs/{experiment.name}")
+    with explain_exhaustion(experiment):
+        return _Fit(experiment, folder, quiet).run()
+
+
+class _Fit:
+    """What the parts of one `fit` share."""
+
+    def __init__(self, experiment: Experiment, folder: RunFolder, quiet: bool):
+        self.folder, self.quiet = folder, quiet
+        saved = saved_experiment(folder) if folder.config_json.exists() else None
+        tokenizer = Tokenizer.load(folder.tokenizer) if saved else None
+        self.corpus = prepare(experiment.data, tokenizer=tokenizer)
+        self.experiment = resolved(experiment, self.corpus)
+        self.engine = make_engine(self.experiment, local_hardware())
+        self.differences = changes(saved, self.experiment) if saved else {}
+        self.check_saved()
+
+    def check_saved(self) -> None:
+        """Refuses to resume a run with other settings or other data, before anything is written."""
+        refused = forbidden(self.differences)
+        if refused:
+            name, (old, new) = next(iter(refused.items()))
+            raise UserError(
+                f"{self.folder.path}: its run was trained with {name} = {old}, not {new}"
+                f"{f' (and {len(refused) - 1} more differ)' if len(refused) > 1 else ''}; "
+                "give another --workdir, or the settings of its config.txt"
+            )
+
+    def run(self) -> Run:
+        settings, path = self.experiment.checkpoint, self.folder.checkpoints
+        with Checkpoints(
+            path, every=settings.every, keep=settings.keep, keep_every=settings.keep_every
+        ) as checkpoints:
+            state, done = self.start(checkpoints)
+            if jax.process_index() == 0:
+                self.write_settings()
+            speaks = jax.process_index() == 0
+            report = Report(
+                self.folder, self.experiment, done=done, speaks=speaks, quiet=self.quiet
+            )
+            with report, StopRequest() as stop:
+                self.announce(report, done)
+                state = self.train(state, done, checkpoints, report, stop)
+                metrics = self.finish(state, report)
+        return self.result(state, self.experiment.steps, metrics)
+
+    def start(self, checkpoints: Checkpoints) -> tuple[TrainState, int]:
+        """The state to go on from, and its step."""
+        latest = checkpoints.latest_step()
+        if latest is None:
+            return self.engine.init(), 0
+        state, extra = checkpoints.restore(latest, self.engine.shapes())
+        if extra.get("corpus") != self.corpus.digest:
+            raise UserError(
+                f"data.path {self.experiment.data.path}: is not the text that "
+                f"{self.folder.path} was trained on; give that text, or another --workdir"
+            )
+        return state, latest
+
+    def write_settings(self) -> None:
+        chosen = self.engine.choices()
+        plain = {"experiment": to_plain(self.experiment), "chosen": chosen}
+        lines = "".join(f"# auto: {name} = {choice}\n" for name, choice in chosen.items())
+        write_atomically(self.folder.config_text, as_text(self.experiment) + lines)
+        write_atomically(self.folder.config_json, json.dumps(plain, indent=1) + "\n")
+        self.corpus.tokenizer.save(self.folder.tokenizer)
+
+    def announce(self, report: Report, done: int) -> None:
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.engine.shapes().params))
+        hardware = self.engine.model.hardware
+        report.event(
+            "resumed" if done else "started",
+            step=done,
+            hardware=dataclasses.asdict(hardware),
+            mesh=dict(self.engine.mesh.shape),
+            changed={name: new for name, (_, new) in self.differences.items()},
+        )
+        tokens = len(self.corpus.split("train").tokens)
+        verb = f"goes on from step {done}" if done else "begins"
+        report.say(
+            f"{self.experiment.name} {verb}: {count:,} parameters, {tokens:,} tokens of text, "
+            f"{hardware.count} {hardware.kind or hardware.platform}; in {self.folder.path}"
+        )
+
+    def train(
+        self,
+        state: TrainState,
+        done: int,
+        checkpoints: Checkpoints,
+        report: Report,
+        stop: StopRequest,
+    ) -> TrainState:
+        experiment, engine = self.experiment, self.engine
+        cursor = int(state.cursor)
+        with contextlib.closing(prefetch(self.load, cursor)) as batches:
+            for step in range(done + 1, experiment.steps + 1):
+                state, metrics = engine.step(state, next(batches)[1])
+                if step % experiment.log_every == 0 or step == experiment.steps:
+                    report.train(step, fetched(metrics))
+                if step < experiment.steps:
+                    self.look(step, state, report)
+                last = step == experiment.steps or stop.signal is not None
+                if last or checkpoints.due(step):
+                    with report.pause():
+                        checkpoints.save(step, state, {"corpus": self.corpus.digest})
+                if stop.signal is not None and step < experiment.steps:
+                    checkpoints.wait()
+                    report.event("preempted", step=step, why=stop.signal)
+                    raise PreemptedError(
+                        f"{self.folder.path}: stopped by {stop.signal} at step {step}, "
+                        "checkpoint saved; the same command goes on from there"
+                    )
+        return state
+
+    def load(self, cursor: int) -> Any:
+        return self.engine.put(self.batches.rows(cursor, *host_rows(self.experiment.batch_size)))
+
+    @property
+    def batches(self) -> Batches:
+        experiment = self.experiment
+        return Batches(
+            self.corpus.split("train"),
+            batch_size=experiment.batch_size,
+            sequence_length=experiment.data.sequence_length,
+            seed=experiment.seed,
+            segments=experiment.data.segments,
+        )
+
+    def look(self, step: int, state: TrainState, report: Report) -> None:
+        """Evaluation and samples on the way."""
+        if due(step, self.experiment.evaluation.every):
+            with report.pause():
+                report.evaluation(step, "validation", self.evaluate(state, whole=False))
+        if due(step, self.experiment.sample.every):
+            with report.pause():
+                report.sample(step, self.write(state, step))
+
+    def evaluate(self, state: TrainState, *, whole: bool) -> dict[str, float]:
+        stream = self.corpus.split("validation")
+        return evaluate_stream(self.engine, state.params, stream, self.experiment, whole=whole)
+
+    def write(self, state: TrainState, step: int) -> str:
+        settings = self.experiment.sample
+        sampling = SamplingConfig(settings.temperature, settings.top_k, settings.top_p)
+        [text] = sample(
+            self.result(state, step, {}),
+            [settings.prompt],
+            max_new_tokens=settings.tokens,
+            sampling=sampling,
+            seed=self.experiment.seed,
+        )
+        return text
+
+    def finish(self, state: TrainState, report: Report) -> dict[str, float]:
+        """The metrics over the whole held-out text, and what compressors make of it."""
+        step = int(state.step)
+        metrics = self.evaluate(state, whole=True)
+        report.evaluation(step, "validation", metrics)
+        if self.experiment.evaluation.compressors:
+            references = self.corpus.compressed_bits_per_byte("validation")
+            stream = self.corpus.split("validation")
+            report.references(references, math.log(2) * stream.bytes / stream.targets)
+        if self.experiment.sample.every:
+            report.sample(step, self.write(state, step))
+        report.event("finished", step=step, **metrics)
+        return metrics
+
+    def result(self, state: TrainState, step: int, metrics: dict[str, float]) -> Run:
+        return Run(
+            self.experiment,
+            self.folder,
+            self.engine.model,
+            state.params,
+            self.corpus.tokenizer,
+            step,
+            metrics,
+        )
+
+
+def resolved(experiment: Experiment, corpus: Corpus) -> Experiment:
+    """The experiment with the tokenizer's number of words, where it left that open."""
+    model = experiment.model
+    if not model.vocab_size:
+        model = dataclasses.replace(model, vocab_size=corpus.tokenizer.vocab_size)
+        experiment = dataclasses.replace(experiment, model=model)
+    check_vocabulary(experiment, corpus.tokenizer, "data.tokenizer")
+    return experiment
+
+
+def due(step: int, every: int) -> bool:
+    """Whether what happens every so many steps (0: never) happens now."""
+    return every > 0 and step % every == 0
+
+
+def fetched(metrics: Metrics) -> dict[str, float]:
+    """Metrics as numbers: this waits for the step to end."""
+    return {name: float(value) for name, value in jax.device_get(metrics).items()}

@@ -1,0 +1,36 @@
+"""Dynamic loss scaling for float16 (Micikevicius et al. 2018, section 3.2)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+@dataclasses.dataclass(frozen=True)
+class LossScaleConfig:
+    """Used when a precision policy computes in float16, and at no other time."""
+
+    initial: float = 2.0**15
+    growth_every: int = 2000
+    """Steps without overflow after which the scale doubles."""
+    largest: float = 2.0**24
+
+
+class LossScale(struct.PyTreeNode):
+    """What the loss is multiplied by, and for how many steps that has gone well."""
+
+    scale: jax.Array  # float32
+    good_steps: jax.Array  # int32
+
+    @staticmethod
+    def start(config: LossScaleConfig) -> "LossScale":
+        return LossScale(jnp.float32(config.initial), jnp.int32(0))
+
+    def after(self, finite: jax.Array, config: LossScaleConfig) -> "LossScale":
+        """Half the scale after an overflow; twice after `growth_every` steps without one."""
+        good = jnp.where(finite, self.good_steps + 1, 0)
+        grow = good >= config.growth_every
+        grown = jnp.where(grow, jnp.minimum(self.scale * 2, config.largest), self.scale)
+        scale = jnp.where(finite, grown, jnp.maximum(self.scale / 2, 1.0))
+        return LossScale(scale, jnp.where(grow, 0, good))

@@ -1,0 +1,55 @@
+"""Running out of memory, explained: what is large, and which settings to lower."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import jax
+
+from train.errors import UserError
+from train.experiment import Experiment
+
+
+@contextlib.contextmanager
+def explain_exhaustion(experiment: Experiment) -> Iterator[None]:
+    """Turns the compiler's or the device's out-of-memory error into one line with a remedy."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        if not exhausted(error):
+            raise
+        raise UserError(advice(experiment, str(error))) from error
+
+
+def exhausted(error: BaseException) -> bool:
+    """Whether this error says that memory ran out."""
+    text = str(error)
+    return (
+        isinstance(error, MemoryError)
+        or "RESOURCE_EXHAUSTED" in text
+        or "out of memory" in text.lower()
+    )
+
+
+def advice(experiment: Experiment, message: str) -> str:
+    """One line: how much was asked for, and the settings to change, those that help most first."""
+    asked = re.search(
+        r"(?:allocat\w+|Used|requested)\D{0,40}([\d.]+ ?[KMGT]?i?B?(?:ytes)?)", message
+    )
+    length, batch = experiment.data.sequence_length, experiment.batch_size
+    remedies = []
+    if batch > experiment.accumulate:
+        remedies.append(
+            f"raise accumulate (now {experiment.accumulate}) or lower batch_size (now {batch})"
+        )
+    if experiment.model.remat != "full":
+        remedies.append(f"set model.remat to full (now {experiment.model.remat})")
+    remedies.append(f"lower data.sequence_length (now {length})")
+    remedies.append(
+        f"lower model.width (now {experiment.model.width}) or "
+        f"model.layers (now {experiment.model.layers})"
+    )
+    if jax.device_count() > 1 and experiment.mesh.fsdp == 1:
+        remedies.insert(0, f"set mesh.fsdp to {jax.device_count()} (now 1)")
+    amount = f" asking for {asked.group(1).strip()}" if asked else ""
+    return f"memory: ran out{amount}; {', or '.join(remedies)}"

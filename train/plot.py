@@ -1,0 +1,141 @@
+"""loss.png: the loss of a run as it went down."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from train.data.files import Location
+from train.runfolder import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Of the palette of Okabe and Ito, which people with any colour vision can tell apart.
+_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#666666"
+
+_SMOOTHED_FROM = 50  # lines; fewer are shown as they are
+_WINDOW_GROWS = 10
+_WINDOW_WHOLE = 40
+
+# The largest over the smallest, from which an axis is logarithmic.
+_LOG_STEPS = 1_000
+_LOG_LOSSES = 3
+
+
+def plot_losses(
+    metrics: Sequence[Mapping[str, Any]],
+    path: Location,
+    references: Mapping[str, float] | None = None,
+) -> bool:
+    """Draws the losses of training and validation against the step.
+
+    Args:
+      metrics: Lines of a metrics.jsonl, as `train.metrics.read_metrics` gives them.
+      path: Where the PNG goes.
+      references: Losses to compare with, nats a token, by name; a line each.
+
+    Returns:
+      Whether it was drawn: not if there is no finite loss yet.
+
+    Raises:
+      UserError: The file cannot be written.
+    """
+    from matplotlib.figure import Figure  # takes half a second
+
+    training = _losses(metrics, "train")
+    validation = _losses(metrics, "validation")
+    drawn = np.concatenate([training, validation], axis=1)
+    if not drawn.size:
+        return False
+    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    _draw_training(axes, *training)
+    _draw_validation(axes, *validation)
+    _draw_references(axes, references or {})
+    _scale(axes, *drawn)
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    write_atomically(path, image.getvalue())
+    return True
+
+
+def _losses(metrics: Sequence[Mapping[str, Any]], split: str) -> np.ndarray:
+    """The finite losses of a split. Returns [2, N]: steps and losses, in order of steps."""
+    points = sorted(
+        (line["step"], line["loss"])
+        for line in metrics
+        if line["split"] == split and "loss" in line and math.isfinite(line["loss"])
+    )
+    return np.array(points, float).reshape(-1, 2).T
+
+
+def _draw_training(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:
+    if len(losses) < _SMOOTHED_FROM:
+        axes.plot(steps, losses, ".-", color=_BLUE, linewidth=1.5, label="training")
+        return
+    axes.plot(steps, losses, color=_BLUE, linewidth=0.8, alpha=0.3)
+    axes.plot(steps, _smoothed(losses), color=_BLUE, linewidth=1.8, label="training, smoothed")
+
+
+def _smoothed(values: np.ndarray) -> np.ndarray:
+    """The mean of each value and its neighbours, as many on both sides as there are.
+
+    The window grows with the distance from the start, where the curve is steep, and no further
+    than a part of the whole: so it follows the curve, on a logarithmic axis too.
+    """
+    index = np.arange(len(values))
+    reach = np.minimum(index // _WINDOW_GROWS, len(values) // _WINDOW_WHOLE)
+    above = np.minimum(index + reach + 1, len(values))
+    below = index - reach
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    return (sums[above] - sums[below]) / (above - below)
+
+
+def _draw_validation(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:
+    if not steps.size:
+        return
+    label = f"validation: {losses[-1]:.3f}"
+    best = losses.argmin()
+    if losses[best] < losses[-1]:
+        label += f", at best {losses[best]:.3f} (step {steps[best]:,.0f})"
+    axes.plot(steps, losses, "o-", color=_ORANGE, markersize=4, linewidth=1, label=label)
+
+
+def _draw_references(axes: Axes, references: Mapping[str, float]) -> None:
+    for name, loss in references.items():
+        axes.axhline(loss, color=_GREY, linestyle="--", linewidth=1)
+        axes.annotate(
+            f"{name}: {loss:.3f}",
+            (1, loss),
+            xycoords=("axes fraction", "data"),
+            xytext=(-4, 3),
+            textcoords="offset points",
+            horizontalalignment="right",
+            color=_GREY,
+            fontsize="small",
+        )
+
+
+def _scale(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:
+    """Logarithmic axes where plain ones would press what matters into a corner."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    positive = steps[steps > 0]
+    if positive.size and positive.max() >= _LOG_STEPS * positive.min():
+        axes.set_xscale("symlog" if (steps <= 0).any() else "log")
+    if losses.min() > 0 and losses.max() >= _LOG_LOSSES * losses.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats a token)")
+    axes.grid(visible=True, which="major", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)

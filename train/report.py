@@ -1,0 +1,102 @@
+"""What a run tells the world: the bar, metrics.jsonl, the logbook, the curve, samples.
+
+One host of several speaks; on the others every word is dropped here, so that the loop need not ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from train.experiment import Experiment
+from train.logbook import Logbook
+from train.metrics import MetricsLog, read_metrics
+from train.plot import plot_losses
+from train.progress import Progress
+from train.runfolder import RunFolder, write_atomically
+
+
+class Report:
+    """Enter it to show the bar; leaving draws the curve, whatever happened."""
+
+    def __init__(
+        self, folder: RunFolder, experiment: Experiment, *, done: int, speaks: bool, quiet: bool
+    ):
+        self._folder, self._speaks = folder, speaks
+        self._tokens = experiment.batch_size * experiment.data.sequence_length
+        self._progress = Progress(
+            experiment.steps,
+            done=done,
+            description=experiment.name,
+            quiet=quiet or not speaks,
+        )
+        self._metrics = MetricsLog(folder)
+        self._logbook = Logbook(folder.logbook)
+        self._references: dict[str, float] = {}
+        self._step, self._seconds, self._resumed_at = done, 0.0, time.perf_counter()
+        if speaks:
+            self._metrics.resume(done or None)
+
+    def __enter__(self) -> Self:
+        self._progress.__enter__()
+        self._resumed_at = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)
+        if self._speaks:
+            self._metrics.close()
+            plot_losses(read_metrics(self._folder.metrics), self._folder.curve, self._references)
+
+    @contextlib.contextmanager
+    def pause(self) -> Any:
+        """Around what is not training: it does not count against tokens a second."""
+        self._seconds += time.perf_counter() - self._resumed_at
+        yield
+        self._resumed_at = time.perf_counter()
+
+    def train(self, step: int, metrics: dict[str, float]) -> None:
+        """A line of training metrics; tokens a second are those since the line before."""
+        now = time.perf_counter()
+        seconds = self._seconds + now - self._resumed_at
+        speed = (step - self._step) * self._tokens / max(seconds, 1e-9)
+        self._step, self._seconds, self._resumed_at = step, 0.0, now
+        self._progress.update(step, loss=metrics["loss"], tokens_per_second=speed)
+        if self._speaks:
+            self._metrics.write(step, "train", {**metrics, "tokens_per_second": speed})
+
+    def evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:
+        """The held-out metrics at a step."""
+        shown = ", ".join(f"{name.replace('_', ' ')} {x:.4g}" for name, x in metrics.items())
+        self._progress.print(f"step {step}: {split} {shown}")
+        if self._speaks:
+            self._metrics.write(step, split, metrics)
+
+    def sample(self, step: int, text: str) -> None:
+        """Something that the model wrote."""
+        self._progress.print(f"step {step} writes: {text}")
+        if self._speaks:
+            path = self._folder.samples
+            before = path.read_text() if path.exists() else ""
+            write_atomically(path, f"{before}--- step {step}\n{text}\n")
+
+    def references(self, references: dict[str, float], nats_per_bit: float) -> None:
+        """Bits per byte that compressors need for the same text, and as losses in the curve."""
+        shown = ", ".join(f"{name} {bits:.3f}" for name, bits in references.items())
+        self._progress.print(f"bits per byte of the same text by compressors: {shown}")
+        self._references = {name: bits * nats_per_bit for name, bits in references.items()}
+
+    def event(self, event: str, **what: Any) -> None:
+        """A line of the logbook."""
+        if self._speaks:
+            self._logbook.write(event, **what)
+
+    def say(self, text: str) -> None:
+        self._progress.print(text)

@@ -1,0 +1,86 @@
+"""A run that was trained: its model, weights and tokenizer, read from its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from train.errors import UserError
+from train.experiment import Experiment
+from train.runfolder import RunFolder, reading
+from train.settings import from_plain
+
+if TYPE_CHECKING:
+    from train.data import Tokenizer
+    from transformer.model import LanguageModel
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """What a run has come to."""
+
+    experiment: Experiment
+    """As resolved: with the size of the vocabulary."""
+    folder: RunFolder
+    model: LanguageModel
+    params: Any
+    tokenizer: Tokenizer
+    step: int
+    """Updates that the weights have had."""
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    """The held-out metrics at the end of `fit`; empty for a run that was loaded."""
+
+
+def saved_experiment(folder: RunFolder) -> Experiment:
+    """The experiment of a run's folder. Raises UserError if its file is damaged."""
+    with reading(folder.config_json):
+        text = folder.config_json.read_text()
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise UserError(
+            f"{folder.config_json}: is not JSON ({error}); put the file back as it was"
+        ) from error
+    return from_plain(data.get("experiment", {}), str(folder.config_json))
+
+
+def load(workdir: str, *, step: int | None = None) -> Run:
+    """Reads a run: at its newest checkpoint, or at that of `step`.
+
+    Raises:
+      UserError: there is no run, no such checkpoint, or it does not fit the run's model.
+    """
+    from train.checkpoints import Checkpoints
+    from train.data import Tokenizer
+    from train.engine import make_engine
+    from train.hardware import local_hardware
+
+    folder = RunFolder.existing(workdir)
+    experiment = one_host(saved_experiment(folder))
+    tokenizer = Tokenizer.load(folder.tokenizer)
+    check_vocabulary(experiment, tokenizer, str(folder.tokenizer))
+    engine = make_engine(experiment, local_hardware())
+    with Checkpoints(folder.checkpoints, read_only=True) as checkpoints:
+        found = checkpoints.latest_step() if step is None else step
+        if found is None:
+            raise UserError(f"{folder.checkpoints}: holds no checkpoint yet; train with fit first")
+        params = checkpoints.restore_params(found, engine.shapes().params)
+    return Run(experiment, folder, engine.model, params, tokenizer, found)
+
+
+def one_host(experiment: Experiment) -> Experiment:
+    """The experiment on whatever devices are here: a run is often looked at elsewhere."""
+    from train.sharding import MeshConfig
+
+    return dataclasses.replace(experiment, mesh=MeshConfig(), compile="jit", accumulate=1)
+
+
+def check_vocabulary(experiment: Experiment, tokenizer: Tokenizer, source: str) -> None:
+    """Raises UserError if the model has another vocabulary than the tokenizer."""
+    if experiment.model.vocab_size != tokenizer.vocab_size:
+        raise UserError(
+            f"{source}: has {tokenizer.vocab_size} tokens and the model "
+            f"{experiment.model.vocab_size}; give the tokenizer that the model was trained with, "
+            "or set model.vocab_size to 0 and train anew"
+        )

@@ -1,0 +1,170 @@
+"""A run's folder: what is in it and what each thing is called."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import secrets
+from collections.abc import Iterator
+
+from train.data.files import Location, explained, locate
+from train.errors import UserError
+
+# A folder may have these before it has config.json: its run was killed at its very start.
+_STEMS = frozenset(
+    ("checkpoints", "config", "logbook", "loss", "metrics", "samples", "tensorboard", "tokenizer")
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """Where everything that belongs to a run lies, on this machine or remote (``gs://...``).
+
+    Making one touches nothing: `create` prepares the folder for a run to write into, `existing`
+    finds one that a run has written.
+    """
+
+    path: Location
+
+    @classmethod
+    def create(cls, workdir: str | os.PathLike[str]) -> RunFolder:
+        """The folder of a run that begins here or goes on; it is made if it is not there.
+
+        Raises:
+          UserError: It is a file, holds other things and no run, or cannot be written.
+        """
+        folder = cls(_located(workdir))
+        with writing(folder.path):
+            folder.path.mkdir(parents=True, exist_ok=True)
+            folder._refuse_strangers()
+            folder._try_writing()
+        return folder
+
+    @classmethod
+    def existing(cls, workdir: str | os.PathLike[str]) -> RunFolder:
+        """The folder of a run that was begun (UserError: there is none)."""
+        folder = cls(_located(workdir))
+        with reading(folder.path):
+            there, begun = folder.path.exists(), folder.config_json.exists()
+        if not begun:
+            found = f"holds no run (no {folder.config_json.name})" if there else "does not exist"
+            raise UserError(f"workdir {workdir}: {found}; give the --workdir that fit was given")
+        return folder
+
+    @property
+    def config_text(self) -> Location:
+        """The resolved experiment as flat sorted text, for people and for diff."""
+        return self.path / "config.txt"
+
+    @property
+    def config_json(self) -> Location:
+        """The resolved experiment, to be read back. A folder that has it holds a run."""
+        return self.path / "config.json"
+
+    @property
+    def metrics(self) -> Location:
+        """See `train.metrics`."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def logbook(self) -> Location:
+        """See `train.logbook`."""
+        return self.path / "logbook.jsonl"
+
+    @property
+    def checkpoints(self) -> Location:
+        """A folder for each saved step. See `train.checkpoints`."""
+        return self.path / "checkpoints"
+
+    @property
+    def curve(self) -> Location:
+        """See `train.plot`."""
+        return self.path / "loss.png"
+
+    @property
+    def tokenizer(self) -> Location:
+        """The tokenizer that the run trains with, in the format of the `tokenizers` library."""
+        return self.path / "tokenizer.json"
+
+    @property
+    def samples(self) -> Location:
+        """What the model wrote on the way."""
+        return self.path / "samples.txt"
+
+    @property
+    def tensorboard(self) -> Location:
+        """TensorBoard's event files, in a folder for each split."""
+        return self.path / "tensorboard"
+
+    def _refuse_strangers(self) -> None:
+        """Keeps a run out of a folder that is plainly something else, a home folder say."""
+        names = sorted(entry.name for entry in self.path.iterdir())
+        strangers = [name for name in names if not name.startswith(".")]
+        if strangers and not any(name.split(".")[0] in _STEMS for name in names):
+            raise UserError(
+                f"workdir {self.path}: holds other things ({', '.join(strangers[:3])}) and no run; "
+                "give a new or an empty folder"
+            )
+
+    def _try_writing(self) -> None:
+        probe = self.path / f".writable-{secrets.token_hex(4)}"
+        probe.write_bytes(b"")
+        probe.unlink()
+
+
+@contextlib.contextmanager
+def writing(path: Location) -> Iterator[None]:
+    """Turns what writing ``path`` can raise into a UserError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written ({reason(error)}); "
+            "make room there, check its permissions, or give another --workdir"
+        ) from error
+
+
+def reading(path: Location) -> contextlib.AbstractContextManager[None]:
+    """Turns what reading ``path`` can raise into a UserError that names it."""
+    return explained(str(path))
+
+
+def reason(error: OSError) -> str:
+    """What the system says is wrong, in a few words and on one line."""
+    return error.strerror or " ".join(str(error).split()) or type(error).__name__
+
+
+def write_atomically(path: Location, data: str | bytes) -> None:
+    """Writes a whole file (text as UTF-8): at every moment there is the old one or the new one.
+
+    Raises:
+      UserError: It cannot be written; what was there is still there.
+    """
+    data = data.encode() if isinstance(data, str) else data
+    with writing(path):
+        if isinstance(path, pathlib.Path):
+            _replace(path, data)
+        else:  # an object store shows a file only once it is whole
+            path.write_bytes(data)
+
+
+def _replace(path: pathlib.Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _located(workdir: str | os.PathLike[str]) -> Location:
+    with explained(f"workdir {workdir}"):
+        path = locate(os.fspath(workdir))
+        if path.exists() and not path.is_dir():
+            raise UserError(f"workdir {workdir}: is a file; give a folder")
+    return path

@@ -1,0 +1,126 @@
+"""Experiments as plain data: saved with every run, compared when it is resumed, read back.
+
+Nothing of a saved run is executed: a name in the file chooses among the classes known here.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterator
+from typing import Any, get_type_hints
+
+import cattrs
+from cattrs.strategies import configure_tagged_union
+
+from train.errors import UserError
+from train.experiment import Experiment
+from transformer.mixers import MIXERS, MixerConfig
+from transformer.positions import AttentionPosition, EmbeddingPosition
+from transformer.precision import Precision
+
+FREE = (
+    "name",
+    "steps",
+    "log_every",
+    "evaluation.",
+    "sample.",
+    "checkpoint.",
+    "mesh.",
+    "compile",
+    "accumulate",
+    "data.path",
+    "data.validation_path",
+    "data.test_path",
+    "data.cache",
+    "model.loop",
+    "model.remat",
+)
+"""Settings that may differ when a run is resumed; what the data are is told by their digest."""
+
+
+@functools.cache
+def _converter() -> cattrs.Converter:
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    for union in (AttentionPosition, EmbeddingPosition):
+        configure_tagged_union(union, converter, tag_name="kind")
+    converter.register_unstructure_hook(Precision, lambda precision: precision.name)
+    converter.register_structure_hook(Precision, lambda text, _: Precision.named(text))
+    plain = cattrs.Converter(forbid_extra_keys=True)
+    configure_tagged_union(AttentionPosition, plain, tag_name="kind")
+
+    def mixer_out(config: MixerConfig) -> dict[str, Any]:
+        fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+        hints = get_type_hints(type(config))
+        named = {k: plain.unstructure(v, unstructure_as=hints[k]) for k, v in fields.items()}
+        return {"kind": config.kind, **named}
+
+    def mixer_in(data: dict[str, Any], _: type) -> MixerConfig:
+        rest = dict(data)
+        kind = rest.pop("kind")
+        if kind not in MIXERS:
+            raise UserError(f"mixer {kind}: is not known; add it to transformer.MIXERS first")
+        made: MixerConfig = plain.structure(rest, get_type_hints(MIXERS[kind])["config"])
+        return made
+
+    converter.register_unstructure_hook_func(_is_mixer, mixer_out)
+    converter.register_structure_hook_func(_is_mixer, mixer_in)
+    return converter
+
+
+def _is_mixer(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, MixerConfig)
+
+
+def to_plain(experiment: Experiment) -> dict[str, Any]:
+    """Nested dicts, lists and scalars, as JSON has them."""
+    plain: dict[str, Any] = json.loads(json.dumps(_converter().unstructure(experiment)))
+    return plain
+
+
+def from_plain(data: dict[str, Any], source: str) -> Experiment:
+    """The experiment again. Raises UserError, naming `source`, for anything that is not one."""
+    try:
+        return _converter().structure(data, Experiment)
+    except (cattrs.BaseValidationError, KeyError, TypeError, ValueError) as error:
+        reasons = "; ".join(cattrs.transform_error(error)) if _is_group(error) else str(error)
+        raise UserError(
+            f"{source}: does not describe an experiment ({reasons}); "
+            "it was damaged or written by another version"
+        ) from error
+
+
+def _is_group(error: BaseException) -> bool:
+    return isinstance(error, cattrs.BaseValidationError)
+
+
+def flat(experiment: Experiment) -> dict[str, Any]:
+    """`model.pattern.0.mixer.heads` -> 6, and so on, sorted by name."""
+    return dict(sorted(_flatten(to_plain(experiment), "")))
+
+
+def _flatten(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flatten(inner, f"{name}.{key}" if name else key)
+    elif isinstance(value, list) and value:
+        for index, inner in enumerate(value):
+            yield from _flatten(inner, f"{name}.{index}")
+    else:
+        yield name, value
+
+
+def as_text(experiment: Experiment) -> str:
+    """The experiment as lines of `name = value`, sorted: two of them can be compared by eye."""
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in flat(experiment).items())
+
+
+def changes(saved: Experiment, asked: Experiment) -> dict[str, tuple[Any, Any]]:
+    """The settings in which two experiments differ: (saved, asked) by name."""
+    old, new = flat(saved), flat(asked)
+    names = sorted(old.keys() | new.keys())
+    return {n: (old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)}
+
+
+def forbidden(differences: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    """Those of the changes that a run cannot be resumed with."""
+    return {name: pair for name, pair in differences.items() if not name.startswith(FREE)}

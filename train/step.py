@@ -1,0 +1,131 @@
+"""One training step: a pure function (state, batch) -> (state, metrics)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from train.loss_scale import LossScaleConfig
+from train.schedules import Schedule
+from train.state import TrainState
+from transformer.losses import Loss
+
+Batch = dict[str, jax.Array]
+"""Arrays with the batch in front; `examples` [B] are the examples' numbers in the run."""
+
+LossFunction = Callable[[Any, Batch, jax.Array | None], dict[str, Loss]]
+"""(params, batch, keys [B]) -> sums by name; `loss` is what is minimised."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainStep:
+    """The step as a value that can be called.
+
+    Losses come as sums with weights and are divided once, after all microbatches and devices are
+    in: so accumulation, `jit` over any mesh, and `pmap` agree.
+    """
+
+    loss: LossFunction
+    optimizer: optax.GradientTransformation
+    schedule: Schedule
+    clip: float = 1.0
+    accumulate: int = 1
+    """Microbatches that a batch is cut into."""
+    loss_scale: LossScaleConfig = LossScaleConfig()
+    axis_name: str | None = None
+    """The mapped axis over which `pmap` splits the batch."""
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        scale = jnp.float32(1) if state.loss_scale is None else state.loss_scale.scale
+        grads, sums = self.accumulated(state, batch, scale)
+        if self.axis_name is not None:
+            grads, sums = jax.lax.psum((grads, sums), self.axis_name)
+        nominal = batch["targets"].size
+        divisor = scale * jnp.maximum(sums["loss"].weight, 1e-9) / nominal
+        grads = jax.tree.map(lambda g: g / divisor, grads)
+        norm = optax.tree.norm(grads)
+        rate = self.schedule(state.step + 1)
+        state = self.updated(state, self.clipped(grads, norm), norm, rate)
+        metrics = {name: mean(each) for name, each in sums.items()}
+        return state, {**metrics, "grad_norm": norm, "learning_rate": rate}
+
+    def accumulated(
+        self, state: TrainState, batch: Batch, scale: jax.Array
+    ) -> tuple[Any, dict[str, Loss]]:
+        """Gradients and losses summed over the microbatches.
+
+        Gradients are in float32, of the loss times scale / (number of targets): a size that
+        float16 can hold.
+        """
+        if self.accumulate == 1:
+            return self.gradients(state, batch, scale)
+        # Microbatch j takes examples j, j + A, ...: a batch spread over devices stays spread.
+        count = self.accumulate
+        micro = jax.tree.map(
+            lambda x: x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1), batch
+        )
+        shapes = jax.eval_shape(self.gradients, state, jax.tree.map(lambda x: x[0], micro), scale)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+        def add(total: Any, one: Batch) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, self.gradients(state, one, scale)), None
+
+        (grads, sums), _ = jax.lax.scan(add, zeros, micro)
+        return jax.tree.map(lambda g: g / count, grads), sums
+
+    def gradients(
+        self, state: TrainState, batch: Batch, scale: jax.Array
+    ) -> tuple[Any, dict[str, Loss]]:
+        nominal = batch["targets"].size
+
+        def objective(params: Any) -> tuple[jax.Array, dict[str, Loss]]:
+            sums = self.loss(params, batch, example_keys(state, batch))
+            return sums["loss"].total * (scale / nominal), sums
+
+        grads, sums = jax.grad(objective, has_aux=True)(state.params)
+        return jax.tree.map(lambda g: g.astype(jnp.float32), grads), sums
+
+    def clipped(self, grads: Any, norm: jax.Array) -> Any:
+        """Scaled down to the largest global norm, if beyond it (Pascanu et al. 2013)."""
+        if not self.clip:
+            return grads
+        factor = jnp.minimum(1.0, self.clip / jnp.maximum(norm, 1e-9))
+        return jax.tree.map(lambda g: g * factor, grads)
+
+    def updated(
+        self, state: TrainState, grads: Any, norm: jax.Array, rate: jax.Array
+    ) -> TrainState:
+        """The state one update on; float16 gradients that overflowed change no weight."""
+        directions, optimizer = self.optimizer.update(grads, state.optimizer, state.params)
+        updates = jax.tree.map(lambda d: -rate * d, directions)
+        params = optax.apply_updates(state.params, updates)
+        new = state.replace(
+            step=state.step + 1, cursor=state.cursor + 1, params=params, optimizer=optimizer
+        )
+        if state.loss_scale is None:
+            return new
+        finite = jnp.isfinite(norm)
+        kept = jax.tree.map(
+            lambda n, o: jnp.where(finite, n, o),
+            (new.params, new.optimizer),
+            (state.params, state.optimizer),
+        )
+        after = state.loss_scale.after(finite, self.loss_scale)
+        return new.replace(params=kept[0], optimizer=kept[1], loss_scale=after)
+
+
+def example_keys(state: TrainState, batch: Batch) -> jax.Array:  # [B]
+    """A random key for each example, from (the run's key, the step, the example's number).
+
+    So dropout does not depend on how a batch is cut.
+    """
+    step = jax.random.fold_in(state.key, state.step)
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(step, batch["examples"])
+
+
+def mean(loss: Loss) -> jax.Array:
+    """The sum over its weight; 0 where nothing has weight."""
+    return loss.total / jnp.maximum(loss.weight, 1e-9)

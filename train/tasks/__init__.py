@@ -1,0 +1,1 @@
+"""What is trained: for each task its loss and its metrics."""

@@ -1,0 +1,60 @@
+"""Attention as the formula has it: all scores at once. The oracle of every other form."""
+
+import jax
+import jax.numpy as jnp
+
+from transformer.dropout import dropout
+from transformer.masks import Mask, dense
+from transformer.precision import lowest
+
+
+def attend_reference(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, S, K, H]
+    v: jax.Array,  # [B, S, K, H of values]
+    mask: Mask,
+    *,
+    scale: float,
+    softmax_dtype: str = "float32",
+    rate: float = 0.0,
+    keys: jax.Array | None = None,  # [B]
+) -> tuple[jax.Array, jax.Array]:  # [B, T, N, H of values], weights [B, N, T, S]
+    """softmax(scale q k^T under the mask) v (Vaswani et al. 2017, equation 1).
+
+    A query that sees nothing gets zeros, and passes no gradient.
+    """
+    queries, keys_count = q.shape[1], k.shape[1]
+    scores = _scores(q * scale, k).astype(softmax_dtype)
+    seen = dense(mask, queries, keys_count)[:, None]
+    weights = jax.nn.softmax(jnp.where(seen, scores, lowest(scores.dtype)), axis=-1)
+    if mask.rows_may_be_empty:
+        weights = jnp.where(seen.any(-1, keepdims=True), weights, 0)
+    return _look_up(dropout(weights, rate, keys).astype(v.dtype), v), weights
+
+
+def _scores(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, S, K, H]
+) -> jax.Array:  # [B, N, T, S]
+    """q k^T, where each G = N / K heads of queries share one of keys: as G T queries of it."""
+    b, t, n, h = q.shape
+    s, heads = k.shape[1:3]
+    if n == heads:  # the same sum; without the merging of axes XLA's CPU compiler copies less
+        return jnp.einsum("BTNH,BSNH->BNTS", q, k)
+    grouped = q.reshape(b, t, heads, n // heads, h).transpose(0, 2, 3, 1, 4)
+    merged = grouped.reshape(b, heads, -1, h)  # [B, K, G T, H]
+    return jnp.einsum("BKTH,BSKH->BKTS", merged, k).reshape(b, n, t, s)
+
+
+def _look_up(
+    weights: jax.Array,  # [B, N, T, S]
+    v: jax.Array,  # [B, S, K, H]
+) -> jax.Array:  # [B, T, N, H]
+    """The average of the values under the weights."""
+    b, n, t, s = weights.shape
+    heads = v.shape[2]
+    if n == heads:
+        return jnp.einsum("BNTS,BSNH->BTNH", weights, v)
+    merged = weights.reshape(b, heads, -1, s)  # [B, K, G T, S]
+    y = jnp.einsum("BKTS,BSKH->BKTH", merged, v).reshape(b, n, t, -1)
+    return y.swapaxes(1, 2)

@@ -1,0 +1,131 @@
+"""What a token costs: operations, and bytes moved.
+
+Only products of matrices are counted, a multiplication and an addition as two operations: norms,
+softmax and activation functions are some percent more.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from transformer.attention import AttentionConfig
+from transformer.config import TransformerConfig
+from transformer.model import LanguageModel
+from transformer.sizes import Leaf, abstract, layer_mixers, padded_entries
+
+
+@dataclasses.dataclass(frozen=True)
+class Flops:
+    """Floating-point operations of one token's forward pass, in a sequence of T tokens."""
+
+    length: int
+    """T."""
+    projections: int
+    """The mixers' products with weights."""
+    scores: int
+    """Products of queries, keys and values, each query with all T keys: 2 N T (H + H of values)."""
+    scores_causal: int
+    """The same with the keys that a causal mask shows, (T + 1) / 2 on average."""
+    feed_forward: int
+    vocabulary: int
+    """Logits of the V words, padding left out."""
+    uncounted: tuple[str, ...] = ()
+    """Mixers whose scores have no formula in `SCORES`."""
+
+    def total(self, *, causal: bool) -> int:
+        """The sum, with scores in full or as a causal mask leaves them."""
+        scores = self.scores_causal if causal else self.scores
+        return self.projections + scores + self.feed_forward + self.vocabulary
+
+    def feed_forward_share(self) -> float:
+        """Of the layers' operations (without the vocabulary), scores in full."""
+        return self.feed_forward / (self.projections + self.scores + self.feed_forward)
+
+
+def count_flops(model: LanguageModel, length: int) -> Flops:
+    """Of one token's forward pass in sequences of `length` tokens, by part."""
+    config = model.config
+    weights = {"mixer": 0, "feed_forward": 0, "vocabulary": 0}
+    for leaf in abstract(model).leaves():
+        if (place := _product(leaf, config)) is not None:
+            weights[place] += leaf.size - padded_entries(leaf, config)
+    mixers = list(layer_mixers(config))
+    known = [mixer for mixer in mixers if mixer.kind in SCORES]
+    scores = [SCORES[mixer.kind](mixer, config.width, length) for mixer in known]
+    return Flops(
+        length=length,
+        projections=2 * weights["mixer"],
+        scores=sum(each.full for each in scores),
+        scores_causal=sum(each.causal for each in scores),
+        feed_forward=2 * weights["feed_forward"],
+        vocabulary=2 * weights["vocabulary"],
+        uncounted=tuple(sorted({mixer.kind for mixer in mixers if mixer.kind not in SCORES})),
+    )
+
+
+def estimate_flops(config: TransformerConfig, parameters: int, length: int) -> int:
+    """6 N + 12 L D T operations to train on one token (Chowdhery et al. 2022, appendix B)."""
+    return 6 * parameters + 12 * config.layers * config.width * length
+
+
+def _product(leaf: Leaf, config: TransformerConfig) -> str | None:
+    """In which product every token meets this matrix; None for biases, gains and look-ups."""
+    if leaf.path == (("embedding",) if config.tied else ("output",)):
+        return "vocabulary"
+    if leaf.path[0] != "layers" or not leaf.axes.is_matrix:
+        return None
+    return leaf.path[2]
+
+
+class ScoreFlops(NamedTuple):
+    """Of one token in one layer."""
+
+    full: int
+    causal: int
+
+
+def _attention_scores(mixer: AttentionConfig, width: int, length: int) -> ScoreFlops:
+    head = mixer.query_width(width)
+    each = mixer.heads * (head + (mixer.value_width or head))  # multiplications with one key
+    return ScoreFlops(full=2 * each * length, causal=each * (length + 1))
+
+
+SCORES: dict[str, Callable[[Any, int, int], ScoreFlops]] = {
+    AttentionConfig.kind: _attention_scores,
+}
+"""By `kind`: (a mixer's configuration, D, T) -> a token's operations that take no weights."""
+
+
+def decode_weight_bytes(model: LanguageModel) -> int:
+    """What decoding one token reads of the weights: all of them, but of look-up tables a row."""
+    read = 0
+    for leaf in abstract(model).leaves():
+        table = leaf.path[0] in ("embedding", "positions")
+        whole = _product(leaf, model.config) is not None or not table
+        read += leaf.bytes if whole else leaf.bytes // leaf.shape[0]
+    return read
+
+
+class Traffic(NamedTuple):
+    """Bytes that attention moves to and from memory for one token of a forward pass."""
+
+    plain: int
+    """Scores written, read by the softmax, its weights written, and read again."""
+    flash: int
+    """Queries, keys, values and results alone (Dao et al. 2022); keys and values counted once."""
+
+
+def attention_traffic(model: LanguageModel, length: int) -> Traffic:
+    """Summed over the layers that have full attention, in sequences of `length` tokens."""
+    config = model.config
+    item = jnp.dtype(config.precision.compute).itemsize
+    plain = flash = 0
+    for mixer in layer_mixers(config):
+        if isinstance(mixer, AttentionConfig):
+            head = mixer.query_width(config.width)
+            heads = mixer.heads + (mixer.kv_heads or mixer.heads)
+            flash += item * heads * (head + (mixer.value_width or head))
+            plain += item * 4 * mixer.heads * length
+    return Traffic(plain=plain + flash, flash=flash)

@@ -1,0 +1,116 @@
+"""Masks as data: a static description, and the arrays that it speaks of.
+
+A flash kernel never builds [T, S] booleans; it reads the description. `dense` builds them, as the
+oracle of every kernel and for the plain form of attention.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """What of a mask is known when the program is compiled. Hashable."""
+
+    causal: bool = False
+    """A query sees keys at its own position and before."""
+    window: int = 0
+    """A query sees keys less than `window` (times `dilation`) positions away; 0: all."""
+    dilation: int = 1
+    """Of those in the window, only keys at distances that are multiples of this."""
+    prefix: bool = False
+    """Keys at positions below `Mask.prefix` are seen by all, causal or not."""
+    ordered: bool = True
+    """Within a segment positions grow with the index, so a causal mask is triangular in the index.
+    False once tokens were reordered (ring attention): then only positions tell."""
+
+    def __post_init__(self) -> None:
+        if self.window < 0:
+            raise ValueError(f"window {self.window}: is negative; give 0 for none, or more")
+        if self.dilation < 1:
+            raise ValueError(f"dilation {self.dilation}: is less than 1; give 1 for none, or more")
+
+
+class Mask(struct.PyTreeNode):
+    """Which key each query sees. B may be 1 in any array: then it holds for every example.
+
+    Key arrays that are None are those of the queries (self attention).
+    """
+
+    pattern: Pattern = struct.field(pytree_node=False, default=Pattern())
+    positions: jax.Array | None = None  # [B, T] of the queries
+    key_positions: jax.Array | None = None  # [B, S]
+    segments: jax.Array | None = None  # [B, T] document of each query; 0 is padding
+    key_segments: jax.Array | None = None  # [B, S]
+    lengths: jax.Array | None = None  # [B] number of keys that are there
+    prefix: jax.Array | None = None  # [B]
+    globals: jax.Array | None = None  # [B, n] positions seen by all and seeing all; -1: none
+
+    def over(
+        self,
+        key_positions: jax.Array,  # [B, S]
+        key_segments: jax.Array | None = None,  # [B, S]
+    ) -> "Mask":
+        """The same queries looking at other keys, such as those of a cache."""
+        return self.replace(key_positions=key_positions, key_segments=key_segments)
+
+    def block(self, start: int, end: int, length: int) -> "Mask":
+        """Queries start to end over keys 0 to end, of self attention over `length` tokens."""
+        positions = _or_arange(self.positions, length)
+        cut = self.replace(positions=positions[:, start:end], key_positions=positions[:, :end])
+        if self.segments is None:
+            return cut
+        return cut.replace(
+            segments=self.segments[:, start:end], key_segments=self.segments[:, :end]
+        )
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether arrays hide keys that the pattern alone would show."""
+        given = (self.segments, self.lengths, self.prefix, self.globals)
+        return any(array is not None for array in given)
+
+    @property
+    def rows_may_be_empty(self) -> bool:
+        """Whether some query may see nothing; known when compiled."""
+        return self.segments is not None or self.lengths is not None
+
+
+def dense(
+    mask: Mask,
+    queries: int,  # T
+    keys: int,  # S
+) -> jax.Array:  # [B or 1, T, S] booleans
+    """Any mask as booleans, True where the query sees the key."""
+    pattern = mask.pattern
+    own = mask.key_positions is None
+    q = _or_arange(mask.positions, queries)[:, :, None]
+    k = _or_arange(mask.positions if own else mask.key_positions, keys)[:, None, :]
+    seen = jnp.ones(jnp.broadcast_shapes(q.shape, k.shape), bool)
+    if pattern.causal:
+        seen &= k <= q
+    if pattern.window:
+        distance = jnp.abs(q - k)
+        seen &= (distance < pattern.window * pattern.dilation) & (distance % pattern.dilation == 0)
+    if pattern.prefix and mask.prefix is not None:
+        seen |= k < mask.prefix[:, None, None]
+    if mask.globals is not None:
+        listed = mask.globals[:, None, :]
+        is_global = jnp.any(k.swapaxes(1, 2) == listed, axis=-1)[:, None, :]
+        from_global = jnp.any(q == listed, axis=-1)[:, :, None]
+        ahead = (k > q) if pattern.causal else jnp.zeros_like(seen)
+        seen |= (is_global | from_global) & ~ahead
+    if mask.segments is not None:
+        theirs = mask.segments if mask.key_segments is None else mask.key_segments
+        same = mask.segments[:, :, None] == theirs[:, None, :]
+        seen = seen & same & (theirs != 0)[:, None, :]
+    if mask.lengths is not None:
+        seen &= jnp.arange(keys)[None, None, :] < mask.lengths[:, None, None]
+    return seen
+
+
+def _or_arange(positions: jax.Array | None, length: int) -> jax.Array:  # [B or 1, length]
+    return jnp.arange(length)[None, :] if positions is None else positions

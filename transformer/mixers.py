@@ -1,0 +1,105 @@
+"""The plug point: whatever moves information between the tokens of a sequence.
+
+Every attention variant, and every recurrent or convolutional layer, is a mixer: one file, one
+configuration, one entry in `MIXERS`.
+"""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+from flax import linen as nn
+
+from transformer.masks import Mask
+from transformer.shared import Shared
+
+Want = frozenset[str]
+"""What the caller wants beside the result: `weights`, `entropy`, `losses`. Static."""
+
+NOTHING: Want = frozenset()
+
+
+class MixerOutput(NamedTuple):
+    """What a mixer makes of a sequence."""
+
+    y: jax.Array  # [B, T, D]
+    cache: Any  # as it came in, with the new tokens; None if none came
+    aux: dict[str, jax.Array]  # attention weights, entropies, auxiliary losses, when wanted
+
+
+@dataclasses.dataclass(frozen=True)
+class Abilities:
+    """What a mixer can do. `transformer.testing.check_mixer` holds it to each."""
+
+    causal: bool = True
+    """Obeys a causal mask."""
+    cached: bool = True
+    """Decodes token by token from a cache, equal to the full pass."""
+    segments: bool = True
+    """Keeps packed documents apart, and padding out."""
+    cross: bool = True
+    """Looks at `memory` in place of its own input."""
+    any_length: bool = True
+    """Takes any T, not only those that its configuration was made for."""
+    weights: bool = True
+    """Can return its attention weights."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MixerConfig:
+    """What the configurations of all mixers have in common: the name under which they are built."""
+
+    kind: ClassVar[str]
+
+
+class Mixer(nn.Module, abc.ABC):
+    """The interface. `config` is the mixer's own part, `shared` what the whole model agrees on."""
+
+    config: Any
+    shared: Shared
+
+    @staticmethod
+    @abc.abstractmethod
+    def abilities(config: Any) -> Abilities:
+        """What a mixer of this configuration can do."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def constants(config: Any, layer: int, width: int) -> Any:
+        """Values of one layer that are no weights (random blocks, features, rotations), or None.
+
+        Alike in shape for all layers, so that they stack.
+        """
+
+    @abc.abstractmethod
+    def init_cache(self, batch: int, length: int) -> Any:
+        """An empty cache for `batch` examples of up to `length` tokens."""
+
+    @abc.abstractmethod
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B, T]
+        mask: Mask,
+        memory: jax.Array | None = None,  # [B, S, D] makes it cross attention
+        cache: Any = None,
+        keys: jax.Array | None = None,  # [B] random keys; None: no dropout
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput: ...
+
+
+MIXERS: dict[str, type[Mixer]] = {}
+"""Every mixer by its `kind`. Add your own: `MIXERS["mine"] = MyMixer`."""
+
+
+def mixer_type(config: MixerConfig) -> type[Mixer]:
+    """The module that a configuration is for. Raises ValueError for a kind that is not known."""
+    if config.kind not in MIXERS:
+        raise ValueError(
+            f"mixer {config.kind}: is not known; give one of {', '.join(sorted(MIXERS))}, "
+            "or add yours to transformer.MIXERS"
+        )
+    return MIXERS[config.kind]

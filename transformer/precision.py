@@ -1,0 +1,74 @@
+"""Precision policies: the dtype of parameters, of products, and of what must not lose digits."""
+
+import dataclasses
+from typing import Any, Literal, get_args
+
+import jax.numpy as jnp
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """Which dtype is used where. `Precision.named("bfloat16")` makes the usual ones."""
+
+    parameters: DType = "float32"
+    """What weights, gradients and optimizer moments are kept in."""
+    compute: DType = "float32"
+    """What products of matrices and the residual stream are computed in."""
+    softmax: DType = "float32"
+    """Attention's softmax."""
+    norm: DType = "float32"
+    """Means and variances of LayerNorm and RMSNorm."""
+    loss: DType = "float32"
+    """Logits' log-sum-exp and the sum of the loss."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value not in get_args(DType):
+                raise ValueError(
+                    f"precision.{field.name} {value}: is no dtype of a policy; "
+                    f"give one of {', '.join(get_args(DType))}"
+                )
+
+    @property
+    def needs_loss_scale(self) -> bool:
+        """float16 has five bits of exponent: small gradients vanish unless the loss is scaled."""
+        return "float16" in (self.compute, self.parameters)
+
+    @property
+    def name(self) -> str:
+        """The policy's name, or all its parts as `part=dtype,...`: what `named` reads back."""
+        for name, policy in POLICIES.items():
+            if policy == self:
+                return name
+        return ",".join(f"{f.name}={getattr(self, f.name)}" for f in dataclasses.fields(self))
+
+    @staticmethod
+    def named(text: str) -> "Precision":
+        """Reads a policy's name, or parts such as `compute=bfloat16,softmax=bfloat16`."""
+        if text in POLICIES:
+            return POLICIES[text]
+        parts = dict(part.partition("=")[::2] for part in text.split(","))
+        known = {field.name for field in dataclasses.fields(Precision)}
+        if unknown := set(parts) - known:
+            raise ValueError(
+                f"precision {text}: {', '.join(sorted(unknown))} is not known; give one of "
+                f"{', '.join(POLICIES)}, or PART=DTYPE,... with parts {', '.join(sorted(known))}"
+            )
+        chosen: dict[str, Any] = dict(parts)
+        return Precision(**chosen)
+
+
+POLICIES: dict[str, Precision] = {
+    "float32": Precision(),
+    "bfloat16": Precision(compute="bfloat16"),
+    "pure_bfloat16": Precision(parameters="bfloat16", compute="bfloat16"),
+    "float16": Precision(compute="float16"),
+}
+
+
+def lowest(dtype: Any) -> Any:
+    """The most negative finite number: a mask that, unlike -inf, never makes NaN."""
+    return jnp.finfo(dtype).min

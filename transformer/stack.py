@@ -1,0 +1,203 @@
+"""Layers, stacked once over a repeated pattern, then scanned or unrolled.
+
+With P places in the pattern, layer i is place i mod P of repetition i div P. The weights of one
+place are stacked over its repetitions: there is one layout of parameters, however the loop over
+layers is compiled. What whole repetitions leave over is a tail, always unrolled; its layers stand
+last in the stacks of their places.
+
+Layer l draws its randomness from `fold_in(key, l)`, the same whether scanned or not.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.block import Block, BlockConfig, BlockOutput
+from transformer.dropout import fold
+from transformer.hardware import Hardware
+from transformer.masks import Mask
+from transformer.mixers import NOTHING, Want, mixer_type
+from transformer.shared import Shared
+from transformer.weights import is_weight
+
+Loop = Literal["auto", "scan", "unroll"]
+Remat = Literal["none", "dots", "full"]
+
+KEPT = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+"""What of a layer is kept for the backward pass: products with weights, or only its input."""
+
+
+class StackOutput(NamedTuple):
+    """What a stack hands on."""
+
+    x: jax.Array  # [B, T, D]
+    cache: tuple[Any, ...] | None  # of each layer
+    aux: tuple[dict[str, jax.Array], ...]  # of each place, stacked over its layers
+
+
+class Layer(NamedTuple):
+    """What one layer works with: a slice of its place's stack."""
+
+    weights: Any
+    constants: Any
+    number: int | jax.Array  # l
+
+
+def unrolls(loop: Loop, remat: Remat, layers: int, hardware: Hardware) -> bool:
+    """Whether layers are compiled one after the other.
+
+    With remat, `auto` scans: unrolled, XLA's CPU compiler notices that what is computed again was
+    computed before, and keeps it after all.
+    """
+    if loop == "auto":
+        return remat == "none" and hardware.unrolls(layers)
+    return loop == "unroll"
+
+
+class Stack(nn.Module):
+    """L blocks, one after the other."""
+
+    pattern: tuple[BlockConfig, ...]
+    shared: Shared
+    loop: Loop = "auto"
+    remat: Remat = "none"
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B, T]
+        mask: Mask,
+        cache: tuple[Any, ...] | None = None,
+        keys: jax.Array | None = None,  # [B]
+        want: Want = NOTHING,
+    ) -> StackOutput:
+        places, layers = len(self.pattern), self.shared.layers
+        stacks = [self.stacked(place) for place in range(places)]
+        caches = [None] * layers if cache is None else list(cache)
+        aux: list[list[Any]] = [[] for _ in range(places)]
+
+        def run(place: int, layer: Layer, x: jax.Array, cache: Any, scanned: bool) -> BlockOutput:
+            def block(weights: Any, x: jax.Array) -> BlockOutput:
+                output: Any = self.block(place).apply(
+                    {"params": weights},
+                    x,
+                    positions=positions,
+                    mask=mask,
+                    cache=cache,
+                    keys=fold(keys, layer.number),
+                    constants=layer.constants,
+                    want=want,
+                )
+                return output
+
+            if self.remat != "none":
+                block = jax.checkpoint(block, policy=KEPT[self.remat], prevent_cse=not scanned)
+            return block(layer.weights, x)
+
+        def repetition(x: jax.Array, group: list[Layer]) -> tuple[jax.Array, list[Any]]:
+            outputs = []
+            for place, layer in enumerate(group):
+                x, _, out = run(place, layer, x, None, scanned=True)
+                outputs.append(out)
+            return x, outputs
+
+        scanned = self.scanned_layers if cache is None else 0
+        if scanned:
+            whole = scanned // places
+            group = [jax.tree.map(lambda leaf: leaf[:whole], stack) for stack in stacks]
+            x, outputs = jax.lax.scan(repetition, x, group)
+            aux = [[out] for out in outputs]
+        for number in range(scanned, layers):
+            place, index = number % places, number // places
+            layer = self.pick(stacks[place], index, number)
+            x, caches[number], out = run(place, layer, x, caches[number], scanned=False)
+            aux[place].append(jax.tree.map(lambda leaf: leaf[None], out))
+        return StackOutput(x, None if cache is None else tuple(caches), tuple(map(_joined, aux)))
+
+    @property
+    def scanned_layers(self) -> int:
+        """How many layers a scan goes over: all whole repetitions of the pattern, or none."""
+        layers, places = self.shared.layers, len(self.pattern)
+        whole = layers // places
+        unrolled = unrolls(self.loop, self.remat, layers, self.shared.hardware)
+        return 0 if unrolled or whole < 2 else whole * places
+
+    @nn.nowrap
+    def block(self, place: int) -> Block:
+        return Block(self.pattern[place], self.shared, parent=None)
+
+    @nn.nowrap
+    def numbers(self, place: int) -> range:
+        """The layers l at a place."""
+        return range(place, self.shared.layers, len(self.pattern))
+
+    def stacked(self, place: int) -> Layer:
+        """All layers of a place, as one stack; or apart, where `apart` has cut the weights."""
+        name = f"place_{place}"
+        weights: Any
+        if self.has_variable("params", name):
+            weights = self.get_variable("params", name)
+        else:
+            weights = self.param(name, self.initial, place)
+        constants = [self.constants(place, number) for number in self.numbers(place)]
+        return Layer(
+            weights,
+            jax.tree.map(lambda *each: jnp.stack(each), *constants),
+            jnp.array(self.numbers(place)),
+        )
+
+    @nn.nowrap
+    def pick(self, stack: Layer, index: int, number: int) -> Layer:
+        """One layer of a stack."""
+        cut = isinstance(stack.weights, tuple)
+        weights = stack.weights[index] if cut else _at(stack.weights, index)
+        return Layer(weights, _at(stack.constants, index), number)
+
+    @nn.nowrap
+    def constants(self, place: int, number: int) -> Any:
+        mixer = self.pattern[place].mixer
+        return mixer_type(mixer).constants(mixer, number, self.shared.width)
+
+    @nn.nowrap
+    def initial(self, key: jax.Array, place: int) -> Any:
+        """The weights of a place's layers, each drawn from its own key, stacked."""
+        block, token = self.block(place), jnp.zeros((1, 1), jnp.int32)
+        x = jnp.zeros((1, 1, self.shared.width), self.shared.precision.compute)
+        constants = self.constants(place, place)
+
+        def one(number: jax.Array) -> Any:
+            own = jax.random.fold_in(key, number)
+            return block.init(own, x, positions=token, mask=Mask(), constants=constants)["params"]
+
+        boxed = jax.vmap(one)(jnp.array(self.numbers(place)))
+        return jax.tree.map(lambda box: box.stacked("layers"), boxed, is_leaf=is_weight)
+
+
+def apart(params: dict[str, Any]) -> dict[str, Any]:
+    """A stack's parameters with each layer's weights as arrays of their own.
+
+    Decoding reads every weight once a token: cut beforehand, they are not copied out of the stacks
+    at each step. The result is for `apply` alone.
+    """
+
+    def cut(weights: Any) -> tuple[Any, ...]:
+        count = len(jax.tree.leaves(weights)[0])
+        return tuple(_at(weights, index) for index in range(count))
+
+    return {name: cut(weights) for name, weights in params.items()}
+
+
+def _at(stacked: Any, index: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[index], stacked)
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Stacks of some layers, one after the other, as one."""
+    return jax.tree.map(lambda *each: jnp.concatenate(each), *parts) if parts else {}

@@ -1,0 +1,153 @@
+"""One check for each ability that a mixer may declare."""
+
+import functools
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer.masks import Mask, dense
+from transformer.mixers import NOTHING
+from transformer.testing.trial import BATCH, Array, Trial, run
+
+LENGTHS = (1, 2, 63, 64, 129, 257)
+"""One, a power of two, primes, and both sides of where forms of attention cut blocks."""
+
+
+def check_causal(trial: Trial) -> None:
+    """Other inputs after t leave the outputs up to t as they were, bit for bit.
+
+    The other inputs are large: a maximum or a bucket that spans all tokens is seen through them,
+    and its gradient would not be.
+    """
+    length = trial.length
+    x, other = trial.inputs(0), 100 * trial.inputs(1)
+    y = trial(x).y
+    for t in sorted({0, 1, length // 3, 63, 64, 65, length - 2} & set(range(length - 1))):
+        changed = trial(np.where(_column(np.arange(length) > t), other, x)).y
+        same = np.array_equal(changed[:, : t + 1], y[:, : t + 1])
+        trial.require(same, "causal", f"outputs up to {t} changed when later inputs did")
+        idle = np.array_equal(changed[:, t + 1 :], y[:, t + 1 :])
+        trial.require(not idle, "causal", f"outputs after {t} do not depend on their inputs")
+
+
+def check_cached(trial: Trial) -> None:
+    """A prefill, a few tokens at once, then token by token: together the same as one full pass."""
+    x = trial.inputs(2)
+    full = trial(x).y
+    cache = trial.mixer.init_cache(BATCH, trial.length + 2)
+    layout = _layout(cache)
+    start = 0
+    for count in (trial.length - 6, 3, 1, 1, 1):
+        tokens = slice(start, start + count)
+        positions = np.arange(start, start + count)[None].repeat(BATCH, 0)
+        y, cache, _ = trial(x[:, tokens], cache=cache, positions=positions)
+        same = _layout(cache) == layout
+        trial.require(same, "cached", "the cache that comes out is not shaped as it went in")
+        otherwise = f"{count} tokens from position {start} differ from the full pass"
+        trial.require_close(y, full[:, tokens], "cached", otherwise)
+        start += count
+
+
+def check_segments(trial: Trial) -> None:
+    """Documents packed into one row are as if each were alone, and padding changes nothing."""
+    x, other = trial.inputs(3), 100 * trial.inputs(4)
+    segments, positions = packed(trial.length)
+    call = functools.partial(trial, segments=segments, positions=positions)
+    y = call(x).y
+    trial.require(np.isfinite(y).all(), "segments", "outputs are not finite")
+    for document in (1, 2):
+        own = (segments == document)[0]
+        changed = call(np.where(_column(own), x, other)).y
+        same = np.array_equal(changed[:, own], y[:, own])
+        trial.require(same, "segments", f"document {document} sees others, or padding")
+        if trial.abilities.any_length:
+            otherwise = f"document {document} of a pack differs from the same alone"
+            trial.require_close(y[:, own], trial(x[:, own]).y, "segments", otherwise)
+    _check_gradient_of_padding(trial, x)
+
+
+def _check_gradient_of_padding(trial: Trial, x: Array) -> None:
+    segments, positions = packed(trial.length)
+    arguments = trial.arguments(trial.length, segments=segments, positions=positions)
+    real = _column(segments[0] != 0).astype(np.float32)
+
+    def total(x: Any) -> jax.Array:
+        y = run(trial.mixer, trial.params, x, NOTHING, arguments).y
+        return jnp.sum(jnp.square(y) * real)
+
+    gradient = np.asarray(jax.jit(jax.grad(total))(x))
+    trial.require(np.isfinite(gradient).all(), "segments", "gradients are not finite")
+    trial.require(not np.any(gradient * (1 - real)), "segments", "padding gets a gradient")
+
+
+def check_cross(trial: Trial) -> None:
+    """With `memory`, keys and values come from it alone, and its padding changes nothing."""
+    size = trial.length + 6 if trial.abilities.any_length else trial.length
+    x, memory = trial.inputs(5), trial.inputs(6, size)
+    call = functools.partial(trial, mask=Mask())
+    y = call(x, memory=memory).y
+    trial.require(y.shape == x.shape, "cross", f"the result is {y.shape} for inputs {x.shape}")
+    others = np.where(_column(np.arange(trial.length) > 1), -x, x)
+    same = np.array_equal(call(others, memory=memory).y[:, :2], y[:, :2])
+    trial.require(same, "cross", "a query's result depends on other queries")
+    cut = np.array([size, size - 3, 2])
+    padding = np.arange(size)[None, :, None] >= cut[:, None, None]
+    other = np.where(padding, 100 * trial.inputs(7, size), memory)
+    moved = np.any(call(x, memory=other).y != y, axis=(1, 2))
+    trial.require((moved == [False, True, True]).all(), "cross", "memory is not what is looked at")
+    if trial.abilities.segments:
+        mask = Mask(lengths=cast(Any, cut))
+        before, after = (trial(x, mask=mask, memory=each).y for each in (memory, other))
+        trial.require(np.array_equal(before, after), "cross", "padding of the memory is seen")
+
+
+def check_any_length(trial: Trial) -> None:
+    """Every length gives what the same tokens give at the start of a longer input."""
+    longest = max(trial.lengths)
+    x = trial.inputs(8, longest)
+    for length in trial.lengths:
+        y = trial(x[:, :length]).y
+        fine = y.shape == x[:, :length].shape and np.isfinite(y).all()
+        trial.require(fine, "any_length", f"{length} tokens give no such number of finite results")
+        segments = None if trial.abilities.causal else (np.arange(longest) < length)[None] * 1
+        if trial.abilities.causal or trial.abilities.segments:
+            expected = trial(x, segments=segments).y[:, :length]
+            otherwise = f"{length} tokens differ from the same at the start of {longest}"
+            trial.require_close(y, expected, "any_length", otherwise)
+
+
+def check_weights(trial: Trial) -> None:
+    """Weights [B, N, T, S] sum to one where a query sees something; what is hidden has none."""
+    segments, positions = packed(trial.length)
+    packs = trial.abilities.segments
+    given: dict[str, Any] = dict(segments=segments, positions=positions) if packs else {}
+    x, length = trial.inputs(9), trial.length
+    y, _, aux = trial(x, frozenset({"weights"}), **given)
+    trial.require("weights" in aux, "weights", "are not in aux though they were wanted")
+    weights = np.asarray(aux["weights"])
+    fine = weights.ndim == 4 and (*weights.shape[:1], *weights.shape[2:]) == (BATCH, length, length)
+    trial.require(fine, "weights", f"their shape {weights.shape} is not [B, N, T, S]")
+    seen = np.asarray(dense(trial.arguments(length, **given)["mask"], length, length))[:, None]
+    hidden = np.where(seen, 0, weights)
+    trial.require(not hidden.any(), "weights", "keys that the mask hides have some")
+    sums = np.broadcast_to(seen.any(-1), weights.shape[:3]).astype(np.float32)
+    trial.require_close(weights.sum(-1), sums, "weights", "rows do not sum to 1")
+    trial.require_close(trial(x, **given).y, y, "weights", "asking for them changes the result")
+
+
+def packed(length: int) -> tuple[Array, Array]:  # [1, T], [1, T]
+    """Segments and positions of two documents, and padding after them."""
+    sizes = (length // 3, length // 2, length - length // 3 - length // 2)
+    segments = np.repeat([1, 2, 0], sizes)[None]
+    positions = np.concatenate([np.arange(size) for size in sizes])[None]
+    return segments, positions
+
+
+def _column(flags: Array) -> Array:  # [T] -> [1, T, 1]
+    return flags[None, :, None]
+
+
+def _layout(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)

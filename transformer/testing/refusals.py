@@ -1,0 +1,55 @@
+"""What a mixer does not declare, it has to refuse: a wrong result would be silent."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from transformer.masks import Mask, Pattern
+from transformer.testing.abilities import packed
+from transformer.testing.trial import BATCH, Trial
+
+
+def check_refused(trial: Trial, ability: str) -> None:
+    """What needs the ability raises a ValueError of one line while it is traced."""
+    refused = 0
+    for attempt in ATTEMPTS[ability](trial):
+        try:
+            attempt()
+        except ValueError as error:
+            one_line = bool(str(error)) and "\n" not in str(error)
+            trial.require(one_line, ability, f"is refused, but not in one line: {error}")
+            refused += 1
+    trial.require(refused, ability, "is not declared, and not refused by a ValueError either")
+
+
+Attempts = list[Callable[[], None]]
+
+
+def _one(trial: Trial, **given: Any) -> Attempts:
+    return [functools.partial(trial.trace, trial.inputs(0), **given)]
+
+
+def _cached(trial: Trial) -> Attempts:
+    def decode() -> None:
+        cache = trial.mixer.init_cache(BATCH, trial.length)
+        trial.trace(trial.inputs(0), cache=cache)
+
+    return [decode]
+
+
+def _packed(trial: Trial) -> Attempts:
+    segments, positions = packed(trial.length)
+    return _one(trial, segments=segments, positions=positions)
+
+
+ATTEMPTS: dict[str, Callable[[Trial], Attempts]] = {
+    "causal": lambda trial: _one(trial, mask=Mask(Pattern(causal=True))),
+    "cached": _cached,
+    "segments": _packed,
+    "cross": lambda trial: _one(trial, mask=Mask(), memory=trial.inputs(1)),
+    "any_length": lambda trial: [
+        functools.partial(trial.trace, trial.inputs(0, each)) for each in trial.lengths
+    ],
+    "weights": lambda trial: _one(trial, want=frozenset({"weights"})),
+}
+"""What needs each ability; of several attempts, one has to be refused."""

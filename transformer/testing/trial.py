@@ -1,0 +1,135 @@
+"""A mixer on trial: its weights, what it is fed, and how a failure is told."""
+
+import dataclasses
+import functools
+import inspect
+from typing import Any, NamedTuple, cast
+
+import jax
+import numpy as np
+from flax.core import meta
+
+from transformer.hardware import Hardware
+from transformer.masks import Mask, Pattern
+from transformer.mixers import (
+    MIXERS,
+    NOTHING,
+    Abilities,
+    Mixer,
+    MixerConfig,
+    MixerOutput,
+    Want,
+    mixer_type,
+)
+from transformer.precision import Precision
+from transformer.shared import Shared
+from transformer.weights import Initialization
+
+Array = np.ndarray[Any, Any]
+
+BATCH = 3
+TOLERANCE = 1e-5
+
+
+class Tried(NamedTuple):
+    """A `MixerOutput` whose result is compared in NumPy, without a program for each comparison."""
+
+    y: Array  # [B, T, D]
+    cache: Any
+    aux: dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One mixer with weights, and the lengths of the inputs that it is tried on."""
+
+    mixer: Mixer
+    params: Any
+    constants: Any
+    length: int  # T of most checks
+    lengths: tuple[int, ...]  # others
+
+    @property
+    def abilities(self) -> Abilities:
+        return self.mixer.abilities(self.mixer.config)
+
+    @property
+    def pattern(self) -> Pattern:
+        """Causal if the mixer can be: every ability has to hold together with this one."""
+        return Pattern(causal=self.abilities.causal)
+
+    def inputs(self, seed: int, length: int = 0) -> Array:  # [B, T, D]
+        shape = (BATCH, length or self.length, self.mixer.shared.width)
+        return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+    def arguments(
+        self,
+        length: int,
+        *,
+        positions: Array | None = None,
+        segments: Any = None,
+        **given: Any,
+    ) -> dict[str, Any]:
+        """Of a call, with what is not given filled in as a model would."""
+        positions = np.arange(length)[None] if positions is None else positions
+        mask = Mask(self.pattern, positions=cast(Any, positions), segments=segments)
+        return dict(positions=positions, mask=mask, constants=self.constants) | given
+
+    def __call__(self, x: Array, want: Want = NOTHING, **given: Any) -> Tried:
+        """Runs the mixer, compiled."""
+        output = run(self.mixer, self.params, x, want, self.arguments(x.shape[1], **given))
+        return Tried(np.asarray(output.y), output.cache, output.aux)
+
+    def trace(self, x: Array, want: Want = NOTHING, **given: Any) -> None:
+        """As a call, without computing anything: this is where refusals have to happen."""
+        traced = functools.partial(run, self.mixer, want=want)
+        jax.eval_shape(traced, self.params, x, arguments=self.arguments(x.shape[1], **given))
+
+    def require(self, holds: Any, ability: str, otherwise: str) -> None:
+        """Raises AssertionError, naming mixer and ability, unless `holds`."""
+        if not bool(holds):
+            raise AssertionError(f"mixer {self.mixer.config.kind}: {ability}: {otherwise}")
+
+    def require_close(self, got: Any, expected: Any, ability: str, otherwise: str) -> None:
+        """Requires a difference of no more than 1e-5 * max(1, the largest magnitude expected)."""
+        difference = np.max(np.abs(np.asarray(got) - np.asarray(expected)), initial=0)
+        limit = TOLERANCE * max(1.0, np.max(np.abs(expected), initial=0))
+        self.require(difference <= limit, ability, f"{otherwise} (by {difference:.2g})")
+
+
+@functools.partial(jax.jit, static_argnames=("mixer", "want"))
+def run(mixer: Mixer, params: Any, x: Any, want: Want, arguments: dict[str, Any]) -> MixerOutput:
+    """`apply`, compiled once for each mixer and shape of the inputs."""
+    return cast(MixerOutput, mixer.apply({"params": params}, x, want=want, **arguments))
+
+
+def default_config(kind: str) -> MixerConfig:
+    """The configuration of a mixer of MIXERS as its defaults have it."""
+    if kind not in MIXERS:
+        raise ValueError(f"mixer {kind}: is not known; give one of {', '.join(sorted(MIXERS))}")
+    make = inspect.get_annotations(MIXERS[kind], eval_str=True)["config"]
+    return cast(MixerConfig, make())
+
+
+def make_trial(
+    config: MixerConfig,
+    width: int,  # D
+    length: int,  # T
+    lengths: tuple[int, ...],
+    hardware: Hardware,
+) -> Trial:
+    """The mixer with random weights, also where weights start at zero: zeros hide errors."""
+    start = Initialization(std=0.0, depth_scaled=False)
+    shared = Shared(width, 2, Precision(), start, hardware)
+    mixer = mixer_type(config)(config, shared, parent=None)
+    trial = Trial(mixer, {}, mixer.constants(config, 0, width), length, lengths)
+    arguments = trial.arguments(length)
+    boxed = jax.jit(lambda key, x: mixer.init(key, x, **arguments))(
+        jax.random.key(0), trial.inputs(0)
+    )
+    random = np.random.default_rng(1)
+
+    def shaken(leaf: jax.Array) -> Array:
+        return np.asarray(leaf + 0.05 * random.normal(size=leaf.shape).astype(leaf.dtype))
+
+    return dataclasses.replace(trial, params=jax.tree.map(shaken, meta.unbox(boxed)["params"]))

@@ -1,0 +1,124 @@
+"""Weights with named axes: declared once with shape, axes and initializer together.
+
+The project's alphabet, used in every einsum and every shape comment:
+
+    B batch            D model width         F feed-forward width    L layers
+    T query positions  N query heads         V vocabulary            P places in the layer pattern
+    S key positions    K key-value heads     E experts               M random features
+    H head width       G query heads for each key-value head
+
+Whatever treats weights differently (sharding, weight decay, Muon, LoRA, 8-bit blocks) asks for the
+names of the axes and never for `ndim`: a stacked norm scale has two axes and is no matrix.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from flax import linen as nn
+from flax import struct
+from flax.core import meta
+
+Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """The logical axes of one weight, in the order in which they lie in memory.
+
+    `stack` are axes of repetition (layers, experts), `inputs` those that a product sums over,
+    `outputs` those that it leaves. A bias or a norm's gain has no inputs.
+    """
+
+    stack: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.stack + self.inputs + self.outputs
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether the weight is a linear map: what weight decay and Muon act on."""
+        return bool(self.inputs and self.outputs)
+
+
+class Weight(struct.PyTreeNode, meta.AxisMetadata):
+    """A weight together with its axes: what modules make, and what `unbox` takes apart."""
+
+    value: Any
+    axes: Axes = struct.field(pytree_node=False)
+
+    def unbox(self) -> Any:
+        return self.value
+
+    def replace_boxed(self, val: Any) -> "Weight":
+        return self.replace(value=val)
+
+    def add_axis(self, index: int, params: Mapping[Any, Any]) -> "Weight":
+        if index != 0:
+            raise ValueError(f"weights are stacked along their first axis, not axis {index}")
+        return self.stacked(params[nn.PARTITION_NAME])
+
+    def remove_axis(self, index: int, params: Mapping[Any, Any]) -> "Weight":
+        return self.replace(axes=dataclasses.replace(self.axes, stack=self.axes.stack[1:]))
+
+    def stacked(self, name: str) -> "Weight":
+        """The same weight with one more axis of repetition in front."""
+        axes = dataclasses.replace(self.axes, stack=(name, *self.axes.stack))
+        return self.replace(axes=axes)
+
+
+def is_weight(leaf: Any) -> bool:
+    """Whether this is a weight with its axes: a leaf to `jax.tree.map`."""
+    return isinstance(leaf, Weight)
+
+
+def weight(
+    module: nn.Module,
+    name: str,
+    *,
+    inputs: Mapping[str, int] | None = None,
+    outputs: Mapping[str, int],
+    init: Initializer,
+    dtype: Any,
+) -> jax.Array:
+    """Declares the parameter `name` of `module`; its shape is that of `inputs` then `outputs`.
+
+    `weight(self, "query", inputs={"embed": D}, outputs={"heads": N, "head": H}, ...)` is [D, N, H].
+    """
+    inputs = inputs or {}
+    axes = Axes(inputs=tuple(inputs), outputs=tuple(outputs))
+    shape = (*inputs.values(), *outputs.values())
+    value: Any = module.param(name, lambda key: Weight(init(key, shape, dtype), axes))
+    return value  # Linen takes it out of its box
+
+
+def axes_of(boxed: Any) -> Any:
+    """A tree of `Weight`s -> the like tree of `Axes`."""
+    return jax.tree.map(lambda leaf: leaf.axes, boxed, is_leaf=is_weight)
+
+
+@dataclasses.dataclass(frozen=True)
+class Initialization:
+    """How weights start: normal, with one standard deviation for all or by fan-in."""
+
+    std: float = 0.02
+    """Standard deviation of every matrix; 0 means 1/sqrt(fan-in), which suits any width."""
+    embedding_std: float = 0.02
+    """Standard deviation of token and position tables."""
+    depth_scaled: bool = True
+    """Divide what is added to the residual stream by sqrt(2 L), as GPT-2 does."""
+
+    def matrix(self, inputs: Mapping[str, int], *, residual_layers: int = 0) -> Initializer:
+        """For a matrix; `residual_layers` = L if its result is added to the residual stream."""
+        std = self.std or 1 / math.sqrt(math.prod(inputs.values()))
+        if self.depth_scaled and residual_layers:
+            std /= math.sqrt(2 * residual_layers)
+        return nn.initializers.normal(std)
+
+    def table(self) -> Initializer:
+        return nn.initializers.normal(self.embedding_std)

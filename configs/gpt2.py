@@ -20,12 +20,22 @@ from transformer import (
     Precision,
     TransformerConfig,
 )
+from transformer.stack import Remat
 
 VOCABULARY = 50_257
 LENGTH = 1024
 
 
-def gpt2(name: str, *, layers: int, width: int, heads: int, learning_rate: float) -> Experiment:
+def gpt2(
+    name: str,
+    *,
+    layers: int,
+    width: int,
+    heads: int,
+    learning_rate: float,
+    accumulate: int,
+    remat: Remat = "none",
+) -> Experiment:
     """Pre-norm, LayerNorm, GELU by tanh, learned positions, biases, tied embeddings."""
     dropout = 0.0  # 0.1 in the paper, whose corpus was read several times
     block = BlockConfig(
@@ -44,6 +54,7 @@ def gpt2(name: str, *, layers: int, width: int, heads: int, learning_rate: float
             position=LearnedPositions(LENGTH),
             dropout=dropout,
             precision=Precision.named("bfloat16"),
+            remat=remat,
         ),
         data=DataConfig(
             sequence_length=LENGTH,
@@ -54,16 +65,38 @@ def gpt2(name: str, *, layers: int, width: int, heads: int, learning_rate: float
         schedule=ScheduleConfig("cosine", learning_rate=learning_rate, warmup=2000, final=0.1),
         steps=100_000,
         batch_size=480,
-        accumulate=1,
+        accumulate=accumulate,
         evaluation=EvaluationConfig(every=1000, batches=10),
         sample=SampleConfig(every=5000),
         checkpoint=CheckpointConfig(every=1000, keep=3),
     )
 
 
+# About half a million tokens a step, in microbatches that one accelerator of 80 GB can hold by
+# `describe`'s estimate; on several, lower `accumulate` as the batch is spread.
 EXPERIMENTS = {
-    "small": gpt2("gpt2-small", layers=12, width=768, heads=12, learning_rate=6e-4),
-    "medium": gpt2("gpt2-medium", layers=24, width=1024, heads=16, learning_rate=3e-4),
-    "large": gpt2("gpt2-large", layers=36, width=1280, heads=20, learning_rate=2.5e-4),
-    "xl": gpt2("gpt2-xl", layers=48, width=1600, heads=25, learning_rate=2e-4),
+    "small": gpt2(
+        "gpt2-small", layers=12, width=768, heads=12, learning_rate=6e-4, accumulate=12
+    ),
+    "medium": gpt2(
+        "gpt2-medium", layers=24, width=1024, heads=16, learning_rate=3e-4, accumulate=24
+    ),
+    "large": gpt2(
+        "gpt2-large",
+        layers=36,
+        width=1280,
+        heads=20,
+        learning_rate=2.5e-4,
+        accumulate=24,
+        remat="full",
+    ),
+    "xl": gpt2(
+        "gpt2-xl",
+        layers=48,
+        width=1600,
+        heads=25,
+        learning_rate=2e-4,
+        accumulate=24,
+        remat="full",
+    ),
 }

@@ -44,9 +44,9 @@ EXPERIMENTS = {
         ),
         optimizer=OptimizerConfig("muon", beta2=0.95, weight_decay=0.05),
         schedule=ScheduleConfig(
-            "warmup_stable_decay", learning_rate=3e-3, warmup=50, decay=0.4, final=0.0
+            "warmup_stable_decay", learning_rate=4e-3, warmup=50, decay=0.5, final=0.0
         ),
-        steps=1200,
+        steps=1500,
         batch_size=8,
         evaluation=EvaluationConfig(every=300, batches=20, compressors=True),
         sample=SampleConfig(every=300, prompt="def ", tokens=80),

@@ -32,12 +32,14 @@ hypothesis.settings.load_profile("fixed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile a program once for each run: tests that build the same model share its executable.
+    """Keep what is cached out of the home folder, and compile the same program once in a run.
 
-    Each worker has a folder of its own, gone when it ends. JAX writes an entry in place, so a
-    folder shared with a process that is killed, or kept from another run, could hold half of one.
+    Each worker has a folder of its own, gone when it ends, and in it one for the processes that its
+    tests start: JAX writes an entry in place, so one that is killed may leave half of it.
     """
-    cache = tempfile.TemporaryDirectory(prefix="jax-cache-")
-    config.add_cleanup(cache.cleanup)
-    jax.config.update("jax_compilation_cache_dir", cache.name)
+    folder = tempfile.TemporaryDirectory(prefix="transformer-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    os.environ["TRANSFORMER_CACHE"] = f"{folder.name}/data"
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder.name}/started"
+    jax.config.update("jax_compilation_cache_dir", f"{folder.name}/compiled")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

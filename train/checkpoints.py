@@ -60,13 +60,13 @@ class Checkpoints:
           keep: How many of the newest are kept, at least 1.
           keep_every: Those at multiples of this many steps are kept too; 0: none.
           asynchronous: Write while training goes on.
-          read_only: See `reader`.
+          read_only: Only restore, and disturb no run that is saving there at the time.
         """
         if keep < 1:
             raise ValueError(f"keep {keep}: the newest is always kept")
         logging.getLogger("absl").addFilter(_not_from_orbax)
         self.directory = _absolute(directory)
-        self._every = every
+        self._every, self._asynchronous = every, asynchronous
         self._saving: int | None = None
         self._manager = ocp.CheckpointManager(
             self.directory,
@@ -77,11 +77,6 @@ class Checkpoints:
                 preservation_policy=_policy(keep, keep_every),
             ),
         )
-
-    @classmethod
-    def reader(cls, directory: str | os.PathLike[str]) -> Self:
-        """For those who only restore; it disturbs no run that is saving there at the time."""
-        return cls(directory, read_only=True)
 
     def steps(self) -> list[int]:
         """The steps that there are checkpoints of, oldest first, one being saved left out."""
@@ -119,7 +114,7 @@ class Checkpoints:
             self._prepare(step)
             # Whether it is due was asked before, and is no matter of Orbax.
             self._manager.save(step, args=args.Composite(**items), force=True)
-            self._saving = step
+            self._saving = step if self._asynchronous else None
 
     def wait(self) -> None:
         """Waits until what is being saved is on disk (UserError: it could not be written)."""

@@ -121,6 +121,10 @@ class JitEngine(Engine):
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         return self._step(state, batch)
 
+    def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
+        """The step's program before it is compiled; shapes will do for arguments."""
+        return self._step.lower(state, batch)
+
     def choices(self) -> dict[str, str]:
         return choices(self.experiment, self.model.hardware)
 

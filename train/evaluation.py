@@ -25,9 +25,10 @@ def evaluate_stream(
     Over the whole split, or over the experiment's number of batches spread through it.
     """
     settings = experiment.evaluation
+    shards = engine.mesh.shape["data"] * engine.mesh.shape["fsdp"]
     batches = evaluation_batches(
         stream,
-        batch_size=settings.batch_size or experiment.batch_size,
+        batch_size=-(-(settings.batch_size or experiment.batch_size) // shards) * shards,
         sequence_length=experiment.data.sequence_length,
         stride=settings.stride or None,
         segments=experiment.data.segments,
@@ -40,7 +41,7 @@ def evaluate_stream(
         for cursor in range(len(batches))
     ]
     totals = np.array(jax.device_get(pending), np.float64).sum(axis=0)
-    loss = totals[0] / totals[1]
+    loss = float(totals[0] / totals[1])
     nats_to_bits = stream.targets / stream.bytes / math.log(2)
     return {
         "loss": loss,

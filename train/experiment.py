@@ -1,7 +1,7 @@
 """An experiment: everything that decides a run, as one frozen value."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from train.data.config import DataConfig
 from train.errors import UsageError
@@ -10,6 +10,15 @@ from train.optimizers import OptimizerConfig
 from train.schedules import ScheduleConfig
 from train.sharding import MeshConfig
 from transformer.config import TransformerConfig
+from transformer.sampling import SamplingConfig
+
+
+def _at_least(least: int, part: str, config: Any, *names: str) -> None:
+    """Raises UsageError for the first of these settings that is less."""
+    for name in names:
+        if getattr(config, name) < least:
+            setting = f"{part}.{name}" if part else name
+            raise UsageError(f"{setting} {getattr(config, name)}: give {least} or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +34,12 @@ class EvaluationConfig:
     """New tokens in each window: less than the sequence length gives every token more context,
     at more cost. 0: the sequence length."""
     batch_size: int = 0
-    """Windows in a batch; 0: as in training."""
+    """Windows in a batch, or a few more so that it divides among devices; 0: as in training."""
     compressors: bool = False
     """Show at the end what gzip -9 and xz -9 make of the held-out text."""
+
+    def __post_init__(self) -> None:
+        _at_least(0, "evaluation", self, "every", "batches", "stride", "batch_size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +54,18 @@ class SampleConfig:
     top_k: int = 0
     top_p: float = 1.0
 
+    def __post_init__(self) -> None:
+        _at_least(0, "sample", self, "every")
+        _at_least(1, "sample", self, "tokens")
+        try:
+            self.sampling()
+        except ValueError as error:
+            raise UsageError(str(error).replace("sampling.", "sample.", 1)) from error
+
+    def sampling(self) -> SamplingConfig:
+        """How a word is chosen."""
+        return SamplingConfig(self.temperature, self.top_k, self.top_p)
+
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
@@ -53,6 +77,10 @@ class CheckpointConfig:
     """How many of the newest are kept."""
     keep_every: int = 0
     """Checkpoints at multiples of this many steps are kept too; 0: none."""
+
+    def __post_init__(self) -> None:
+        _at_least(0, "checkpoint", self, "every", "keep_every")
+        _at_least(1, "checkpoint", self, "keep")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +112,8 @@ class Experiment:
     loss_scale: LossScaleConfig = LossScaleConfig()
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "accumulate", "log_every"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} {getattr(self, name)}: give 1 or more")
+        _at_least(1, "", self, "steps", "batch_size", "accumulate", "log_every")
+        _at_least(0, "", self, "seed")
         if self.batch_size % self.accumulate:
             raise UsageError(
                 f"accumulate {self.accumulate}: does not divide batch_size {self.batch_size}; "

@@ -20,10 +20,13 @@ def local_hardware() -> Hardware:
 def keep_compiled_programs() -> None:
     """Keeps compiled programs on disk: a run that is started again need not compile again.
 
-    JAX_COMPILATION_CACHE_DIR says where; set to nothing, it forbids it.
+    JAX_COMPILATION_CACHE_DIR says where, as does JAX's own setting; the variable set to nothing
+    forbids it.
     """
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.jax_compilation_cache_dir:
         return
     base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(base) / "transformer" / "xla"))
+    jax.config.update(
+        "jax_compilation_cache_dir", str(pathlib.Path(base) / "linen-transformer" / "xla")
+    )
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)

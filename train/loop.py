@@ -18,15 +18,16 @@ from train.errors import UserError
 from train.evaluation import evaluate_stream, host_rows
 from train.experiment import Experiment
 from train.hardware import keep_compiled_programs, local_hardware
+from train.logbook import Logbook
 from train.memory import explain_exhaustion
 from train.preemption import PreemptedError, StopRequest
+from train.progress import Progress
 from train.report import Report
 from train.run import Run, check_vocabulary, saved_experiment
 from train.runfolder import RunFolder, write_atomically
 from train.sample import sample
 from train.settings import as_text, changes, forbidden, to_plain
 from train.state import TrainState
-from transformer.sampling import SamplingConfig
 
 
 def fit(experiment: Experiment, workdir: str = "", *, quiet: bool = False) -> Run:
@@ -48,17 +49,23 @@ def fit(experiment: Experiment, workdir: str = "", *, quiet: bool = False) -> Ru
 
 
 class _Fit:
-    """What the parts of one `fit` share."""
+    """What the parts of one `fit` share. Making it writes nothing."""
 
     def __init__(self, experiment: Experiment, folder: RunFolder, quiet: bool):
         self.folder, self.quiet = folder, quiet
-        saved = saved_experiment(folder) if folder.config_json.exists() else None
-        tokenizer = Tokenizer.load(folder.tokenizer) if saved else None
+        # A run without a checkpoint has nothing to be true to: it begins anew, as it is asked for.
+        with Checkpoints(folder.checkpoints, read_only=True) as checkpoints:
+            begun = checkpoints.latest_step() is not None
+        saved = saved_experiment(folder) if begun else None
+        tokenizer = Tokenizer.load(folder.tokenizer) if begun else None
         self.corpus = prepare(experiment.data, tokenizer=tokenizer)
         self.experiment = resolved(experiment, self.corpus)
-        self.engine = make_engine(self.experiment, local_hardware())
         self.differences = changes(saved, self.experiment) if saved else {}
         self.check_saved()
+        self.batches = self.make_batches()
+        if self.experiment.sample.every:
+            self.corpus.tokenizer.encode(self.experiment.sample.prompt)  # it may lack characters
+        self.engine = make_engine(self.experiment, local_hardware())
 
     def check_saved(self) -> None:
         """Refuses to resume a run with other settings or other data, before anything is written."""
@@ -77,9 +84,17 @@ class _Fit:
             path, every=settings.every, keep=settings.keep, keep_every=settings.keep_every
         ) as checkpoints:
             state, done = self.start(checkpoints)
-            if jax.process_index() == 0:
-                self.write_settings()
             speaks = jax.process_index() == 0
+            metrics = self.finished_before(done)
+            if metrics is not None:
+                quiet = self.quiet or not speaks
+                Progress(done, quiet=quiet).print(
+                    f"{self.experiment.name} is finished: {done} steps are done, and as many were "
+                    f"asked for; in {self.folder.path}"
+                )
+                return self.result(state, done, metrics)
+            if speaks:
+                self.write_settings()
             report = Report(
                 self.folder, self.experiment, done=done, speaks=speaks, quiet=self.quiet
             )
@@ -94,6 +109,11 @@ class _Fit:
         latest = checkpoints.latest_step()
         if latest is None:
             return self.engine.init(), 0
+        if latest > self.experiment.steps:
+            raise UserError(
+                f"{self.folder.path}: its run is at step {latest} already; "
+                f"give --steps {latest} or more, or another --workdir"
+            )
         state, extra = checkpoints.restore(latest, self.engine.shapes())
         if extra.get("corpus") != self.corpus.digest:
             raise UserError(
@@ -102,13 +122,24 @@ class _Fit:
             )
         return state, latest
 
+    def finished_before(self, done: int) -> dict[str, float] | None:
+        """The metrics at the end of a run that has nothing left to do; None if it has."""
+        if done < self.experiment.steps:
+            return None
+        for line in reversed(Logbook(self.folder.logbook).read()):
+            if line.get("event") == "finished" and line.get("step") == done:
+                known = {name: line[name] for name in line if name not in ("time", "event", "step")}
+                return {name: float(value) for name, value in known.items()}
+        return None
+
     def write_settings(self) -> None:
+        """config.json comes last: a folder that has it holds a run."""
         chosen = self.engine.choices()
         plain = {"experiment": to_plain(self.experiment), "chosen": chosen}
         lines = "".join(f"# auto: {name} = {choice}\n" for name, choice in chosen.items())
+        write_atomically(self.folder.tokenizer, self.corpus.tokenizer.to_json())
         write_atomically(self.folder.config_text, as_text(self.experiment) + lines)
         write_atomically(self.folder.config_json, json.dumps(plain, indent=1) + "\n")
-        self.corpus.tokenizer.save(self.folder.tokenizer)
 
     def announce(self, report: Report, done: int) -> None:
         count = sum(leaf.size for leaf in jax.tree.leaves(self.engine.shapes().params))
@@ -144,15 +175,16 @@ class _Fit:
                     report.train(step, fetched(metrics))
                 if step < experiment.steps:
                     self.look(step, state, report)
-                last = step == experiment.steps or stop.signal is not None
-                if last or checkpoints.due(step):
+                last = step == experiment.steps
+                asked = stop.signal  # read once: it may come at any moment
+                if last or asked or checkpoints.due(step):
                     with report.pause():
                         checkpoints.save(step, state, {"corpus": self.corpus.digest})
-                if stop.signal is not None and step < experiment.steps:
+                if asked and not last:
                     checkpoints.wait()
-                    report.event("preempted", step=step, why=stop.signal)
+                    report.event("preempted", step=step, why=asked)
                     raise PreemptedError(
-                        f"{self.folder.path}: stopped by {stop.signal} at step {step}, "
+                        f"{self.folder.path}: stopped by {asked} at step {step}, "
                         "checkpoint saved; the same command goes on from there"
                     )
         return state
@@ -160,8 +192,8 @@ class _Fit:
     def load(self, cursor: int) -> Any:
         return self.engine.put(self.batches.rows(cursor, *host_rows(self.experiment.batch_size)))
 
-    @property
-    def batches(self) -> Batches:
+    def make_batches(self) -> Batches:
+        """Raises UserError if the text is shorter than a window."""
         experiment = self.experiment
         return Batches(
             self.corpus.split("train"),
@@ -186,12 +218,11 @@ class _Fit:
 
     def write(self, state: TrainState, step: int) -> str:
         settings = self.experiment.sample
-        sampling = SamplingConfig(settings.temperature, settings.top_k, settings.top_p)
         [text] = sample(
             self.result(state, step, {}),
             [settings.prompt],
             max_new_tokens=settings.tokens,
-            sampling=sampling,
+            sampling=settings.sampling(),
             seed=self.experiment.seed,
         )
         return text

@@ -16,6 +16,15 @@ class LossScaleConfig:
     """Steps without overflow after which the scale doubles."""
     largest: float = 2.0**24
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.initial <= self.largest:
+            raise ValueError(
+                f"loss_scale.initial {self.initial}: give a scale from 1 to loss_scale.largest "
+                f"{self.largest}"
+            )
+        if self.growth_every < 1:
+            raise ValueError(f"loss_scale.growth_every {self.growth_every}: give 1 or more steps")
+
 
 class LossScale(struct.PyTreeNode):
     """What the loss is multiplied by, and for how many steps that has gone well."""

@@ -97,6 +97,7 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         if self._bar is not None:
+            self._bar.refresh()  # which stop alone does not, in a notebook
             self._bar.stop()
 
     def _line(self) -> str:
@@ -118,6 +119,8 @@ def duration(seconds: float) -> str:
 
 def _can_draw(console: Console) -> bool:
     """In a notebook rich draws with ipywidgets, and warns at every step if they are not there."""
+    if console.quiet:
+        return False
     if console.is_jupyter:
         return importlib.util.find_spec("ipywidgets") is not None
     return console.is_terminal and not console.is_dumb_terminal
@@ -125,7 +128,7 @@ def _can_draw(console: Console) -> bool:
 
 def _bar(console: Console, clock: Callable[[], float]) -> progress.Progress:
     return progress.Progress(
-        progress.TextColumn("{task.description}"),
+        progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(bar_width=None),
         progress.MofNCompleteColumn(),
         progress.TextColumn("{task.fields[loss]}"),
@@ -137,6 +140,7 @@ def _bar(console: Console, clock: Callable[[], float]) -> progress.Progress:
         console=console,
         expand=True,
         get_time=clock,
+        redirect_stdout=False,  # what is piped to another program must arrive there
         refresh_per_second=4,  # each takes time from the step on a small machine
         speed_estimate_period=120,
     )

@@ -4,9 +4,10 @@ import importlib
 import importlib.util
 import pathlib
 import pkgutil
+import sys
 from types import ModuleType
 
-from train.errors import UsageError
+from train.errors import UsageError, UserError
 from train.experiment import Experiment
 
 
@@ -69,8 +70,12 @@ def _from_path(file: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UsageError(f"config {file}: is no Python file; give the path of a .py file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where a dataclass of the file looks its module up
     try:
         spec.loader.exec_module(module)
-    except (SyntaxError, ImportError, NameError, TypeError, ValueError) as error:
-        raise UsageError(f"config {file}: {error}; mend the file") from error
+    except UserError:
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise UsageError(f"config {file}: {problem}; mend the file, or see --debug") from error
     return module

@@ -10,6 +10,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from train.errors import UserError
 from train.experiment import Experiment
 from train.logbook import Logbook
 from train.metrics import MetricsLog, read_metrics
@@ -51,9 +52,13 @@ class Report:
         trace: TracebackType | None,
     ) -> None:
         self._progress.__exit__(kind, error, trace)
+        # What stopped the run is what it is to be told, not that the curve could not be drawn.
+        quietly = contextlib.suppress(UserError) if error else contextlib.nullcontext()
         if self._speaks:
-            self._metrics.close()
-            plot_losses(read_metrics(self._folder.metrics), self._folder.curve, self._references)
+            with quietly:
+                self._metrics.close()
+                metrics = read_metrics(self._folder.metrics)
+                plot_losses(metrics, self._folder.curve, self._references)
 
     @contextlib.contextmanager
     def pause(self) -> Any:
@@ -84,7 +89,7 @@ class Report:
         self._progress.print(f"step {step} writes: {text}")
         if self._speaks:
             path = self._folder.samples
-            before = path.read_text() if path.exists() else ""
+            before = path.read_text(encoding="utf-8") if path.exists() else ""
             write_atomically(path, f"{before}--- step {step}\n{text}\n")
 
     def references(self, references: dict[str, float], nats_per_bit: float) -> None:

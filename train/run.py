@@ -42,7 +42,12 @@ def saved_experiment(folder: RunFolder) -> Experiment:
         raise UserError(
             f"{folder.config_json}: is not JSON ({error}); put the file back as it was"
         ) from error
-    return from_plain(data.get("experiment", {}), str(folder.config_json))
+    plain = data.get("experiment") if isinstance(data, dict) else None
+    if not isinstance(plain, dict):
+        raise UserError(
+            f"{folder.config_json}: has no experiment in it; put the file back as it was"
+        )
+    return from_plain(plain, str(folder.config_json))
 
 
 def load(workdir: str, *, step: int | None = None) -> Run:
@@ -71,9 +76,17 @@ def load(workdir: str, *, step: int | None = None) -> Run:
 
 def one_host(experiment: Experiment) -> Experiment:
     """The experiment on whatever devices are here: a run is often looked at elsewhere."""
+    import jax
+
     from train.sharding import MeshConfig
 
-    return dataclasses.replace(experiment, mesh=MeshConfig(), compile="jit", accumulate=1)
+    return dataclasses.replace(
+        experiment,
+        mesh=MeshConfig(),
+        compile="jit",
+        accumulate=1,
+        batch_size=-(-experiment.batch_size // jax.device_count()) * jax.device_count(),
+    )
 
 
 def check_vocabulary(experiment: Experiment, tokenizer: Tokenizer, source: str) -> None:

@@ -117,7 +117,7 @@ def _write(
             max_new_tokens=room,
             sampling=sampling,
             seed=seed,
-            stop=run.tokenizer.end_of_text,
+            stop=run.tokenizer.stop,
             on_tokens=push,
         )
         left -= room

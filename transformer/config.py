@@ -47,6 +47,11 @@ class TransformerConfig:
                 raise ValueError(f"model.{name} {getattr(self, name)}: give 1 or more")
         if not self.pattern:
             raise ValueError("model.pattern (): has no layers; give one BlockConfig or more")
+        if self.layers < len(self.pattern):
+            raise ValueError(
+                f"model.layers {self.layers}: is fewer than the {len(self.pattern)} blocks of "
+                "model.pattern; give as many or more"
+            )
 
     @property
     def vocab_rows(self) -> int:

@@ -24,8 +24,9 @@ from transformer.model import LanguageModel, output_matrix, without_padding
 from transformer.sampling import ANCESTRAL, SamplingConfig, sample
 from transformer.stack import apart
 
-TOKENS_PER_CALL = 8
-"""Made by one call of the compiled loop, before the caller hears of them."""
+TOKENS_PER_CALL, TOKENS_PER_SHOW = 32, 8
+"""Made by one call of the compiled loop: with nobody watching, and with `on_tokens`. The fewer, the
+sooner they are seen; the more, the less is lost between calls (a quarter, in a model of 2M)."""
 
 NO_TOKEN = -1
 """Stands where an example has no new token, and for a stop token that is not given."""
@@ -80,7 +81,8 @@ def generate(
     if not rows:
         return Generated([], [])
     made: list[list[int]] = [[] for _ in rows]
-    for chunk in _chunks(model, params, rows, max_new_tokens, sampling, seed, stop):
+    each = TOKENS_PER_CALL if on_tokens is None else TOKENS_PER_SHOW
+    for chunk in _chunks(model, params, rows, max_new_tokens, sampling, seed, stop, each):
         new = [row[row != NO_TOKEN].tolist() for row in chunk]
         for tokens, more in zip(made, new, strict=True):
             tokens += more
@@ -183,8 +185,9 @@ def _chunks(
     sampling: SamplingConfig,
     seed: int,
     stop: int | None,
+    each: int,
 ) -> Iterator[np.ndarray]:  # each [B, some]
-    """New tokens as they are made; `NO_TOKEN` where an example has come to its end."""
+    """New tokens, `each` at a time; `NO_TOKEN` where an example has come to its end."""
     params, limit = for_decoding(params), model.config.max_length
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     longest = int(lengths.max())
@@ -202,7 +205,7 @@ def _chunks(
     )
     yield np.asarray(new)
     while np.any(state.left):
-        state, new = _continue(params, state, end, model=model, sampling=sampling)
+        state, new = _continue(params, state, end, np.int32(each), model=model, sampling=sampling)
         yield np.asarray(new)
 
 
@@ -262,16 +265,17 @@ def _continue(
     params: Params,
     state: Sampled,
     stop: jax.Array,
+    count: jax.Array,
     *,
     model: LanguageModel,
     sampling: SamplingConfig,
 ) -> tuple[Sampled, jax.Array]:  # [B, TOKENS_PER_CALL]
-    """Draws the next tokens, until enough for one call or all examples have ended."""
+    """Draws the next `count` tokens, or fewer if all examples have ended."""
     Loop = tuple[jax.Array, Sampled, jax.Array]
 
     def goes_on(loop: Loop) -> jax.Array:
         index, state, _ = loop
-        return (index < TOKENS_PER_CALL) & jnp.any(state.left > 0)
+        return (index < count) & jnp.any(state.left > 0)
 
     def one_more(loop: Loop) -> Loop:
         index, state, made = loop
@@ -279,6 +283,6 @@ def _continue(
         state, new = _choose(state.replace(cache=cache), logits, sampling, stop)
         return index + 1, state, made.at[index].set(new)
 
-    none = jnp.full((TOKENS_PER_CALL, len(state.tokens)), NO_TOKEN)
+    none = jnp.full((TOKENS_PER_CALL, len(state.tokens)), NO_TOKEN, jnp.int32)
     _, state, made = jax.lax.while_loop(goes_on, one_more, (jnp.int32(0), state, none))
     return state, made.T

@@ -47,9 +47,11 @@ def bits(leaf: jax.Array) -> bytes:
 
 def assert_same(found: Any, wanted: Any) -> None:
     """Same structure, types and bits, not-a-number included."""
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+
+    def check(a: jax.Array, b: jax.Array) -> None:
         assert (a.shape, a.dtype, bits(a)) == (b.shape, b.dtype, bits(b))
+
+    jax.tree.map(check, found, wanted)
 
 
 def save(folder: pathlib.Path, state: Any, step: int = 1) -> None:
@@ -152,7 +154,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(
             like[name] = jax.ShapeDtypeStruct(old.shape, value)
     save(tmp_path, state)
     with (
-        Checkpoints.reader(tmp_path) as checkpoints,
+        Checkpoints(tmp_path, read_only=True) as checkpoints,
         pytest.raises(UserError, match=rf"is of another model \({message}\); use the settings"),
     ):
         checkpoints.restore(1, like)
@@ -161,7 +163,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(
 def test_parameters_can_be_had_without_the_rest(tmp_path: pathlib.Path) -> None:
     state = make_state()
     save(tmp_path, state)
-    with Checkpoints.reader(tmp_path) as checkpoints:
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
         assert_same(checkpoints.restore_params(1, abstract(state.params)), state.params)
         few = {"embed": abstract(state.params["embed"])}
         assert_same(checkpoints.restore_params(1, few), {"embed": state.params["embed"]})
@@ -194,6 +196,13 @@ def test_a_checkpoint_counts_once_it_is_whole(tmp_path: pathlib.Path) -> None:
         assert checkpoints.steps() == [1]
 
 
+def test_a_save_that_is_not_asynchronous_is_whole_at_once(tmp_path: pathlib.Path) -> None:
+    with Checkpoints(tmp_path, asynchronous=False) as checkpoints:
+        checkpoints.save(1, make_state(), {})
+        assert checkpoints.steps() == [1]
+        assert (tmp_path / "1").exists()
+
+
 def test_a_step_is_not_saved_twice(tmp_path: pathlib.Path) -> None:
     first, second = {"w": jnp.ones(3)}, {"w": jnp.zeros(3)}
     with Checkpoints(tmp_path) as checkpoints, Checkpoints(tmp_path) as another:
@@ -207,15 +216,15 @@ def test_a_step_is_not_saved_twice(tmp_path: pathlib.Path) -> None:
         assert_same(checkpoints.restore(2, abstract(first)).state, second)
 
 
-def test_a_reader_leaves_the_folder_as_it_is(tmp_path: pathlib.Path) -> None:
+def test_to_read_leaves_the_folder_as_it_is(tmp_path: pathlib.Path) -> None:
     save(tmp_path, make_state())
     unfinished = tmp_path / "2.orbax-checkpoint-tmp"
     unfinished.mkdir()
     (tmp_path / "notes").mkdir()
-    with Checkpoints.reader(tmp_path) as checkpoints:
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
         assert checkpoints.latest_step() == 1
     assert unfinished.exists()
-    with Checkpoints.reader(tmp_path / "nowhere") as checkpoints:
+    with Checkpoints(tmp_path / "nowhere", read_only=True) as checkpoints:
         assert checkpoints.latest_step() is None
         with pytest.raises(UserError, match=r"/1: does not exist; there are none in this folder"):
             checkpoints.restore(1, {})
@@ -252,7 +261,7 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line(item: str, tmp_path: pathl
     file = tmp_path / "1" / item / "metadata"
     file.write_bytes(file.read_bytes()[:-1])
     with (
-        Checkpoints.reader(tmp_path) as checkpoints,
+        Checkpoints(tmp_path, read_only=True) as checkpoints,
         pytest.raises(UserError, match=r"/1: cannot be read \(.+\); move it away") as caught,
     ):
         checkpoints.restore(1, abstract(state))
@@ -264,7 +273,7 @@ def test_random_keys_that_lost_their_type_are_noticed(tmp_path: pathlib.Path) ->
     save(tmp_path, state)
     (tmp_path / "1" / "state" / "array_metadatas" / "process_0").unlink()
     with (
-        Checkpoints.reader(tmp_path) as checkpoints,
+        Checkpoints(tmp_path, read_only=True) as checkpoints,
         pytest.raises(UserError, match=r"cannot be read \(types were lost\)"),
     ):
         checkpoints.restore(1, abstract(state))
@@ -340,7 +349,6 @@ def run_program(body: str, folder: pathlib.Path, mode: str) -> subprocess.Comple
         [sys.executable, "-W", "error", "-c", PROGRAM + body, str(folder), mode],
         capture_output=True,
         text=True,
-        timeout=300,
     )
 
 

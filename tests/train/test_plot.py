@@ -1,5 +1,6 @@
 import math
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,8 +8,12 @@ import pytest
 from train.errors import UserError
 from train.plot import _losses, _smoothed, plot_losses
 
-TRAINING = [{"step": step, "split": "train", "loss": 9 / step + 2} for step in range(1, 101)]
-VALIDATION = [{"step": step, "split": "validation", "loss": 9 / step + 3} for step in (50, 100)]
+TRAINING: list[dict[str, Any]] = [
+    {"step": step, "split": "train", "loss": 9 / step + 2} for step in range(1, 101)
+]
+VALIDATION: list[dict[str, Any]] = [
+    {"step": step, "split": "validation", "loss": 9 / step + 3} for step in (50, 100)
+]
 
 
 def pixels(path: pathlib.Path) -> np.ndarray:
@@ -48,7 +53,7 @@ def test_the_curve_is_a_png_with_both_splits_and_the_references(tmp_path: pathli
     ids=["one point", "step 0", "many decades", "negative", "infinite", "validation alone"],
 )
 def test_odd_curves_are_drawn_without_a_warning(
-    metrics: list[dict[str, object]], tmp_path: pathlib.Path
+    metrics: list[dict[str, Any]], tmp_path: pathlib.Path
 ) -> None:
     assert plot_losses(metrics, tmp_path / "loss.png")
     assert (tmp_path / "loss.png").stat().st_size > 5000

@@ -1,8 +1,8 @@
 import io
-import pathlib
 import subprocess
 import sys
 
+import pytest
 from rich.console import Console
 
 from train.progress import LINE_SECONDS, Progress, duration
@@ -66,19 +66,25 @@ def test_time_left_counts_the_steps_of_this_process_alone() -> None:
     ]
 
 
-def test_a_terminal_has_a_bar_with_the_same_numbers() -> None:
-    clock = Clock()
-    console = Console(
+def terminal(*, quiet: bool = False) -> Console:
+    return Console(
         file=io.StringIO(),
         force_terminal=True,
         width=120,
         color_system=None,
+        quiet=quiet,
         _environ={"TERM": "xterm"},
     )
+
+
+def test_a_terminal_has_a_bar_with_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    console, clock = terminal(), Clock()
     with Progress(200, description="tiny", console=console, clock=clock) as progress:
         clock.now += 10
         progress.update(50, loss=3.25, tokens_per_second=12345.6)
         progress.print("validation loss 3.5")
+        print("for the next program")
+    assert capsys.readouterr().out == "for the next program\n"
     text = shown(console)
     [*_, last] = [line for line in text.splitlines() if "/200" in line]
     for part in ("tiny", "50/200", "loss 3.2500", "12,346 tokens/s", "0:00:10"):
@@ -95,7 +101,15 @@ def test_text_is_shown_as_it_is_and_commands_to_the_terminal_are_not() -> None:
     assert shown(console) == safe
 
 
-def test_quiet_shows_nothing_and_standard_output_stays_clean(tmp_path: pathlib.Path) -> None:
+def test_quiet_is_quiet_in_a_terminal_too() -> None:
+    console = terminal(quiet=True)
+    with Progress(2, console=console) as progress:
+        progress.update(1, loss=0.5)
+        progress.print("said")
+    assert shown(console) == ""
+
+
+def test_quiet_shows_nothing_and_standard_output_stays_clean() -> None:
     program = (
         "import sys\n"
         "from train.progress import Progress\n"

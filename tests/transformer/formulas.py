@@ -25,6 +25,11 @@ def weights_of(tree: Any, seed: int = 0) -> Any:
     return jax.tree.map(draw, tree)
 
 
+def array(values: Any) -> Any:
+    """A NumPy array, which the library takes where its hints say jax.Array."""
+    return np.array(values)
+
+
 def normal(seed: int, *shape: int) -> Any:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 

@@ -24,7 +24,7 @@ def test_every_example_has_a_mask_of_its_own() -> None:
     assert len({row.tobytes() for row in dropped}) == 3
 
 
-@pytest.mark.parametrize("rows", [[0], [2], [1, 2], [2, 0, 1]])
+@pytest.mark.parametrize("rows", [[2], [2, 0, 1]])
 def test_masks_do_not_depend_on_how_a_batch_is_cut(rows: list[int]) -> None:
     x = normal(0, 3, 7, 11)
     whole = np.asarray(dropout(x, 0.5, KEYS))

@@ -6,21 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import Array
+from tests.transformer.formulas import Array, array
 from transformer import Mask, Pattern
 from transformer.masks import dense
 
 
 def drawing(*rows: str) -> Array:
     return np.array([[letter == "x" for letter in row] for row in rows])
-
-
-def array(*rows: list[int]) -> Any:
-    return np.array(rows)
-
-
-def vector(values: list[int]) -> Any:
-    return np.array(values)
 
 
 def seen(mask: Mask, queries: int, keys: int) -> Array:
@@ -67,62 +59,62 @@ def test_a_dilated_window_looks_both_ways() -> None:
 
 
 def test_a_prefix_is_seen_by_all() -> None:
-    mask = Mask(Pattern(causal=True, prefix=True), prefix=vector([3, 0]))
+    mask = Mask(Pattern(causal=True, prefix=True), prefix=array([3, 0]))
     assert_sees(mask, drawing("xxx..", "xxx..", "xxx..", "xxxx.", "xxxxx"), CAUSAL)
 
 
 def test_a_prefix_that_the_pattern_does_not_speak_of_is_none() -> None:
-    assert_sees(Mask(Pattern(causal=True), prefix=vector([3])), CAUSAL)
+    assert_sees(Mask(Pattern(causal=True), prefix=array([3])), CAUSAL)
 
 
 def test_globals_see_all_and_are_seen_by_all() -> None:
-    mask = Mask(Pattern(window=1), globals=array([1, -1], [3, 0]))
+    mask = Mask(Pattern(window=1), globals=array([[1, -1], [3, 0]]))
     first = drawing("xx...", "xxxxx", ".xx..", ".x.x.", ".x..x")
     second = drawing("xxxxx", "xx.x.", "x.xx.", "xxxxx", "x..xx")
     assert_sees(mask, first, second)
 
 
 def test_causal_globals_see_nothing_ahead() -> None:
-    mask = Mask(Pattern(causal=True, window=1), globals=array([2]))
+    mask = Mask(Pattern(causal=True, window=1), globals=array([[2]]))
     assert_sees(mask, drawing("x....", ".x...", "xxx..", "..xx.", "..x.x"))
 
 
 def test_lengths_hide_what_is_not_there() -> None:
-    mask = Mask(lengths=vector([4, 2, 0]))
+    mask = Mask(lengths=array([4, 2, 0]))
     assert_sees(mask, ALL, drawing("xx..", "xx..", "xx.."), drawing("....", "....", "...."))
 
 
 def test_documents_see_themselves_and_padding_nothing() -> None:
-    mask = Mask(segments=array([7, 7, 2, 2, 0]))
+    mask = Mask(segments=array([[7, 7, 2, 2, 0]]))
     assert_sees(mask, drawing("xx...", "xx...", "..xx.", "..xx.", "....."))
 
 
 def test_causal_documents_whose_positions_start_anew() -> None:
     mask = Mask(
-        Pattern(causal=True), positions=array([0, 1, 0, 1, 2]), segments=array([1, 1, 2, 2, 2])
+        Pattern(causal=True), positions=array([[0, 1, 0, 1, 2]]), segments=array([[1, 1, 2, 2, 2]])
     )
     assert_sees(mask, drawing("x....", "xx...", "..x..", "..xx.", "..xxx"))
 
 
 def test_segments_narrow_prefix_and_globals() -> None:
     pattern = Pattern(causal=True, prefix=True)
-    segments = array([1, 1, 2, 2])
-    mask = Mask(pattern, segments=segments, prefix=vector([2]), globals=array([3]))
+    segments = array([[1, 1, 2, 2]])
+    mask = Mask(pattern, segments=segments, prefix=array([2]), globals=array([[3]]))
     assert_sees(mask, drawing("xx..", "xx..", "..x.", "..xx"))
 
 
 def test_keys_may_have_segments_of_their_own() -> None:
-    mask = Mask(segments=array([1, 2, 0]), key_segments=array([2, 1, 0, 1]))
+    mask = Mask(segments=array([[1, 2, 0]]), key_segments=array([[2, 1, 0, 1]]))
     assert_sees(mask, drawing(".x.x", "x...", "...."))
 
 
 def test_other_keys() -> None:
-    mask = Mask(Pattern(causal=True), positions=array([2, 5]), segments=array([1, 1]))
-    assert_sees(mask.over(array([5, 3, 2, 0]), array([1, 1, 0, 1])), drawing("...x", "xx.x"))
+    mask = Mask(Pattern(causal=True), positions=array([[2, 5]]), segments=array([[1, 1]]))
+    assert_sees(mask.over(array([[5, 3, 2, 0]]), array([[1, 1, 0, 1]])), drawing("...x", "xx.x"))
 
 
 def test_examples_may_stand_at_different_positions() -> None:
-    mask = Mask(Pattern(causal=True), positions=array([1], [3])).over(array([0, 1, 2, 3, 4]))
+    mask = Mask(Pattern(causal=True), positions=array([[1], [3]])).over(array([[0, 1, 2, 3, 4]]))
     assert_sees(mask, drawing("xx..."), drawing("xxxx."))
 
 
@@ -131,11 +123,11 @@ MASKS = {
     "window": Mask(Pattern(causal=True, window=3, dilation=2)),
     "positions": Mask(
         Pattern(causal=True),
-        positions=array([0, 1, 2, 0, 1, 2, 3]),
-        segments=array([1, 1, 1, 2, 2, 0, 0], [5, 5, 5, 4, 4, 4, 4]),
+        positions=array([[0, 1, 2, 0, 1, 2, 3]]),
+        segments=array([[1, 1, 1, 2, 2, 0, 0], [5, 5, 5, 4, 4, 4, 4]]),
     ),
     "lengths and globals": Mask(
-        Pattern(causal=True, window=2), lengths=vector([6, 2]), globals=array([0, 4], [-1, 3])
+        Pattern(causal=True, window=2), lengths=array([6, 2]), globals=array([[0, 4], [-1, 3]])
     ),
 }
 
@@ -152,11 +144,11 @@ def test_a_block_of_queries_is_cut_from_the_whole(name: str, start: int, end: in
 @pytest.mark.parametrize(
     ("mask", "narrowed", "rows_may_be_empty"),
     [
-        (Mask(Pattern(causal=True), positions=array([0])), False, False),
-        (Mask(segments=array([1])), True, True),
-        (Mask(lengths=vector([1])), True, True),
-        (Mask(prefix=vector([1])), True, False),
-        (Mask(globals=array([1])), True, False),
+        (Mask(Pattern(causal=True), positions=array([[0]])), False, False),
+        (Mask(segments=array([[1]])), True, True),
+        (Mask(lengths=array([1])), True, True),
+        (Mask(prefix=array([1])), True, False),
+        (Mask(globals=array([[1]])), True, False),
     ],
     ids=["causal", "segments", "lengths", "prefix", "globals"],
 )

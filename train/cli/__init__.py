@@ -20,6 +20,9 @@ VERBS = {
     "doctor": ("", "what hardware and versions are here, and what is wrong with them"),
 }
 
+COMPUTING = frozenset({"fit", "evaluate", "sample"})
+"""Verbs that run a model."""
+
 PREEMPTED = 75
 """Exit status of a run that was told to stop and has saved a checkpoint (EX_TEMPFAIL)."""
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from train.data.config import DataConfig, TokenizerConfig
     from train.data.corpus import Corpus, prepare
     from train.data.evaluation import EvaluationBatches, evaluation_batches
-    from train.data.prefetch import prefetch
     from train.data.streams import TokenStream
     from train.data.tokenizer import StreamDecoder, Tokenizer
     from train.data.tokenizer_training import train_tokenizer
@@ -32,7 +31,6 @@ _HOMES = {
     "Tokenizer": "tokenizer",
     "TokenizerConfig": "config",
     "evaluation_batches": "evaluation",
-    "prefetch": "prefetch",
     "prepare": "corpus",
     "train_tokenizer": "tokenizer_training",
 }
@@ -48,7 +46,6 @@ __all__ = [
     "Tokenizer",
     "TokenizerConfig",
     "evaluation_batches",
-    "prefetch",
     "prepare",
     "train_tokenizer",
 ]

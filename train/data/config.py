@@ -27,9 +27,9 @@ class TokenizerConfig:
     """How text becomes tokens. Every kind has one token that stands between documents."""
 
     kind: TokenizerKind = "bpe"
-    """byte: the 256 bytes. character: the characters of the text. word: what stands between
-    spaces, and <eos> for a newline. bpe: byte-level byte-pair encoding. wordpiece: BERT's.
-    All of these are learned from the training split; file loads one (see path)."""
+    """byte: the 256 bytes. character: all characters of the text, held out or not. word: what
+    stands between spaces, and <eos> for a newline. bpe: byte-level byte-pair encoding.
+    wordpiece: BERT's. The last three learn from the training split. file: one that exists."""
 
     path: str = ""
     """With kind=file: a tokenizer.json, a vocab.txt (BERT's), or a folder that holds one of them

@@ -15,7 +15,8 @@ class Selective(Protocol):
     """The two methods that a mixer adds if it has a pattern of its own.
 
     It has to equal softmax attention under `select` and the mask. Its output matrix is the
-    parameter `output` [N, H of values, D], with `output_bias` [D] or without.
+    parameter `output` [N, H of values, D], with `output_bias` [D] or without. Linen lets one method
+    alone declare weights, so what these two need of them they ask of `__call__`, through `want`.
     """
 
     def select(
@@ -33,6 +34,8 @@ class Selective(Protocol):
         x: jax.Array,  # [B, T, D]
         *,
         positions: jax.Array,  # [B, T]
+        mask: Mask,
+        constants: Any = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:  # [B, T, N, H], [B, S, K, H], [B, S, K, H]
         """Queries, keys and values as the scores take them: projected, turned, normalized."""
         ...
@@ -42,9 +45,9 @@ def check_select(trial: Trial) -> None:
     """The result is that of softmax attention under `select` and the mask, built densely."""
     x = trial.inputs(11)
     arguments = trial.arguments(trial.length)
-    positions, mask = arguments["positions"], arguments["mask"]
-    ask = functools.partial(trial.mixer.apply, {"params": trial.params}, x, positions=positions)
-    chosen = np.asarray(ask(mask=mask, constants=trial.constants, method="select"))
+    mask = arguments["mask"]
+    ask = functools.partial(trial.mixer.apply, {"params": trial.params}, x, **arguments)
+    chosen = np.asarray(ask(method="select"))
     q, k, v = (np.asarray(each) for each in ask(method="scored"))
     seen = chosen & np.asarray(dense(mask, trial.length, trial.length))[:, None]
     y = softmax_attention(q, k, v, seen)

@@ -103,6 +103,16 @@ def test_an_entry_that_is_there_is_not_written_again(tmp_path: pathlib.Path) -> 
     assert cached(tmp_path / "entry", write) == tmp_path / "entry"
 
 
+def test_what_another_wrote_while_this_one_waited_is_not_written_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    def write(partial: pathlib.Path) -> None:
+        raise AssertionError
+
+    answers = iter([False, True])  # before the lock is had, and after
+    assert cached(tmp_path / "entry", write, lambda _: next(answers)) == tmp_path / "entry"
+
+
 def test_keys_tell_values_apart() -> None:
     assert key(1, {"a": 2, "b": None}) == key(1, {"b": None, "a": 2})
     assert len({key(1, 2), key(2, 1), key([1, 2]), key("1", 2)}) == 4

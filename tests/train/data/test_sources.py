@@ -44,6 +44,7 @@ def test_the_library_has_topics_and_source_and_neither_twice() -> None:
     assert "topics/assert" in texts
     assert texts["this.py"].startswith('s = """Gur Mra bs Clguba')
     assert sum(len(text.encode()) for text in texts.values()) > 6_000_000
+    assert not any("_sysconfigdata" in name for name in texts)
     folders = {part for name in texts for part in name.split("/")[:-1]}
     assert {"json", "asyncio", "topics"} <= folders
     assert not folders & {"test", "tests", "site-packages", "idlelib", "pydoc_data", "encodings"}

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
-from tokenizers import models
+from tokenizers import decoders, models
 
 from train.data.config import TokenizerConfig, TokenizerKind
 from train.data.tokenizer import StreamDecoder, Tokenizer
@@ -134,6 +134,16 @@ def test_a_character_is_streamed_when_it_is_whole(tokenizers: dict[str, Tokenize
     assert parts == ["a", "", "é", "", "", "", "🎉", "b", ""]
     assert streamed(tokenizers["byte"], [*tokens[:5], 32]) == [*parts[:5], "\ufffd ", ""]
     assert streamed(tokenizers["byte"], tokens[:5]) == [*parts[:5], "\ufffd"]
+
+
+def test_bytes_that_are_tokens_of_their_own_are_held_back_too() -> None:
+    vocabulary = {"<eos>": 0, "a": 1, "<0xE2>": 2, "<0x82>": 3, "<0xAC>": 4}
+    backend = Backend(models.BPE(vocabulary, [], byte_fallback=True))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.encode("a€").tolist() == [1, 2, 3, 4]
+    assert streamed(tokenizer, [1, 2, 3, 4, 1]) == ["a", "", "", "€", "a", ""]
+    assert streamed(tokenizer, [2, 3, 1]) == ["", "", "\ufffd\ufffda", ""]
 
 
 def test_the_cost_of_a_token_does_not_grow(

@@ -3,7 +3,7 @@ import pathlib
 
 import pytest
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, processors
+from tokenizers import models, pre_tokenizers, processors
 
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
@@ -50,11 +50,13 @@ def test_a_tokenizer_json_adds_cuts_and_fills_nothing(tmp_path: pathlib.Path) ->
     backend.post_processor = processors.TemplateProcessing(
         "<eos> $0", special_tokens=[("<eos>", 0)]
     )
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.enable_truncation(1)
     backend.enable_padding(length=5)
     (tmp_path / "mine.json").write_text(backend.to_str())
     tokenizer = Tokenizer.load(tmp_path / "mine.json")
-    assert [list(tokens) for tokens in tokenizer.encode_documents(["a", "a"])] == [[1], [1]]
+    encoded = tokenizer.encode_documents(["a a", "a"])
+    assert [tokens.tolist() for tokens in encoded] == [[1, 1], [1]]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ def test_words_are_numbered_by_how_often_they_come() -> None:
 
 def test_the_vocabulary_of_words_is_as_large_as_asked() -> None:
     config = TokenizerConfig("word", vocab_size=8)
-    assert train_tokenizer(config, [TEXT, "<unk>"]).vocab_size == 8
+    for texts in ([TEXT], [TEXT, "<unk>"]):
+        assert train_tokenizer(config, texts).vocab_size == 8
     assert train_tokenizer(config, ["one"]).vocab_size == 3
 
 

@@ -1,0 +1,71 @@
+"""How long the training step of a deep model takes to compile, beside a shallow one.
+
+    python -m bench.compile_time [--layers 48 --against 12] [--rounds 3]
+
+The step of `gpt2:xl` with its layers scanned, at two depths of the same width, from tracing to
+machine code, in turns; nothing is allocated. The unrolled step of the shallow one is shown beside.
+"""
+
+import dataclasses
+import statistics
+import time
+
+import jax
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from train.engine import JitEngine
+from train.experiment import Experiment
+from train.hardware import local_hardware
+from train.registry import find
+from train.sharding import make_mesh
+from transformer.stack import Loop
+
+
+def deepened(layers: int, loop: Loop) -> Experiment:
+    """`gpt2:xl` with so many layers, a batch of two windows."""
+    xl = find("gpt2:xl")
+    model = dataclasses.replace(xl.model, layers=layers, loop=loop)
+    return dataclasses.replace(xl, model=model, batch_size=2, accumulate=1)
+
+
+def compile_seconds(experiment: Experiment) -> float:
+    """Seconds to trace, lower and compile the training step."""
+    jax.clear_caches()
+    engine = JitEngine(experiment, make_mesh(experiment.mesh), local_hardware())
+    shape = (experiment.batch_size, experiment.data.sequence_length)
+    batch = {
+        "tokens": jax.ShapeDtypeStruct(shape, np.int32),
+        "targets": jax.ShapeDtypeStruct(shape, np.int32),
+        "weights": jax.ShapeDtypeStruct(shape, np.float32),
+        "examples": jax.ShapeDtypeStruct(shape[:1], np.uint32),
+    }
+    state = engine.shapes()
+    start = time.perf_counter()
+    engine.lower(state, batch).compile()
+    return time.perf_counter() - start
+
+
+def main(layers: int = 48, against: int = 12, rounds: int = 3) -> None:
+    """Prints seconds and their ratio to those of the scanned shallow model."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    cases: dict[tuple[int, Loop], list[float]] = {
+        (layers, "scan"): [],
+        (against, "scan"): [],
+        (against, "unroll"): [],
+    }
+    for _ in range(rounds):
+        for (depth, loop), seconds in cases.items():
+            seconds.append(compile_seconds(deepened(depth, loop)))
+    base = cases[against, "scan"]
+    table = Table("layers", "loop", "seconds", "ratio", title="compiling the gpt2:xl step")
+    for (depth, loop), seconds in cases.items():
+        ratio = statistics.median(s / b for s, b in zip(seconds, base, strict=True))
+        table.add_row(str(depth), loop, f"{statistics.median(seconds):.1f}", f"{ratio:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

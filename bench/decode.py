@@ -1,0 +1,116 @@
+"""Times decoding beside Hugging Face, taking turns on this machine.
+
+    python bench/decode.py --torch-python ~/torch/bin/python
+
+Both sides continue random prompts by 128 tokens, greedily, in float32 with a key-value cache, on
+all cores; reading the prompts counts. The model is GPT-2's smallest with random weights. PyTorch
+and transformers are looked for in ``--torch-python``, which may be that of another environment.
+"""
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from bench.contender import Contender
+from bench.machine import cores, machine
+from bench.side_by_side import Row, compare, race, table
+from train.errors import UserError
+
+PEER = "Hugging Face"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Time decoding beside Hugging Face's generate."""
+
+    torch_python: Path = Path(sys.executable)
+    """The interpreter that has PyTorch and transformers."""
+    batch: tuple[int, ...] = (1, 8)
+    """How many prompts are continued at once; each number is measured by itself."""
+    layers: int = 12
+    width: int = 768
+    heads: int = 12
+    context: int = 1024
+    """Positions that the model has."""
+    vocabulary: int = 50_257
+    prompt: int = 16
+    """Tokens of each prompt."""
+    new_tokens: int = 128
+    rounds: int = 7
+    """How many turns each side takes; a turn continues one batch."""
+    warmup: int = 1
+    """Batches before the first turn."""
+    seed: int = 0
+    """Of the order of turns."""
+    json: bool = False
+    """Print one JSON object in place of tables."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The rows of one batch size; rates are new tokens a second, ratios to the peer's."""
+
+    batch: int
+    reference: str
+    rows: list[Row]
+
+
+def contenders(options: Options, batch: int) -> list[Contender]:
+    """Ours and the peer, told the same things."""
+    shape = ("layers", "width", "heads", "context", "vocabulary", "prompt", "new_tokens")
+    settings = {name: getattr(options, name) for name in shape}
+    settings |= {"batch": batch, "threads": cores()}
+    return [
+        Contender("ours", (sys.executable, "-m", "bench.peers.ours_decoding"), settings),
+        Contender(
+            PEER, (str(options.torch_python), "-m", "bench.peers.huggingface_decoding"), settings
+        ),
+    ]
+
+
+def measure(options: Options, batch: int) -> Measurement:
+    """Races both sides with one batch size."""
+    records = race(
+        contenders(options, batch),
+        rounds=options.rounds,
+        steps=1,
+        warmup=options.warmup,
+        seed=options.seed,
+    )
+    return Measurement(batch, PEER, compare(records, PEER, batch * options.new_tokens))
+
+
+def main(options: Options) -> None:
+    """Measures the batch sizes asked for; prints them as they come, or as one object at the end."""
+    measurements = []
+    console = Console()
+    if not options.json:
+        console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    for batch in options.batch:
+        measurement = measure(options, batch)
+        measurements.append(measurement)
+        if not options.json:
+            console.print(table(_title(options, batch), measurement.rows, PEER, "tokens"))
+    if options.json:
+        found = {"machine": machine(), "measurements": [asdict(m) for m in measurements]}
+        print(json.dumps(found, indent=2))
+
+
+def _title(options: Options, batch: int) -> str:
+    return (
+        f"decoding {options.new_tokens} tokens, {options.layers} x {options.width}, "
+        f"V {options.vocabulary:,}, B {batch}, float32, {options.rounds} rounds"
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main(tyro.cli(Options))
+    except UserError as error:
+        sys.exit(f"error: {error}")

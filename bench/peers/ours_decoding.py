@@ -1,0 +1,50 @@
+"""The contender ours, decoding: ``transformer.generate`` as anyone calls it."""
+
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench.protocol import Work, serve
+from train.hardware import local_hardware
+from transformer.attention import AttentionConfig
+from transformer.block import BlockConfig
+from transformer.config import TransformerConfig
+from transformer.decoding import generate
+from transformer.model import LanguageModel
+from transformer.positions import LearnedPositions
+from transformer.sampling import SamplingConfig
+from transformer.sizes import count_parameters
+
+
+def build(settings: dict[str, Any]) -> Work:
+    """GPT-2 in the asked shape with random weights; a step continues new prompts."""
+    config = TransformerConfig(
+        vocab_size=settings["vocabulary"],
+        width=settings["width"],
+        layers=settings["layers"],
+        pattern=(BlockConfig(mixer=AttentionConfig(heads=settings["heads"])),),
+        position=LearnedPositions(settings["context"]),
+    )
+    model = LanguageModel(config, local_hardware())
+    token = jnp.zeros((1, 1), jnp.int32)
+    params = jax.block_until_ready(jax.jit(model.init)(jax.random.key(0), token)["params"])
+    generator = np.random.default_rng(0)
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            size = (settings["batch"], settings["prompt"])
+            prompts = list(generator.integers(settings["vocabulary"], size=size))
+            count = settings["new_tokens"]
+            greedy = SamplingConfig(temperature=0)
+            made = generate(model, params, prompts, max_new_tokens=count, sampling=greedy)
+            assert all(len(tokens) == count for tokens in made.tokens)
+
+    versions = {"jax": jax.__version__, "flax": flax.__version__}
+    return Work(run, versions, {"parameters": count_parameters(model).total})
+
+
+if __name__ == "__main__":
+    serve(build)

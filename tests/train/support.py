@@ -1,0 +1,144 @@
+"""What the tests of the trainer share: a text, a tiny experiment on it, and a compiler in a hurry."""
+
+import dataclasses
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from train.data.config import DataConfig, TokenizerConfig
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
+from train.loss_scale import LossScale
+from train.schedules import ScheduleConfig
+from train.state import TrainState
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    LearnedPositions,
+    TransformerConfig,
+)
+
+WORDS = "the cat sat on a mat and saw red fish swim by in deep cold water".split()
+
+LENGTH = 16
+"""T of the tiny experiment."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def light_compiler() -> Iterator[None]:
+    """Compiles in a third of the time, for programs that run a few times only."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def write_text(path: Path, *, lines: int = 200, seed: int = 0) -> Path:
+    """Sentences of nine words, 22 characters in all: 30 or so to a line."""
+    drawn = random.Random(seed)
+    sentences = (" ".join(drawn.choice(WORDS) for _ in range(9)) for _ in range(lines))
+    path.write_text("".join(f"{sentence}.\n" for sentence in sentences))
+    return path
+
+
+def tiny(folder: Path, **changes: Any) -> Experiment:
+    """Two layers, 16 wide, with dropout, over the characters of a text in `folder`.
+
+    Every axis divides by 4 and the width by 8, so that all meshes of eight devices can cut it.
+    """
+    text = folder / "text.txt"
+    block = BlockConfig(
+        mixer=AttentionConfig(heads=4, dropout=0.1),
+        feed_forward=FeedForwardConfig(hidden=24),
+        dropout=0.1,
+    )
+    experiment = Experiment(
+        name="tiny",
+        model=TransformerConfig(
+            width=16,
+            layers=2,
+            pattern=(block,),
+            position=LearnedPositions(LENGTH),
+            dropout=0.1,
+            vocab_multiple=32,
+        ),
+        data=DataConfig(
+            path=str(text if text.exists() else write_text(text)),
+            sequence_length=LENGTH,
+            tokenizer=TokenizerConfig("character"),
+            cache=str(folder / "cache"),
+        ),
+        schedule=ScheduleConfig("constant", learning_rate=1e-2, warmup=4),
+        steps=12,
+        batch_size=8,
+        log_every=1,
+        evaluation=EvaluationConfig(every=0),
+        checkpoint=CheckpointConfig(every=4),
+    )
+    return dataclasses.replace(experiment, **changes)
+
+
+def random_rows(
+    batch_size: int,
+    vocab_size: int,
+    *,
+    length: int = LENGTH,
+    cursor: int = 0,
+) -> dict[str, np.ndarray]:
+    """A batch of windows of random tokens whose weights are anything but even."""
+    drawn = np.random.RandomState(cursor)
+    shape = (batch_size, length)
+    return {
+        "tokens": drawn.randint(0, vocab_size, shape).astype(np.int32),
+        "targets": drawn.randint(0, vocab_size, shape).astype(np.int32),
+        "weights": (drawn.rand(*shape) * (drawn.rand(batch_size, 1) < 0.7)).astype(np.float32),
+        "segments": np.ones(shape, np.int32),
+        "positions": np.tile(np.arange(length, dtype=np.int32), (batch_size, 1)),
+        "examples": np.arange(cursor * batch_size, (cursor + 1) * batch_size).astype(np.uint32),
+    }
+
+
+def state_of(params: Any, optimizer: Any, *, scale: LossScale | None = None) -> TrainState:
+    """The state before the first step."""
+    return TrainState(
+        step=jax.numpy.int32(0),
+        cursor=jax.numpy.int32(0),
+        params=params,
+        optimizer=optimizer.init(params),
+        key=jax.random.key(7),
+        loss_scale=scale,
+    )
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def losses(workdir: Path) -> dict[int, float]:
+    """The training losses of a run, by step."""
+    lines = lines_of(workdir / "metrics.jsonl")
+    return {line["step"]: line["loss"] for line in lines if line["split"] == "train"}
+
+
+def assert_same_bits(one: Any, other: Any) -> None:
+    """Every array of two trees is the same, to the last bit."""
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        if jax.numpy.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b), strict=True)
+
+
+def assert_close(one: Any, other: Any, tolerance: float) -> None:
+    """The largest difference is within the tolerance, times the largest value if beyond 1."""
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert a.shape == b.shape
+        assert np.abs(a - b).max() <= tolerance * max(1.0, np.abs(b).max())

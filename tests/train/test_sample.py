@@ -1,0 +1,149 @@
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from train.data.config import TokenizerConfig
+from train.data.tokenizer_training import train_tokenizer
+from train.errors import UserError
+from train.sample import sample
+from transformer.attention import AttentionConfig
+from transformer.block import BlockConfig
+from transformer.config import TransformerConfig
+from transformer.decoding import generate
+from transformer.model import LanguageModel
+from transformer.positions import LearnedPositions
+from transformer.sampling import ANCESTRAL, SamplingConfig
+
+END = 256
+GREEDY = SamplingConfig(temperature=0)
+CONFIG = TransformerConfig(
+    vocab_size=257,
+    width=20,
+    layers=1,
+    pattern=(BlockConfig(mixer=AttentionConfig(heads=5)),),
+    position=LearnedPositions(64),
+)
+
+
+def made(config: TransformerConfig) -> Any:
+    """A run of bytes, whose weights are large enough for its choices to differ."""
+    model = LanguageModel(config)
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    params = jax.tree.map(lambda leaf: leaf * (12 if leaf.ndim > 1 else 1), params)
+    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
+    return SimpleNamespace(model=model, params=params, tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def run() -> Any:
+    return made(CONFIG)
+
+
+def words(run: Any, prompt: str, count: int, seed: int = 0) -> list[int]:
+    """What the model makes of the end of a text and then the prompt, by itself."""
+    row = [END, *prompt.encode()]
+    made = generate(run.model, run.params, [row], max_new_tokens=count, seed=seed, stop=END)
+    return made.tokens[0]
+
+
+def test_a_text_follows_each_prompt(run: Any) -> None:
+    prompts = ["ab", "", "héé"]
+    texts = sample(run, prompts, max_new_tokens=23, seed=4)
+    expected = [bytes(words(run, prompt, 23, 4)).decode(errors="replace") for prompt in prompts]
+    assert texts == expected
+    assert len(set(texts)) == 3
+
+
+def test_the_text_ends_with_the_end_of_text(run: Any) -> None:
+    """Here the model's one hidden state makes that certain, or impossible."""
+    for push, expected in ((1e4, 0), (-1e4, 30)):
+        embedding = run.params["embedding"]
+        mean = np.asarray(run.params["final_norm"]["bias"])
+        params = run.params | {
+            "embedding": embedding.at[END].set(push),
+            "final_norm": {"gain": jnp.zeros_like(mean), "bias": jnp.ones_like(mean)},
+        }
+        other: Any = SimpleNamespace(model=run.model, params=params, tokenizer=run.tokenizer)
+        pieces: list[str] = []
+        sample(other, ["x"], max_new_tokens=30, stream=pieces.append)
+        assert len("".join(pieces)) <= expected
+        assert bool(pieces) == bool(expected)
+
+
+def test_pieces_of_the_stream_join_to_the_text(run: Any) -> None:
+    pieces: list[str] = []
+    [text] = sample(run, ["ab"], max_new_tokens=40, seed=2, stream=pieces.append)
+    assert "".join(pieces) == text
+    assert len(pieces) > 3
+    assert all(pieces)
+    with pytest.raises(ValueError, match="give 1 prompt, not 2"):
+        sample(run, ["a", "b"], max_new_tokens=1, stream=pieces.append)
+
+
+def test_a_word_keeps_the_space_before_it() -> None:
+    """WordPiece says by `##` that there is none, and the first word of a text never has one."""
+    texts = ["the cat sat on the mat"] * 9
+    tokenizer = train_tokenizer(TokenizerConfig(kind="wordpiece", vocab_size=60), texts)
+    run = made(dataclasses.replace(CONFIG, vocab_size=tokenizer.vocab_size))
+    run.tokenizer = tokenizer
+    pieces: list[str] = []
+    [text] = sample(run, ["the cat"], max_new_tokens=9, seed=3, stream=pieces.append)
+    row = [tokenizer.end_of_text, *tokenizer.encode("the cat")]
+    new = generate(run.model, run.params, [row], max_new_tokens=9, seed=3).tokens[0]
+    assert "the cat" + text == tokenizer.decode([*row, *new])
+    assert text == "".join(pieces)
+    assert " " in text
+
+
+def test_positions_that_are_used_up_are_used_again(run: Any) -> None:
+    """Of 64, 61 are free after "ab" and its beginning; then the newest 32 tokens are read anew."""
+    [text] = sample(run, ["ab"], max_new_tokens=100, sampling=GREEDY)
+    tokens = [END, *b"ab"]
+    for count in (61, 32, 7):
+        seen = tokens if len(tokens) < 64 else tokens[-32:]
+        tokens += generate(
+            run.model, run.params, [seen], max_new_tokens=count, sampling=GREEDY
+        ).tokens[0]
+    assert END not in tokens[1:]
+    assert text == bytes(tokens[3:]).decode(errors="replace")
+
+
+def test_used_up_positions_do_not_tie_prompts_together(run: Any) -> None:
+    prompts = ["ab", "abcd", "ab", "xy"]
+    texts = sample(run, prompts, max_new_tokens=80, seed=1)
+    assert len(set(texts)) == 4  # equal prompts differ too
+    assert sample(run, ["abcd"], max_new_tokens=80, seed=1) == [texts[1]]
+    assert sample(run, ["xy", "ab"], max_new_tokens=80, seed=1) == [texts[3], texts[0]]
+
+
+def test_no_prompts_give_no_texts(run: Any) -> None:
+    assert sample(run, [], max_new_tokens=3) == []
+
+
+POSITIONS = "among the model's 64 learned positions"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count", "message"),
+    [
+        ("ab", 0, "max_new_tokens 0: give 1 or more"),
+        ("a" * 63, 100, f"prompt 0: 64 tokens leave no room for 1 more {POSITIONS}; shorten it"),
+    ],
+    ids=["none", "too long"],
+)
+def test_errors_are_for_people(run: Any, prompt: str, count: int, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        sample(run, [prompt], max_new_tokens=count, sampling=ANCESTRAL)
+    assert str(caught.value) == message
+
+
+def test_characters_that_the_tokenizer_lacks_are_named(run: Any) -> None:
+    tokenizer = train_tokenizer(TokenizerConfig(kind="character"), ["abc"])
+    other: Any = SimpleNamespace(model=run.model, params=run.params, tokenizer=tokenizer)
+    with pytest.raises(UserError, match="'z'"):
+        sample(other, ["abz"], max_new_tokens=3)

@@ -1,0 +1,160 @@
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from tests.train.support import light_compiler as light_compiler
+from tests.train.support import random_rows, tiny
+from train.engine import Engine, make_engine
+from train.errors import UsageError
+from train.optimizers import OptimizerConfig
+from train.sharding import MeshConfig, constrain_to, make_mesh, partition, place_batch
+from transformer import Hardware
+from transformer.weights import Axes
+
+VOCAB = 30
+
+
+@pytest.mark.parametrize(
+    ("mesh", "devices", "sizes"),
+    [
+        (MeshConfig(), 1, (1, 1, 1)),
+        (MeshConfig(), 8, (8, 1, 1)),
+        (MeshConfig(fsdp=4), 8, (2, 4, 1)),
+        (MeshConfig(data=1, fsdp=-1), 8, (1, 8, 1)),
+        (MeshConfig(data=1, fsdp=2, tensor=-1), 12, (1, 2, 6)),
+        (MeshConfig(data=3, fsdp=5, tensor=7), 105, (3, 5, 7)),
+    ],
+)
+def test_sizes(mesh: MeshConfig, devices: int, sizes: tuple[int, int, int]) -> None:
+    assert tuple(mesh.sizes(devices).values()) == sizes
+
+
+@pytest.mark.parametrize(
+    ("mesh", "devices", "message"),
+    [
+        (MeshConfig(data=3, fsdp=1), 8, "mesh data 3 x fsdp 1 x tensor 1: does not divide 8"),
+        (MeshConfig(data=-1, fsdp=3), 8, "mesh data -1 x fsdp 3 x tensor 1: does not divide 8"),
+        (MeshConfig(data=-1, fsdp=16), 8, "whose product is 8"),
+        (MeshConfig(data=-1, fsdp=-1), 8, "-1 at most once"),
+        (MeshConfig(data=0), 8, "give sizes of 1 or more"),
+        (MeshConfig(data=-2, fsdp=-4), 8, "give sizes of 1 or more"),
+    ],
+)
+def test_sizes_that_are_no_mesh(mesh: MeshConfig, devices: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        mesh.sizes(devices)
+
+
+def test_layouts_follow_from_the_names_of_axes() -> None:
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    assert mesh.shape == {"data": 2, "fsdp": 2, "tensor": 2}
+
+    def spec(*names: str | None) -> P:
+        return partition(mesh, names).spec
+
+    assert spec("layers", "embed", "heads", "head") == P(None, ("fsdp",), ("tensor",), None)
+    assert spec("layers", "heads", "head", "embed") == P(None, ("tensor",), None, ("fsdp",))
+    assert spec("vocab", "embed") == P(("tensor",), ("fsdp",))
+    assert spec("embed", "mlp") == P(("fsdp",), ("tensor",))
+    assert spec("embed", "kv_heads", "head") == P(("fsdp",), ("tensor",), None)
+    assert spec("positions", "embed") == P(None, ("fsdp",))
+    assert spec("batch", "length", None) == P(("data", "fsdp"), None, None)
+    assert spec("batch", "embed") == P(("data", "fsdp"), None)  # an axis of the mesh serves once
+    assert spec("heads", "mlp") == P(("tensor",), None)
+
+
+def test_axes_of_size_one_are_left_out() -> None:
+    mesh = make_mesh(MeshConfig(data=8))
+    assert partition(mesh, ("batch", None)).spec == P(("data",), None)
+    assert partition(mesh, ("vocab", "embed")).is_fully_replicated
+
+
+def test_an_axis_that_does_not_divide() -> None:
+    mesh = make_mesh(MeshConfig(data=1, fsdp=8))
+    assert partition(mesh, ("embed",), (24,)).spec == P(("fsdp",))
+    with pytest.raises(UsageError, match=r"axis embed of size 12: .* 8 parts \(mesh fsdp\)"):
+        partition(mesh, ("mlp", "embed"), (5, 12))
+    both = make_mesh(MeshConfig(data=2, fsdp=4))
+    with pytest.raises(UsageError, match=r"into 8 parts \(mesh data x fsdp\)"):
+        partition(both, ("batch",), (12,))
+
+
+def test_an_experiment_whose_heads_do_not_divide(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="axis heads of size 4: does not divide into 8 parts"):
+        an_engine(tmp_path, MeshConfig(data=1, tensor=8)).shapes()
+
+
+def test_constraints_on_one_device_are_none() -> None:
+    x = jnp.ones((2, 3))
+    one = make_mesh(MeshConfig(), jax.devices()[:1])
+    assert constrain_to(one)(x, ("batch", None)) is x
+    many = constrain_to(make_mesh(MeshConfig(data=2, fsdp=4)))
+    assert many == constrain_to(make_mesh(MeshConfig(data=2, fsdp=4)))
+    placed = jax.jit(lambda x: many(x, ("batch", None)))(jnp.ones((8, 3)))
+    assert {shard.data.shape for shard in placed.addressable_shards} == {(1, 3)}
+
+
+def test_a_batch_is_spread_over_data_and_fsdp() -> None:
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    rows = random_rows(12, VOCAB)
+    batch = place_batch(mesh, rows, 12)
+    for name, array in rows.items():
+        np.testing.assert_array_equal(np.asarray(batch[name]), array, strict=True)
+        shapes = {shard.data.shape for shard in batch[name].addressable_shards}
+        assert shapes == {(3, *array.shape[1:])}, name
+
+
+def an_engine(folder: Path, mesh: MeshConfig, **changes: Any) -> Engine:
+    experiment = tiny(folder, mesh=mesh, **changes)
+    model = dataclasses.replace(experiment.model, vocab_size=VOCAB)
+    experiment = dataclasses.replace(experiment, model=model)
+    return make_engine(experiment, Hardware(count=8))
+
+
+def test_parameters_are_born_sharded(tmp_path: Path) -> None:
+    """No device holds all of a parameter that fsdp cuts, nor of its moments."""
+    engine = an_engine(tmp_path, MeshConfig(data=1, fsdp=8))
+    state = engine.init()
+    axes = engine.model.axes()
+    is_axes = lambda leaf: isinstance(leaf, Axes)  # noqa: E731
+    moments = state.optimizer[0]
+    cut = 0
+    for tree in (state.params, moments.mu, moments.nu):
+        for names, leaf in zip(
+            jax.tree.leaves(axes, is_leaf=is_axes), jax.tree.leaves(tree), strict=True
+        ):
+            parts = 8 if "embed" in names.names else 1
+            held = {shard.data.size * parts for shard in leaf.addressable_shards}
+            assert held == {leaf.size}, names
+            cut += parts == 8
+    assert cut >= 3 * 10
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_the_optimizers_state_lies_like_its_parameters(tmp_path: Path, kind: Any) -> None:
+    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
+    shapes = an_engine(tmp_path, mesh, optimizer=OptimizerConfig(kind)).shapes()
+    params = {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(shapes.params)
+    }
+    mirrors = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes.optimizer):
+        name = jax.tree_util.keystr(path)
+        own = next((p for end, p in params.items() if name.endswith(end)), None)
+        if own is None:
+            assert leaf.sharding.is_fully_replicated, name
+            assert leaf.ndim <= 1, name
+        else:
+            assert (leaf.shape, leaf.sharding.spec) == (own.shape, own.sharding.spec), name
+            mirrors += 1
+    assert mirrors >= len(params)
+    assert not any(leaf.sharding.is_fully_replicated for leaf in params.values() if leaf.ndim > 2)
+    for leaf in (shapes.step, shapes.cursor, shapes.key):
+        assert leaf.sharding.is_fully_replicated

@@ -1,0 +1,181 @@
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests.train.support import assert_close, assert_same_bits, state_of
+from tests.train.support import light_compiler as light_compiler
+from train.loss_scale import LossScale, LossScaleConfig
+from train.optimizers import OptimizerConfig, make_optimizer
+from train.state import TrainState
+from train.step import Batch, TrainStep, example_keys, mean
+from transformer.dropout import dropout
+from transformer.losses import Loss
+from transformer.weights import Axes
+
+WIDTH, LENGTH, BATCH = 5, 3, 12
+
+
+def squares(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
+    """A linear model of `inputs` [B, T, D] with dropout; weighted squares of what is left."""
+    x = dropout(batch["inputs"], 0.3, keys)
+    error = (x @ params["w"]) - batch["targets"]
+    weights = batch["weights"]
+    entries = Loss(jnp.sum(jnp.abs(error)), jnp.float32(error.size))
+    return {"loss": Loss(jnp.sum(weights * error**2), jnp.sum(weights)), "error": entries}
+
+
+def without_dropout(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
+    return squares(params, batch, None)
+
+
+def a_batch(seed: int = 0) -> Batch:
+    """Weights are uneven: of the examples some have nearly none, and some none at all."""
+    drawn = np.random.RandomState(seed)
+    weights = drawn.rand(BATCH, LENGTH) * np.arange(BATCH)[:, None] % 5
+    return {
+        "inputs": jnp.asarray(drawn.randn(BATCH, LENGTH, WIDTH), jnp.float32),
+        "targets": jnp.asarray(drawn.randn(BATCH, LENGTH), jnp.float32),
+        "weights": jnp.asarray(weights, jnp.float32),
+        "examples": jnp.arange(BATCH, dtype=jnp.uint32) + 1000,
+    }
+
+
+STEP = TrainStep(
+    loss=squares,
+    optimizer=optax.identity(),
+    schedule=lambda n: 0.1 / n.astype(jnp.float32),
+    clip=0.0,
+)
+
+
+def a_state(optimizer: Any = STEP.optimizer, scale: LossScale | None = None) -> TrainState:
+    params = {"w": jnp.asarray(np.random.RandomState(1).randn(WIDTH), jnp.float32)}
+    return state_of(params, optimizer, scale=scale)
+
+
+def test_one_step_by_hand() -> None:
+    state, batch = a_state(), a_batch()
+    after, metrics = jax.jit(dataclasses.replace(STEP, loss=without_dropout))(state, batch)
+    x, y, weights = (np.asarray(batch[n], np.float64) for n in ("inputs", "targets", "weights"))
+    w = np.asarray(state.params["w"], np.float64)
+    error = x @ w - y
+    grad = 2 * np.einsum("btd,bt->d", x, weights * error) / weights.sum()
+    loss = (weights * error**2).sum() / weights.sum()
+    np.testing.assert_allclose(after.params["w"], w - 0.1 * grad, rtol=1e-5)
+    assert float(metrics["loss"]) == pytest.approx(loss, rel=1e-6)
+    assert float(metrics["error"]) == pytest.approx(np.abs(error).mean(), rel=1e-6)
+    assert float(metrics["grad_norm"]) == pytest.approx(np.linalg.norm(grad), rel=1e-6)
+    assert float(metrics["learning_rate"]) == pytest.approx(0.1)
+    assert set(metrics) == {"loss", "error", "grad_norm", "learning_rate"}
+    assert (int(after.step), int(after.cursor)) == (1, 1)
+    assert_same_bits(after.key, state.key)
+
+
+def test_the_first_update_is_number_one() -> None:
+    step, state = jax.jit(STEP), a_state()
+    for n in (1, 2, 3):
+        state, metrics = step(state, a_batch(n))
+        assert float(metrics["learning_rate"]) == pytest.approx(0.1 / n)
+    assert int(state.step) == 3
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 12])
+def test_accumulation_is_the_big_batch(accumulate: int) -> None:
+    """With dropout on, and with weights that no two microbatches share out alike."""
+    optimizer = make_optimizer(OptimizerConfig(), {"w": Axes(inputs=("embed",), outputs=())})
+    whole = dataclasses.replace(STEP, optimizer=optimizer, clip=0.5)
+    cut = dataclasses.replace(whole, accumulate=accumulate)
+    expected = found = a_state(optimizer)
+    steps = jax.jit(whole), jax.jit(cut)
+    for n in range(4):
+        expected, wanted = steps[0](expected, a_batch(n))
+        found, metrics = steps[1](found, a_batch(n))
+        assert_close(metrics, wanted, 1e-6)
+        assert_close(found.params, expected.params, 1e-6)
+
+
+def test_masks_follow_from_the_run_the_step_and_the_example() -> None:
+    """So they are the same however a batch is cut, and never the same twice."""
+    state = a_state()
+    numbers = jnp.arange(6, dtype=jnp.uint32)
+    keys = example_keys(state, {"examples": numbers})
+    part = example_keys(state, {"examples": numbers[2:4]})
+    assert_same_bits(part, keys[2:4])
+    later = example_keys(state.replace(step=jnp.int32(1)), {"examples": numbers})
+    data = np.concatenate([jax.random.key_data(each) for each in (keys, later)])
+    assert len(np.unique(data, axis=0)) == 12
+    again = example_keys(state.replace(cursor=jnp.int32(9)), {"examples": numbers})
+    assert_same_bits(again, keys)
+
+
+def test_clipping_scales_all_gradients_down_to_the_limit() -> None:
+    state, batch = a_state(), a_batch()
+    step = dataclasses.replace(STEP, schedule=lambda n: jnp.float32(1))
+    free, metrics = jax.jit(step)(state, batch)
+    norm = float(metrics["grad_norm"])
+    moved = {}
+    for clip in (norm / 4, norm * 2):
+        after, metrics = jax.jit(dataclasses.replace(step, clip=clip))(state, batch)
+        assert float(metrics["grad_norm"]) == pytest.approx(norm)  # as it was before
+        moved[clip] = np.asarray(after.params["w"] - state.params["w"])
+    whole = np.asarray(free.params["w"] - state.params["w"])
+    np.testing.assert_allclose(moved[norm / 4], whole / 4, rtol=1e-5)
+    np.testing.assert_array_equal(moved[norm * 2], whole)
+
+
+def test_a_batch_in_which_nothing_counts_changes_nothing() -> None:
+    state, batch = a_state(), a_batch()
+    batch["weights"] = jnp.zeros_like(batch["weights"])
+    after, metrics = jax.jit(dataclasses.replace(STEP, clip=1.0))(state, batch)
+    assert_same_bits(after.params, state.params)
+    assert float(metrics["loss"]) == float(metrics["grad_norm"]) == 0
+
+
+def test_a_mean_is_a_sum_over_its_weight() -> None:
+    assert float(mean(Loss(jnp.float32(6), jnp.float32(4)))) == 1.5
+    assert float(mean(Loss(jnp.float32(0), jnp.float32(0)))) == 0
+
+
+def halved(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
+    """Its gradient passes through float16, which ends at 65,504."""
+    y = (params["w"].astype(jnp.float16) * jnp.float16(1)).astype(jnp.float32)
+    return {"loss": Loss(jnp.sum(200 * y[:1]), jnp.float32(1))}
+
+
+def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
+    """The gradient is 200 times the scale: it is too large until the scale is 2^8."""
+    scale = LossScaleConfig(initial=2.0**10, growth_every=2)
+    optimizer = optax.scale_by_adam()
+    step = jax.jit(
+        dataclasses.replace(STEP, loss=halved, optimizer=optimizer, loss_scale=scale, clip=1.0)
+    )
+    batch = {"targets": jnp.zeros((1, 1)), "examples": jnp.zeros(1, jnp.uint32)}
+    state = a_state(optimizer, LossScale.start(scale))
+    start = jax.tree.map(jnp.copy, (state.params, state.optimizer))
+    for n, expected in enumerate([2.0**9, 2.0**8], start=1):
+        state, metrics = step(state, batch)
+        assert not np.isfinite(metrics["grad_norm"])
+        assert_same_bits((state.params, state.optimizer), start)
+        assert (int(state.step), int(state.cursor)) == (n, n)
+        assert state.loss_scale is not None
+        assert float(state.loss_scale.scale) == expected
+    state, metrics = step(state, batch)
+    assert float(metrics["grad_norm"]) == 200  # as it is without a scale
+    assert float(state.params["w"][0]) < float(start[0]["w"][0])
+    assert state.loss_scale is not None
+    assert (float(state.loss_scale.scale), int(state.loss_scale.good_steps)) == (2.0**8, 1)
+    state, _ = step(state, batch)
+    assert state.loss_scale is not None
+    assert (float(state.loss_scale.scale), int(state.loss_scale.good_steps)) == (2.0**9, 0)
+
+
+def test_a_loss_scale_changes_no_result() -> None:
+    scale = LossScale.start(LossScaleConfig(initial=2.0**12))
+    plain, _ = jax.jit(STEP)(a_state(), a_batch())
+    scaled, _ = jax.jit(STEP)(a_state(scale=scale), a_batch())
+    assert_close(scaled.params, plain.params, 1e-6)

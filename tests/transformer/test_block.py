@@ -1,0 +1,88 @@
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax.core import meta
+
+from tests.transformer import formulas
+from tests.transformer.formulas import Array, assert_close, normal, weights_of
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    Hardware,
+    Initialization,
+    Mask,
+    NormConfig,
+    Pattern,
+    Precision,
+)
+from transformer.block import Block
+from transformer.shared import Shared
+
+B, T, D = 2, 5, 12
+SHARED = Shared(D, 3, Precision(), Initialization(), Hardware())
+
+
+def config(placement: Any = "pre", kind: Any = "layer", dropout: float = 0.0) -> BlockConfig:
+    return BlockConfig(
+        mixer=AttentionConfig(heads=6, kv_heads=2),
+        feed_forward=FeedForwardConfig(hidden=7, activation="relu"),
+        norm=NormConfig(kind, epsilon=0.1),
+        placement=placement,
+        dropout=dropout,
+    )
+
+
+def made(config: BlockConfig) -> tuple[Any, Any]:
+    """The block as a compiled function of (params, x, keys), and random weights."""
+    block = Block(config, SHARED, parent=None)
+    given: Any = dict(positions=np.arange(T)[None], mask=Mask(Pattern(causal=True)))
+    boxed = jax.eval_shape(lambda x: block.init(jax.random.key(0), x, **given), normal(0, B, T, D))
+    run = jax.jit(
+        lambda params, x, keys=None: block.apply({"params": params}, x, keys=keys, **given)
+    )
+    return run, weights_of(meta.unbox(boxed)["params"])
+
+
+def expected(x: Array, w: Any, config: BlockConfig) -> Array:
+    """x + f(norm(x)), or norm(x + f(x)), for attention and then feed-forward."""
+
+    def norm(name: str, x: Array) -> Array:
+        if config.norm.kind == "rms":
+            return formulas.rms_norm(x, w[name]["gain"], config.norm.epsilon)
+        return formulas.layer_norm(x, w[name]["gain"], w[name]["bias"], config.norm.epsilon)
+
+    def attention(x: Array) -> Array:
+        seen = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
+        return formulas.attention(x, x, w["mixer"], seen)[0]
+
+    def feed_forward(x: Array) -> Array:
+        return formulas.feed_forward(x, w["feed_forward"], "relu")
+
+    for name, f in (("mixer_norm", attention), ("feed_forward_norm", feed_forward)):
+        x = x + f(norm(name, x)) if config.placement == "pre" else norm(name, x + f(x))
+    return x
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_block(placement: str, kind: str) -> None:
+    case = config(placement, kind)
+    run, params = made(case)
+    x = normal(1, B, T, D)
+    assert_close(run(params, x).x, expected(x, params, case))
+
+
+def test_what_sublayers_add_is_dropped_and_the_residual_stream_is_not() -> None:
+    run, params = made(config(dropout=0.5))
+    # Each sublayer adds its output's bias, 1 and 10, to every entry.
+    params = jax.tree.map(np.zeros_like, params)
+    params["mixer"]["output_bias"] += 1
+    params["feed_forward"]["down_bias"] += 10
+    x, keys = np.full((B, T, D), 100, np.float32), jax.random.split(jax.random.key(0), B)
+    y = np.asarray(run(params, x, keys).x)
+    # The two masks are drawn apart: all four sums occur.
+    assert set(np.unique(y)) == {100.0, 102.0, 120.0, 122.0}
+    assert set(np.unique(run(params, x).x)) == {111.0}

@@ -1,0 +1,81 @@
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import assert_close, normal, weights_of
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    LanguageModel,
+    LearnedPositions,
+    Rotary,
+    TransformerConfig,
+)
+from transformer.cache import KVCache
+from transformer.stack import apart
+
+B, T, V = 3, 11, 13
+
+
+def test_tokens_are_written_at_each_example_s_own_position() -> None:
+    empty: Any = (np.zeros((2, 5, 1, 3)), np.zeros((2, 5, 1, 2)))
+    cache = KVCache(*empty)
+    keys, values = 1 + normal(0, 2, 2, 1, 3), 1 + normal(1, 2, 2, 1, 2)
+    positions: Any = np.array([[3, 4], [0, 1]])
+    written = jax.jit(KVCache.write)(cache, keys, values, positions)
+    for array, new in ((written.keys, keys), (written.values, values)):
+        assert np.array_equal(array[0, 3:], new[0])
+        assert np.array_equal(array[1, :2], new[1])
+        assert not np.any(array[0, :3])
+        assert not np.any(array[1, 2:])
+    assert np.array_equal(cache.positions, [[0, 1, 2, 3, 4]])
+
+
+MIXERS = (  # whose caches differ in shape
+    AttentionConfig(heads=6, kv_heads=3, position=Rotary()),
+    AttentionConfig(heads=5, kv_heads=1, head_width=4, value_width=7, position=Rotary()),
+)
+PATTERN = tuple(BlockConfig(mixer=each, feed_forward=FeedForwardConfig(17)) for each in MIXERS)
+CONFIG = TransformerConfig(vocab_size=V, width=12, layers=3, vocab_multiple=8)
+MODELS = {
+    "rotary": dataclasses.replace(CONFIG, pattern=PATTERN),
+    "learned": dataclasses.replace(
+        CONFIG,
+        layers=1,
+        pattern=(BlockConfig(mixer=AttentionConfig(heads=3)),),
+        position=LearnedPositions(T),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_decoding_examples_of_different_lengths_equals_the_full_pass(name: str) -> None:
+    """Prompts are padded at the end; what padding wrote to the cache is overwritten or unseen."""
+    model = LanguageModel(MODELS[name])
+    tokens: Any = np.random.default_rng(0).integers(0, V, (B, T))
+    params = weights_of(jax.eval_shape(model.init, jax.random.key(0), tokens)["params"])
+    run = jax.jit(model.apply)
+    full = np.asarray(run({"params": params}, tokens).logits)[..., :V]
+    lengths, longest = np.array([4, 7, 1]), 7
+    prompts = np.where(np.arange(longest) < lengths[:, None], tokens[:, :longest], 0)
+    params = params | {"layers": apart(params["layers"])}
+    positions = np.arange(longest)[None].repeat(B, 0)
+    cache = model.init_cache(B, T)
+    out = run({"params": params}, prompts, cache=cache, positions=positions)
+    rows = np.arange(B)
+    assert_close(out.logits[rows, lengths - 1, :V], full[rows, lengths - 1])
+    for at in (lengths, lengths + 1, lengths + 2, lengths + 3):
+        next_tokens = tokens[rows, at][:, None]
+        out = run({"params": params}, next_tokens, cache=out.cache, positions=at[:, None])
+        assert_close(out.logits[:, 0, :V], full[rows, at])
+
+
+def test_an_empty_cache_has_an_entry_for_each_layer() -> None:
+    cache = LanguageModel(MODELS["rotary"]).init_cache(2, 5)
+    shapes = [(layer.keys.shape, layer.values.shape) for layer in cache]
+    even, odd = ((2, 5, 3, 2), (2, 5, 3, 2)), ((2, 5, 1, 4), (2, 5, 1, 7))
+    assert shapes == [even, odd, even]

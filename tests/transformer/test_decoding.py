@@ -1,0 +1,293 @@
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import assert_close
+from transformer import decoding
+from transformer.attention import Attention, AttentionConfig
+from transformer.block import BlockConfig
+from transformer.config import TransformerConfig
+from transformer.decoding import advance, bucket, for_decoding, generate, prefill
+from transformer.feedforward import FeedForwardConfig
+from transformer.mixers import MIXERS, Abilities
+from transformer.model import LanguageModel
+from transformer.norms import NormConfig
+from transformer.positions import LearnedPositions, Rotary
+from transformer.sampling import SamplingConfig
+
+GREEDY = SamplingConfig(temperature=0)
+PROMPTS = ([7, 3, 5], [11], [2, 13, 17, 4, 19, 23, 29], [11, 3])
+
+GPT = TransformerConfig(
+    vocab_size=61,
+    width=20,
+    layers=3,
+    pattern=(BlockConfig(mixer=AttentionConfig(heads=5)),),
+    position=LearnedPositions(41),
+)
+_ROTARY = AttentionConfig(heads=6, kv_heads=3, head_width=4, bias=False, position=Rotary())
+_GATED = FeedForwardConfig(hidden=29, activation="silu", gated=True, bias=False)
+LLAMA = TransformerConfig(
+    vocab_size=61,
+    width=22,
+    layers=5,
+    pattern=(
+        BlockConfig(mixer=_ROTARY, feed_forward=_GATED, norm=NormConfig("rms")),
+        BlockConfig(
+            mixer=dataclasses.replace(_ROTARY, kv_heads=1, value_width=3),
+            norm=NormConfig("rms"),
+        ),
+    ),
+    tied=False,
+    final_norm=NormConfig("rms"),
+    loop="scan",
+)
+POST = dataclasses.replace(
+    GPT,
+    pattern=(BlockConfig(mixer=AttentionConfig(heads=5, kv_heads=1), placement="post"),),
+    final_norm=None,
+    tied=False,
+    loop="unroll",
+)
+CONFIGS = {"gpt": GPT, "llama": LLAMA, "post": POST}
+
+
+def made(config: TransformerConfig) -> tuple[LanguageModel, Any]:
+    """A model whose weights are large enough for its choices to differ."""
+    model = LanguageModel(config)
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    return model, jax.tree.map(lambda leaf: leaf * (12 if leaf.ndim > 1 else 1), params)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def full(model: LanguageModel, params: Any, tokens: jax.Array) -> Any:
+    return model.apply({"params": params}, tokens).logits
+
+
+read = jax.jit(prefill, static_argnums=(0, 4))
+step = jax.jit(advance, static_argnums=0)
+
+
+def joined(seen: list[list[list[int]]]) -> list[list[int]]:
+    """What was shown of each prompt."""
+    return [list(itertools.chain(*pieces)) for pieces in zip(*seen, strict=True)]
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def any_model(request: pytest.FixtureRequest) -> tuple[LanguageModel, Any]:
+    return made(CONFIGS[request.param])
+
+
+@pytest.fixture(scope="module")
+def gpt() -> tuple[LanguageModel, Any]:
+    return made(GPT)
+
+
+def full_logits(model: LanguageModel, params: Any, tokens: Sequence[int]) -> np.ndarray:  # [T, V]
+    """Of a pass without a cache over one text; what pads it comes behind."""
+    padded = np.zeros((1, 41), np.int32)
+    padded[0, : len(tokens)] = tokens
+    return np.asarray(full(model, params, padded))[0, : len(tokens)]
+
+
+def test_the_greedy_path_is_the_argmax_of_the_full_pass(
+    any_model: tuple[LanguageModel, Any],
+) -> None:
+    model, params = any_model
+    tokens = generate(model, params, PROMPTS, max_new_tokens=19, sampling=GREEDY).tokens
+    for prompt, new in zip(PROMPTS, tokens, strict=True):
+        assert len(new) == 19
+        logits = full_logits(model, params, prompt + new)
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == new
+    assert len({tuple(new) for new in tokens}) == len(PROMPTS)
+
+
+def test_logits_equal_those_of_the_full_pass(any_model: tuple[LanguageModel, Any]) -> None:
+    """Token by token, in one batch of three lengths, however the prompts are padded."""
+    model, params = any_model
+    texts = np.random.default_rng(0).integers(0, 61, (3, 12))
+    lengths = np.array([2, 7, 5])
+    expected = np.stack([full_logits(model, params, text) for text in texts])
+    cut = for_decoding(params)
+    cache, logits = read(model, cut, texts[:, :9], lengths, 17)
+    for added in range(5):
+        at = lengths + added
+        assert_close(logits, expected[np.arange(3), at - 1])
+        cache, logits = step(model, cut, cache, texts[np.arange(3), at], at)
+
+
+def test_rows_of_a_cache_can_be_gathered(gpt: tuple[LanguageModel, Any]) -> None:
+    """As beam search does: an example goes on from the cache of another."""
+    model, params = gpt
+    cut, order = for_decoding(params), np.array([2, 0, 0])
+    lengths, tokens = np.array([2, 5, 3]), np.arange(15).reshape(3, 5)
+    cache, _ = read(model, cut, tokens, lengths, 8)
+    chosen = jax.tree.map(lambda leaf: leaf[order], cache)
+    _, logits = step(model, cut, cache, np.array([6, 7, 8]), lengths)
+    _, got = step(model, cut, chosen, np.array([8, 6, 6]), lengths[order])
+    assert_close(got, np.asarray(logits)[order])
+
+
+def test_a_sample_does_not_depend_on_the_batch(gpt: tuple[LanguageModel, Any]) -> None:
+    model, params = gpt
+    together = generate(model, params, PROMPTS, max_new_tokens=9, seed=5).tokens
+    for index in (2, 3):
+        alone = generate(model, params, [PROMPTS[index]], max_new_tokens=9, seed=5)
+        assert alone.tokens == [together[index]]
+    turned = generate(model, params, PROMPTS[::-1], max_new_tokens=9, seed=5)
+    assert turned.tokens == together[::-1]
+
+
+def test_seeds(gpt: tuple[LanguageModel, Any]) -> None:
+    model, params = gpt
+    first, again, other = (
+        generate(model, params, [[5, 3]] * 4, max_new_tokens=9, seed=seed).tokens
+        for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert len({tuple(tokens) for tokens in first + other}) == 8  # equal prompts differ too
+
+
+def test_generation_stops_at_the_stop_token(gpt: tuple[LanguageModel, Any]) -> None:
+    model, params = gpt
+    free = generate(model, params, PROMPTS, max_new_tokens=21, seed=3)
+    assert free.stopped == [False] * 4
+    for stop in (free.tokens[0][0], free.tokens[2][12]):
+        seen: list[list[list[int]]] = []
+        ended = generate(
+            model, params, PROMPTS, max_new_tokens=21, seed=3, stop=stop, on_tokens=seen.append
+        )
+        for got, tokens, stopped in zip(ended.tokens, free.tokens, ended.stopped, strict=True):
+            assert stopped == (stop in tokens)
+            assert got == (tokens[: tokens.index(stop)] if stopped else tokens)
+        assert joined(seen) == ended.tokens
+
+
+def test_decoding_ends_when_all_examples_have_ended(
+    gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    decode = noted(decoding._continue, calls)
+    monkeypatch.setattr(decoding, "_continue", decode)
+    prompts = [[5], [5], [7]]
+    tokens = generate(*gpt, prompts, max_new_tokens=36, seed=1, on_tokens=print).tokens
+    assert len(calls) == 5  # of 8 tokens, after the first
+    shared = set(tokens[0]).intersection(*tokens)
+    last = {word: max(row.index(word) for row in tokens) for word in shared}
+    stop = min(last, key=last.__getitem__)
+    assert last[stop] < 17
+    calls.clear()
+    generate(*gpt, prompts, max_new_tokens=36, seed=1, stop=stop, on_tokens=print)
+    assert len(calls) == -(-last[stop] // 8)
+
+
+def test_tokens_are_shown_as_they_are_made(gpt: tuple[LanguageModel, Any]) -> None:
+    model, params = gpt
+    seen: list[list[list[int]]] = []
+    whole = generate(model, params, PROMPTS, max_new_tokens=20, on_tokens=seen.append)
+    assert [len(new[0]) for new in seen] == [1, 8, 8, 3]
+    assert joined(seen) == whole.tokens
+
+
+def test_prefill_and_decode_are_compiled_once(
+    gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call loads the model anew, with other prompts, counts, seeds and stop tokens."""
+    traced: list[str] = []
+    for function in (prefill, advance):
+        monkeypatch.setattr(decoding, function.__name__, noted(function, traced))
+    config = dataclasses.replace(GPT, position=LearnedPositions(97))
+    for prompts, count, seed, stop in (
+        ([[1, 2, 3], [5]], 3, 0, None),
+        ([[7] * 31, [2, 4]], 40, 1, 6),
+        ([[9], [8] * 32], 65, 2, 9),
+    ):
+        params = {**jax.tree.map(jnp.copy, gpt[1]), "positions": jnp.ones((97, 20))}
+        model = LanguageModel(dataclasses.replace(config))
+        generate(model, params, prompts, max_new_tokens=count, seed=seed, stop=stop)
+    assert traced == ["prefill", "advance"]
+
+
+def noted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
+    """The function, noting each call: one for each time that it is compiled."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        calls.append(function.__name__)
+        return function(*arguments, **named)
+
+    return call
+
+
+def test_lengths_come_in_few_sizes() -> None:
+    assert [bucket(n, 32, None) for n in (1, 32, 33, 255, 256)] == [32, 32, 64, 256, 256]
+    assert [bucket(n, 32, None) for n in (257, 513, 641, 1025)] == [320, 640, 768, 1280]
+    assert [bucket(n, 128, 997) for n in (1, 900, 990, 997)] == [128, 997, 997, 997]
+    assert len({bucket(n, 32, None) for n in range(1, 4097)}) == 8 + 4 * 4
+    assert all(n <= bucket(n, 32, None) < max(n + 32, 1.25 * n) for n in range(1, 4097))
+
+
+def test_all_learned_positions_can_be_used(gpt: tuple[LanguageModel, Any]) -> None:
+    model, params = gpt
+    prompt = list(range(30))
+    [new] = generate(model, params, [prompt], max_new_tokens=11, sampling=GREEDY).tokens
+    assert full_logits(model, params, prompt + new)[29:-1].argmax(-1).tolist() == new
+
+
+def test_padded_words_are_never_drawn() -> None:
+    """The table has 128 rows for 3 words, and all are as likely when it is hot."""
+    model, params = made(dataclasses.replace(GPT, vocab_size=3, layers=1))
+    hot = SamplingConfig(temperature=1e30)
+    new = generate(model, params, [[0], [1], [2]], max_new_tokens=40, sampling=hot).tokens
+    assert {token for tokens in new for token in tokens} == {0, 1, 2}
+
+
+def test_no_prompts_give_no_tokens(gpt: tuple[LanguageModel, Any]) -> None:
+    assert generate(*gpt, [], max_new_tokens=3) == ([], [])
+
+
+TOKENIZER = "is not one of the model's 61; use the tokenizer that it was trained with"
+POSITIONS = "more among the model's 41 learned positions"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "count", "message"),
+    [
+        ([[1], []], 3, "prompt 1: is empty; begin it with the end-of-text token"),
+        ([[1, 61]], 3, f"prompt 0: token 61 {TOKENIZER}"),
+        ([[-1]], 3, f"prompt 0: token -1 {TOKENIZER}"),
+        ([[1]], 0, "max_new_tokens 0: give 1 or more"),
+        (
+            [[1], [1] * 30],
+            12,
+            f"prompt 1: 30 tokens leave no room for 12 {POSITIONS}; lower max_new_tokens to 11",
+        ),
+        ([[1] * 41], 1, f"prompt 0: 41 tokens leave no room for 1 {POSITIONS}; shorten it"),
+    ],
+    ids=["empty", "beyond", "negative", "none", "too many", "too long"],
+)
+def test_what_cannot_be_continued_is_refused(
+    gpt: tuple[LanguageModel, Any], prompts: list[list[int]], count: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=r"prompt|max_new_tokens") as caught:
+        generate(*gpt, prompts, max_new_tokens=count)
+    assert str(caught.value) == message
+
+
+def test_a_mixer_without_a_cache_is_refused(
+    gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Uncached(Attention):
+        @staticmethod
+        def abilities(config: AttentionConfig) -> Abilities:
+            return Abilities(cached=False)
+
+    monkeypatch.setitem(MIXERS, "full", Uncached)
+    with pytest.raises(ValueError, match="mixer full: has no cache to decode from"):
+        generate(*gpt, [[1]], max_new_tokens=1)

@@ -1,0 +1,82 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.core import meta
+
+from tests.transformer import formulas
+from tests.transformer.formulas import assert_close, normal, weights_of
+from transformer import FeedForwardConfig, Hardware, Initialization, Precision
+from transformer.feedforward import ACTIVATIONS, FeedForward
+from transformer.shared import Shared
+
+B, T, D, F = 2, 3, 5, 7
+SHARED = Shared(D, 3, Precision(), Initialization(), Hardware())
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "expected"),
+    [
+        ("relu", 3.0, 3.0),
+        ("relu", -3.0, 0.0),
+        ("gelu", 1.0, 0.8413447),  # 1 times the normal distribution at 1
+        ("gelu", -1.0, -0.1586553),
+        ("gelu_tanh", 1.0, 0.8411920),
+        ("silu", 1.0, 0.7310586),
+        ("silu", -1.0, -0.2689414),
+    ],
+)
+def test_activations_by_hand(name: Any, x: float, expected: float) -> None:
+    assert float(ACTIVATIONS[name](jnp.array(x))) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_against_numpy(name: Any) -> None:
+    x: Any = np.linspace(-7, 7, 101, dtype=np.float32)
+    assert_close(ACTIVATIONS[name](x), formulas.ACTIVATIONS[name](x), 1e-6)
+
+
+def made(config: FeedForwardConfig) -> tuple[FeedForward, Any]:
+    module = FeedForward(config, SHARED)
+    boxed = jax.eval_shape(module.init, jax.random.key(0), normal(0, B, T, D))
+    return module, weights_of(meta.unbox(boxed)["params"])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("activation", "gated"),
+    [("relu", False), ("gelu", False), ("gelu_tanh", False), ("silu", True), ("gelu", True)],
+)
+def test_feed_forward(activation: Any, gated: bool, bias: bool) -> None:
+    module, params = made(FeedForwardConfig(F, activation, gated, bias))
+    matrices = {"up": (D, F), "down": (F, D)} | ({"gate": (D, F)} if gated else {})
+    biases = {f"{name}_bias": shape[1:] for name, shape in matrices.items()} if bias else {}
+    assert {name: leaf.shape for name, leaf in params.items()} == matrices | biases
+    x = normal(1, B, T, D)
+    output = jax.jit(module.apply)({"params": params}, x)
+    assert_close(output.y, formulas.feed_forward(x, params, activation))
+    assert output.aux == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "width", "hidden"),
+    [
+        (FeedForwardConfig(), 384, 1536),
+        (FeedForwardConfig(gated=True), 384, 1024),
+        (FeedForwardConfig(gated=True), 100, 320),  # 266.7, in multiples of 64
+        (FeedForwardConfig(hidden=11, gated=True), 384, 11),
+    ],
+)
+def test_the_hidden_width(config: FeedForwardConfig, width: int, hidden: int) -> None:
+    assert config.hidden_width(width) == hidden
+
+
+def test_hidden_activations_are_dropped() -> None:
+    module, params = made(FeedForwardConfig(F, "relu", bias=False, dropout=0.5))
+    params = {"up": np.ones((D, F), np.float32), "down": np.eye(F, D, dtype=np.float32)}
+    x, keys = np.ones((B, T, D), np.float32), jax.random.split(jax.random.key(0), B)
+    y = jax.jit(module.apply)({"params": params}, x, keys).y
+    assert set(np.unique(y)) == {0.0, 2.0 * D}
+    assert set(np.unique(jax.jit(module.apply)({"params": params}, x).y)) == {float(D)}

@@ -1,0 +1,248 @@
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import array, assert_close, layer_norm, weights_of
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    LanguageModel,
+    LearnedPositions,
+    TransformerConfig,
+)
+from transformer.losses import ChunkedCrossEntropy
+from transformer.model import output_matrix
+from transformer.precision import lowest
+
+B, T, V, ROWS, D = 2, 5, 13, 16, 12
+BLOCK = BlockConfig(mixer=AttentionConfig(heads=3), feed_forward=FeedForwardConfig(7))
+CONFIG = TransformerConfig(
+    vocab_size=V,
+    width=D,
+    layers=2,
+    pattern=(BLOCK,),
+    position=LearnedPositions(T + 2),
+    vocab_multiple=8,
+)
+UNTIED = dataclasses.replace(CONFIG, tied=False)
+TOKENS: Any = np.random.default_rng(0).integers(0, V, (B, T))
+
+
+def made(config: TransformerConfig) -> tuple[Any, Any]:
+    """The model as a compiled function, and random parameters for it."""
+    model = LanguageModel(config)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
+    return jax.jit(model.apply, static_argnames="want"), weights_of(shapes)
+
+
+@pytest.mark.parametrize(("config", "output"), [(CONFIG, set()), (UNTIED, {"output"})])
+def test_the_output_matrix_may_be_the_embedding(config: TransformerConfig, output: Any) -> None:
+    run, params = made(config)
+    assert set(params) == {"embedding", "positions", "layers", "final_norm"} | output
+    out = run({"params": params}, TOKENS)
+    matrix = params["embedding"].T if config.tied else params["output"]
+    assert np.array_equal(output_matrix(params, config), matrix)
+    assert_close(out.logits[..., :V], np.asarray(out.hidden) @ matrix[:, :V])
+
+
+def test_embeddings_and_the_final_norm() -> None:
+    """With layers that add nothing the model is the norm of word plus position."""
+    run, params = made(CONFIG)
+    params["layers"] = jax.tree.map(np.zeros_like, params["layers"])
+    positions = array([[6, 0, 3, 3, 1]])
+    hidden = run({"params": params}, TOKENS, positions=positions).hidden
+    x = params["embedding"][TOKENS] + params["positions"][positions]
+    norm = params["final_norm"]
+    assert_close(hidden, layer_norm(x, norm["gain"], norm["bias"], 1e-5))
+    by_index = run({"params": params}, TOKENS).hidden
+    assert_close(by_index, run({"params": params}, TOKENS, positions=np.arange(T)[None]).hidden)
+
+
+def test_a_stack_may_end_without_a_norm() -> None:
+    run, params = made(dataclasses.replace(CONFIG, final_norm=None))
+    params["layers"] = jax.tree.map(np.zeros_like, params["layers"])
+    assert "final_norm" not in params
+    hidden = run({"params": params}, TOKENS).hidden
+    assert_close(hidden, params["embedding"][TOKENS] + params["positions"][None, :T])
+
+
+@pytest.mark.parametrize("config", [CONFIG, UNTIED], ids=["tied", "untied"])
+def test_words_of_the_padding_are_never_predicted_and_never_learn(config: Any) -> None:
+    run, params = made(config)
+    logits = run({"params": params}, TOKENS).logits
+    assert logits.shape == (B, T, ROWS)
+    assert (logits[..., V:] == lowest("float32")).all()
+    assert not np.any(jax.nn.softmax(logits, axis=-1)[..., V:])
+
+    def total(params: Any) -> Any:
+        hidden = run({"params": params}, TOKENS).hidden
+        ones = jnp.ones((B, T))
+        return ChunkedCrossEntropy(V)(hidden, output_matrix(params, config), TOKENS, ones).total
+
+    gradient = jax.jit(jax.grad(total))(params)
+    rows = [gradient["embedding"]] if config.tied else [gradient["embedding"], gradient["output"].T]
+    for each in rows:
+        assert not np.any(each[V:])
+        assert np.any(each[:V])
+
+
+def test_padding_of_the_vocabulary_changes_nothing() -> None:
+    run, params = made(UNTIED)
+    bare_run, _ = made(dataclasses.replace(UNTIED, vocab_multiple=1))
+    cut = params | {"embedding": params["embedding"][:V], "output": params["output"][:, :V]}
+    logits = bare_run({"params": cut}, TOKENS).logits
+    assert_close(run({"params": params}, TOKENS).logits[..., :V], logits, 1e-6)
+
+
+def test_scanned_layers_are_the_unrolled_ones() -> None:
+    runs = [made(dataclasses.replace(CONFIG, loop=loop)) for loop in ("scan", "unroll")]
+    scanned, unrolled = (run({"params": params}, TOKENS).logits for run, params in runs)
+    assert_close(scanned, unrolled)
+
+
+def test_only_what_is_wanted_comes_out() -> None:
+    run, params = made(CONFIG)
+    out = run({"params": params}, TOKENS, want=frozenset())
+    assert (out.logits, out.cache, out.aux) == (None, None, ({},))
+    out = run({"params": params}, TOKENS, want=frozenset({"logits", "weights"}))
+    assert out.logits is not None
+    assert out.aux[0]["weights"].shape == (2, B, 3, T, T)
+
+
+def test_tokens_see_no_later_ones_and_no_other_documents() -> None:
+    run, params = made(CONFIG)
+    given: Any = dict(
+        segments=array([[1, 1, 1, 2, 2]]), positions=array([[0, 1, 2, 0, 1]]), want=frozenset()
+    )
+    hidden = np.asarray(run({"params": params}, TOKENS, **given).hidden)
+    for changed, kept in ((2, [0, 1, 3, 4]), (3, [0, 1, 2]), (0, [3, 4])):
+        others = TOKENS.copy()
+        others[:, changed] = (others[:, changed] + 1) % V
+        again = np.asarray(run({"params": params}, others, **given).hidden)
+        assert np.array_equal(again[:, kept], hidden[:, kept])
+        assert not np.array_equal(again[:, changed], hidden[:, changed])
+
+
+def test_embeddings_are_dropped_by_the_keys_of_the_examples() -> None:
+    config = dataclasses.replace(CONFIG, dropout=0.5, final_norm=None)
+    run, params = made(config)
+    params["layers"] = jax.tree.map(np.zeros_like, params["layers"])
+    keys = jax.random.split(jax.random.key(0), B)
+    hidden = np.asarray(run({"params": params}, TOKENS, keys=keys).hidden)
+    whole = np.asarray(run({"params": params}, TOKENS).hidden)
+    assert_close(hidden, np.where(hidden == 0, 0, 2 * whole))
+    assert 0.2 < (hidden == 0).mean() < 0.8
+    one = run({"params": params}, TOKENS[1:], keys=keys[1:]).hidden
+    assert np.array_equal(one, hidden[1:])
+
+
+@pytest.fixture(scope="module")
+def started() -> Any:
+    """Parameters as a new model has them, large enough for statistics."""
+    model = LanguageModel(dataclasses.replace(CONFIG, width=66, tied=False))
+    return jax.jit(model.init)(jax.random.key(0), TOKENS)["params"]
+
+
+def test_parameters_are_plain_dicts_of_arrays(started: Any) -> None:
+    def check(tree: Any) -> None:
+        assert type(tree) is dict or isinstance(tree, jax.Array)
+        for each in tree.values() if isinstance(tree, dict) else ():
+            check(each)
+
+    check(started)
+
+
+def test_how_parameters_start(started: Any) -> None:
+    layers = started["layers"]["place_0"]
+    deviation = lambda leaf: float(np.std(leaf))  # noqa: E731
+    tables = (started["embedding"], started["positions"], started["output"])
+    matrices = (layers["mixer"]["query"], layers["mixer"]["value"], layers["feed_forward"]["up"])
+    for leaf in (*tables, *matrices):
+        assert deviation(leaf) == pytest.approx(0.02, rel=0.1)
+    for leaf in (layers["mixer"]["output"], layers["feed_forward"]["down"]):
+        assert deviation(leaf) == pytest.approx(0.02 / math.sqrt(2 * 2), rel=0.1)
+    for norm in (layers["mixer_norm"], layers["feed_forward_norm"], started["final_norm"]):
+        assert (norm["gain"] == 1).all()
+        assert (norm["bias"] == 0).all()
+    assert not np.any(layers["mixer"]["query_bias"])
+    assert not np.any(layers["feed_forward"]["down_bias"])
+
+
+def test_a_new_model_knows_nothing(started: Any) -> None:
+    run, _ = made(dataclasses.replace(CONFIG, width=66, tied=False))
+    logits = run({"params": started}, TOKENS).logits[..., :V]
+    shares = jnp.take_along_axis(jax.nn.softmax(logits), TOKENS[..., None], axis=-1)
+    assert float(-jnp.log(shares).mean()) == pytest.approx(math.log(V), abs=0.1)
+
+
+def test_axes_are_named_like_the_parameters() -> None:
+    model = LanguageModel(UNTIED)
+    axes, (_, params) = model.axes(), made(UNTIED)
+    lengths = jax.tree.map(lambda names: len(names.names), axes)
+    assert lengths == jax.tree.map(np.ndim, params)
+    assert axes["embedding"].names == ("vocab", "embed")
+    assert axes["output"].names == ("embed", "vocab")
+    assert axes["positions"].names == ("positions", "embed")
+    assert axes["final_norm"]["gain"].names == ("embed",)
+    layer = axes["layers"]["place_0"]
+    assert layer["mixer"]["query"].names == ("layers", "embed", "heads", "head")
+    assert layer["feed_forward"]["down"].names == ("layers", "mlp", "embed")
+    decayed = jax.tree.map(lambda names: names.is_matrix, layer)
+    assert decayed["mixer"] == {
+        name: not name.endswith("bias") for name in params["layers"]["place_0"]["mixer"]
+    }
+    assert decayed["mixer_norm"] == {"gain": False, "bias": False}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "given", "message"),
+    [
+        ((B, T + 3), {}, "8 tokens: the table of learned positions has 7 rows; give shorter"),
+        ((T,), {}, r"tokens of shape \(5,\): give \[batch, length\]$"),
+        ((B, 1), {"cache": ()}, "a cache without positions: say where the new tokens stand$"),
+        (
+            (B, 1),
+            {"cache": (), "positions": np.zeros((B, 1), int), "segments": np.ones((B, 1), int)},
+            "a cache with segments: decode one document for each example$",
+        ),
+    ],
+    ids=["too long", "no batch", "no positions", "segments"],
+)
+def test_inputs_that_are_refused(tokens: tuple[int, ...], given: Any, message: str) -> None:
+    model = LanguageModel(CONFIG)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        model.init(jax.random.key(0), np.zeros(tokens, int), **given)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"width": 0}, "model.width 0: give 1 or more$"),
+        ({"layers": 0}, "model.layers 0: give 1 or more$"),
+        ({"vocab_multiple": 0}, "model.vocab_multiple 0: give 1 or more$"),
+        ({"pattern": ()}, r"model.pattern \(\): has no layers; give one BlockConfig or more$"),
+        ({"pattern": (BLOCK,) * 3}, "model.layers 2: is fewer than the 3 blocks of model.pattern;"),
+    ],
+)
+def test_configurations_that_are_refused(fields: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        dataclasses.replace(CONFIG, **fields)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "multiple", "rows"), [(13, 8, 16), (16, 8, 16), (50_257, 128, 50_304), (13, 1, 13)]
+)
+def test_rows_of_the_embedding(vocab: int, multiple: int, rows: int) -> None:
+    config = dataclasses.replace(CONFIG, vocab_size=vocab, vocab_multiple=multiple)
+    assert config.vocab_rows == rows
+
+
+def test_the_longest_input() -> None:
+    assert CONFIG.max_length == T + 2
+    assert TransformerConfig().max_length is None

@@ -1,0 +1,238 @@
+"""Layers are the same however they are compiled, and each gets what is its own."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax.core import meta
+
+from tests.transformer.formulas import assert_close, normal, weights_of
+from transformer import (
+    MIXERS,
+    Abilities,
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    Hardware,
+    Initialization,
+    Mask,
+    Mixer,
+    MixerConfig,
+    MixerOutput,
+    Pattern,
+    Precision,
+)
+from transformer.block import Block
+from transformer.dropout import fold
+from transformer.mixers import NOTHING, Want
+from transformer.shared import Shared
+from transformer.stack import Loop, Remat, Stack, apart
+from transformer.weights import weight
+
+B, T, D = 2, 3, 6
+KEYS = jax.random.split(jax.random.key(0), B)
+WANT = frozenset({"weights"})
+LOOPS: tuple[Loop, Loop] = ("scan", "unroll")
+REMATS: tuple[Remat, Remat] = ("dots", "full")
+
+
+@dataclasses.dataclass(frozen=True)
+class StampConfig(MixerConfig):
+    kind: ClassVar[str] = "stamp"
+    tag: int = 0
+
+
+class Stamp(Mixer):
+    """Tells which layer it is: its constants, its weight, its keys."""
+
+    config: StampConfig
+
+    @staticmethod
+    def abilities(config: StampConfig) -> Abilities:
+        return Abilities()
+
+    @staticmethod
+    def constants(config: StampConfig, layer: int, width: int) -> Any:
+        return {"number": jnp.array([layer, config.tag])}
+
+    def init_cache(self, batch: int, length: int) -> None:
+        return None
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,
+        mask: Mask,
+        memory: jax.Array | None = None,
+        cache: Any = None,
+        keys: jax.Array | None = None,
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        init = nn.initializers.normal(1)
+        w = weight(self, "w", outputs={"embed": D}, init=init, dtype="float32")
+        aux = {"weight": w, **constants}
+        if keys is not None:
+            aux["keys"] = jax.random.key_data(keys)
+        return MixerOutput(x * w[None, None], cache, aux)
+
+
+@pytest.fixture(autouse=True)
+def _with_stamps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MIXERS, StampConfig.kind, Stamp)
+
+
+def stack(
+    layers: int,
+    *blocks: BlockConfig,
+    loop: Loop = "auto",
+    remat: Remat = "none",
+    hardware: Hardware = Hardware(),  # noqa: B008
+) -> Stack:
+    shared = Shared(D, layers, Precision(), Initialization(std=1.0), hardware)
+    return Stack(blocks, shared, loop, remat)
+
+
+GIVEN: Any = dict(positions=np.arange(T)[None], mask=Mask(Pattern(causal=True)))
+X = normal(0, B, T, D)
+STAMPS = tuple(
+    BlockConfig(mixer=StampConfig(tag), feed_forward=FeedForwardConfig(2)) for tag in (7, 8)
+)
+ATTENDING = BlockConfig(
+    mixer=AttentionConfig(heads=3), feed_forward=FeedForwardConfig(5), dropout=0.5
+)
+
+
+def params_of(module: Stack) -> Any:
+    init = lambda x: module.init(jax.random.key(0), x, **GIVEN)  # noqa: E731
+    return weights_of(meta.unbox(jax.eval_shape(init, X))["params"])
+
+
+def applied(module: Stack, params: Any, keys: Any = None) -> Any:
+    run = jax.jit(lambda params, x, keys: module.apply({"params": params}, x, keys=keys, **GIVEN))
+    return run(params, X, keys)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_each_layer_gets_its_number_its_weights_and_its_keys(loop: Loop) -> None:
+    """Five layers over two places: two whole repetitions, and a tail at the first place."""
+    module = stack(5, *STAMPS, loop=loop)
+    assert module.scanned_layers == (4 if loop == "scan" else 0)
+    params = params_of(module)
+    aux = applied(module, params, KEYS).aux
+    for place, layers in ((0, [0, 2, 4]), (1, [1, 3])):
+        assert np.array_equal(aux[place]["number"], [[layer, 7 + place] for layer in layers])
+        assert np.array_equal(aux[place]["weight"], params[f"place_{place}"]["mixer"]["w"])
+        for row, layer in enumerate(layers):
+            keys: Any = fold(fold(KEYS, layer), 0)
+            assert np.array_equal(aux[place]["keys"][row], jax.random.key_data(keys))
+
+
+def block_applied(block: Block, weights: Any, x: Any, constants: Any) -> Any:
+    run = jax.jit(lambda w, x, c: block.apply({"params": w}, x, constants=c, **GIVEN))
+    return run(weights, x, constants).x
+
+
+def test_layers_are_applied_in_the_order_of_their_numbers() -> None:
+    module = stack(5, *STAMPS)
+    params = params_of(module)
+    x: Any = X
+    for layer in range(5):
+        place, index = layer % 2, layer // 2
+        block = Block(STAMPS[place], module.shared, parent=None)
+        weights = apart(params)[f"place_{place}"][index]
+        constants = Stamp.constants(StampConfig(7 + place), layer, D)
+        x = block_applied(block, weights, x, constants)
+    for loop in LOOPS:
+        assert_close(applied(stack(5, *STAMPS, loop=loop), params).x, x)
+
+
+def test_scanned_equals_unrolled_with_dropout_on() -> None:
+    scanned, unrolled = (stack(2, ATTENDING, loop=loop) for loop in LOOPS)
+    params = params_of(scanned)
+    x = applied(scanned, params, KEYS).x
+    assert_close(x, applied(unrolled, params, KEYS).x)
+    assert np.abs(x - applied(scanned, params).x).max() > 0.1
+
+
+def test_weights_are_stacked_once_over_the_layers_of_a_place() -> None:
+    module = stack(5, *STAMPS)
+    init = lambda x: module.init(jax.random.key(0), x, **GIVEN)  # noqa: E731
+    boxed = jax.eval_shape(init, X)["params"]
+    up = boxed["place_1"]["feed_forward"]["up"]
+    assert (up.value.shape, up.axes.names) == ((2, D, 2), ("layers", "embed", "mlp"))
+    gain = boxed["place_0"]["mixer_norm"]["gain"]
+    assert (gain.value.shape, gain.axes.is_matrix) == ((3, D), False)
+
+
+def test_layers_start_apart() -> None:
+    module = stack(3, *STAMPS)
+    init = jax.jit(lambda x: meta.unbox(module.init(jax.random.key(0), x, **GIVEN))["params"])
+    params = init(X)
+    drawn = np.concatenate([params[place]["mixer"]["w"] for place in ("place_0", "place_1")])
+    assert len({tuple(row) for row in drawn}) == 3
+
+
+@pytest.mark.parametrize(
+    ("layers", "blocks", "loop", "scanned"),
+    [
+        (16, 1, "auto", 0),
+        (17, 1, "auto", 17),
+        (17, 2, "auto", 16),
+        (4, 1, "scan", 4),
+        (7, 3, "scan", 6),
+        (3, 2, "scan", 0),  # one repetition is no loop
+        (1, 1, "scan", 0),
+        (48, 1, "unroll", 0),
+    ],
+)
+def test_how_many_layers_are_scanned(layers: int, blocks: int, loop: Loop, scanned: int) -> None:
+    assert stack(layers, *[ATTENDING] * blocks, loop=loop).scanned_layers == scanned
+
+
+def test_weights_cut_apart_beforehand_are_the_same_weights() -> None:
+    module = stack(5, *STAMPS)
+    params = params_of(module)
+    cut = apart(params)
+    assert [len(cut[place]) for place in ("place_0", "place_1")] == [3, 2]
+    whole, by_layer = applied(module, params, KEYS), applied(module, cut, KEYS)
+    assert_close(by_layer.x, whole.x, 1e-6)
+    jax.tree.map(np.testing.assert_array_equal, by_layer.aux, whole.aux)
+
+
+def test_the_aux_of_a_place_is_stacked_over_its_layers() -> None:
+    short = dataclasses.replace(ATTENDING, mixer=AttentionConfig(heads=1))
+    module = stack(5, ATTENDING, short, loop="scan")
+    run = jax.jit(lambda p, x: module.apply({"params": p}, x, want=WANT, **GIVEN))
+    aux: Any = run(params_of(module), X).aux
+    assert [each["weights"].shape for each in aux] == [(3, B, 3, T, T), (2, B, 1, T, T)]
+    assert_close(aux[0]["weights"].sum(-1), np.ones((3, B, 3, T)))
+
+
+def gradients(loop: Loop, remat: Remat) -> tuple[Any, int]:
+    """A value and its gradients, and the number of products in the program that computes them."""
+    module = stack(2, ATTENDING, loop=loop, remat=remat)
+
+    def total(params: Any, x: Any) -> Any:
+        output: Any = module.apply({"params": params}, x, **GIVEN)
+        return jnp.square(output.x).sum()
+
+    traced = jax.jit(jax.value_and_grad(total, argnums=(0, 1))).trace(params_of(module), X)
+    products = str(traced.jaxpr).count("dot_general")
+    return traced.lower().compile()(params_of(module), X), products
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_what_is_computed_again_is_the_same(loop: Loop) -> None:
+    kept, products = gradients(loop, "none")
+    for remat in REMATS:
+        again, more = gradients(loop, remat)
+        jax.tree.map(assert_close, again, kept)
+        assert more > products, f"{remat} computes no more products than the one before"
+        products = more

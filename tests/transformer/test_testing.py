@@ -1,0 +1,306 @@
+"""The contract tests pass for every mixer, and see each fault that they are there to see."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from transformer import (
+    MIXERS,
+    Abilities,
+    AttentionConfig,
+    Hardware,
+    Mask,
+    Mixer,
+    MixerOutput,
+    Rotary,
+)
+from transformer.attention import Attention
+from transformer.cache import KVCache
+from transformer.linear import linear
+from transformer.masks import dense
+from transformer.mixers import NOTHING, MixerConfig, Want
+from transformer.testing import CHECKS, Trial, check_mixer, make_trial
+from transformer.testing.always import check_constants, check_dropout
+from transformer.testing.refusals import ATTEMPTS, check_refused
+from transformer.testing.select import check_select, softmax_attention
+
+
+@pytest.mark.parametrize("kind", sorted(MIXERS))
+def test_every_mixer_keeps_the_contract(kind: str) -> None:
+    check_mixer(kind)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        AttentionConfig(heads=6, kv_heads=3, head_width=10, value_width=7, position=Rotary()),
+        AttentionConfig(heads=5, kv_heads=1, bias=False, form="reference"),
+    ],
+    ids=["grouped-query", "multi-query"],
+)
+def test_configurations_of_full_attention_keep_the_contract(config: AttentionConfig) -> None:
+    check_mixer(config, width=11 if config.head_width else 10, length=13, lengths=(1, 13, 129))
+
+
+def test_every_ability_has_a_check_and_an_attempt_to_be_refused() -> None:
+    abilities = {field.name for field in dataclasses.fields(Abilities)}
+    assert set(CHECKS) == set(ATTEMPTS) == abilities
+
+
+def test_a_name_that_is_not_known() -> None:
+    with pytest.raises(ValueError, match=r"^mixer unheard-of: is not known; give one of .*full"):
+        check_mixer("unheard-of")
+
+
+@dataclasses.dataclass(frozen=True)
+class FaultyConfig(AttentionConfig):
+    """Full attention with a fault, and without the abilities that it `lacks`."""
+
+    kind: ClassVar[str] = "faulty"
+    fault: str = ""
+    lacks: tuple[str, ...] = ()
+
+
+class Faulty(Mixer):
+    config: FaultyConfig
+
+    @staticmethod
+    def abilities(config: FaultyConfig) -> Abilities:
+        return Abilities(**dict.fromkeys(config.lacks, False))
+
+    @staticmethod
+    def constants(config: FaultyConfig, layer: int, width: int) -> Any:
+        return np.zeros(layer) if config.fault == "ragged constants" else None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> Any:
+        return self.inner().init_cache(batch, length)
+
+    @nn.nowrap
+    def inner(self, **given: Any) -> Attention:
+        config = AttentionConfig(heads=self.config.heads, dropout=self.config.dropout)
+        return Attention(config, self.shared, **(given or dict(parent=None)))
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        positions: jax.Array,
+        mask: Mask,
+        memory: jax.Array | None = None,
+        cache: Any = None,
+        keys: jax.Array | None = None,
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        given = dict(positions=positions, mask=mask, memory=memory, cache=cache, keys=keys)
+        given = before(self.config.fault, x, given)
+        output = self.inner(name="inner")(x, want=want, **given)
+        return after(self.config.fault, x, output, given | dict(cache=cache))
+
+
+def before(fault: str, x: jax.Array, given: dict[str, Any]) -> dict[str, Any]:
+    """What the inner mixer is called with."""
+    mask, keys = given["mask"], given["keys"]
+    if fault.startswith("refuses") and given["memory"] is not None:
+        raise ValueError(fault)
+    if fault == "mixes documents":
+        return given | dict(mask=mask.replace(segments=None))
+    if fault == "restarts no positions":
+        return given | dict(mask=mask.replace(positions=jnp.arange(x.shape[1])[None] // 2))
+    if fault == "is deaf":
+        return given | dict(memory=None, mask=Mask())
+    if fault == "sees padding of the memory":
+        return given | dict(mask=mask.replace(lengths=None))
+    if fault == "drops by the batch" and keys is not None:
+        return given | dict(keys=jnp.broadcast_to(keys[:1], keys.shape))
+    if fault == "drops nothing":
+        return given | dict(keys=None)
+    return given
+
+
+def after(fault: str, x: jax.Array, output: MixerOutput, given: dict[str, Any]) -> MixerOutput:
+    """What is made of the inner mixer's output."""
+    y, cache, aux = output
+    if fault == "leaks by a maximum":
+        y = y + 1e-3 * x.max(axis=1, keepdims=True)
+    if fault == "says nothing":
+        y = jnp.zeros_like(y)
+    if fault == "forgets":
+        cache = given["cache"]
+    if fault == "grows its cache" and cache is not None:
+        cache = KVCache(*(jnp.concatenate([each, each], axis=1) for each in jax.tree.leaves(cache)))
+    if fault == "goes by the length":
+        y = y * x.shape[1]
+    if fault == "weighs twice":
+        aux = {name: 2 * each for name, each in aux.items()}
+    if fault == "weighs what is hidden":
+        aux = {name: jnp.full_like(each, 1 / each.shape[-1]) for name, each in aux.items()}
+    if fault == "keeps its weights":
+        aux = {}
+    return MixerOutput(y, cache, aux)
+
+
+LENGTH = 17
+
+
+@pytest.fixture(scope="module")
+def sound() -> Trial:
+    """A trial of the mixer without a fault; others share its weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MIXERS, "faulty", Faulty)
+        return make_trial(FaultyConfig(heads=2), 6, LENGTH, (1, LENGTH, 23), Hardware())
+
+
+def faulty(sound: Trial, fault: str, lacks: tuple[str, ...] = ()) -> Trial:
+    config = FaultyConfig(heads=2, fault=fault, lacks=lacks)
+    return dataclasses.replace(sound, mixer=Faulty(config, sound.mixer.shared, parent=None))
+
+
+@pytest.mark.parametrize("ability", CHECKS)
+def test_without_a_fault_every_check_passes(sound: Trial, ability: str) -> None:
+    CHECKS[ability](sound)
+
+
+@pytest.mark.parametrize(
+    ("ability", "fault", "message"),
+    [
+        ("causal", "leaks by a maximum", "outputs up to 0 changed when later inputs did"),
+        ("causal", "says nothing", "outputs after 0 do not depend on their inputs"),
+        ("cached", "forgets", "3 tokens from position 11 differ from the full pass"),
+        ("cached", "grows its cache", "the cache that comes out is not shaped as it went in"),
+        ("segments", "mixes documents", "document 2 sees others, or padding"),
+        ("segments", "restarts no positions", "document 1 of a pack differs from the same alone"),
+        ("cross", "is deaf", "a query's result depends on other queries"),
+        ("cross", "says nothing", "memory is not what is looked at"),
+        ("cross", "sees padding of the memory", "padding of the memory is seen"),
+        ("any_length", "goes by the length", "1 tokens differ from the same at the start of 23"),
+        ("weights", "weighs twice", "rows do not sum to 1"),
+        ("weights", "weighs what is hidden", "keys that the mask hides have some"),
+        ("weights", "keeps its weights", "are not in aux though they were wanted"),
+    ],
+)
+def test_faults_are_seen(sound: Trial, ability: str, fault: str, message: str) -> None:
+    with pytest.raises(AssertionError, match=f"^mixer faulty: {ability}: {message}"):
+        CHECKS[ability](faulty(sound, fault))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("drops by the batch", "the rest of the batch changes the result"),
+        ("drops nothing", "other keys make no difference, or ought not to"),
+    ],
+)
+def test_faulty_dropout_is_seen(sound: Trial, fault: str, message: str) -> None:
+    with pytest.raises(AssertionError, match=f"^mixer faulty: dropout: {message}"):
+        check_dropout(faulty(sound, fault))
+
+
+def test_constants_have_to_stack(sound: Trial) -> None:
+    check_constants(sound)
+    with pytest.raises(AssertionError, match="constants: differ in shape between layers"):
+        check_constants(faulty(sound, "ragged constants"))
+
+
+@pytest.mark.parametrize("ability", ATTEMPTS)
+def test_what_is_not_declared_has_to_be_refused(sound: Trial, ability: str) -> None:
+    message = f"{ability}: is not declared, and not refused by a ValueError either"
+    with pytest.raises(AssertionError, match=message):
+        check_refused(faulty(sound, "", (ability,)), ability)
+
+
+def test_a_refusal_is_one_line(sound: Trial) -> None:
+    check_refused(faulty(sound, "refuses in one line", ("cross",)), "cross")
+    with pytest.raises(AssertionError, match="cross: is refused, but not in one line: refuses"):
+        check_refused(faulty(sound, "refuses\nin two", ("cross",)), "cross")
+
+
+@dataclasses.dataclass(frozen=True)
+class StridedConfig(MixerConfig):
+    """Heads of width 3 that see every `stride`-th key."""
+
+    kind: ClassVar[str] = "strided"
+    stride: int = 3
+    says: int = 3
+    """What `select` says of the stride."""
+
+
+class Strided(Mixer):
+    """The least that a mixer with a pattern of its own can be."""
+
+    config: StridedConfig
+
+    @staticmethod
+    def abilities(config: StridedConfig) -> Abilities:
+        return Abilities(cached=False, cross=False, segments=False, weights=False)
+
+    @staticmethod
+    def constants(config: StridedConfig, layer: int, width: int) -> Any:
+        return {"offset": np.array(layer)}
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> Any:
+        raise ValueError("mixer strided: has no cache; use mixer full to decode")
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        positions: jax.Array,
+        mask: Mask,
+        memory: jax.Array | None = None,
+        cache: Any = None,
+        keys: jax.Array | None = None,
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        if memory is not None or mask.segments is not None or "weights" in want:
+            raise ValueError("mixer strided: does that not; use mixer full")
+        heads, embed = {"heads": 2, "head": 3}, {"embed": x.shape[-1]}
+        q, k, v = (
+            linear(self, name, x, embed, heads, self.shared, bias=False)
+            for name in ("query", "key", "value")
+        )
+        scores = jnp.einsum("BTNH,BSNH->BNTS", q, k) / 3**0.5
+        chosen = self.strided(x.shape[1], self.config.stride, constants)
+        seen = chosen & dense(mask, x.shape[1], x.shape[1])[:, None]
+        weights = jax.nn.softmax(jnp.where(seen, scores, -1e9), axis=-1) * seen.any(-1)[..., None]
+        y = jnp.einsum("BNTS,BSNH->BTNH", weights, v)
+        aux: dict[str, Any] = {"scored": (q, k, v)} if "scored" in want else {}
+        y = linear(self, "output", y, heads, embed, self.shared, bias=True)
+        return MixerOutput(y, None, aux)
+
+    def scored(self, x: jax.Array, **given: Any) -> Any:
+        return self(x, want=frozenset({"scored"}), **given).aux["scored"]
+
+    def select(self, x: jax.Array, *, positions: Any, mask: Mask, constants: Any) -> jax.Array:
+        return self.strided(x.shape[1], self.config.says, constants)
+
+    def strided(self, length: int, stride: int, constants: Any) -> jax.Array:  # [1, 1, T, S]
+        index = jnp.arange(length) + constants["offset"]
+        return (index[:, None] % stride == index[None, :] % stride)[None, None]
+
+
+def test_a_mixer_with_a_pattern_of_its_own_is_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MIXERS, "strided", Strided)
+    check_mixer(StridedConfig(), width=5, length=7, lengths=(1, 7, 11))
+    trial = make_trial(StridedConfig(says=2), 5, 7, (7,), Hardware())
+    with pytest.raises(AssertionError, match=r"^mixer strided: select: the result is not softmax"):
+        check_select(trial)
+
+
+def test_the_reference_of_patterns_by_hand() -> None:
+    """Scores 0 and ln 3 are weights 1/4 and 3/4; what sees one key takes it, or nothing."""
+    q, k = np.ones((1, 3, 1, 1)), np.array([0, np.log(3), 7]).reshape(1, 3, 1, 1)
+    v = np.array([[4.0, 8.0], [12.0, 16.0], [100.0, 200.0]]).reshape(1, 3, 1, 2)
+    seen = np.array([[1, 1, 0], [0, 0, 1], [0, 0, 0]], bool)[None, None]
+    y = softmax_attention(q, k, v, seen)
+    assert y[0, :, 0] == pytest.approx(np.array([[10.0, 14.0], [100.0, 200.0], [0.0, 0.0]]))

@@ -42,4 +42,4 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TRANSFORMER_CACHE"] = f"{folder.name}/data"
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder.name}/started"
     jax.config.update("jax_compilation_cache_dir", f"{folder.name}/compiled")
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

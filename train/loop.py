@@ -171,6 +171,9 @@ class _Fit:
         with contextlib.closing(prefetch(self.load, cursor)) as batches:
             for step in range(done + 1, experiment.steps + 1):
                 state, metrics = engine.step(state, next(batches)[1])
+                if step == done + 1:
+                    jax.block_until_ready(metrics)
+                    report.compiled(step)
                 if step % experiment.log_every == 0 or step == experiment.steps:
                     report.train(step, fetched(metrics))
                 if step < experiment.steps:

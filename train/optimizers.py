@@ -21,7 +21,7 @@ class OptimizerConfig:
 
     kind: Literal["adamw", "muon"] = "adamw"
     """`muon` orthogonalises the momentum of the layers' matrices (Jordan et al. 2024), and leaves
-    embeddings, biases and gains to AdamW."""
+    embeddings, biases and gains to Adam, with Nesterov's momentum too and without decay."""
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8

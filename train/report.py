@@ -67,15 +67,20 @@ class Report:
         yield
         self._resumed_at = time.perf_counter()
 
+    def compiled(self, step: int) -> None:
+        """The first step is made, and the program for all others with it: time counts from here."""
+        self._step, self._seconds, self._resumed_at = step, 0.0, time.perf_counter()
+
     def train(self, step: int, metrics: dict[str, float]) -> None:
         """A line of training metrics; tokens a second are those since the line before."""
         now = time.perf_counter()
         seconds = self._seconds + now - self._resumed_at
-        speed = (step - self._step) * self._tokens / max(seconds, 1e-9)
+        made = step - self._step
+        speed = {"tokens_per_second": made * self._tokens / max(seconds, 1e-9)} if made else {}
         self._step, self._seconds, self._resumed_at = step, 0.0, now
-        self._progress.update(step, loss=metrics["loss"], tokens_per_second=speed)
+        self._progress.update(step, loss=metrics["loss"], **speed)
         if self._speaks:
-            self._metrics.write(step, "train", {**metrics, "tokens_per_second": speed})
+            self._metrics.write(step, "train", {**metrics, **speed})
 
     def evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:
         """The held-out metrics at a step."""

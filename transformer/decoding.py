@@ -111,8 +111,8 @@ def check_prompts(model: LanguageModel, prompts: Sequence[np.ndarray], max_new_t
         room = max_new_tokens if limit is None else limit - len(prompt)
         if room < max_new_tokens:
             raise ValueError(
-                f"prompt {number}: {len(prompt):,} tokens leave no room for {max_new_tokens:,} more "
-                f"among the model's {limit:,} learned positions; "
+                f"prompt {number}: {len(prompt):,} tokens leave no room for {max_new_tokens:,} "
+                f"more among the model's {limit:,} learned positions; "
                 + (f"lower max_new_tokens to {room:,}" if room > 0 else "shorten it")
             )
 

@@ -1,4 +1,4 @@
-"""What the tests of the trainer share: a text, a tiny experiment on it, and a compiler in a hurry."""
+"""What the tests of the trainer share: a text, a tiny experiment, and a compiler in a hurry."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ from transformer import (
     TransformerConfig,
 )
 
-WORDS = "the cat sat on a mat and saw red fish swim by in deep cold water".split()
+WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "red", "fish", "swim", "by")
 
 LENGTH = 16
 """T of the tiny experiment."""
@@ -39,7 +39,7 @@ def light_compiler() -> Iterator[None]:
 
 
 def write_text(path: Path, *, lines: int = 200, seed: int = 0) -> Path:
-    """Sentences of nine words, 22 characters in all: 30 or so to a line."""
+    """Sentences of nine words, some 35 characters to a line."""
     drawn = random.Random(seed)
     sentences = (" ".join(drawn.choice(WORDS) for _ in range(9)) for _ in range(lines))
     path.write_text("".join(f"{sentence}.\n" for sentence in sentences))

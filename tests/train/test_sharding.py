@@ -86,7 +86,7 @@ def test_an_axis_that_does_not_divide() -> None:
 
 
 def test_an_experiment_whose_heads_do_not_divide(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="axis heads of size 4: does not divide into 8 parts"):
+    with pytest.raises(UsageError, match="axis kv_heads of size 4: does not divide into 8 parts"):
         an_engine(tmp_path, MeshConfig(data=1, tensor=8)).shapes()
 
 

@@ -37,7 +37,6 @@ B, T, D = 2, 3, 6
 KEYS = jax.random.split(jax.random.key(0), B)
 WANT = frozenset({"weights"})
 LOOPS: tuple[Loop, Loop] = ("scan", "unroll")
-REMATS: tuple[Remat, Remat] = ("dots", "full")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,20 +179,25 @@ def test_layers_start_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "blocks", "loop", "scanned"),
+    ("layers", "blocks", "loop", "remat", "scanned"),
     [
-        (16, 1, "auto", 0),
-        (17, 1, "auto", 17),
-        (17, 2, "auto", 16),
-        (4, 1, "scan", 4),
-        (7, 3, "scan", 6),
-        (3, 2, "scan", 0),  # one repetition is no loop
-        (1, 1, "scan", 0),
-        (48, 1, "unroll", 0),
+        (16, 1, "auto", "none", 0),
+        (16, 1, "auto", "dots", 16),
+        (17, 1, "auto", "none", 17),
+        (17, 2, "auto", "none", 16),
+        (4, 1, "scan", "none", 4),
+        (7, 3, "scan", "full", 6),
+        (3, 2, "scan", "none", 0),  # one repetition is no loop
+        (1, 1, "scan", "none", 0),
+        (48, 1, "unroll", "none", 0),
+        (48, 1, "unroll", "full", 0),
     ],
 )
-def test_how_many_layers_are_scanned(layers: int, blocks: int, loop: Loop, scanned: int) -> None:
-    assert stack(layers, *[ATTENDING] * blocks, loop=loop).scanned_layers == scanned
+def test_how_many_layers_are_scanned(
+    layers: int, blocks: int, loop: Loop, remat: Remat, scanned: int
+) -> None:
+    module = stack(layers, *[ATTENDING] * blocks, loop=loop, remat=remat)
+    assert module.scanned_layers == scanned
 
 
 def test_weights_cut_apart_beforehand_are_the_same_weights() -> None:
@@ -228,10 +232,10 @@ def gradients(loop: Loop, remat: Remat) -> tuple[Any, int]:
     return traced.lower().compile()(params_of(module), X), products
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_what_is_computed_again_is_the_same(loop: Loop) -> None:
+@pytest.mark.parametrize(("loop", "remats"), [("scan", ("dots", "full")), ("unroll", ("full",))])
+def test_what_is_computed_again_is_the_same(loop: Loop, remats: tuple[Remat, ...]) -> None:
     kept, products = gradients(loop, "none")
-    for remat in REMATS:
+    for remat in remats:
         again, more = gradients(loop, remat)
         jax.tree.map(assert_close, again, kept)
         assert more > products, f"{remat} computes no more products than the one before"

@@ -4,6 +4,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from transformer.masks import Mask, Pattern
 from transformer.testing.abilities import packed
 from transformer.testing.trial import BATCH, Trial
@@ -32,7 +34,8 @@ def _one(trial: Trial, **given: Any) -> Attempts:
 def _cached(trial: Trial) -> Attempts:
     def decode() -> None:
         cache = trial.mixer.init_cache(BATCH, trial.length)
-        trial.trace(trial.inputs(0), cache=cache)
+        positions = np.arange(trial.length)[None].repeat(BATCH, 0)
+        trial.trace(trial.inputs(0), cache=cache, positions=positions)
 
     return [decode]
 

@@ -21,11 +21,11 @@ attend = jax.jit(
 )
 
 
-def inputs(queries: int, keys: int) -> tuple[Any, Any, Any]:
+def inputs(queries: int, keys: int, kv_heads: int = K) -> tuple[Any, Any, Any]:
     return (
         normal(0, B, queries, N, H),
-        normal(1, B, keys, K, H),
-        normal(2, B, keys, K, VALUES),
+        normal(1, B, keys, kv_heads, H),
+        normal(2, B, keys, kv_heads, VALUES),
     )
 
 
@@ -94,12 +94,17 @@ MASKS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("length", "masks"),
-    [(131, "causal"), (131, "segments"), (131, "window"), (257, "lengths and globals")],
+    ("length", "masks", "kv_heads"),
+    [
+        (131, "causal", N),
+        (131, "segments", K),
+        (131, "window", 1),
+        (257, "lengths and globals", K),
+    ],
 )
-def test_query_blocks_are_the_reference(length: int, masks: str) -> None:
+def test_query_blocks_are_the_reference(length: int, masks: str, kv_heads: int) -> None:
     mask = MASKS[masks](length)
-    arrays, pulled = inputs(length, length), normal(3, B, length, N, VALUES)
+    arrays, pulled = inputs(length, length, kv_heads), normal(3, B, length, N, VALUES)
 
     def both(form: Any) -> tuple[Array, tuple[Array, ...]]:
         def run(arrays: Any) -> Any:

@@ -1,0 +1,174 @@
+"""The notebook for newcomers: its cells one by one, and all of it, twice."""
+
+import importlib.util
+import os
+import pathlib
+import sys
+import tempfile
+import types
+from typing import Any
+
+import jax
+import nbformat
+import pytest
+from IPython.core.inputtransformer2 import TransformerManager
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell
+
+import train
+from train.experiment import Experiment
+from train.logbook import Logbook
+from train.metrics import read_metrics
+from train.registry import find
+from train.runfolder import RunFolder
+
+ROOT = pathlib.Path(__file__).parents[2]
+NOTEBOOK = ROOT / "colab" / "train_and_sample.ipynb"
+ADDRESS = "git+https://example.org/project"
+
+# A cell put after the one tagged `parameters`, as papermill does.
+TINY = "TEXT, EVERY, BATCH_SIZE, LENGTH, WIDTH, LAYERS = 'text', 10, 2, 16, 24, 2\nSTEPS = {steps}"
+
+
+class Shell:
+    """What stands in for IPython: it notes the magics that a cell calls."""
+
+    def __init__(self) -> None:
+        self.magics: list[tuple[str, str]] = []
+
+    def run_line_magic(self, name: str, line: str) -> None:
+        self.magics.append((name, line))
+
+
+def source(name: str) -> str:
+    cells = {cell.id: cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells}
+    text: str = cells[name].source
+    return text
+
+
+def execute(text: str, **names: Any) -> dict[str, Any]:
+    """Runs the text of a cell; returns the names that there are after it."""
+    exec(TransformerManager().transform_cell(text), names)
+    return names
+
+
+def test_nothing_is_installed_where_the_project_is() -> None:
+    shell = Shell()
+    execute(source("install"), get_ipython=lambda: shell)
+    assert shell.magics == []
+
+
+def test_an_installation_leaves_jax_at_its_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    shell = Shell()
+    text = source("install").replace('REPOSITORY = ""', f'REPOSITORY = "{ADDRESS}"')
+    names = execute(text, get_ipython=lambda: shell)
+    [(magic, line)] = shell.magics
+    assert magic == "pip"
+    *words, option, constraints, address = line.format(**names).split()
+    assert words == ["install", "--quiet"]  # and no --upgrade
+    assert (option, address) == ("--constraint", ADDRESS)
+    held = pathlib.Path(constraints).read_text().splitlines()
+    assert {f"jax=={jax.__version__}", f"jaxlib=={jax.lib.__version__}"} <= set(held)
+    assert all(each.startswith(("jax", "libtpu")) for each in held)
+
+
+def test_an_installation_from_nowhere_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="REPOSITORY: is empty; set it to"):
+        execute(source("install"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "on_drive", "folder"),
+    [
+        ("COLAB_RELEASE_TAG", True, "/content/drive/MyDrive/runs/mine"),
+        ("COLAB_RELEASE_TAG", False, "runs/mine"),
+        ("KAGGLE_KERNEL_RUN_TYPE", True, "/kaggle/working/runs/mine"),
+        ("HOME", True, "runs/mine"),
+    ],
+)
+def test_the_run_is_kept_where_it_outlives_the_machine(
+    monkeypatch: pytest.MonkeyPatch, variable: str, on_drive: bool, folder: str
+) -> None:
+    for name in ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "something")
+    mounted: list[str] = []
+    colab = types.ModuleType("google.colab")
+    colab.__dict__["drive"] = types.SimpleNamespace(mount=mounted.append)
+    monkeypatch.setitem(sys.modules, "google", types.ModuleType("google"))
+    monkeypatch.setitem(sys.modules, "google.colab", colab)
+    names = execute(source("folder"), NAME="mine", KEEP_ON_DRIVE=on_drive, pathlib=pathlib)
+    assert names["workdir"] == folder
+    assert mounted == (["/content/drive"] if "drive" in folder else [])
+
+
+def test_the_settings_are_those_of_the_quickstart(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Experiment, str]] = []
+    monkeypatch.setattr(train, "fit", lambda *arguments: asked.append(arguments), raising=False)
+    execute(source("settings") + "\n" + source("train"), workdir="there")
+    assert asked == [(find("quickstart"), "there")]
+
+
+@pytest.mark.slow
+def test_it_runs_whole_and_goes_on_where_it_stopped(tmp_path: pathlib.Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(7):
+        words = (f"{n} times {number} is {n * number}.\n" for n in range(100))
+        (text / f"{number}.txt").write_text("".join(words))
+
+    first = run_notebook(tmp_path, steps=20)
+    check_outputs(first)
+    folder = RunFolder.existing(tmp_path / "runs" / "quickstart")
+    before = read_metrics(folder.metrics)
+    assert steps_of(before) == [10, 20]
+
+    # Two devices, as Kaggle's pair of GPUs: a run may go on elsewhere than it began.
+    second = run_notebook(tmp_path, steps=30, devices=2)
+    check_outputs(second)
+    after = read_metrics(folder.metrics)
+    assert after[: len(before)] == before
+    assert steps_of(after) == [10, 20, 30]
+    events = [(line["event"], line["step"]) for line in Logbook(folder.logbook).read()]
+    assert events == [("started", 0), ("finished", 20), ("resumed", 20), ("finished", 30)]
+
+
+def run_notebook(folder: pathlib.Path, *, steps: int, devices: int = 1) -> Any:
+    """The notebook with its outputs, after all its cells were executed in `folder`."""
+    notebook: Any = nbformat.read(NOTEBOOK, as_version=4)
+    tags = [cell.metadata.get("tags", []) for cell in notebook.cells]
+    place = tags.index(["parameters"]) + 1
+    notebook.cells.insert(place, new_code_cell(TINY.format(steps=steps), id="injected"))
+    environment = {
+        **os.environ,
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "PYTHONPATH": str(ROOT),
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "TRANSFORMER_CACHE": str(folder / "cache"),
+        "IPYTHONDIR": str(folder / "ipython"),
+    }
+    client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}})
+    return client.execute(env=environment)
+
+
+def check_outputs(notebook: Any) -> None:
+    """The pictures and texts are there, and nothing warned."""
+    outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
+    warned = [
+        each.text for cell in outputs.values() for each in cell if each.get("name") == "stderr"
+    ]
+    assert warned == []
+    for name in ("curve", "attention"):
+        assert any("image/png" in each.get("data", {}) for each in outputs[name]), name
+    said = "".join(each.get("text", "") for each in outputs["sample"])
+    assert said.count("--- temperature") == 6
+
+
+def steps_of(lines: list[dict[str, Any]]) -> list[int]:
+    return [line["step"] for line in lines if line["split"] == "train"]

@@ -1,0 +1,209 @@
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
+from tests.train.support import light_compiler as light_compiler
+from train.engine import Engine, JitEngine, PmapEngine, make_engine
+from train.errors import UsageError
+from train.experiment import Experiment
+from train.loss_scale import LossScale, LossScaleConfig
+from train.sharding import MeshConfig, make_mesh
+from train.state import TrainState
+from transformer import Hardware, Precision
+
+VOCAB, STEPS = 30, 12
+
+
+class Curve(NamedTuple):
+    """What an engine makes of the same batches."""
+
+    metrics: list[dict[str, float]]
+    params: Any
+    evaluation: tuple[float, float]
+
+
+def an_experiment(folder: Path, **changes: Any) -> Experiment:
+    experiment = tiny(folder, **changes)
+    model = dataclasses.replace(experiment.model, vocab_size=VOCAB)
+    return dataclasses.replace(experiment, model=model)
+
+
+def trained(engine: Engine, state: TrainState) -> Curve:
+    """From a state that may lie elsewhere, and is not consumed."""
+    layout = jax.tree.map(lambda leaf: leaf.sharding, engine.shapes())
+    state = jax.device_put(jax.tree.map(jnp.copy, state), layout)
+    metrics = []
+    for cursor in range(STEPS):
+        state, found = engine.step(state, engine.put(random_rows(8, VOCAB, cursor=cursor)))
+        metrics.append({name: float(value) for name, value in found.items()})
+    assert int(state.step) == int(state.cursor) == STEPS
+    held_out = engine.evaluate(state.params, engine.put(random_rows(8, VOCAB, cursor=99)))["loss"]
+    params = jax.tree.map(np.asarray, state.params)
+    return Curve(metrics, params, (float(held_out.total), float(held_out.weight)))
+
+
+def on_one_device(experiment: Experiment) -> Engine:
+    return JitEngine(experiment, make_mesh(MeshConfig(), jax.devices()[:1]), Hardware())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("engine")
+
+
+@pytest.fixture(scope="module")
+def start(folder: Path) -> TrainState:
+    return on_one_device(an_experiment(folder)).init()
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path, start: TrainState) -> Curve:
+    """One device, the whole batch at once."""
+    return trained(on_one_device(an_experiment(folder)), start)
+
+
+def assert_same_curve(found: Curve, expected: Curve) -> None:
+    for one, other in zip(found.metrics, expected.metrics, strict=True):
+        assert one["learning_rate"] == other["learning_rate"]
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
+    assert found.evaluation == pytest.approx(expected.evaluation, rel=1e-5)
+    assert_close(found.params, expected.params, 1e-4)
+
+
+def test_the_first_loss_is_that_of_chance(expected: Curve) -> None:
+    assert expected.metrics[0]["loss"] == pytest.approx(np.log(VOCAB), abs=0.1)
+    assert set(expected.metrics[0]) == {"loss", "grad_norm", "learning_rate"}
+
+
+@pytest.mark.parametrize("accumulate", [pytest.param(2, marks=pytest.mark.slow), 8])
+def test_accumulation_is_the_big_batch(
+    folder: Path, start: TrainState, expected: Curve, accumulate: int
+) -> None:
+    """With dropout, and microbatches in which nothing counts."""
+    experiment = an_experiment(folder, accumulate=accumulate)
+    assert_same_curve(trained(on_one_device(experiment), start), expected)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "accumulate"),
+    [
+        (MeshConfig(data=2, fsdp=2, tensor=2), 2),
+        pytest.param(MeshConfig(data=8), 1, marks=pytest.mark.slow),
+        pytest.param(MeshConfig(data=1, fsdp=8), 1, marks=pytest.mark.slow),
+        pytest.param(MeshConfig(data=2, tensor=4), 1, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_mesh_is_one_device(
+    folder: Path, start: TrainState, expected: Curve, mesh: MeshConfig, accumulate: int
+) -> None:
+    engine = make_engine(an_experiment(folder, mesh=mesh, accumulate=accumulate), Hardware(count=8))
+    assert_same_curve(trained(engine, start), expected)
+
+
+def test_pmap_is_one_device(folder: Path, start: TrainState, expected: Curve) -> None:
+    engine = make_engine(an_experiment(folder, compile="pmap"), Hardware(count=8))
+    assert isinstance(engine, PmapEngine)
+    assert_same_curve(trained(engine, start), expected)
+
+
+@pytest.mark.slow
+def test_pmap_accumulates(folder: Path) -> None:
+    """Each of eight devices takes two microbatches of one."""
+    experiment = an_experiment(folder, batch_size=16)
+    mapped = dataclasses.replace(experiment, compile="pmap", accumulate=2)
+    found = []
+    for engine in (on_one_device(experiment), make_engine(mapped, Hardware(count=8))):
+        state, metrics = engine.step(engine.init(), engine.put(random_rows(16, VOCAB)))
+        found.append((float(metrics["loss"]), jax.tree.map(np.asarray, state.params)))
+    assert found[0][0] == pytest.approx(found[1][0], abs=1e-5)
+    assert_close(found[0][1], found[1][1], 1e-5)
+
+
+def test_the_state_is_consumed_and_keeps_its_layout(folder: Path, start: TrainState) -> None:
+    """And is born the same on any mesh, to the last bit."""
+    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
+    engine = make_engine(an_experiment(folder, mesh=mesh, accumulate=2), Hardware(count=8))
+    state = engine.init()
+    assert_same_bits(state, start)
+    assert jax.tree.map(_kind, state) == jax.tree.map(_kind, engine.shapes())
+    after, _ = engine.step(state, engine.put(random_rows(8, VOCAB)))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+    assert jax.tree.map(_kind, after) == jax.tree.map(_kind, engine.shapes())
+
+
+def _kind(leaf: Any) -> str:
+    return f"{leaf.dtype}{leaf.shape} {leaf.sharding}"
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_moments_are_float32_when_parameters_are_not(folder: Path, optimizer: Any) -> None:
+    experiment = an_experiment(folder)
+    experiment = dataclasses.replace(
+        experiment,
+        model=dataclasses.replace(experiment.model, precision=Precision.named("pure_bfloat16")),
+        optimizer=dataclasses.replace(experiment.optimizer, kind=optimizer),
+    )
+    engine = on_one_device(experiment)
+    before = engine.shapes()
+    after, metrics = jax.eval_shape(engine.train_step, before, random_rows(8, VOCAB))
+    for state in (before, after):
+        assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("bfloat16")}
+        floats = [
+            leaf
+            for leaf in jax.tree.leaves(state.optimizer)
+            if jnp.issubdtype(leaf.dtype, jnp.floating)
+        ]
+        assert {leaf.dtype for leaf in floats} == {jnp.dtype("float32")}
+        assert state.loss_scale is None
+    assert {leaf.dtype for leaf in metrics.values()} == {jnp.dtype("float32")}
+
+
+@pytest.mark.slow
+def test_float16_trains_with_a_loss_scale(folder: Path) -> None:
+    """The first scale is too large for float16: it is halved until the gradients are finite."""
+    experiment = an_experiment(folder, loss_scale=LossScaleConfig(2.0**24, growth_every=3))
+    model = dataclasses.replace(experiment.model, precision=Precision.named("float16"))
+    engine = on_one_device(dataclasses.replace(experiment, model=model))
+    state, rows = engine.init(), engine.put(random_rows(8, VOCAB))
+    curve = []
+    for _ in range(40):
+        state, metrics = engine.step(state, rows)
+        curve.append((float(metrics["loss"]), bool(np.isfinite(metrics["grad_norm"]))))
+    assert not curve[0][1]
+    assert 20 <= sum(finite for _, finite in curve) < 40
+    assert curve[-1][0] < curve[0][0] - 0.5
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+    assert isinstance(state.loss_scale, LossScale)
+    assert 1 < float(state.loss_scale.scale) < 2.0**24
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 12}, "batch_size 12: does not divide among 8"),
+        ({"accumulate": 2}, "batch_size 8: does not divide among 16"),
+        ({"mesh": MeshConfig(data=3)}, "mesh data 3 x fsdp 1 x tensor 1: does not divide 8"),
+    ],
+)
+def test_batches_and_meshes_that_do_not_divide(folder: Path, changes: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_engine(an_experiment(folder, **changes), Hardware(count=8))
+
+
+def test_pmap_cannot_cut_the_model(folder: Path) -> None:
+    with pytest.raises(UsageError, match="compile pmap: copies the whole model"):
+        an_experiment(folder, compile="pmap", mesh=MeshConfig(data=4, fsdp=2))
+
+
+@pytest.mark.slow
+def test_another_seed_is_another_start(folder: Path, start: TrainState) -> None:
+    other = on_one_device(an_experiment(folder, seed=1)).init()
+    assert not np.array_equal(start.params["embedding"], other.params["embedding"])
+    assert not np.array_equal(jax.random.key_data(start.key), jax.random.key_data(other.key))

@@ -9,6 +9,7 @@ machine code, in turns; nothing is allocated. The unrolled step of the shallow o
 import dataclasses
 import statistics
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -36,7 +37,7 @@ def compile_seconds(experiment: Experiment) -> float:
     jax.clear_caches()
     engine = JitEngine(experiment, make_mesh(experiment.mesh), local_hardware())
     shape = (experiment.batch_size, experiment.data.sequence_length)
-    batch = {
+    batch: Any = {
         "tokens": jax.ShapeDtypeStruct(shape, np.int32),
         "targets": jax.ShapeDtypeStruct(shape, np.int32),
         "weights": jax.ShapeDtypeStruct(shape, np.float32),

@@ -17,7 +17,7 @@ from rich.console import Console
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from bench.contender import Contender
+from bench.contender import Contender, interpreter
 from bench.machine import cores, machine
 from bench.side_by_side import Row, compare, race, table
 from train.errors import UserError
@@ -62,15 +62,14 @@ class Measurement:
 
 
 def contenders(options: Options, batch: int) -> list[Contender]:
-    """Ours and the peer, told the same things."""
+    """Ours and the peer, told the same things. Raises UserError without the peer's interpreter."""
     shape = ("layers", "width", "heads", "context", "vocabulary", "prompt", "new_tokens")
     settings = {name: getattr(options, name) for name in shape}
     settings |= {"batch": batch, "threads": cores()}
+    torch_python = interpreter(options.torch_python)
     return [
         Contender("ours", (sys.executable, "-m", "bench.peers.ours_decoding"), settings),
-        Contender(
-            PEER, (str(options.torch_python), "-m", "bench.peers.huggingface_decoding"), settings
-        ),
+        Contender(PEER, (torch_python, "-m", "bench.peers.huggingface_decoding"), settings),
     ]
 
 

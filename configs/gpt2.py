@@ -75,9 +75,7 @@ def gpt2(
 # About half a million tokens a step, in microbatches that one accelerator of 80 GB can hold by
 # `describe`'s estimate; on several, lower `accumulate` as the batch is spread.
 EXPERIMENTS = {
-    "small": gpt2(
-        "gpt2-small", layers=12, width=768, heads=12, learning_rate=6e-4, accumulate=12
-    ),
+    "small": gpt2("gpt2-small", layers=12, width=768, heads=12, learning_rate=6e-4, accumulate=12),
     "medium": gpt2(
         "gpt2-medium", layers=24, width=1024, heads=16, learning_rate=3e-4, accumulate=24
     ),

@@ -39,6 +39,7 @@ class Engine(abc.ABC):
 
     model: LanguageModel
     mesh: Mesh
+    train_step: TrainStep
 
     @abc.abstractmethod
     def init(self) -> TrainState:

@@ -2,19 +2,26 @@
 
 import os
 import pathlib
+from typing import Any
 
 import jax
 
-from transformer.hardware import Hardware
+from transformer.hardware import Hardware, Platform
 
-PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu"}
+PLATFORMS: dict[str, Platform] = {
+    "cpu": "cpu",
+    "tpu": "tpu",
+    "gpu": "gpu",
+    "cuda": "gpu",
+    "rocm": "gpu",
+}
 
 
 def local_hardware() -> Hardware:
     """What this process and those beside it run on."""
     device = jax.devices()[0]
     platform = PLATFORMS.get(device.platform, "cpu")
-    return Hardware(platform, device.device_kind, jax.device_count())  # type: ignore[arg-type]
+    return Hardware(platform, device.device_kind, jax.device_count())
 
 
 def keep_compiled_programs() -> None:
@@ -23,10 +30,15 @@ def keep_compiled_programs() -> None:
     JAX_COMPILATION_CACHE_DIR says where, as does JAX's own setting; the variable set to nothing
     forbids it.
     """
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.jax_compilation_cache_dir:
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ or _setting("jax_compilation_cache_dir"):
         return
     base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     jax.config.update(
         "jax_compilation_cache_dir", str(pathlib.Path(base) / "linen-transformer" / "xla")
     )
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+def _setting(name: str) -> Any:
+    """One of JAX's own settings, by a name that its types do not tell of."""
+    return getattr(jax.config, name)

@@ -34,7 +34,7 @@ def exhausted(error: BaseException) -> bool:
 def advice(experiment: Experiment, message: str) -> str:
     """One line: how much was asked for, and the settings to change, those that help most first."""
     asked = re.search(
-        r"(?:allocat\w+|Used|requested)\D{0,40}([\d.]+ ?[KMGT]?i?B?(?:ytes)?)", message
+        r"(?:allocat\w+|Used|requested)\D{0,40}(\d[\d.]* ?(?:[KMGT]i?B?|B|bytes)?)", message
     )
     length, batch = experiment.data.sequence_length, experiment.batch_size
     remedies = []

@@ -2,7 +2,7 @@
 
 import signal
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 class PreemptedError(Exception):
@@ -14,7 +14,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: str | None = None
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -31,7 +31,7 @@ class StopRequest:
         trace: TracebackType | None,
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:

@@ -65,11 +65,7 @@ def partition(mesh: Mesh, names: Sequence[str | None], shape: Sequence[int] = ()
     used: set[str] = set()
     spec: list[Any] = []
     for index, name in enumerate(names):
-        axes = tuple(
-            axis
-            for axis in RULES.get(name or "", ())
-            if axis not in used and mesh.shape.get(axis, 1) > 1
-        )
+        axes = tuple(axis for axis in _split_over(mesh, name) if axis not in used)
         parts = math.prod(mesh.shape[axis] for axis in axes)
         if shape and shape[index] % parts:
             raise UsageError(
@@ -81,8 +77,17 @@ def partition(mesh: Mesh, names: Sequence[str | None], shape: Sequence[int] = ()
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
+def _split_over(mesh: Mesh, name: str | None) -> tuple[str, ...]:
+    """The mesh axes that a logical axis is split over, those of one device left out."""
+    return tuple(axis for axis in RULES.get(name or "", ()) if mesh.shape.get(axis, 1) > 1)
+
+
 def constrain_to(mesh: Mesh) -> Callable[[jax.Array, tuple[str | None, ...]], jax.Array]:
-    """What a model calls to say how its activations lie; nothing is said on one device."""
+    """What a model calls to say how its activations lie; nothing is said on one device.
+
+    Nor of an axis that does not divide: a model that was trained on many devices takes a single
+    example too.
+    """
     return _Constrain(mesh)
 
 
@@ -95,7 +100,13 @@ class _Constrain:
     def __call__(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
         if self.mesh.size == 1:
             return x
-        return jax.lax.with_sharding_constraint(x, partition(self.mesh, axes))
+        fitting = tuple(
+            name
+            if size % math.prod(self.mesh.shape[a] for a in _split_over(self.mesh, name)) == 0
+            else None
+            for name, size in zip(axes, x.shape, strict=True)
+        )
+        return jax.lax.with_sharding_constraint(x, partition(self.mesh, fitting))
 
 
 def parameter_shardings(mesh: Mesh, axes: Any, shapes: Any) -> Any:

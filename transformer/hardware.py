@@ -3,12 +3,14 @@
 import dataclasses
 from typing import Literal
 
+Platform = Literal["cpu", "gpu", "tpu"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
     """What a model is compiled for. It decides what every `auto` means."""
 
-    platform: Literal["cpu", "gpu", "tpu"] = "cpu"
+    platform: Platform = "cpu"
     kind: str = ""
     """The device's own name, such as `TPU v5p` or `NVIDIA H200`."""
     count: int = 1

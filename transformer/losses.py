@@ -106,8 +106,8 @@ def _backward(
     form: ChunkedCrossEntropy, kept: tuple[jax.Array, jax.Array], d_total: jax.Array
 ) -> tuple[jax.Array, jax.Array, None, None]:
     d_hidden, d_matrix = kept
-    scaled = (each * d_total.astype(each.dtype) for each in (d_hidden, d_matrix))
-    return (*scaled, None, None)  # type: ignore[return-value]
+    scale_hidden, scale_matrix = (d_total.astype(each.dtype) for each in kept)
+    return d_hidden * scale_hidden, d_matrix * scale_matrix, None, None
 
 
 _total.defvjp(_forward, _backward)

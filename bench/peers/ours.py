@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from bench.protocol import Work, serve
+from train.allocator import restart_with_huge_pages
 from train.data.config import DataConfig
 from train.engine import make_engine
 from train.experiment import Experiment
@@ -93,4 +94,5 @@ def build(settings: dict[str, Any]) -> Work:
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages()  # as `python -m train` does
     serve(build)

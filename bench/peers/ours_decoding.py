@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.protocol import Work, serve
+from train.allocator import restart_with_huge_pages
 from train.hardware import local_hardware
 from transformer.attention import AttentionConfig
 from transformer.block import BlockConfig
@@ -47,4 +48,5 @@ def build(settings: dict[str, Any]) -> Work:
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages()  # as `python -m train` does
     serve(build)

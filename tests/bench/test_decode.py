@@ -10,15 +10,18 @@ import pytest
 from bench import decode
 from bench.contender import Contender, Record
 from bench.decode import Options, contenders, main
+from train.errors import UserError
 
 
 def test_both_sides_are_told_the_same() -> None:
-    ours, peer = contenders(Options(torch_python=Path("/torch/python")), 8)
+    ours, peer = contenders(Options(torch_python=Path(sys.executable)), 8)
     assert ours.settings == peer.settings
     assert ours.settings["batch"] == 8
     assert ours.settings["threads"] == len(os.sched_getaffinity(0))
     assert ours.command == (sys.executable, "-m", "bench.peers.ours_decoding")
-    assert peer.command == ("/torch/python", "-m", "bench.peers.huggingface_decoding")
+    assert peer.command[1:] == ("-m", "bench.peers.huggingface_decoding")
+    with pytest.raises(UserError, match="/no/python: is not a program"):
+        contenders(Options(torch_python=Path("/no/python")), 8)
 
 
 def record(name: str, seconds: tuple[float, ...]) -> Record:

@@ -5,12 +5,13 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
 
+from train.cli import main
 from train.data.config import DataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.loss_scale import LossScale
@@ -128,7 +129,7 @@ def losses(workdir: Path) -> dict[int, float]:
 
 def assert_same_bits(one: Any, other: Any) -> None:
     """Every array of two trees is the same, to the last bit."""
-    assert jax.tree.structure(one) == jax.tree.structure(other)
+    assert str(jax.tree.structure(one)) == str(jax.tree.structure(other))
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         if jax.numpy.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
@@ -137,8 +138,38 @@ def assert_same_bits(one: Any, other: Any) -> None:
 
 def assert_close(one: Any, other: Any, tolerance: float) -> None:
     """The largest difference is within the tolerance, times the largest value if beyond 1."""
-    assert jax.tree.structure(one) == jax.tree.structure(other)
+    assert str(jax.tree.structure(one)) == str(jax.tree.structure(other))
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         assert a.shape == b.shape
         assert np.abs(a - b).max() <= tolerance * max(1.0, np.abs(b).max())
+
+
+class Outcome(NamedTuple):
+    """What became of a command."""
+
+    status: int
+    output: str
+    error: str
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> Outcome:
+    """Runs `python -m train` with these arguments, in this process."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    shown = capsys.readouterr()
+    assert isinstance(stop.value.code, int)
+    return Outcome(stop.value.code, shown.out, shown.err)
+
+
+def write_config(folder: Path, **changes: str) -> str:
+    """A file that holds the tiny experiment; a change is the source of its value."""
+    source = "".join(f", {name}={value}" for name, value in changes.items())
+    file = folder / "own.py"
+    file.write_text(
+        "from pathlib import Path\n"
+        "from tests.train.support import tiny\n"
+        "from train.experiment import *\n"
+        f"EXPERIMENTS = {{'tiny': tiny(Path({str(folder)!r}){source})}}\n"
+    )
+    return str(file)

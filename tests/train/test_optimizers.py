@@ -63,7 +63,7 @@ def test_adamw_is_the_formula() -> None:
     rates = [0.1, 0.03, 0.2, 0.07]
     found = updated(config, rates, AXES, drawn(0))
     for name, theta in drawn(0).items():
-        theta, m, v = theta.astype(np.float64), 0.0, 0.0
+        theta, m, v = theta.astype(np.float64), np.zeros(()), np.zeros(())
         for t, rate in enumerate(rates, start=1):
             g = gradient(name, t - 1).astype(np.float64)
             m = 0.8 * m + 0.2 * g
@@ -100,7 +100,7 @@ def test_muon_is_the_formula() -> None:
     config = OptimizerConfig("muon", weight_decay=0.3)
     rates = [0.1, 0.03, 0.2]
     found = updated(config, rates, AXES, drawn(0))
-    theta, m = drawn(0)["matrix"].astype(np.float64), 0.0
+    theta, m = drawn(0)["matrix"].astype(np.float64), np.zeros(())
     for t, rate in enumerate(rates, start=1):
         g = gradient("matrix", t - 1).astype(np.float64)
         m = 0.95 * m + 0.05 * g
@@ -133,7 +133,7 @@ def test_muon_leaves_all_but_the_layers_matrices_to_adam() -> None:
     rates = [0.1, 0.03, 0.2]
     found = updated(config, rates, AXES, drawn(0))
     for name in set(SHAPES) - {"matrix", "stacked"}:
-        theta, m, v = drawn(0)[name].astype(np.float64), 0.0, 0.0
+        theta, m, v = drawn(0)[name].astype(np.float64), np.zeros(()), np.zeros(())
         for t, rate in enumerate(rates, start=1):
             g = gradient(name, t - 1).astype(np.float64)
             m = 0.8 * m + 0.2 * g

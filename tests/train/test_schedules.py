@@ -95,6 +95,7 @@ def test_never_negative_and_at_most_the_peak(kind: Any, warmup: int, steps: int)
 
 
 def test_rates_are_float32_whatever_the_number_is() -> None:
+    kind: Any
     for kind in KINDS:
         rate = make_schedule(ScheduleConfig(kind, 0.1), steps=10, width=16)
         assert rate(jnp.int32(3)).dtype == jnp.float32, kind

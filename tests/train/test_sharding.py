@@ -98,6 +98,7 @@ def test_constraints_on_one_device_are_none() -> None:
     assert many == constrain_to(make_mesh(MeshConfig(data=2, fsdp=4)))
     placed = jax.jit(lambda x: many(x, ("batch", None)))(jnp.ones((8, 3)))
     assert {shard.data.shape for shard in placed.addressable_shards} == {(1, 3)}
+    assert many(jnp.ones((1, 3)), ("batch", None)).sharding.is_fully_replicated
 
 
 def test_a_batch_is_spread_over_data_and_fsdp() -> None:

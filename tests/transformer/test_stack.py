@@ -23,6 +23,7 @@ from transformer import (
     Mixer,
     MixerConfig,
     MixerOutput,
+    NormConfig,
     Pattern,
     Precision,
 )
@@ -104,7 +105,10 @@ STAMPS = tuple(
     BlockConfig(mixer=StampConfig(tag), feed_forward=FeedForwardConfig(2)) for tag in (7, 8)
 )
 ATTENDING = BlockConfig(
-    mixer=AttentionConfig(heads=3), feed_forward=FeedForwardConfig(5), dropout=0.5
+    mixer=AttentionConfig(heads=3, bias=False),
+    feed_forward=FeedForwardConfig(5, "relu", bias=False),
+    norm=NormConfig("rms"),
+    dropout=0.5,
 )
 
 
@@ -133,9 +137,20 @@ def test_each_layer_gets_its_number_its_weights_and_its_keys(loop: Loop) -> None
             assert np.array_equal(aux[place]["keys"][row], jax.random.key_data(keys))
 
 
-def block_applied(block: Block, weights: Any, x: Any, constants: Any) -> Any:
-    run = jax.jit(lambda w, x, c: block.apply({"params": w}, x, constants=c, **GIVEN))
-    return run(weights, x, constants).x
+def compiled(config: BlockConfig) -> Any:
+    """One block as a function of its weights and x."""
+    block = Block(config, stack(5, config).shared, parent=None)
+    constants = {"number": np.zeros(2)}
+
+    @jax.jit
+    def run(weights: Any, x: Any) -> Any:
+        output: Any = block.apply({"params": weights}, x, constants=constants, **GIVEN)
+        return output.x
+
+    return run
+
+
+BLOCKS = [compiled(config) for config in STAMPS]
 
 
 def test_layers_are_applied_in_the_order_of_their_numbers() -> None:
@@ -144,10 +159,7 @@ def test_layers_are_applied_in_the_order_of_their_numbers() -> None:
     x: Any = X
     for layer in range(5):
         place, index = layer % 2, layer // 2
-        block = Block(STAMPS[place], module.shared, parent=None)
-        weights = apart(params)[f"place_{place}"][index]
-        constants = Stamp.constants(StampConfig(7 + place), layer, D)
-        x = block_applied(block, weights, x, constants)
+        x = BLOCKS[place](apart(params)[f"place_{place}"][index], x)
     for loop in LOOPS:
         assert_close(applied(stack(5, *STAMPS, loop=loop), params).x, x)
 
@@ -171,10 +183,9 @@ def test_weights_are_stacked_once_over_the_layers_of_a_place() -> None:
 
 
 def test_layers_start_apart() -> None:
-    module = stack(3, *STAMPS)
+    module = stack(3, STAMPS[0])
     init = jax.jit(lambda x: meta.unbox(module.init(jax.random.key(0), x, **GIVEN))["params"])
-    params = init(X)
-    drawn = np.concatenate([params[place]["mixer"]["w"] for place in ("place_0", "place_1")])
+    drawn = np.asarray(init(X)["place_0"]["mixer"]["w"])
     assert len({tuple(row) for row in drawn}) == 3
 
 

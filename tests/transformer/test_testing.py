@@ -34,11 +34,6 @@ def test_every_mixer_keeps_the_contract(kind: str) -> None:
     check_mixer(kind)
 
 
-def test_a_configuration_keeps_the_contract() -> None:
-    config = AttentionConfig(heads=6, kv_heads=3, head_width=5, value_width=7, bias=False)
-    check_mixer(config, width=11, length=13, lengths=(1, 17))
-
-
 def test_every_ability_has_a_check_and_an_attempt_to_be_refused() -> None:
     abilities = {field.name for field in dataclasses.fields(Abilities)}
     assert set(CHECKS) == set(ATTEMPTS) == abilities

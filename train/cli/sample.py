@@ -38,25 +38,30 @@ def main(arguments: list[str]) -> int:
     with settings_errors():
         sampling = SamplingConfig(given.temperature, given.top_k, given.top_p)
     run = load(workdir, step=given.step)
-    streamed = not json_wanted and len(given.prompt) == 1
-    if streamed:
-        print(given.prompt[0], end="", flush=True)
+    stream = _Stream(given.prompt[0]) if not json_wanted and len(given.prompt) == 1 else None
     texts = sample(
         run,
         list(given.prompt),
         max_new_tokens=given.max_new_tokens,
         sampling=sampling,
         seed=given.seed,
-        stream=_show if streamed else None,
+        stream=stream,
     )
     if json_wanted:
         print(json.dumps({"text": texts}))
-    elif streamed:
-        print()
+    elif stream is not None:
+        stream("\n")
     else:
         print("\n---\n".join(p + text for p, text in zip(given.prompt, texts, strict=True)))
     return 0
 
 
-def _show(piece: str) -> None:
-    print(piece, end="", flush=True)
+class _Stream:
+    """Shows a text as it is made; the prompt with its first piece, for an error may come before."""
+
+    def __init__(self, prompt: str):
+        self._prompt = prompt
+
+    def __call__(self, piece: str) -> None:
+        print(self._prompt + piece, end="", flush=True)
+        self._prompt = ""

@@ -32,7 +32,7 @@ def test_json_lines_are_one_document_a_line(tmp_path: pathlib.Path) -> None:
 
 def test_a_folder_of_everything_without_its_empty_files(tmp_path: pathlib.Path) -> None:
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "b.txt.gz").write_bytes(gzip.compress(b"zipped"))
+    (tmp_path / "sub" / "b.txt.gz").write_bytes(gzip.compress(b"zipped", mtime=0))
     (tmp_path / "c.ndjson").write_text('{"body": "line"}')
     (tmp_path / "a.py").write_text("")
     assert read(tmp_path, "body") == [("c.ndjson:1", "line"), ("sub/b.txt.gz", "zipped")]
@@ -54,8 +54,12 @@ def test_a_folder_of_everything_without_its_empty_files(tmp_path: pathlib.Path) 
         ("a.jsonl", b'{"text": 5}', r"a\.jsonl:1: field 'text' is not a text"),
         ("a.jsonl", b'{"text": "\\ud800"}', r"a\.jsonl:1: half a surrogate pair in 'text'"),
         ("a.txt.gz", b"not gzip", r"a\.txt\.gz: damaged gzip"),
-        ("a.txt.gz", gzip.compress(b"text")[:-9], r"a\.txt\.gz: damaged gzip"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}')[:12] + b"\xff" * 20, "damaged gzip"),
+        ("a.txt.gz", gzip.compress(b"text", mtime=0)[:-9], r"a\.txt\.gz: damaged gzip"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "x"}', mtime=0)[:12] + b"\xff" * 20,
+            "damaged gzip",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) and "." not in value else None,
 )

@@ -1,0 +1,370 @@
+"""What people get wrong, and what machines do to them: one line, a remedy, and nothing lost."""
+
+import contextlib
+import json
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import pytest
+
+import train
+from tests.train.support import (
+    Outcome,
+    assert_same_bits,
+    command,
+    losses,
+    tiny,
+    write_config,
+)
+from tests.train.support import light_compiler as light_compiler
+from train.checkpoints import Checkpoints
+from train.cli import main
+from train.data import Tokenizer
+from train.engine import Engine, JitEngine
+from train.errors import UserError
+from train.report import Report
+
+Capture = pytest.CaptureFixture[str]
+
+STEPS = 6
+
+
+class Whole(NamedTuple):
+    """A run that nothing went wrong with."""
+
+    folder: Path
+    config: str
+    workdir: Path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp("bad")
+    config = write_config(folder, steps=str(STEPS), checkpoint="CheckpointConfig(every=2, keep=9)")
+    workdir = folder / "whole"
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", config, "--workdir", str(workdir), "--quiet"])
+    assert stop.value.code == 0
+    return Whole(folder, config, workdir)
+
+
+@pytest.fixture
+def copy(whole: Whole, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole.workdir, tmp_path / "copy"))
+
+
+def assert_refused(found: Outcome, status: int, *words: str) -> None:
+    """One line on standard error, and nothing else."""
+    assert (found.status, found.output) == (status, "")
+    assert found.error.startswith("error: ")
+    assert found.error.count("\n") == 1
+    assert all(word in found.error for word in words), found.error
+
+
+def fit(capsys: Capture, whole: Whole, workdir: Path, *more: str) -> Outcome:
+    return command(capsys, "fit", whole.config, "--workdir", str(workdir), "--quiet", *more)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (each for each in folder.rglob("*") if each.is_file())
+    return {str(each.relative_to(folder)): each.read_bytes() for each in files}
+
+
+# Texts.
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, ("does not exist; give a file, a folder, a glob, or python:library",)),
+        (b"", ("is empty; give a path that holds text",)),
+        (b"the cat \xff sat", ("not UTF-8 at byte 8 (0xff); convert it (iconv -t utf-8)",)),
+        (b"the cat sat", ("the train split: its 11 tokens", "or lower data.sequence_length to 10")),
+        (b"a", ("1 characters are too few to hold out 0.1 of them; give more text",)),
+    ],
+    ids=["missing", "empty", "not UTF-8", "shorter than a window", "one character"],
+)
+def test_texts(
+    capsys: Capture, whole: Whole, tmp_path: Path, text: bytes | None, words: tuple[str, ...]
+) -> None:
+    file = tmp_path / "given.txt"
+    if text is not None:
+        file.write_bytes(text)
+    workdir = tmp_path / "run"
+    found = fit(capsys, whole, workdir, "--data.path", str(file))
+    assert_refused(found, 1, *words)
+    assert list(workdir.iterdir()) == []
+
+
+def test_no_text_at_all(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
+    found = fit(capsys, whole, tmp_path / "run", "--data.path", "")
+    assert_refused(found, 2, "data.path: is empty; give a file")
+
+
+def test_a_text_that_is_gone(capsys: Capture, whole: Whole, copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    config["experiment"]["data"]["path"] = "/no/such/text.txt"
+    (copy / "config.json").write_text(json.dumps(config))
+    found = command(capsys, "evaluate", str(copy))
+    assert_refused(found, 1, "data.path /no/such/text.txt: does not exist; give")
+
+
+# Tokenizers and vocabularies.
+
+
+def test_a_vocabulary_that_does_not_match(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
+    found = fit(capsys, whole, tmp_path / "run", "--model.vocab-size", "99")
+    words = ("data.tokenizer: has 2", "and the model 99; give", "or set model.vocab_size to 0")
+    assert_refused(found, 1, *words)
+
+
+def test_a_run_whose_tokenizer_is_of_another(capsys: Capture, copy: Path) -> None:
+    tokenizer = json.loads((copy / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["é"] = len(tokenizer["model"]["vocab"])
+    (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
+    found = command(capsys, "sample", str(copy), "--prompt", "the")
+    assert_refused(found, 1, "tokenizer.json: has 2", "give the tokenizer that the model was")
+
+
+def test_a_prompt_with_characters_that_the_tokenizer_lacks(
+    capsys: Capture, whole: Whole, tmp_path: Path
+) -> None:
+    """On the way it is known before the first step."""
+    found = command(capsys, "sample", str(whole.workdir), "--prompt", "the cät", "--json")
+    assert_refused(found, 1, "has characters that the tokenizer lacks ('ä')")
+    sampled = ("--sample.every", "3", "--sample.prompt", "the cät")
+    found = fit(capsys, whole, tmp_path / "run", *sampled)
+    assert_refused(found, 1, "sample.prompt", "has characters that the tokenizer lacks ('ä')")
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+# Runs and their folders.
+
+
+def test_a_checkpoint_of_another_model(capsys: Capture, whole: Whole, copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    config["experiment"]["model"]["width"] = 8
+    (copy / "config.json").write_text(json.dumps(config))
+    words = ("checkpoints/6: is of another model (", "float32[24,16]", "use the settings it was")
+    found = command(capsys, "sample", str(copy))
+    assert_refused(found, 1, "checkpoints/6: is of another model (", "use the settings it was")
+    more = ("--model.width", "8", "--steps", "7")
+    assert_refused(fit(capsys, whole, copy, *more), 1, *words[:1], *words[2:])
+    assert_same_bits(train.load(str(whole.workdir)).step, STEPS)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not JSON"),
+        ("[1, 2]", "has no experiment in it; put the file back as it was"),
+        ('{"experiment": {"steps": "many"}}', "does not describe an experiment"),
+        ('{"experiment": {"colour": "red"}}', "does not describe an experiment"),
+    ],
+)
+def test_settings_that_are_damaged(
+    capsys: Capture, whole: Whole, copy: Path, text: str, words: str
+) -> None:
+    (copy / "config.json").write_text(text)
+    before = contents(copy)
+    for found in (command(capsys, "evaluate", str(copy)), fit(capsys, whole, copy)):
+        assert_refused(found, 1, f"{copy / 'config.json'}: ", words)
+    assert contents(copy) == before
+
+
+def test_folders_that_are_no_run(capsys: Capture, tmp_path: Path) -> None:
+    for verb in ("evaluate", "sample"):
+        found = command(capsys, verb, str(tmp_path))
+        assert_refused(found, 1, "holds no run (no config.json); give the --workdir")
+
+
+def test_a_run_without_checkpoints(capsys: Capture, copy: Path) -> None:
+    shutil.rmtree(copy / "checkpoints")
+    found = command(capsys, "evaluate", str(copy))
+    assert_refused(found, 1, "checkpoints: holds no checkpoint yet; train with fit first")
+
+
+def test_a_damaged_checkpoint(capsys: Capture, whole: Whole, copy: Path) -> None:
+    """The one before it serves once it is out of the way."""
+    for file in (copy / "checkpoints" / "6" / "state").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    found = command(capsys, "evaluate", str(copy), "--json")
+    assert_refused(found, 1, "checkpoints/6: cannot be read", "move it away to go on from the one")
+    shutil.rmtree(copy / "checkpoints" / "6")
+    found = fit(capsys, whole, copy)
+    assert (found.status, found.error) == (0, "")
+    assert losses(copy) == losses(whole.workdir)
+
+
+def test_folders_that_cannot_be_written(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    assert_refused(fit(capsys, whole, file), 1, "is a file; give a folder")
+    assert_refused(fit(capsys, whole, file / "below"), 1, "cannot be written (Not a directory)")
+    found = fit(capsys, whole, tmp_path)
+    assert_refused(found, 1, "holds other things (file) and no run; give a new or an empty folder")
+    assert file.read_text() == "mine"
+
+
+def test_a_folder_without_permission(
+    capsys: Capture, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Simulated, since the superuser may write everywhere."""
+
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", refuse)
+        found = fit(capsys, whole, tmp_path / "run")
+    words = ("run: cannot be written (Permission denied)", "check its permissions, or give another")
+    assert_refused(found, 1, *words)
+
+
+# Full disks and memories.
+
+
+@contextlib.contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """A disk that is full, as nearly as a process can have one: files cannot grow."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_is_full_when_a_checkpoint_is_saved(
+    capsys: Capture, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was saved before is whole, and once there is room the run goes on from it."""
+    workdir = tmp_path / "run"
+    save = Checkpoints.save
+
+    def on_a_full_disk(self: Checkpoints, step: int, *rest: Any) -> None:
+        with no_file_beyond(100) if step == 4 else contextlib.nullcontext():
+            save(self, step, *rest)
+            self.wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", on_a_full_disk)
+        found = fit(capsys, whole, workdir)
+    words = (f"checkpoint {workdir}/checkpoints/4: could not be written (File too large)", "room")
+    assert_refused(found, 1, *words)
+    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+        assert checkpoints.steps() == [2]
+    assert sorted(losses(workdir)) == [1, 2, 3, 4]
+    assert (workdir / "loss.png").exists()
+    found = fit(capsys, whole, workdir)
+    assert (found.status, found.error) == (0, "")
+    assert losses(workdir) == losses(whole.workdir)
+    ends = [train.load(str(each)).params for each in (workdir, whole.workdir)]
+    assert_same_bits(*ends)
+
+
+def test_a_disk_that_is_full_for_a_line(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    (workdir / "logbook.jsonl").symlink_to("/dev/full")
+    found = fit(capsys, whole, workdir)
+    words = ("logbook.jsonl: cannot be written (No space left on device); make room there",)
+    assert_refused(found, 1, *words)
+
+
+def test_a_disk_that_is_full_when_a_run_goes_on(capsys: Capture, whole: Whole, copy: Path) -> None:
+    """Its settings and its tokenizer are those that it had."""
+    before = contents(copy)
+    with no_file_beyond(100):
+        found = fit(capsys, whole, copy, "--steps", "8")
+    assert_refused(found, 1, "cannot be written (File too large); make room there")
+    assert contents(copy) == before
+    assert Tokenizer.load(copy / "tokenizer.json").vocab_size > 10
+
+
+def test_a_cache_that_cannot_be_written(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    cache = str(tmp_path / "file" / "cache")
+    found = fit(capsys, whole, tmp_path / "run", "--data.cache", cache)
+    assert_refused(
+        found, 1, "the data cache ", "Not a directory; make room there, or set data.cache"
+    )
+
+
+def test_memory_that_runs_out_on_the_way(
+    capsys: Capture, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoints before it are whole, and the run goes on from them."""
+    workdir, step = tmp_path / "run", JitEngine.step
+
+    def exhausted(self: JitEngine, state: Any, batch: Any) -> Any:
+        if int(state.step) == 4:
+            message = "RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes."
+            raise jax.errors.JaxRuntimeError(message)
+        return step(self, state, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JitEngine, "step", exhausted)
+        found = fit(capsys, whole, workdir)
+    words = (
+        "memory: ran out asking for 123 bytes; set mesh.fsdp to 8 (now 1), or raise accumulate",
+        "lower batch_size (now 8)",
+        "lower data.sequence_length (now 16)",
+    )
+    assert_refused(found, 1, *words)
+    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+        assert checkpoints.steps() == [2, 4]
+    assert fit(capsys, whole, workdir).status == 0
+    assert losses(workdir) == losses(whole.workdir)
+
+
+def test_memory_that_runs_out_when_a_run_is_looked_at(
+    capsys: Capture, whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(self: Engine, params: Any, batch: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes.")
+
+    monkeypatch.setattr(JitEngine, "evaluate", exhausted)
+    found = command(capsys, "evaluate", str(whole.workdir))
+    assert_refused(found, 1, "memory: ran out asking for 5 bytes; ")
+
+
+# Settings that contradict each other.
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--mesh.data 3", "mesh data 3 x fsdp 1 x tensor 1: does not divide 8 devices; give"),
+        ("--mesh.tensor 8 --mesh.data 1", "axis kv_heads of size 4: does not divide into 8 parts"),
+        ("--batch-size 12", "batch_size 12: does not divide among 8"),
+        ("--compile pmap --mesh.fsdp 2", "compile pmap: copies the whole model to each device"),
+        ("--data.sequence-length 17", "data.sequence_length 17: the model's table of positions"),
+        ("--model.width 18", "heads 4: does not divide the width 18; give a divisor of it"),
+    ],
+)
+def test_settings(capsys: Capture, whole: Whole, tmp_path: Path, line: str, words: str) -> None:
+    found = fit(capsys, whole, tmp_path / "run", *line.split())
+    assert_refused(found, 2, words)
+
+
+def test_an_error_in_the_report_does_not_hide_what_stopped_the_run(
+    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Say the disk is full: what could not be saved matters more than a curve not drawn."""
+
+    def fail(*_: Any) -> None:
+        raise UserError("this stopped it")
+
+    def also_fail(*_: Any) -> None:
+        raise UserError("loss.png: cannot be written")
+
+    monkeypatch.setattr(Report, "train", fail)
+    monkeypatch.setattr("train.report.plot_losses", also_fail)
+    with pytest.raises(UserError, match="this stopped it"):
+        train.fit(tiny(whole.folder), str(tmp_path / "run"), quiet=True)

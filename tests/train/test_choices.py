@@ -1,0 +1,79 @@
+import dataclasses
+from typing import Any
+
+from train.choices import choices
+from train.data.config import DataConfig
+from train.experiment import Experiment
+from transformer import AttentionConfig, BlockConfig, Hardware, Precision, TransformerConfig
+
+FORM = "model.pattern.0.mixer.form"
+
+
+def an_experiment(
+    *,
+    layers: int = 12,
+    length: int = 1024,
+    segments: bool = False,
+    attention: AttentionConfig | None = None,
+    **model: Any,
+) -> Experiment:
+    block = BlockConfig(mixer=attention or AttentionConfig(heads=8))
+    settings = {"width": 512, "precision": Precision.named("bfloat16"), **model}
+    return Experiment(
+        model=TransformerConfig(layers=layers, pattern=(block,), **settings),
+        data=DataConfig(sequence_length=length, segments=segments),
+    )
+
+
+def test_on_a_cpu() -> None:
+    assert choices(an_experiment(), Hardware("cpu")) == {
+        FORM: "query_blocks (the fastest on cpu)",
+        "model.loop": "unroll",
+        "flattened tokens": "yes",
+    }
+
+
+def test_on_a_gpu() -> None:
+    assert choices(an_experiment(), Hardware("gpu")) == {
+        FORM: "cudnn (the fastest on gpu)",
+        "model.loop": "unroll",
+        "flattened tokens": "no",
+    }
+
+
+def test_what_auto_cannot_have_is_told_with_the_reason() -> None:
+    def form(platform: Any, **settings: Any) -> str:
+        return choices(an_experiment(**settings), Hardware(platform))[FORM]
+
+    assert form("cpu", length=16).startswith("reference (query_blocks cannot serve: 16 queries")
+    assert form("gpu", segments=True).startswith("reference (cudnn cannot serve: the mask")
+    assert "it computes in 16 bits" in form("gpu", precision=Precision())
+    dropped = AttentionConfig(heads=8, dropout=0.1)
+    assert "drops" in form("gpu", attention=dropped)
+    assert "head width 512" in form("gpu", attention=AttentionConfig(heads=1))
+
+
+def test_what_was_asked_for_is_what_is_used() -> None:
+    asked = AttentionConfig(heads=8, form="reference")
+    found = choices(an_experiment(attention=asked, loop="scan"), Hardware("gpu"))
+    assert found[FORM] == "reference (asked for)"
+    assert found["model.loop"] == "scan"
+
+
+def test_the_loop_goes_by_depth() -> None:
+    shallow, deep = (
+        choices(an_experiment(layers=layers), Hardware("gpu"))["model.loop"] for layers in (16, 48)
+    )
+    assert (shallow, deep) == ("unroll", "scan")
+
+
+def test_each_place_of_the_pattern_has_its_own() -> None:
+    blocks = (
+        BlockConfig(mixer=AttentionConfig(heads=8)),
+        BlockConfig(mixer=AttentionConfig(heads=8, dropout=0.1)),
+    )
+    experiment = an_experiment()
+    model = dataclasses.replace(experiment.model, pattern=blocks)
+    found = choices(dataclasses.replace(experiment, model=model), Hardware("gpu"))
+    assert found["model.pattern.0.mixer.form"].startswith("cudnn")
+    assert found["model.pattern.1.mixer.form"].startswith("reference")

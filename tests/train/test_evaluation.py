@@ -1,0 +1,125 @@
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from tests.train.support import LENGTH, tiny
+from train.data.streams import TokenStream
+from train.engine import Engine, Metrics
+from train.errors import UsageError
+from train.evaluation import evaluate_stream, host_rows
+from train.experiment import EvaluationConfig, Experiment
+from train.sharding import MeshConfig, make_mesh
+from train.state import TrainState
+from train.step import Batch
+from transformer.losses import Loss
+
+
+class Pretender(Engine):
+    """The loss of a token is its number; parameters are what it is multiplied by."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self.batches: list[dict[str, np.ndarray]] = []
+
+    def put(self, rows: dict[str, np.ndarray]) -> Any:
+        self.batches.append(rows)
+        return rows
+
+    def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
+        loss = params * np.sum(np.asarray(batch["targets"] * batch["weights"], np.float64))
+        return {"loss": Loss(loss, np.sum(batch["weights"]))}
+
+    def init(self) -> TrainState:
+        raise NotImplementedError
+
+    def shapes(self) -> TrainState:
+        raise NotImplementedError
+
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        raise NotImplementedError
+
+    def choices(self) -> dict[str, str]:
+        raise NotImplementedError
+
+
+def a_stream(tokens: int, size: int) -> TokenStream:
+    numbers = np.random.RandomState(0).randint(1, 9, tokens).astype(np.uint16)
+    numbers[[0, -1]] = 0
+    return TokenStream("validation", numbers, np.array([0]), bytes=size)
+
+
+def an_experiment(folder: Path, **evaluation: Any) -> Experiment:
+    return tiny(folder, evaluation=EvaluationConfig(**evaluation))
+
+
+def on(devices: int) -> Pretender:
+    return Pretender(make_mesh(MeshConfig(), jax.devices()[:devices]))
+
+
+def test_every_token_counts_once(tmp_path: Path) -> None:
+    """The metrics by hand, over a text that fills neither its last window nor its last batch."""
+    stream = a_stream(tokens=1 + 21 * LENGTH + 5, size=700)
+    experiment = an_experiment(tmp_path)
+    found = evaluate_stream(on(1), 0.25, stream, experiment, whole=True)
+    loss = 0.25 * float(stream.tokens[1:].mean(dtype=np.float64))
+    assert found["loss"] == pytest.approx(loss, rel=1e-12)
+    assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-12)
+    bits = loss * stream.targets / math.log(2) / 700
+    assert found["bits_per_byte"] == pytest.approx(bits, rel=1e-12)
+    assert set(found) == {"loss", "perplexity", "bits_per_byte"}
+    assert {type(value) for value in found.values()} == {float}
+
+
+def test_on_the_way_it_is_a_number_of_batches(tmp_path: Path) -> None:
+    stream = a_stream(tokens=1 + 40 * LENGTH, size=700)
+    for batches, whole, used in ((3, False, 3), (3, True, 5), (0, False, 5)):
+        engine = on(1)
+        experiment = an_experiment(tmp_path, batches=batches)
+        evaluate_stream(engine, 1.0, stream, experiment, whole=whole)
+        assert len(engine.batches) == used
+        assert {len(rows["tokens"]) for rows in engine.batches} == {8}
+
+
+@pytest.mark.parametrize(
+    ("asked", "devices", "size"), [(0, 8, 8), (3, 1, 3), (3, 8, 8), (20, 8, 24)]
+)
+def test_batches_divide_among_devices(tmp_path: Path, asked: int, devices: int, size: int) -> None:
+    """However they are cut, the metrics are the same."""
+    stream = a_stream(tokens=1 + 40 * LENGTH, size=700)
+    expected = evaluate_stream(on(1), 0.5, stream, an_experiment(tmp_path), whole=True)
+    engine = on(devices)
+    experiment = an_experiment(tmp_path, batch_size=asked)
+    assert evaluate_stream(engine, 0.5, stream, experiment, whole=True) == expected
+    assert {len(rows["tokens"]) for rows in engine.batches} == {size}
+
+
+def test_overlapping_windows_count_no_token_twice(tmp_path: Path) -> None:
+    stream = a_stream(tokens=1 + 9 * LENGTH + 3, size=100)
+    whole, strided = (
+        evaluate_stream(on(1), 1.0, stream, an_experiment(tmp_path, stride=stride), whole=True)
+        for stride in (0, 5)
+    )
+    assert strided == pytest.approx(whole, rel=1e-12)
+
+
+def test_a_loss_beyond_all_bounds_is_still_a_number(tmp_path: Path) -> None:
+    found = evaluate_stream(on(1), 1e6, a_stream(100, 99), an_experiment(tmp_path), whole=True)
+    assert math.isfinite(found["perplexity"])
+
+
+def test_a_host_reads_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host_rows(12) == (0, 12)
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    monkeypatch.setattr(jax, "process_index", lambda: 2)
+    assert host_rows(12) == (6, 9)
+
+
+def test_a_stride_is_within_a_window(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"evaluation\.stride 17: is beyond data\.sequence_length"):
+        dataclasses.replace(tiny(tmp_path), evaluation=EvaluationConfig(stride=17))

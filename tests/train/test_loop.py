@@ -1,0 +1,215 @@
+import contextlib
+import dataclasses
+import io
+import json
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import train
+from tests.train.support import assert_same_bits, lines_of, losses, tiny
+from tests.train.support import light_compiler as light_compiler
+from train.checkpoints import Checkpoints
+from train.data import Tokenizer
+from train.errors import UserError
+from train.evaluation import evaluate_run
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.loop import due
+from train.run import saved_experiment
+from train.runfolder import RunFolder
+from train.settings import as_text
+
+STEPS = 12
+
+
+class Finished(NamedTuple):
+    """A run from its first step to its last."""
+
+    experiment: Experiment
+    workdir: Path
+    run: train.Run
+    shown: str
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("loop")
+    experiment = tiny(
+        folder,
+        steps=STEPS,
+        evaluation=EvaluationConfig(every=6, batches=2, compressors=True),
+        sample=SampleConfig(every=6, prompt="the ", tokens=9),
+        checkpoint=CheckpointConfig(every=4, keep=1, keep_every=8),
+    )
+    workdir = folder / "runs" / "first"
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        run = train.fit(experiment, str(workdir))
+    return Finished(experiment, workdir, run, shown.getvalue())
+
+
+def test_the_folder(finished: Finished) -> None:
+    assert sorted(entry.name for entry in finished.workdir.iterdir()) == [
+        "checkpoints",
+        "config.json",
+        "config.txt",
+        "logbook.jsonl",
+        "loss.png",
+        "metrics.jsonl",
+        "samples.txt",
+        "tensorboard",
+        "tokenizer.json",
+    ]
+    assert (finished.workdir / "loss.png").read_bytes().startswith(b"\x89PNG")
+    boards = {each.name for each in (finished.workdir / "tensorboard").iterdir()}
+    assert boards == {"train", "validation"}
+
+
+def test_the_resolved_experiment_is_saved(finished: Finished) -> None:
+    """With the size of the vocabulary, and what auto chose."""
+    resolved = finished.run.experiment
+    tokenizer = Tokenizer.load(finished.workdir / "tokenizer.json")
+    assert tokenizer.digest == finished.run.tokenizer.digest
+    assert resolved.model.vocab_size == tokenizer.vocab_size
+    model = dataclasses.replace(finished.experiment.model, vocab_size=tokenizer.vocab_size)
+    assert resolved == dataclasses.replace(finished.experiment, model=model)
+    assert saved_experiment(RunFolder.existing(finished.workdir)) == resolved
+    lines = (finished.workdir / "config.txt").read_text().splitlines(keepends=True)
+    settings, chosen = lines[:-3], lines[-3:]
+    assert "".join(settings) == as_text(resolved)
+    assert [line.split(" = ")[0] for line in chosen] == [
+        "# auto: model.pattern.0.mixer.form",
+        "# auto: model.loop",
+        "# auto: flattened tokens",
+    ]
+    plain = json.loads((finished.workdir / "config.json").read_text())
+    assert plain["chosen"]["model.loop"] == "unroll"
+
+
+def test_the_metrics(finished: Finished) -> None:
+    lines = lines_of(finished.workdir / "metrics.jsonl")
+    training = [line for line in lines if line["split"] == "train"]
+    assert [line["step"] for line in training] == list(range(1, STEPS + 1))
+    names = {"step", "split", "loss", "grad_norm", "learning_rate"}
+    assert set(training[0]) == names  # its time is that of compiling
+    for line in training[1:]:
+        assert set(line) == {*names, "tokens_per_second"}
+        assert line["tokens_per_second"] > 0
+        assert line["grad_norm"] > 0
+    rates = [line["learning_rate"] for line in training[:5]]
+    assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01])
+    held_out = [line for line in lines if line["split"] == "validation"]
+    assert [line["step"] for line in held_out] == [6, STEPS]
+    for line in held_out:
+        assert set(line) == {"step", "split", "loss", "perplexity", "bits_per_byte"}
+        assert line["perplexity"] == pytest.approx(math.exp(line["loss"]))
+
+
+def test_the_loss_goes_down(finished: Finished) -> None:
+    curve = losses(finished.workdir)
+    vocabulary = finished.run.experiment.model.vocab_size
+    assert curve[1] == pytest.approx(math.log(vocabulary), abs=0.1)
+    assert curve[STEPS] < curve[1] - 0.3
+    lines = lines_of(finished.workdir / "metrics.jsonl")
+    held_out = [line["loss"] for line in lines if line["split"] == "validation"]
+    assert held_out[-1] < held_out[0]
+
+
+def test_the_logbook(finished: Finished) -> None:
+    started, ended = lines_of(finished.workdir / "logbook.jsonl")
+    assert (started["event"], started["step"]) == ("started", 0)
+    assert started["mesh"] == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert started["hardware"]["count"] == 8
+    assert started["changed"] == {}
+    assert (ended["event"], ended["step"]) == ("finished", STEPS)
+    assert {name: ended[name] for name in finished.run.metrics} == finished.run.metrics
+
+
+def test_the_checkpoints(finished: Finished) -> None:
+    """The newest, and those that are kept for good."""
+    with Checkpoints(finished.workdir / "checkpoints", read_only=True) as checkpoints:
+        assert checkpoints.steps() == [8, 12]
+
+
+def test_the_samples(finished: Finished) -> None:
+    text = (finished.workdir / "samples.txt").read_text()
+    assert text.startswith("--- step 6\n")
+    assert "\n--- step 12\n" in text
+
+
+def test_what_is_shown(finished: Finished) -> None:
+    count = sum(leaf.size for leaf in jax.tree.leaves(finished.run.params))
+    assert f"tiny begins: {count:,} parameters" in finished.shown
+    loss = finished.run.metrics["loss"]
+    assert f"step 12: validation loss {loss:.4g}, perplexity" in finished.shown
+    assert "bits per byte of the same text by compressors: gzip -9" in finished.shown
+    assert "step 12 writes: " in finished.shown
+
+
+def test_the_run_that_is_returned(finished: Finished) -> None:
+    run = finished.run
+    assert run.step == STEPS
+    assert str(run.folder.path) == str(finished.workdir)
+    last = lines_of(finished.workdir / "metrics.jsonl")[-1]
+    assert run.metrics == {name: last[name] for name in ("loss", "perplexity", "bits_per_byte")}
+    assert {type(value) for value in run.metrics.values()} == {float}
+    output = run.model.apply({"params": run.params}, np.array([run.tokenizer.encode("the cat")]))
+    assert output.logits is not None
+    assert output.logits.shape[:2] == (1, 7)
+
+
+def test_a_run_is_loaded_as_it_was(finished: Finished) -> None:
+    run = train.load(str(finished.workdir))
+    assert run.step == STEPS
+    assert run.tokenizer.digest == finished.run.tokenizer.digest
+    assert run.model.config == finished.run.model.config
+    assert_same_bits(run.params, finished.run.params)
+    last = lines_of(finished.workdir / "metrics.jsonl")[-1]
+    found = evaluate_run(run, "validation")
+    assert found == pytest.approx({name: last[name] for name in found}, rel=1e-6)
+
+
+def test_a_run_is_loaded_from_an_older_checkpoint(finished: Finished) -> None:
+    older = train.load(str(finished.workdir), step=8)
+    assert older.step == 8
+    assert not np.array_equal(older.params["embedding"], finished.run.params["embedding"])
+    with pytest.raises(UserError, match=r"9: does not exist; there are those of steps 8, 12"):
+        train.load(str(finished.workdir), step=9)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (each for each in folder.rglob("*") if each.is_file())
+    return {str(each.relative_to(folder)): each.read_bytes() for each in files}
+
+
+def test_a_finished_run_is_left_as_it_is(finished: Finished) -> None:
+    before = contents(finished.workdir)
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        run = train.fit(finished.experiment, str(finished.workdir))
+    assert "tiny is finished: 12 steps are done" in shown.getvalue()
+    assert len(shown.getvalue().splitlines()) == 1
+    assert (run.step, run.metrics) == (STEPS, finished.run.metrics)
+    assert_same_bits(run.params, finished.run.params)
+    assert contents(finished.workdir) == before
+
+
+def test_fewer_steps_than_are_done(finished: Finished) -> None:
+    before = contents(finished.workdir)
+    fewer = dataclasses.replace(finished.experiment, steps=5)
+    with pytest.raises(UserError, match="is at step 12 already; give --steps 12 or more"):
+        train.fit(fewer, str(finished.workdir), quiet=True)
+    assert contents(finished.workdir) == before
+
+
+def test_what_happens_every_so_many_steps() -> None:
+    assert [step for step in range(1, 13) if due(step, 5)] == [5, 10]
+    assert not any(due(step, 0) for step in range(1, 13))
+
+
+def test_the_public_names() -> None:
+    assert set(train.__all__) == {"Experiment", "Run", "fit", "load"}
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = train.nothing

@@ -1,0 +1,85 @@
+import dataclasses
+from typing import Any
+
+import jax
+import pytest
+
+from train.errors import UserError
+from train.experiment import Experiment
+from train.memory import advice, exhausted, explain_exhaustion
+from train.sharding import MeshConfig
+from transformer import TransformerConfig
+
+MODEL = TransformerConfig(width=768, layers=12)
+EXPERIMENT = Experiment(model=MODEL, batch_size=32, accumulate=4)
+
+COMPILER = (
+    "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "
+    "Used 19.68G of 15.48G hbm. Exceeded hbm capacity by 4.20G."
+)
+DEVICE = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12884901888 bytes."
+GPU = "RESOURCE_EXHAUSTED: Failed to allocate request for 2.00GiB (2147483648B) on device"
+CPU = "RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes."
+
+
+@pytest.mark.parametrize(
+    ("message", "amount"),
+    [
+        (COMPILER, "ran out asking for 19.68G;"),
+        (DEVICE, "ran out asking for 12884901888 bytes;"),
+        (CPU, "ran out asking for 123 bytes;"),
+        (GPU, "ran out asking for 2.00GiB;"),
+        ("RESOURCE_EXHAUSTED", "memory: ran out;"),
+    ],
+)
+def test_how_much_was_asked_for(message: str, amount: str) -> None:
+    assert amount in advice(EXPERIMENT, message)
+
+
+def test_the_remedies_name_the_largest_settings_and_their_values() -> None:
+    text = advice(EXPERIMENT, CPU)
+    places = [
+        text.index(part)
+        for part in (
+            f"set mesh.fsdp to {jax.device_count()} (now 1)",
+            "raise accumulate (now 4) or lower batch_size (now 32)",
+            "set model.remat to full (now none)",
+            "lower data.sequence_length (now 256)",
+            "lower model.width (now 768) or model.layers (now 12)",
+        )
+    ]
+    assert places == sorted(places)
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"accumulate": 32}, "raise accumulate"),
+        ({"model": dataclasses.replace(MODEL, remat="full")}, "model.remat"),
+        ({"mesh": MeshConfig(fsdp=8)}, "mesh.fsdp"),
+    ],
+)
+def test_what_is_done_already_is_no_remedy(changes: dict[str, Any], remedy: str) -> None:
+    assert remedy in advice(EXPERIMENT, CPU)
+    assert remedy not in advice(dataclasses.replace(EXPERIMENT, **changes), CPU)
+
+
+@pytest.mark.parametrize("error", [jax.errors.JaxRuntimeError(CPU), MemoryError()])
+def test_running_out_of_memory_is_explained(error: Exception) -> None:
+    lower = pytest.raises(UserError, match=r"memory: ran out.*lower batch_size")
+    with lower, explain_exhaustion(EXPERIMENT):
+        raise error
+
+
+@pytest.mark.parametrize("error", [jax.errors.JaxRuntimeError("INTERNAL: no"), ValueError(CPU)])
+def test_other_errors_pass_as_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, explain_exhaustion(EXPERIMENT):
+        raise error
+    assert caught.value is error
+
+
+def test_what_says_that_memory_ran_out() -> None:
+    assert exhausted(jax.errors.JaxRuntimeError("cuda: Out Of Memory"))
+    assert exhausted(MemoryError("whatever"))
+    assert not exhausted(jax.errors.JaxRuntimeError("INVALID_ARGUMENT"))

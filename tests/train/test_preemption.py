@@ -1,0 +1,55 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from train.preemption import StopRequest
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_noted_and_the_process_lives(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with StopRequest() as stop:
+        os.kill(os.getpid(), number)
+        assert stop.signal == number.name
+    assert signal.getsignal(number) is before
+
+
+def test_signals_are_as_they_were_after_an_error() -> None:
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    with pytest.raises(ValueError, match="this"), StopRequest():
+        raise ValueError("this")
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_outside_of_the_main_thread_signals_are_left_alone() -> None:
+    found: list[str | None] = []
+
+    def enter() -> None:
+        with StopRequest() as stop:
+            found.append(stop.signal)
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert found == [None]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_signal_ends_the_process_at_once() -> None:
+    program = (
+        "import os, signal\n"
+        "from train.preemption import StopRequest\n"
+        "with StopRequest() as stop:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print(stop.signal, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print('still here', flush=True)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stdout == "SIGTERM\n"
+    assert ran.returncode == -signal.SIGTERM

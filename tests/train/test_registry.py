@@ -1,0 +1,75 @@
+from pathlib import Path
+
+import pytest
+
+from train.errors import UsageError
+from train.registry import find, names
+
+OWN = """
+from __future__ import annotations
+import dataclasses
+from train.experiment import Experiment
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    steps: int
+
+EXPERIMENTS = {
+    "short": Experiment(name="short", steps=Size(3).steps),
+    "long": Experiment(name="long", steps=Size(5).steps),
+}
+"""
+
+
+def test_shipped_experiments() -> None:
+    known = names()
+    assert {"gpt2:small", "gpt2:xl", "quickstart:quickstart"} <= set(known)
+    assert find("gpt2") == find("gpt2:small")
+    assert find("gpt2:medium").name == "gpt2-medium"
+    assert all(find(name) is not None for name in known)
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    assert find(str(file)).name == "short"
+    assert find(f"{file}:long").steps == 5
+    with pytest.raises(UsageError, match="has no experiment wide; choose one of short, long"):
+        find(f"{file}:wide")
+
+
+def test_an_unknown_config() -> None:
+    with pytest.raises(UsageError, match="config gpt9: is not known; choose one of gpt2, quick"):
+        find("gpt9")
+    with pytest.raises(UsageError, match="config gpt2:huge: gpt2 has no experiment huge; choose"):
+        find("gpt2:huge")
+    with pytest.raises(UsageError, match="config : is not known"):
+        find("")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("EXPERIMENTS = [", "SyntaxError"),
+        ("import no_such_module", "no_such_module"),
+        ("x = undefined", "undefined"),
+        ("import train; train.nothing", "nothing"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("x = 3", "defines no EXPERIMENTS"),
+        ("EXPERIMENTS = {}", "defines no EXPERIMENTS"),
+        (
+            "from train.experiment import Experiment\nEXPERIMENTS = {'a': Experiment(steps=0)}",
+            "steps 0: give 1 or more",
+        ),
+    ],
+)
+def test_a_file_that_holds_none(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        find(str(file))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no such file; give the path"):
+        find(str(tmp_path / "own.py"))

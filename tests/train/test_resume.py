@@ -1,0 +1,312 @@
+import dataclasses
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import train
+from tests.train.support import assert_close, assert_same_bits, lines_of, losses, tiny, write_text
+from tests.train.support import light_compiler as light_compiler
+from train.checkpoints import Checkpoints
+from train.engine import JitEngine, make_engine
+from train.errors import UserError
+from train.experiment import CheckpointConfig, Experiment
+from train.hardware import local_hardware
+from train.preemption import PreemptedError
+from train.report import Report
+from train.run import saved_experiment
+from train.runfolder import RunFolder
+from train.schedules import ScheduleConfig
+from train.sharding import MeshConfig
+from train.state import TrainState
+from transformer import AttentionConfig, BlockConfig
+
+STEPS = 12
+
+OnStep = Callable[[int], None]
+
+
+class CrashError(Exception):
+    """Something that nobody foresaw."""
+
+
+def an_experiment(folder: Path, **changes: Any) -> Experiment:
+    """With a rate that changes at each step, so that a wrong number would show."""
+    settings = {
+        "steps": STEPS,
+        "schedule": ScheduleConfig("cosine", learning_rate=1e-2, warmup=3),
+        "checkpoint": CheckpointConfig(every=4, keep=3),
+    }
+    return tiny(folder, **{**settings, **changes})
+
+
+@pytest.fixture
+def on_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[OnStep], None]:
+    """Has a function called with the number of each step that is made."""
+    report = Report.train
+
+    def install(called: OnStep) -> None:
+        def train_and_call(self: Report, step: int, metrics: dict[str, float]) -> None:
+            report(self, step, metrics)
+            called(step)
+
+        monkeypatch.setattr(Report, "train", train_and_call)
+
+    return install
+
+
+def kill(number: signal.Signals, at: int) -> OnStep:
+    return lambda step: os.kill(os.getpid(), number) if step == at else None
+
+
+def crash(at: int) -> OnStep:
+    def raise_at(step: int) -> None:
+        if step == at:
+            raise CrashError
+
+    return raise_at
+
+
+def state_at(workdir: Path, step: int) -> TrainState:
+    """All that a run was at a step, whatever mesh it ran on."""
+    experiment = saved_experiment(RunFolder.existing(workdir))
+    engine = make_engine(experiment, local_hardware())
+    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+        state: TrainState = checkpoints.restore(step, engine.shapes()).state
+    return state
+
+
+def fit(experiment: Experiment, workdir: Path) -> train.Run:
+    return train.fit(experiment, str(workdir), quiet=True)
+
+
+class Unbroken(NamedTuple):
+    folder: Path
+    workdir: Path
+    losses: dict[int, float]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
+    folder = tmp_path_factory.mktemp("resume")
+    workdir = folder / "unbroken"
+    fit(an_experiment(folder), workdir)
+    return Unbroken(folder, workdir, losses(workdir))
+
+
+@pytest.fixture(scope="module")
+def stopped(unbroken: Unbroken) -> Path:
+    """A run that was stopped after its fifth step; to be copied, not to be gone on with."""
+    workdir = unbroken.folder / "stopped"
+    with pytest.MonkeyPatch.context() as patch:
+        report = Report.train
+
+        def stop_at_5(self: Report, step: int, metrics: dict[str, float]) -> None:
+            report(self, step, metrics)
+            if step == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        patch.setattr(Report, "train", stop_at_5)
+        with pytest.raises(PreemptedError, match="stopped by SIGTERM at step 5, checkpoint saved"):
+            fit(an_experiment(unbroken.folder), workdir)
+    return workdir
+
+
+@pytest.fixture
+def copy(stopped: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped, tmp_path / "copy"))
+
+
+def test_a_run_that_is_told_to_stop_saves_where_it_is(stopped: Path) -> None:
+    assert sorted(losses(stopped)) == [1, 2, 3, 4, 5]
+    with Checkpoints(stopped / "checkpoints", read_only=True) as checkpoints:
+        assert checkpoints.steps() == [4, 5]
+    events = [(line["event"], line["step"]) for line in lines_of(stopped / "logbook.jsonl")]
+    assert events == [("started", 0), ("preempted", 5)]
+    assert lines_of(stopped / "logbook.jsonl")[-1]["why"] == "SIGTERM"
+    assert (stopped / "loss.png").exists()
+    assert train.load(str(stopped)).step == 5
+
+
+def test_a_broken_run_is_an_unbroken_one(
+    unbroken: Unbroken, copy: Path, tmp_path: Path, on_step: Callable[[OnStep], None]
+) -> None:
+    """Stopped, crashed, stopped again, its text moved: to the last bit, with dropout on."""
+    text = shutil.move(shutil.copy(unbroken.folder / "text.txt", tmp_path), tmp_path / "text.txt")
+    moved = an_experiment(unbroken.folder)
+    data = dataclasses.replace(moved.data, path=str(text), cache=str(tmp_path / "cache"))
+    moved = dataclasses.replace(moved, data=data, name="moved")
+    on_step(crash(at=7))
+    with pytest.raises(CrashError):
+        fit(moved, copy)
+    assert sorted(losses(copy)) == [1, 2, 3, 4, 5, 6, 7]
+    on_step(kill(signal.SIGINT, at=9))
+    with pytest.raises(PreemptedError, match="SIGINT at step 9"):
+        fit(moved, copy)
+    on_step(lambda step: None)
+    run = fit(moved, copy)
+    assert losses(copy) == unbroken.losses
+    last = lines_of(copy / "metrics.jsonl")[-1]
+    assert last == lines_of(unbroken.workdir / "metrics.jsonl")[-1]
+    assert_same_bits(state_at(copy, STEPS), state_at(unbroken.workdir, STEPS))
+    assert_same_bits(run.params, state_at(copy, STEPS).params)
+    aside = lines_of(copy / "metrics.jsonl.beyond-5")
+    assert [line["step"] for line in aside] == [6, 7]
+    events = lines_of(copy / "logbook.jsonl")
+    assert [(line["event"], line["step"]) for line in events] == [
+        ("started", 0),
+        ("preempted", 5),
+        ("resumed", 5),
+        ("resumed", 5),
+        ("preempted", 9),
+        ("resumed", 9),
+        ("finished", STEPS),
+    ]
+    assert events[2]["changed"] == {
+        "data.cache": str(tmp_path / "cache"),
+        "data.path": str(text),
+        "name": "moved",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"accumulate": 2, "mesh": MeshConfig(data=2, fsdp=2, tensor=2)},
+        {"compile": "pmap"},
+    ],
+    ids=["accumulated on a mesh", "pmap"],
+)
+def test_so_is_one_that_is_cut_otherwise(
+    unbroken: Unbroken, tmp_path: Path, on_step: Callable[[OnStep], None], changes: dict[str, Any]
+) -> None:
+    experiment = an_experiment(unbroken.folder, **changes)
+    fit(experiment, tmp_path / "whole")
+    on_step(kill(signal.SIGTERM, at=5))
+    with pytest.raises(PreemptedError):
+        fit(experiment, tmp_path / "broken")
+    on_step(lambda step: None)
+    fit(experiment, tmp_path / "broken")
+    assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
+    whole, broken = (state_at(tmp_path / name, STEPS) for name in ("whole", "broken"))
+    assert_same_bits(broken, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mesh": MeshConfig(data=1, fsdp=4, tensor=2)},
+        {"compile": "pmap"},
+        {"accumulate": 4, "mesh": MeshConfig(data=2, tensor=4)},
+    ],
+    ids=["mesh", "pmap", "accumulate"],
+)
+def test_a_run_goes_on_elsewhere(unbroken: Unbroken, copy: Path, changes: dict[str, Any]) -> None:
+    """On a mesh of another shape, compiled or cut otherwise."""
+    fit(an_experiment(unbroken.folder, **changes), copy)
+    found = losses(copy)
+    assert found.keys() == unbroken.losses.keys()
+    assert found == pytest.approx(unbroken.losses, abs=1e-5)
+    params = jax.tree.map(np.asarray, state_at(copy, STEPS).params)
+    assert_close(params, jax.tree.map(np.asarray, state_at(unbroken.workdir, STEPS).params), 1e-4)
+
+
+def test_more_steps_can_be_asked_for(unbroken: Unbroken, tmp_path: Path) -> None:
+    """What was done stays as it is."""
+    workdir = Path(shutil.copytree(unbroken.workdir, tmp_path / "longer"))
+    run = fit(an_experiment(unbroken.folder, steps=STEPS + 2), workdir)
+    assert run.step == STEPS + 2
+    found = losses(workdir)
+    assert sorted(found) == list(range(1, STEPS + 3))
+    assert {step: found[step] for step in unbroken.losses} == unbroken.losses
+    resumed = lines_of(workdir / "logbook.jsonl")[-2]
+    assert resumed["changed"] == {"steps": STEPS + 2}
+    assert saved_experiment(RunFolder.existing(workdir)).steps == STEPS + 2
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (each for each in folder.rglob("*") if each.is_file())
+    return {str(each.relative_to(folder)): each.read_bytes() for each in files}
+
+
+def narrower(experiment: Experiment) -> Experiment:
+    return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, width=8))
+
+
+def with_heads(experiment: Experiment) -> Experiment:
+    block = BlockConfig(mixer=AttentionConfig(heads=2), dropout=0.1)
+    model = dataclasses.replace(experiment.model, pattern=(block,))
+    return dataclasses.replace(experiment, model=model)
+
+
+def with_bytes(experiment: Experiment) -> Experiment:
+    tokenizer = dataclasses.replace(experiment.data.tokenizer, kind="byte")
+    data = dataclasses.replace(experiment.data, tokenizer=tokenizer)
+    return dataclasses.replace(experiment, data=data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda e: dataclasses.replace(e, batch_size=16), "batch_size = 8, not 16;"),
+        (lambda e: dataclasses.replace(e, seed=3), "seed = 0, not 3;"),
+        (narrower, "model.width = 16, not 8;"),
+        (with_heads, "and 2 more differ"),
+        (with_bytes, "data.tokenizer.kind = character, not byte;"),
+        (
+            lambda e: dataclasses.replace(e, schedule=ScheduleConfig("cosine", 0.02, warmup=3)),
+            "schedule.learning_rate = 0.01, not 0.02;",
+        ),
+    ],
+    ids=["batch_size", "seed", "model", "several", "tokenizer", "schedule"],
+)
+def test_a_run_is_not_resumed_with_other_settings(
+    unbroken: Unbroken,
+    stopped: Path,
+    change: Callable[[Experiment], Experiment],
+    message: str,
+) -> None:
+    before = contents(stopped)
+    with pytest.raises(UserError, match=r"was trained with") as caught:
+        fit(change(an_experiment(unbroken.folder)), stopped)
+    assert message in str(caught.value)
+    assert "give another --workdir, or the settings of its config.txt" in str(caught.value)
+    assert contents(stopped) == before
+
+
+def test_a_run_is_not_resumed_with_another_text(
+    unbroken: Unbroken, stopped: Path, tmp_path: Path
+) -> None:
+    experiment = an_experiment(unbroken.folder)
+    other = write_text(tmp_path / "other.txt", seed=1)
+    data = dataclasses.replace(experiment.data, path=str(other))
+    before = contents(stopped)
+    with pytest.raises(UserError, match=r"other.txt: is not the text that .* was trained on; give"):
+        fit(dataclasses.replace(experiment, data=data), stopped)
+    assert contents(stopped) == before
+
+
+def test_a_run_without_a_checkpoint_begins_anew_with_other_settings(
+    unbroken: Unbroken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ran out of memory at once is tried again with less, in the same folder."""
+
+    def exhausted(self: JitEngine, state: Any, batch: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.")
+
+    workdir = tmp_path / "again"
+    with monkeypatch.context() as patch:
+        patch.setattr(JitEngine, "step", exhausted)
+        with pytest.raises(UserError, match=r"ran out asking for 123 bytes; .*lower batch_size"):
+            fit(an_experiment(unbroken.folder, batch_size=16), workdir)
+    fit(an_experiment(unbroken.folder), workdir)
+    assert losses(workdir) == unbroken.losses
+    assert saved_experiment(RunFolder.existing(workdir)).batch_size == 8

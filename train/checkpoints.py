@@ -24,6 +24,7 @@ from train.errors import UserError
 _STATE, _LEAVES, _EXTRA = "state", "leaves", "extra"
 _PARAMS = "params"
 _UNFINISHED = ".orbax-checkpoint-tmp"  # what Orbax adds to a folder until it is whole
+_PARTS = 8  # more than a save has
 _REASON_LENGTH = 200
 
 
@@ -155,7 +156,8 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            self._manager.close()
+            with contextlib.suppress(OSError, ValueError):  # of a save that failed: that was told
+                self._manager.close()
 
     def __enter__(self) -> Self:
         return self
@@ -236,6 +238,7 @@ class Checkpoints:
             yield
         except (OSError, ValueError) as error:
             self._saving = None
+            self._outlast_failures()
             with contextlib.suppress(OSError):
                 self._clear_unfinished()
                 self._manager.reload()
@@ -243,6 +246,13 @@ class Checkpoints:
                 f"checkpoint {self.directory / str(step)}: could not be written ({_reason(error)});"
                 " make room there or check its permissions; the checkpoints before it are whole"
             ) from error
+
+    def _outlast_failures(self) -> None:
+        """Waits until nothing of a failed save is left: each of its parts raises once."""
+        for _ in range(_PARTS):
+            with contextlib.suppress(OSError, ValueError):
+                self._manager.wait_until_finished()
+                return
 
 
 @contextlib.contextmanager

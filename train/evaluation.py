@@ -9,6 +9,7 @@ import numpy as np
 from train.data import TokenStream, evaluation_batches, prepare
 from train.engine import Engine, make_engine
 from train.experiment import Experiment
+from train.memory import ELSEWHERE, explain_exhaustion
 from train.run import Run
 
 
@@ -64,4 +65,5 @@ def evaluate_run(run: Run, split: str) -> dict[str, float]:
     corpus = prepare(run.experiment.data, tokenizer=run.tokenizer)
     stream = corpus.split(split)
     engine = make_engine(run.experiment, run.model.hardware)
-    return evaluate_stream(engine, run.params, stream, run.experiment, whole=True)
+    with explain_exhaustion([ELSEWHERE]):
+        return evaluate_stream(engine, run.params, stream, run.experiment, whole=True)

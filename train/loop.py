@@ -19,7 +19,7 @@ from train.evaluation import evaluate_stream, host_rows
 from train.experiment import Experiment
 from train.hardware import keep_compiled_programs, local_hardware
 from train.logbook import Logbook
-from train.memory import explain_exhaustion
+from train.memory import explain_exhaustion, smaller
 from train.preemption import PreemptedError, StopRequest
 from train.progress import Progress
 from train.report import Report
@@ -44,7 +44,7 @@ def fit(experiment: Experiment, workdir: str = "", *, quiet: bool = False) -> Ru
     """
     keep_compiled_programs()
     folder = RunFolder.create(workdir or f"runs/{experiment.name}")
-    with explain_exhaustion(experiment):
+    with explain_exhaustion(smaller(experiment)):
         return _Fit(experiment, folder, quiet).run()
 
 
@@ -64,7 +64,7 @@ class _Fit:
         self.check_saved()
         self.batches = self.make_batches()
         if self.experiment.sample.every:
-            self.corpus.tokenizer.encode(self.experiment.sample.prompt)  # it may lack characters
+            check_prompt(self.experiment.sample.prompt, self.corpus.tokenizer)
         self.engine = make_engine(self.experiment, local_hardware())
 
     def check_saved(self) -> None:
@@ -264,6 +264,15 @@ def resolved(experiment: Experiment, corpus: Corpus) -> Experiment:
         experiment = dataclasses.replace(experiment, model=model)
     check_vocabulary(experiment, corpus.tokenizer, "data.tokenizer")
     return experiment
+
+
+def check_prompt(prompt: str, tokenizer: Tokenizer) -> None:
+    """Raises UserError now, and not after the steps before the first sample."""
+    try:
+        tokenizer.encode(prompt)
+    except UserError as error:
+        problem = str(error).removeprefix("the text: ")
+        raise UserError(f"sample.prompt {prompt!r}: {problem}") from error
 
 
 def due(step: int, every: int) -> bool:

@@ -2,23 +2,26 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 
 from train.errors import UserError
 from train.experiment import Experiment
 
+ELSEWHERE = "use devices with more memory, or more of them"
+"""What helps a run that is only looked at, and is as large as it is."""
+
 
 @contextlib.contextmanager
-def explain_exhaustion(experiment: Experiment) -> Iterator[None]:
-    """Turns the compiler's or the device's out-of-memory error into one line with a remedy."""
+def explain_exhaustion(remedies: Sequence[str]) -> Iterator[None]:
+    """Turns the compiler's or the device's out-of-memory error into one line with remedies."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
         if not exhausted(error):
             raise
-        raise UserError(advice(experiment, str(error))) from error
+        raise UserError(advice(remedies, str(error))) from error
 
 
 def exhausted(error: BaseException) -> bool:
@@ -31,11 +34,17 @@ def exhausted(error: BaseException) -> bool:
     )
 
 
-def advice(experiment: Experiment, message: str) -> str:
-    """One line: how much was asked for, and the settings to change, those that help most first."""
+def advice(remedies: Sequence[str], message: str) -> str:
+    """One line: how much was asked for, and what to do."""
     asked = re.search(
         r"(?:allocat\w+|Used|requested)\D{0,40}(\d[\d.]* ?(?:[KMGT]i?B?|B|bytes)?)", message
     )
+    amount = f" asking for {asked.group(1).strip()}" if asked else ""
+    return f"memory: ran out{amount}; {', or '.join(remedies)}"
+
+
+def smaller(experiment: Experiment) -> list[str]:
+    """The settings that take less memory to train with, those that help most first."""
     length, batch = experiment.data.sequence_length, experiment.batch_size
     remedies = []
     if batch > experiment.accumulate:
@@ -51,5 +60,4 @@ def advice(experiment: Experiment, message: str) -> str:
     )
     if jax.device_count() > 1 and experiment.mesh.fsdp == 1:
         remedies.insert(0, f"set mesh.fsdp to {jax.device_count()} (now 1)")
-    amount = f" asking for {asked.group(1).strip()}" if asked else ""
-    return f"memory: ran out{amount}; {', or '.join(remedies)}"
+    return remedies

@@ -49,6 +49,9 @@ class AttentionConfig(MixerConfig):
                 "give a divisor of it"
             )
 
+    def check(self, width: int) -> None:
+        self.query_width(width)
+
     def query_width(self, width: int) -> int:
         """H for a model of width D. Raises ValueError if D / N is needed and is no integer."""
         if not self.head_width and width % self.heads:

@@ -52,6 +52,8 @@ class TransformerConfig:
                 f"model.layers {self.layers}: is fewer than the {len(self.pattern)} blocks of "
                 "model.pattern; give as many or more"
             )
+        for block in self.pattern:
+            block.mixer.check(self.width)
 
     @property
     def vocab_rows(self) -> int:

@@ -52,6 +52,9 @@ class MixerConfig:
 
     kind: ClassVar[str]
 
+    def check(self, width: int) -> None:
+        """Raises ValueError if a model of this width cannot have it."""
+
 
 class Mixer(nn.Module, abc.ABC):
     """The interface. `config` is the mixer's own part, `shared` what the whole model agrees on."""

@@ -219,6 +219,7 @@ def test_a_run_goes_on_elsewhere(unbroken: Unbroken, copy: Path, changes: dict[s
     assert_close(params, jax.tree.map(np.asarray, state_at(unbroken.workdir, STEPS).params), 1e-4)
 
 
+@pytest.mark.slow
 def test_more_steps_can_be_asked_for(unbroken: Unbroken, tmp_path: Path) -> None:
     """What was done stays as it is."""
     workdir = Path(shutil.copytree(unbroken.workdir, tmp_path / "longer"))
@@ -294,6 +295,7 @@ def test_a_run_is_not_resumed_with_another_text(
     assert contents(stopped) == before
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_begins_anew_with_other_settings(
     unbroken: Unbroken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

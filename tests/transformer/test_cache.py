@@ -40,11 +40,11 @@ MIXERS = (  # whose caches differ in shape
     AttentionConfig(heads=5, kv_heads=1, head_width=4, value_width=7, position=Rotary()),
 )
 PATTERN = tuple(BlockConfig(mixer=each, feed_forward=FeedForwardConfig(17)) for each in MIXERS)
-CONFIG = TransformerConfig(vocab_size=V, width=12, layers=3, vocab_multiple=8)
+MODEL = TransformerConfig(vocab_size=V, width=12, layers=3, pattern=PATTERN, vocab_multiple=8)
 MODELS = {
-    "rotary": dataclasses.replace(CONFIG, pattern=PATTERN),
+    "rotary": MODEL,
     "learned": dataclasses.replace(
-        CONFIG,
+        MODEL,
         layers=1,
         pattern=(BlockConfig(mixer=AttentionConfig(heads=3)),),
         position=LearnedPositions(T),

@@ -1,5 +1,6 @@
 """Cross entropy in chunks against the formula, a loop over tokens, and itself in one chunk."""
 
+import functools
 import math
 import re
 from typing import Any
@@ -46,9 +47,7 @@ def computed(form: ChunkedCrossEntropy, hidden: Any = HIDDEN, factor: float = 1.
     return loss, *gradients
 
 
-@pytest.mark.parametrize(
-    ("chunks", "unroll"), [(1, False), (2, False), (3, False), (7, False), (4, True)]
-)
+@pytest.mark.parametrize(("chunks", "unroll"), [(1, False), (2, False), (7, False), (4, True)])
 def test_chunked_equals_looped(chunks: int, unroll: bool) -> None:
     loss, d_hidden, d_matrix = computed(ChunkedCrossEntropy(V, chunks, unroll))
     total, expected_hidden, expected_matrix = looped(HIDDEN, MATRIX)
@@ -108,6 +107,7 @@ def test_sixteen_bits_are_summed_in_float32(dtype: str) -> None:
     assert_close(d_matrix, expected_matrix, 2**-6)
 
 
+@functools.cache
 def largest_array(chunks: int, unroll: bool) -> int:
     """Elements of the largest array in the compiled program of the loss and its gradients."""
     form = ChunkedCrossEntropy(V, chunks, unroll)

@@ -139,8 +139,8 @@ def test_embeddings_are_dropped_by_the_keys_of_the_examples() -> None:
     whole = np.asarray(run({"params": params}, TOKENS).hidden)
     assert_close(hidden, np.where(hidden == 0, 0, 2 * whole))
     assert 0.2 < (hidden == 0).mean() < 0.8
-    one = run({"params": params}, TOKENS[1:], keys=keys[1:]).hidden
-    assert np.array_equal(one, hidden[1:])
+    turned = run({"params": params}, TOKENS[::-1], keys=keys[::-1]).hidden
+    assert np.array_equal(turned, hidden[::-1])
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +226,7 @@ def test_inputs_that_are_refused(tokens: tuple[int, ...], given: Any, message: s
     [
         ({"width": 0}, "model.width 0: give 1 or more$"),
         ({"layers": 0}, "model.layers 0: give 1 or more$"),
+        ({"width": 11}, "attention.heads 3: does not divide the width 11; give a divisor of it,"),
         ({"vocab_multiple": 0}, "model.vocab_multiple 0: give 1 or more$"),
         ({"pattern": ()}, r"model.pattern \(\): has no layers; give one BlockConfig or more$"),
         ({"pattern": (BLOCK,) * 3}, "model.layers 1: is fewer than the 3 blocks of model.pattern;"),

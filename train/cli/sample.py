@@ -31,22 +31,24 @@ def main(arguments: list[str]) -> int:
     json_wanted = wants_json(arguments)
     workdir = positional(arguments, "W", "sample")
     given = parse(SampleArguments, arguments, verb="sample W")
+    from train.memory import ELSEWHERE, explain_exhaustion
     from train.run import load
     from train.sample import sample
     from transformer.sampling import SamplingConfig
 
     with settings_errors():
         sampling = SamplingConfig(given.temperature, given.top_k, given.top_p)
-    run = load(workdir, step=given.step)
     stream = _Stream(given.prompt[0]) if not json_wanted and len(given.prompt) == 1 else None
-    texts = sample(
-        run,
-        list(given.prompt),
-        max_new_tokens=given.max_new_tokens,
-        sampling=sampling,
-        seed=given.seed,
-        stream=stream,
-    )
+    with explain_exhaustion(["give fewer prompts or a smaller --max-new-tokens", ELSEWHERE]):
+        run = load(workdir, step=given.step)
+        texts = sample(
+            run,
+            list(given.prompt),
+            max_new_tokens=given.max_new_tokens,
+            sampling=sampling,
+            seed=given.seed,
+            stream=stream,
+        )
     if json_wanted:
         print(json.dumps({"text": texts}))
     elif stream is not None:

@@ -190,6 +190,7 @@ def test_a_run_without_checkpoints(capsys: Capture, copy: Path) -> None:
     assert_refused(found, 1, "checkpoints: holds no checkpoint yet; train with fit first")
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint(capsys: Capture, whole: Whole, copy: Path) -> None:
     """The one before it serves once it is out of the way."""
     for file in (copy / "checkpoints" / "6" / "state").rglob("*"):

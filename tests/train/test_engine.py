@@ -81,7 +81,8 @@ def test_the_first_loss_is_that_of_chance(expected: Curve) -> None:
     assert set(expected.metrics[0]) == {"loss", "grad_norm", "learning_rate"}
 
 
-@pytest.mark.parametrize("accumulate", [pytest.param(2, marks=pytest.mark.slow), 8])
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", [2, 8])
 def test_accumulation_is_the_big_batch(
     folder: Path, start: TrainState, expected: Curve, accumulate: int
 ) -> None:

@@ -1,15 +1,15 @@
-"""Where a token stands: rotary embeddings, and learned tables."""
+"""Rotary embeddings: queries and keys turned by their positions (Su et al. 2021)."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
+from transformer.checks import check_choice
+from transformer.positions.scaling import NoScaling, Scaling
 
-@dataclasses.dataclass(frozen=True)
-class NoPosition:
-    """The attention itself knows no positions (they may have been added to the embeddings)."""
+Layout = Literal["halves", "interleaved"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,20 +20,22 @@ class Rotary:
     """Wavelengths run from 2 pi to 2 pi * base."""
     fraction: float = 1.0
     """Share of the head's width that is rotated, from its start."""
-    layout: Literal["halves", "interleaved"] = "halves"
+    layout: Layout = "halves"
     """Which entries are a pair: (i, i + R/2), as in Llama's published weights, or (2i, 2i + 1), as
     in the paper."""
+    scaling: Scaling = NoScaling()
+    """How a model that was trained on short inputs is made to read longer ones."""
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
             raise ValueError(f"rotary.fraction {self.fraction}: give a share in (0, 1]")
+        if self.base <= 1:
+            raise ValueError(f"rotary.base {self.base}: give more than 1")
+        check_choice("rotary.layout", self.layout, get_args(Layout))
 
     def rotated(self, width: int) -> int:
         """How many of `width` entries are rotated: an even number R."""
         return int(width * self.fraction) // 2 * 2
-
-
-AttentionPosition = NoPosition | Rotary
 
 
 def rotary_angles(
@@ -41,9 +43,8 @@ def rotary_angles(
     width: int,  # R
     config: Rotary,
 ) -> jax.Array:  # [B, T, R / 2] float32
-    """position * base^(-2i/R)."""
-    exponents = jnp.arange(0, width, 2, dtype=jnp.float32) / width
-    frequencies = config.base**-exponents
+    """position * base^(-2i/R), with the frequencies scaled where the configuration says so."""
+    frequencies = config.scaling.frequencies(config.base, width)
     return positions.astype(jnp.float32)[..., None] * frequencies[None, None, :]
 
 
@@ -55,7 +56,7 @@ def rotate(
     """Turns each pair (a, b) of x by its angle: (a cos - b sin, a sin + b cos)."""
     width = config.rotated(x.shape[-1])
     angles = rotary_angles(positions, width, config)[:, :, None, :]
-    cos, sin = jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype)
+    cos, sin = (_scaled(f(angles), config.scaling).astype(x.dtype) for f in (jnp.cos, jnp.sin))
     turned, rest = x[..., :width], x[..., width:]
     if config.layout == "halves":
         a, b = jnp.split(turned, 2, axis=-1)
@@ -67,12 +68,5 @@ def rotate(
     return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned
 
 
-@dataclasses.dataclass(frozen=True)
-class LearnedPositions:
-    """A learned vector for each position, added to the embedding; longer inputs are refused."""
-
-    length: int = 1024
-    """Rows of the table."""
-
-
-EmbeddingPosition = NoPosition | LearnedPositions
+def _scaled(x: jax.Array, scaling: Scaling) -> jax.Array:
+    return x if scaling.amplitude == 1 else x * scaling.amplitude

@@ -1,0 +1,35 @@
+"""ALiBi: scores fall with the distance, at a fixed slope for each head."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class ALiBi:
+    """-slope * |i - j|, added to the scores: no weights, and any length (Press et al. 2022)."""
+
+
+def alibi_slopes(heads: int) -> np.ndarray:  # [N]
+    """2^(-8 n / N) for head n = 1 to N, as in section 3.
+
+    If N is no power of two: those of the power below it, then every second of twice as many, as in
+    the authors' code.
+    """
+    power = 2 ** int(math.log2(heads))
+    slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)
+    between = 2.0 ** (-8 * np.arange(1, 2 * power, 2) / (2 * power))
+    return np.concatenate([slopes, between[: heads - power]])
+
+
+def alibi_bias(
+    heads: int,
+    queries: jax.Array,  # [B or 1, T] positions
+    keys: jax.Array,  # [B or 1, S] positions
+) -> jax.Array:  # [B or 1, N, T, S] float32
+    """What is added to the scores of each head."""
+    slopes = jnp.asarray(alibi_slopes(heads), jnp.float32)[None, :, None, None]
+    return -slopes * jnp.abs(keys[:, None, :] - queries[:, :, None])[:, None]

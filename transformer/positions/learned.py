@@ -1,0 +1,16 @@
+"""A table of positions, added to the embeddings (Gehring et al. 2017)."""
+
+import dataclasses
+
+from transformer.checks import check_least
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnedPositions:
+    """A learned vector for each position, added to the embedding; longer inputs are refused."""
+
+    length: int = 1024
+    """Rows of the table."""
+
+    def __post_init__(self) -> None:
+        check_least("learned_positions.length", self.length, 1)

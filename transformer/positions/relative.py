@@ -1,0 +1,68 @@
+"""Relative positions with learned tables for keys and values (Shaw et al. 2018)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from transformer.checks import check_least
+
+
+@dataclasses.dataclass(frozen=True)
+class RelativePositions:
+    """Vectors of the distance j - i, added to the key and to the value (Shaw et al. 2018).
+
+    Each layer has its two tables, which its heads share.
+    """
+
+    clip: int = 16
+    """k: keys further away than this are as those at this distance."""
+
+    def __post_init__(self) -> None:
+        check_least("relative_positions.clip", self.clip, 0)
+
+    @property
+    def distances(self) -> int:
+        """R, rows of each table: -k to k."""
+        return 2 * self.clip + 1
+
+
+class RelativeTables(struct.PyTreeNode):
+    """The tables a^K and a^V of one layer.
+
+    Rows are picked by products with `chosen`, zeros and ones: the gradient of a product is a
+    product, where that of a look-up for each head, query and key is slow to add up.
+    """
+
+    keys: jax.Array  # [R, H]
+    values: jax.Array  # [R, H of values]
+
+    def chosen(
+        self,
+        queries: jax.Array,  # [B or 1, T] positions
+        keys: jax.Array,  # [B or 1, S] positions
+    ) -> jax.Array:  # [B or 1, T, S, R]
+        """A one at the row of each query's and key's distance."""
+        rows = len(self.keys)
+        distance = keys[:, None, :] - queries[:, :, None]
+        row = jnp.clip(distance + rows // 2, 0, rows - 1)
+        return jax.nn.one_hot(row, rows, dtype=self.keys.dtype)
+
+    def scores(
+        self,
+        q: jax.Array,  # [B, T, N, H] scaled
+        chosen: jax.Array,  # [B or 1, T, S, R]
+    ) -> jax.Array:  # [B, N, T, S]
+        """q_i . a^K_ij: what the table adds to the scores (equation 4)."""
+        every = jnp.einsum("BTNH,RH->BNTR", q, self.keys)
+        return jnp.einsum("BNTR,BTSR->BNTS", every, chosen)
+
+    def look_up(
+        self,
+        weights: jax.Array,  # [B, N, T, S]
+        chosen: jax.Array,  # [B or 1, T, S, R]
+    ) -> jax.Array:  # [B, T, N, H of values]
+        """sum over j of weight_ij a^V_ij: what the table adds to the result (equation 3)."""
+        by_distance = jnp.einsum("BNTS,BTSR->BNTR", weights, chosen)
+        return jnp.einsum("BNTR,RH->BTNH", by_distance, self.values)

@@ -1,0 +1,24 @@
+"""Linear interpolation of positions."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+
+from transformer.checks import check_least
+from transformer.positions.scaling.none import plain_frequencies
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearScaling:
+    """Position m is taken for m / factor (Chen et al. 2023, equation 4)."""
+
+    factor: float = 4.0
+    """How many times longer the context becomes."""
+    amplitude: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        check_least("linear_scaling.factor", self.factor, 1)
+
+    def frequencies(self, base: float, width: int) -> jax.Array:  # [R / 2]
+        return plain_frequencies(base, width) / self.factor

@@ -1,0 +1,23 @@
+"""Rotary frequencies as the paper has them."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+
+def plain_frequencies(base: float, width: int) -> jax.Array:  # [R / 2] float32
+    """base^(-2i/R) for a width R (Su et al. 2021, section 3.2.2)."""
+    exponents = jnp.arange(0, width, 2, dtype=jnp.float32) / width
+    return base**-exponents
+
+
+@dataclasses.dataclass(frozen=True)
+class NoScaling:
+    """The context is that of training."""
+
+    amplitude: ClassVar[float] = 1.0
+
+    def frequencies(self, base: float, width: int) -> jax.Array:  # [R / 2]
+        return plain_frequencies(base, width)

@@ -1,0 +1,33 @@
+"""NTK-aware interpolation."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+
+from transformer.checks import check_least
+from transformer.positions.scaling.none import plain_frequencies
+
+
+@dataclasses.dataclass(frozen=True)
+class NTKScaling:
+    """A larger base: the fastest pair turns as before, the slowest `factor` times slower.
+
+    base * factor^(R / (R - 2)) (bloc97 2023; Peng et al. 2023, definition 1).
+    """
+
+    factor: float = 4.0
+    """How many times longer the context becomes."""
+    amplitude: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        check_least("ntk_scaling.factor", self.factor, 1)
+
+    def frequencies(self, base: float, width: int) -> jax.Array:  # [R / 2]
+        """Raises ValueError for a single pair: it cannot be the fastest and the slowest."""
+        if width < 4:
+            raise ValueError(
+                f"rotary.scaling NTKScaling: needs 4 rotated entries or more, not {width}; "
+                "give wider heads, or LinearScaling"
+            )
+        return plain_frequencies(base * self.factor ** (width / (width - 2)), width)

@@ -1,0 +1,57 @@
+"""YaRN: interpolation by parts, and a temperature of the softmax."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from transformer.checks import check_least
+from transformer.positions.scaling.none import plain_frequencies
+
+
+@dataclasses.dataclass(frozen=True)
+class YaRNScaling:
+    """Fast pairs are kept, slow ones interpolated, and scores sharpened (Peng et al. 2023).
+
+    What is between is mixed by a ramp over the number of the pair, from and to whole numbers: so
+    do the authors' code and the models trained with it. The paper's own ramp (equation 18) goes
+    over the turns of a pair.
+    """
+
+    factor: float = 4.0
+    """s, how many times longer the context becomes."""
+    length: int = 4096
+    """L, the context of training."""
+    fast: float = 32.0
+    """beta: pairs that make more turns within L are kept."""
+    slow: float = 1.0
+    """alpha: pairs that make fewer turns within L are interpolated."""
+    attention_factor: float = 0.0
+    """sqrt(1/t), by which queries and keys are multiplied each; 0 means 0.1 ln(s) + 1
+    (equation 22)."""
+
+    def __post_init__(self) -> None:
+        check_least("yarn_scaling.factor", self.factor, 1)
+        check_least("yarn_scaling.length", self.length, 1)
+        check_least("yarn_scaling.attention_factor", self.attention_factor, 0)
+        if not 0 < self.slow < self.fast:
+            raise ValueError(
+                f"yarn_scaling.slow {self.slow}: give more than 0 and less than fast, {self.fast}"
+            )
+
+    @property
+    def amplitude(self) -> float:
+        return self.attention_factor or 0.1 * math.log(self.factor) + 1
+
+    def frequencies(self, base: float, width: int) -> jax.Array:  # [R / 2]
+        plain = plain_frequencies(base, width)
+        first = max(math.floor(self._pair(self.fast, base, width)), 0)
+        last = min(math.ceil(self._pair(self.slow, base, width)), width - 1)
+        pairs = jnp.arange(width // 2, dtype=jnp.float32)
+        interpolated = jnp.clip((pairs - first) / max(last - first, 1e-3), 0, 1)
+        return (1 - interpolated) * plain + interpolated * plain / self.factor
+
+    def _pair(self, turns: float, base: float, width: int) -> float:
+        """i of the pair that makes so many turns within L: L base^(-2i/R) = 2 pi turns."""
+        return width * math.log(self.length / (2 * math.pi * turns)) / (2 * math.log(base))

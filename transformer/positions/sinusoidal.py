@@ -1,0 +1,29 @@
+"""Sines and cosines of the position, added to the embeddings (Vaswani et al. 2017, section 3.5)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from transformer.positions.scaling.none import plain_frequencies
+
+BASE = 10_000.0
+
+
+@dataclasses.dataclass(frozen=True)
+class SinusoidalPositions:
+    """A fixed vector for each position, of any length: it has no weights."""
+
+
+def sinusoid(
+    positions: jax.Array,  # [B or 1, T]
+    width: int,  # D
+) -> jax.Array:  # [B or 1, T, D] float32
+    """Entry 2i is sin(position / 10000^(2i/D)), entry 2i + 1 its cosine.
+
+    Wavelengths run from 2 pi to 2 pi * 10000. A width that is odd ends with a sine.
+    """
+    frequencies = plain_frequencies(BASE, width)[None, None, :]
+    angles = positions.astype(jnp.float32)[..., None] * frequencies
+    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    return pairs.reshape(*angles.shape[:2], -1)[..., :width]

@@ -81,18 +81,19 @@ def weight(
     module: nn.Module,
     name: str,
     *,
+    stack: Mapping[str, int] | None = None,
     inputs: Mapping[str, int] | None = None,
     outputs: Mapping[str, int],
     init: Initializer,
     dtype: Any,
 ) -> jax.Array:
-    """Declares the parameter `name` of `module`; its shape is that of `inputs` then `outputs`.
+    """Declares the parameter `name` of `module`: its axes are `stack`, `inputs`, then `outputs`.
 
     `weight(self, "query", inputs={"embed": D}, outputs={"heads": N, "head": H}, ...)` is [D, N, H].
     """
-    inputs = inputs or {}
-    axes = Axes(inputs=tuple(inputs), outputs=tuple(outputs))
-    shape = (*inputs.values(), *outputs.values())
+    stack, inputs = stack or {}, inputs or {}
+    axes = Axes(tuple(stack), tuple(inputs), tuple(outputs))
+    shape = (*stack.values(), *inputs.values(), *outputs.values())
     value: Any = module.param(name, lambda key: Weight(init(key, shape, dtype), axes))
     return value  # Linen takes it out of its box
 

@@ -18,10 +18,11 @@ from train.experiment import Experiment
 from train.hardware import local_hardware
 from train.optimizers import OptimizerConfig
 from train.schedules import ScheduleConfig
+from transformer.activations import Activation
 from transformer.attention import AttentionConfig
 from transformer.block import BlockConfig
 from transformer.config import TransformerConfig
-from transformer.feedforward import Activation, FeedForwardConfig
+from transformer.feedforward import FeedForwardConfig
 from transformer.positions import LearnedPositions
 from transformer.sizes import count_parameters
 

@@ -52,7 +52,13 @@ ACTIVATIONS = {
     "gelu": lambda x: x * (1 + erf(x / math.sqrt(2))) / 2,
     "gelu_tanh": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
     "silu": lambda x: x / (1 + np.exp(-x)),
+    "squared_relu": lambda x: np.where(x > 0, x * x, 0),
 }
+
+
+def swish(x: Array, beta: Array | float) -> Array:
+    """x sigmoid(beta x)."""
+    return np.asarray(x / (1 + np.exp(-beta * x)))
 
 
 def turned(pair: Array, angle: float) -> Array:
@@ -89,12 +95,10 @@ def attention(
     return y, weights
 
 
-def feed_forward(x: Array, w: dict[str, Array], activation: str) -> Array:
+def feed_forward(x: Array, w: dict[str, Array], activation: str, beta: float = 1.0) -> Array:
     """activation(x up) down, or (activation(x gate) * x up) down where there is a gate."""
     bias = lambda name: w.get(f"{name}_bias", np.zeros(()))  # noqa: E731
+    act = ACTIVATIONS.get(activation, lambda x: swish(x, w.get("beta", beta)))
     hidden = x @ w["up"] + bias("up")
-    if "gate" in w:
-        hidden = ACTIVATIONS[activation](x @ w["gate"] + bias("gate")) * hidden
-    else:
-        hidden = ACTIVATIONS[activation](hidden)
+    hidden = act(x @ w["gate"] + bias("gate")) * hidden if "gate" in w else act(hidden)
     return np.asarray(hidden @ w["down"] + bias("down"))

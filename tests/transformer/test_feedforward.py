@@ -9,7 +9,8 @@ from flax.core import meta
 from tests.transformer import formulas
 from tests.transformer.formulas import assert_close, normal, weights_of
 from transformer import FeedForwardConfig, Hardware, Initialization, Precision
-from transformer.feedforward import ACTIVATIONS, FeedForward
+from transformer.activations import ACTIVATIONS, swish
+from transformer.feedforward import FeedForward
 from transformer.shared import Shared
 
 B, T, D, F = 2, 3, 5, 7
@@ -26,6 +27,8 @@ SHARED = Shared(D, 3, Precision(), Initialization(), Hardware())
         ("gelu_tanh", 1.0, 0.8411920),
         ("silu", 1.0, 0.7310586),
         ("silu", -1.0, -0.2689414),
+        ("squared_relu", 3.0, 9.0),
+        ("squared_relu", -3.0, 0.0),
     ],
 )
 def test_activations_by_hand(name: Any, x: float, expected: float) -> None:
@@ -38,6 +41,21 @@ def test_activations_against_numpy(name: Any) -> None:
     assert_close(ACTIVATIONS[name](x), formulas.ACTIVATIONS[name](x), 1e-6)
 
 
+@pytest.mark.parametrize(
+    ("x", "beta", "expected"),
+    [
+        (1.0, 1.0, 0.7310586),  # SiLU
+        (3.0, 0.0, 1.5),  # half of x
+        (1.0, 2.0, 0.8807971),
+        (-1.0, 2.0, -0.1192029),
+        (3.0, 100.0, 3.0),  # ReLU
+        (-3.0, 100.0, 0.0),
+    ],
+)
+def test_swish_by_hand(x: float, beta: float, expected: float) -> None:
+    assert float(swish(jnp.array(x), beta)) == pytest.approx(expected, abs=1e-6)
+
+
 def made(config: FeedForwardConfig) -> tuple[FeedForward, Any]:
     module = FeedForward(config, SHARED)
     boxed = jax.eval_shape(module.init, jax.random.key(0), normal(0, B, T, D))
@@ -47,7 +65,15 @@ def made(config: FeedForwardConfig) -> tuple[FeedForward, Any]:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
     ("activation", "gated"),
-    [("relu", False), ("gelu", False), ("gelu_tanh", False), ("silu", True), ("gelu", True)],
+    [
+        ("relu", False),
+        ("gelu", False),
+        ("gelu_tanh", False),
+        ("squared_relu", False),
+        ("relu", True),
+        ("gelu", True),
+        ("silu", True),
+    ],
 )
 def test_feed_forward(activation: Any, gated: bool, bias: bool) -> None:
     module, params = made(FeedForwardConfig(F, activation, gated, bias))
@@ -58,6 +84,51 @@ def test_feed_forward(activation: Any, gated: bool, bias: bool) -> None:
     output = jax.jit(module.apply)({"params": params}, x)
     assert_close(output.y, formulas.feed_forward(x, params, activation))
     assert output.aux == {}
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_swish_with_a_fixed_beta(gated: bool) -> None:
+    module, params = made(FeedForwardConfig(F, "swish", gated, beta=1.7))
+    x = normal(1, B, T, D)
+    y = jax.jit(module.apply)({"params": params}, x).y
+    assert_close(y, formulas.feed_forward(x, params, "swish", 1.7))
+
+
+def test_a_learned_beta_is_one_weight_and_gets_a_gradient() -> None:
+    config = FeedForwardConfig(F, "learned_swish", beta=0.5)
+    module, params = made(config)
+    x = normal(1, B, T, D)
+    assert params["beta"].shape == ()
+    start = meta.unbox(jax.jit(module.init)(jax.random.key(0), x)["params"])
+    assert float(start["beta"]) == 0.5
+
+    def total(beta: Any) -> Any:
+        output: Any = module.apply({"params": params | {"beta": beta}}, x)
+        return output.y.sum()
+
+    def expected(beta: Any) -> Any:
+        wide = {name: value.astype(np.float64) for name, value in params.items()}
+        return formulas.feed_forward(x, wide | {"beta": beta}, "learned_swish").sum()
+
+    beta = params["beta"]
+    assert_close(jax.jit(total)(beta), expected(beta))
+    slope = (expected(np.float64(beta) + 1e-4) - expected(np.float64(beta) - 1e-4)) / 2e-4
+    assert abs(slope) > 0.1
+    assert_close(jax.jit(jax.grad(total))(beta), slope)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden": -1}, "feed_forward.hidden -1: give 0 or more"),
+        ({"dropout": 1.0}, r"feed_forward.dropout 1.0: give a share in \[0, 1\)"),
+        ({"activation": "tanh"}, "feed_forward.activation tanh: is not known; give one of relu,"),
+        ({"beta": 2.0}, "feed_forward.beta 2.0: gelu_tanh has none; leave it at 1, or set act"),
+    ],
+)
+def test_settings_that_make_no_feed_forward(settings: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FeedForwardConfig(**settings)
 
 
 @pytest.mark.parametrize(

@@ -81,3 +81,15 @@ def test_sixteen_bits_are_normalized_in_the_dtype_of_the_policy(config: NormConf
     assert computed(x, "float32").dtype == jnp.bfloat16
     assert np.array_equal(computed(x, "float32"), expected)
     assert not np.array_equal(computed(x, "bfloat16"), expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "batch"}, "norm.kind batch: is not known; give one of layer, rms"),
+        ({"epsilon": -1e-5}, "norm.epsilon -1e-05: give 0 or more"),
+    ],
+)
+def test_settings_that_make_no_norm(settings: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        NormConfig(**settings)

@@ -69,7 +69,7 @@ class Batches:
         self.windows_per_epoch = stream.targets // sequence_length
         self._length = sequence_length
         self._seed = seed
-        self._order = _shuffled(self.windows_per_epoch, seed)
+        self._order = shuffled(self.windows_per_epoch, seed)
         self._windows = Windows(stream, sequence_length, segments=segments)
 
     def __getitem__(self, cursor: int) -> Batch:
@@ -84,11 +84,21 @@ class Batches:
         batch["examples"] = example_numbers(examples)
         return batch
 
+    def host(self, cursor: int, host: int, hosts: int) -> Batch:
+        """The share of one host of several in ``self[cursor]``, which ``hosts`` must divide."""
+        return self.rows(cursor, *share(self.batch_size, host, hosts))
+
     def _begin(self, example: int) -> int:
         """Where in the stream the window of an example begins."""
         epoch = example // self.windows_per_epoch
         phase = _phase(self._seed, epoch, self._length)
         return phase + self._length * self._order[example]
+
+
+def share(rows: int, host: int, hosts: int) -> tuple[int, int]:
+    """The first row of a batch that is one host's of several, and the one after its last."""
+    each = rows // hosts
+    return host * each, (host + 1) * each
 
 
 def example_numbers(
@@ -98,12 +108,12 @@ def example_numbers(
     return (examples % (1 << 32)).astype(np.uint32)
 
 
-def _shuffled(count: int, seed: int) -> grain.MapDataset:
+def shuffled(count: int, *seeds: int) -> grain.MapDataset:
     """The numbers below ``count`` in another order for each epoch, without end."""
     import grain
 
     # Grain's shuffle of epoch e with seed s is that of epoch e - 1 with seed s + 1: spread them.
-    spread = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    spread = int(np.random.SeedSequence(seeds).generate_state(1)[0])
     return grain.MapDataset.range(count).shuffle(seed=spread).repeat()
 
 

@@ -11,15 +11,16 @@ SplitKind = Literal["documents", "tail"]
 BYTES = 256
 
 
-def _require(holds: bool, message: str) -> None:
+def require(holds: bool, message: str) -> None:
     """Raises UsageError with ``message`` ("field: problem; remedy") unless ``holds``."""
     if not holds:
         raise UsageError(message)
 
 
-def _require_one_of(name: str, value: str, kinds: object) -> None:
+def require_one_of(name: str, value: str, kinds: object) -> None:
+    """Raises UsageError unless ``value`` is one of the values of a Literal, ``kinds``."""
     known = get_args(kinds)
-    _require(value in known, f"{name}: {value!r} is not known; choose from {', '.join(known)}")
+    require(value in known, f"{name}: {value!r} is not known; choose from {', '.join(known)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,27 +47,27 @@ class TokenizerConfig:
 
     def __post_init__(self) -> None:
         name = "data.tokenizer"
-        _require_one_of(f"{name}.kind", self.kind, TokenizerKind)
+        require_one_of(f"{name}.kind", self.kind, TokenizerKind)
         if self.kind == "file":
-            _require(
+            require(
                 bool(self.path),
                 f"{name}.path: is empty; kind=file needs a tokenizer.json, a vocab.txt or a folder",
             )
-            _require(
+            require(
                 not self.lowercase,
                 f"{name}.lowercase: a tokenizer from a file has its own rule; leave it out",
             )
         else:
-            _require(
+            require(
                 not self.path,
                 f"{name}.path: {self.path} would not be read; set {name}.kind to file",
             )
         least = BYTES + 1 if self.kind == "bpe" else 8
-        _require(
+        require(
             self.vocab_size >= least,
             f"{name}.vocab_size: {self.vocab_size} is too small; {self.kind} needs {least} or more",
         )
-        _require(
+        require(
             self.training_characters > 0,
             f"{name}.training_characters: {self.training_characters} leaves nothing to learn from; "
             "give a positive number",
@@ -123,18 +124,18 @@ class DataConfig:
     linen-transformer under $XDG_CACHE_HOME or ~/.cache."""
 
     def __post_init__(self) -> None:
-        _require_one_of("data.split", self.split, SplitKind)
-        _require(
+        require_one_of("data.split", self.split, SplitKind)
+        require(
             0 < self.validation_fraction < 1,
             f"data.validation_fraction: {self.validation_fraction} is not a part of the text; "
             "give a number between 0 and 1",
         )
-        _require(
+        require(
             self.sequence_length >= 1,
             f"data.sequence_length: {self.sequence_length} is no window; give 1 or more",
         )
-        _require(
+        require(
             self.limit_bytes >= 0,
             f"data.limit_bytes: {self.limit_bytes} is negative; give 0 to read all",
         )
-        _require(bool(self.field), "data.field: is empty; name the JSON field that has the text")
+        require(bool(self.field), "data.field: is empty; name the JSON field that has the text")

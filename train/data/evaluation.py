@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from train.data.batches import example_numbers
+from train.data.batches import example_numbers, share
 from train.data.streams import TokenStream
 from train.data.windows import Batch, Windows
 
@@ -70,6 +70,10 @@ class EvaluationBatches:
 
     def __getitem__(self, cursor: int) -> Batch:
         return self.rows(cursor, 0, self.batch_size)
+
+    def host(self, cursor: int, host: int, hosts: int) -> Batch:
+        """The share of one host of several in ``self[cursor]``, which ``hosts`` must divide."""
+        return self.rows(cursor, *share(self.batch_size, host, hosts))
 
     def rows(self, cursor: int, start: int, stop: int) -> Batch:
         """Rows ``start`` to ``stop`` of ``self[cursor]``: what one host of several needs."""

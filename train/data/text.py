@@ -57,7 +57,7 @@ def limit(documents: Iterable[Document], limit_bytes: int) -> Iterator[Document]
 
 def _read(file: TextFile, field: str) -> Iterator[Document]:
     plain_name = file.name.removesuffix(".gz")
-    with _opened(file) as stream:
+    with opened(file) as stream:
         if plain_name.endswith(_JSON_LINES):
             yield from _json_lines(stream, file, field)
         else:
@@ -65,7 +65,7 @@ def _read(file: TextFile, field: str) -> Iterator[Document]:
 
 
 @contextlib.contextmanager
-def _opened(file: TextFile) -> Iterator[IO[bytes]]:
+def opened(file: TextFile) -> Iterator[IO[bytes]]:
     """The bytes of a file, decompressed if its name ends in .gz."""
     with explained(str(file.path)), file.path.open("rb") as stream:
         if not file.name.endswith(".gz"):

@@ -131,8 +131,10 @@ def test_the_order_is_the_same_on_any_number_of_hosts(make_stream: MakeStream, h
             batches.rows(cursor, host * share, (host + 1) * share)
             for host, batches in enumerate(of_hosts)
         ]
+        shares = [whole.host(cursor, host, hosts) for host in range(hosts)]
         for name, array in whole[cursor].items():
             np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), array)
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in shares]), array)
 
 
 def test_the_order_stays_what_it_was(make_stream: MakeStream) -> None:

@@ -87,8 +87,10 @@ def test_hosts_take_their_rows(make_stream: MakeStream) -> None:
     )
     for cursor in range(len(batches)):
         parts = [batches.rows(cursor, 0, 1), batches.rows(cursor, 1, 4)]
+        halves = [batches.host(cursor, host, 2) for host in range(2)]
         for name, array in batches[cursor].items():
             np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), array)
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in halves]), array)
     with pytest.raises(IndexError, match="batch 3 of 3"):
         batches[3]
 

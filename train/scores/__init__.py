@@ -1,0 +1,1 @@
+"""What tagged, classified and translated text is judged by. Plain functions of plain values."""

@@ -1,7 +1,10 @@
-"""One layer: a mixer and a feed-forward, each with a norm and a residual connection."""
+"""One layer: a mixer, cross attention if there is a memory, and a feed-forward.
+
+Each sublayer has a norm and a residual connection.
+"""
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 from flax import linen as nn
@@ -14,6 +17,8 @@ from transformer.mixers import NOTHING, MixerConfig, Want, mixer_type
 from transformer.norms import Norm, NormConfig
 from transformer.shared import Shared
 
+Placement = Literal["pre", "post", "sandwich"]
+
 
 @dataclasses.dataclass(frozen=True)
 class BlockConfig:
@@ -21,12 +26,43 @@ class BlockConfig:
 
     mixer: MixerConfig = AttentionConfig()
     """What moves information between tokens."""
-    feed_forward: FeedForwardConfig = FeedForwardConfig()
-    norm: NormConfig = NormConfig()
-    placement: Literal["pre", "post"] = "pre"
-    """x + f(norm(x)), or norm(x + f(x)) as in Vaswani et al. 2017."""
+    cross: MixerConfig | None = None
+    """What brings information in from the memory (the encoder's output), after the mixer."""
+    feed_forward: FeedForwardConfig | None = FeedForwardConfig()
+    norm: NormConfig | None = NormConfig()
+    placement: Placement = "pre"
+    """x + f(norm(x)); norm(x + f(x)) as in Vaswani et al. 2017; or x + norm(f(norm(x))) as in
+    Ding et al. 2021."""
+    residual: bool = True
+    """Whether x is added to f(x). Without it deep stacks hardly learn: it is here to be shown."""
     dropout: float = 0.0
     """Of what is added to the residual stream."""
+
+    def __post_init__(self) -> None:
+        if self.placement not in get_args(Placement):
+            known = ", ".join(get_args(Placement))
+            raise ValueError(f"block.placement {self.placement}: is not known; give one of {known}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"block.dropout {self.dropout}: give a share in [0, 1)")
+
+    @property
+    def needs_memory(self) -> bool:
+        """Whether a layer of this kind works only with the output of an encoder."""
+        return self.cross is not None or self.mixer.reads_memory
+
+
+class Memory(NamedTuple):
+    """What a decoder looks at: an encoder's output, and which of it each query sees."""
+
+    x: jax.Array | None  # [B, S, D]; None when caches hold what is needed of it
+    mask: Mask
+
+
+class BlockCache(NamedTuple):
+    """The caches of a layer that has cross attention."""
+
+    mixer: Any
+    cross: Any
 
 
 class BlockOutput(NamedTuple):
@@ -38,7 +74,7 @@ class BlockOutput(NamedTuple):
 
 
 class Block(nn.Module):
-    """A mixer, then a feed-forward."""
+    """A mixer, then cross attention if there is any, then a feed-forward."""
 
     config: BlockConfig
     shared: Shared
@@ -50,31 +86,54 @@ class Block(nn.Module):
         *,
         positions: jax.Array,  # [B, T]
         mask: Mask,
+        memory: Memory | None = None,
         cache: Any = None,
         keys: jax.Array | None = None,  # [B]
         constants: Any = None,
         want: Want = NOTHING,
     ) -> BlockOutput:
         config, shared = self.config, self.shared
+        own, other = cache if isinstance(cache, BlockCache) else (cache, None)
+        reads = config.mixer.reads_memory
         mixer = mixer_type(config.mixer)(config.mixer, shared, name="mixer")
         mixed = mixer(
             self.before("mixer_norm", x),
             positions=positions,
-            mask=mask,
-            cache=cache,
+            mask=memory.mask if memory is not None and reads else mask,
+            memory=memory.x if memory is not None and reads else None,
+            cache=own,
             keys=fold(keys, 0),
             constants=constants,
             want=want,
         )
         x = self.after("mixer_norm", x, mixed.y, fold(keys, 1))
-        feed_forward = FeedForward(config.feed_forward, shared, name="feed_forward")
-        fed = feed_forward(self.before("feed_forward_norm", x), fold(keys, 2))
-        x = self.after("feed_forward_norm", x, fed.y, fold(keys, 3))
-        return BlockOutput(x, mixed.cache, {**mixed.aux, **fed.aux})
+        cache, aux = mixed.cache, mixed.aux
+        if config.cross is not None:
+            if memory is None:
+                raise ValueError("a layer with cross attention: has no memory; use EncoderDecoder")
+            cross = mixer_type(config.cross)(config.cross, shared, name="cross")
+            looked_up = cross(
+                self.before("cross_norm", x),
+                positions=positions,
+                mask=memory.mask,
+                memory=memory.x,
+                cache=other,
+                keys=fold(keys, 4),
+                want=want,
+            )
+            x = self.after("cross_norm", x, looked_up.y, fold(keys, 5))
+            cache = cache if other is None else BlockCache(cache, looked_up.cache)
+            aux = aux | {f"cross_{name}": value for name, value in looked_up.aux.items()}
+        if config.feed_forward is not None:
+            feed_forward = FeedForward(config.feed_forward, shared, name="feed_forward")
+            fed = feed_forward(self.before("feed_forward_norm", x), fold(keys, 2))
+            x = self.after("feed_forward_norm", x, fed.y, fold(keys, 3))
+            aux = aux | fed.aux
+        return BlockOutput(x, cache, aux)
 
     def before(self, name: str, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, D]
         """What a sublayer reads: the norm of the residual stream, or the stream itself."""
-        return self.norm(name, x) if self.config.placement == "pre" else x
+        return x if self.config.placement == "post" else self.norm(name, x)
 
     def after(
         self,
@@ -84,9 +143,15 @@ class Block(nn.Module):
         keys: jax.Array | None,  # [B]
     ) -> jax.Array:  # [B, T, D]
         """The residual stream with the sublayer's result added."""
-        x = x + dropout(y, self.config.dropout, keys)
-        x = self.norm(name, x) if self.config.placement == "post" else x
+        config = self.config
+        if config.placement == "sandwich":
+            y = self.norm(name.replace("norm", "output_norm"), y)
+        y = dropout(y, config.dropout, keys)
+        x = x + y if config.residual else y
+        x = self.norm(name, x) if config.placement == "post" else x
         return self.shared.constrain(x, ("batch", "length", None))
 
     def norm(self, name: str, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, D]
+        if self.config.norm is None:
+            return x
         return Norm(self.config.norm, self.shared.precision, name=name)(x)

@@ -11,6 +11,20 @@ from transformer.weights import Initialization
 
 
 @dataclasses.dataclass(frozen=True)
+class EncoderConfig:
+    """The encoder of an encoder-decoder. Width, positions and precision are the model's."""
+
+    layers: int = 6
+    """L of the encoder."""
+    pattern: tuple[BlockConfig, ...] = (BlockConfig(),)
+    """Layer i is pattern[i mod P]."""
+    final_norm: NormConfig | None = NormConfig()
+    """The norm of the encoder's output: pre-norm stacks need one, post-norm stacks have it."""
+    vocab_size: int = 0
+    """V of the source; 0: it has the words of the target, and both have one table."""
+
+
+@dataclasses.dataclass(frozen=True)
 class TransformerConfig:
     """A stack of layers over embedded tokens."""
 
@@ -24,6 +38,18 @@ class TransformerConfig:
     """Layer i is pattern[i mod P]."""
     position: EmbeddingPosition = NoPosition()
     """What is added to the embeddings to tell positions."""
+    embedding_scale: bool = False
+    """Whether words' vectors are multiplied by sqrt(D) (Vaswani et al. 2017, section 3.4)."""
+    embedding_norm: NormConfig | None = None
+    """The norm of the embeddings, as BERT has it."""
+    token_types: int = 0
+    """Rows of a table that tells kinds of tokens apart, such as BERT's two sentences; 0: none."""
+    causal: bool = True
+    """Whether a token sees only those before it. Encoders see all."""
+    encoder: EncoderConfig | None = None
+    """What reads the source: of an `EncoderDecoder` alone."""
+    pooler: bool = False
+    """Whether the first token's vector goes through a linear map and tanh, as in BERT."""
     tied: bool = True
     """Whether the output matrix is the embedding table."""
     final_norm: NormConfig | None = NormConfig()
@@ -45,22 +71,47 @@ class TransformerConfig:
         for name in ("width", "layers", "vocab_multiple"):
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name} {getattr(self, name)}: give 1 or more")
-        if not self.pattern:
-            raise ValueError("model.pattern (): has no layers; give one BlockConfig or more")
-        if self.layers < len(self.pattern):
-            raise ValueError(
-                f"model.layers {self.layers}: is fewer than the {len(self.pattern)} blocks of "
-                "model.pattern; give as many or more"
-            )
-        for block in self.pattern:
-            block.mixer.check(self.width)
+        for name in ("vocab_size", "token_types"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"model.{name} {getattr(self, name)}: is negative")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"model.dropout {self.dropout}: give a share in [0, 1)")
+        _check_stack("model", self.layers, self.pattern, self.width)
+        if self.encoder is not None:
+            if self.encoder.layers < 1:
+                raise ValueError(f"model.encoder.layers {self.encoder.layers}: give 1 or more")
+            _check_stack("model.encoder", self.encoder.layers, self.encoder.pattern, self.width)
 
     @property
     def vocab_rows(self) -> int:
         """V with the padding: rows of the embedding table."""
-        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+        return self.padded(self.vocab_size)
+
+    @property
+    def source_size(self) -> int:
+        """V of what an encoder-decoder reads."""
+        own = 0 if self.encoder is None else self.encoder.vocab_size
+        return own or self.vocab_size
+
+    def padded(self, words: int) -> int:
+        """The rows of a table of so many words."""
+        return -(-words // self.vocab_multiple) * self.vocab_multiple
 
     @property
     def max_length(self) -> int | None:
         """The longest input that the model can take, or None."""
         return self.position.length if isinstance(self.position, LearnedPositions) else None
+
+
+def _check_stack(name: str, layers: int, pattern: tuple[BlockConfig, ...], width: int) -> None:
+    if not pattern:
+        raise ValueError(f"{name}.pattern (): has no layers; give one BlockConfig or more")
+    if layers < len(pattern):
+        raise ValueError(
+            f"{name}.layers {layers}: is fewer than the {len(pattern)} blocks of {name}.pattern; "
+            "give as many or more"
+        )
+    for block in pattern:
+        for mixer in (block.mixer, block.cross):
+            if mixer is not None:
+                mixer.check(width)

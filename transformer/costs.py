@@ -12,13 +12,17 @@ import jax.numpy as jnp
 
 from transformer.attention import AttentionConfig
 from transformer.config import TransformerConfig
-from transformer.model import LanguageModel
+from transformer.language_model import LanguageModel
+from transformer.model import Model
 from transformer.sizes import Leaf, abstract, layer_mixers, padded_entries
 
 
 @dataclasses.dataclass(frozen=True)
 class Flops:
-    """Floating-point operations of one token's forward pass, in a sequence of T tokens."""
+    """Floating-point operations of one token's forward pass, in a sequence of T tokens.
+
+    Of an encoder-decoder: of one token of the source and one of the target, each T long.
+    """
 
     length: int
     """T."""
@@ -44,24 +48,27 @@ class Flops:
         return self.feed_forward / (self.projections + self.scores + self.feed_forward)
 
 
-def count_flops(model: LanguageModel, length: int) -> Flops:
+def count_flops(model: Model, length: int) -> Flops:
     """Of one token's forward pass in sequences of `length` tokens, by part."""
     config = model.config
     weights = {"mixer": 0, "feed_forward": 0, "vocabulary": 0}
     for leaf in abstract(model).leaves():
         if (place := _product(leaf, config)) is not None:
             weights[place] += leaf.size - padded_entries(leaf, config)
-    mixers = list(layer_mixers(config))
-    known = [mixer for mixer in mixers if mixer.kind in SCORES]
-    scores = [SCORES[mixer.kind](mixer, config.width, length) for mixer in known]
+    layers = list(layer_mixers(config))
+    known = [layer for layer in layers if layer.mixer.kind in SCORES]
+    scores = [SCORES[each.mixer.kind](each.mixer, config.width, length) for each in known]
     return Flops(
         length=length,
         projections=2 * weights["mixer"],
         scores=sum(each.full for each in scores),
-        scores_causal=sum(each.causal for each in scores),
+        scores_causal=sum(
+            count.causal if layer.causal else count.full
+            for layer, count in zip(known, scores, strict=True)
+        ),
         feed_forward=2 * weights["feed_forward"],
         vocabulary=2 * weights["vocabulary"],
-        uncounted=tuple(sorted({mixer.kind for mixer in mixers if mixer.kind not in SCORES})),
+        uncounted=tuple(sorted({layer.mixer.kind for layer in layers} - set(SCORES))),
     )
 
 
@@ -74,9 +81,9 @@ def _product(leaf: Leaf, config: TransformerConfig) -> str | None:
     """In which product every token meets this matrix; None for biases, gains and look-ups."""
     if leaf.path == (("embedding",) if config.tied else ("output",)):
         return "vocabulary"
-    if leaf.path[0] != "layers" or not leaf.axes.is_matrix:
+    if leaf.inner[0] != "layers" or not leaf.axes.is_matrix:
         return None
-    return leaf.path[2]
+    return "feed_forward" if leaf.inner[2] == "feed_forward" else "mixer"
 
 
 class ScoreFlops(NamedTuple):
@@ -102,7 +109,7 @@ def decode_weight_bytes(model: LanguageModel) -> int:
     """What decoding one token reads of the weights: all of them, but of look-up tables a row."""
     read = 0
     for leaf in abstract(model).leaves():
-        table = leaf.path[0] in ("embedding", "positions")
+        table = leaf.inner[0] in ("embedding", "positions")
         whole = _product(leaf, model.config) is not None or not table
         read += leaf.bytes if whole else leaf.bytes // leaf.shape[0]
     return read
@@ -122,7 +129,7 @@ def attention_traffic(model: LanguageModel, length: int) -> Traffic:
     config = model.config
     item = jnp.dtype(config.precision.compute).itemsize
     plain = flash = 0
-    for mixer in layer_mixers(config):
+    for mixer, _, _ in layer_mixers(config):
         if isinstance(mixer, AttentionConfig):
             head = mixer.query_width(config.width)
             heads = mixer.heads + (mixer.kv_heads or mixer.heads)

@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from transformer.language_model import LanguageModel
 from transformer.linear import apply_matrix
 from transformer.mixers import NOTHING, mixer_type
-from transformer.model import LanguageModel, output_matrix, without_padding
+from transformer.model import output_matrix, without_padding
 from transformer.sampling import ANCESTRAL, SamplingConfig, sample
 from transformer.stack import apart
 

@@ -51,6 +51,10 @@ class MixerConfig:
     """What the configurations of all mixers have in common: the name under which they are built."""
 
     kind: ClassVar[str]
+    reads_memory: ClassVar[bool] = False
+    """Whether it looks at the memory beside its own input, as a recurrence with attention inside
+    does: then it is given `memory` in the mixer's place of a block, `mask.segments` are those of
+    its own input and `mask.key_segments` those of the memory."""
 
     def check(self, width: int) -> None:
         """Raises ValueError if a model of this width cannot have it."""
@@ -78,6 +82,14 @@ class Mixer(nn.Module, abc.ABC):
     @abc.abstractmethod
     def init_cache(self, batch: int, length: int) -> Any:
         """An empty cache for `batch` examples of up to `length` tokens."""
+
+    def init_memory_cache(self, batch: int, length: int) -> Any:
+        """An empty cache for a memory of `length` tokens.
+
+        Of cross attention, or of a mixer that reads the memory beside its own input. The first call
+        that is given it, together with the memory, fills it; later ones need the memory no more.
+        """
+        raise ValueError(f"mixer {self.config.kind}: keeps no memory for decoding; choose another")
 
     @abc.abstractmethod
     def __call__(

@@ -1,5 +1,6 @@
-"""The decoder-only language model."""
+"""What all models have in common: how they are called, initialised and described."""
 
+import abc
 from typing import Any, NamedTuple
 
 import jax
@@ -7,17 +8,14 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.core import meta
 
-from transformer.config import TransformerConfig
-from transformer.dropout import dropout, fold
+from transformer.config import EncoderConfig, TransformerConfig
 from transformer.hardware import Hardware
 from transformer.linear import apply_matrix
-from transformer.masks import Mask, Pattern
-from transformer.mixers import Want, mixer_type
+from transformer.mixers import Want
 from transformer.norms import Norm
-from transformer.positions import LearnedPositions
 from transformer.precision import lowest
 from transformer.shared import Constrain, Shared, unconstrained
-from transformer.stack import Stack
+from transformer.stack import Stack, StackOutput
 from transformer.weights import axes_of, weight
 
 LOGITS: Want = frozenset({"logits"})
@@ -26,21 +24,22 @@ LOGITS: Want = frozenset({"logits"})
 class ModelOutput(NamedTuple):
     """What a model makes of tokens."""
 
-    logits: jax.Array | None  # [B, T, V padded], when wanted; padded words have the lowest number
+    logits: jax.Array | None  # [B, T, V padded], or [..., C] of a classifier or tagger; when wanted
     hidden: jax.Array  # [B, T, D] after the final norm
-    cache: Any  # as it came in, with the new tokens
-    aux: Any  # of each place of the pattern, stacked over its layers
+    cache: Any = None  # as it came in, with the new tokens
+    aux: Any = ()  # of each place of the pattern, stacked over its layers
 
 
-class LanguageModel(nn.Module):
-    """Embeddings, a causal stack, and logits over the vocabulary (Radford et al. 2018).
-
-    `model.init(key, tokens)["params"]` are plain nested dicts of arrays.
-    """
+class Model(nn.Module, abc.ABC):
+    """The interface. `model.init(key, *inputs)["params"]` are plain nested dicts of arrays."""
 
     config: TransformerConfig
     hardware: Hardware = Hardware()
     constrain: Constrain = unconstrained
+
+    @abc.abstractmethod
+    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The smallest inputs: what `init` can be given, or shapes for `jax.eval_shape`."""
 
     @nn.nowrap
     def init(self, *args: Any, **kwargs: Any) -> Any:
@@ -56,49 +55,15 @@ class LanguageModel(nn.Module):
     @nn.nowrap
     def axes(self) -> Any:
         """The logical axes of every parameter: a tree of `Axes` like that of the parameters."""
-        token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-        boxed = jax.eval_shape(super().init, jax.random.key(0), token)
+        boxed = jax.eval_shape(super().init, jax.random.key(0), *self.example())
         axes: dict[str, Any] = axes_of(boxed["params"])
         return axes
 
-    @nn.compact
-    def __call__(
-        self,
-        tokens: jax.Array,  # [B, T]
-        *,
-        positions: jax.Array | None = None,  # [B, T]; None: 0 to T - 1
-        segments: jax.Array | None = None,  # [B, T] documents, from 1; 0 is padding
-        cache: tuple[Any, ...] | None = None,  # from `init_cache`: positions says where tokens go
-        keys: jax.Array | None = None,  # [B] random keys of the examples: training. None: not
-        want: Want = LOGITS,
-    ) -> ModelOutput:
-        """Raises ValueError for inputs longer than a table of learned positions."""
-        config, shared = self.config, self.shared
-        _check(tokens, positions, segments, cache, config)
-        if positions is None:
-            positions = jnp.arange(tokens.shape[1])[None, :]
-        embed = {"embed": config.width}
-        embedding = self.table("embedding", {"vocab": config.vocab_rows}, embed)
-        # Rows may be split over devices, but not the vectors in them: tokens pick whole ones.
-        rows = shared.constrain(embedding, ("vocab", None))
-        x = self.embed(rows[tokens], positions)
-        x = dropout(x, config.dropout, fold(keys, shared.layers))
-        x = shared.constrain(x, ("batch", "length", None))
-        mask = Mask(Pattern(causal=True), positions=positions, segments=segments)
-        stack = Stack(config.pattern, shared, config.loop, config.remat, name="layers")
-        output = stack(x, positions=positions, mask=mask, cache=cache, keys=keys, want=want)
-        hidden = output.x
-        if config.final_norm is not None:
-            hidden = Norm(config.final_norm, config.precision, name="final_norm")(hidden)
-        logits = None
-        matrix = embedding.T
-        if not config.tied:
-            matrix = self.table("output", embed, {"vocab": config.vocab_rows})
-        if "logits" in want:
-            flatten = self.hardware.flattens_tokens
-            logits = apply_matrix(hidden, matrix.astype(hidden.dtype), 1, flatten)
-            logits = without_padding(logits, config.vocab_size)
-        return ModelOutput(logits, hidden, output.cache, output.aux)
+    @nn.nowrap
+    def initial(self, key: jax.Array) -> Any:
+        """The parameters that a key gives: `init` on the smallest inputs."""
+        inputs = [jnp.zeros(each.shape, each.dtype) for each in self.example()]
+        return self.init(key, *inputs)["params"]
 
     @property
     def shared(self) -> Shared:
@@ -112,30 +77,44 @@ class LanguageModel(nn.Module):
             constrain=self.constrain,
         )
 
-    def embed(
-        self,
-        x: jax.Array,  # [B, T, D] embedded tokens
-        positions: jax.Array,  # [B or 1, T]
-    ) -> jax.Array:  # [B, T, D]
-        """Adds what the embeddings are to know of positions."""
-        config = self.config
-        if isinstance(config.position, LearnedPositions):
-            rows = {"positions": config.position.length}
-            x = x + self.table("positions", rows, {"embed": config.width})[positions]
-        return x.astype(config.precision.compute)
 
-    def table(self, name: str, inputs: dict[str, int], outputs: dict[str, int]) -> jax.Array:
-        config = self.config
-        init, dtype = config.initialization.table(), config.precision.parameters
-        return weight(self, name, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
+TOKENS = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+"""The smallest input of tokens."""
 
-    @nn.nowrap
-    def init_cache(self, batch: int, length: int) -> tuple[Any, ...]:
-        """An empty cache for `batch` examples of up to `length` tokens: one entry a layer."""
-        mixers = [block.mixer for block in self.config.pattern]
-        made = [mixer_type(mixer)(mixer, self.shared, parent=None) for mixer in mixers]
-        layers = range(self.config.layers)
-        return tuple(made[layer % len(made)].init_cache(batch, length) for layer in layers)
+
+def layers(
+    part: TransformerConfig | EncoderConfig,  # whose pattern and final norm
+    config: TransformerConfig,
+    shared: Shared,
+    x: jax.Array,  # [B, T, D]
+    **inputs: Any,
+) -> StackOutput:
+    """A stack with its final norm, in the scope of the module that calls."""
+    stack = Stack(part.pattern, shared, config.loop, config.remat, name="layers")
+    output = stack(x, **inputs)
+    if part.final_norm is None:
+        return output
+    norm = Norm(part.final_norm, config.precision, name="final_norm")
+    return output._replace(x=norm(output.x))
+
+
+def output_table(module: nn.Module, config: TransformerConfig) -> jax.Array:  # [D, V padded]
+    """Declares the output matrix of a model whose embeddings are not tied to it."""
+    axes = {"embed": config.width}, {"vocab": config.vocab_rows}
+    init, dtype = config.initialization.table(), config.precision.parameters
+    return weight(module, "output", inputs=axes[0], outputs=axes[1], init=init, dtype=dtype)
+
+
+def vocabulary_logits(
+    hidden: jax.Array,  # [B, T, D]
+    matrix: jax.Array,  # [D, V padded]
+    model: Model,
+    bias: jax.Array | None = None,  # [V padded]
+) -> jax.Array:  # [B, T, V padded]
+    """Logits of all words; those of the padding are the lowest number."""
+    logits = apply_matrix(hidden, matrix.astype(hidden.dtype), 1, model.hardware.flattens_tokens)
+    logits = logits if bias is None else logits + bias.astype(logits.dtype)[None, None]
+    return without_padding(logits, model.config.vocab_size)
 
 
 def output_matrix(
@@ -159,13 +138,11 @@ def without_padding(
     return jnp.where(real, logits, lowest(logits.dtype))
 
 
-def _check(
-    tokens: jax.Array,
-    positions: jax.Array | None,
-    segments: jax.Array | None,
-    cache: Any,
+def check_tokens(
+    tokens: jax.Array,  # [B, T]
     config: TransformerConfig,
 ) -> None:
+    """Raises ValueError for what is no batch of tokens, or too long for learned positions."""
     if tokens.ndim != 2:
         raise ValueError(f"tokens of shape {tokens.shape}: give [batch, length]")
     limit = config.max_length
@@ -174,7 +151,23 @@ def _check(
             f"{tokens.shape[1]} tokens: the table of learned positions has {limit} rows; "
             "give shorter inputs or a longer table"
         )
+
+
+def check_cache(
+    cache: Any,
+    positions: jax.Array | None,
+    segments: jax.Array | None,
+) -> None:
+    """Raises ValueError for a cache with inputs that cannot be decoded from it."""
     if cache is not None and positions is None:
         raise ValueError("a cache without positions: say where the new tokens stand")
     if cache is not None and segments is not None:
         raise ValueError("a cache with segments: decode one document for each example")
+
+
+def or_arange(
+    positions: jax.Array | None,  # [B, T]
+    tokens: jax.Array,  # [B, T]
+) -> jax.Array:  # [B or 1, T]
+    """The positions given, or 0 to T - 1."""
+    return jnp.arange(tokens.shape[1])[None, :] if positions is None else positions

@@ -7,13 +7,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from transformer.attention import AttentionConfig
+from transformer.block import BlockConfig
 from transformer.config import TransformerConfig
+from transformer.hardware import Hardware
+from transformer.language_model import LanguageModel
 from transformer.mixers import MixerConfig
-from transformer.model import LanguageModel
+from transformer.model import Model
 from transformer.weights import Axes
+
+SIDES = ("encoder", "decoder")
+"""Of an encoder-decoder, as its parameters are called."""
 
 
 class Leaf(NamedTuple):
@@ -23,6 +28,11 @@ class Leaf(NamedTuple):
     shape: tuple[int, ...]
     bytes: int
     axes: Axes
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """The path without the side of an encoder-decoder: where it is within its stack."""
+        return self.path[1:] if self.path[0] in SIDES else self.path
 
     @property
     def size(self) -> int:
@@ -50,15 +60,16 @@ class Abstract(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def abstract(model: LanguageModel) -> Abstract:
+def abstract(model: Model) -> Abstract:
     """What `model.init` would make. Raises ValueError for a model without a vocabulary."""
     config = model.config
     if not config.vocab_size:
         raise ValueError("model.vocab_size 0: stands for the tokenizer's; give a number")
     # The same weights, with one layer to trace and no kernel that only its own hardware knows.
-    scanned = LanguageModel(dataclasses.replace(config, loop="scan"))
-    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    shapes = jax.eval_shape(scanned.init, jax.random.key(0), tokens)["params"]
+    scanned = dataclasses.replace(
+        model, config=dataclasses.replace(config, loop="scan"), hardware=Hardware()
+    )
+    shapes = jax.eval_shape(scanned.init, jax.random.key(0), *scanned.example())["params"]
     return Abstract(shapes, scanned.axes())
 
 
@@ -70,40 +81,71 @@ class Parameters:
     """By part, without padding."""
     padding: int
     """In rows of the embedding that stand for no word."""
+    heads: int = 0
+    """In what a task puts on top: classes, tags, BERT's masked-word head."""
 
     @property
     def total(self) -> int:
-        """What is published of a model: without padding."""
+        """What is published of a model: without padding, and without the heads of tasks."""
         return sum(self.parts.values())
 
     @property
     def allocated(self) -> int:
-        return self.total + self.padding
+        return self.total + self.padding + self.heads
 
 
-def count_parameters(model: LanguageModel) -> Parameters:
+def count_parameters(model: Model) -> Parameters:
     """Exact counts, by part."""
     parts = dict.fromkeys(("embedding", "positions"), 0)
-    parts |= {_mixer_part(block.mixer): 0 for block in model.config.pattern}
+    parts |= {_mixer_part(layer.mixer, layer.cross): 0 for layer in layer_mixers(model.config)}
     parts |= dict.fromkeys(("feed_forward", "norms", "output"), 0)
-    padding = 0
+    padding = heads = 0
     for leaf in abstract(model).leaves():
         padded = padded_entries(leaf, model.config)
-        part = _part(leaf.path, model.config)
-        parts[part] = parts.get(part, 0) + leaf.size - padded
         padding += padded
-    return Parameters(parts, padding)
+        if leaf.path[0].startswith("head"):
+            heads += leaf.size - padded
+            continue
+        part = _part(leaf, model.config)
+        parts[part] = parts.get(part, 0) + leaf.size - padded
+    return Parameters(parts, padding, heads)
 
 
 def estimate_parameters(config: TransformerConfig) -> int:
-    """The textbook's 12 L D^2 + V D: four D x D projections, a feed-forward of width 4 D."""
-    return 12 * config.layers * config.width**2 + config.vocab_size * config.width
+    """The textbook's 12 L D^2 + V D: four D x D projections, a feed-forward of width 4 D.
+
+    An encoder adds as much for each of its layers, and cross attention 4 D^2 for each of the
+    decoder's.
+    """
+    blocks = 12 * config.layers
+    if config.encoder is not None:
+        blocks += 12 * config.encoder.layers + 4 * config.layers
+    return blocks * config.width**2 + config.vocab_size * config.width
 
 
-def layer_mixers(config: TransformerConfig) -> Iterator[MixerConfig]:
-    """The mixer of each of the L layers."""
-    for layer in range(config.layers):
-        yield config.pattern[layer % len(config.pattern)].mixer
+class LayerMixer(NamedTuple):
+    """A mixer at its place in a model."""
+
+    mixer: MixerConfig
+    causal: bool
+    """Whether it sees only what came before."""
+    cross: bool = False
+    """Whether it looks at the encoder's output."""
+
+
+def layer_mixers(config: TransformerConfig) -> Iterator[LayerMixer]:
+    """The mixers of all layers: an encoder's first."""
+    if config.encoder is not None:
+        for block in _blocks(config.encoder.pattern, config.encoder.layers):
+            yield LayerMixer(block.mixer, causal=False)
+    for block in _blocks(config.pattern, config.layers):
+        yield LayerMixer(block.mixer, causal=config.causal)
+        if block.cross is not None:
+            yield LayerMixer(block.cross, causal=False, cross=True)
+
+
+def _blocks(pattern: tuple[BlockConfig, ...], layers: int) -> Iterator[BlockConfig]:
+    return (pattern[layer % len(pattern)] for layer in range(layers))
 
 
 def cache_bytes(model: LanguageModel, length: int) -> int:
@@ -116,22 +158,27 @@ def padded_entries(leaf: Leaf, config: TransformerConfig) -> int:
     """How many entries of a parameter stand for words that are not there."""
     if "vocab" not in leaf.axes.names:
         return 0
-    return leaf.size // config.vocab_rows * (config.vocab_rows - config.vocab_size)
+    words = config.source_size if leaf.path[0] == "source_embedding" else config.vocab_size
+    rows = config.padded(words)
+    return leaf.size // rows * (rows - words)
 
 
-def _mixer_part(mixer: MixerConfig) -> str:
-    return "attention" if isinstance(mixer, AttentionConfig) else mixer.kind
+def _mixer_part(mixer: MixerConfig, cross: bool) -> str:
+    name = "attention" if isinstance(mixer, AttentionConfig) else mixer.kind
+    return f"cross_{name}" if cross else name
 
 
-def _part(path: tuple[str, ...], config: TransformerConfig) -> str:
-    """Which part the parameter at `path` belongs to."""
-    if any(name.endswith("norm") for name in path):
+def _part(leaf: Leaf, config: TransformerConfig) -> str:
+    """Which part a parameter belongs to."""
+    if any(name.endswith("norm") for name in leaf.path):
         return "norms"
-    if path[0] != "layers":
-        return path[0]
-    _, place, module, *_ = path
-    return (
-        _mixer_part(config.pattern[int(place.removeprefix("place_"))].mixer)
-        if module == "mixer"
-        else module
-    )
+    if leaf.inner[0] != "layers":
+        return leaf.inner[0].removesuffix("_bias")
+    _, place, module, *_ = leaf.inner
+    pattern = config.pattern
+    if leaf.path[0] == "encoder" and config.encoder is not None:
+        pattern = config.encoder.pattern
+    block = pattern[int(place.removeprefix("place_"))]
+    if module == "cross" and block.cross is not None:
+        return _mixer_part(block.cross, cross=True)
+    return _mixer_part(block.mixer, cross=False) if module == "mixer" else module

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.block import Block, BlockConfig, BlockOutput
+from transformer.block import Block, BlockCache, BlockConfig, BlockOutput, Memory
 from transformer.dropout import fold
 from transformer.hardware import Hardware
 from transformer.masks import Mask
@@ -74,6 +74,7 @@ class Stack(nn.Module):
         *,
         positions: jax.Array,  # [B, T]
         mask: Mask,
+        memory: Memory | None = None,
         cache: tuple[Any, ...] | None = None,
         keys: jax.Array | None = None,  # [B]
         want: Want = NOTHING,
@@ -90,6 +91,7 @@ class Stack(nn.Module):
                     x,
                     positions=positions,
                     mask=mask,
+                    memory=memory,
                     cache=cache,
                     keys=fold(keys, layer.number),
                     constants=layer.constants,
@@ -108,7 +110,8 @@ class Stack(nn.Module):
                 outputs.append(out)
             return x, outputs
 
-        scanned = self.scanned_layers if cache is None else 0
+        cut = any(isinstance(stack.weights, tuple) for stack in stacks)
+        scanned = 0 if cut or cache is not None else self.scanned_layers
         if scanned:
             whole = scanned // places
             group = [jax.tree.map(lambda leaf: leaf[:whole], stack) for stack in stacks]
@@ -170,14 +173,37 @@ class Stack(nn.Module):
         """The weights of a place's layers, each drawn from its own key, stacked."""
         block, token = self.block(place), jnp.zeros((1, 1), jnp.int32)
         x = jnp.zeros((1, 1, self.shared.width), self.shared.precision.compute)
-        constants = self.constants(place, place)
+        rest = dict(positions=token, mask=Mask(), constants=self.constants(place, place))
+        if self.pattern[place].needs_memory:
+            rest["memory"] = Memory(x, Mask())
 
         def one(number: jax.Array) -> Any:
-            own = jax.random.fold_in(key, number)
-            return block.init(own, x, positions=token, mask=Mask(), constants=constants)["params"]
+            return block.init(jax.random.fold_in(key, number), x, **rest)["params"]
 
         boxed = jax.vmap(one)(jnp.array(self.numbers(place)))
         return jax.tree.map(lambda box: box.stacked("layers"), boxed, is_leaf=is_weight)
+
+
+def init_cache(
+    pattern: tuple[BlockConfig, ...],
+    shared: Shared,
+    batch: int,
+    length: int,  # tokens
+    memory_length: int = 0,  # S of the memory
+) -> tuple[Any, ...]:
+    """An empty cache: one entry for each layer."""
+
+    def one(config: BlockConfig) -> Any:
+        mixer = mixer_type(config.mixer)(config.mixer, shared, parent=None)
+        if config.mixer.reads_memory:
+            return mixer.init_memory_cache(batch, memory_length)
+        own = mixer.init_cache(batch, length)
+        if config.cross is None:
+            return own
+        cross = mixer_type(config.cross)(config.cross, shared, parent=None)
+        return BlockCache(own, cross.init_memory_cache(batch, memory_length))
+
+    return tuple(one(pattern[layer % len(pattern)]) for layer in range(shared.layers))
 
 
 def apart(params: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from transformer.attention import AttentionConfig
 from transformer.block import BlockConfig
 from transformer.config import TransformerConfig
 from transformer.decoding import generate
-from transformer.model import LanguageModel
+from transformer.language_model import LanguageModel
 from transformer.positions import LearnedPositions
 from transformer.sampling import SamplingConfig
 from transformer.sizes import count_parameters

@@ -17,7 +17,7 @@ from transformer.config import TransformerConfig
 from transformer.decoding import advance, bucket, for_decoding, generate, prefill
 from transformer.feedforward import FeedForwardConfig
 from transformer.mixers import MIXERS, Abilities
-from transformer.model import LanguageModel
+from transformer.language_model import LanguageModel
 from transformer.norms import NormConfig
 from transformer.positions import LearnedPositions, Rotary
 from transformer.sampling import SamplingConfig

@@ -103,6 +103,6 @@ def test_a_model_without_a_vocabulary_is_refused() -> None:
 
 
 def test_cache_grows_by_keys_and_values() -> None:
-    assert cache_bytes(LanguageModel(TINY), 23) == 23 * 3 * (5 + 11) * 4
+    assert cache_bytes(LanguageModel(TINY), 19) == 19 * 3 * (5 + 11) * 4
     half = dataclasses.replace(TINY, precision=Precision.named("bfloat16"))
-    assert cache_bytes(LanguageModel(half), 23) == 23 * 3 * (5 + 11) * 2
+    assert cache_bytes(LanguageModel(half), 19) == 19 * 3 * (5 + 11) * 2

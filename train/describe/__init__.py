@@ -91,7 +91,7 @@ def describe_model(
     from train.optimizers import OptimizerConfig
     from transformer import costs, sizes
     from transformer.hardware import Hardware
-    from transformer.model import LanguageModel
+    from transformer.language_model import LanguageModel
 
     hardware = hardware or Hardware()
     model = LanguageModel(config, hardware)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformer.mixers import MixerConfig
-    from transformer.model import LanguageModel
+    from transformer.language_model import LanguageModel
 
 FLASH = ("cudnn",)
 """Forms of attention that never hold all scores."""
@@ -35,7 +35,7 @@ def estimate_activations(
     from transformer.attention import AttentionConfig
     from transformer.sizes import layer_mixers
 
-    mixers = list(layer_mixers(model.config))
+    mixers = [layer.mixer for layer in layer_mixers(model.config)]
     item = jnp.dtype(model.config.precision.compute).itemsize
     tokens, width = batch * length, model.config.width
     heads = [mixer.heads if isinstance(mixer, AttentionConfig) else 0 for mixer in mixers]
@@ -60,7 +60,7 @@ def _elements(model: "LanguageModel", layers: list[int], tokens: int) -> int:
     products = sum(
         leaf.size // leaf.inputs
         for leaf in abstract(model).leaves()
-        if leaf.path[0] == "layers" and leaf.axes.is_matrix
+        if leaf.inner[0] == "layers" and leaf.axes.is_matrix
     )
     a_token = inputs + products if config.remat == "dots" else inputs
     return tokens * a_token + max(layers)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformer.config import TransformerConfig
     from transformer.hardware import Hardware
-    from transformer.model import LanguageModel
+    from transformer.language_model import LanguageModel
 
 LARGE_BATCH = 64
 """Beside a batch of 1: by then the cache, not the weights, is most of what is read."""
@@ -58,7 +58,7 @@ def decoding(model: "LanguageModel", context: int) -> Decoding:
 
 def kv_variants(config: "TransformerConfig", hardware: "Hardware") -> tuple["LanguageModel", ...]:
     """The model with N, N / 4 and 1 key-value heads, and as it is: the most of them first."""
-    from transformer.model import LanguageModel
+    from transformer.language_model import LanguageModel
 
     variants = {_kv_heads(config): config}
     for group in (1, 4, None):

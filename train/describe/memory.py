@@ -7,7 +7,7 @@ from train.describe.activations import Activations, estimate_activations
 
 if TYPE_CHECKING:
     from train.optimizers import OptimizerConfig
-    from transformer.model import LanguageModel
+    from transformer.language_model import LanguageModel
 
 TEXTBOOK_WEIGHTS = {"float32": 4, "16 and 32 bits": 6}
 TEXTBOOK_GRADIENTS = 4

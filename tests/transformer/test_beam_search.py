@@ -1,0 +1,111 @@
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer.beam_search import NO_TOKEN, BeamConfig, Hypotheses, beam_search
+
+V, T, STOP = 5, 4, 3
+
+
+def chain(seed: int, batch: int = 2) -> np.ndarray:  # [B, V, V] log-probabilities
+    """A language in which a token depends on the one before, another for each example."""
+    logits = 2 * np.random.default_rng(seed).standard_normal((batch, V, V)).astype(np.float32)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def search(table: np.ndarray, config: BeamConfig, limits: list[int]) -> Hypotheses:
+    """The cache holds an example's number and the sum of its tokens, which is to follow them."""
+    batch = len(table)
+
+    def advance(cache: Any, tokens: jax.Array, positions: jax.Array) -> tuple[Any, jax.Array]:
+        [(rows, sums)] = cache
+        followed = positions + 0 * sums
+        sums = sums + tokens
+        # A cache of the wrong parent would show: its sum would not be that of the tokens.
+        return ((rows, sums),), jnp.asarray(table)[rows, tokens] + 0 * followed[:, None]
+
+    cache = ((jnp.arange(batch), jnp.zeros(batch, jnp.int32)),)
+    return jax.jit(
+        lambda: beam_search(
+            advance,
+            cache,
+            jnp.asarray(table)[:, 0],
+            jnp.ones(batch, jnp.int32),
+            jnp.array(limits),
+            STOP,
+            config=config,
+            max_new_tokens=T,
+        )
+    )()
+
+
+def score(table: np.ndarray, tokens: tuple[int, ...], alpha: float) -> float:
+    total, last = 0.0, 0
+    for token in tokens:
+        total += table[last, token]
+        last = token
+    return total / ((5 + len(tokens)) / 6) ** alpha
+
+
+def all_hypotheses(limit: int) -> list[tuple[int, ...]]:
+    """Everything that ends with the stop token, or is as long as may be."""
+    words = [token for token in range(V) if token != STOP]
+    found: list[tuple[int, ...]] = list(itertools.product(words, repeat=limit))
+    for length in range(limit):
+        found += [(*tokens, STOP) for tokens in itertools.product(words, repeat=length)]
+    return found
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("limits", [[4, 4], [2, 3]])
+def test_wide_enough_it_finds_the_best_of_all(alpha: float, limits: list[int]) -> None:
+    table = chain(1)
+    found = search(table, BeamConfig(beams=300, length_penalty=alpha), limits)
+    for example, limit in enumerate(limits):
+        scores = {each: score(table[example], each, alpha) for each in all_hypotheses(limit)}
+        best = sorted(scores, key=lambda each: -scores[each])[:5]
+        for rank, tokens in enumerate(best):
+            row = np.asarray(found.tokens[example, rank])
+            expected = [token for token in tokens if token != STOP]
+            assert row[row != NO_TOKEN].tolist() == expected
+            assert np.isclose(found.scores[example, rank], scores[tokens], rtol=1e-5)
+
+
+def by_hand(table: np.ndarray, beams: int, alpha: float, limit: int) -> tuple[float, list[int]]:
+    """The best finished hypothesis, with lists and no early end."""
+    alive: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    finished: list[tuple[float, tuple[int, ...]]] = []
+    for step in range(limit):
+        grown = [
+            (total + table[tokens[-1] if tokens else 0, token], (*tokens, token))
+            for total, tokens in alive
+            for token in range(V)
+        ]
+        grown = sorted(grown, key=lambda each: -each[0])[: 2 * beams]
+        over = [each for each in grown if each[1][-1] == STOP or step + 1 == limit]
+        finished += [(total / ((5 + step + 1) / 6) ** alpha, tokens) for total, tokens in over]
+        alive = [each for each in grown if each[1][-1] != STOP][:beams]
+    best, tokens = max(finished)
+    return best, [token for token in tokens if token != STOP]
+
+
+@pytest.mark.parametrize("beams", [1, 2, 3])
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_the_same_as_by_hand(beams: int, seed: int) -> None:
+    table = chain(seed)
+    found = search(table, BeamConfig(beams=beams, length_penalty=1.0), [T, T])
+    for example in range(2):
+        best, tokens = by_hand(table[example], beams, 1.0, T)
+        row = np.asarray(found.tokens[example, 0])
+        assert row[row != NO_TOKEN].tolist() == tokens
+        assert np.isclose(found.scores[example, 0], best, rtol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"beams": 0}, {"length_penalty": -1.0}])
+def test_what_makes_no_search_is_refused(settings: Any) -> None:
+    with pytest.raises(ValueError, match="give|negative"):
+        BeamConfig(**settings)

@@ -1,0 +1,63 @@
+"""The encoder that puts a whole sequence into one of several classes."""
+
+import jax
+from flax import linen as nn
+
+from transformer.backbone import backbone
+from transformer.dropout import dropout, fold
+from transformer.linear import linear
+from transformer.mixers import Want
+from transformer.model import LOGITS, TOKENS, Model, ModelOutput
+from transformer.pooling import Pooling, check_pooling, pool
+
+
+class Classifier(Model):
+    """A stack over tokens, one vector for all of them, and logits of C classes.
+
+    With `pooling` "first", the first token is one put there for the purpose: BERT's [CLS] (Devlin
+    et al. 2019, section 3).
+    """
+
+    classes: int = 2  # C
+    pooling: Pooling = "first"
+    head_dropout: float = 0.0  # of the pooled vector
+
+    def __post_init__(self) -> None:
+        if self.classes < 1:
+            raise ValueError(f"classes {self.classes}: give 1 or more")
+        check_pooling(self.pooling)
+        super().__post_init__()
+
+    @nn.nowrap
+    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return (TOKENS,)
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: jax.Array,  # [B, T]
+        *,
+        positions: jax.Array | None = None,  # [B, T]; None: 0 to T - 1
+        segments: jax.Array | None = None,  # [B, T] 1, and 0 where there is padding
+        types: jax.Array | None = None,  # [B, T] which sentence
+        keys: jax.Array | None = None,  # [B] random keys of the examples: training. None: not
+        want: Want = LOGITS,
+    ) -> ModelOutput:
+        """`logits` are [B, C]. Raises ValueError for inputs longer than a table of positions."""
+        config, shared = self.config, self.shared
+        output, _ = backbone(
+            self,
+            tokens,
+            config=config,
+            shared=shared,
+            positions=positions,
+            segments=segments,
+            types=types,
+            keys=keys,
+            want=want,
+        )
+        pooled = pool(self, output.x, segments, self.pooling, config, shared)
+        pooled = dropout(pooled, self.head_dropout, fold(keys, shared.layers + 1))
+        inputs, outputs = {"embed": config.width}, {"classes": self.classes}
+        logits = linear(self, "head", pooled[:, None], inputs, outputs, shared, bias=True)[:, 0]
+        return ModelOutput(logits, output.x, None, output.aux)

@@ -1,0 +1,166 @@
+"""The encoder-decoder: one stack reads the source, another writes the target looking at it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer import stack
+from transformer.block import Memory
+from transformer.config import EncoderConfig, TransformerConfig
+from transformer.dropout import fold
+from transformer.embedding import embed, word_table
+from transformer.masks import Mask, Pattern
+from transformer.mixers import Want
+from transformer.model import (
+    LOGITS,
+    TOKENS,
+    Model,
+    ModelOutput,
+    check_cache,
+    check_tokens,
+    layers,
+    or_arange,
+    output_table,
+    vocabulary_logits,
+)
+from transformer.shared import Shared
+from transformer.stack import StackOutput
+
+
+class EncoderDecoder(Model):
+    """The transformer of Vaswani et al. 2017, and any other that encodes and decodes.
+
+    `config` is the decoder's, `config.encoder` the rest of the encoder's. The decoder's blocks have
+    `cross` attention, or a mixer that reads the memory itself.
+    """
+
+    def __post_init__(self) -> None:
+        if self.config.encoder is None:
+            raise ValueError("model.encoder: is missing; give an EncoderConfig")
+        if not any(block.needs_memory for block in self.config.pattern):
+            raise ValueError("model.pattern: no block looks at the source; give one a cross mixer")
+        super().__post_init__()
+
+    @property
+    def encoder(self) -> EncoderConfig:
+        assert self.config.encoder is not None  # as checked when built
+        return self.config.encoder
+
+    @nn.nowrap
+    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return TOKENS, TOKENS
+
+    @nn.compact
+    def __call__(
+        self,
+        source: jax.Array | None,  # [B, S]; None with a memory, or with a cache that has read it
+        tokens: jax.Array | None,  # [B, T] what the decoder reads; None: encode only
+        *,
+        memory: jax.Array | None = None,  # [B, S, D] an encoder's output, in place of `source`
+        source_segments: jax.Array | None = None,  # [B, S] 1, or documents; 0 is padding
+        positions: jax.Array | None = None,  # [B, T] of the tokens; None: 0 to T - 1
+        segments: jax.Array | None = None,  # [B, T] 1, or documents as in the source; 0 is padding
+        cache: tuple[Any, ...] | None = None,  # from `init_cache`: positions says where tokens go
+        keys: jax.Array | None = None,  # [B] random keys of the examples: training. None: not
+        want: Want = LOGITS,
+    ) -> ModelOutput:
+        """Without `tokens`, `hidden` is the memory. Raises ValueError for inputs too long."""
+        config = self.config
+        check_cache(cache, positions, segments)
+        words = word_table(self, "embedding", config.vocab_rows, config)
+        source_words = words
+        if self.encoder.vocab_size and source is not None:
+            rows = config.padded(self.encoder.vocab_size)
+            source_words = word_table(self, "source_embedding", rows, config)
+        if source is not None:
+            check_tokens(source, config)
+            encoder = Encoder(config, self.shared, name="encoder")
+            memory = encoder(source, source_words, source_segments, fold(keys, 0), want).x
+        if tokens is None:
+            if memory is None:
+                raise ValueError("neither source nor tokens: give at least one")
+            return ModelOutput(None, memory)
+        check_tokens(tokens, config)
+        positions = or_arange(positions, tokens)
+        looks = Memory(memory, _over_source(positions, segments, source_segments, tokens))
+        decoder = Decoder(config, self.shared, name="decoder")
+        output = decoder(tokens, words, looks, positions, segments, cache, fold(keys, 1), want)
+        matrix = words.T if config.tied else output_table(self, config)
+        logits = vocabulary_logits(output.x, matrix, self) if "logits" in want else None
+        return ModelOutput(logits, output.x, output.cache, output.aux)
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int, source_length: int) -> tuple[Any, ...]:
+        """An empty cache for `batch` targets of up to `length` tokens: one entry a layer."""
+        return stack.init_cache(self.config.pattern, self.shared, batch, length, source_length)
+
+
+def _over_source(
+    positions: jax.Array,  # [B or 1, T]
+    segments: jax.Array | None,  # [B, T]
+    source_segments: jax.Array | None,  # [B, S]
+    tokens: jax.Array,  # [B, T]
+) -> Mask:
+    """What of the source each token of the target sees: all that is of its document."""
+    if segments is None and source_segments is not None:
+        segments = jnp.ones_like(tokens)
+    return Mask(
+        Pattern(ordered=False),
+        positions=positions,
+        segments=segments,
+        key_segments=source_segments,
+    )
+
+
+class Encoder(nn.Module):
+    """Embeds and reads the source."""
+
+    config: TransformerConfig
+    shared: Shared
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: jax.Array,  # [B, S]
+        words: jax.Array,  # [V padded, D]
+        segments: jax.Array | None,  # [B, S]
+        keys: jax.Array | None,  # [B]
+        want: Want,
+    ) -> StackOutput:
+        config, part = self.config, self.config.encoder
+        assert part is not None  # as the model has checked
+        shared = dataclasses.replace(self.shared, layers=part.layers)
+        positions = or_arange(None, tokens)
+        given: dict[str, Any] = dict(positions=positions, keys=keys)
+        x = embed(self, words, tokens, types=None, config=config, shared=shared, **given)
+        mask = Mask(positions=positions, segments=segments)
+        return layers(part, config, shared, x, mask=mask, want=want, **given)
+
+
+class Decoder(nn.Module):
+    """Embeds what has been written, and reads it beside the memory."""
+
+    config: TransformerConfig
+    shared: Shared
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: jax.Array,  # [B, T]
+        words: jax.Array,  # [V padded, D]
+        memory: Memory,
+        positions: jax.Array,  # [B or 1, T]
+        segments: jax.Array | None,  # [B, T]
+        cache: tuple[Any, ...] | None,
+        keys: jax.Array | None,  # [B]
+        want: Want,
+    ) -> StackOutput:
+        config, shared = self.config, self.shared
+        given: dict[str, Any] = dict(positions=positions, keys=keys)
+        x = embed(self, words, tokens, types=None, config=config, shared=shared, **given)
+        mask = Mask(Pattern(causal=config.causal), positions=positions, segments=segments)
+        more = dict(mask=mask, memory=memory, cache=cache, want=want)
+        return layers(config, config, shared, x, **given, **more)

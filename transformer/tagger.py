@@ -1,0 +1,55 @@
+"""The encoder that gives every token a tag."""
+
+import jax
+from flax import linen as nn
+
+from transformer.backbone import backbone
+from transformer.dropout import dropout, fold
+from transformer.linear import linear
+from transformer.mixers import Want
+from transformer.model import LOGITS, TOKENS, Model, ModelOutput
+
+
+class Tagger(Model):
+    """A stack over tokens, and logits of C tags for each: a transducer of equal lengths."""
+
+    classes: int = 2  # C
+    head_dropout: float = 0.0  # of each token's vector
+
+    def __post_init__(self) -> None:
+        if self.classes < 1:
+            raise ValueError(f"classes {self.classes}: give 1 or more")
+        super().__post_init__()
+
+    @nn.nowrap
+    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return (TOKENS,)
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: jax.Array,  # [B, T]
+        *,
+        positions: jax.Array | None = None,  # [B, T]; None: 0 to T - 1
+        segments: jax.Array | None = None,  # [B, T] sequences, from 1; 0 is padding
+        types: jax.Array | None = None,  # [B, T] which sentence
+        keys: jax.Array | None = None,  # [B] random keys of the examples: training. None: not
+        want: Want = LOGITS,
+    ) -> ModelOutput:
+        """`logits` are [B, T, C]. Raises ValueError for inputs longer than a position table."""
+        config, shared = self.config, self.shared
+        output, _ = backbone(
+            self,
+            tokens,
+            config=config,
+            shared=shared,
+            positions=positions,
+            segments=segments,
+            types=types,
+            keys=keys,
+            want=want,
+        )
+        x = dropout(output.x, self.head_dropout, fold(keys, shared.layers + 1))
+        inputs, outputs = {"embed": config.width}, {"classes": self.classes}
+        logits = linear(self, "head", x, inputs, outputs, shared, bias=True)
+        return ModelOutput(logits, output.x, None, output.aux)

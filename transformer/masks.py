@@ -48,35 +48,63 @@ class Mask(struct.PyTreeNode):
     lengths: jax.Array | None = None  # [B] number of keys that are there
     prefix: jax.Array | None = None  # [B]
     globals: jax.Array | None = None  # [B, n] positions seen by all and seeing all; -1: none
+    allowed: jax.Array | None = None  # [B, T, S] booleans: False hides the key
+    holds_queries: bool = struct.field(pytree_node=False, default=False)
+    """Whether the keys at `key_positions` are those of the queries and others, as in a cache: so
+    that a query sees itself at least."""
 
     def over(
         self,
         key_positions: jax.Array,  # [B, S]
         key_segments: jax.Array | None = None,  # [B, S]
+        *,
+        holds_queries: bool = False,
     ) -> "Mask":
         """The same queries looking at other keys, such as those of a cache."""
-        return self.replace(key_positions=key_positions, key_segments=key_segments)
+        return self.replace(
+            key_positions=key_positions, key_segments=key_segments, holds_queries=holds_queries
+        )
 
     def block(self, start: int, end: int, length: int) -> "Mask":
         """Queries start to end over keys 0 to end, of self attention over `length` tokens."""
         positions = _or_arange(self.positions, length)
-        cut = self.replace(positions=positions[:, start:end], key_positions=positions[:, :end])
+        cut = self.replace(
+            positions=positions[:, start:end], key_positions=positions[:, :end], holds_queries=True
+        )
+        if self.allowed is not None:
+            cut = cut.replace(allowed=self.allowed[:, start:end, :end])
         if self.segments is None:
             return cut
         return cut.replace(
             segments=self.segments[:, start:end], key_segments=self.segments[:, :end]
         )
 
+    def places(
+        self,
+        queries: int,  # T
+        keys: int,  # S
+    ) -> tuple[jax.Array, jax.Array]:  # [B or 1, T], [B or 1, S]
+        """Positions of queries and keys. Of keys that have none, the first is at 0."""
+        own = self.key_positions is None and queries == keys
+        theirs = self.positions if own else self.key_positions
+        return _or_arange(self.positions, queries), _or_arange(theirs, keys)
+
     @property
     def narrowed(self) -> bool:
         """Whether arrays hide keys that the pattern alone would show."""
-        given = (self.segments, self.lengths, self.prefix, self.globals)
+        given = (self.segments, self.lengths, self.prefix, self.globals, self.allowed)
         return any(array is not None for array in given)
 
-    @property
-    def rows_may_be_empty(self) -> bool:
+    def rows_may_be_empty(
+        self,
+        queries: int,  # T
+        keys: int,  # S
+    ) -> bool:
         """Whether some query may see nothing; known when compiled."""
-        return self.segments is not None or self.lengths is not None
+        if any(array is not None for array in (self.segments, self.lengths, self.allowed)):
+            return True
+        sees_itself = self.holds_queries or (self.key_positions is None and queries == keys)
+        return (self.pattern.causal or self.pattern.window > 0) and not sees_itself
 
 
 def dense(
@@ -86,9 +114,8 @@ def dense(
 ) -> jax.Array:  # [B or 1, T, S] booleans
     """Any mask as booleans, True where the query sees the key."""
     pattern = mask.pattern
-    own = mask.key_positions is None
-    q = _or_arange(mask.positions, queries)[:, :, None]
-    k = _or_arange(mask.positions if own else mask.key_positions, keys)[:, None, :]
+    query_places, key_places = mask.places(queries, keys)
+    q, k = query_places[:, :, None], key_places[:, None, :]
     seen = jnp.ones(jnp.broadcast_shapes(q.shape, k.shape), bool)
     if pattern.causal:
         seen &= k <= q
@@ -109,6 +136,8 @@ def dense(
         seen = seen & same & (theirs != 0)[:, None, :]
     if mask.lengths is not None:
         seen &= jnp.arange(keys)[None, None, :] < mask.lengths[:, None, None]
+    if mask.allowed is not None:
+        seen = seen & mask.allowed
     return seen
 
 

@@ -113,6 +113,25 @@ def test_other_keys() -> None:
     assert_sees(mask.over(array([[5, 3, 2, 0]]), array([[1, 1, 0, 1]])), drawing("...x", "xx.x"))
 
 
+def test_keys_that_are_not_the_queries_own_begin_at_0() -> None:
+    mask = Mask(Pattern(causal=True), positions=array([[1, 3]]))
+    assert_sees(mask, drawing("xx...", "xxxx."))
+
+
+def test_any_other_mask_is_an_array() -> None:
+    """M in {0, -inf} of any kind, for each example or for all."""
+    first, second = drawing(".xx", "x.x", "..."), drawing("xxx", "..x", "x..")
+    causal = np.tri(3, dtype=bool)
+    assert_sees(Mask(allowed=array([first, second])), first, second)
+    assert_sees(Mask(Pattern(causal=True), allowed=array([first])), first & causal)
+
+
+def test_an_array_hides_what_is_seen_by_all() -> None:
+    hidden = array([drawing("xxx", "xx.", "...")])
+    mask = Mask(Pattern(prefix=True), prefix=array([3]), globals=array([[2]]), allowed=hidden)
+    assert_sees(mask, hidden[0])
+
+
 def test_examples_may_stand_at_different_positions() -> None:
     mask = Mask(Pattern(causal=True), positions=array([[1], [3]])).over(array([[0, 1, 2, 3, 4]]))
     assert_sees(mask, drawing("xx..."), drawing("xxxx."))
@@ -128,6 +147,9 @@ MASKS = {
     ),
     "lengths and globals": Mask(
         Pattern(causal=True, window=2), lengths=array([6, 2]), globals=array([[0, 4], [-1, 3]])
+    ),
+    "an array": Mask(
+        Pattern(causal=True), allowed=array(np.random.default_rng(0).integers(0, 2, (2, 7, 7)) > 0)
     ),
 }
 
@@ -145,17 +167,30 @@ def test_a_block_of_queries_is_cut_from_the_whole(name: str, start: int, end: in
     ("mask", "narrowed", "rows_may_be_empty"),
     [
         (Mask(Pattern(causal=True), positions=array([[0]])), False, False),
+        (Mask(Pattern(causal=True, window=2)), False, False),
         (Mask(segments=array([[1]])), True, True),
         (Mask(lengths=array([1])), True, True),
         (Mask(prefix=array([1])), True, False),
         (Mask(globals=array([[1]])), True, False),
+        (Mask(allowed=array([[[True]]])), True, True),
     ],
-    ids=["causal", "segments", "lengths", "prefix", "globals"],
+    ids=["causal", "window", "segments", "lengths", "prefix", "globals", "array"],
 )
 def test_what_is_known_before_the_arrays(
     mask: Mask, narrowed: bool, rows_may_be_empty: bool
 ) -> None:
-    assert (mask.narrowed, mask.rows_may_be_empty) == (narrowed, rows_may_be_empty)
+    assert (mask.narrowed, mask.rows_may_be_empty(1, 1)) == (narrowed, rows_may_be_empty)
+
+
+@pytest.mark.parametrize("pattern", [Pattern(causal=True), Pattern(window=2)])
+def test_causal_masks_and_windows_may_hide_all_of_other_keys(pattern: Pattern) -> None:
+    mask, others = Mask(pattern, positions=array([[0, 1]])), array([[5, 6]])
+    assert mask.over(others).rows_may_be_empty(2, 2)
+    assert mask.rows_may_be_empty(2, 3)
+    assert not mask.rows_may_be_empty(2, 2)
+    assert not mask.over(array([[0, 1, 2]]), holds_queries=True).rows_may_be_empty(2, 3)
+    assert not mask.block(1, 2, 2).rows_may_be_empty(1, 2)
+    assert not Mask().over(others).rows_may_be_empty(2, 2)
 
 
 def test_equal_patterns_are_one_key() -> None:

@@ -25,6 +25,8 @@ class Case:
     """Whether arrays (segments, lengths, positions of a cache) narrow the mask."""
     own_keys: bool = True
     """Whether keys are those of the queries, in the same order."""
+    products: bool = True
+    """Whether scores are products of queries and keys alone, with no bias and no MLP."""
     dropout: bool = False
     weights: bool = False
     """Whether the weights themselves are wanted."""
@@ -80,6 +82,8 @@ def _cudnn_obstacle(case: Case) -> str:
         return "queries and values have different widths"
     if case.query_width % 8 or case.query_width > 128:
         return f"the head width {case.query_width} is no multiple of 8 up to 128"
+    if not case.products:
+        return "its scores are products alone, without a bias"
     if case.weights or case.dropout:
         return "it neither returns attention weights nor drops them"
     if case.segments or case.pattern.window or case.pattern.prefix or not case.pattern.ordered:

@@ -7,9 +7,10 @@ matrices) most of that half is never computed: (n + 1) / 2n of the full cost for
 import jax
 import jax.numpy as jnp
 
-from transformer.attend.reference import attend_reference
+from transformer.attend.reference import Bias, Meet, attend_reference, products
 from transformer.dropout import fold
 from transformer.masks import Mask
+from transformer.positions.relative import RelativeTables
 
 SMALLEST_BLOCK = 64
 
@@ -26,6 +27,9 @@ def attend_query_blocks(
     mask: Mask,  # causal and ordered
     *,
     scale: float,
+    meet: Meet = products,
+    bias: Bias | None = None,
+    relative: RelativeTables | None = None,
     softmax_dtype: str = "float32",
     rate: float = 0.0,
     keys: jax.Array | None = None,  # [B]
@@ -43,6 +47,9 @@ def attend_query_blocks(
             v[:, :end],
             mask.block(start, end, length),
             scale=scale,
+            meet=meet,
+            bias=bias,
+            relative=relative,
             softmax_dtype=softmax_dtype,
             rate=rate,
             keys=fold(keys, index),

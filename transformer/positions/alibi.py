@@ -27,9 +27,9 @@ def alibi_slopes(heads: int) -> np.ndarray:  # [N]
 
 def alibi_bias(
     heads: int,
-    queries: jax.Array,  # [B or 1, T] positions
-    keys: jax.Array,  # [B or 1, S] positions
+    query_positions: jax.Array,  # [B or 1, T]
+    key_positions: jax.Array,  # [B or 1, S]
 ) -> jax.Array:  # [B or 1, N, T, S] float32
     """What is added to the scores of each head."""
     slopes = jnp.asarray(alibi_slopes(heads), jnp.float32)[None, :, None, None]
-    return -slopes * jnp.abs(keys[:, None, :] - queries[:, :, None])[:, None]
+    return -slopes * jnp.abs(key_positions[:, None, :] - query_positions[:, :, None])[:, None]

@@ -55,11 +55,11 @@ class BucketedBias:
 def bucketed_bias(
     table: jax.Array,  # [buckets, N]
     config: BucketedBias,
-    queries: jax.Array,  # [B or 1, T] positions
-    keys: jax.Array,  # [B or 1, S] positions
+    query_positions: jax.Array,  # [B or 1, T]
+    key_positions: jax.Array,  # [B or 1, S]
 ) -> jax.Array:  # [B or 1, N, T, S]
     """The number of each head for each query's and key's distance."""
     last = config.furthest
     buckets = np.array([config.bucket(distance) for distance in range(-last, last + 1)])
-    distance = jnp.clip(keys[:, None, :] - queries[:, :, None], -last, last)
+    distance = jnp.clip(key_positions[:, None, :] - query_positions[:, :, None], -last, last)
     return jnp.moveaxis(table[jnp.asarray(buckets)[distance + last]], -1, 1)

@@ -1,0 +1,23 @@
+"""Scores of an MLP with one hidden layer (Bahdanau et al. 2015)."""
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.checkpoint
+def additive_scores(
+    vector: jax.Array,  # [N, A]
+    q: jax.Array,  # [B, T, N, A]
+    k: jax.Array,  # [B, S, K, A]
+) -> jax.Array:  # [B, N, T, S]
+    """vector . tanh(q + k) for each head, query and key.
+
+    The hidden layers [B, T, S, N, A] are computed again in the backward pass: kept, they would be
+    A times as large as the scores.
+    """
+    b, t, n, width = q.shape
+    s, heads = k.shape[1:3]
+    grouped = q.reshape(b, t, 1, heads, n // heads, width)
+    hidden = jnp.tanh(grouped + k[:, None, :, :, None])
+    weights = vector.reshape(1, 1, 1, heads, n // heads, width)
+    return jnp.moveaxis((hidden * weights).sum(-1).reshape(b, t, s, n), -1, 1)

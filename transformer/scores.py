@@ -1,0 +1,115 @@
+"""How well a key answers a query: dot, scaled dot, bilinear and additive scores.
+
+A score is a map of the query, a map of the key (whose result is what a cache keeps), and how the
+two meet: as a product, which every form of attention computes, or through an MLP.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.attend import Meet, products
+from transformer.attend.additive import additive_scores
+from transformer.checks import check_least
+from transformer.shared import Shared
+from transformer.weights import weight
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledDotScore:
+    """q . k / sqrt(H): of unit variance where the entries are (Vaswani et al. 2017, 3.2.1)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DotScore:
+    """q . k (Luong et al. 2015, equation 8, `dot`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BilinearScore:
+    """q W k, with a matrix for each head (Luong et al. 2015, equation 8, `general`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AdditiveScore:
+    """w . tanh(W q + U k), an MLP for each head (Bahdanau et al. 2015, appendix A.1.2)."""
+
+    hidden: int = 0
+    """Width of the hidden layer; 0 means that of queries."""
+
+    def __post_init__(self) -> None:
+        check_least("additive_score.hidden", self.hidden, 0)
+
+
+Score = ScaledDotScore | DotScore | BilinearScore | AdditiveScore
+
+
+def meeting_width(score: Score, head: int) -> int:
+    """How wide queries and keys are where they meet, for heads of width H."""
+    return (score.hidden or head) if isinstance(score, AdditiveScore) else head
+
+
+def scale(score: Score, head: int) -> float:
+    """What products of queries and keys are multiplied by."""
+    return 1 / math.sqrt(head) if isinstance(score, ScaledDotScore) else 1.0
+
+
+def map_queries(
+    module: nn.Module,
+    q: jax.Array,  # [B, T, N, H]
+    score: Score,
+    shared: Shared,
+) -> jax.Array:  # [B, T, N, H where they meet]
+    """What of a query meets the keys; declares W."""
+    if not isinstance(score, BilinearScore | AdditiveScore):
+        return q
+    return _map_heads(module, "score_query", q, "heads", score, shared)
+
+
+def map_keys(
+    module: nn.Module,
+    k: jax.Array,  # [B, S, K, H]
+    score: Score,
+    shared: Shared,
+) -> jax.Array:  # [B, S, K, H where they meet]
+    """What of a key meets the queries; declares U."""
+    if not isinstance(score, AdditiveScore):
+        return k
+    return _map_heads(module, "score_key", k, "kv_heads", score, shared)
+
+
+def meet(
+    module: nn.Module,
+    score: Score,
+    heads: int,  # N
+    width: int,  # of queries and keys where they meet
+    shared: Shared,
+) -> Meet:
+    """How queries and keys meet: as products, or through an MLP, of which it declares w."""
+    if not isinstance(score, AdditiveScore):
+        return products
+    init = shared.initialization.matrix({"score": width})
+    outputs, dtype = {"heads": heads, "score": width}, shared.precision.parameters
+    vector = weight(module, "score_vector", outputs=outputs, init=init, dtype=dtype)
+    return functools.partial(additive_scores, vector.astype(shared.precision.compute))
+
+
+def _map_heads(
+    module: nn.Module,
+    name: str,
+    x: jax.Array,  # [B, T, N, H]
+    axis: str,
+    score: Score,
+    shared: Shared,
+) -> jax.Array:  # [B, T, N, H where they meet]
+    """Each head through a matrix of its own."""
+    heads, head = x.shape[2:]
+    inputs, outputs = {"head": head}, {"score": meeting_width(score, head)}
+    init, dtype = shared.initialization.matrix(inputs), shared.precision.parameters
+    stack = {axis: heads}
+    w = weight(module, name, stack=stack, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
+    return jnp.einsum("BTNH,NHA->BTNA", x, w.astype(shared.precision.compute))

@@ -27,9 +27,10 @@ from train.sharding import (
 )
 from train.state import TrainState
 from train.step import Batch, TrainStep
-from train.tasks.language import language_model_loss
+from train.tasks.registry import make_task
 from transformer.hardware import Hardware
-from transformer.model import LanguageModel
+from transformer.model import Model
+from transformer.shared import unconstrained
 
 Metrics = dict[str, jax.Array]
 
@@ -37,7 +38,7 @@ Metrics = dict[str, jax.Array]
 class Engine(abc.ABC):
     """What the loop calls. States are as a checkpoint holds them: one logical copy."""
 
-    model: LanguageModel
+    model: Model
     mesh: Mesh
     train_step: TrainStep
 
@@ -84,7 +85,7 @@ class JitEngine(Engine):
 
     def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
         self.experiment, self.mesh = experiment, mesh
-        self.model = LanguageModel(experiment.model, hardware, constrain_to(mesh))
+        self.model = make_task(experiment).model(hardware, constrain_to(mesh))
         self.axes = self.model.axes()
         self.train_step = make_step(experiment, self.model, self.axes)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes())
@@ -138,7 +139,7 @@ class PmapEngine(JitEngine):
 
     def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
         super().__init__(experiment, mesh, hardware)
-        single = LanguageModel(experiment.model, hardware)
+        single = make_task(experiment).model(hardware, unconstrained)
         mapped = make_step(experiment, single, self.axes, axis_name="devices")
         self._mapped = jax.pmap(
             mapped, "devices", in_axes=(None, 0), out_axes=None, donate_argnums=0
@@ -151,11 +152,11 @@ class PmapEngine(JitEngine):
 
 
 def make_step(
-    experiment: Experiment, model: LanguageModel, axes: Any, axis_name: str | None = None
+    experiment: Experiment, model: Model, axes: Any, axis_name: str | None = None
 ) -> TrainStep:
     """The step of an experiment; `axis_name` if it is to be mapped over devices."""
     return TrainStep(
-        loss=language_model_loss(model, experiment),
+        loss=make_task(experiment).loss(model),
         optimizer=make_optimizer(experiment.optimizer, axes),
         schedule=make_schedule(
             experiment.schedule, steps=experiment.steps, width=experiment.model.width
@@ -168,11 +169,11 @@ def make_step(
 
 
 def init_state(
-    experiment: Experiment, model: LanguageModel, optimizer: optax.GradientTransformation
+    experiment: Experiment, model: Model, optimizer: optax.GradientTransformation
 ) -> TrainState:
     """The state at step 0, from the seed alone."""
     weights, dropout = jax.random.split(jax.random.key(experiment.seed))
-    params = model.init(weights, jnp.zeros((1, 1), jnp.int32))["params"]
+    params = model.initial(weights)
     wide = jax.tree.map(lambda p: p.astype(jnp.float32), params)
     scaled = experiment.model.precision.needs_loss_scale
     return TrainState(

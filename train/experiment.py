@@ -9,6 +9,7 @@ from train.loss_scale import LossScaleConfig
 from train.optimizers import OptimizerConfig
 from train.schedules import ScheduleConfig
 from train.sharding import MeshConfig
+from train.tasks.config import LanguageModelling, TaskConfig
 from transformer.config import TransformerConfig
 from transformer.sampling import SamplingConfig
 
@@ -89,6 +90,8 @@ class Experiment:
 
     name: str = "experiment"
     """What the run is called, and its folder under runs/ unless --workdir says otherwise."""
+    task: TaskConfig = LanguageModelling()
+    """What it learns."""
     model: TransformerConfig = TransformerConfig()
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
-from typing import Any
 
 import jax
+import numpy as np
 
 from train.checkpoints import Checkpoints
-from train.data import Batches, Corpus, Tokenizer, prepare
+from train.data import Tokenizer
 from train.data.prefetch import prefetch
 from train.engine import Metrics, make_engine
 from train.errors import UserError
-from train.evaluation import evaluate_stream, host_rows
 from train.experiment import Experiment
 from train.hardware import keep_compiled_programs, local_hardware
 from train.logbook import Logbook
@@ -23,11 +21,14 @@ from train.memory import explain_exhaustion, smaller
 from train.preemption import PreemptedError, StopRequest
 from train.progress import Progress
 from train.report import Report
-from train.run import Run, check_vocabulary, saved_experiment
+from train.run import Run, saved_experiment, saved_labels
 from train.runfolder import RunFolder, write_atomically
 from train.sample import sample
 from train.settings import as_text, changes, forbidden, to_plain
 from train.state import TrainState
+from train.step import Batch
+from train.tasks.registry import make_task
+from train.tasks.task import Rows
 
 
 def fit(experiment: Experiment, workdir: str = "", *, quiet: bool = False) -> Run:
@@ -58,11 +59,13 @@ class _Fit:
             begun = checkpoints.latest_step() is not None
         saved = saved_experiment(folder) if begun else None
         tokenizer = Tokenizer.load(folder.tokenizer) if begun else None
-        self.corpus = prepare(experiment.data, tokenizer=tokenizer)
-        self.experiment = resolved(experiment, self.corpus)
+        task = make_task(experiment)
+        self.corpus = task.prepare(tokenizer, saved_labels(folder) if begun else None)
+        self.experiment = task.resolved(self.corpus)
+        self.task = make_task(self.experiment)
         self.differences = changes(saved, self.experiment) if saved else {}
         self.check_saved()
-        self.batches = self.make_batches()
+        self.batches = self.task.batches(self.corpus)
         if self.experiment.sample.every:
             check_prompt(self.experiment.sample.prompt, self.corpus.tokenizer)
         self.engine = make_engine(self.experiment, local_hardware())
@@ -138,6 +141,8 @@ class _Fit:
         plain = {"experiment": to_plain(self.experiment), "chosen": chosen}
         lines = "".join(f"# auto: {name} = {choice}\n" for name, choice in chosen.items())
         write_atomically(self.folder.tokenizer, self.corpus.tokenizer.to_json())
+        if labels := self.task.labels(self.corpus):
+            write_atomically(self.folder.labels, json.dumps(labels, ensure_ascii=False) + "\n")
         write_atomically(self.folder.config_text, as_text(self.experiment) + lines)
         write_atomically(self.folder.config_json, json.dumps(plain, indent=1) + "\n")
 
@@ -151,10 +156,10 @@ class _Fit:
             mesh=dict(self.engine.mesh.shape),
             changed={name: new for name, (_, new) in self.differences.items()},
         )
-        tokens = len(self.corpus.split("train").tokens)
+        amount = self.task.amount(self.corpus)
         verb = f"goes on from step {done}" if done else "begins"
         report.say(
-            f"{self.experiment.name} {verb}: {count:,} parameters, {tokens:,} tokens of text, "
+            f"{self.experiment.name} {verb}: {count:,} parameters, {amount}, "
             f"{hardware.count} {hardware.kind or hardware.platform}; in {self.folder.path}"
         )
 
@@ -170,7 +175,9 @@ class _Fit:
         cursor = int(state.cursor)
         with contextlib.closing(prefetch(self.load, cursor)) as batches:
             for step in range(done + 1, experiment.steps + 1):
-                state, metrics = engine.step(state, next(batches)[1])
+                _, (tokens, batch) = next(batches)
+                state, metrics = engine.step(state, batch)
+                report.step(tokens)
                 if step == done + 1:
                     jax.block_until_ready(metrics)
                     report.compiled(step)
@@ -192,19 +199,10 @@ class _Fit:
                     )
         return state
 
-    def load(self, cursor: int) -> Any:
-        return self.engine.put(self.batches.rows(cursor, *host_rows(self.experiment.batch_size)))
-
-    def make_batches(self) -> Batches:
-        """Raises UserError if the text is shorter than a window."""
-        experiment = self.experiment
-        return Batches(
-            self.corpus.split("train"),
-            batch_size=experiment.batch_size,
-            sequence_length=experiment.data.sequence_length,
-            seed=experiment.seed,
-            segments=experiment.data.segments,
-        )
+    def load(self, cursor: int) -> tuple[int, Batch]:
+        """How many tokens a batch has, and the batch on the devices."""
+        rows = self.batches.host(cursor, jax.process_index(), jax.process_count())
+        return tokens_in(rows) * jax.process_count(), self.engine.put(rows)
 
     def look(self, step: int, state: TrainState, report: Report) -> None:
         """Evaluation and samples on the way."""
@@ -216,8 +214,7 @@ class _Fit:
                 report.sample(step, self.write(state, step))
 
     def evaluate(self, state: TrainState, *, whole: bool) -> dict[str, float]:
-        stream = self.corpus.split("validation")
-        return evaluate_stream(self.engine, state.params, stream, self.experiment, whole=whole)
+        return self.task.evaluate(self.engine, state.params, self.corpus, "validation", whole=whole)
 
     def write(self, state: TrainState, step: int) -> str:
         settings = self.experiment.sample
@@ -234,11 +231,10 @@ class _Fit:
         """The metrics over the whole held-out text, and what compressors make of it."""
         step = int(state.step)
         metrics = self.evaluate(state, whole=True)
-        report.evaluation(step, "validation", metrics)
+        references = {}
         if self.experiment.evaluation.compressors:
-            references = self.corpus.compressed_bits_per_byte("validation")
-            stream = self.corpus.split("validation")
-            report.references(references, math.log(2) * stream.bytes / stream.targets)
+            references = self.task.references(self.corpus)
+        report.evaluation(step, "validation", metrics, references)
         if self.experiment.sample.every:
             report.sample(step, self.write(state, step))
         report.event("finished", step=step, **metrics)
@@ -253,17 +249,8 @@ class _Fit:
             self.corpus.tokenizer,
             step,
             metrics,
+            self.task.labels(self.corpus),
         )
-
-
-def resolved(experiment: Experiment, corpus: Corpus) -> Experiment:
-    """The experiment with the tokenizer's number of words, where it left that open."""
-    model = experiment.model
-    if not model.vocab_size:
-        model = dataclasses.replace(model, vocab_size=corpus.tokenizer.vocab_size)
-        experiment = dataclasses.replace(experiment, model=model)
-    check_vocabulary(experiment, corpus.tokenizer, "data.tokenizer")
-    return experiment
 
 
 def check_prompt(prompt: str, tokenizer: Tokenizer) -> None:
@@ -278,6 +265,12 @@ def check_prompt(prompt: str, tokenizer: Tokenizer) -> None:
 def due(step: int, every: int) -> bool:
     """Whether what happens every so many steps (0: never) happens now."""
     return every > 0 and step % every == 0
+
+
+def tokens_in(rows: Rows) -> int:
+    """The tokens of a batch that are no padding: of a translation, those of the source too."""
+    segments = [array for name, array in rows.items() if name.endswith("segments")]
+    return sum(int(np.count_nonzero(each)) for each in segments)
 
 
 def fetched(metrics: Metrics) -> dict[str, float]:

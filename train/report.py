@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,7 +27,7 @@ class Report:
         self, folder: RunFolder, experiment: Experiment, *, done: int, speaks: bool, quiet: bool
     ):
         self._folder, self._speaks = folder, speaks
-        self._tokens = experiment.batch_size * experiment.data.sequence_length
+        self._tokens = 0
         self._progress = Progress(
             experiment.steps,
             done=done,
@@ -69,25 +70,45 @@ class Report:
 
     def compiled(self, step: int) -> None:
         """The first step is made, and the program for all others with it: time counts from here."""
-        self._step, self._seconds, self._resumed_at = step, 0.0, time.perf_counter()
+        self._count_from(step)
+
+    def step(self, tokens: int) -> None:
+        """A step over so many tokens."""
+        self._tokens += tokens
+
+    def _count_from(self, step: int) -> None:
+        self._step, self._tokens = step, 0
+        self._seconds, self._resumed_at = 0.0, time.perf_counter()
 
     def train(self, step: int, metrics: dict[str, float]) -> None:
         """A line of training metrics; tokens a second are those since the line before."""
-        now = time.perf_counter()
-        seconds = self._seconds + now - self._resumed_at
-        made = step - self._step
-        speed = {"tokens_per_second": made * self._tokens / max(seconds, 1e-9)} if made else {}
-        self._step, self._seconds, self._resumed_at = step, 0.0, now
+        seconds = self._seconds + time.perf_counter() - self._resumed_at
+        made = step > self._step
+        speed = {"tokens_per_second": self._tokens / max(seconds, 1e-9)} if made else {}
+        self._count_from(step)
         self._progress.update(step, loss=metrics["loss"], **speed)
         if self._speaks:
             self._metrics.write(step, "train", {**metrics, **speed})
 
-    def evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:
-        """The held-out metrics at a step."""
+    def evaluation(
+        self,
+        step: int,
+        split: str,
+        metrics: dict[str, float],
+        references: Mapping[str, float] | None = None,
+    ) -> None:
+        """The held-out metrics at a step; references are bits per byte that others need."""
         shown = ", ".join(f"{name.replace('_', ' ')} {x:.4g}" for name, x in metrics.items())
         self._progress.print(f"step {step}: {split} {shown}")
+        references = references or {}
+        if references:
+            bars = ", ".join(f"{name} {bits:.3f}" for name, bits in references.items())
+            self._progress.print(f"bits per byte of the same text by compressors: {bars}")
+            nats_per_bit = metrics["loss"] / metrics["bits_per_byte"]
+            self._references = {name: bits * nats_per_bit for name, bits in references.items()}
         if self._speaks:
-            self._metrics.write(step, split, metrics)
+            named = {f"bits_per_byte_{name.split()[0]}": x for name, x in references.items()}
+            self._metrics.write(step, split, {**metrics, **named})
 
     def sample(self, step: int, text: str) -> None:
         """Something that the model wrote."""
@@ -96,12 +117,6 @@ class Report:
             path = self._folder.samples
             before = path.read_text(encoding="utf-8") if path.exists() else ""
             write_atomically(path, f"{before}--- step {step}\n{text}\n")
-
-    def references(self, references: dict[str, float], nats_per_bit: float) -> None:
-        """Bits per byte that compressors need for the same text, and as losses in the curve."""
-        shown = ", ".join(f"{name} {bits:.3f}" for name, bits in references.items())
-        self._progress.print(f"bits per byte of the same text by compressors: {shown}")
-        self._references = {name: bits * nats_per_bit for name, bits in references.items()}
 
     def event(self, event: str, **what: Any) -> None:
         """A line of the logbook."""

@@ -13,7 +13,8 @@ from train.settings import from_plain
 
 if TYPE_CHECKING:
     from train.data import Tokenizer
-    from transformer.model import LanguageModel
+    from train.tasks.task import Labels
+    from transformer.model import Model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,13 +24,15 @@ class Run:
     experiment: Experiment
     """As resolved: with the size of the vocabulary."""
     folder: RunFolder
-    model: LanguageModel
+    model: Model
     params: Any
     tokenizer: Tokenizer
     step: int
     """Updates that the weights have had."""
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     """The held-out metrics at the end of `fit`; empty for a run that was loaded."""
+    labels: Labels = ()
+    """The names of the classes or tags, by number."""
 
 
 def saved_experiment(folder: RunFolder) -> Experiment:
@@ -50,6 +53,23 @@ def saved_experiment(folder: RunFolder) -> Experiment:
     return from_plain(plain, str(folder.config_json))
 
 
+def saved_labels(folder: RunFolder) -> Labels:
+    """The names of a run's classes or tags; none of a run that has no such."""
+    with reading(folder.labels):
+        if not folder.labels.exists():
+            return ()
+        text = folder.labels.read_text(encoding="utf-8")
+    try:
+        names = json.loads(text)
+    except ValueError as error:
+        raise UserError(
+            f"{folder.labels}: is not JSON ({error}); put the file back as it was"
+        ) from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{folder.labels}: is no list of names; put the file back as it was")
+    return tuple(names)
+
+
 def load(workdir: str, *, step: int | None = None) -> Run:
     """Reads a run: at its newest checkpoint, or at that of `step`.
 
@@ -60,6 +80,7 @@ def load(workdir: str, *, step: int | None = None) -> Run:
     from train.data import Tokenizer
     from train.engine import make_engine
     from train.hardware import local_hardware
+    from train.tasks.vocabulary import check_vocabulary
 
     folder = RunFolder.existing(workdir)
     experiment = one_host(saved_experiment(folder))
@@ -71,7 +92,8 @@ def load(workdir: str, *, step: int | None = None) -> Run:
         if found is None:
             raise UserError(f"{folder.checkpoints}: holds no checkpoint yet; train with fit first")
         params = checkpoints.restore_params(found, engine.shapes().params)
-    return Run(experiment, folder, engine.model, params, tokenizer, found)
+    labels = saved_labels(folder)
+    return Run(experiment, folder, engine.model, params, tokenizer, found, labels=labels)
 
 
 def one_host(experiment: Experiment) -> Experiment:
@@ -87,13 +109,3 @@ def one_host(experiment: Experiment) -> Experiment:
         accumulate=1,
         batch_size=-(-experiment.batch_size // jax.device_count()) * jax.device_count(),
     )
-
-
-def check_vocabulary(experiment: Experiment, tokenizer: Tokenizer, source: str) -> None:
-    """Raises UserError if the model has another vocabulary than the tokenizer."""
-    if experiment.model.vocab_size != tokenizer.vocab_size:
-        raise UserError(
-            f"{source}: has {tokenizer.vocab_size} tokens and the model "
-            f"{experiment.model.vocab_size}; give the tokenizer that the model was trained with, "
-            "or set model.vocab_size to 0 and train anew"
-        )

@@ -14,7 +14,17 @@ from train.errors import UserError
 
 # A folder may have these before it has config.json: its run was killed at its very start.
 _STEMS = frozenset(
-    ("checkpoints", "config", "logbook", "loss", "metrics", "samples", "tensorboard", "tokenizer")
+    (
+        "checkpoints",
+        "config",
+        "labels",
+        "logbook",
+        "loss",
+        "metrics",
+        "samples",
+        "tensorboard",
+        "tokenizer",
+    )
 )
 
 
@@ -87,6 +97,11 @@ class RunFolder:
     def tokenizer(self) -> Location:
         """The tokenizer that the run trains with, in the format of the `tokenizers` library."""
         return self.path / "tokenizer.json"
+
+    @property
+    def labels(self) -> Location:
+        """The names of the classes or tags, by number; not there for tasks without."""
+        return self.path / "labels.json"
 
     @property
     def samples(self) -> Location:

@@ -6,16 +6,16 @@ Nothing of a saved run is executed: a name in the file chooses among the classes
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator
-from typing import Any, get_type_hints
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import cattrs
-from cattrs.strategies import configure_tagged_union
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
 from train.errors import UserError
 from train.experiment import Experiment
 from transformer.mixers import MIXERS, MixerConfig
-from transformer.positions import AttentionPosition, EmbeddingPosition
 from transformer.precision import Precision
 
 FREE = (
@@ -40,35 +40,58 @@ FREE = (
 
 @functools.cache
 def _converter() -> cattrs.Converter:
+    """Where a setting may be one of several classes, `kind` says which."""
     converter = cattrs.Converter(forbid_extra_keys=True)
-    for union in (AttentionPosition, EmbeddingPosition):
-        configure_tagged_union(union, converter, tag_name="kind")
     converter.register_unstructure_hook(Precision, lambda precision: precision.name)
     converter.register_structure_hook(Precision, lambda text, _: Precision.named(text))
-    plain = cattrs.Converter(forbid_extra_keys=True)
-    configure_tagged_union(AttentionPosition, plain, tag_name="kind")
 
-    def mixer_out(config: MixerConfig) -> dict[str, Any]:
-        fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-        hints = get_type_hints(type(config))
-        named = {k: plain.unstructure(v, unstructure_as=hints[k]) for k, v in fields.items()}
-        return {"kind": config.kind, **named}
+    def out(kind: str, value: Any) -> dict[str, Any]:
+        return {"kind": kind, **make_dict_unstructure_fn(type(value), converter)(value)}
 
-    def mixer_in(data: dict[str, Any], _: type) -> MixerConfig:
+    def back(data: dict[str, Any], known: Mapping[str, type], problem: str) -> Any:
         rest = dict(data)
         kind = rest.pop("kind")
-        if kind not in MIXERS:
-            raise UserError(f"mixer {kind}: is not known; add it to transformer.MIXERS first")
-        made: MixerConfig = plain.structure(rest, get_type_hints(MIXERS[kind])["config"])
-        return made
+        if kind not in known:
+            raise UserError(problem.format(kind))
+        found = known[kind]
+        structure = make_dict_structure_fn(found, converter, _cattrs_forbid_extra_keys=True)
+        return structure(rest, found)
 
-    converter.register_unstructure_hook_func(_is_mixer, mixer_out)
-    converter.register_structure_hook_func(_is_mixer, mixer_in)
+    converter.register_unstructure_hook_func(_is_mixer, lambda value: out(value.kind, value))
+    converter.register_structure_hook_func(
+        _is_mixer, lambda data, _: back(data, _mixers(), _UNKNOWN_MIXER)
+    )
+    converter.register_unstructure_hook_func(
+        _is_choice, lambda value: None if value is None else out(type(value).__name__, value)
+    )
+    converter.register_structure_hook_func(
+        _is_choice,
+        lambda data, union: None if data is None else back(data, _choices(union), _UNKNOWN),
+    )
     return converter
+
+
+_UNKNOWN_MIXER = "mixer {}: is not known; add it to transformer.MIXERS first"
+_UNKNOWN = "kind {}: is not known"
 
 
 def _is_mixer(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, MixerConfig)
+
+
+def _mixers() -> dict[str, type]:
+    """The configuration of every mixer, by its kind."""
+    return {kind: get_type_hints(mixer)["config"] for kind, mixer in MIXERS.items()}
+
+
+def _is_choice(kind: Any) -> bool:
+    """Whether it is a union of several dataclasses, or of several and None."""
+    return get_origin(kind) in (Union, types.UnionType) and len(_choices(kind)) > 1
+
+
+def _choices(union: Any) -> dict[str, type]:
+    """The dataclasses of a union, by name."""
+    return {each.__name__: each for each in get_args(union) if dataclasses.is_dataclass(each)}
 
 
 def to_plain(experiment: Experiment) -> dict[str, Any]:

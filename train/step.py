@@ -14,10 +14,15 @@ from train.state import TrainState
 from transformer.losses import Loss
 
 Batch = dict[str, jax.Array]
-"""Arrays with the batch in front; `examples` [B] are the examples' numbers in the run."""
+"""Arrays with the batch in front; `examples` [B] are the examples' numbers in the run, `weights`
+those of the targets."""
 
 LossFunction = Callable[[Any, Batch, jax.Array | None], dict[str, Loss]]
-"""(params, batch, keys [B]) -> sums by name; `loss` is what is minimised."""
+"""(params, batch, keys [B]) -> sums by name. Minimised are `loss` and, where a model has losses of
+its own, those whose names begin with `AUXILIARY`: they have the weight of `loss`. Without keys
+nothing is trained."""
+
+AUXILIARY = "loss/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +48,7 @@ class TrainStep:
         grads, sums = self.accumulated(state, batch, scale)
         if self.axis_name is not None:
             grads, sums = jax.lax.psum((grads, sums), self.axis_name)
-        nominal = batch["targets"].size
+        nominal = batch["weights"].size
         divisor = scale * jnp.maximum(sums["loss"].weight, 1e-9) / nominal
         grads = jax.tree.map(lambda g: g / divisor, grads)
         norm = optax.tree.norm(grads)
@@ -57,7 +62,7 @@ class TrainStep:
     ) -> tuple[Any, dict[str, Loss]]:
         """Gradients and losses summed over the microbatches.
 
-        Gradients are in float32, of the loss times scale / (number of targets): a size that
+        Gradients are in float32, of the loss times scale / (number of weights): a size that
         float16 can hold.
         """
         if self.accumulate == 1:
@@ -79,11 +84,11 @@ class TrainStep:
     def gradients(
         self, state: TrainState, batch: Batch, scale: jax.Array
     ) -> tuple[Any, dict[str, Loss]]:
-        nominal = batch["targets"].size
+        nominal = batch["weights"].size
 
         def objective(params: Any) -> tuple[jax.Array, dict[str, Loss]]:
             sums = self.loss(params, batch, example_keys(state, batch))
-            return sums["loss"].total * (scale / nominal), sums
+            return minimised(sums) * (scale / nominal), sums
 
         grads, sums = jax.grad(objective, has_aux=True)(state.params)
         return jax.tree.map(lambda g: g.astype(jnp.float32), grads), sums
@@ -124,6 +129,12 @@ def example_keys(state: TrainState, batch: Batch) -> jax.Array:  # [B]
     """
     step = jax.random.fold_in(state.key, state.step)
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(step, batch["examples"])
+
+
+def minimised(sums: dict[str, Loss]) -> jax.Array:
+    """The task's loss with those of the model itself, as a sum of the weight of `loss`."""
+    own = (each.total for name, each in sums.items() if name.startswith(AUXILIARY))
+    return sum(own, start=sums["loss"].total)
 
 
 def mean(loss: Loss) -> jax.Array:

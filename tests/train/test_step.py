@@ -154,7 +154,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
     step = jax.jit(
         dataclasses.replace(STEP, loss=halved, optimizer=optimizer, loss_scale=scale, clip=1.0)
     )
-    batch = {"targets": jnp.zeros((1, 1)), "examples": jnp.zeros(1, jnp.uint32)}
+    batch = {"weights": jnp.zeros((1, 1)), "examples": jnp.zeros(1, jnp.uint32)}
     state = a_state(optimizer, LossScale.start(scale))
     start = jax.tree.map(jnp.copy, (state.params, state.optimizer))
     for n, expected in enumerate([2.0**9, 2.0**8], start=1):

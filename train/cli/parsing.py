@@ -39,7 +39,7 @@ def parse(
                 prog=f"python -m train {verb}",
                 args=list(arguments),
                 registry=_registry(),
-                config=(tyro.conf.AvoidSubcommands, tyro.conf.OmitSubcommandPrefixes),
+                config=(tyro.conf.AvoidSubcommands,),
                 **extra,
             )
     except SystemExit as stop:

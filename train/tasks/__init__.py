@@ -1,1 +1,1 @@
-"""What is trained: for each task its loss and its metrics."""
+"""What is learned. `config` has the settings of each task, `task` the interface of all."""

@@ -1,43 +1,130 @@
 """Language modelling: the next token of every token."""
 
-from typing import Any
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 
+from train.data import Batches, Corpus, Tokenizer, evaluation_batches, prepare
+from train.data.config import DataConfig
 from train.experiment import Experiment
 from train.step import Batch, LossFunction
-from transformer.losses import ChunkedCrossEntropy, Loss, chunk_count
-from transformer.mixers import NOTHING
-from transformer.model import LanguageModel, output_matrix
+from train.tasks.continuation import continue_texts
+from train.tasks.losses import auxiliary, wanted, word_loss
+from train.tasks.measuring import fitting, means
+from train.tasks.task import Labels, Metric, SampleOptions, Show, Task
+from train.tasks.vocabulary import with_vocabulary
+from transformer.hardware import Hardware
+from transformer.language_model import LanguageModel
+from transformer.losses import Loss
+from transformer.shared import Constrain
+
+if TYPE_CHECKING:
+    from train.engine import Engine
+    from train.run import Run
 
 
-def language_model_loss(model: LanguageModel, experiment: Experiment) -> LossFunction:
-    """The cross entropy of a batch of windows.
+@dataclasses.dataclass(frozen=True)
+class LanguageTask(Task):
+    """A causal model of text, judged by its loss."""
 
-    A batch has `tokens`, `targets` and `weights` [B, T], and where documents are kept apart
-    `segments` and `positions` [B, T].
-    """
-    config, segments = experiment.model, experiment.data.segments
+    experiment: Experiment
 
-    def loss(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
-        tokens = batch["tokens"]
-        hidden = model.apply(
-            {"params": params},
-            tokens,
-            positions=batch["positions"] if segments else None,
-            segments=batch["segments"] if segments else None,
-            keys=keys,
-            want=NOTHING,
-        ).hidden
-        batch_size, length = tokens.shape
-        chunks = chunk_count(batch_size, length, config.vocab_rows, model.hardware)
-        cross_entropy = ChunkedCrossEntropy(
-            vocab_size=config.vocab_size,
-            chunks=chunks,
-            unroll=model.hardware.platform == "cpu" and chunks <= 8,
-            dtype=config.precision.loss,
+    @property
+    def data(self) -> DataConfig:
+        assert isinstance(self.experiment.data, DataConfig)  # as the experiment has checked
+        return self.experiment.data
+
+    @property
+    def metric(self) -> Metric:
+        return Metric("loss", lower_is_better=True)
+
+    @property
+    def continues(self) -> bool:
+        return True
+
+    def prepare(self, tokenizer: Tokenizer | None = None, labels: Labels | None = None) -> Corpus:
+        return prepare(self.data, tokenizer=tokenizer)
+
+    def labels(self, corpus: Corpus) -> Labels:
+        return ()
+
+    def resolved(self, corpus: Corpus) -> Experiment:
+        return with_vocabulary(self.experiment, corpus.tokenizer)
+
+    def model(self, hardware: Hardware, constrain: Constrain) -> LanguageModel:
+        return LanguageModel(self.experiment.model, hardware, constrain)
+
+    def loss(self, model: LanguageModel) -> LossFunction:
+        """The cross entropy of a batch of windows.
+
+        A batch has `tokens`, `targets` and `weights` [B, T], and where documents are kept apart
+        `segments` and `positions` [B, T].
+        """
+        segments = self.data.segments
+
+        def loss(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
+            output = model.apply(
+                {"params": params},
+                batch["tokens"],
+                positions=batch["positions"] if segments else None,
+                segments=batch["segments"] if segments else None,
+                keys=keys,
+                want=wanted(keys),
+            )
+            words = word_loss(model, params, output.hidden, batch)
+            return {"loss": words, **auxiliary(output.aux, words.weight)}
+
+        return loss
+
+    def batches(self, corpus: Corpus) -> Batches:
+        return Batches(
+            corpus.split("train"),
+            batch_size=self.experiment.batch_size,
+            sequence_length=self.data.sequence_length,
+            seed=self.experiment.seed,
+            segments=self.data.segments,
         )
-        matrix = output_matrix(params, config)
-        return {"loss": cross_entropy(hidden, matrix, batch["targets"], batch["weights"])}
 
-    return loss
+    def amount(self, corpus: Corpus) -> str:
+        return f"{len(corpus.split('train').tokens):,} tokens of text"
+
+    def evaluate(
+        self, engine: Engine, params: Any, corpus: Corpus, split: str, *, whole: bool
+    ) -> dict[str, float]:
+        """Loss in nats a token, perplexity, and bits per byte of the text."""
+        settings, stream = self.experiment.evaluation, corpus.split(split)
+        batches = evaluation_batches(
+            stream,
+            batch_size=fitting(settings.batch_size or self.experiment.batch_size, engine.mesh),
+            sequence_length=self.data.sequence_length,
+            stride=settings.stride or None,
+            segments=self.data.segments,
+            limit=None if whole or not settings.batches else settings.batches,
+        )
+        loss = means(engine, params, batches)["loss"]
+        bits_per_nat = stream.targets / stream.bytes / math.log(2)
+        return {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "bits_per_byte": loss * bits_per_nat,
+        }
+
+    def references(self, corpus: Corpus) -> dict[str, float]:
+        return corpus.compressed_bits_per_byte("validation")
+
+    def sample(
+        self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None
+    ) -> list[str]:
+        return continue_texts(
+            run,
+            prompts,
+            max_new_tokens=options.max_new_tokens,
+            sampling=options.sampling,
+            seed=options.seed,
+            stream=show,
+        )

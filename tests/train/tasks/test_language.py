@@ -9,14 +9,15 @@ import pytest
 from jax.sharding import Mesh
 
 from tests.train.support import LENGTH, tiny
+from train.data.batches import share
 from train.data.streams import TokenStream
 from train.engine import Engine, Metrics
 from train.errors import UsageError
-from train.evaluation import evaluate_stream, host_rows
 from train.experiment import EvaluationConfig, Experiment
 from train.sharding import MeshConfig, make_mesh
 from train.state import TrainState
 from train.step import Batch
+from train.tasks.language import LanguageTask
 from transformer.losses import Loss
 
 
@@ -56,6 +57,23 @@ def a_stream(tokens: int, size: int) -> TokenStream:
 
 def an_experiment(folder: Path, **evaluation: Any) -> Experiment:
     return tiny(folder, evaluation=EvaluationConfig(**evaluation))
+
+
+class Streams:
+    """A corpus of one text."""
+
+    def __init__(self, stream: TokenStream):
+        self.stream = stream
+
+    def split(self, name: str) -> TokenStream:
+        return self.stream
+
+
+def evaluate_stream(
+    engine: Engine, params: Any, stream: TokenStream, experiment: Experiment, *, whole: bool
+) -> dict[str, float]:
+    corpus: Any = Streams(stream)
+    return LanguageTask(experiment).evaluate(engine, params, corpus, "validation", whole=whole)
 
 
 def on(devices: int) -> Pretender:
@@ -113,11 +131,16 @@ def test_a_loss_beyond_all_bounds_is_still_a_number(tmp_path: Path) -> None:
     assert math.isfinite(found["perplexity"])
 
 
-def test_a_host_reads_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert host_rows(12) == (0, 12)
+def test_a_host_reads_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = a_stream(tokens=1 + 21 * LENGTH + 5, size=700)
+    whole, quarter = on(1), on(1)
+    evaluate_stream(whole, 1.0, stream, an_experiment(tmp_path), whole=True)
     monkeypatch.setattr(jax, "process_count", lambda: 4)
     monkeypatch.setattr(jax, "process_index", lambda: 2)
-    assert host_rows(12) == (6, 9)
+    evaluate_stream(quarter, 1.0, stream, an_experiment(tmp_path), whole=True)
+    assert share(8, 2, 4) == (4, 6)
+    for mine, all_rows in zip(quarter.batches, whole.batches, strict=True):
+        np.testing.assert_array_equal(mine["tokens"], all_rows["tokens"][4:6])
 
 
 def test_a_stride_is_within_a_window(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import pytest
 from train.data.config import TokenizerConfig
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
-from train.sample import sample
+from train.tasks.continuation import continue_texts
 from transformer.attention import AttentionConfig
 from transformer.block import BlockConfig
 from transformer.config import TransformerConfig
 from transformer.decoding import generate
-from transformer.model import LanguageModel
+from transformer.language_model import LanguageModel
 from transformer.positions import LearnedPositions
 from transformer.sampling import ANCESTRAL, SamplingConfig
 
@@ -53,7 +53,7 @@ def words(run: Any, prompt: str, count: int, seed: int = 0) -> list[int]:
 
 def test_a_text_follows_each_prompt(run: Any) -> None:
     prompts = ["ab", "", "héé"]
-    texts = sample(run, prompts, max_new_tokens=23, seed=4)
+    texts = continue_texts(run, prompts, max_new_tokens=23, seed=4)
     expected = [bytes(words(run, prompt, 23, 4)).decode(errors="replace") for prompt in prompts]
     assert texts == expected
     assert len(set(texts)) == 3
@@ -70,19 +70,19 @@ def test_the_text_ends_with_the_end_of_text(run: Any) -> None:
         }
         other: Any = SimpleNamespace(model=run.model, params=params, tokenizer=run.tokenizer)
         pieces: list[str] = []
-        sample(other, ["x"], max_new_tokens=30, stream=pieces.append)
+        continue_texts(other, ["x"], max_new_tokens=30, stream=pieces.append)
         assert len("".join(pieces)) <= expected
         assert bool(pieces) == bool(expected)
 
 
 def test_pieces_of_the_stream_join_to_the_text(run: Any) -> None:
     pieces: list[str] = []
-    [text] = sample(run, ["ab"], max_new_tokens=40, seed=2, stream=pieces.append)
+    [text] = continue_texts(run, ["ab"], max_new_tokens=40, seed=2, stream=pieces.append)
     assert "".join(pieces) == text
     assert len(pieces) > 3
     assert all(pieces)
     with pytest.raises(ValueError, match="give 1 prompt, not 2"):
-        sample(run, ["a", "b"], max_new_tokens=1, stream=pieces.append)
+        continue_texts(run, ["a", "b"], max_new_tokens=1, stream=pieces.append)
 
 
 def test_a_word_keeps_the_space_before_it() -> None:
@@ -92,7 +92,7 @@ def test_a_word_keeps_the_space_before_it() -> None:
     run = made(dataclasses.replace(CONFIG, vocab_size=tokenizer.vocab_size))
     run.tokenizer = tokenizer
     pieces: list[str] = []
-    [text] = sample(run, ["the cat"], max_new_tokens=9, seed=3, stream=pieces.append)
+    [text] = continue_texts(run, ["the cat"], max_new_tokens=9, seed=3, stream=pieces.append)
     row = [tokenizer.end_of_text, *tokenizer.encode("the cat")]
     new = generate(run.model, run.params, [row], max_new_tokens=9, seed=3).tokens[0]
     assert "the cat" + text == tokenizer.decode([*row, *new])
@@ -102,7 +102,7 @@ def test_a_word_keeps_the_space_before_it() -> None:
 
 def test_positions_that_are_used_up_are_used_again(run: Any) -> None:
     """Of 64, 61 are free after "ab" and its beginning; then the newest 32 tokens are read anew."""
-    [text] = sample(run, ["ab"], max_new_tokens=100, sampling=GREEDY)
+    [text] = continue_texts(run, ["ab"], max_new_tokens=100, sampling=GREEDY)
     tokens = [END, *b"ab"]
     for count in (61, 32, 7):
         seen = tokens if len(tokens) < 64 else tokens[-32:]
@@ -115,14 +115,14 @@ def test_positions_that_are_used_up_are_used_again(run: Any) -> None:
 
 def test_used_up_positions_do_not_tie_prompts_together(run: Any) -> None:
     prompts = ["ab", "abcd", "ab", "xy"]
-    texts = sample(run, prompts, max_new_tokens=80, seed=1)
+    texts = continue_texts(run, prompts, max_new_tokens=80, seed=1)
     assert len(set(texts)) == 4  # equal prompts differ too
-    assert sample(run, ["abcd"], max_new_tokens=80, seed=1) == [texts[1]]
-    assert sample(run, ["xy", "ab"], max_new_tokens=80, seed=1) == [texts[3], texts[0]]
+    assert continue_texts(run, ["abcd"], max_new_tokens=80, seed=1) == [texts[1]]
+    assert continue_texts(run, ["xy", "ab"], max_new_tokens=80, seed=1) == [texts[3], texts[0]]
 
 
 def test_no_prompts_give_no_texts(run: Any) -> None:
-    assert sample(run, [], max_new_tokens=3) == []
+    assert continue_texts(run, [], max_new_tokens=3) == []
 
 
 POSITIONS = "among the model's 64 learned positions"
@@ -138,7 +138,7 @@ POSITIONS = "among the model's 64 learned positions"
 )
 def test_errors_are_for_people(run: Any, prompt: str, count: int, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        sample(run, [prompt], max_new_tokens=count, sampling=ANCESTRAL)
+        continue_texts(run, [prompt], max_new_tokens=count, sampling=ANCESTRAL)
     assert str(caught.value) == message
 
 
@@ -146,4 +146,4 @@ def test_characters_that_the_tokenizer_lacks_are_named(run: Any) -> None:
     tokenizer = train_tokenizer(TokenizerConfig(kind="character"), ["abc"])
     other: Any = SimpleNamespace(model=run.model, params=run.params, tokenizer=tokenizer)
     with pytest.raises(UserError, match="'z'"):
-        sample(other, ["abz"], max_new_tokens=3)
+        continue_texts(other, ["abz"], max_new_tokens=3)

@@ -1,0 +1,51 @@
+"""What the losses of tasks are made of."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from train.step import AUXILIARY, Batch
+from transformer.losses import ChunkedCrossEntropy, Loss, chunk_count
+from transformer.mixers import NOTHING, Want
+from transformer.model import Model, output_matrix
+
+LOSSES: Want = frozenset({"losses"})
+
+
+def wanted(keys: jax.Array | None) -> Want:
+    """What a model is asked for beside its hidden states: in training, its own losses."""
+    return NOTHING if keys is None else LOSSES
+
+
+def word_loss(
+    model: Model,
+    params: Any,
+    hidden: jax.Array,  # [B, T, D]
+    batch: Batch,  # `targets` and `weights` [B, T]
+) -> Loss:
+    """Cross entropy over the vocabulary, in chunks that fit the hardware."""
+    config, hardware = model.config, model.hardware
+    batch_size, length, _ = hidden.shape
+    chunks = chunk_count(batch_size, length, config.vocab_rows, hardware)
+    cross_entropy = ChunkedCrossEntropy(
+        vocab_size=config.vocab_size,
+        chunks=chunks,
+        unroll=hardware.platform == "cpu" and chunks <= 8,
+        dtype=config.precision.loss,
+    )
+    matrix = output_matrix(params, config)
+    return cross_entropy(hidden, matrix, batch["targets"], batch["weights"])
+
+
+def auxiliary(
+    aux: Any,  # of a model
+    weight: jax.Array,  # of the batch's loss
+) -> dict[str, Loss]:
+    """The model's own losses by name, summed over layers, to be weighted as the batch's loss is."""
+    found: dict[str, jax.Array] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(aux):
+        name = str(getattr(path[-1], "key", ""))
+        if name.startswith(AUXILIARY):
+            found[name] = found.get(name, jnp.float32(0)) + jnp.sum(leaf.astype(jnp.float32))
+    return {name: Loss(value * weight, weight) for name, value in sorted(found.items())}

@@ -1,0 +1,37 @@
+"""Sums over an evaluation set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from train.tasks.task import EvaluationSet
+
+if TYPE_CHECKING:
+    from train.engine import Engine
+
+
+def fitting(batch_size: int, mesh: Mesh) -> int:
+    """The batch size, or a few rows more so that it divides among the devices."""
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    return -(-batch_size // shards) * shards
+
+
+def means(engine: Engine, params: Any, batches: EvaluationSet) -> dict[str, float]:
+    """The means of the task's losses over a set, by name.
+
+    Sums are taken on the host in float64; fetching a batch late lets the next one start.
+    """
+    host, hosts = jax.process_index(), jax.process_count()
+    pending = [
+        engine.evaluate(params, engine.put(batches.host(cursor, host, hosts)))
+        for cursor in range(len(batches))
+    ]
+    found = jax.device_get(pending)
+    totals = {
+        name: np.array([each[name] for each in found], np.float64).sum(axis=0) for name in found[0]
+    }
+    return {name: float(total / weight) for name, (total, weight) in totals.items()}

@@ -1,0 +1,23 @@
+"""Every task by its settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from train.tasks.config import LanguageModelling
+from train.tasks.language import LanguageTask
+from train.tasks.task import Task
+
+if TYPE_CHECKING:
+    from train.experiment import Experiment
+
+TASKS: dict[type, Any] = {
+    LanguageModelling: LanguageTask,
+}
+"""To add a task: its settings in `config.py`, its file, and a line here."""
+
+
+def make_task(experiment: Experiment) -> Task:
+    """The task of an experiment."""
+    task: Task = TASKS[type(experiment.task)](experiment)
+    return task

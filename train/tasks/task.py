@@ -1,0 +1,147 @@
+"""The interface of a task: all that a run does otherwise when it learns something else."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from transformer.sampling import ANCESTRAL, SamplingConfig
+
+if TYPE_CHECKING:
+    from train.data.tokenizer import Tokenizer
+    from train.engine import Engine
+    from train.experiment import Experiment
+    from train.run import Run
+    from train.step import LossFunction
+    from transformer.hardware import Hardware
+    from transformer.model import Model
+    from transformer.shared import Constrain
+
+Rows = dict[str, np.ndarray]
+"""Some rows of a batch: `examples` [B] uint32 and `weights` of the targets, whatever else."""
+
+Labels = tuple[str, ...]
+"""The names of classes or tags, by number."""
+
+Show = Callable[[str], None]
+
+
+class TrainingSet(Protocol):
+    """Batches without end, each a pure function of the seed and its number."""
+
+    def host(self, cursor: int, host: int, hosts: int) -> Rows:
+        """The rows of batch `cursor` that are the share of one host of several."""
+        ...
+
+
+class EvaluationSet(Protocol):
+    """The batches of a held-out split."""
+
+    def __len__(self) -> int: ...
+
+    def host(self, cursor: int, host: int, hosts: int) -> Rows:
+        """As that of a `TrainingSet`."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """What evaluations are judged by."""
+
+    name: str
+    lower_is_better: bool
+
+    def better(self, one: float, other: float) -> bool:
+        """Whether `one` is better than `other`; what is no number is better than nothing."""
+        return one < other if self.lower_is_better else one > other
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleOptions:
+    """How a run's model answers. Each task takes what concerns it."""
+
+    max_new_tokens: int = 200
+    sampling: SamplingConfig = ANCESTRAL
+    beams: int = 0
+    """0: as the run's settings say."""
+    seed: int = 0
+
+
+class Task(abc.ABC):
+    """What is learned from an experiment's data, by which model, and how it is judged and shown.
+
+    A corpus is what `prepare` makes; no one but its task looks into it. It has a `tokenizer`, and
+    a `digest` that tells corpora apart.
+    """
+
+    experiment: Experiment
+    """As it was asked for, or as `resolved` has made it."""
+
+    @property
+    @abc.abstractmethod
+    def metric(self) -> Metric:
+        """What evaluations on the way are judged by."""
+
+    @property
+    @abc.abstractmethod
+    def continues(self) -> bool:
+        """Whether a sample goes on from its prompt, rather than answering it."""
+
+    @abc.abstractmethod
+    def prepare(self, tokenizer: Tokenizer | None = None, labels: Labels | None = None) -> Any:
+        """The corpus; of a run that was begun, with the tokenizer and the labels that it has.
+
+        Raises UserError if the data are missing, empty or damaged.
+        """
+
+    @abc.abstractmethod
+    def labels(self, corpus: Any) -> Labels:
+        """The names of its classes or tags; none of tasks that have no such."""
+
+    @abc.abstractmethod
+    def resolved(self, corpus: Any) -> Experiment:
+        """The experiment with what it left for the corpus to say."""
+
+    @abc.abstractmethod
+    def model(self, hardware: Hardware, constrain: Constrain) -> Model:
+        """The model of an experiment that is resolved."""
+
+    @abc.abstractmethod
+    def loss(self, model: Any) -> LossFunction:
+        """What is minimised, under the name `loss`, and what is measured beside it."""
+
+    @abc.abstractmethod
+    def batches(self, corpus: Any) -> TrainingSet:
+        """What to train on. Raises UserError if there is not enough of it."""
+
+    @abc.abstractmethod
+    def amount(self, corpus: Any) -> str:
+        """How much there is to train on, in words."""
+
+    @abc.abstractmethod
+    def evaluate(
+        self, engine: Engine, params: Any, corpus: Any, split: str, *, whole: bool
+    ) -> dict[str, float]:
+        """The metrics of a split by name.
+
+        Over all of it, or over as much as an evaluation on the way takes. Raises UserError if
+        there is no such split.
+        """
+
+    @abc.abstractmethod
+    def references(self, corpus: Any) -> dict[str, float]:
+        """What others reach on the validation split, in bits per byte by name."""
+
+    @abc.abstractmethod
+    def sample(
+        self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None
+    ) -> list[str]:
+        """What the model answers to each prompt.
+
+        `show` is given the answer to a single one in pieces, as it is made. Raises UserError for
+        prompts that it cannot take.
+        """

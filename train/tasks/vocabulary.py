@@ -1,0 +1,35 @@
+"""The model's vocabulary is the tokenizer's."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from train.errors import UserError
+
+if TYPE_CHECKING:
+    from train.data.tokenizer import Tokenizer
+    from train.experiment import Experiment
+
+
+def with_vocabulary(experiment: Experiment, tokenizer: Tokenizer) -> Experiment:
+    """The experiment with the tokenizer's number of words, where it left that open.
+
+    Raises UserError if it says another.
+    """
+    model = experiment.model
+    if not model.vocab_size:
+        model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
+        experiment = dataclasses.replace(experiment, model=model)
+    check_vocabulary(experiment, tokenizer, "data.tokenizer")
+    return experiment
+
+
+def check_vocabulary(experiment: Experiment, tokenizer: Tokenizer, source: str) -> None:
+    """Raises UserError if the model has another vocabulary than the tokenizer."""
+    if experiment.model.vocab_size != tokenizer.vocab_size:
+        raise UserError(
+            f"{source}: has {tokenizer.vocab_size} tokens and the model "
+            f"{experiment.model.vocab_size}; give the tokenizer that the model was trained with, "
+            "or set model.vocab_size to 0 and train anew"
+        )

@@ -15,15 +15,17 @@ def choices(experiment: Experiment, hardware: Hardware) -> dict[str, str]:
     for place, block in enumerate(model.pattern):
         if isinstance(block.mixer, AttentionConfig):
             width = block.mixer.query_width(model.width)
+            meeting = block.mixer.meeting_width(model.width)
             case = Case(
                 hardware=hardware,
                 pattern=Pattern(causal=True),
                 dtype=model.precision.compute,
                 queries=length,
                 keys=length,
-                query_width=width,
+                query_width=meeting,
                 value_width=block.mixer.value_width or width,
                 segments=experiment.data.segments,
+                products=block.mixer.products,
                 dropout=block.mixer.dropout > 0,
             )
             choice = choose(block.mixer.form, case)

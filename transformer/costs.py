@@ -14,6 +14,7 @@ from transformer.attention import AttentionConfig
 from transformer.config import TransformerConfig
 from transformer.language_model import LanguageModel
 from transformer.model import Model
+from transformer.positions import RelativePositions
 from transformer.sizes import Leaf, abstract, layer_mixers, padded_entries
 
 
@@ -94,13 +95,22 @@ class ScoreFlops(NamedTuple):
 
 
 def _attention_scores(mixer: AttentionConfig, width: int, length: int) -> ScoreFlops:
-    head = mixer.query_width(width)
-    each = mixer.heads * (head + (mixer.value_width or head))  # multiplications with one key
-    return ScoreFlops(full=2 * each * length, causal=each * (length + 1))
+    """An additive score is one product too: of its hidden layer and a vector, for each key."""
+    both = mixer.meeting_width(width) + (mixer.value_width or mixer.query_width(width))
+    each, once = mixer.heads * both, 0  # multiplications with one key, and with none
+    if isinstance(mixer.position, RelativePositions):
+        each += mixer.heads * 2 * mixer.position.distances
+        once = mixer.heads * both * mixer.position.distances
+    return ScoreFlops(full=2 * (each * length + once), causal=each * (length + 1) + 2 * once)
+
+
+def _no_scores(mixer: Any, width: int, length: int) -> ScoreFlops:
+    return ScoreFlops(full=0, causal=0)
 
 
 SCORES: dict[str, Callable[[Any, int, int], ScoreFlops]] = {
     AttentionConfig.kind: _attention_scores,
+    **dict.fromkeys(("identity", "elman", "lstm", "convolution"), _no_scores),
 }
 """By `kind`: (a mixer's configuration, D, T) -> a token's operations that take no weights."""
 
@@ -131,8 +141,8 @@ def attention_traffic(model: LanguageModel, length: int) -> Traffic:
     plain = flash = 0
     for mixer, _, _ in layer_mixers(config):
         if isinstance(mixer, AttentionConfig):
-            head = mixer.query_width(config.width)
+            value = mixer.value_width or mixer.query_width(config.width)
             heads = mixer.heads + (mixer.kv_heads or mixer.heads)
-            flash += item * heads * (head + (mixer.value_width or head))
+            flash += item * heads * (mixer.meeting_width(config.width) + value)
             plain += item * 4 * mixer.heads * length
     return Traffic(plain=plain + flash, flash=flash)

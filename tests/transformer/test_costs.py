@@ -23,6 +23,8 @@ from transformer.costs import (
     decode_weight_bytes,
     estimate_flops,
 )
+from transformer.positions import RelativePositions
+from transformer.scores import AdditiveScore, BilinearScore
 
 # D 7, N 3, K 1, H 5 and 11, F 13, V 17 in 24 rows, 19 positions, L 3.
 MIXER = AttentionConfig(heads=3, kv_heads=1, head_width=5, value_width=11)
@@ -64,12 +66,37 @@ def test_a_mixer_without_a_formula_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def reference(config: TransformerConfig) -> TransformerConfig:
     """Every score computed, no padding, layers unrolled: what the formulas count."""
     block = config.pattern[0]
-    mixer = dataclasses.replace(MIXER, form="reference")
+    mixer: Any = dataclasses.replace(block.mixer, form="reference")  # type: ignore[call-arg]
     pattern = (dataclasses.replace(block, mixer=mixer),)
     return dataclasses.replace(config, pattern=pattern, vocab_multiple=1, loop="unroll")
 
 
-@pytest.mark.parametrize("config", [TINY, UNTIED], ids=["tied", "untied"])
+def scored(**fields: Any) -> TransformerConfig:
+    block = dataclasses.replace(TINY.pattern[0], mixer=dataclasses.replace(MIXER, **fields))
+    return dataclasses.replace(TINY, pattern=(block,))
+
+
+BILINEAR = scored(score=BilinearScore())
+RELATIVE = scored(position=RelativePositions(clip=2))
+
+
+def test_flops_of_scores_of_other_kinds() -> None:
+    """W is a projection; so are those of the MLP, whose hidden layer of 29 meets a vector."""
+    plain = count_flops(LanguageModel(TINY), 23)
+    bilinear = count_flops(LanguageModel(BILINEAR), 23)
+    assert bilinear.projections == plain.projections + 3 * 2 * 3 * 5 * 5
+    assert bilinear.scores == plain.scores
+    additive = count_flops(LanguageModel(scored(score=AdditiveScore(29))), 23)
+    assert additive.projections == plain.projections + 3 * 2 * (3 + 1) * 5 * 29
+    assert additive.scores == 3 * 2 * 3 * (29 + 11) * 23
+    assert additive.scores_causal == 3 * 2 * 3 * (29 + 11) * 12
+
+
+@pytest.mark.parametrize(
+    "config",
+    [TINY, UNTIED, BILINEAR, RELATIVE],
+    ids=["tied", "untied", "bilinear", "relative"],
+)
 def test_flops_are_those_of_the_products_in_the_program(config: TransformerConfig) -> None:
     model = LanguageModel(reference(config))
     tokens = jnp.zeros((2, 13), jnp.int32)

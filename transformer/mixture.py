@@ -1,0 +1,167 @@
+"""Mixture of experts: many feed-forwards, of which each token goes through a few."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.checks import check_choice, check_least
+from transformer.dispatch import Dense, Dispatch, Slots, Sorted
+from transformer.dropout import dropout
+from transformer.feedforward import FeedForwardConfig, FeedForwardOutput, nonlinearity
+from transformer.hardware import Hardware
+from transformer.linear import apply_matrix
+from transformer.mixers import NOTHING, Want
+from transformer.routing import Routing, load_balance, route, router_z
+from transformer.shared import Shared
+from transformer.weights import weight
+
+Form = Literal["auto", "dense", "sorted"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureConfig:
+    """E feed-forwards and a router (Shazeer et al. 2017; Fedus et al. 2022, Switch)."""
+
+    experts: int = 8
+    """E."""
+    chosen: int = 2
+    """C, experts that each token goes through: 1 in Switch, 2 in Mixtral."""
+    expert: FeedForwardConfig = FeedForwardConfig()
+    """Each of them; its dropout drops the same hidden units in all experts of a token."""
+    renormalise: bool = True
+    """Whether the gates of a token sum to 1 (Mixtral), or are plain probabilities (Switch)."""
+    capacity: float = 0.0
+    """Places for tokens in each expert, as a multiple of what an even spread would need. Tokens
+    beyond are dropped, so what a token gets depends on later ones: no causal model can have it.
+    0: no token is ever dropped."""
+    load_balance: float = 0.01
+    """Coefficient of the loss that spreads tokens evenly (Fedus et al. 2022, eq. 4)."""
+    router_z: float = 0.001
+    """Coefficient of the loss that keeps the router's logits small (Zoph et al. 2022, eq. 5)."""
+    form: Form = "auto"
+    """How tokens without a capacity reach their experts: every expert computes all of them, or they
+    are sorted first; `auto` sorts on a single accelerator."""
+
+    def __post_init__(self) -> None:
+        check_least("mixture.experts", self.experts, 1)
+        check_least("mixture.chosen", self.chosen, 1)
+        for name in ("capacity", "load_balance", "router_z"):
+            check_least(f"mixture.{name}", getattr(self, name), 0)
+        check_choice("mixture.form", self.form, get_args(Form))
+        if self.chosen > self.experts:
+            raise ValueError(
+                f"mixture.chosen {self.chosen}: there are {self.experts} experts; give at most that"
+            )
+        if self.chosen == 1 and self.renormalise:
+            raise ValueError(
+                "mixture.renormalise True: the gate of one chosen expert is always 1, and the "
+                "router learns nothing; set it to False"
+            )
+        if self.capacity and self.form != "auto":
+            raise ValueError(
+                f"mixture.form {self.form}: experts with a capacity have slots; leave it at auto"
+            )
+
+
+class Mixture(nn.Module):
+    """The sum over a token's C experts of gate * expert(x)."""
+
+    config: MixtureConfig
+    shared: Shared
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        keys: jax.Array | None = None,  # [B]
+        *,
+        real: jax.Array | None = None,  # [B, T] booleans; others are padding and get zeros
+        want: Want = NOTHING,
+    ) -> FeedForwardOutput:
+        """`aux` has the two losses times their coefficients, when `losses` are wanted."""
+        config = self.config
+        logits = self.router(x)
+        routing = route(logits, config.chosen, renormalise=config.renormalise, real=real)
+        y = self.experts(dispatch(config, routing, self.shared.hardware), x, keys)
+        if "losses" not in want:
+            return FeedForwardOutput(y, {})
+        losses = {
+            "loss/load_balance": config.load_balance * load_balance(routing),
+            "loss/router_z": config.router_z * router_z(logits, routing.real),
+        }
+        return FeedForwardOutput(y, losses)
+
+    def router(self, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, E]
+        """In float32 whatever the policy: a rounded probability sends tokens astray."""
+        shared, inputs = self.shared, {"embed": self.shared.width}
+        matrix = weight(
+            self,
+            "router",
+            inputs=inputs,
+            outputs={"experts": self.config.experts},
+            init=shared.initialization.matrix(inputs),
+            dtype=shared.precision.parameters,
+        )
+        wide = x.astype(jnp.float32)
+        return apply_matrix(wide, matrix.astype(wide.dtype), 1, shared.hardware.flattens_tokens)
+
+    def experts(
+        self,
+        groups: Dispatch,
+        x: jax.Array,  # [B, T, D]
+        keys: jax.Array | None,  # [B]
+    ) -> jax.Array:  # [B, T, D]
+        """What `FeedForward` does, with the weights of each row's expert."""
+        config, shared = self.config.expert, self.shared
+        embed, mlp = {"embed": shared.width}, {"mlp": config.hidden_width(shared.width)}
+        activation = nonlinearity(self, config, shared)
+        rows = groups.spread(x)
+        hidden = self.linear(groups, "up", rows, embed, mlp)
+        if config.gated:
+            hidden = activation(self.linear(groups, "gate", rows, embed, mlp)) * hidden
+        else:
+            hidden = activation(hidden)
+        if keys is not None and config.dropout:
+            ones = jnp.ones((*x.shape[:2], *mlp.values()), x.dtype)
+            hidden = hidden * groups.spread(dropout(ones, config.dropout, keys))
+        return groups.collect(self.linear(groups, "down", hidden, mlp, embed))
+
+    def linear(
+        self,
+        groups: Dispatch,
+        name: str,
+        rows: jax.Array,
+        inputs: Mapping[str, int],
+        outputs: Mapping[str, int],
+    ) -> jax.Array:
+        """Declares the experts' matrices `name` (and `name_bias`) and applies them."""
+        shared, stack = self.shared, {"experts": self.config.experts}
+        dtype, start = shared.precision.parameters, shared.initialization
+        init = start.matrix(inputs, residual_layers=shared.layers if name == "down" else 0)
+        matrices = weight(
+            self, name, stack=stack, inputs=inputs, outputs=outputs, init=init, dtype=dtype
+        )
+        rows = groups.product(rows, matrices.astype(rows.dtype))
+        if not self.config.expert.bias:
+            return rows
+        zeros = nn.initializers.zeros
+        bias = weight(self, f"{name}_bias", stack=stack, outputs=outputs, init=zeros, dtype=dtype)
+        return rows + groups.vectors(bias.astype(rows.dtype))
+
+
+def dispatch(config: MixtureConfig, routing: Routing, hardware: Hardware) -> Dispatch:
+    """How tokens reach their experts.
+
+    XLA's CPU compiler makes a ragged product from E dense ones. On several devices a sort would
+    bring all tokens to each.
+    """
+    if config.capacity:
+        return Slots.of(routing, config.capacity)
+    alone = hardware.platform != "cpu" and hardware.count == 1
+    if config.form == "sorted" or (config.form == "auto" and alone):
+        return Sorted.of(routing)
+    return Dense(routing)

@@ -1,10 +1,9 @@
 """What `auto` means for an experiment on some hardware: saved with the run."""
 
 from train.experiment import Experiment
-from transformer.attend import Case, choose
+from transformer.attend import choose
 from transformer.attention import AttentionConfig
 from transformer.hardware import Hardware
-from transformer.masks import Pattern
 from transformer.stack import unrolls
 
 
@@ -14,19 +13,13 @@ def choices(experiment: Experiment, hardware: Hardware) -> dict[str, str]:
     chosen = {}
     for place, block in enumerate(model.pattern):
         if isinstance(block.mixer, AttentionConfig):
-            width = block.mixer.query_width(model.width)
-            meeting = block.mixer.meeting_width(model.width)
-            case = Case(
-                hardware=hardware,
-                pattern=Pattern(causal=True),
+            case = block.mixer.case(
+                model.width,
+                length,
                 dtype=model.precision.compute,
-                queries=length,
-                keys=length,
-                query_width=meeting,
-                value_width=block.mixer.value_width or width,
+                hardware=hardware,
+                causal=model.causal,
                 segments=experiment.data.segments,
-                products=block.mixer.products,
-                dropout=block.mixer.dropout > 0,
             )
             choice = choose(block.mixer.form, case)
             name = f"model.pattern.{place}.mixer.form"

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer import scores
-from transformer.attend import Form, attend
+from transformer.attend import Case, Form, attend
 from transformer.cache import KVCache, MemoryCache
 from transformer.checks import check_choice, check_least, check_share
 from transformer.dropout import fold
+from transformer.hardware import Hardware
 from transformer.linear import linear
-from transformer.masks import Mask
+from transformer.masks import Mask, Pattern
 from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
 from transformer.norms import Norm, NormConfig
 from transformer.positions import AttentionPosition, NoPosition, RelativePositions, Rotary, rotate
@@ -88,6 +89,32 @@ class AttentionConfig(MixerConfig):
         """Whether its scores are products of queries and keys alone."""
         added = not isinstance(self.position, NoPosition | Rotary)
         return not added and not isinstance(self.score, AdditiveScore)
+
+    def case(
+        self,
+        width: int,  # D
+        length: int,  # T, and S
+        *,
+        dtype: str,
+        hardware: Hardware,
+        causal: bool,
+        segments: bool,
+        cross: bool = False,
+    ) -> Case:
+        """What its form is chosen by, when nothing is decoded and no weights are wanted."""
+        return Case(
+            hardware=hardware,
+            pattern=Pattern(causal=causal),
+            dtype=dtype,
+            queries=length,
+            keys=length,
+            query_width=self.meeting_width(width),
+            value_width=self.value_width or self.query_width(width),
+            segments=segments,
+            own_keys=not cross,
+            products=self.products,
+            dropout=self.dropout > 0,
+        )
 
 
 class Attention(Mixer):

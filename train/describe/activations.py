@@ -4,8 +4,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformer.mixers import MixerConfig
-    from transformer.language_model import LanguageModel
+    from transformer.model import Model
+    from transformer.sizes import LayerMixer
 
 FLASH = ("cudnn",)
 """Forms of attention that never hold all scores."""
@@ -27,7 +27,7 @@ class Activations:
 
 
 def estimate_activations(
-    model: "LanguageModel", batch: int, length: int, *, segments: bool = False
+    model: "Model", batch: int, length: int, *, segments: bool = False
 ) -> Activations:
     """For `batch` windows of `length` tokens; `segments` says that documents are kept apart."""
     import jax.numpy as jnp
@@ -35,11 +35,12 @@ def estimate_activations(
     from transformer.attention import AttentionConfig
     from transformer.sizes import layer_mixers
 
-    mixers = [layer.mixer for layer in layer_mixers(model.config)]
+    layers = list(layer_mixers(model.config))
     item = jnp.dtype(model.config.precision.compute).itemsize
     tokens, width = batch * length, model.config.width
+    mixers = (layer.mixer for layer in layers)
     heads = [mixer.heads if isinstance(mixer, AttentionConfig) else 0 for mixer in mixers]
-    kept = [_kept_heads(model, mixer, length, segments) for mixer in mixers]
+    kept = [_kept_heads(model, layer, length, segments) for layer in layers]
     textbook = sum(tokens * (14 * width + length * n) for n in heads)
     return Activations(
         bytes=item * _elements(model, [tokens * (14 * width + length * n) for n in kept], tokens),
@@ -49,7 +50,7 @@ def estimate_activations(
     )
 
 
-def _elements(model: "LanguageModel", layers: list[int], tokens: int) -> int:
+def _elements(model: "Model", layers: list[int], tokens: int) -> int:
     """What is kept of all layers, given what each has when nothing is computed again."""
     from transformer.sizes import abstract
 
@@ -66,24 +67,21 @@ def _elements(model: "LanguageModel", layers: list[int], tokens: int) -> int:
     return tokens * a_token + max(layers)
 
 
-def _kept_heads(model: "LanguageModel", mixer: "MixerConfig", length: int, segments: bool) -> int:
+def _kept_heads(model: "Model", layer: "LayerMixer", length: int, segments: bool) -> int:
     """N, or 0 where the scores of a layer never exist all at once."""
-    from transformer.attend import Case, choose
+    from transformer.attend import choose
     from transformer.attention import AttentionConfig
-    from transformer.masks import Pattern
 
+    mixer = layer.mixer
     if not isinstance(mixer, AttentionConfig):
         return 0
-    width = mixer.query_width(model.config.width)
-    case = Case(
-        hardware=model.hardware,
-        pattern=Pattern(causal=True),
+    case = mixer.case(
+        model.config.width,
+        length,
         dtype=model.config.precision.compute,
-        queries=length,
-        keys=length,
-        query_width=width,
-        value_width=mixer.value_width or width,
+        hardware=model.hardware,
+        causal=layer.causal,
         segments=segments,
-        dropout=mixer.dropout > 0,
+        cross=layer.cross,
     )
     return 0 if choose(mixer.form, case).form in FLASH else mixer.heads

@@ -4,33 +4,61 @@ from transformer.attention import AttentionConfig
 from transformer.block import BlockConfig
 from transformer.classifier import Classifier
 from transformer.config import EncoderConfig, TransformerConfig
+from transformer.convolution import ConvolutionConfig
 from transformer.encoder_decoder import EncoderDecoder
 from transformer.feedforward import FeedForwardConfig
 from transformer.hardware import Hardware
+from transformer.identity import IdentityConfig
 from transformer.language_model import LanguageModel
 from transformer.masked_language_model import MaskedLanguageModel
 from transformer.masks import Mask, Pattern
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerConfig, MixerOutput
 from transformer.model import Model, ModelOutput
 from transformer.norms import NormConfig
-from transformer.positions import LearnedPositions, NoPosition, Rotary
+from transformer.positions import (
+    ALiBi,
+    BucketedBias,
+    LearnedPositions,
+    LinearScaling,
+    Llama3Scaling,
+    NoPosition,
+    NoScaling,
+    NTKScaling,
+    RelativePositions,
+    Rotary,
+    SinusoidalPositions,
+    YaRNScaling,
+)
 from transformer.precision import Precision
+from transformer.recurrent import ElmanConfig, LSTMConfig
+from transformer.scores import AdditiveScore, BilinearScore, DotScore, ScaledDotScore
 from transformer.tagger import Tagger
 from transformer.weights import Initialization
 
 __all__ = [
     "MIXERS",
+    "ALiBi",
     "Abilities",
+    "AdditiveScore",
     "AttentionConfig",
+    "BilinearScore",
     "BlockConfig",
+    "BucketedBias",
     "Classifier",
+    "ConvolutionConfig",
+    "DotScore",
+    "ElmanConfig",
     "EncoderConfig",
     "EncoderDecoder",
     "FeedForwardConfig",
     "Hardware",
+    "IdentityConfig",
     "Initialization",
+    "LSTMConfig",
     "LanguageModel",
     "LearnedPositions",
+    "LinearScaling",
+    "Llama3Scaling",
     "Mask",
     "MaskedLanguageModel",
     "Mixer",
@@ -38,11 +66,17 @@ __all__ = [
     "MixerOutput",
     "Model",
     "ModelOutput",
+    "NTKScaling",
     "NoPosition",
+    "NoScaling",
     "NormConfig",
     "Pattern",
     "Precision",
+    "RelativePositions",
     "Rotary",
+    "ScaledDotScore",
+    "SinusoidalPositions",
     "Tagger",
     "TransformerConfig",
+    "YaRNScaling",
 ]

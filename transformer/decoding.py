@@ -126,7 +126,8 @@ def prefill(
     cache_length: int,  # S
 ) -> tuple[Any, jax.Array]:  # the cache, [B, V padded]
     """Reads prompts into a new cache; the logits of what follows each."""
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None, :], tokens.shape)
+    index = jnp.arange(tokens.shape[1])[None, :]
+    positions = jnp.where(index < lengths[:, None], index, -1)
     cache = model.init_cache(len(tokens), cache_length)
     variables = {"params": params}
     output: Any = model.apply(variables, tokens, positions=positions, cache=cache, want=NOTHING)

@@ -96,7 +96,7 @@ class Mixer(nn.Module, abc.ABC):
         self,
         x: jax.Array,  # [B, T, D]
         *,
-        positions: jax.Array,  # [B, T]
+        positions: jax.Array,  # [B, T]; with a cache, -1 for the padding behind a row's tokens
         mask: Mask,
         memory: jax.Array | None = None,  # [B, S, D] makes it cross attention
         cache: Any = None,

@@ -14,12 +14,14 @@ from transformer import decoding
 from transformer.attention import Attention, AttentionConfig
 from transformer.block import BlockConfig
 from transformer.config import TransformerConfig
+from transformer.convolution import ConvolutionConfig
 from transformer.decoding import advance, bucket, for_decoding, generate, prefill
 from transformer.feedforward import FeedForwardConfig
-from transformer.mixers import MIXERS, Abilities
 from transformer.language_model import LanguageModel
+from transformer.mixers import MIXERS, Abilities
 from transformer.norms import NormConfig
-from transformer.positions import LearnedPositions, Rotary
+from transformer.positions import LearnedPositions, NoPosition, Rotary
+from transformer.recurrent import ElmanConfig, LSTMConfig
 from transformer.sampling import SamplingConfig
 
 GREEDY = SamplingConfig(temperature=0)
@@ -56,7 +58,15 @@ POST = dataclasses.replace(
     tied=False,
     loop="unroll",
 )
-CONFIGS = {"gpt": GPT, "llama": LLAMA, "post": POST}
+RECURRENT = dataclasses.replace(
+    GPT,
+    pattern=tuple(
+        BlockConfig(mixer=mixer, feed_forward=None, norm=None)
+        for mixer in (LSTMConfig(), ConvolutionConfig(), ElmanConfig(hidden=7))
+    ),
+    position=NoPosition(),
+)
+CONFIGS = {"gpt": GPT, "llama": LLAMA, "post": POST, "recurrent": RECURRENT}
 
 
 def made(config: TransformerConfig) -> tuple[LanguageModel, Any]:

@@ -48,6 +48,21 @@ def check_cached(trial: Trial) -> None:
         otherwise = f"{count} tokens from position {start} differ from the full pass"
         trial.require_close(y, full[:, tokens], "cached", otherwise)
         start += count
+    _check_padded_prompts(trial, x, full)
+
+
+def _check_padded_prompts(trial: Trial, x: Array, full: Array) -> None:
+    """Rows of several lengths in one prefill, padded, go on as if each had been read alone."""
+    count = trial.length - 6
+    lengths, rows = np.array([count, max(1, count // 2), 1]), np.arange(BATCH)
+    index = np.arange(count)[None]
+    there = index < lengths[:, None]
+    tokens = np.where(there[:, :, None], x[:, :count], 100 * trial.inputs(12, count))
+    cache = trial.mixer.init_cache(BATCH, trial.length + 2)
+    cache = trial(tokens, cache=cache, positions=np.where(there, index, -1)).cache
+    y = trial(x[rows, lengths][:, None], cache=cache, positions=lengths[:, None]).y
+    otherwise = "a token after padded ones differs from the full pass"
+    trial.require_close(y[:, 0], full[rows, lengths], "cached", otherwise)
 
 
 def check_segments(trial: Trial) -> None:
@@ -101,6 +116,23 @@ def check_cross(trial: Trial) -> None:
         mask = Mask(lengths=cast(Any, cut))
         before, after = (trial(x, mask=mask, memory=each).y for each in (memory, other))
         trial.require(np.array_equal(before, after), "cross", "padding of the memory is seen")
+    if trial.abilities.cached:
+        _check_memory_cache(trial, x, memory)
+
+
+def _check_memory_cache(trial: Trial, x: Array, memory: Array) -> None:
+    """Some queries with the memory, the rest with what a cache has kept of it: as all at once."""
+    whole = trial(x, memory=memory, mask=Mask()).y
+    cache = trial.mixer.init_memory_cache(*memory.shape[:2])
+    layout, half = _layout(cache), trial.length // 2
+    for tokens, given in ((slice(half), memory), (slice(half, None), None)):
+        positions = np.arange(trial.length)[None, tokens]
+        call = functools.partial(trial, mask=Mask(), positions=positions)
+        y, cache, _ = call(x[:, tokens], memory=given, cache=cache)
+        same = _layout(cache) == layout
+        trial.require(same, "cross", "the cache of the memory is not shaped as it went in")
+        otherwise = "results differ when a cache holds the memory"
+        trial.require_close(y, whole[:, tokens], "cross", otherwise)
 
 
 def check_any_length(trial: Trial) -> None:

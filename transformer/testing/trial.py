@@ -132,4 +132,6 @@ def make_trial(
     def shaken(leaf: jax.Array) -> Array:
         return np.asarray(leaf + 0.05 * random.normal(size=leaf.shape).astype(leaf.dtype))
 
-    return dataclasses.replace(trial, params=jax.tree.map(shaken, meta.unbox(boxed)["params"]))
+    return dataclasses.replace(
+        trial, params=jax.tree.map(shaken, meta.unbox(boxed).get("params", {}))
+    )

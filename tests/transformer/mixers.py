@@ -1,0 +1,59 @@
+"""A mixer on its own: random weights, and a compiled call."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from flax.core import meta
+
+from tests.transformer.formulas import Array, weights_of
+from transformer import Hardware, Initialization, Mask, Mixer, MixerConfig, Precision
+from transformer.mixers import NOTHING, Want, mixer_type
+from transformer.shared import Shared
+
+
+def shared(width: int) -> Shared:
+    """Of a model of D = width and three layers."""
+    return Shared(width, 3, Precision(), Initialization(), Hardware())
+
+
+def made(config: MixerConfig, width: int, **given: Any) -> tuple[Mixer, Any]:
+    """The mixer and random weights; `given` are inputs that it cannot do without."""
+    mixer = mixer_type(config)(config, shared(width), parent=None)
+    shapes = jax.eval_shape(lambda key: mixer.init(key, *_first(width), **_call(1, given)), _key())
+    return mixer, weights_of(meta.unbox(shapes)["params"])
+
+
+def axes(config: MixerConfig, width: int, **given: Any) -> dict[str, tuple[str, ...]]:
+    """The names of the axes of each weight, by its path."""
+    mixer = mixer_type(config)(config, shared(width), parent=None)
+    boxed = jax.eval_shape(lambda key: mixer.init(key, *_first(width), **_call(1, given)), _key())
+    leaves = jax.tree_util.tree_leaves_with_path(
+        boxed["params"], is_leaf=lambda leaf: isinstance(leaf, meta.AxisMetadata)
+    )
+    name = lambda path: "/".join(key.key for key in path)  # noqa: E731
+    return {name(path): leaf.axes.names for path, leaf in leaves}
+
+
+def applied(
+    mixer: Mixer,
+    params: Any,
+    x: Array,  # [B, T, D]
+    want: Want = NOTHING,
+    **given: Any,
+) -> Any:
+    """The mixer's output; positions are 0 to T - 1 and nothing is masked unless given."""
+    run = jax.jit(lambda params, x, given: mixer.apply({"params": params}, x, want=want, **given))
+    return run(params, x, _call(x.shape[1], given))
+
+
+def _call(length: int, given: dict[str, Any]) -> dict[str, Any]:
+    return dict(positions=np.arange(length)[None], mask=Mask()) | given
+
+
+def _first(width: int) -> tuple[Array]:
+    return (np.zeros((1, 1, width), np.float32),)
+
+
+def _key() -> jax.Array:
+    return jax.random.key(0)

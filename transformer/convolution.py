@@ -1,0 +1,96 @@
+"""Convolution over neighbouring tokens (Kalchbrenner et al. 2016; Gehring et al. 2017)."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.checks import check_least
+from transformer.linear import linear
+from transformer.masks import Mask
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
+from transformer.shifts import around, remembered
+from transformer.weights import Initialization, weight
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvolutionConfig(MixerConfig):
+    """y_t = sum over the taps i of W_i x_(t + i), i <= 0 under a causal mask.
+
+    Without one the taps are centred. Its last inputs are its cache.
+    """
+
+    kind: ClassVar[str] = "convolution"
+
+    taps: int = 3
+    """k, tokens that a token sees, itself among them."""
+    separable: bool = False
+    """One weight for each tap and channel, and then one matrix for all taps (Kaiser et al. 2017):
+    k D + D^2 weights in place of k D^2."""
+
+    def __post_init__(self) -> None:
+        check_least("convolution.taps", self.taps, 1)
+
+
+class Convolution(Mixer):
+    """Local, and parallel over all tokens: 2 k D^2 operations for each."""
+
+    config: ConvolutionConfig
+
+    @staticmethod
+    def abilities(config: ConvolutionConfig) -> Abilities:
+        return Abilities(cross=False, weights=False)
+
+    @staticmethod
+    def constants(config: ConvolutionConfig, layer: int, width: int) -> None:
+        return None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> jax.Array:  # [B, k - 1, D]
+        shape = (batch, self.config.taps - 1, self.shared.width)
+        return jnp.zeros(shape, self.shared.precision.compute)
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B, T]
+        mask: Mask,
+        memory: jax.Array | None = None,
+        cache: jax.Array | None = None,  # [B, k - 1, D]
+        keys: jax.Array | None = None,
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        config, shared = self.config, self.shared
+        refuse_memory(config.kind, memory)
+        refuse_weights(config.kind, want)
+        refuse_patterns(config.kind, mask)
+        ahead = 0 if mask.pattern.causal else (config.taps - 1) // 2
+        if cache is not None and not mask.pattern.causal:
+            raise ValueError("mixer convolution: decodes under a causal mask alone; give one")
+        behind = config.taps - 1 - ahead
+        seen = around(x, behind, ahead, positions=positions, mask=mask, past=cache)
+        after = None if cache is None else remembered(cache, x, positions)
+        embed, hidden = {"embed": shared.width}, {"hidden": shared.width}
+        if config.separable:
+            mixed = self.by_channel(seen)
+            y = linear(self, "output", mixed, embed, hidden, shared, bias=True, residual=True)
+        else:
+            taps = {"taps": config.taps, **embed}
+            y = linear(self, "kernel", seen, taps, hidden, shared, bias=True, residual=True)
+        return MixerOutput(y, after, {})
+
+    def by_channel(self, seen: jax.Array) -> jax.Array:  # [B, T, k, D] -> [B, T, D]
+        """A weighted sum over the taps, each channel with weights of its own."""
+        taps, dtype = {"taps": self.config.taps}, self.shared.precision.parameters
+        init, embed = Initialization(std=0.0).matrix(taps), {"embed": self.shared.width}
+        depthwise = weight(self, "depthwise", inputs=taps, outputs=embed, init=init, dtype=dtype)
+        return jnp.sum(seen * depthwise.astype(seen.dtype)[None, None], axis=2)
+
+
+MIXERS[ConvolutionConfig.kind] = Convolution

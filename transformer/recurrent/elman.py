@@ -1,0 +1,98 @@
+"""The simple recurrent network (Elman 1990), with one layer from state to state or several."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.checks import check_least
+from transformer.linear import linear
+from transformer.masks import Mask
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.recurrent.cells import inner_weight, times
+from transformer.recurrent.scan import recur, timeline
+from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class ElmanConfig(MixerConfig):
+    """h_t = tanh(W x_t + U h_(t-1) + b); its state is its cache."""
+
+    kind: ClassVar[str] = "elman"
+
+    hidden: int = 0
+    """H; 0 means D. Another is projected to D."""
+    depth: int = 1
+    """Layers from one state to the next: more than 1 make it an MLP of x_t and h_(t-1) (the deep
+    transition of Pascanu et al. 2014)."""
+
+    def __post_init__(self) -> None:
+        check_least("elman.hidden", self.hidden, 0)
+        check_least("elman.depth", self.depth, 1)
+
+
+class Elman(Mixer):
+    """The state at each token."""
+
+    config: ElmanConfig
+
+    @staticmethod
+    def abilities(config: ElmanConfig) -> Abilities:
+        return Abilities(cross=False, weights=False)
+
+    @staticmethod
+    def constants(config: ElmanConfig, layer: int, width: int) -> None:
+        return None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> jax.Array:  # [B, H]
+        width = self.config.hidden or self.shared.width
+        return jnp.zeros((batch, width), self.shared.precision.compute)
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B, T]
+        mask: Mask,
+        memory: jax.Array | None = None,
+        cache: jax.Array | None = None,  # [B, H]
+        keys: jax.Array | None = None,
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        config, shared = self.config, self.shared
+        refuse_memory(config.kind, memory)
+        refuse_weights(config.kind, want)
+        refuse_patterns(config.kind, mask)
+        width = config.hidden or shared.width
+        embed, hidden, state = {"embed": shared.width}, {"hidden": width}, {"state": width}
+        driven = linear(self, "input", x, embed, hidden, shared, bias=True)
+        recurrent = inner_weight(self, "recurrent", state, hidden, shared)
+        zeros = nn.initializers.zeros
+        deeper = [
+            (
+                inner_weight(self, f"deeper_{layer}", state, hidden, shared),
+                inner_weight(self, f"deeper_{layer}_bias", {}, hidden, shared, zeros),
+            )
+            for layer in range(1, config.depth)
+        ]
+
+        def cell(h: jax.Array, driven: jax.Array) -> tuple[jax.Array, jax.Array]:
+            h = jnp.tanh(driven + times(h, recurrent))
+            for matrix, bias in deeper:
+                h = jnp.tanh(times(h, matrix) + bias[None])
+            return h, h
+
+        line = timeline(mask, positions, cached=cache is not None)
+        before = self.init_cache(len(x), 0) if cache is None else cache
+        after, y = recur(cell, before, driven, line)
+        if width != shared.width:
+            y = linear(self, "output", y, hidden, embed, shared, bias=True, residual=True)
+        return MixerOutput(y, None if cache is None else after, {})
+
+
+MIXERS[ElmanConfig.kind] = Elman

@@ -1,0 +1,107 @@
+"""Long short-term memory (Hochreiter and Schmidhuber 1997), in one direction or both."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.checks import check_least
+from transformer.linear import linear
+from transformer.masks import Mask
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.recurrent.cells import LSTMLayer, LSTMState
+from transformer.recurrent.scan import timeline
+from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class LSTMConfig(MixerConfig):
+    """An LSTM with a forget gate whose bias starts at 1 (Gers et al. 2000; Jozefowicz et al. 2015).
+
+    Its state is its cache. A causal mask and none are the same to it, unless it reads both ways.
+    """
+
+    kind: ClassVar[str] = "lstm"
+
+    hidden: int = 0
+    """H of each direction; 0 means that their results are D wide together. Others are projected."""
+    bidirectional: bool = False
+    """Read each document from its end too (Schuster and Paliwal 1997): not under a causal mask."""
+
+    def __post_init__(self) -> None:
+        check_least("lstm.hidden", self.hidden, 0)
+
+    def check(self, width: int) -> None:
+        self.state_width(width)
+
+    def state_width(self, width: int) -> int:
+        """H for a model of width D. Raises ValueError if D would have to be halved and is odd."""
+        if self.bidirectional and not self.hidden and width % 2:
+            raise ValueError(
+                f"lstm.bidirectional: would halve the width {width}; set an even one, or hidden"
+            )
+        return self.hidden or width // (1 + self.bidirectional)
+
+
+class LSTM(Mixer):
+    """The hidden states of each token; those of both directions side by side."""
+
+    config: LSTMConfig
+
+    @staticmethod
+    def abilities(config: LSTMConfig) -> Abilities:
+        forward = not config.bidirectional
+        return Abilities(causal=forward, cached=forward, cross=False, weights=False)
+
+    @staticmethod
+    def constants(config: LSTMConfig, layer: int, width: int) -> None:
+        return None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> LSTMState:
+        self.refuse_both_ways("a cache")
+        return LSTMState.zeros(batch, self.config.state_width(self.shared.width), self.shared)
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B, T]
+        mask: Mask,
+        memory: jax.Array | None = None,
+        cache: LSTMState | None = None,
+        keys: jax.Array | None = None,
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        config, shared = self.config, self.shared
+        refuse_memory(config.kind, memory)
+        refuse_weights(config.kind, want)
+        refuse_patterns(config.kind, mask)
+        width = config.state_width(shared.width)
+        line = timeline(mask, positions, cached=cache is not None)
+        state, y = LSTMLayer(width, shared, name="forward")(x, line, cache)
+        if config.bidirectional:
+            if mask.pattern.causal:
+                self.refuse_both_ways("a causal mask")
+            line = timeline(mask, positions, backward=True)
+            back = LSTMLayer(width, shared, name="backward")(jnp.flip(x, axis=1), line)[1]
+            y = jnp.concatenate([y, jnp.flip(back, axis=1)], axis=-1)
+        if y.shape[-1] != shared.width:
+            hidden, embed = {"hidden": y.shape[-1]}, {"embed": shared.width}
+            y = linear(self, "output", y, hidden, embed, shared, bias=True, residual=True)
+        return MixerOutput(y, None if cache is None else state, {})
+
+    @nn.nowrap
+    def refuse_both_ways(self, what: str) -> None:
+        if self.config.bidirectional:
+            raise ValueError(
+                f"mixer lstm: bidirectional reads what comes later, so cannot have {what}; "
+                "use it in an encoder, or set bidirectional to False"
+            )
+
+
+MIXERS[LSTMConfig.kind] = LSTM

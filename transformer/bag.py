@@ -1,0 +1,28 @@
+"""A bag of embeddings: the least that can tell what a text is about."""
+
+from typing import Any
+
+from transformer.block import BlockConfig
+from transformer.config import TransformerConfig
+from transformer.feedforward import FeedForwardConfig
+from transformer.identity import IdentityConfig
+
+
+def bag_of_embeddings(
+    width: int,  # D
+    hidden: int,  # F
+    *,
+    layers: int = 1,
+    dropout: float = 0.0,  # of the hidden activations
+    **model: Any,  # other fields of the configuration
+) -> TransformerConfig:
+    """Embed, MLP, mean, logistic regression, for `Classifier(config, pooling="mean")`.
+
+    Words in another order give the same answer (compare the deep averaging network of Iyyer et al.
+    2015, which takes the mean first).
+    """
+    mlp = FeedForwardConfig(hidden=hidden, activation="relu", dropout=dropout)
+    block = BlockConfig(mixer=IdentityConfig(), feed_forward=mlp, norm=None, residual=False)
+    return TransformerConfig(
+        width=width, layers=layers, pattern=(block,), final_norm=None, causal=False, **model
+    )

@@ -69,7 +69,7 @@ class Batches:
         self.windows_per_epoch = stream.targets // sequence_length
         self._length = sequence_length
         self._seed = seed
-        self._order = shuffled(self.windows_per_epoch, seed)
+        self._order = _shuffled(self.windows_per_epoch, seed)
         self._windows = Windows(stream, sequence_length, segments=segments)
 
     def __getitem__(self, cursor: int) -> Batch:
@@ -108,12 +108,12 @@ def example_numbers(
     return (examples % (1 << 32)).astype(np.uint32)
 
 
-def shuffled(count: int, *seeds: int) -> grain.MapDataset:
+def _shuffled(count: int, seed: int) -> grain.MapDataset:
     """The numbers below ``count`` in another order for each epoch, without end."""
     import grain
 
     # Grain's shuffle of epoch e with seed s is that of epoch e - 1 with seed s + 1: spread them.
-    spread = int(np.random.SeedSequence(seeds).generate_state(1)[0])
+    spread = int(np.random.SeedSequence(seed).generate_state(1)[0])
     return grain.MapDataset.range(count).shuffle(seed=spread).repeat()
 
 

@@ -83,6 +83,26 @@ def find_files(path: str, setting: str) -> tuple[TextFile, ...]:
     raise UserError(f"{setting} {path}: {_missing(path)}")
 
 
+def find_file(path: str, setting: str) -> TextFile:
+    """The one file that ``path`` means, or the file of that name with .gz after it.
+
+    Raises:
+      UserError: There is none, or it is a folder.
+    """
+    if not path:
+        raise UsageError(f"{setting}: is empty; give the path of a file")
+    with explained(f"{setting} {path}"):
+        for place in _places(path):
+            for name in (place.name, f"{place.name}.gz"):
+                file = place.with_name(name)
+                if file.exists() and not file.is_dir():
+                    return TextFile(name, file)
+    raise UserError(
+        f"{setting} {path}: there is no such file, also not under $TRANSFORMER_DATA "
+        f"({os.environ.get('TRANSFORMER_DATA') or 'which is not set'}); give the path of one"
+    )
+
+
 def _places(path: str) -> Iterator[Location]:
     """Where to look: the path as it is, then under $TRANSFORMER_DATA."""
     location = locate(path)

@@ -44,6 +44,7 @@ def test_a_relative_path_is_looked_for_in_the_data_folder(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRANSFORMER_DATA", raising=False)
     with pytest.raises(UserError, match="set TRANSFORMER_DATA"):
         find_files("a/c.txt", "data.path")
     monkeypatch.setenv("TRANSFORMER_DATA", str(folder))

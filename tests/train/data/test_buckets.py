@@ -1,0 +1,65 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from train.data.buckets import buckets_by_rows, buckets_by_tokens
+
+
+def test_by_hand() -> None:
+    # Two buckets: five of length 2, and the three of 7 to 9 (1 + 2 + 0 tokens of padding).
+    lengths = np.array([2, 9, 2, 2, 7, 2, 8, 2])[:, None]
+    short, long = buckets_by_rows(lengths, batch_size=3, most=2)
+    assert (short.rows, short.lengths, short.examples.tolist()) == (3, (2,), [0, 2, 3, 5, 7])
+    assert (long.rows, long.lengths, long.examples.tolist()) == (3, (9,), [1, 4, 6])
+
+
+def test_each_side_has_a_length_of_its_own() -> None:
+    lengths = np.array([[3, 5], [4, 2], [1, 5], [20, 11], [17, 13]])
+    short, long = buckets_by_rows(lengths, batch_size=2, most=2)
+    assert (short.lengths, long.lengths) == ((4, 5), (20, 13))
+
+
+def test_rows_go_by_the_tokens_of_the_longer_side() -> None:
+    lengths = np.array([[3, 5], [20, 11], [70, 2]])
+
+    def rows(shards: int) -> list[int]:
+        buckets = buckets_by_tokens(lengths, batch_tokens=100, shards=shards)
+        return [bucket.rows for bucket in buckets]
+
+    assert rows(1) == [20, 5, 1]
+    assert rows(4) == [20, 4, 4]
+    assert rows(3) == [18, 3, 3]
+
+
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=20),
+    st.integers(1, 5),
+)
+def test_no_other_buckets_have_less_padding(numbers: list[int], most: int) -> None:
+    lengths = np.array(numbers)[:, None]
+    buckets = buckets_by_rows(lengths, batch_size=1, most=most)
+    assert len(buckets) <= most
+    examples = np.concatenate([bucket.examples for bucket in buckets])
+    assert sorted(examples.tolist()) == list(range(len(numbers)))
+    for bucket in buckets:
+        assert lengths[bucket.examples].max() == bucket.lengths[0]
+
+    def padded(edges: tuple[int, ...]) -> int:
+        return sum(min(edge for edge in edges if edge >= number) for number in numbers)
+
+    values = sorted(set(numbers))
+    least = min(
+        padded((*some, values[-1]))
+        for count in range(most)
+        for some in itertools.combinations(values[:-1], count)
+    )
+    assert padded(tuple(bucket.lengths[0] for bucket in buckets)) == least
+
+
+@pytest.mark.parametrize("most", [1, 8])
+def test_one_length_is_one_bucket(most: int) -> None:
+    (bucket,) = buckets_by_rows(np.full((7, 1), 5), batch_size=2, most=most)
+    assert bucket.lengths == (5,)

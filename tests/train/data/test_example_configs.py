@@ -1,0 +1,72 @@
+import subprocess
+import sys
+
+import pytest
+
+from train.data.config import TokenizerConfig
+from train.data.example_config import ExampleDataConfig
+from train.data.labelled_config import LabelledDataConfig
+from train.data.parallel_config import ParallelDataConfig
+from train.data.tagged_config import TaggedDataConfig
+from train.errors import UsageError
+
+
+@pytest.mark.parametrize("config", [ParallelDataConfig, LabelledDataConfig, TaggedDataConfig])
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("validation_fraction", 1.0, "data.validation_fraction: 1.0 .* between 0 and 1"),
+        ("split_seed", -1, "data.split_seed: -1 is negative; give 0"),
+        ("max_length", 1, "data.max_length: 1 is too short; give 2 or more"),
+    ],
+)
+def test_what_all_have_in_common(
+    config: type[ExampleDataConfig], setting: str, value: object, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        config(**{setting: value})
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "message"),
+    [
+        (ParallelDataConfig, {"source": ""}, "data.source: is empty; give en"),
+        (ParallelDataConfig, {"target": "en"}, "data.target: en is the source too"),
+        (ParallelDataConfig, {"batch_tokens": 127}, "data.batch_tokens: 127 has no room .* of 128"),
+        (LabelledDataConfig, {"format": "csv"}, "data.format: 'csv' .* tsv, label_first"),
+        (LabelledDataConfig, {"header": False}, "data.label: 'label' is no number"),
+        (LabelledDataConfig, {"text": "label"}, "data.text: column label is the label; give"),
+        (LabelledDataConfig, {"encoding": "utf-7.5"}, "data.encoding: 'utf-7.5' is not known"),
+        (TaggedDataConfig, {"format": "iob"}, "data.format: 'iob' .* conllu, columns"),
+        (TaggedDataConfig, {"tag": "pos"}, "data.tag: 'pos' .* upos, xpos"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(
+    config: type[ExampleDataConfig], settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        config(**settings)
+
+
+def test_what_needs_no_header() -> None:
+    assert LabelledDataConfig(header=False, label="1", text="0").label == "1"
+    assert LabelledDataConfig(header=False, format="label_first").format == "label_first"
+
+
+def test_settings_have_the_tokenizer_that_their_task_asks_for() -> None:
+    expected = TokenizerConfig("bpe", vocab_size=10_000, lowercase=True)
+    assert ParallelDataConfig().tokenizer == expected
+
+
+def test_the_settings_import_nothing_heavy() -> None:
+    heavy = "{'numpy', 'grain', 'tokenizers', 'etils', 'jax', 'sacrebleu', 'sacremoses'}"
+    files = (
+        "import train.data.labelled_config, train.data.parallel_config, train.data.tagged_config"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {files}; print({heavy} & set(sys.modules))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,173 @@
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from train.data.buckets import buckets_by_tokens
+from train.data.config import TokenizerConfig
+from train.data.example_batches import HeldOutBatches, TrainingBatches
+from train.data.example_corpus import ExampleCorpus
+from train.data.parallel import ParallelSplit, decode_sentence, encode_sentences, prepare_parallel
+from train.data.parallel_config import ParallelDataConfig
+from train.errors import UserError
+
+ENGLISH = ["A dog .", "two dogs run", "a man runs", "two men"]
+GERMAN = ["ein Hund .", "zwei Hunde laufen", "Ein Mann läuft", "zwei Männer"]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Two training files, and validation files that are gzip."""
+    (tmp_path / "train.en").write_text("\n".join(ENGLISH) + "\n")
+    (tmp_path / "train.de").write_text("\n".join(GERMAN) + "\n")
+    (tmp_path / "val.en.gz").write_bytes(gzip.compress(b"a man .\na\n"))
+    (tmp_path / "val.de.gz").write_bytes(gzip.compress(b"ein Mann .\nein Mann ein Hund\n"))
+    return tmp_path
+
+
+def prepared(folder: Path, **settings: Any) -> ExampleCorpus[ParallelSplit]:
+    defaults: dict[str, Any] = {
+        "path": f"{folder}/train",
+        "validation_path": f"{folder}/val",
+        "max_length": 8,
+        "tokenizer": TokenizerConfig("word", lowercase=True),
+    }
+    return prepare_parallel(ParallelDataConfig(**defaults | settings))
+
+
+def test_a_batch_by_hand(files: Path) -> None:
+    corpus = prepared(files)
+    end = corpus.tokenizer.end_of_text
+    batch = corpus.split("train").batch(np.array([2, -1, 0]), (4, 5))
+    men, dogs = (corpus.tokenizer.encode(text).tolist() for text in ("a man runs", "a dog ."))
+    mann, hund = (
+        corpus.tokenizer.encode(text).tolist() for text in ("ein mann läuft", "ein hund .")
+    )
+    assert {name: array.tolist() for name, array in batch.items()} == {
+        "source": [[*men, end], [0] * 4, [*dogs, end]],
+        "source_segments": [[1] * 4, [0] * 4, [1] * 4],
+        "tokens": [[end, *mann, 0], [0] * 5, [end, *hund, 0]],
+        "targets": [[*mann, end, 0], [0] * 5, [*hund, end, 0]],
+        "segments": [[1, 1, 1, 1, 0], [0] * 5, [1, 1, 1, 1, 0]],
+        "weights": [[1, 1, 1, 1, 0], [0] * 5, [1, 1, 1, 1, 0]],
+        "examples": [2, 0, 0],
+    }
+    assert {name: array.dtype.name for name, array in batch.items()} == {
+        "source": "int32",
+        "source_segments": "int32",
+        "tokens": "int32",
+        "targets": "int32",
+        "segments": "int32",
+        "weights": "float32",
+        "examples": "uint32",
+    }
+
+
+def test_both_languages_share_the_tokenizer(files: Path) -> None:
+    tokenizer = prepared(files).tokenizer
+    text = "ein man runs läuft"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte", "character", "wordpiece"])
+def test_sentences_and_back(files: Path, kind: Any) -> None:
+    tokenizer = prepared(
+        files, max_length=99, tokenizer=TokenizerConfig(kind, vocab_size=300)
+    ).tokenizer
+    texts = GERMAN[1:]  # wordpiece says nothing of the space before a full stop
+    for tokens, text in zip(encode_sentences(tokenizer, texts), texts, strict=True):
+        assert tokens[-1] == tokenizer.end_of_text
+        babble = tokenizer.encode("man")
+        assert decode_sentence(tokenizer, np.concatenate([tokens, babble])) == text
+        assert decode_sentence(tokenizer, tokens[:-1]) == text
+
+
+def test_a_word_has_one_token_wherever_it_stands(files: Path) -> None:
+    tokenizer = prepared(files, tokenizer=TokenizerConfig("bpe", vocab_size=400)).tokenizer
+    first, later = encode_sentences(tokenizer, ["zwei Hunde", "laufen zwei Hunde"])
+    assert first.tolist() == later[-len(first) :].tolist()
+
+
+def test_pairs_that_are_too_long_or_empty_are_left_out_of_training(files: Path) -> None:
+    (files / "train.en").write_text("\n".join([*ENGLISH, "", "a " * 8, "a"]) + "\n")
+    (files / "train.de").write_text("\n".join([*GERMAN, "ein", "ein", "ein " * 8]) + "\n")
+    corpus = prepared(files)
+    assert [pair.source for pair in corpus.split("train").pairs] == ENGLISH
+    assert len(corpus.split("train").source) == 4
+    (note,) = corpus.notes
+    assert note == (
+        "the train split: 3 of 7 pairs are longer than data.max_length 8 tokens or have an empty "
+        "side: they are left out"
+    )
+    assert prepared(files, max_length=9).notes[0].startswith("the train split: 1 of 7 pairs")
+
+
+def test_pairs_that_are_too_long_are_cut_elsewhere(files: Path) -> None:
+    corpus = prepared(files, max_length=4)
+    split, end = corpus.split("validation"), corpus.tokenizer.end_of_text
+    assert len(split.pairs) == len(split.source) == 2
+    ein, mann = corpus.tokenizer.encode("ein mann")
+    assert split.target[1].tolist() == [ein, mann, ein, end]
+    assert corpus.notes == (
+        "the validation split: 1 of 2 pairs are longer than data.max_length 4 tokens and are cut",
+    )
+
+
+def test_every_pair_is_met_once_in_an_epoch_and_in_an_evaluation(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    lines = [" ".join("ab"[n] for n in draw.integers(0, 2, size)) for size in range(1, 31)] * 3
+    for ending in ("en", "de"):
+        (tmp_path / f"train.{ending}").write_text("\n".join(lines))
+    corpus = prepared(tmp_path, validation_path="", max_length=40)
+    split = corpus.split("train")
+    assert len(split.pairs) == 81
+    buckets = buckets_by_tokens(split.lengths, batch_tokens=100, shards=2)
+    training = TrainingBatches(split, buckets, seed=0)
+    for batches, count in (
+        (training, training.batches_per_epoch),
+        (held := HeldOutBatches(split, buckets), len(held)),
+    ):
+        seen, shapes = [], set()
+        for cursor in range(count):
+            batch = batches.host(cursor, 0, 1)
+            real = batch["weights"].any(axis=1)
+            seen += batch["examples"][real].tolist()
+            shapes.add((batch["source"].shape, batch["tokens"].shape))
+            for row in np.flatnonzero(real):
+                pair = split.pairs[batch["examples"][row]]
+                assert decode_sentence(corpus.tokenizer, batch["source"][row]) == pair.source
+                assert decode_sentence(corpus.tokenizer, batch["targets"][row]) == pair.target
+        assert sorted(seen) == list(range(81))
+        assert len(shapes) <= 8
+
+
+def test_the_digest_goes_by_the_pairs(files: Path) -> None:
+    digest = prepared(files).digest
+    assert prepared(files).digest == digest
+    (files / "train.de").write_text("\n".join(reversed(GERMAN)) + "\n")
+    assert prepared(files).digest != digest
+
+
+def test_files_of_unequal_length(files: Path) -> None:
+    (files / "train.de").write_text("\n".join(GERMAN[:3]) + "\n")
+    with pytest.raises(
+        UserError, match=r"train\.de: has 3 lines, but .*train\.en has 4; each line must be"
+    ):
+        prepared(files)
+
+
+def test_what_cannot_be_read(files: Path) -> None:
+    with pytest.raises(UserError, match=r"data\.test_path .*test\.en: there is no such file"):
+        prepared(files, test_path=f"{files}/test")
+    with pytest.raises(UserError, match=r"data\.path .*train\.fr: there is no such file"):
+        prepared(files, target="fr")
+    with pytest.raises(UserError, match="the train split: all its pairs are longer"):
+        prepared(files, max_length=2)
+    (files / "train.de").write_bytes(b"ein\nM\xe4nner\n")
+    with pytest.raises(UserError, match=r"train\.de:2: not utf-8 at byte 5"):
+        prepared(files)
+    (files / "train.de").write_text("")
+    with pytest.raises(UserError, match=r"train\.de: is empty"):
+        prepared(files)

@@ -1,0 +1,97 @@
+"""Examples of like length put together, so that batches have few shapes and little padding."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+MOST_SHAPES = 8
+"""Each shape is a program that has to be compiled."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bucket:
+    """Examples that are padded to the same lengths."""
+
+    rows: int
+    """Rows in a batch, B."""
+
+    lengths: tuple[int, ...]
+    """The length of each side: source and target, or the only one."""
+
+    examples: np.ndarray  # [n] int64
+    """Their numbers, in order."""
+
+
+def buckets_by_tokens(
+    lengths: np.ndarray,  # [n, sides]
+    *,
+    batch_tokens: int,
+    shards: int = 1,
+    most: int = MOST_SHAPES,
+) -> tuple[Bucket, ...]:
+    """Buckets whose batches have about as many tokens: the shorter the examples, the more rows.
+
+    Args:
+      lengths: Of each side of each example.
+      batch_tokens: Rows times the longer side of a batch is at most this, if shards allow.
+      shards: Every batch has a multiple of this many rows.
+      most: At most this many buckets.
+    """
+    return _buckets(lengths, lambda longer: max(1, batch_tokens // longer // shards) * shards, most)
+
+
+def buckets_by_rows(
+    lengths: np.ndarray,  # [n, sides]
+    *,
+    batch_size: int,
+    most: int = MOST_SHAPES,
+) -> tuple[Bucket, ...]:
+    """As `buckets_by_tokens`, but every batch has ``batch_size`` rows."""
+    return _buckets(lengths, lambda _: batch_size, most)
+
+
+def _buckets(
+    lengths: np.ndarray,  # [n, sides]
+    rows: Callable[[int], int],
+    most: int,
+) -> tuple[Bucket, ...]:
+    longer = lengths.max(axis=1)  # [n]
+    which = np.searchsorted(_edges(longer, most), longer)  # [n]
+    found = []
+    for bucket in range(which.max() + 1):
+        examples = np.flatnonzero(which == bucket)
+        sides = tuple(int(side) for side in lengths[examples].max(axis=0))
+        found.append(Bucket(rows(max(sides)), sides, examples))
+    return tuple(found)
+
+
+def _edges(
+    longer: np.ndarray,  # [n]
+    most: int,
+) -> np.ndarray:  # [buckets], ascending
+    """The greatest length of each bucket, chosen so that all padded examples are least in sum.
+
+    Dynamic programming: the best that k buckets can do for the examples of the shortest lengths
+    follows from the best that k - 1 can do for fewer of them.
+    """
+    values, counts = np.unique(longer, return_counts=True)  # [m]
+    before = np.cumsum([0, *counts])  # [m + 1], examples that are shorter than each value
+    width = np.array([0, *values])  # what the last of them is padded to
+    # One more bucket, from length `start` up to `end`, both included as "none": [end, start].
+    size = np.maximum(before[:, None] - before[None, :], 0) * width[:, None]
+    allowed = np.tri(len(before), dtype=bool)
+    best = np.where(np.arange(len(before)) == 0, 0.0, np.inf)  # [m + 1], with no bucket yet
+    choices = []
+    for _ in range(most):
+        sums = np.where(allowed, best[None, :] + size, np.inf)
+        choices.append(sums.argmin(axis=1))
+        best = sums.min(axis=1)
+    edges, end = [], len(values)
+    for choice in reversed(choices):
+        if choice[end] < end:
+            edges.append(values[end - 1])
+        end = choice[end]
+    return np.array(edges[::-1])

@@ -1,0 +1,100 @@
+"""A corpus of separate examples: read, split, and kept in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+from train.data.cache import key
+from train.data.config import TokenizerConfig
+from train.data.example_config import ExampleDataConfig
+from train.data.tokenizer import Tokenizer
+from train.data.tokenizer_training import train_tokenizer
+from train.errors import UserError
+
+Example = TypeVar("Example")
+Split = TypeVar("Split")
+
+Read = Callable[[str, str], Sequence[Example]]
+"""Reads the examples of a path, given the name of its setting and the path."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ExampleCorpus(Generic[Split]):
+    """A tokenizer and the examples of all splits."""
+
+    tokenizer: Tokenizer
+
+    splits: Mapping[str, Split]
+    """By name: "train", "validation" and, if asked for, "test"."""
+
+    digest: str
+    """Tells corpora apart: equal if all texts, labels, splits and tokens are."""
+
+    labels: tuple[str, ...] = ()
+    """The names of classes or tags, by number."""
+
+    notes: tuple[str, ...] = ()
+    """What was done to the examples that their owner should know, one sentence each."""
+
+    def split(self, name: str) -> Split:
+        """The examples of a split (UserError: there is none of that name)."""
+        if name not in self.splits:
+            remedy = "set data.test_path" if name == "test" else "choose one of these"
+            raise UserError(
+                f"split {name!r}: the data have only {', '.join(self.splits)}; {remedy}"
+            )
+        return self.splits[name]
+
+
+def read_splits(config: ExampleDataConfig, read: Read[Example]) -> dict[str, Sequence[Example]]:
+    """The examples of every split; those of validation may be held out of those of training."""
+    examples = read("data.path", config.path)
+    if config.validation_path:
+        validation = read("data.validation_path", config.validation_path)
+    else:
+        if len(examples) < 2:
+            raise UserError(
+                f"data.path {config.path}: one example is too few to hold one out; give more, or "
+                "set data.validation_path"
+            )
+        drawn = draw_examples(len(examples), config.validation_fraction, config.split_seed)
+        validation = [example for n, example in enumerate(examples) if n in drawn]
+        examples = [example for n, example in enumerate(examples) if n not in drawn]
+    splits = {"train": examples, "validation": validation}
+    if config.test_path:
+        splits["test"] = read("data.test_path", config.test_path)
+    return splits
+
+
+def draw_examples(count: int, fraction: float, seed: int) -> frozenset[int]:
+    """Draws a part of the numbers below ``count``: at least one is drawn and at least one is not.
+
+    The order in which they are drawn is that of a hash, so that it is the same everywhere.
+    """
+    order = sorted(range(count), key=lambda number: _hash(f"{seed}:{number}"))
+    return frozenset(order[: min(max(1, round(count * fraction)), count - 1)])
+
+
+def obtain_tokenizer(config: TokenizerConfig, texts: Mapping[str, Iterable[str]]) -> Tokenizer:
+    """The tokenizer of the settings, learned from the texts of the training split."""
+    # A character tokenizer can only take what it has met, so its alphabet is that of all splits.
+    names = texts if config.kind == "character" else ("train",)
+    return train_tokenizer(config, itertools.chain.from_iterable(texts[name] for name in names))
+
+
+def digest_of(tokenizer: Tokenizer, splits: Mapping[str, object]) -> str:
+    """What tells corpora apart, from their tokenizer and what was read, as JSON has it."""
+    return key(tokenizer.digest, splits)
+
+
+def spaced(texts: Iterable[str]) -> list[str]:
+    """Each text with a space before it, so that its first word is the token it is elsewhere."""
+    return [f" {text.strip()}" for text in texts]
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()

@@ -1,0 +1,48 @@
+"""The data settings of translation. Imports nothing heavy."""
+
+import dataclasses
+
+from train.data.config import TokenizerConfig, require
+from train.data.example_config import ExampleDataConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelDataConfig(ExampleDataConfig):
+    """Sentences and their translations: two files with as many lines, in the same order.
+
+    A path is what the names of both files begin with: ``multi30k/raw/train`` with source "en" and
+    target "de" reads ``multi30k/raw/train.en`` and ``multi30k/raw/train.de``, or those files with
+    .gz after their names. Both languages share one tokenizer, learned from both.
+    """
+
+    source: str = "en"
+    """How the name of a file in the source language ends."""
+
+    target: str = "de"
+    """How the name of a file in the target language ends. It is taken as the language's code when
+    translations are scored."""
+
+    max_length: int = 128
+    """The most tokens of a sentence, its end included. Longer pairs are left out of the training
+    split; elsewhere they are cut. How many is reported."""
+
+    batch_tokens: int = 4096
+    """Rows times the longer side's tokens of a batch, padding included: at most this, unless the
+    devices are more."""
+
+    tokenizer: TokenizerConfig = TokenizerConfig("bpe", vocab_size=10_000, lowercase=True)
+    """How text becomes tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("source", "target"):
+            require(bool(getattr(self, name)), f"data.{name}: is empty; give en, say")
+        require(
+            self.source != self.target,
+            f"data.target: {self.target} is the source too; give the ending of the other files",
+        )
+        require(
+            self.batch_tokens >= self.max_length,
+            f"data.batch_tokens: {self.batch_tokens} has no room for a sentence of "
+            f"{self.max_length} tokens; raise it, or lower data.max_length",
+        )

@@ -10,10 +10,12 @@ import jax
 from flax import linen as nn
 
 from transformer.attention import AttentionConfig
+from transformer.checks import check_choice, check_share
 from transformer.dropout import dropout, fold
 from transformer.feedforward import FeedForward, FeedForwardConfig
 from transformer.masks import Mask
 from transformer.mixers import NOTHING, MixerConfig, Want, mixer_type
+from transformer.mixture import Mixture, MixtureConfig
 from transformer.norms import Norm, NormConfig
 from transformer.shared import Shared
 
@@ -28,7 +30,7 @@ class BlockConfig:
     """What moves information between tokens."""
     cross: MixerConfig | None = None
     """What brings information in from the memory (the encoder's output), after the mixer."""
-    feed_forward: FeedForwardConfig | None = FeedForwardConfig()
+    feed_forward: FeedForwardConfig | MixtureConfig | None = FeedForwardConfig()
     norm: NormConfig | None = NormConfig()
     placement: Placement = "pre"
     """x + f(norm(x)); norm(x + f(x)) as in Vaswani et al. 2017; or x + norm(f(norm(x))) as in
@@ -39,11 +41,8 @@ class BlockConfig:
     """Of what is added to the residual stream."""
 
     def __post_init__(self) -> None:
-        if self.placement not in get_args(Placement):
-            known = ", ".join(get_args(Placement))
-            raise ValueError(f"block.placement {self.placement}: is not known; give one of {known}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"block.dropout {self.dropout}: give a share in [0, 1)")
+        check_choice("block.placement", self.placement, get_args(Placement))
+        check_share("block.dropout", self.dropout)
 
     @property
     def needs_memory(self) -> bool:
@@ -125,11 +124,17 @@ class Block(nn.Module):
             cache = cache if other is None else BlockCache(cache, looked_up.cache)
             aux = aux | {f"cross_{name}": value for name, value in looked_up.aux.items()}
         if config.feed_forward is not None:
-            feed_forward = FeedForward(config.feed_forward, shared, name="feed_forward")
-            fed = feed_forward(self.before("feed_forward_norm", x), fold(keys, 2))
+            read = self.before("feed_forward_norm", x)
+            real = None if mask.segments is None else mask.segments != 0
+            fed = self.feed_forward(config.feed_forward)(read, fold(keys, 2), real=real, want=want)
             x = self.after("feed_forward_norm", x, fed.y, fold(keys, 3))
             aux = aux | fed.aux
         return BlockOutput(x, cache, aux)
+
+    def feed_forward(self, config: FeedForwardConfig | MixtureConfig) -> FeedForward | Mixture:
+        if isinstance(config, MixtureConfig):
+            return Mixture(config, self.shared, name="feed_forward")
+        return FeedForward(config, self.shared, name="feed_forward")
 
     def before(self, name: str, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, D]
         """What a sublayer reads: the norm of the residual stream, or the stream itself."""

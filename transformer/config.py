@@ -3,6 +3,8 @@
 import dataclasses
 
 from transformer.block import BlockConfig
+from transformer.checks import check_least, check_share
+from transformer.mixture import MixtureConfig
 from transformer.norms import NormConfig
 from transformer.positions import EmbeddingPosition, LearnedPositions, NoPosition
 from transformer.precision import Precision
@@ -69,17 +71,19 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         for name in ("width", "layers", "vocab_multiple"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.{name} {getattr(self, name)}: give 1 or more")
+            check_least(f"model.{name}", getattr(self, name), 1)
         for name in ("vocab_size", "token_types"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"model.{name} {getattr(self, name)}: is negative")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"model.dropout {self.dropout}: give a share in [0, 1)")
+            check_least(f"model.{name}", getattr(self, name), 0)
+        check_share("model.dropout", self.dropout)
         _check_stack("model", self.layers, self.pattern, self.width)
+        for block in self.pattern if self.causal else ():
+            if isinstance(block.feed_forward, MixtureConfig) and block.feed_forward.capacity:
+                raise ValueError(
+                    f"mixture.capacity {block.feed_forward.capacity}: lets later tokens decide "
+                    "what earlier ones lose, and the model is causal; set it to 0"
+                )
         if self.encoder is not None:
-            if self.encoder.layers < 1:
-                raise ValueError(f"model.encoder.layers {self.encoder.layers}: give 1 or more")
+            check_least("model.encoder.layers", self.encoder.layers, 1)
             _check_stack("model.encoder", self.encoder.layers, self.encoder.pattern, self.width)
 
     @property

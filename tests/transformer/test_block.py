@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import jax
@@ -17,8 +18,10 @@ from transformer import (
     NormConfig,
     Pattern,
     Precision,
+    TransformerConfig,
 )
 from transformer.block import Block
+from transformer.mixture import MixtureConfig
 from transformer.shared import Shared
 
 B, T, D = 2, 5, 12
@@ -50,6 +53,7 @@ def expected(x: Array, w: Any, config: BlockConfig) -> Array:
     """x + f(norm(x)), or norm(x + f(x)), for attention and then feed-forward."""
 
     def norm(name: str, x: Array) -> Array:
+        assert config.norm is not None
         if config.norm.kind == "rms":
             return formulas.rms_norm(x, w[name]["gain"], config.norm.epsilon)
         return formulas.layer_norm(x, w[name]["gain"], w[name]["bias"], config.norm.epsilon)
@@ -62,12 +66,17 @@ def expected(x: Array, w: Any, config: BlockConfig) -> Array:
         return formulas.feed_forward(x, w["feed_forward"], "relu")
 
     for name, f in (("mixer_norm", attention), ("feed_forward_norm", feed_forward)):
-        x = x + f(norm(name, x)) if config.placement == "pre" else norm(name, x + f(x))
+        if config.placement == "pre":
+            x = x + f(norm(name, x))
+        elif config.placement == "post":
+            x = norm(name, x + f(x))
+        else:
+            x = x + norm(name.replace("norm", "output_norm"), f(norm(name, x)))
     return x
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
-@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
 def test_block(placement: str, kind: str) -> None:
     case = config(placement, kind)
     run, params = made(case)
@@ -86,3 +95,40 @@ def test_what_sublayers_add_is_dropped_and_the_residual_stream_is_not() -> None:
     # The two masks are drawn apart: all four sums occur.
     assert set(np.unique(y)) == {100.0, 102.0, 120.0, 122.0}
     assert set(np.unique(run(params, x).x)) == {111.0}
+
+
+def test_without_residual_norm_and_feed_forward_the_mixer_is_alone() -> None:
+    full = config()
+    bare = dataclasses.replace(full, residual=False, norm=None, feed_forward=None)
+    run, params = made(bare)
+    assert set(params) == {"mixer"}
+    x = normal(1, B, T, D)
+    seen = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
+    assert_close(run(params, x).x, formulas.attention(x, x, params["mixer"], seen)[0])
+
+
+def test_a_mixture_of_one_expert_is_that_expert() -> None:
+    plain = config()
+    expert = FeedForwardConfig(hidden=7, activation="relu")
+    one = dataclasses.replace(
+        plain, feed_forward=MixtureConfig(experts=1, chosen=1, expert=expert, renormalise=False)
+    )
+    run, params = made(one)
+    given, fed = dict(params), dict(params["feed_forward"])
+    fed.pop("router")
+    given["feed_forward"] = jax.tree.map(lambda leaf: leaf[0], fed)
+    x = normal(2, B, T, D)
+    assert_close(run(params, x).x, made(plain)[0](given, x).x)
+
+
+def test_a_causal_model_has_no_mixture_that_drops_tokens() -> None:
+    block = dataclasses.replace(config(), feed_forward=MixtureConfig(capacity=1.0))
+    with pytest.raises(ValueError, match=r"capacity 1\.0: lets later tokens decide"):
+        TransformerConfig(vocab_size=5, width=D, layers=1, pattern=(block,))
+    TransformerConfig(vocab_size=5, width=D, layers=1, pattern=(block,), causal=False)
+
+
+@pytest.mark.parametrize("wrong", [{"placement": "before"}, {"dropout": 1.0}, {"dropout": -0.1}])
+def test_what_is_no_block_is_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="give"):
+        BlockConfig(**wrong)

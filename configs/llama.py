@@ -1,0 +1,106 @@
+"""Llama 1, 2 and 3 (Touvron et al. 2023a, 2023b; Grattafiori et al. 2024), on text of your own.
+
+    python -m train describe llama:3-8b
+    python -m train fit llama:3.2-1b --data.path 'corpus/*.jsonl.gz' --workdir runs/llama
+
+Pre-norm, RMSNorm, SwiGLU, rotary positions, no biases. The vocabulary has the published size: one
+is learned from the text unless `--data.tokenizer.kind file --data.tokenizer.path FILE` names one.
+"""
+
+import dataclasses
+
+from train.data.config import DataConfig, TokenizerConfig
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.optimizers import OptimizerConfig
+from train.schedules import ScheduleConfig
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    NormConfig,
+    Precision,
+    Rotary,
+    TransformerConfig,
+)
+from transformer.positions import Llama3Scaling
+
+
+def llama(
+    layers: int,
+    width: int,
+    heads: int,
+    hidden: int,
+    *,
+    kv_heads: int = 0,
+    words: int = 32_000,
+    tied: bool = False,
+    rotary: Rotary = Rotary(),  # noqa: B008
+    epsilon: float = 1e-5,
+) -> TransformerConfig:
+    """A model of the family."""
+    norm = NormConfig("rms", epsilon=epsilon)
+    block = BlockConfig(
+        mixer=AttentionConfig(heads=heads, kv_heads=kv_heads, bias=False, position=rotary),
+        feed_forward=FeedForwardConfig(hidden=hidden, activation="silu", gated=True, bias=False),
+        norm=norm,
+    )
+    return TransformerConfig(
+        vocab_size=words,
+        width=width,
+        layers=layers,
+        pattern=(block,),
+        tied=tied,
+        final_norm=norm,
+        precision=Precision.named("bfloat16"),
+        remat="full",
+    )
+
+
+def experiment(
+    name: str, model: TransformerConfig, *, length: int, learning_rate: float
+) -> Experiment:
+    """About four million tokens a step, as the family was trained with."""
+    batch = 4 * 2**20 // length
+    return Experiment(
+        name=f"llama-{name}",
+        model=model,
+        data=DataConfig(
+            sequence_length=length, tokenizer=TokenizerConfig("bpe", vocab_size=model.vocab_size)
+        ),
+        optimizer=OptimizerConfig(beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0),
+        schedule=ScheduleConfig("cosine", learning_rate=learning_rate, warmup=2000, final=0.1),
+        steps=250_000,
+        batch_size=batch,
+        accumulate=16,
+        evaluation=EvaluationConfig(every=1000, batches=10),
+        sample=SampleConfig(every=5000),
+        checkpoint=CheckpointConfig(every=1000, keep=3),
+    )
+
+
+_LLAMA3 = dict(words=128_256, kv_heads=8, rotary=Rotary(base=500_000.0))
+# 8,192 positions stretched to 131,072, as from 3.1 on.
+_LONG = Rotary(base=500_000.0, scaling=Llama3Scaling(factor=8.0))
+_SMALL = dict(_LLAMA3, tied=True, rotary=Rotary(base=500_000.0, scaling=Llama3Scaling(factor=32.0)))
+
+_MODELS = {
+    "1-7b": (llama(32, 4096, 32, 11_008, epsilon=1e-6), 2048, 3e-4),
+    "1-13b": (llama(40, 5120, 40, 13_824, epsilon=1e-6), 2048, 3e-4),
+    "1-33b": (llama(60, 6656, 52, 17_920, epsilon=1e-6), 2048, 1.5e-4),
+    "1-65b": (llama(80, 8192, 64, 22_016), 2048, 1.5e-4),
+    "2-7b": (llama(32, 4096, 32, 11_008), 4096, 3e-4),
+    "2-13b": (llama(40, 5120, 40, 13_824), 4096, 3e-4),
+    "2-70b": (llama(80, 8192, 64, 28_672, kv_heads=8), 4096, 1.5e-4),
+    "3-8b": (llama(32, 4096, 32, 14_336, **_LLAMA3), 8192, 3e-4),
+    "3-70b": (llama(80, 8192, 64, 28_672, **_LLAMA3), 8192, 1.5e-4),
+    "3.1-8b": (llama(32, 4096, 32, 14_336, **dict(_LLAMA3, rotary=_LONG)), 8192, 3e-4),
+    "3.1-70b": (llama(80, 8192, 64, 28_672, **dict(_LLAMA3, rotary=_LONG)), 8192, 1.5e-4),
+    "3.1-405b": (llama(126, 16_384, 128, 53_248, **dict(_LLAMA3, rotary=_LONG)), 8192, 8e-5),
+    "3.2-1b": (llama(16, 2048, 32, 8192, **_SMALL), 8192, 3e-4),
+    "3.2-3b": (llama(28, 3072, 24, 8192, **_SMALL), 8192, 3e-4),
+}
+
+EXPERIMENTS = {
+    name: experiment(name, model, length=length, learning_rate=rate)
+    for name, (model, length, rate) in _MODELS.items()
+}

@@ -1,0 +1,106 @@
+"""Recipes against each other: equal parameters, data and steps, another decade's transformer.
+
+    python -m train fit versus:transformer
+    python -m train fit versus:transformer_plus_plus
+
+| experiment              | norm           | feed-forward | positions  | biases |
+| ----------------------- | -------------- | ------------ | ---------- | ------ |
+| `transformer`           | post LayerNorm | ReLU         | sinusoidal | yes    |
+| `gpt`                   | pre LayerNorm  | GELU         | learned    | yes    |
+| `transformer_plus_plus` | pre RMSNorm    | SwiGLU       | rotary     | no     |
+
+All are decoder-only language models of the text that every Python carries. Their numbers of
+parameters are within 1% of each other.
+"""
+
+import dataclasses
+
+from train.data.config import DataConfig, TokenizerConfig
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.optimizers import OptimizerConfig
+from train.schedules import ScheduleConfig
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    Initialization,
+    LearnedPositions,
+    NormConfig,
+    Rotary,
+    SinusoidalPositions,
+    TransformerConfig,
+)
+
+WIDTH, HEADS, LENGTH, WORDS = 256, 8, 128, 4096
+
+_TRANSFORMER = TransformerConfig(
+    width=WIDTH,
+    layers=6,
+    pattern=(
+        BlockConfig(
+            mixer=AttentionConfig(heads=HEADS),
+            feed_forward=FeedForwardConfig(activation="relu"),
+            norm=NormConfig("layer"),
+            placement="post",
+        ),
+    ),
+    position=SinusoidalPositions(),
+    embedding_scale=True,
+    final_norm=None,
+    # Fan-in for matrices; embeddings are of unit size once they are multiplied by sqrt(D).
+    initialization=Initialization(std=0, embedding_std=WIDTH**-0.5, depth_scaled=False),
+)
+
+_GPT = TransformerConfig(
+    width=WIDTH,
+    layers=6,
+    pattern=(
+        BlockConfig(
+            mixer=AttentionConfig(heads=HEADS),
+            feed_forward=FeedForwardConfig(activation="gelu_tanh"),
+            norm=NormConfig("layer"),
+        ),
+    ),
+    position=LearnedPositions(LENGTH),
+)
+
+_PLUS_PLUS = TransformerConfig(
+    width=WIDTH,
+    layers=6,
+    pattern=(
+        BlockConfig(
+            mixer=AttentionConfig(heads=HEADS, bias=False, position=Rotary()),
+            feed_forward=FeedForwardConfig(688, activation="silu", gated=True, bias=False),
+            norm=NormConfig("rms", epsilon=1e-6),
+        ),
+    ),
+    final_norm=NormConfig("rms", epsilon=1e-6),
+)
+
+_COMMON = Experiment(
+    data=DataConfig(
+        path="python:library",
+        validation_fraction=0.12,
+        sequence_length=LENGTH,
+        tokenizer=TokenizerConfig("bpe", vocab_size=WORDS),
+    ),
+    optimizer=OptimizerConfig("adamw", beta2=0.98, weight_decay=0.1),
+    schedule=ScheduleConfig("cosine", learning_rate=1e-3, warmup=200),
+    steps=2000,
+    batch_size=16,
+    evaluation=EvaluationConfig(every=500, batches=20),
+    sample=SampleConfig(every=1000, prompt="def ", tokens=80),
+    checkpoint=CheckpointConfig(every=500),
+)
+
+
+def versus(name: str, model: TransformerConfig) -> Experiment:
+    """The same data, optimizer and steps for every model."""
+    return dataclasses.replace(_COMMON, name=f"versus-{name}", model=model)
+
+
+EXPERIMENTS = {
+    "transformer": versus("transformer", _TRANSFORMER),
+    "gpt": versus("gpt", _GPT),
+    "transformer_plus_plus": versus("transformer_plus_plus", _PLUS_PLUS),
+}

@@ -1,0 +1,211 @@
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import assert_close, weights_of
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    EncoderConfig,
+    EncoderDecoder,
+    FeedForwardConfig,
+    LanguageModel,
+    LearnedPositions,
+    SinusoidalPositions,
+    TransformerConfig,
+)
+from transformer.beam_search import BeamConfig
+from transformer.translation import translate
+
+B, S, T, V, D = 3, 7, 5, 13, 12
+BLOCK = BlockConfig(
+    mixer=AttentionConfig(heads=3, kv_heads=1, head_width=5, value_width=2),
+    feed_forward=FeedForwardConfig(11, activation="relu"),
+    placement="post",
+)
+ENCODER = EncoderConfig(layers=3, pattern=(BLOCK,), final_norm=None)
+CONFIG = TransformerConfig(
+    vocab_size=V,
+    width=D,
+    layers=2,
+    pattern=(dataclasses.replace(BLOCK, cross=AttentionConfig(heads=2)),),
+    position=SinusoidalPositions(),
+    embedding_scale=True,
+    final_norm=None,
+    encoder=ENCODER,
+    vocab_multiple=8,
+)
+SEPARATE = dataclasses.replace(
+    CONFIG, tied=False, encoder=dataclasses.replace(ENCODER, vocab_size=19)
+)
+LEARNED = dataclasses.replace(CONFIG, position=LearnedPositions(31))
+RANDOM = np.random.default_rng(0)
+SOURCE: Any = RANDOM.integers(0, V, (B, S))
+TOKENS: Any = RANDOM.integers(0, V, (B, T))
+SOURCE_SEGMENTS: Any = (np.arange(S)[None] < np.array([[S], [4], [1]])).astype(np.int32)
+
+
+def made(config: TransformerConfig) -> tuple[EncoderDecoder, Any, Any]:
+    """The model, its compiled function, and random parameters."""
+    model = EncoderDecoder(config)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
+    return model, jax.jit(model.apply, static_argnames="want"), {"params": weights_of(shapes)}
+
+
+def test_one_table_or_two() -> None:
+    _, _, shared = made(CONFIG)
+    assert set(shared["params"]) == {"embedding", "encoder", "decoder"}
+    _, run, separate = made(SEPARATE)
+    assert set(separate["params"]) == {
+        "embedding",
+        "source_embedding",
+        "output",
+        "encoder",
+        "decoder",
+    }
+    assert separate["params"]["source_embedding"].shape == (24, D)
+    assert run(separate, SOURCE + 6, TOKENS).logits.shape == (B, T, 16)
+
+
+@pytest.mark.parametrize("config", [CONFIG, SEPARATE, LEARNED])
+def test_cached_decoding_is_the_full_pass(config: TransformerConfig) -> None:
+    model, run, params = made(config)
+    full = run(params, SOURCE, TOKENS, source_segments=SOURCE_SEGMENTS).logits
+    cache = model.init_cache(B, T + 2, S)
+    for t in range(T):
+        out = run(
+            params,
+            SOURCE if t == 0 else None,
+            TOKENS[:, t : t + 1],
+            source_segments=SOURCE_SEGMENTS,
+            positions=np.full((B, 1), t),
+            cache=cache,
+        )
+        cache = out.cache
+        assert_close(out.logits[:, 0], full[:, t])
+
+
+def test_an_encoded_source_serves_in_place_of_it() -> None:
+    _, run, params = made(CONFIG)
+    memory = run(params, SOURCE, None, source_segments=SOURCE_SEGMENTS).hidden
+    assert memory.shape == (B, S, D)
+    given = dict(source_segments=SOURCE_SEGMENTS)
+    expected = run(params, SOURCE, TOKENS, **given).logits
+    assert_close(run(params, None, TOKENS, memory=memory, **given).logits, expected)
+
+
+def test_who_sees_whom() -> None:
+    """The target sees all of the source but its padding, and of itself what came before."""
+    _, run, params = made(CONFIG)
+
+    def logits(source: Any, tokens: Any) -> np.ndarray:
+        return np.asarray(run(params, source, tokens, source_segments=SOURCE_SEGMENTS).logits)
+
+    before = logits(SOURCE, TOKENS)
+    padding = np.where(SOURCE_SEGMENTS == 0, (SOURCE + 1) % V, SOURCE)
+    assert np.array_equal(logits(padding, TOKENS), before)
+    later = TOKENS.copy()
+    later[:, 3:] = (later[:, 3:] + 1) % V
+    after = logits(SOURCE, later)
+    assert np.array_equal(after[:, :3], before[:, :3])
+    assert np.any(after[:, 3:] != before[:, 3:], axis=(1, 2)).all()
+    last = SOURCE.copy()
+    last[0, -1] = (last[0, -1] + 1) % V
+    assert np.any(logits(last, TOKENS)[0, 0] != before[0, 0])
+
+
+def test_packed_pairs_are_as_if_each_were_alone() -> None:
+    _, run, params = made(CONFIG)
+    source, target = SOURCE[:1], TOKENS[:1]
+    packed = run(
+        params,
+        source,
+        target,
+        source_segments=np.array([[1, 1, 1, 2, 2, 2, 2]]),
+        segments=np.array([[1, 1, 2, 2, 2]]),
+        positions=np.array([[0, 1, 0, 1, 2]]),
+    )
+    # The encoder has no positions argument: sinusoids of the second document start at 3 there.
+    memory = run(params, source, None, source_segments=np.array([[1, 1, 1, 2, 2, 2, 2]])).hidden
+    alone = run(params, None, target[:, 2:], memory=memory[:, 3:])
+    assert_close(packed.logits[:, 2:], alone.logits)
+
+
+def test_scanned_is_unrolled_with_dropout() -> None:
+    """One layout of parameters, one set of random bits."""
+    dropping = dataclasses.replace(
+        CONFIG,
+        dropout=0.2,
+        pattern=tuple(dataclasses.replace(b, dropout=0.3) for b in CONFIG.pattern),
+    )
+    keys = jax.vmap(jax.random.key)(jnp.arange(B))
+    _, scanned, params = made(dataclasses.replace(dropping, loop="scan"))
+    _, unrolled, _ = made(dataclasses.replace(dropping, loop="unroll"))
+    dropped = unrolled(params, SOURCE, TOKENS, keys=keys).logits
+    assert_close(scanned(params, SOURCE, TOKENS, keys=keys).logits, dropped)
+    assert not np.allclose(dropped, unrolled(params, SOURCE, TOKENS).logits, atol=1e-2)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_translations_are_what_the_full_pass_finds_likely(beams: int) -> None:
+    """Each step of a search over full passes, in NumPy, ends where the cached search does."""
+    model, run, params = made(CONFIG)
+    stop, begin, limit = 3, 0, 6
+    sources = [SOURCE[0], SOURCE[1, :4], SOURCE[2, :1]]
+    found = translate(
+        model,
+        params["params"],
+        sources,
+        begin=begin,
+        stop=stop,
+        beams=BeamConfig(beams, 0.6),
+        extra=limit,
+        factor=0.0,
+        batch_size=2,
+    )
+    for source, tokens, score in zip(sources, found.tokens, found.scores, strict=True):
+        best, expected = searched(run, params, source, begin, stop, beams, limit)
+        assert tokens == expected
+        assert np.isclose(score, best, rtol=1e-4)
+
+
+def searched(
+    run: Any, params: Any, source: Any, begin: int, stop: int, beams: int, limit: int
+) -> tuple[float, list[int]]:
+    alive: list[tuple[float, list[int]]] = [(0.0, [begin])]
+    finished: list[tuple[float, list[int]]] = []
+    padded = np.zeros((1, S), np.int32)
+    padded[0, : len(source)] = source
+    segments = (np.arange(S)[None] < len(source)).astype(np.int32)
+    for step in range(limit):
+        grown = []
+        for total, tokens in alive:
+            row = np.zeros((1, limit + 1), np.int32)
+            row[0, : len(tokens)] = tokens
+            logits = run(params, padded, row, source_segments=segments).logits[0, len(tokens) - 1]
+            chances = np.asarray(jax.nn.log_softmax(logits))
+            grown += [(total + chances[word], [*tokens, word]) for word in range(V)]
+        grown = sorted(grown, key=lambda each: -each[0])[: 2 * beams]
+        over = [each for each in grown if each[1][-1] == stop or step + 1 == limit]
+        finished += [(total / ((6 + step) / 6) ** 0.6, tokens[1:]) for total, tokens in over]
+        alive = [each for each in grown if each[1][-1] != stop][:beams]
+    best, words = max(finished)
+    return best, [word for word in words if word != stop]
+
+
+def test_what_cannot_be_built_or_called_is_refused() -> None:
+    without = dataclasses.replace(CONFIG, encoder=None)
+    with pytest.raises(ValueError, match="encoder: is missing"):
+        EncoderDecoder(without)
+    with pytest.raises(ValueError, match="no block looks at the source"):
+        EncoderDecoder(dataclasses.replace(CONFIG, pattern=(BLOCK,)))
+    model, _, params = made(CONFIG)
+    with pytest.raises(ValueError, match="neither source nor tokens"):
+        model.apply(params, None, None)
+    blind = LanguageModel(without)
+    with pytest.raises(ValueError, match="use EncoderDecoder"):
+        blind.init(jax.random.key(0), TOKENS)

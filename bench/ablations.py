@@ -1,0 +1,113 @@
+"""One change at a time to a small language model: what it does to the held-out loss.
+
+    python -m bench.ablations heads
+    python -m bench.ablations documents --steps 1000 --seeds 3
+
+The quickstart's model and corpus, every row trained alike.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from bench.small_runs import LENGTH, losses_by_position, small, trained, with_mixer, with_model
+from train.experiment import Experiment
+from train.registry import find
+from transformer import FeedForwardConfig, NormConfig
+
+Group = Literal["heads", "documents", "residual", "norms", "feed_forward", "rivals"]
+
+
+def heads(base: Experiment) -> dict[str, Experiment]:
+    """The same width in fewer or more heads."""
+    counts = (1, 2, 3, 6, 12)
+    changed = {n: with_mixer(base.model, heads=n, kv_heads=n) for n in counts}
+    return {f"{n} heads": with_model(base, pattern=each) for n, each in changed.items()}
+
+
+def documents(base: Experiment) -> dict[str, Experiment]:
+    """Windows as one run of tokens, or documents in them kept apart."""
+    apart = dataclasses.replace(base.data, segments=True)
+    return {"one stream": base, "documents apart": dataclasses.replace(base, data=apart)}
+
+
+def residual(base: Experiment) -> dict[str, Experiment]:
+    """With and without what is added to f(x)."""
+    [block] = base.model.pattern
+    without = dataclasses.replace(block, residual=False)
+    return {"with": base, "without": with_model(base, pattern=(without,))}
+
+
+def norms(base: Experiment) -> dict[str, Experiment]:
+    """Where the norm stands, and which."""
+    [block] = base.model.pattern
+    rows = {}
+    for placement in ("pre", "post", "sandwich"):
+        for kind in ("rms", "layer"):
+            norm = NormConfig(kind)  # type: ignore[arg-type]
+            changed = dataclasses.replace(block, placement=placement, norm=norm)
+            final = None if placement == "post" else norm
+            rows[f"{placement}, {kind}"] = with_model(base, pattern=(changed,), final_norm=final)
+    return rows
+
+
+def feed_forward(base: Experiment) -> dict[str, Experiment]:
+    """Activations, plain and gated, at nearly the same number of weights."""
+    [block] = base.model.pattern
+    rows = {}
+    for gated in (False, True):
+        for name in ("relu", "gelu", "silu", "squared_relu"):
+            kind = FeedForwardConfig(activation=name, gated=gated, bias=False)  # type: ignore[arg-type]
+            label = f"{name}, {'gated' if gated else 'plain'}"
+            changed = dataclasses.replace(block, feed_forward=kind)
+            rows[label] = with_model(base, pattern=(changed,))
+    return rows
+
+
+def rivals(base: Experiment) -> dict[str, Experiment]:
+    """The recipes of `configs/versus.py`, as they are, for as many steps."""
+    names = [name for name in find_rivals() if name != "versus"]
+    return {name: dataclasses.replace(find(f"versus:{name}"), steps=base.steps) for name in names}
+
+
+def find_rivals() -> list[str]:
+    """The names of the experiments of `configs/versus.py`."""
+    from configs.versus import EXPERIMENTS
+
+    return list(EXPERIMENTS)
+
+
+GROUPS: dict[Group, Callable[[Experiment], dict[str, Experiment]]] = {
+    "heads": heads,
+    "documents": documents,
+    "residual": residual,
+    "norms": norms,
+    "feed_forward": feed_forward,
+    "rivals": rivals,
+}
+
+
+def main(group: tyro.conf.Positional[Group], steps: int = 600, seeds: int = 1) -> None:
+    """Prints the held-out loss of each row, its spread over seeds, and the time of training."""
+    table = Table(group, "loss", "spread", "seconds", title=f"{steps} steps, {seeds} seeds")
+    for name, experiment in GROUPS[group](small(steps)).items():
+        losses, seconds = [], []
+        for seed in range(seeds):
+            begun = time.perf_counter()
+            run = trained(dataclasses.replace(experiment, seed=seed))
+            seconds.append(time.perf_counter() - begun)
+            losses.append(losses_by_position(run, LENGTH, windows=512).mean())
+        spread = f"{max(losses) - min(losses):.3f}" if seeds > 1 else "-"
+        loss = f"{statistics.mean(losses):.4f}"
+        table.add_row(name, loss, spread, f"{statistics.median(seconds):.0f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,97 @@
+"""Small language models trained on the spot, for measurements that compare recipes."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from train.data import Corpus, evaluation_batches
+from train.engine import make_engine
+from train.experiment import Experiment
+from train.hardware import local_hardware
+from train.registry import find
+from train.tasks.registry import make_task
+from transformer import BlockConfig, LanguageModel, TransformerConfig
+
+LENGTH = 128
+
+
+def small(steps: int, *, seed: int = 0) -> Experiment:
+    """The quickstart, of so many steps, on windows of 128 tokens in which documents follow."""
+    base = find("quickstart")
+    data = dataclasses.replace(base.data, sequence_length=LENGTH, segments=False)
+    return dataclasses.replace(base, data=data, steps=steps, seed=seed)
+
+
+def with_model(experiment: Experiment, **changes: Any) -> Experiment:
+    """The experiment with other fields of its model."""
+    return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, **changes))
+
+
+def with_mixer(model: TransformerConfig, **changes: Any) -> tuple[BlockConfig, ...]:
+    """The model's layers with other fields of their mixers."""
+    return tuple(
+        dataclasses.replace(block, mixer=dataclasses.replace(block.mixer, **changes))
+        for block in model.pattern
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trained:
+    """What a small run has come to."""
+
+    model: LanguageModel
+    params: Any
+    corpus: Corpus
+
+
+def trained(experiment: Experiment, params: Any = None) -> Trained:
+    """Trains from the seed, or from parameters that another run has left."""
+    task = make_task(experiment)
+    corpus: Any = task.prepare()
+    experiment = task.resolved(corpus)
+    task = make_task(experiment)
+    engine = make_engine(experiment, local_hardware())
+    state = engine.init()
+    if params is not None:
+        state = state.replace(params=jax.tree.map(jnp.array, params))
+    batches = task.batches(corpus)
+    for cursor in range(experiment.steps):
+        state, _ = engine.step(state, engine.put(batches.host(cursor, 0, 1)))
+    model = LanguageModel(experiment.model, local_hardware())
+    return Trained(model, jax.device_get(state.params), corpus)
+
+
+def losses_by_position(
+    run: Trained,
+    length: int,  # T
+    *,
+    windows: int = 64,
+    config: TransformerConfig | None = None,
+) -> np.ndarray:  # [T] nats
+    """The held-out loss at each place of windows of T tokens; `config` may replace the model's."""
+    model = run.model if config is None else LanguageModel(config, run.model.hardware)
+    batch_size = max(1, 2048 // length)
+    batches = evaluation_batches(
+        run.corpus.split("validation"),
+        batch_size=batch_size,
+        sequence_length=length,
+        segments=False,
+        limit=-(-windows // batch_size),
+    )
+
+    @jax.jit
+    def each(params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:  # [B, T]
+        logits: Any = model.apply({"params": params}, tokens).logits
+        chances = jax.nn.log_softmax(logits, axis=-1)
+        return -jnp.take_along_axis(chances, targets[:, :, None], axis=-1)[:, :, 0]
+
+    total, count = np.zeros(length), np.zeros(length)
+    for cursor in range(len(batches)):
+        rows = batches.host(cursor, 0, 1)
+        losses = np.asarray(each(run.params, rows["tokens"], rows["targets"]), np.float64)
+        total += (losses * rows["weights"]).sum(0)
+        count += rows["weights"].sum(0)
+    return total / np.maximum(count, 1)

@@ -31,12 +31,16 @@ class Corpus:
       tokenizer: The tokenizer of all streams.
       streams: By the name of the split: "train", "validation" and, if asked for, "test".
       digest: Tells corpora apart: equal if all texts, splits and tokens are.
+      labels: None: text has no classes.
+      notes: None.
     """
 
     tokenizer: Tokenizer
     streams: Mapping[str, TokenStream]
     digest: str
     _splits: Splits
+    labels: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def split(self, name: str) -> TokenStream:
         """The stream of a split (UserError: there is none of that name)."""
@@ -58,6 +62,7 @@ def prepare(
     *,
     tokenizer: Tokenizer | None = None,
     cache: str | pathlib.Path | None = None,
+    mask: bool = False,
 ) -> Corpus:
     """Reads, splits and encodes the text that ``config`` names, or finds it in the cache.
 
@@ -68,6 +73,7 @@ def prepare(
       config: Which text, which split, which tokenizer.
       tokenizer: Used in place of what ``config.tokenizer`` describes.
       cache: Used in place of ``config.cache``; a local folder.
+      mask: See that the tokenizer has a token to hide others with.
 
     Raises:
       UserError: The text is missing, empty or damaged, or the cache cannot be written.
@@ -77,6 +83,8 @@ def prepare(
     sources = splits.fingerprint()
     if tokenizer is None:
         tokenizer = _obtain_tokenizer(config, splits, sources, folder)
+    if mask:
+        tokenizer = tokenizer.with_mask()
     entry = folder / f"tokens-{key(_FORMAT, sources, tokenizer.digest)}"
     cached(entry, lambda partial: _write(partial, splits, tokenizer), _is_whole)
     facts = json.loads((entry / _FACTS).read_text())

@@ -52,9 +52,15 @@ class ExampleCorpus(Generic[Split]):
 
 def read_splits(config: ExampleDataConfig, read: Read[Example]) -> dict[str, Sequence[Example]]:
     """The examples of every split; those of validation may be held out of those of training."""
-    examples = read("data.path", config.path)
+
+    def examples_of(setting: str, path: str) -> Sequence[Example]:
+        if examples := read(setting, path):
+            return examples
+        raise UserError(f"{setting} {path}: has no examples; give a file that has some")
+
+    examples = examples_of("data.path", config.path)
     if config.validation_path:
-        validation = read("data.validation_path", config.validation_path)
+        validation = examples_of("data.validation_path", config.validation_path)
     else:
         if len(examples) < 2:
             raise UserError(
@@ -66,7 +72,7 @@ def read_splits(config: ExampleDataConfig, read: Read[Example]) -> dict[str, Seq
         examples = [example for n, example in enumerate(examples) if n not in drawn]
     splits = {"train": examples, "validation": validation}
     if config.test_path:
-        splits["test"] = read("data.test_path", config.test_path)
+        splits["test"] = examples_of("data.test_path", config.test_path)
     return splits
 
 
@@ -86,6 +92,29 @@ def obtain_tokenizer(config: TokenizerConfig, texts: Mapping[str, Iterable[str]]
     return train_tokenizer(config, itertools.chain.from_iterable(texts[name] for name in names))
 
 
+def class_numbers(labels: Iterable[tuple[str, str]], names: Sequence[str], what: str) -> list[int]:
+    """The number of each label's class.
+
+    Args:
+      labels: Each with its place in a file.
+      names: The classes.
+      what: What messages call a label.
+
+    Raises:
+      UserError: A label is none of the classes.
+    """
+    numbers = {name: number for number, name in enumerate(names)}
+    found = []
+    for label, where in labels:
+        if label not in numbers:
+            raise UserError(
+                f"{where}: {what} {label!r} is none of those of training ({few(names)}); mend it, "
+                "or leave it out"
+            )
+        found.append(numbers[label])
+    return found
+
+
 def digest_of(tokenizer: Tokenizer, splits: Mapping[str, object]) -> str:
     """What tells corpora apart, from their tokenizer and what was read, as JSON has it."""
     return key(tokenizer.digest, splits)
@@ -94,6 +123,11 @@ def digest_of(tokenizer: Tokenizer, splits: Mapping[str, object]) -> str:
 def spaced(texts: Iterable[str]) -> list[str]:
     """Each text with a space before it, so that its first word is the token it is elsewhere."""
     return [f" {text.strip()}" for text in texts]
+
+
+def few(names: Sequence[str]) -> str:
+    """The first of some names, for a message."""
+    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
 
 
 def _hash(text: str) -> bytes:

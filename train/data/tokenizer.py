@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # The name that each family of tokenizers has for what stands between documents.
 _END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]", "<|im_end|>")
 
+# The name that each family has for what hides a token; the first is added where there is none.
+_MASK = ("[MASK]", "<mask>")
+
 _BATCH_CHARACTERS = 1 << 22
 
 
@@ -33,6 +36,10 @@ class Tokenizer:
       end_of_text: The token that stands between documents; generation begins with it.
       stop: The token that ends generation: end_of_text, or None if texts have that token inside
         them too (it is a newline of the word tokenizer).
+      start: The token that stands before a text that is judged as a whole: [CLS] if there is one,
+        or else end_of_text.
+      mask: The token that hides another one, or None; `with_mask` sees that there is one.
+      special: The tokens that are no part of any text.
       vocab_size: One more than the largest token number.
       digest: Tells tokenizers apart: equal where they are equal.
     """
@@ -47,6 +54,10 @@ class Tokenizer:
         self.end_of_text = _end_of_text(vocabulary, origin)
         newline = backend.encode("\n", add_special_tokens=False).ids
         self.stop = None if self.end_of_text in newline else self.end_of_text
+        self.start = vocabulary.get("[CLS]", self.end_of_text)
+        self.mask = next((vocabulary[name] for name in _MASK if name in vocabulary), None)
+        added = backend.get_added_tokens_decoder()
+        self.special = frozenset(number for number, token in added.items() if token.special)
         self._may_be_cut = may_be_cut(backend)
         self._characters = _characters(backend)
 
@@ -60,6 +71,16 @@ class Tokenizer:
         from train.data.tokenizer_files import load_backend
 
         return cls(load_backend(str(path)), str(path))
+
+    def with_mask(self) -> Tokenizer:
+        """This tokenizer, or if it has no mask token, one that has it beside all others."""
+        if self.mask is not None:
+            return self
+        import tokenizers
+
+        backend = tokenizers.Tokenizer.from_str(self.to_json())
+        backend.add_special_tokens([_MASK[0]])
+        return Tokenizer(backend)
 
     def to_json(self) -> str:
         """The text of the tokenizer.json that `load` reads."""

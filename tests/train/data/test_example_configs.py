@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from train.errors import UsageError
     ],
 )
 def test_what_all_have_in_common(
-    config: type[ExampleDataConfig], setting: str, value: object, message: str
+    config: type[ExampleDataConfig], setting: str, value: Any, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
         config(**{setting: value})
@@ -42,7 +43,7 @@ def test_what_all_have_in_common(
     ],
 )
 def test_a_bad_value_is_refused_by_name(
-    config: type[ExampleDataConfig], settings: dict[str, object], message: str
+    config: type[ExampleDataConfig], settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
         config(**settings)

@@ -100,6 +100,34 @@ def test_a_tokenizer_without_a_separator_is_refused() -> None:
         Tokenizer(Backend(models.BPE({"a": 0}, [])), "mine")
 
 
+def test_berts_tokens_have_their_uses(tokenizers: dict[str, Tokenizer]) -> None:
+    bert = tokenizers["wordpiece"]  # [PAD] [UNK] [CLS] [SEP] [MASK]
+    assert (bert.start, bert.end_of_text, bert.mask) == (2, 3, 4)
+    assert bert.special == {0, 1, 2, 3, 4}
+    assert bert.with_mask() is bert
+
+
+@pytest.mark.parametrize("kind", ["byte", "bpe", "character", "word"])
+def test_a_mask_is_reserved_beside_all_other_tokens(
+    tokenizers: dict[str, Tokenizer], kind: str
+) -> None:
+    plain = tokenizers[kind]
+    assert (plain.start, plain.mask) == (plain.end_of_text, None)
+    masked = plain.with_mask()
+    assert masked.mask == plain.vocab_size == masked.vocab_size - 1
+    assert masked.special == {*plain.special, masked.mask}
+    assert masked.digest != plain.digest
+    text = "The mat[MASK] sat" if kind in ("byte", "bpe") else "The mat sat"
+    assert masked.encode(text).tolist() == plain.encode(text).tolist()
+    assert plain.mask is None
+    again = Tokenizer(Backend.from_str(masked.to_json()))
+    assert (again.mask, again.special, again.digest) == (
+        masked.mask,
+        masked.special,
+        masked.digest,
+    )
+
+
 def test_holes_in_the_numbering_count() -> None:
     backend = Backend(models.WordLevel({"<eos>": 0, "a": 10}, unk_token="a"))
     assert Tokenizer(backend).vocab_size == 11

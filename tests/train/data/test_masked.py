@@ -1,0 +1,144 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from train.data.batches import Batches
+from train.data.config import DataConfig, TokenizerConfig
+from train.data.corpus import prepare
+from train.data.evaluation import evaluation_batches
+from train.data.masked import MaskedBatches, MaskedEvaluationBatches, Masking
+from train.data.streams import TokenStream
+from train.data.tokenizer import Tokenizer
+from train.data.tokenizer_training import train_tokenizer
+from train.data.windows import Batch
+
+MakeStream = Callable[..., TokenStream]
+
+MASK, END = 257, 256
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """Bytes are 0 to 255, then the end of text and the mask."""
+    return train_tokenizer(TokenizerConfig("byte"), []).with_mask()
+
+
+def some(rows: int, length: int, seed: int = 0) -> Batch:
+    draw = np.random.default_rng(seed)
+    return {
+        "tokens": draw.integers(0, 256, (rows, length)).astype(np.int32),
+        "segments": np.ones((rows, length), np.int32),
+        "positions": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
+        "examples": np.arange(rows, dtype=np.uint32),
+    }
+
+
+def test_four_fifths_are_masked_and_a_tenth_replaced(tokenizer: Tokenizer) -> None:
+    batch = some(400, 101)
+    hidden = Masking(tokenizer).hide(batch)
+    chosen = hidden["weights"] == 1
+    assert chosen.sum(axis=1).tolist() == [15] * 400  # 0.15 of 101 is 15.15
+    np.testing.assert_array_equal(hidden["targets"], batch["tokens"])
+    np.testing.assert_array_equal(hidden["tokens"][~chosen], batch["tokens"][~chosen])
+    shown, true = hidden["tokens"][chosen], batch["tokens"][chosen]
+    assert np.mean(shown == MASK) == pytest.approx(0.8, abs=0.02)
+    assert np.mean((shown != MASK) & (shown != true)) == pytest.approx(0.1, abs=0.015)
+    assert np.mean(shown == true) == pytest.approx(0.1, abs=0.015)
+    assert END not in shown
+    places = chosen.mean(axis=0)  # no place is chosen more often than others
+    assert places.min() > 0.15 - 0.08
+    assert places.max() < 0.15 + 0.08
+    assert {name: array.dtype.name for name, array in hidden.items()} == {
+        "tokens": "int32",
+        "targets": "int32",
+        "weights": "float32",
+        "segments": "int32",
+        "positions": "int32",
+        "examples": "uint32",
+    }
+
+
+def test_shares_are_what_they_are_asked_to_be(tokenizer: Tokenizer) -> None:
+    batch = some(7, 20)
+    every = Masking(tokenizer, rate=1, masked=1, replaced=0).hide(batch)
+    assert (every["tokens"] == MASK).all()
+    none = Masking(tokenizer, rate=0.5, masked=0, replaced=0).hide(batch)
+    np.testing.assert_array_equal(none["tokens"], batch["tokens"])
+    assert none["weights"].sum(axis=1).tolist() == [10] * 7
+    other = Masking(tokenizer, rate=1, masked=0, replaced=1).hide(batch)
+    assert np.mean(other["tokens"] != batch["tokens"]) > 0.95
+    assert MASK not in other["tokens"]
+
+
+def test_special_tokens_and_padding_are_never_hidden(tokenizer: Tokenizer) -> None:
+    batch = some(50, 11)
+    batch["tokens"][:, [0, 4]] = END
+    batch["segments"][:, 8:] = 0
+    batch["segments"][7] = 0
+    batch["tokens"][9] = END
+    hidden = Masking(tokenizer, rate=0.9).hide(batch)
+    chosen = hidden["weights"] == 1
+    assert not chosen[:, [0, 4, 8, 9, 10]].any()
+    assert chosen.sum(axis=1).tolist() == [5 if row not in (7, 9) else 0 for row in range(50)]
+    few = Masking(tokenizer, rate=0.01).hide(batch)["weights"].sum(axis=1)
+    assert few.tolist() == [1 if row not in (7, 9) else 0 for row in range(50)]
+
+
+def test_choices_depend_on_the_seed_and_the_examples_number_alone(tokenizer: Tokenizer) -> None:
+    batch = some(8, 40)
+    whole = Masking(tokenizer, seed=3).hide(batch)
+    part = Masking(tokenizer, seed=3).hide({name: array[5:7] for name, array in batch.items()})
+    for name in whole:
+        np.testing.assert_array_equal(part[name], whole[name][5:7])
+    other_seed = Masking(tokenizer, seed=4).hide(batch)
+    other_epoch = Masking(tokenizer, seed=3).hide(batch | {"examples": batch["examples"] + 8})
+    for other in (other_seed, other_epoch):
+        assert (other["weights"] != whole["weights"]).any(axis=1).all()
+
+
+def test_choices_stay_what_they_were(tokenizer: Tokenizer) -> None:
+    """A run that is resumed with a newer version must go on with the choices it began with."""
+    hidden = Masking(tokenizer, seed=7).hide(some(2, 20))
+    assert np.argwhere(hidden["weights"]).tolist() == [
+        [0, 3],
+        [0, 6],
+        [0, 12],
+        [1, 1],
+        [1, 3],
+        [1, 11],
+    ]
+    assert hidden["tokens"][hidden["weights"] == 1].tolist() == [257, 257, 257, 257, 257, 44]
+
+
+def test_windows_of_a_stream(make_stream: MakeStream, tokenizer: Tokenizer) -> None:
+    stream = make_stream([*range(1, 60)], [*range(60, 120)])
+    batches = Batches(stream, batch_size=4, sequence_length=13, seed=1, segments=True)
+    masked = MaskedBatches(batches, Masking(tokenizer))
+    halves = [masked.host(3, host, 2) for host in range(2)]
+    for name, array in masked.host(3, 0, 1).items():
+        np.testing.assert_array_equal(np.concatenate([half[name] for half in halves]), array)
+    np.testing.assert_array_equal(masked.host(3, 0, 1)["targets"], batches[3]["tokens"])
+
+    held_out = evaluation_batches(stream, batch_size=4, sequence_length=13, segments=True)
+    evaluation = MaskedEvaluationBatches(held_out, Masking(tokenizer))
+    assert len(evaluation) == len(held_out) == 3
+    last = evaluation.host(2, 0, 1)
+    assert last["weights"].sum(axis=1).tolist() == [2, 1, 0, 0]  # of 13 and of 3 words
+    np.testing.assert_array_equal(last["tokens"], evaluation.host(2, 0, 1)["tokens"])
+
+
+def test_a_corpus_with_a_mask(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one two three " * 20)
+    config = DataConfig(f"{tmp_path}/a.txt", tokenizer=TokenizerConfig("word", vocab_size=20))
+    plain, masked = prepare(config), prepare(config, mask=True)
+    assert plain.tokenizer.mask is None
+    assert masked.tokenizer.mask == masked.tokenizer.vocab_size - 1
+    again = prepare(config, tokenizer=masked.tokenizer, mask=True)
+    assert again.digest == masked.digest != plain.digest
+
+
+def test_a_tokenizer_without_a_mask_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no mask token; give the one that with_mask\(\) makes"):
+        Masking(train_tokenizer(TokenizerConfig("byte"), []))

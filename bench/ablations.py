@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.small_runs import LENGTH, losses_by_position, small, trained, with_mixer, with_model
+from configs.versus import EXPERIMENTS as RIVALS
 from train.experiment import Experiment
-from train.registry import find
 from transformer import FeedForwardConfig, NormConfig
 
 Group = Literal["heads", "documents", "residual", "norms", "feed_forward", "rivals"]
@@ -50,7 +50,7 @@ def norms(base: Experiment) -> dict[str, Experiment]:
     rows = {}
     for placement in ("pre", "post", "sandwich"):
         for kind in ("rms", "layer"):
-            norm = NormConfig(kind)  # type: ignore[arg-type]
+            norm = NormConfig(kind)
             changed = dataclasses.replace(block, placement=placement, norm=norm)
             final = None if placement == "post" else norm
             rows[f"{placement}, {kind}"] = with_model(base, pattern=(changed,), final_norm=final)
@@ -63,7 +63,7 @@ def feed_forward(base: Experiment) -> dict[str, Experiment]:
     rows = {}
     for gated in (False, True):
         for name in ("relu", "gelu", "silu", "squared_relu"):
-            kind = FeedForwardConfig(activation=name, gated=gated, bias=False)  # type: ignore[arg-type]
+            kind = FeedForwardConfig(activation=name, gated=gated, bias=False)
             label = f"{name}, {'gated' if gated else 'plain'}"
             changed = dataclasses.replace(block, feed_forward=kind)
             rows[label] = with_model(base, pattern=(changed,))
@@ -72,15 +72,7 @@ def feed_forward(base: Experiment) -> dict[str, Experiment]:
 
 def rivals(base: Experiment) -> dict[str, Experiment]:
     """The recipes of `configs/versus.py`, as they are, for as many steps."""
-    names = [name for name in find_rivals() if name != "versus"]
-    return {name: dataclasses.replace(find(f"versus:{name}"), steps=base.steps) for name in names}
-
-
-def find_rivals() -> list[str]:
-    """The names of the experiments of `configs/versus.py`."""
-    from configs.versus import EXPERIMENTS
-
-    return list(EXPERIMENTS)
+    return {name: dataclasses.replace(each, steps=base.steps) for name, each in RIVALS.items()}
 
 
 GROUPS: dict[Group, Callable[[Experiment], dict[str, Experiment]]] = {

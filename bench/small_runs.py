@@ -12,7 +12,7 @@ from train.engine import make_engine
 from train.experiment import Experiment
 from train.hardware import local_hardware
 from train.registry import find
-from train.tasks.registry import make_task
+from train.tasks.language import LanguageTask
 from transformer import BlockConfig, LanguageModel, TransformerConfig
 
 LENGTH = 128
@@ -45,14 +45,15 @@ class Trained:
     model: LanguageModel
     params: Any
     corpus: Corpus
+    segments: bool
+    """Whether documents that share a window are kept apart."""
 
 
 def trained(experiment: Experiment, params: Any = None) -> Trained:
     """Trains from the seed, or from parameters that another run has left."""
-    task = make_task(experiment)
-    corpus: Any = task.prepare()
-    experiment = task.resolved(corpus)
-    task = make_task(experiment)
+    corpus = LanguageTask(experiment).prepare()
+    task = LanguageTask(LanguageTask(experiment).resolved(corpus))
+    experiment = task.experiment
     engine = make_engine(experiment, local_hardware())
     state = engine.init()
     if params is not None:
@@ -61,7 +62,7 @@ def trained(experiment: Experiment, params: Any = None) -> Trained:
     for cursor in range(experiment.steps):
         state, _ = engine.step(state, engine.put(batches.host(cursor, 0, 1)))
     model = LanguageModel(experiment.model, local_hardware())
-    return Trained(model, jax.device_get(state.params), corpus)
+    return Trained(model, jax.device_get(state.params), corpus, task.data.segments)
 
 
 def losses_by_position(
@@ -78,20 +79,22 @@ def losses_by_position(
         run.corpus.split("validation"),
         batch_size=batch_size,
         sequence_length=length,
-        segments=False,
+        segments=run.segments,
         limit=-(-windows // batch_size),
     )
 
     @jax.jit
-    def each(params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:  # [B, T]
-        logits: Any = model.apply({"params": params}, tokens).logits
+    def each(params: Any, rows: Any) -> jax.Array:  # [B, T]
+        names = ("segments", "positions") if run.segments else ()
+        given = {name: rows[name] for name in names}
+        logits: Any = model.apply({"params": params}, rows["tokens"], **given).logits
         chances = jax.nn.log_softmax(logits, axis=-1)
-        return -jnp.take_along_axis(chances, targets[:, :, None], axis=-1)[:, :, 0]
+        return -jnp.take_along_axis(chances, rows["targets"][:, :, None], axis=-1)[:, :, 0]
 
     total, count = np.zeros(length), np.zeros(length)
     for cursor in range(len(batches)):
         rows = batches.host(cursor, 0, 1)
-        losses = np.asarray(each(run.params, rows["tokens"], rows["targets"]), np.float64)
+        losses = np.asarray(each(run.params, rows), np.float64)
         total += (losses * rows["weights"]).sum(0)
         count += rows["weights"].sum(0)
     return total / np.maximum(count, 1)

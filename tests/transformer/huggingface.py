@@ -3,13 +3,10 @@
 `read(name, shape)` gives a weight by the name that Hugging Face has for it.
 """
 
-from collections.abc import Callable
-from typing import Any
-
-import jax
 import numpy as np
 
 from tests.fixtures.tiny import Array, Sizes
+from tests.transformer.layouts import Params, Read, layer_norm, stacked
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -19,9 +16,6 @@ from transformer import (
     Rotary,
     TransformerConfig,
 )
-
-Read = Callable[[str, tuple[int, ...]], Array]
-Params = dict[str, Any]
 
 
 def gpt2_config(sizes: Sizes, vocab_multiple: int = 1) -> TransformerConfig:
@@ -78,7 +72,7 @@ def gpt2_params(read: Read, sizes: Sizes, rows: int) -> Params:
         "embedding": np.pad(embedding, [(0, rows - sizes.vocab), (0, 0)]),
         "positions": read("transformer.wpe.weight", (sizes.length, d)),
         "layers": {"place_0": stacked(layers)},
-        "final_norm": gpt2_norm(read, "transformer.ln_f", d),
+        "final_norm": layer_norm(read, "transformer.ln_f", d),
     }
 
 
@@ -89,7 +83,7 @@ def gpt2_layer(read: Read, sizes: Sizes, layer: int) -> Params:
     joined = read(f"{at}.attn.c_attn.weight", (d, 3 * d)).reshape(d, 3, *heads)
     joined_bias = read(f"{at}.attn.c_attn.bias", (3 * d,)).reshape(3, *heads)
     return {
-        "mixer_norm": gpt2_norm(read, f"{at}.ln_1", d),
+        "mixer_norm": layer_norm(read, f"{at}.ln_1", d),
         "mixer": {
             "query": joined[:, 0],
             "query_bias": joined_bias[0],
@@ -100,7 +94,7 @@ def gpt2_layer(read: Read, sizes: Sizes, layer: int) -> Params:
             "output": read(f"{at}.attn.c_proj.weight", (d, d)).reshape(*heads, d),
             "output_bias": read(f"{at}.attn.c_proj.bias", (d,)),
         },
-        "feed_forward_norm": gpt2_norm(read, f"{at}.ln_2", d),
+        "feed_forward_norm": layer_norm(read, f"{at}.ln_2", d),
         "feed_forward": {
             "up": read(f"{at}.mlp.c_fc.weight", (d, f)),
             "up_bias": read(f"{at}.mlp.c_fc.bias", (f,)),
@@ -108,10 +102,6 @@ def gpt2_layer(read: Read, sizes: Sizes, layer: int) -> Params:
             "down_bias": read(f"{at}.mlp.c_proj.bias", (d,)),
         },
     }
-
-
-def gpt2_norm(read: Read, at: str, width: int) -> Params:
-    return {"gain": read(f"{at}.weight", (width,)), "bias": read(f"{at}.bias", (width,))}
 
 
 def llama_params(read: Read, sizes: Sizes, rows: int) -> Params:
@@ -153,8 +143,3 @@ def llama_layer(read: Read, sizes: Sizes, layer: int) -> Params:
             "down": turned("mlp.down_proj", f, d),
         },
     }
-
-
-def stacked(layers: list[Params]) -> Params:
-    """The weights of layers, each with a first axis over them."""
-    return jax.tree.map(lambda *each: np.stack(each), *layers)

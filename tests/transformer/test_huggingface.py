@@ -25,13 +25,8 @@ from tests.fixtures.tiny import (
     tokens,
 )
 from tests.transformer.formulas import assert_close
-from tests.transformer.huggingface import (
-    Params,
-    gpt2_config,
-    gpt2_params,
-    llama_config,
-    llama_params,
-)
+from tests.transformer.huggingface import gpt2_config, gpt2_params, llama_config, llama_params
+from tests.transformer.layouts import Params
 from transformer import LanguageModel, Mask, ModelOutput, Pattern
 from transformer.block import Block
 

@@ -1,0 +1,46 @@
+"""Weights as PyTorch's modules have them, laid out as this library has them.
+
+`read(name, shape)` gives a weight by the name that the other side has for it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from tests.fixtures.tiny import Array
+
+Read = Callable[[str, tuple[int, ...]], Array]
+Params = dict[str, Any]
+Linear = tuple[Array, Array]  # a matrix [inputs, outputs] and a bias [outputs]
+
+
+def linear(read: Read, at: str, inputs: int, outputs: int) -> Linear:
+    """`nn.Linear`, whose matrix lies as [outputs, inputs]."""
+    return read(f"{at}.weight", (outputs, inputs)).T, read(f"{at}.bias", (outputs,))
+
+
+def layer_norm(read: Read, at: str, width: int) -> Params:
+    """`nn.LayerNorm`."""
+    return {"gain": read(f"{at}.weight", (width,)), "bias": read(f"{at}.bias", (width,))}
+
+
+def attention(query: Linear, key: Linear, value: Linear, output: Linear, heads: int) -> Params:
+    """Four maps from D to D, the heads beside each other: [D, D] becomes [D, N, H]."""
+    params: Params = {}
+    for name, (matrix, bias) in {"query": query, "key": key, "value": value}.items():
+        params[name] = matrix.reshape(len(matrix), heads, -1)
+        params[f"{name}_bias"] = bias.reshape(heads, -1)
+    matrix, bias = output
+    return params | {"output": matrix.reshape(heads, -1, len(bias)), "output_bias": bias}
+
+
+def feed_forward(up: Linear, down: Linear) -> Params:
+    """Two maps: from D to F and back."""
+    return {"up": up[0], "up_bias": up[1], "down": down[0], "down_bias": down[1]}
+
+
+def stacked(layers: list[Params]) -> Params:
+    """The weights of layers, each with a first axis over them."""
+    return jax.tree.map(lambda *each: np.stack(each), *layers)

@@ -1,0 +1,116 @@
+"""PyTorch's own transformer modules in this library's terms: configurations, and their weights."""
+
+from typing import Any
+
+from tests.fixtures.tiny import Sizes
+from tests.transformer.layouts import (
+    Linear,
+    Params,
+    Read,
+    attention,
+    feed_forward,
+    layer_norm,
+    linear,
+    stacked,
+)
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    EncoderConfig,
+    FeedForwardConfig,
+    NormConfig,
+    TransformerConfig,
+)
+from transformer.block import Placement
+
+
+def block_config(sizes: Sizes, placement: Placement, *, cross: bool = False) -> BlockConfig:
+    """`nn.TransformerEncoderLayer`, or with `cross` attention `nn.TransformerDecoderLayer`."""
+    mixer = AttentionConfig(heads=sizes.heads)
+    return BlockConfig(
+        mixer=mixer,
+        cross=mixer if cross else None,
+        feed_forward=FeedForwardConfig(hidden=sizes.hidden, activation="relu"),
+        norm=NormConfig(epsilon=sizes.epsilon),
+        placement=placement,
+    )
+
+
+def causal_config(sizes: Sizes, placement: Placement) -> TransformerConfig:
+    """`nn.TransformerEncoder` with a triangular mask, and a last norm where layers begin with one.
+
+    PyTorch's modules begin with embedded tokens: there are no positions.
+    """
+    last = NormConfig(epsilon=sizes.epsilon) if placement == "pre" else None
+    return TransformerConfig(
+        vocab_size=sizes.vocab,
+        width=sizes.width,
+        layers=sizes.layers,
+        pattern=(block_config(sizes, placement),),
+        final_norm=last,
+        vocab_multiple=1,
+    )
+
+
+def transformer_config(sizes: Sizes, placement: Placement) -> TransformerConfig:
+    """`nn.Transformer`, whose two stacks end with a norm wherever their layers have theirs."""
+    last = NormConfig(epsilon=sizes.epsilon)
+    return TransformerConfig(
+        vocab_size=sizes.vocab,
+        width=sizes.width,
+        layers=sizes.layers,
+        pattern=(block_config(sizes, placement, cross=True),),
+        final_norm=last,
+        encoder=EncoderConfig(sizes.source_layers, (block_config(sizes, placement),), last),
+        vocab_multiple=1,
+    )
+
+
+def causal_params(read: Read, sizes: Sizes, placement: Placement) -> Params:
+    """The parameters of `causal_config`."""
+    params = stack(read, "causal", sizes, sizes.layers, last=placement == "pre")
+    return params | {"embedding": read("embedding", (sizes.vocab, sizes.width))}
+
+
+def transformer_params(read: Read, sizes: Sizes, placement: Placement) -> Params:
+    """The parameters of `transformer_config`: the same for both placements."""
+    at = "transformer"
+    return {
+        "embedding": read("embedding", (sizes.vocab, sizes.width)),
+        "encoder": stack(read, f"{at}.encoder", sizes, sizes.source_layers, last=True),
+        "decoder": stack(read, f"{at}.decoder", sizes, sizes.layers, last=True, cross=True),
+    }
+
+
+def stack(
+    read: Read, at: str, sizes: Sizes, layers: int, *, last: bool, cross: bool = False
+) -> Params:
+    """Layers and the norm behind them."""
+    each = [layer(read, f"{at}.layers.{number}", sizes, cross) for number in range(layers)]
+    params: Params = {"layers": {"place_0": stacked(each)}}
+    return params | {"final_norm": layer_norm(read, f"{at}.norm", sizes.width)} if last else params
+
+
+def layer(read: Read, at: str, sizes: Sizes, cross: bool) -> Params:
+    """One layer; its norms are numbered in the order of its sublayers."""
+    d, f = sizes.width, sizes.hidden
+    sublayers: dict[str, Any] = {"mixer": joined_attention(read, f"{at}.self_attn", sizes)}
+    if cross:
+        sublayers["cross"] = joined_attention(read, f"{at}.multihead_attn", sizes)
+    up, down = linear(read, f"{at}.linear1", d, f), linear(read, f"{at}.linear2", f, d)
+    sublayers["feed_forward"] = feed_forward(up, down)
+    norms = {
+        f"{name}_norm": layer_norm(read, f"{at}.norm{number}", d)
+        for number, name in enumerate(sublayers, start=1)
+    }
+    return sublayers | norms
+
+
+def joined_attention(read: Read, at: str, sizes: Sizes) -> Params:
+    """`nn.MultiheadAttention`: query, key and value are rows of one matrix."""
+    d = sizes.width
+    matrix = read(f"{at}.in_proj_weight", (3 * d, d)).reshape(3, d, d)
+    bias = read(f"{at}.in_proj_bias", (3 * d,)).reshape(3, d)
+    query, key, value = ((matrix[i].T, bias[i]) for i in range(3))
+    output: Linear = linear(read, f"{at}.out_proj", d, d)
+    return attention(query, key, value, output, sizes.heads)

@@ -1,0 +1,87 @@
+"""`EncoderDecoder` and `LanguageModel` compute what PyTorch's own transformer modules compute.
+
+The outputs were made by tests/fixtures/make_pytorch.py.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.fixtures.tiny import (
+    PYTORCH,
+    SHORT,
+    SOURCE,
+    SOURCE_LENGTHS,
+    TARGET,
+    TARGET_LENGTHS,
+    drawn,
+    real,
+    tokens,
+)
+from tests.transformer.formulas import assert_close
+from tests.transformer.pytorch import (
+    causal_config,
+    causal_params,
+    transformer_config,
+    transformer_params,
+)
+from transformer import EncoderDecoder, LanguageModel
+from transformer.block import Placement
+
+FIXTURES = np.load(Path(__file__).parents[1] / "fixtures" / "pytorch.npz")
+OF_A_MODEL = 1e-4
+SOURCE_IDS, TARGET_IDS = tokens(SOURCE, PYTORCH.vocab), tokens(TARGET, PYTORCH.vocab)
+SOURCE_SEGMENTS = real(SOURCE, SOURCE_LENGTHS)
+TARGET_SEGMENTS = real(TARGET, TARGET_LENGTHS)
+
+pytestmark = pytest.mark.slow
+both = pytest.mark.parametrize("placement", ["post", "pre"])
+
+
+@functools.cache
+def encoder_decoder(placement: Placement) -> tuple[Any, Any]:
+    """The model as a compiled function, and its parameters."""
+    model = EncoderDecoder(transformer_config(PYTORCH, placement))
+    params = transformer_params(drawn, PYTORCH, placement)
+    return jax.jit(model.apply), {"params": params}
+
+
+@both
+def test_parameters_are_those_of_the_model(placement: Placement) -> None:
+    shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)  # noqa: E731
+    for model, params in (
+        (EncoderDecoder(transformer_config(PYTORCH, placement)), transformer_params),
+        (LanguageModel(causal_config(PYTORCH, placement)), causal_params),
+    ):
+        expected = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
+        assert shapes(params(drawn, PYTORCH, placement)) == shapes(expected)
+
+
+@both
+def test_transformer_encodes(placement: Placement) -> None:
+    run, params = encoder_decoder(placement)
+    memory = np.asarray(run(params, SOURCE_IDS, None, source_segments=SOURCE_SEGMENTS).hidden)
+    seen = SOURCE_SEGMENTS == 1
+    assert_close(memory[seen], FIXTURES[f"{placement}/memory"][seen], OF_A_MODEL)
+
+
+@both
+def test_transformer_decodes(placement: Placement) -> None:
+    """With padding in the source and in the target, whose mask is causal."""
+    run, params = encoder_decoder(placement)
+    given = dict(source_segments=SOURCE_SEGMENTS, segments=TARGET_SEGMENTS)
+    hidden = np.asarray(run(params, SOURCE_IDS, TARGET_IDS, **given).hidden)
+    seen = TARGET_SEGMENTS == 1
+    assert_close(hidden[seen], FIXTURES[f"{placement}/hidden"][seen], OF_A_MODEL)
+
+
+@both
+def test_encoder_with_a_triangular_mask_is_a_language_model(placement: Placement) -> None:
+    model = LanguageModel(causal_config(PYTORCH, placement))
+    params = {"params": causal_params(drawn, PYTORCH, placement)}
+    hidden = jax.jit(model.apply)(params, tokens(SHORT, PYTORCH.vocab)).hidden
+    assert_close(hidden, FIXTURES[f"{placement}/causal"], OF_A_MODEL)

@@ -89,7 +89,18 @@ def test_sixteen_bits_turn_by_exact_angles() -> None:
     assert_close(np.asarray(y, np.float32), expected, 2**-7)
 
 
-@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5])
-def test_errors(fraction: float) -> None:
-    with pytest.raises(ValueError, match=f"^rotary.fraction {fraction}: give a share in "):
-        Rotary(fraction=fraction)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"fraction": 0.0}, "rotary.fraction 0.0: give a share in "),
+        ({"fraction": 1.5}, "rotary.fraction 1.5: give a share in "),
+        ({"base": 1.0}, "rotary.base 1.0: give more than 1$"),
+        (
+            {"layout": "pairs"},
+            "rotary.layout pairs: is not known; give one of halves, interleaved$",
+        ),
+    ],
+)
+def test_errors(fields: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        Rotary(**fields)

@@ -1,0 +1,44 @@
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import array, assert_close, normal
+from transformer.positions import RelativePositions, RelativeTables
+
+B, T, S, N, H, VALUES = 2, 5, 7, 3, 11, 13
+CONFIG = RelativePositions(clip=2)
+TABLES: Any = RelativeTables(normal(0, 5, H), normal(1, 5, VALUES))
+POSITIONS = {
+    "for all": (array([[0, 1, 2, 3, 9]]), array([[0, 1, 2, 3, 4, 5, 6]])),
+    "for each": (
+        array([[0, 1, 2, 3, 9], [4, 0, 1, 7, 7]]),
+        array([[0, 1, 2, 3, 4, 5, 6], [7, 3, 1, 2, 0, 9, 4]]),
+    ),
+}
+
+
+def row(query: int, key: int) -> int:
+    """w[clip(j - i, k)], from -k (equations 3 and 4)."""
+    return max(-2, min(2, key - query)) + 2
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_scores_and_values_gain_what_the_tables_say(name: str) -> None:
+    queries, keys = POSITIONS[name]
+    q, weights = normal(2, B, T, N, H), normal(3, B, N, T, S)
+    scores, found = np.zeros((B, N, T, S)), np.zeros((B, T, N, VALUES))
+    for b, n, t, s in np.ndindex(scores.shape):
+        at = row(queries[b % len(queries), t], keys[b % len(keys), s])
+        scores[b, n, t, s] = q[b, t, n] @ TABLES.keys[at]
+        found[b, t, n] += weights[b, n, t, s] * TABLES.values[at]
+    assert_close(jax.jit(RelativeTables.scores)(TABLES, q, queries, keys), scores)
+    assert_close(jax.jit(RelativeTables.look_up)(TABLES, weights, queries, keys), found)
+
+
+def test_rows_of_a_table() -> None:
+    assert CONFIG.distances == 5
+    assert RelativePositions(0).distances == 1
+    with pytest.raises(ValueError, match=r"^relative_positions.clip -1: give 0 or more$"):
+        RelativePositions(-1)

@@ -1,0 +1,151 @@
+"""Rules for longer contexts, against loops from the formulas and against Hugging Face."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fixtures.positions import ROTARY
+from tests.transformer.formulas import array, assert_close, normal
+from transformer import (
+    LinearScaling,
+    Llama3Scaling,
+    NoScaling,
+    NTKScaling,
+    Rotary,
+    YaRNScaling,
+)
+from transformer.positions import Scaling, rotate
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "positions.npz"
+
+OURS: dict[str, Scaling] = {
+    "plain": NoScaling(),
+    "linear": LinearScaling(3.0),
+    "ntk": NTKScaling(5.0),
+    "yarn": YaRNScaling(4.0, 4096),
+    "yarn of other bounds": YaRNScaling(7.0, 64, fast=5.0, slow=2.0, attention_factor=1.25),
+    "llama3": Llama3Scaling(8.0, 1.0, 4.0, 8192),
+    "llama3 of other bounds": Llama3Scaling(3.0, 2.0, 11.0, 512),
+}
+
+
+def linear(config: LinearScaling, base: float, width: int) -> list[float]:
+    return [base ** (-2 * i / width) / config.factor for i in range(width // 2)]
+
+
+def ntk(config: NTKScaling, base: float, width: int) -> list[float]:
+    larger = base * config.factor ** (width / (width - 2))
+    return [larger ** (-2 * i / width) for i in range(width // 2)]
+
+
+def yarn(config: YaRNScaling, base: float, width: int) -> list[float]:
+    """A pair's number from which a ramp falls, and one at which it has fallen."""
+
+    def pair(turns: float) -> float:
+        return width / 2 * math.log(config.length / (2 * math.pi * turns), base)
+
+    start, end = max(0, math.floor(pair(config.fast))), math.ceil(pair(config.slow))
+    made = []
+    for i in range(width // 2):
+        plain = base ** (-2 * i / width)
+        kept = min(1.0, max(0.0, 1 - (i - start) / (end - start)))
+        made.append(kept * plain + (1 - kept) * plain / config.factor)
+    return made
+
+
+def llama3(config: Llama3Scaling, base: float, width: int) -> list[float]:
+    """By wavelengths, as in the published code."""
+    made = []
+    for i in range(width // 2):
+        plain = base ** (-2 * i / width)
+        wavelength = 2 * math.pi / plain
+        if wavelength < config.length / config.high:
+            made.append(plain)
+        elif wavelength > config.length / config.low:
+            made.append(plain / config.factor)
+        else:
+            smooth = (config.length / wavelength - config.low) / (config.high - config.low)
+            made.append((1 - smooth) * plain / config.factor + smooth * plain)
+    return made
+
+
+FORMULAS: dict[type, Callable[[Any, float, int], list[float]]] = {
+    LinearScaling: linear,
+    NTKScaling: ntk,
+    YaRNScaling: yarn,
+    Llama3Scaling: llama3,
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_frequencies_are_hugging_face_s(name: str) -> None:
+    config, case = OURS[name], ROTARY[name]
+    theirs = np.load(FIXTURES)
+    ours = np.asarray(config.frequencies(case.base, case.width))
+    assert_close(ours / theirs[f"rotary/{name}"], np.ones(case.width // 2))
+    assert config.amplitude == pytest.approx(float(theirs[f"factor/{name}"]))
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if name != "plain"])
+def test_frequencies_are_those_of_the_formula(name: str) -> None:
+    config, (base, width, *_) = OURS[name], ROTARY[name]
+    expected = FORMULAS[type(config)](config, base, width)
+    assert_close(np.asarray(config.frequencies(base, width)) / expected, np.ones(width // 2))
+
+
+def test_ntk_slows_the_slowest_pair_alone_by_the_whole_factor() -> None:
+    plain, scaled = (
+        np.asarray(config.frequencies(10_000.0, 14)) for config in (NoScaling(), NTKScaling(5.0))
+    )
+    assert plain[0] / scaled[0] == pytest.approx(1)
+    assert plain[-1] / scaled[-1] == pytest.approx(5)
+
+
+def test_yarn_sharpens_the_softmax() -> None:
+    """Queries and keys are multiplied by sqrt(1/t) = 0.1 ln(s) + 1 each."""
+    assert YaRNScaling(1.0).amplitude == 1
+    assert YaRNScaling(16.0).amplitude == pytest.approx(0.1 * math.log(16) + 1)
+    x = normal(0, 2, 5, 3, 14)
+    y = rotate(x, array([[0, 1, 2, 3, 4]]), Rotary(scaling=YaRNScaling(16.0)))
+    assert_close(np.linalg.norm(y, axis=-1), (0.1 * math.log(16) + 1) * np.linalg.norm(x, axis=-1))
+
+
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+def test_interpolated_positions_are_those_between(layout: Any) -> None:
+    x, config = normal(0, 1, 4, 3, 14), Rotary(layout=layout)
+    far, near = array([[0, 6, 12, 27]]), array([[0, 2, 4, 9]])
+    scaled = dataclasses.replace(config, scaling=LinearScaling(3.0))
+    assert_close(rotate(x, far, scaled), rotate(x, near, config))
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "message"),
+    [
+        (LinearScaling, {"factor": 0.5}, "linear_scaling.factor 0.5: give 1 or more"),
+        (NTKScaling, {"factor": 0.5}, "ntk_scaling.factor 0.5: give 1 or more"),
+        (YaRNScaling, {"length": 0}, "yarn_scaling.length 0: give 1 or more"),
+        (
+            YaRNScaling,
+            {"slow": 32.0},
+            "yarn_scaling.slow 32.0: give more than 0 and less than fast, 32.0",
+        ),
+        (
+            Llama3Scaling,
+            {"low": 0.0},
+            "llama3_scaling.low 0.0: give more than 0 and less than high, 4.0",
+        ),
+    ],
+)
+def test_errors(make: Callable[..., Scaling], fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        make(**fields)
+
+
+def test_ntk_needs_two_pairs() -> None:
+    with pytest.raises(ValueError, match=r"^rotary.scaling NTKScaling: needs 4 rotated entries"):
+        NTKScaling(2.0).frequencies(10_000.0, 2)

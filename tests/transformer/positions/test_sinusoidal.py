@@ -1,0 +1,24 @@
+import math
+
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import array, assert_close
+from transformer.positions import sinusoid
+
+
+@pytest.mark.parametrize("width", [2, 10, 13])
+def test_against_the_formula(width: int) -> None:
+    """Sines at even entries, cosines at odd ones; an odd width ends with a sine."""
+    positions = array([[0, 1, 7], [3, 200, 50]])
+    expected = np.zeros((2, 3, width))
+    for b, t, entry in np.ndindex(expected.shape):
+        angle = positions[b, t] / 10_000 ** ((entry - entry % 2) / width)
+        expected[b, t, entry] = math.cos(angle) if entry % 2 else math.sin(angle)
+    # A float32 angle of 200 is off by up to 1e-5.
+    assert_close(sinusoid(positions, width), expected, 2e-5)
+
+
+def test_by_hand() -> None:
+    expected = [[[0, 1, 0, 1], [math.sin(1), math.cos(1), math.sin(0.01), math.cos(0.01)]]]
+    assert_close(sinusoid(array([[0, 1]]), 4), np.array(expected), 1e-6)

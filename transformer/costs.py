@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from transformer.attention import AttentionConfig
 from transformer.config import TransformerConfig
-from transformer.language_model import LanguageModel
 from transformer.model import Model
 from transformer.positions import RelativePositions
 from transformer.sizes import Leaf, abstract, layer_mixers, padded_entries
@@ -115,7 +114,7 @@ SCORES: dict[str, Callable[[Any, int, int], ScoreFlops]] = {
 """By `kind`: (a mixer's configuration, D, T) -> a token's operations that take no weights."""
 
 
-def decode_weight_bytes(model: LanguageModel) -> int:
+def decode_weight_bytes(model: Model) -> int:
     """What decoding one token reads of the weights: all of them, but of look-up tables a row."""
     read = 0
     for leaf in abstract(model).leaves():
@@ -134,7 +133,7 @@ class Traffic(NamedTuple):
     """Queries, keys, values and results alone (Dao et al. 2022); keys and values counted once."""
 
 
-def attention_traffic(model: LanguageModel, length: int) -> Traffic:
+def attention_traffic(model: Model, length: int) -> Traffic:
     """Summed over the layers that have full attention, in sequences of `length` tokens."""
     config = model.config
     item = jnp.dtype(config.precision.compute).itemsize

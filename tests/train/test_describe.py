@@ -19,6 +19,7 @@ from transformer import (
     BlockConfig,
     FeedForwardConfig,
     Hardware,
+    LanguageModel,
     LearnedPositions,
     Precision,
     TransformerConfig,
@@ -42,8 +43,13 @@ TOKENS = 5 * 11
 A_LAYER = TOKENS * (14 * 7 + 11 * 3)
 
 
-def of(config: TransformerConfig, **options: Any) -> Description:
-    return describe_model(config, batch_size=5, sequence_length=11, **options)
+def of(
+    config: TransformerConfig,
+    hardware: Hardware = Hardware(),
+    **options: Any,  # noqa: B008
+) -> Description:
+    model = LanguageModel(config, hardware)
+    return describe_model(model, batch_size=5, sequence_length=11, **options)
 
 
 def test_memory_item_by_item() -> None:

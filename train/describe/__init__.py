@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from train.describe.decoding import Decoding, decoding, kv_variants
 from train.describe.memory import Memory, training_memory
-from train.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from transformer.config import TransformerConfig
     from transformer.costs import Flops, Traffic
     from transformer.hardware import Hardware
+    from transformer.model import Model
     from transformer.sizes import Parameters
 
 __all__ = ["Decoding", "Description", "Memory", "describe", "describe_model"]
@@ -39,7 +39,8 @@ class Description:
     """6 N + 12 L D T operations a token."""
     memory: Memory
     decoding: tuple[Decoding, ...]
-    """With other numbers of key-value heads too; this model's own first."""
+    """With other numbers of key-value heads too; this model's own first. None of a model that does
+    not write token by token."""
     traffic: "Traffic"
     notes: tuple[str, ...] = ()
     """What had to be assumed."""
@@ -58,46 +59,49 @@ class Description:
 
 
 def describe(experiment: "Experiment", hardware: "Hardware | None" = None) -> Description:
-    """Describes an experiment. Nothing is allocated, and text is read only to count characters.
+    """Describes an experiment. Nothing is allocated, and data are read only for what they decide.
 
     `hardware` is what it is to run on (a CPU if None): it decides whether attention keeps its
-    scores. Raises UserError if the vocabulary is a text's characters and there is no text.
+    scores. Raises UserError if the vocabulary is a text's characters, or the number of classes is
+    that of the data, and there are no data.
     """
-    words, notes = _vocabulary(experiment)
+    from train.describe.shape import window, with_sizes
+    from train.tasks.registry import make_task
+    from transformer.hardware import Hardware
+    from transformer.shared import unconstrained
+
+    experiment, notes = with_sizes(experiment)
+    batch_size, length = window(experiment)
     return describe_model(
-        dataclasses.replace(experiment.model, vocab_size=words),
-        batch_size=experiment.batch_size,
-        sequence_length=experiment.data.sequence_length,
+        make_task(experiment).model(hardware or Hardware(), unconstrained),
+        batch_size=batch_size,
+        sequence_length=length,
         optimizer=experiment.optimizer,
         accumulate=experiment.accumulate,
-        segments=experiment.data.segments,
-        hardware=hardware,
+        segments=getattr(experiment.data, "segments", True),
         notes=notes,
     )
 
 
 def describe_model(
-    config: "TransformerConfig",
+    model: "Model",
     *,
     batch_size: int,
     sequence_length: int,
     optimizer: "OptimizerConfig | None" = None,
     accumulate: int = 1,
     segments: bool = False,
-    hardware: "Hardware | None" = None,
     notes: tuple[str, ...] = (),
 ) -> Description:
-    """Describes a model trained on `batch_size` windows of `sequence_length` tokens at a time."""
+    """Describes a model trained on `batch_size` windows of `sequence_length` tokens at a time.
+
+    Windows of an encoder-decoder have as many tokens in the source as in the target.
+    """
     from train.optimizers import OptimizerConfig
     from transformer import costs, sizes
-    from transformer.hardware import Hardware
-    from transformer.language_model import LanguageModel
 
-    hardware = hardware or Hardware()
-    model = LanguageModel(config, hardware)
+    config = model.config
     parameters = sizes.count_parameters(model)
-    own = decoding(model, sequence_length)
-    variants = (decoding(each, sequence_length) for each in kv_variants(config, hardware))
     return Description(
         config=config,
         batch_size=batch_size,
@@ -114,38 +118,28 @@ def describe_model(
             accumulate=accumulate,
             segments=segments,
         ),
-        decoding=(own, *(each for each in variants if each != own)),
+        decoding=_decodings(model, sequence_length),
         traffic=costs.attention_traffic(model, sequence_length),
         notes=notes,
     )
+
+
+def _decodings(model: "Model", length: int) -> tuple[Decoding, ...]:
+    """Of a language model that can decode: as it is, then with other key-value heads."""
+    from transformer.language_model import LanguageModel
+    from transformer.mixers import mixer_type
+
+    if not isinstance(model, LanguageModel):
+        return ()
+    mixers = {block.mixer for block in model.config.pattern}
+    if not all(mixer_type(mixer).abilities(mixer).cached for mixer in mixers):
+        return ()
+    own = decoding(model, length)
+    variants = (decoding(each, length) for each in kv_variants(model.config, model.hardware))
+    return (own, *(each for each in variants if each != own))
 
 
 def _lengths(own: int, config: "TransformerConfig") -> tuple[int, ...]:
     """The experiment's length, then those of the table that the model can take."""
     limit = config.max_length or LENGTHS[-1]
     return (own, *(length for length in LENGTHS if length <= limit and length != own))
-
-
-def _vocabulary(experiment: "Experiment") -> tuple[int, tuple[str, ...]]:
-    """V, and what was assumed to know it before a tokenizer has learned from its text."""
-    tokenizer = experiment.data.tokenizer
-    if experiment.model.vocab_size:
-        return experiment.model.vocab_size, ()
-    if tokenizer.kind in ("byte", "file"):
-        from train.data.tokenizer_training import train_tokenizer
-
-        return train_tokenizer(tokenizer, ()).vocab_size, ()
-    if tokenizer.kind == "character":
-        return _characters(experiment), ()
-    most = tokenizer.vocab_size
-    return most, (f"the {tokenizer.kind} tokenizer is taken to learn all of its {most:,} tokens",)
-
-
-def _characters(experiment: "Experiment") -> int:
-    """V of a tokenizer that has as many tokens as the text has characters: the text is read."""
-    from train.data import prepare
-
-    try:
-        return prepare(experiment.data).tokenizer.vocab_size
-    except UserError as error:
-        raise UserError(f"{error}; or give --model.vocab-size, and no text is needed") from error

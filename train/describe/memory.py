@@ -7,7 +7,7 @@ from train.describe.activations import Activations, estimate_activations
 
 if TYPE_CHECKING:
     from train.optimizers import OptimizerConfig
-    from transformer.language_model import LanguageModel
+    from transformer.model import Model
 
 TEXTBOOK_WEIGHTS = {"float32": 4, "16 and 32 bits": 6}
 TEXTBOOK_GRADIENTS = 4
@@ -41,7 +41,7 @@ class Memory:
 
 
 def training_memory(
-    model: "LanguageModel",
+    model: "Model",
     optimizer: "OptimizerConfig",
     *,
     batch_size: int,
@@ -72,7 +72,7 @@ def training_memory(
     )
 
 
-def optimizer_bytes(model: "LanguageModel", optimizer: "OptimizerConfig") -> int:
+def optimizer_bytes(model: "Model", optimizer: "OptimizerConfig") -> int:
     """Size of the optimizer's state for float32 gradients, by tracing how it starts."""
     import jax
     import jax.numpy as jnp

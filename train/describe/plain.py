@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 def as_dict(description: "Description") -> dict[str, Any]:
     """Numbers of parameters, operations a token, and bytes."""
     own, *others = description.flops
-    decoding, *variants = description.decoding
     return {
         "batch_size": description.batch_size,
         "sequence_length": description.sequence_length,
@@ -27,7 +26,7 @@ def as_dict(description: "Description") -> dict[str, Any]:
             "forward_by_length": [_flops(each) for each in (own, *others)],
         },
         "memory_bytes": _memory(description.memory),
-        "decoding": _decoding(decoding) | {"variants": [_decoding(each) for each in variants]},
+        "decoding": _decodings(description.decoding),
         "attention_bytes_per_token": description.traffic._asdict(),
         "notes": list(description.notes),
     }
@@ -37,6 +36,7 @@ def _parameters(parameters: "Parameters") -> dict[str, Any]:
     return {
         "total": parameters.total,
         "padding": parameters.padding,
+        "heads": parameters.heads,
         "allocated": parameters.allocated,
         "parts": dict(parameters.parts),
     }
@@ -58,6 +58,13 @@ def _flops(flops: "Flops", times: int = 1) -> dict[str, Any]:
 
 def _memory(memory: "Memory") -> dict[str, Any]:
     return dataclasses.asdict(memory) | {"total": memory.total}
+
+
+def _decodings(all_of_them: tuple[Decoding, ...]) -> dict[str, Any] | None:
+    if not all_of_them:
+        return None
+    own, *variants = all_of_them
+    return _decoding(own) | {"variants": [_decoding(each) for each in variants]}
 
 
 def _decoding(decoding: Decoding) -> dict[str, Any]:

@@ -43,6 +43,8 @@ def _parameters(description: "Description") -> Iterable["RenderableType"]:
     table.add_section()
     table.add_row("total", f"{parameters.total:,}", "", style="bold")
     table.add_row(f"padding of {config.vocab_rows:,} rows", f"{parameters.padding:,}")
+    if parameters.heads:
+        table.add_row("heads of the task, not counted", f"{parameters.heads:,}")
     estimate = f"{description.estimate / parameters.total:.1%}"
     table.add_row("12 L D² + V D, for comparison", f"{description.estimate:,}", estimate)
     yield table
@@ -121,6 +123,8 @@ def _textbook_memory(description: "Description") -> Iterable["RenderableType"]:
 
 
 def _decoding(description: "Description") -> Iterable["RenderableType"]:
+    if not description.decoding:
+        return
     own = description.decoding[0]
     batch = f"a byte,\nbatch {LARGE_BATCH}"
     columns = ("cache,\na token", "cache", "weights", "operations", "a byte", batch)

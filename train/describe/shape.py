@@ -1,0 +1,56 @@
+"""What an experiment leaves for its data to say, as far as it can be known beforehand."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from train.data.parallel_config import ParallelDataConfig
+from train.errors import UserError
+from train.tasks.config import Classification, Tagging
+
+if TYPE_CHECKING:
+    from train.experiment import Experiment
+
+
+def window(experiment: "Experiment") -> tuple[int, int]:
+    """The examples of a batch, and the tokens of each: the most that there may be."""
+    data = experiment.data
+    if isinstance(data, ParallelDataConfig):
+        return data.batch_tokens // data.max_length, data.max_length
+    length: int = getattr(data, "sequence_length", 0) or getattr(data, "max_length", 1)
+    return experiment.batch_size, length
+
+
+def with_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ...]]:
+    """The experiment with its V and its number of classes, and what was assumed to know them."""
+    tokenizer, task = experiment.data.tokenizer, experiment.task
+    counts_classes = isinstance(task, Classification | Tagging) and not task.classes
+    if counts_classes or (not experiment.model.vocab_size and tokenizer.kind == "character"):
+        return _read(experiment), ()
+    if experiment.model.vocab_size:
+        return experiment, ()
+    if tokenizer.kind in ("byte", "file"):
+        from train.data.tokenizer_training import train_tokenizer
+
+        return _of(experiment, train_tokenizer(tokenizer, ()).vocab_size), ()
+    most = tokenizer.vocab_size
+    note = f"the {tokenizer.kind} tokenizer is taken to learn all of its {most:,} tokens"
+    return _of(experiment, most), (note,)
+
+
+def _of(experiment: "Experiment", words: int) -> "Experiment":
+    model = dataclasses.replace(experiment.model, vocab_size=words)
+    return dataclasses.replace(experiment, model=model)
+
+
+def _read(experiment: "Experiment") -> "Experiment":
+    """As the data make it: they are read."""
+    from train.tasks.registry import make_task
+
+    try:
+        task = make_task(experiment)
+        return task.resolved(task.prepare())
+    except UserError as error:
+        known = "--task.classes and " if hasattr(experiment.task, "classes") else ""
+        raise UserError(
+            f"{error}; or give {known}--model.vocab-size, and no text is needed"
+        ) from error

@@ -8,7 +8,7 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -22,10 +22,23 @@ from train import leaves
 from train.errors import UserError
 
 _STATE, _LEAVES, _EXTRA = "state", "leaves", "extra"
-_PARAMS = "params"
 _UNFINISHED = ".orbax-checkpoint-tmp"  # what Orbax adds to a folder until it is whole
 _PARTS = 8  # more than a save has
 _REASON_LENGTH = 200
+
+
+class _ThisStep:
+    """Preserves the checkpoint of one step, which may become another's."""
+
+    step: int | None = None
+
+    def should_preserve(
+        self,
+        checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo],
+        *,
+        context: checkpoint_managers.PreservationContext,
+    ) -> Sequence[bool]:
+        return [checkpoint.step == self.step for checkpoint in checkpoints]
 
 
 class Restored(NamedTuple):
@@ -50,6 +63,7 @@ class Checkpoints:
         every: int = 0,
         keep: int = 1,
         keep_every: int = 0,
+        average: int = 1,
         asynchronous: bool = True,
         read_only: bool = False,
     ):
@@ -60,6 +74,7 @@ class Checkpoints:
           every: Steps between the saves that are `due`; 0: none is.
           keep: How many of the newest are kept, at least 1.
           keep_every: Those at multiples of this many steps are kept too; 0: none.
+          average: So many of the newest that were `due` are kept too.
           asynchronous: Write while training goes on.
           read_only: Only restore, and disturb no run that is saving there at the time.
         """
@@ -69,13 +84,22 @@ class Checkpoints:
         self.directory = _absolute(directory)
         self._every, self._asynchronous = every, asynchronous
         self._saving: int | None = None
+        self._best = _ThisStep()
+        policies: list[checkpoint_managers.PreservationPolicy] = [
+            checkpoint_managers.LatestN(keep),
+            self._best,
+        ]
+        if keep_every:
+            policies.append(checkpoint_managers.EveryNSteps(keep_every))
+        if every and average > 1:
+            policies.append(checkpoint_managers.EveryNSteps(every, max_to_keep=average))
         self._manager = ocp.CheckpointManager(
             self.directory,
             options=ocp.CheckpointManagerOptions(
                 create=False,
                 read_only=read_only,
                 enable_async_checkpointing=asynchronous,
-                preservation_policy=_policy(keep, keep_every),
+                preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
             ),
         )
 
@@ -90,6 +114,10 @@ class Checkpoints:
     def due(self, step: int) -> bool:
         """Whether a checkpoint is wanted after ``step`` steps."""
         return self._every > 0 and step % self._every == 0
+
+    def keep_best(self, step: int) -> None:
+        """From the next save on, the checkpoint of this step is kept, and of none before."""
+        self._best.step = step
 
     def save(self, step: int, state: Any, extra: Mapping[str, Any]) -> None:
         """Saves a state as it is now, in the background; what is being saved is waited for.
@@ -139,17 +167,28 @@ class Checkpoints:
         """
         return self._restore(step, like, whole=True)
 
-    def restore_params(self, step: int, like: Any) -> Any:
-        """Restores the ``params`` of the state and leaves the rest on the disk.
+    def restore_part(self, step: int, part: str, like: Any) -> Any:
+        """Restores a part of the state and leaves the rest on the disk.
 
         Args:
           step: One of `steps`.
-          like: The parameters, as in `restore`.
+          part: The name of the part: ``params``, say.
+          like: The part, as in `restore`.
 
         Raises:
           UserError: As `restore` does.
         """
-        return self._restore(step, {_PARAMS: like}, whole=False).state[_PARAMS]
+        return self._restore(step, {part: like}, whole=False).state[part]
+
+    def extra(self, step: int) -> dict[str, Any]:
+        """What else was saved with the state of a step (UserError: it cannot be read)."""
+        there = self._found(step)
+        with _explained_restore(there):
+            restored = self._manager.restore(
+                step, args=args.Composite(**{_EXTRA: args.JsonRestore()})
+            )
+        found: dict[str, Any] = restored[_EXTRA]
+        return found
 
     def close(self) -> None:
         """Waits for what is being saved, and lets go of Orbax's threads."""
@@ -188,9 +227,7 @@ class Checkpoints:
 
     def _restore(self, step: int, like: Any, *, whole: bool) -> Restored:
         wanted = leaves.named(like)
-        there = self.directory / str(step)
-        if step not in self.steps():
-            raise UserError(f"checkpoint {there}: does not exist; {self._choice()}")
+        there = self._found(step)
         with _explained_restore(there):
             about = self._manager.restore(
                 step,
@@ -226,6 +263,13 @@ class Checkpoints:
             if not leaf.size
         }
         return leaves.flat(restored[_STATE]) | empty
+
+    def _found(self, step: int) -> epath.Path:
+        """The folder of a checkpoint (UserError: there is none)."""
+        there = self.directory / str(step)
+        if step not in self.steps():
+            raise UserError(f"checkpoint {there}: does not exist; {self._choice()}")
+        return there
 
     def _choice(self) -> str:
         if steps := self.steps():
@@ -289,13 +333,6 @@ def _absolute(directory: str | os.PathLike[str]) -> epath.Path:
     """Orbax takes no relative path."""
     name = os.fspath(directory)
     return epath.Path(name if "://" in name else pathlib.Path(name).absolute())
-
-
-def _policy(keep: int, keep_every: int) -> checkpoint_managers.PreservationPolicy:
-    policies: list[checkpoint_managers.PreservationPolicy] = [checkpoint_managers.LatestN(keep)]
-    if keep_every:
-        policies.append(checkpoint_managers.EveryNSteps(keep_every))
-    return checkpoint_managers.AnyPreservationPolicy(policies)
 
 
 def _not_from_orbax(record: logging.LogRecord) -> bool:

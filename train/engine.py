@@ -109,7 +109,8 @@ class JitEngine(Engine):
         whole = replicated(self.mesh)
         optimizer = like_parameters(shapes.optimizer, shapes.params, params, whole)
         rest = jax.tree.map(lambda _: whole, shapes)
-        shardings = rest.replace(params=params, optimizer=optimizer)
+        ema = None if shapes.ema is None else params
+        shardings = rest.replace(params=params, optimizer=optimizer, ema=ema)
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             shapes,
@@ -165,6 +166,7 @@ def make_step(
         accumulate=experiment.accumulate,
         loss_scale=experiment.loss_scale,
         axis_name=axis_name,
+        ema_decay=experiment.ema.decay,
     )
 
 
@@ -183,4 +185,5 @@ def init_state(
         optimizer=optimizer.init(wide),
         key=dropout,
         loss_scale=LossScale.start(experiment.loss_scale) if scaled else None,
+        ema=wide if experiment.ema.decay else None,
     )

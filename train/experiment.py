@@ -10,6 +10,7 @@ from train.optimizers import OptimizerConfig
 from train.schedules import ScheduleConfig
 from train.sharding import MeshConfig
 from train.tasks.config import LanguageModelling, TaskConfig
+from transformer.checks import check_share
 from transformer.config import TransformerConfig
 from transformer.sampling import SamplingConfig
 
@@ -38,9 +39,13 @@ class EvaluationConfig:
     """Windows in a batch, or a few more so that it divides among devices; 0: as in training."""
     compressors: bool = False
     """Show at the end what gzip -9 and xz -9 make of the held-out text."""
+    average: int = 1
+    """What is evaluated at the end is the mean of the weights of so many checkpoints: the last, and
+    those before it at multiples of checkpoint.every. They are kept for it."""
 
     def __post_init__(self) -> None:
         _at_least(0, "evaluation", self, "every", "batches", "stride", "batch_size")
+        _at_least(1, "evaluation", self, "average")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +83,35 @@ class CheckpointConfig:
     """How many of the newest are kept."""
     keep_every: int = 0
     """Checkpoints at multiples of this many steps are kept too; 0: none."""
+    best: bool = False
+    """The checkpoint of the best evaluation is kept too, and is what the run is judged by."""
 
     def __post_init__(self) -> None:
         _at_least(0, "checkpoint", self, "every", "keep_every")
         _at_least(1, "checkpoint", self, "keep")
+
+
+@dataclasses.dataclass(frozen=True)
+class EmaConfig:
+    """An exponential moving average of the weights, to be judged by in their place."""
+
+    decay: float = 0.0
+    """Share of the average that a step leaves as it is, near 1; 0: none is kept."""
+
+    def __post_init__(self) -> None:
+        check_share("ema.decay", self.decay)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoppingConfig:
+    """An end before the last step, when evaluations get no better."""
+
+    patience: int = 0
+    """Evaluations in a row without a better one after which the run ends; it is judged by the best
+    of them. 0: no such end."""
+
+    def __post_init__(self) -> None:
+        _at_least(0, "stopping", self, "patience")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +143,13 @@ class Experiment:
     sample: SampleConfig = SampleConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     loss_scale: LossScaleConfig = LossScaleConfig()
+    ema: EmaConfig = EmaConfig()
+    stopping: StoppingConfig = StoppingConfig()
+
+    @property
+    def judged_at_best(self) -> bool:
+        """Whether the best checkpoint is kept, and the run judged by it."""
+        return self.checkpoint.best or self.stopping.patience > 0
 
     def __post_init__(self) -> None:
         _at_least(1, "", self, "steps", "batch_size", "accumulate", "log_every")
@@ -132,6 +169,16 @@ class Experiment:
             raise UsageError(
                 f"evaluation.stride {self.evaluation.stride}: is beyond data.sequence_length "
                 f"{self.data.sequence_length}; give at most that, or 0"
+            )
+        if self.judged_at_best and not self.evaluation.every:
+            asked = "stopping.patience" if self.stopping.patience else "checkpoint.best"
+            raise UsageError(
+                f"{asked}: there is no evaluation on the way to go by; set evaluation.every"
+            )
+        if self.evaluation.average > 1 and not self.checkpoint.every:
+            raise UsageError(
+                f"evaluation.average {self.evaluation.average}: there is no checkpoint but the "
+                "last to average; set checkpoint.every"
             )
         if self.compile == "pmap" and (self.mesh.fsdp, self.mesh.tensor) != (1, 1):
             raise UsageError(

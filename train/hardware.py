@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from train.errors import UserError
 from transformer.hardware import Hardware, Platform
 
 PLATFORMS: dict[str, Platform] = {
@@ -18,8 +19,15 @@ PLATFORMS: dict[str, Platform] = {
 
 
 def local_hardware() -> Hardware:
-    """What this process and those beside it run on."""
-    device = jax.devices()[0]
+    """What this process and those beside it run on. Raises UserError if JAX has no device."""
+    try:
+        device = jax.devices()[0]
+    except RuntimeError as error:
+        why = " ".join(str(error).split())
+        raise UserError(
+            f"devices: JAX has none ({why}); unset JAX_PLATFORMS or set it to a platform that is "
+            "here, and see python -m train doctor"
+        ) from error
     platform = PLATFORMS.get(device.platform, "cpu")
     return Hardware(platform, device.device_kind, jax.device_count())
 

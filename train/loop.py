@@ -16,6 +16,7 @@ from train.engine import Metrics, make_engine
 from train.errors import UserError
 from train.experiment import Experiment
 from train.hardware import keep_compiled_programs, local_hardware
+from train.judge import Judge
 from train.logbook import Logbook
 from train.memory import explain_exhaustion, smaller
 from train.preemption import PreemptedError, StopRequest
@@ -23,12 +24,13 @@ from train.progress import Progress
 from train.report import Report
 from train.run import Run, saved_experiment, saved_labels
 from train.runfolder import RunFolder, write_atomically
-from train.sample import sample
 from train.settings import as_text, changes, forbidden, to_plain
 from train.state import TrainState
 from train.step import Batch
+from train.stopping import Best
 from train.tasks.registry import make_task
 from train.tasks.task import Rows
+from transformer.hardware import Hardware
 
 
 def fit(experiment: Experiment, workdir: str = "", *, quiet: bool = False) -> Run:
@@ -43,16 +45,17 @@ def fit(experiment: Experiment, workdir: str = "", *, quiet: bool = False) -> Ru
       UserError: something the user can put right; what was written before is still there.
       PreemptedError: the process was told to stop, and has saved a checkpoint.
     """
+    hardware = local_hardware()
     keep_compiled_programs()
     folder = RunFolder.create(workdir or f"runs/{experiment.name}")
     with explain_exhaustion(smaller(experiment)):
-        return _Fit(experiment, folder, quiet).run()
+        return _Fit(experiment, folder, hardware, quiet).run()
 
 
 class _Fit:
     """What the parts of one `fit` share. Making it writes nothing."""
 
-    def __init__(self, experiment: Experiment, folder: RunFolder, quiet: bool):
+    def __init__(self, experiment: Experiment, folder: RunFolder, hardware: Hardware, quiet: bool):
         self.folder, self.quiet = folder, quiet
         # A run without a checkpoint has nothing to be true to: it begins anew, as it is asked for.
         with Checkpoints(folder.checkpoints, read_only=True) as checkpoints:
@@ -68,7 +71,8 @@ class _Fit:
         self.batches = self.task.batches(self.corpus)
         if self.experiment.sample.every:
             check_prompt(self.experiment.sample.prompt, self.corpus.tokenizer)
-        self.engine = make_engine(self.experiment, local_hardware())
+        self.engine = make_engine(self.experiment, hardware)
+        self.judge = Judge(self.experiment, self.engine, self.corpus, folder)
 
     def check_saved(self) -> None:
         """Refuses to resume a run with other settings or other data, before anything is written."""
@@ -84,18 +88,24 @@ class _Fit:
     def run(self) -> Run:
         settings, path = self.experiment.checkpoint, self.folder.checkpoints
         with Checkpoints(
-            path, every=settings.every, keep=settings.keep, keep_every=settings.keep_every
+            path,
+            every=settings.every,
+            keep=settings.keep,
+            keep_every=settings.keep_every,
+            average=self.experiment.evaluation.average,
         ) as checkpoints:
             state, done = self.start(checkpoints)
             speaks = jax.process_index() == 0
             metrics = self.finished_before(done)
             if metrics is not None:
                 quiet = self.quiet or not speaks
+                early = done < self.experiment.steps
                 Progress(done, quiet=quiet).print(
-                    f"{self.experiment.name} is finished: {done} steps are done, and as many were "
-                    f"asked for; in {self.folder.path}"
+                    f"{self.experiment.name} is finished: {done} steps are done, and "
+                    f"{'evaluations got no better' if early else 'as many were asked for'}; "
+                    f"in {self.folder.path}"
                 )
-                return self.result(state, done, metrics)
+                return self.judge.result(self.judge.served(state, done, checkpoints), metrics)
             if speaks:
                 self.write_settings()
             report = Report(
@@ -103,9 +113,11 @@ class _Fit:
             )
             with report, StopRequest() as stop:
                 self.announce(report, done)
-                state = self.train(state, done, checkpoints, report, stop)
-                metrics = self.finish(state, report)
-        return self.result(state, self.experiment.steps, metrics)
+                if not self.judge.ended(done):
+                    state = self.train(state, done, checkpoints, report, stop)
+                served = self.judge.served(state, int(state.step), checkpoints)
+                metrics = self.judge.finish(served, int(state.step), report)
+        return self.judge.result(served, metrics)
 
     def start(self, checkpoints: Checkpoints) -> tuple[TrainState, int]:
         """The state to go on from, and its step."""
@@ -123,11 +135,14 @@ class _Fit:
                 f"data.path {self.experiment.data.path}: is not the text that "
                 f"{self.folder.path} was trained on; give that text, or another --workdir"
             )
+        self.judge.best = Best.from_plain(extra.get("best", {}))
+        if self.judge.best.step:
+            checkpoints.keep_best(self.judge.best.step)
         return state, latest
 
     def finished_before(self, done: int) -> dict[str, float] | None:
         """The metrics at the end of a run that has nothing left to do; None if it has."""
-        if done < self.experiment.steps:
+        if not self.judge.ended(done):
             return None
         for line in reversed(Logbook(self.folder.logbook).read()):
             if line.get("event") == "finished" and line.get("step") == done:
@@ -141,7 +156,7 @@ class _Fit:
         plain = {"experiment": to_plain(self.experiment), "chosen": chosen}
         lines = "".join(f"# auto: {name} = {choice}\n" for name, choice in chosen.items())
         write_atomically(self.folder.tokenizer, self.corpus.tokenizer.to_json())
-        if labels := self.task.labels(self.corpus):
+        if labels := self.corpus.labels:
             write_atomically(self.folder.labels, json.dumps(labels, ensure_ascii=False) + "\n")
         write_atomically(self.folder.config_text, as_text(self.experiment) + lines)
         write_atomically(self.folder.config_json, json.dumps(plain, indent=1) + "\n")
@@ -162,6 +177,8 @@ class _Fit:
             f"{self.experiment.name} {verb}: {count:,} parameters, {amount}, "
             f"{hardware.count} {hardware.kind or hardware.platform}; in {self.folder.path}"
         )
+        for note in self.corpus.notes:
+            report.say(note)
 
     def train(
         self,
@@ -183,14 +200,15 @@ class _Fit:
                     report.compiled(step)
                 if step % experiment.log_every == 0 or step == experiment.steps:
                     report.train(step, fetched(metrics))
-                if step < experiment.steps:
-                    self.look(step, state, report)
-                last = step == experiment.steps
+                self.judge.look(step, state, report)
+                last = self.judge.ended(step)
                 asked = stop.signal  # read once: it may come at any moment
-                if last or asked or checkpoints.due(step):
+                if last or asked or checkpoints.due(step) or self.judge.is_best(step):
                     with report.pause():
-                        checkpoints.save(step, state, {"corpus": self.corpus.digest})
-                if asked and not last:
+                        self.save(step, state, checkpoints)
+                if last:
+                    break
+                if asked:
                     checkpoints.wait()
                     report.event("preempted", step=step, why=asked)
                     raise PreemptedError(
@@ -199,58 +217,16 @@ class _Fit:
                     )
         return state
 
+    def save(self, step: int, state: TrainState, checkpoints: Checkpoints) -> None:
+        if self.judge.is_best(step):
+            checkpoints.keep_best(step)
+        extra = {"corpus": self.corpus.digest, "best": self.judge.best.as_plain()}
+        checkpoints.save(step, state, extra)
+
     def load(self, cursor: int) -> tuple[int, Batch]:
         """How many tokens a batch has, and the batch on the devices."""
         rows = self.batches.host(cursor, jax.process_index(), jax.process_count())
         return tokens_in(rows) * jax.process_count(), self.engine.put(rows)
-
-    def look(self, step: int, state: TrainState, report: Report) -> None:
-        """Evaluation and samples on the way."""
-        if due(step, self.experiment.evaluation.every):
-            with report.pause():
-                report.evaluation(step, "validation", self.evaluate(state, whole=False))
-        if due(step, self.experiment.sample.every):
-            with report.pause():
-                report.sample(step, self.write(state, step))
-
-    def evaluate(self, state: TrainState, *, whole: bool) -> dict[str, float]:
-        return self.task.evaluate(self.engine, state.params, self.corpus, "validation", whole=whole)
-
-    def write(self, state: TrainState, step: int) -> str:
-        settings = self.experiment.sample
-        [text] = sample(
-            self.result(state, step, {}),
-            [settings.prompt],
-            max_new_tokens=settings.tokens,
-            sampling=settings.sampling(),
-            seed=self.experiment.seed,
-        )
-        return text
-
-    def finish(self, state: TrainState, report: Report) -> dict[str, float]:
-        """The metrics over the whole held-out text, and what compressors make of it."""
-        step = int(state.step)
-        metrics = self.evaluate(state, whole=True)
-        references = {}
-        if self.experiment.evaluation.compressors:
-            references = self.task.references(self.corpus)
-        report.evaluation(step, "validation", metrics, references)
-        if self.experiment.sample.every:
-            report.sample(step, self.write(state, step))
-        report.event("finished", step=step, **metrics)
-        return metrics
-
-    def result(self, state: TrainState, step: int, metrics: dict[str, float]) -> Run:
-        return Run(
-            self.experiment,
-            self.folder,
-            self.engine.model,
-            state.params,
-            self.corpus.tokenizer,
-            step,
-            metrics,
-            self.task.labels(self.corpus),
-        )
 
 
 def check_prompt(prompt: str, tokenizer: Tokenizer) -> None:
@@ -260,11 +236,6 @@ def check_prompt(prompt: str, tokenizer: Tokenizer) -> None:
     except UserError as error:
         problem = str(error).removeprefix("the text: ")
         raise UserError(f"sample.prompt {prompt!r}: {problem}") from error
-
-
-def due(step: int, every: int) -> bool:
-    """Whether what happens every so many steps (0: never) happens now."""
-    return every > 0 and step % every == 0
 
 
 def tokens_in(rows: Rows) -> int:

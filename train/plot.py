@@ -1,4 +1,4 @@
-"""loss.png: the loss of a run as it went down."""
+"""loss.png: the loss of a run as it went down, and what else its task is judged by."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # Of the palette of Okabe and Ito, which people with any colour vision can tell apart.
 _BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#666666"
 
+_SCORES = ("accuracy", "f1", "bleu")
+"""Of the metrics, those that rise; each that a run has is drawn below its losses."""
+
 _SMOOTHED_FROM = 50  # lines; fewer are shown as they are
 _WINDOW_GROWS = 10
 _WINDOW_WHOLE = 40
@@ -32,7 +35,7 @@ def plot_losses(
     path: Location,
     references: Mapping[str, float] | None = None,
 ) -> bool:
-    """Draws the losses of training and validation against the step.
+    """Draws the losses of training and validation against the step, and validation scores.
 
     Args:
       metrics: Lines of a metrics.jsonl, as `train.metrics.read_metrics` gives them.
@@ -47,29 +50,37 @@ def plot_losses(
     """
     from matplotlib.figure import Figure  # takes half a second
 
-    training = _losses(metrics, "train")
-    validation = _losses(metrics, "validation")
+    training = _points(metrics, "train", "loss")
+    validation = _points(metrics, "validation", "loss")
+    scores = {name: _points(metrics, "validation", name) for name in _SCORES}
+    scores = {name: points for name, points in scores.items() if points.size}
     drawn = np.concatenate([training, validation], axis=1)
     if not drawn.size:
         return False
-    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(8, 5 + 2 * len(scores)), dpi=120, layout="constrained")
+    heights = [5, *[2] * len(scores)]
+    grid = figure.subplots(len(heights), sharex=True, height_ratios=heights, squeeze=False)
+    axes, *below = grid[:, 0]
     _draw_training(axes, *training)
     _draw_validation(axes, *validation)
     _draw_references(axes, references or {})
     _scale(axes, *drawn)
+    for each, (name, points) in zip(below, scores.items(), strict=True):
+        _draw_score(each, name, *points)
+    grid[-1, 0].set_xlabel("step")
+    figure.align_ylabels()
     image = io.BytesIO()
     figure.savefig(image, format="png")
     write_atomically(path, image.getvalue())
     return True
 
 
-def _losses(metrics: Sequence[Mapping[str, Any]], split: str) -> np.ndarray:
-    """The finite losses of a split. Returns [2, N]: steps and losses, in order of steps."""
+def _points(metrics: Sequence[Mapping[str, Any]], split: str, name: str) -> np.ndarray:
+    """The finite values of a metric. Returns [2, N]: steps and values, in order of steps."""
     points = sorted(
-        (line["step"], line["loss"])
+        (line["step"], line[name])
         for line in metrics
-        if line["split"] == split and "loss" in line and math.isfinite(line["loss"])
+        if line["split"] == split and name in line and math.isfinite(line[name])
     )
     return np.array(points, float).reshape(-1, 2).T
 
@@ -106,6 +117,15 @@ def _draw_validation(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:
     axes.plot(steps, losses, "o-", color=_ORANGE, markersize=4, linewidth=1, label=label)
 
 
+def _draw_score(axes: Axes, name: str, steps: np.ndarray, values: np.ndarray) -> None:
+    label = f"validation: {values[-1]:.3f}"
+    axes.plot(steps, values, "o-", color=_ORANGE, markersize=4, linewidth=1, label=label)
+    axes.set_ylabel(name)
+    axes.grid(visible=True, which="major", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+
+
 def _draw_references(axes: Axes, references: Mapping[str, float]) -> None:
     for name, loss in references.items():
         axes.axhline(loss, color=_GREY, linestyle="--", linewidth=1)
@@ -134,8 +154,7 @@ def _scale(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats a token)")
+    axes.set_ylabel("loss (nats)")
     axes.grid(visible=True, which="major", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)

@@ -4,8 +4,10 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from train.errors import PlainError
 
-class PreemptedError(Exception):
+
+class PreemptedError(PlainError):
     """The run was told to stop; its checkpoint is saved. The command line exits with 75."""
 
 

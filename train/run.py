@@ -70,8 +70,14 @@ def saved_labels(folder: RunFolder) -> Labels:
     return tuple(names)
 
 
-def load(workdir: str, *, step: int | None = None) -> Run:
-    """Reads a run: at its newest checkpoint, or at that of `step`.
+def load(workdir: str, *, step: int | None = None, average: int | None = None) -> Run:
+    """Reads a run, with the weights that it is judged by.
+
+    Args:
+      workdir: The run's folder.
+      step: Which checkpoint. If not given: what the run's settings say, the newest unless they ask
+        for the best one or for a mean.
+      average: The mean of so many checkpoints, `step` or the newest and those before it.
 
     Raises:
       UserError: there is no run, no such checkpoint, or it does not fit the run's model.
@@ -80,20 +86,19 @@ def load(workdir: str, *, step: int | None = None) -> Run:
     from train.data import Tokenizer
     from train.engine import make_engine
     from train.hardware import local_hardware
+    from train.served import serve
     from train.tasks.vocabulary import check_vocabulary
 
     folder = RunFolder.existing(workdir)
+    hardware = local_hardware()
     experiment = one_host(saved_experiment(folder))
     tokenizer = Tokenizer.load(folder.tokenizer)
     check_vocabulary(experiment, tokenizer, str(folder.tokenizer))
-    engine = make_engine(experiment, local_hardware())
+    engine = make_engine(experiment, hardware)
     with Checkpoints(folder.checkpoints, read_only=True) as checkpoints:
-        found = checkpoints.latest_step() if step is None else step
-        if found is None:
-            raise UserError(f"{folder.checkpoints}: holds no checkpoint yet; train with fit first")
-        params = checkpoints.restore_params(found, engine.shapes().params)
+        params, steps = serve(checkpoints, engine, experiment, step=step, average=average)
     labels = saved_labels(folder)
-    return Run(experiment, folder, engine.model, params, tokenizer, found, labels=labels)
+    return Run(experiment, folder, engine.model, params, tokenizer, steps[-1], labels=labels)
 
 
 def one_host(experiment: Experiment) -> Experiment:

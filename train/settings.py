@@ -25,6 +25,7 @@ FREE = (
     "evaluation.",
     "sample.",
     "checkpoint.",
+    "stopping.",
     "mesh.",
     "compile",
     "accumulate",
@@ -54,7 +55,7 @@ def _converter() -> cattrs.Converter:
         if kind not in known:
             raise UserError(problem.format(kind))
         found = known[kind]
-        structure = make_dict_structure_fn(found, converter, _cattrs_forbid_extra_keys=True)
+        structure: Any = make_dict_structure_fn(found, converter, _cattrs_forbid_extra_keys=True)
         return structure(rest, found)
 
     converter.register_unstructure_hook_func(_is_mixer, lambda value: out(value.kind, value))
@@ -91,7 +92,8 @@ def _is_choice(kind: Any) -> bool:
 
 def _choices(union: Any) -> dict[str, type]:
     """The dataclasses of a union, by name."""
-    return {each.__name__: each for each in get_args(union) if dataclasses.is_dataclass(each)}
+    kinds = (each for each in get_args(union) if isinstance(each, type))
+    return {each.__name__: each for each in kinds if dataclasses.is_dataclass(each)}
 
 
 def to_plain(experiment: Experiment) -> dict[str, Any]:

@@ -17,3 +17,4 @@ class TrainState(struct.PyTreeNode):
     optimizer: Any
     key: jax.Array  # typed random key, the same for the whole run
     loss_scale: LossScale | None = None
+    ema: Any = None  # moving average of the parameters, in float32

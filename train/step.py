@@ -42,6 +42,7 @@ class TrainStep:
     loss_scale: LossScaleConfig = LossScaleConfig()
     axis_name: str | None = None
     """The mapped axis over which `pmap` splits the batch."""
+    ema_decay: float = 0.0
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         scale = jnp.float32(1) if state.loss_scale is None else state.loss_scale.scale
@@ -103,15 +104,22 @@ class TrainStep:
     def updated(
         self, state: TrainState, grads: Any, norm: jax.Array, rate: jax.Array
     ) -> TrainState:
-        """The state one update on; float16 gradients that overflowed change no weight."""
+        """The state one update on."""
         directions, optimizer = self.optimizer.update(grads, state.optimizer, state.params)
         updates = jax.tree.map(lambda d: -rate * d, directions)
         params = optax.apply_updates(state.params, updates)
         new = state.replace(
             step=state.step + 1, cursor=state.cursor + 1, params=params, optimizer=optimizer
         )
-        if state.loss_scale is None:
+        if state.loss_scale is not None:
+            new = self.kept_if_finite(state, new, norm)
+        if state.ema is None:
             return new
+        return new.replace(ema=moved(state.ema, new.params, state.step, self.ema_decay))
+
+    def kept_if_finite(self, state: TrainState, new: TrainState, norm: jax.Array) -> TrainState:
+        """The new state, or where gradients overflowed the weights and moments of the old one."""
+        assert state.loss_scale is not None
         finite = jnp.isfinite(norm)
         kept = jax.tree.map(
             lambda n, o: jnp.where(finite, n, o),
@@ -129,6 +137,17 @@ def example_keys(state: TrainState, batch: Batch) -> jax.Array:  # [B]
     """
     step = jax.random.fold_in(state.key, state.step)
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(step, batch["examples"])
+
+
+def moved(ema: Any, params: Any, updates: jax.Array, decay: float) -> Any:
+    """An exponential moving average, one update on.
+
+    It begins with a decay of 1/10, 2/11, 3/12, ... up to `decay`, as TensorFlow's
+    ExponentialMovingAverage does, so that the first weights are soon forgotten.
+    """
+    n = updates.astype(jnp.float32)
+    rest = 1 - jnp.minimum(decay, (1 + n) / (10 + n))
+    return jax.tree.map(lambda e, p: e + rest * (p.astype(e.dtype) - e), ema, params)
 
 
 def minimised(sums: dict[str, Loss]) -> jax.Array:

@@ -164,12 +164,12 @@ def test_parameters_can_be_had_without_the_rest(tmp_path: pathlib.Path) -> None:
     state = make_state()
     save(tmp_path, state)
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
-        assert_same(checkpoints.restore_params(1, abstract(state.params)), state.params)
+        assert_same(checkpoints.restore_part(1, "params", abstract(state.params)), state.params)
         few = {"embed": abstract(state.params["embed"])}
-        assert_same(checkpoints.restore_params(1, few), {"embed": state.params["embed"]})
+        assert_same(checkpoints.restore_part(1, "params", few), {"embed": state.params["embed"]})
         wider = abstract(make_state(width=13).params)
         with pytest.raises(UserError, match=r"params/embed/table is float32\[11,7\] there and"):
-            checkpoints.restore_params(1, wider)
+            checkpoints.restore_part(1, "params", wider)
 
 
 def test_the_newest_and_every_nth_are_kept(tmp_path: pathlib.Path) -> None:

@@ -18,7 +18,7 @@ from train.data import Tokenizer
 from train.errors import UserError
 from train.evaluation import evaluate_run
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.loop import due
+from train.judge import due
 from train.run import saved_experiment
 from train.runfolder import RunFolder
 from train.settings import as_text

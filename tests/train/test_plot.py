@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from train.errors import UserError
-from train.plot import _losses, _smoothed, plot_losses
+from train.plot import _points, _smoothed, plot_losses
 
 TRAINING: list[dict[str, Any]] = [
     {"step": step, "split": "train", "loss": 9 / step + 2} for step in range(1, 101)
@@ -38,6 +38,15 @@ def test_the_curve_is_a_png_with_both_splits_and_the_references(tmp_path: pathli
     assert [has_colour(image, "#0072B2") for image in (both, training)] == [True, True]
     assert [has_colour(image, "#D55E00") for image in (both, training)] == [True, False]
     assert [path.name for path in tmp_path.iterdir()] == ["loss.png"]
+
+
+def test_each_score_has_a_place_below_the_losses(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "loss.png"
+    scored = [{**line, "accuracy": 0.5, "f1": 0.25} for line in VALIDATION]
+    assert plot_losses(TRAINING + scored, path)
+    image = pixels(path)
+    assert image.shape == (600 + 2 * 240, 960, 4)
+    assert [has_colour(part, "#D55E00") for part in np.array_split(image, [600, 840])] == [True] * 3
 
 
 @pytest.mark.parametrize(
@@ -78,8 +87,8 @@ def test_losses_come_in_the_order_of_steps_and_finite() -> None:
         {"step": 2, "split": "train", "loss": math.nan},
         {"step": 2, "split": "test", "loss": 7.0},
     ]
-    np.testing.assert_array_equal(_losses(metrics, "train"), [[1, 3], [5, 2]])
-    assert _losses(metrics, "validation").shape == (2, 0)
+    np.testing.assert_array_equal(_points(metrics, "train", "loss"), [[1, 3], [5, 2]])
+    assert _points(metrics, "validation", "loss").shape == (2, 0)
 
 
 def test_smoothing_is_a_mean_whose_window_grows() -> None:

@@ -76,6 +76,27 @@ def test_one_step_by_hand() -> None:
     assert_same_bits(after.key, state.key)
 
 
+def with_a_penalty(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
+    """The model's own loss: half the square of its weights."""
+    sums = without_dropout(params, batch, keys)
+    weight = sums["loss"].weight
+    return {**sums, "loss/penalty": Loss(0.5 * jnp.sum(params["w"] ** 2) * weight, weight)}
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_losses_of_the_model_itself_are_added(accumulate: int) -> None:
+    """Whatever the weights of the targets: the gradient has the penalty's, which is w, on top."""
+    state, batch = a_state(), a_batch()
+    plain = dataclasses.replace(STEP, loss=without_dropout, accumulate=accumulate)
+    penalised = dataclasses.replace(plain, loss=with_a_penalty)
+    without, expected = jax.jit(plain)(state, batch)
+    found, metrics = jax.jit(penalised)(state, batch)
+    w = np.asarray(state.params["w"])
+    np.testing.assert_allclose(found.params["w"], without.params["w"] - 0.1 * w, rtol=1e-5)
+    assert float(metrics["loss"]) == pytest.approx(float(expected["loss"]))
+    assert float(metrics["loss/penalty"]) == pytest.approx(0.5 * np.sum(w**2))
+
+
 def test_the_first_update_is_number_one() -> None:
     step, state = jax.jit(STEP), a_state()
     for n in (1, 2, 3):
@@ -145,6 +166,19 @@ def halved(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]
     """Its gradient passes through float16, which ends at 65,504."""
     y = (params["w"].astype(jnp.float16) * jnp.float16(1)).astype(jnp.float32)
     return {"loss": Loss(jnp.sum(200 * y[:1]), jnp.float32(1))}
+
+
+def test_a_moving_average_follows_the_weights() -> None:
+    """Its decay is 1/10, 2/11, 3/12, ... until that is more than the one asked for."""
+    step = jax.jit(dataclasses.replace(STEP, ema_decay=0.2))
+    state = a_state()
+    state = state.replace(ema=jax.tree.map(jnp.copy, state.params))
+    expected = np.asarray(state.params["w"], np.float64)
+    for n, decay in enumerate([0.1, 2 / 11, 0.2, 0.2]):
+        state, _ = step(state, a_batch(n))
+        assert state.ema is not None
+        expected = decay * expected + (1 - decay) * np.asarray(state.params["w"], np.float64)
+        np.testing.assert_allclose(state.ema["w"], expected, rtol=1e-6)
 
 
 def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:

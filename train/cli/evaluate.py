@@ -15,7 +15,10 @@ class EvaluateArguments:
     split: str = "validation"
     """Which text: train, validation, or test if the data have one."""
     step: int | None = None
-    """Which checkpoint; the newest if not given."""
+    """Which checkpoint; if not given, what the run is judged by: the newest, unless its settings
+    ask for the best one or for a mean."""
+    average: int | None = None
+    """The mean of the weights of so many checkpoints: that one and those before it."""
 
 
 def main(arguments: list[str]) -> int:
@@ -26,7 +29,7 @@ def main(arguments: list[str]) -> int:
     from train.evaluation import evaluate_run
     from train.run import load
 
-    run = load(workdir, step=given.step)
+    run = load(workdir, step=given.step, average=given.average)
     metrics = evaluate_run(run, given.split)
     if json_wanted:
         print(json.dumps({"step": run.step, "split": given.split, **metrics}))

@@ -50,9 +50,6 @@ class LanguageTask(Task):
     def prepare(self, tokenizer: Tokenizer | None = None, labels: Labels | None = None) -> Corpus:
         return prepare(self.data, tokenizer=tokenizer)
 
-    def labels(self, corpus: Corpus) -> Labels:
-        return ()
-
     def resolved(self, corpus: Corpus) -> Experiment:
         return with_vocabulary(self.experiment, corpus.tokenizer)
 

@@ -30,6 +30,28 @@ Labels = tuple[str, ...]
 Show = Callable[[str], None]
 
 
+class Corpus(Protocol):
+    """What `Task.prepare` makes. Only its task knows what else it has."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def digest(self) -> str:
+        """Tells corpora apart."""
+        ...
+
+    @property
+    def labels(self) -> Labels:
+        """The names of classes or tags; none of tasks that have no such."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was done to the data that their owner should know, one sentence each."""
+        ...
+
+
 class TrainingSet(Protocol):
     """Batches without end, each a pure function of the seed and its number."""
 
@@ -72,11 +94,7 @@ class SampleOptions:
 
 
 class Task(abc.ABC):
-    """What is learned from an experiment's data, by which model, and how it is judged and shown.
-
-    A corpus is what `prepare` makes; no one but its task looks into it. It has a `tokenizer`, and
-    a `digest` that tells corpora apart.
-    """
+    """What is learned from an experiment's data, by which model, and how it is judged and shown."""
 
     experiment: Experiment
     """As it was asked for, or as `resolved` has made it."""
@@ -92,15 +110,11 @@ class Task(abc.ABC):
         """Whether a sample goes on from its prompt, rather than answering it."""
 
     @abc.abstractmethod
-    def prepare(self, tokenizer: Tokenizer | None = None, labels: Labels | None = None) -> Any:
+    def prepare(self, tokenizer: Tokenizer | None = None, labels: Labels | None = None) -> Corpus:
         """The corpus; of a run that was begun, with the tokenizer and the labels that it has.
 
         Raises UserError if the data are missing, empty or damaged.
         """
-
-    @abc.abstractmethod
-    def labels(self, corpus: Any) -> Labels:
-        """The names of its classes or tags; none of tasks that have no such."""
 
     @abc.abstractmethod
     def resolved(self, corpus: Any) -> Experiment:

@@ -1,0 +1,46 @@
+import json
+import math
+
+import pytest
+
+from train.stopping import Best
+from train.tasks.task import Metric
+
+LOSS, ACCURACY = Metric("loss", lower_is_better=True), Metric("accuracy", lower_is_better=False)
+
+
+def best_of(values: list[float], metric: Metric) -> list[tuple[int, int]]:
+    """After each of the evaluations at steps 10, 20, ...: the best step, and how many waited."""
+    best, found = Best(), []
+    for number, value in enumerate(values, start=1):
+        best = best.after(10 * number, value, metric)
+        found.append((best.step, best.waited))
+    return found
+
+
+def test_the_best_is_remembered_and_those_since_are_counted() -> None:
+    values = [3.0, 2.0, 2.5, 2.0, 1.5, 9.0]
+    assert best_of(values, LOSS) == [(10, 0), (20, 0), (20, 1), (20, 2), (50, 0), (50, 1)]
+    assert best_of(values, ACCURACY) == [(10, 0), (10, 1), (10, 2), (10, 3), (10, 4), (60, 0)]
+
+
+def test_what_is_no_number_is_never_the_best() -> None:
+    values = [math.nan, math.inf, 2.0, math.nan]
+    assert best_of(values, LOSS) == [(0, 1), (0, 2), (30, 0), (30, 1)]
+
+
+@pytest.mark.parametrize(("patience", "ends"), [(0, []), (1, [2, 3]), (2, [3]), (3, [])])
+def test_patience(patience: int, ends: list[int]) -> None:
+    best, found = Best(), []
+    for number, value in enumerate([1.0, 2.0, 2.0], start=1):
+        best = best.after(number, value, LOSS)
+        if best.exhausted(patience):
+            found.append(number)
+    assert found == ends
+
+
+@pytest.mark.parametrize("best", [Best(), Best(waited=2), Best(7, 0.1 + 0.2, 3)])
+def test_it_is_the_same_once_it_was_saved(best: Best) -> None:
+    text = json.dumps(best.as_plain(), allow_nan=False)
+    again = Best.from_plain(json.loads(text))
+    assert repr(again) == repr(best)  # NaN is not itself

@@ -1,0 +1,109 @@
+"""What a run is judged by: its evaluations and samples, on the way and at its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from train.checkpoints import Checkpoints
+from train.engine import Engine
+from train.experiment import Experiment
+from train.report import Report
+from train.run import Run
+from train.runfolder import RunFolder
+from train.sample import sample
+from train.served import Served, serve, weights_of
+from train.state import TrainState
+from train.stopping import Best
+from train.tasks.registry import make_task
+
+
+class Judge:
+    """Looks at the weights of a run, and remembers when they were best."""
+
+    def __init__(self, experiment: Experiment, engine: Engine, corpus: Any, folder: RunFolder):
+        self.experiment, self.engine, self.corpus = experiment, engine, corpus
+        self.task, self.folder = make_task(experiment), folder
+        self.best = Best()
+
+    def ended(self, step: int) -> bool:
+        """Whether there is nothing left to train after so many steps."""
+        patience = self.experiment.stopping.patience
+        return step >= self.experiment.steps or self.best.exhausted(patience)
+
+    def is_best(self, step: int) -> bool:
+        """Whether the evaluation of this step was the best, and its checkpoint is to be kept."""
+        return self.experiment.judged_at_best and self.best.step == step
+
+    def look(self, step: int, state: TrainState, report: Report) -> None:
+        """Evaluation and samples on the way; the last step has its own, but is judged as well."""
+        last = step == self.experiment.steps
+        if due(step, self.experiment.evaluation.every) and not (
+            last and not self.experiment.judged_at_best
+        ):
+            with report.pause():
+                metrics = self.evaluate(weights_of(state), whole=False)
+                report.evaluation(step, "validation", metrics)
+            metric = self.task.metric
+            self.best = self.best.after(step, metrics[metric.name], metric)
+        if due(step, self.experiment.sample.every) and not last:
+            with report.pause():
+                report.sample(step, self.write(weights_of(state), step))
+
+    def evaluate(self, params: Any, *, whole: bool) -> dict[str, float]:
+        return self.task.evaluate(self.engine, params, self.corpus, "validation", whole=whole)
+
+    def write(self, params: Any, step: int) -> str:
+        settings = self.experiment.sample
+        [text] = sample(
+            self.result(Served(params, [step]), {}),
+            [settings.prompt],
+            max_new_tokens=settings.tokens,
+            sampling=settings.sampling(),
+            seed=self.experiment.seed,
+        )
+        return text
+
+    def served(self, state: TrainState, step: int, checkpoints: Checkpoints) -> Served:
+        """The weights that the run is judged by, now that it is at its end."""
+        if not self.experiment.judged_at_best and self.experiment.evaluation.average == 1:
+            return Served(weights_of(state), [step])
+        checkpoints.wait()
+        return serve(checkpoints, self.engine, self.experiment)
+
+    def finish(self, served: Served, step: int, report: Report) -> dict[str, float]:
+        """The metrics over the whole held-out split, and what compressors make of it."""
+        if step < self.experiment.steps:
+            report.event("stopped early", step=step, best=self.best.as_plain())
+            report.say(
+                f"step {step}: the best {self.task.metric.name} is that of step {self.best.step} "
+                f"still, {self.best.value:.4g}; the run ends here"
+            )
+        if served.steps != [step]:
+            report.event("weights", step=step, checkpoints=served.steps)
+            report.say(f"step {step}: weights of step {', '.join(map(str, served.steps))}")
+        metrics = self.evaluate(served.params, whole=True)
+        references = {}
+        if self.experiment.evaluation.compressors:
+            references = self.task.references(self.corpus)
+        report.evaluation(step, "validation", metrics, references)
+        if self.experiment.sample.every:
+            report.sample(step, self.write(served.params, step))
+        report.event("finished", step=step, **metrics)
+        return metrics
+
+    def result(self, served: Served, metrics: dict[str, float]) -> Run:
+        return Run(
+            self.experiment,
+            self.folder,
+            self.engine.model,
+            served.params,
+            self.corpus.tokenizer,
+            served.steps[-1],
+            metrics,
+            self.corpus.labels,
+        )
+
+
+def due(step: int, every: int) -> bool:
+    """Whether what happens every so many steps (0: never) happens now."""
+    return every > 0 and step % every == 0

@@ -1,0 +1,102 @@
+"""The weights by which a run is judged, and with which it writes.
+
+Those of its newest checkpoint, or of its best; or the mean of those of several checkpoints, one
+after the other, which lies closer to the middle of what they wander about in. Where the run keeps a
+moving average of its weights, that is what is meant by the weights of a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from train.checkpoints import Checkpoints
+from train.errors import UsageError, UserError
+from train.experiment import Experiment
+from train.state import TrainState
+from train.stopping import Best
+
+if TYPE_CHECKING:
+    from train.engine import Engine
+
+
+class Served(NamedTuple):
+    """Weights, and the steps of the checkpoints that they are of."""
+
+    params: Any
+    steps: list[int]
+
+
+def weights_of(state: TrainState) -> Any:
+    """The weights that a state is judged by: their moving average, if it has one."""
+    return state.params if state.ema is None else _like(state.ema, state.params)
+
+
+def serve(
+    checkpoints: Checkpoints,
+    engine: Engine,
+    experiment: Experiment,
+    *,
+    step: int | None = None,
+    average: int | None = None,
+) -> Served:
+    """Reads the weights of a run.
+
+    Args:
+      checkpoints: Those of the run.
+      engine: Says where weights go.
+      experiment: What it says of averaging, and of the best checkpoint, holds where nothing else
+        is asked for.
+      step: Which checkpoint, by itself unless `average` is given too.
+      average: The mean of that many: `step` or the newest, and those before it at multiples of
+        `checkpoint.every`.
+
+    Raises:
+      UserError: there is no such checkpoint, or not as many.
+    """
+    if average is not None and average < 1:
+        raise UsageError(f"average {average}: give 1 or more")
+    newest = checkpoints.latest_step() if step is None else step
+    if newest is None:
+        raise UserError(f"{checkpoints.directory}: holds no checkpoint yet; train with fit first")
+    count = average or (experiment.evaluation.average if step is None else 1)
+    if count == 1 and step is None and experiment.judged_at_best:
+        newest = Best.from_plain(checkpoints.extra(newest).get("best", {})).step or newest
+    steps = averaged_steps(checkpoints.steps(), newest, experiment.checkpoint.every, count)
+    if average and len(steps) < average:
+        raise UserError(
+            f"average {average}: there are only checkpoints of steps {', '.join(map(str, steps))} "
+            f"to average; give at most {len(steps)}"
+        )
+    return Served(_mean(checkpoints, engine, steps), steps)
+
+
+def averaged_steps(steps: Sequence[int], newest: int, every: int, count: int) -> list[int]:
+    """The newest, and of those before it the last `count` - 1 that are multiples of `every`.
+
+    So a checkpoint that a run saved when it was told to stop changes no average.
+    """
+    before = [step for step in steps if step < newest and every and step % every == 0]
+    return [*before[max(0, len(before) - count + 1) :], newest]
+
+
+def _mean(checkpoints: Checkpoints, engine: Engine, steps: list[int]) -> Any:
+    shapes = engine.shapes()
+    part = "params" if shapes.ema is None else "ema"
+    like = getattr(shapes, part)
+    total = checkpoints.restore_part(steps[0], part, like)
+    if len(steps) > 1:
+        total = _like(total, like, jnp.float32)
+        for step in steps[1:]:
+            one = checkpoints.restore_part(step, part, like)
+            total = jax.tree.map(lambda t, leaf: t + leaf.astype(t.dtype), total, one)
+        total = jax.tree.map(lambda t: t / len(steps), total)
+    return _like(total, shapes.params)
+
+
+def _like(tree: Any, other: Any, dtype: Any = None) -> Any:
+    """The tree in the dtypes of the other."""
+    return jax.tree.map(lambda leaf, o: leaf.astype(dtype or o.dtype), tree, other)

@@ -1,0 +1,40 @@
+"""The best evaluation of a run so far, and when to wait for a better one no longer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from train.tasks.task import Metric
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """Part of every checkpoint, so that a run that was resumed stops where it would have."""
+
+    step: int = 0
+    """When it was; 0: there was none yet."""
+    value: float = math.nan
+    """What the task is judged by."""
+    waited: int = 0
+    """Evaluations since, none of them better."""
+
+    def after(self, step: int, value: float, metric: Metric) -> Best:
+        """What it is once there has been one more evaluation."""
+        first = not self.step and math.isfinite(value)
+        if first or metric.better(value, self.value):
+            return Best(step, value)
+        return dataclasses.replace(self, waited=self.waited + 1)
+
+    def exhausted(self, patience: int) -> bool:
+        """Whether so many evaluations in a row were no better; never with patience 0."""
+        return 0 < patience <= self.waited
+
+    def as_plain(self) -> dict[str, Any]:
+        """For JSON, which has no NaN."""
+        return dataclasses.asdict(self) if self.step else {"waited": self.waited}
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Best:
+        return cls(**plain)

@@ -97,7 +97,7 @@ def test_sixteen_bits_turn_by_exact_angles() -> None:
         ({"base": 1.0}, "rotary.base 1.0: give more than 1$"),
         (
             {"layout": "pairs"},
-            "rotary.layout pairs: is not known; give one of halves, interleaved$",
+            "rotary.layout pairs: is not known; give one of halves, in",
         ),
     ],
 )

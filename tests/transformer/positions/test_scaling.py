@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from tests.fixtures.positions import ROTARY
-from tests.transformer.formulas import array, assert_close, normal
+from tests.transformer.formulas import Array, array, assert_close, normal
 from transformer import (
     LinearScaling,
     Llama3Scaling,
@@ -19,7 +20,10 @@ from transformer import (
     Rotary,
     YaRNScaling,
 )
-from transformer.positions import Scaling, rotate
+from transformer.positions import Scaling
+from transformer.positions import rotate as rotate_eagerly
+
+rotate = jax.jit(rotate_eagerly, static_argnums=2)
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "positions.npz"
 
@@ -32,6 +36,10 @@ OURS: dict[str, Scaling] = {
     "llama3": Llama3Scaling(8.0, 1.0, 4.0, 8192),
     "llama3 of other bounds": Llama3Scaling(3.0, 2.0, 11.0, 512),
 }
+
+
+def frequencies(config: Scaling, base: float, width: int) -> Array:  # [R / 2]
+    return np.asarray(jax.jit(config.frequencies, static_argnums=(0, 1))(base, width))
 
 
 def linear(config: LinearScaling, base: float, width: int) -> list[float]:
@@ -86,7 +94,7 @@ FORMULAS: dict[type, Callable[[Any, float, int], list[float]]] = {
 def test_frequencies_are_hugging_face_s(name: str) -> None:
     config, case = OURS[name], ROTARY[name]
     theirs = np.load(FIXTURES)
-    ours = np.asarray(config.frequencies(case.base, case.width))
+    ours = frequencies(config, case.base, case.width)
     assert_close(ours / theirs[f"rotary/{name}"], np.ones(case.width // 2))
     assert config.amplitude == pytest.approx(float(theirs[f"factor/{name}"]))
 
@@ -95,13 +103,11 @@ def test_frequencies_are_hugging_face_s(name: str) -> None:
 def test_frequencies_are_those_of_the_formula(name: str) -> None:
     config, (base, width, *_) = OURS[name], ROTARY[name]
     expected = FORMULAS[type(config)](config, base, width)
-    assert_close(np.asarray(config.frequencies(base, width)) / expected, np.ones(width // 2))
+    assert_close(frequencies(config, base, width) / expected, np.ones(width // 2))
 
 
 def test_ntk_slows_the_slowest_pair_alone_by_the_whole_factor() -> None:
-    plain, scaled = (
-        np.asarray(config.frequencies(10_000.0, 14)) for config in (NoScaling(), NTKScaling(5.0))
-    )
+    plain, scaled = (frequencies(config, 10_000.0, 14) for config in (NoScaling(), NTKScaling(5.0)))
     assert plain[0] / scaled[0] == pytest.approx(1)
     assert plain[-1] / scaled[-1] == pytest.approx(5)
 

@@ -1,10 +1,13 @@
 import math
 
+import jax
 import numpy as np
 import pytest
 
 from tests.transformer.formulas import array, assert_close
-from transformer.positions import sinusoid
+from transformer.positions import sinusoid as sinusoid_eagerly
+
+sinusoid = jax.jit(sinusoid_eagerly, static_argnums=1)
 
 
 @pytest.mark.parametrize("width", [2, 10, 13])

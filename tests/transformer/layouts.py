@@ -3,7 +3,7 @@
 `read(name, shape)` gives a weight by the name that the other side has for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,10 +26,10 @@ def layer_norm(read: Read, at: str, width: int) -> Params:
     return {"gain": read(f"{at}.weight", (width,)), "bias": read(f"{at}.bias", (width,))}
 
 
-def attention(query: Linear, key: Linear, value: Linear, output: Linear, heads: int) -> Params:
-    """Four maps from D to D, the heads beside each other: [D, D] becomes [D, N, H]."""
+def attention(inner: Sequence[Linear], output: Linear, heads: int) -> Params:
+    """Query, key, value and output, heads beside each other: [D, D] becomes [D, N, H]."""
     params: Params = {}
-    for name, (matrix, bias) in {"query": query, "key": key, "value": value}.items():
+    for name, (matrix, bias) in zip(("query", "key", "value"), inner, strict=True):
         params[name] = matrix.reshape(len(matrix), heads, -1)
         params[f"{name}_bias"] = bias.reshape(heads, -1)
     matrix, bias = output

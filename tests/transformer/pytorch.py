@@ -4,7 +4,6 @@ from typing import Any
 
 from tests.fixtures.tiny import Sizes
 from tests.transformer.layouts import (
-    Linear,
     Params,
     Read,
     attention,
@@ -111,6 +110,5 @@ def joined_attention(read: Read, at: str, sizes: Sizes) -> Params:
     d = sizes.width
     matrix = read(f"{at}.in_proj_weight", (3 * d, d)).reshape(3, d, d)
     bias = read(f"{at}.in_proj_bias", (3 * d,)).reshape(3, d)
-    query, key, value = ((matrix[i].T, bias[i]) for i in range(3))
-    output: Linear = linear(read, f"{at}.out_proj", d, d)
-    return attention(query, key, value, output, sizes.heads)
+    inner = [(matrix[i].T, bias[i]) for i in range(3)]
+    return attention(inner, linear(read, f"{at}.out_proj", d, d), sizes.heads)

@@ -1,0 +1,93 @@
+"""BERT computes what Hugging Face computes: layer by layer, and whole under each of its heads.
+
+The outputs were made by tests/fixtures/make_bert.py.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.fixtures.tiny import (
+    BERT,
+    PAIR_LENGTHS,
+    SHORT,
+    drawn,
+    pair_types,
+    real,
+    tokens,
+)
+from tests.transformer.bert import bert_config, bert_params, class_head, masked_head, pooler
+from tests.transformer.formulas import assert_close
+from tests.transformer.layouts import Params
+from transformer import Classifier, Mask, MaskedLanguageModel, Model, Tagger
+from transformer.block import Block
+
+FIXTURES = np.load(Path(__file__).parents[1] / "fixtures" / "bert.npz")
+OF_A_LAYER, OF_A_MODEL = 1e-5, 1e-4
+
+CONFIG, POOLED = bert_config(BERT, 64), bert_config(BERT, 64, pooler=True)
+ROWS = CONFIG.vocab_rows
+BODY = bert_params(drawn, BERT, ROWS)
+SEGMENTS = real(SHORT, PAIR_LENGTHS)
+SEEN = SEGMENTS == 1
+
+MASKED = MaskedLanguageModel(CONFIG), BODY | masked_head(drawn, BERT, ROWS)
+TAGGER = Tagger(CONFIG, classes=BERT.classes), BODY | class_head(drawn, BERT)
+CLASSIFIER = (
+    Classifier(POOLED, classes=BERT.classes),
+    BODY | pooler(drawn, BERT) | class_head(drawn, BERT),
+)
+
+pytestmark = pytest.mark.slow
+
+
+def outputs(model: Model, params: Params) -> Any:
+    """Of rows of two sentences each, the second row padded."""
+    ids, types = tokens(SHORT, BERT.vocab), pair_types()
+    return jax.jit(model.apply)({"params": params}, ids, segments=SEGMENTS, types=types)
+
+
+@pytest.mark.parametrize("case", [MASKED, TAGGER, CLASSIFIER], ids=["masked", "tags", "classes"])
+def test_parameters_are_those_of_the_model(case: tuple[Model, Params]) -> None:
+    model, params = case
+    shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)  # noqa: E731
+    expected = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
+    assert shapes(params) == shapes(expected)
+
+
+def test_each_layer() -> None:
+    block = Block(CONFIG.pattern[0], MASKED[0].shared, parent=None)
+    positions, mask = np.arange(SHORT[1])[None], Mask(segments=jnp.asarray(SEGMENTS))
+    apply = jax.jit(lambda w, x: block.apply({"params": w}, x, positions=positions, mask=mask))
+    stream = FIXTURES["stream"]
+    for layer in range(BERT.layers):
+        weights = jax.tree.map(lambda leaf, i=layer: leaf[i], BODY["layers"]["place_0"])
+        x = np.asarray(apply(weights, stream[layer]).x)
+        assert_close(x[SEEN], stream[layer + 1][SEEN], OF_A_LAYER)
+
+
+def test_hidden_states_and_tags() -> None:
+    out = outputs(*TAGGER)
+    assert_close(np.asarray(out.hidden)[SEEN], FIXTURES["stream"][-1][SEEN], OF_A_MODEL)
+    assert_close(np.asarray(out.logits)[SEEN], FIXTURES["tags"][SEEN], OF_A_MODEL)
+
+
+def test_classes() -> None:
+    assert_close(outputs(*CLASSIFIER).logits, FIXTURES["classes"], OF_A_MODEL)
+
+
+def test_the_pooled_first_token() -> None:
+    """A head that changes nothing shows what it is given."""
+    d = BERT.width
+    head = {"head": np.eye(d, dtype=np.float32), "head_bias": np.zeros(d, np.float32)}
+    pooled = outputs(Classifier(POOLED, classes=d), CLASSIFIER[1] | head).logits
+    assert_close(pooled, FIXTURES["pooled"], OF_A_MODEL)
+
+
+def test_masked_words() -> None:
+    logits = np.asarray(outputs(*MASKED).logits)[..., : BERT.vocab]
+    assert_close(logits[SEEN], FIXTURES["masked"][SEEN], OF_A_MODEL)

@@ -1,7 +1,9 @@
 """Text in, batches of tokens out.
 
 `DataConfig` says what to read; `prepare` makes a `Corpus` of it (a `Tokenizer` and a
-`TokenStream` for each split); `Batches` and `evaluation_batches` cut that into windows.
+`TokenStream` for each split); `Batches` and `evaluation_batches` cut that into windows. For tasks
+with separate examples `prepare_parallel`, `prepare_labelled` and `prepare_tagged` make an
+`ExampleCorpus`, whose examples `TrainingBatches` and `HeldOutBatches` put together by length.
 
 The names below are imported when they are first asked for: `train.data.config` has to be had in
 milliseconds by a command line that may only be asked for help.
@@ -12,10 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from train.data.batches import Batches
+    from train.data.buckets import buckets_by_rows, buckets_by_tokens
     from train.data.config import DataConfig, TokenizerConfig
     from train.data.corpus import Corpus, prepare
     from train.data.evaluation import EvaluationBatches, evaluation_batches
+    from train.data.example_batches import HeldOutBatches, TrainingBatches
+    from train.data.example_corpus import ExampleCorpus
+    from train.data.labelled import LabelledSplit, prepare_labelled
+    from train.data.labelled_config import LabelledDataConfig
+    from train.data.masked import MaskedBatches, MaskedEvaluationBatches, Masking
+    from train.data.parallel import ParallelSplit, prepare_parallel
+    from train.data.parallel_config import ParallelDataConfig
     from train.data.streams import TokenStream
+    from train.data.tagged import TaggedSplit, prepare_tagged
+    from train.data.tagged_config import TaggedDataConfig
     from train.data.tokenizer import StreamDecoder, Tokenizer
     from train.data.tokenizer_training import train_tokenizer
     from train.data.windows import Batch
@@ -26,12 +38,29 @@ _HOMES = {
     "Corpus": "corpus",
     "DataConfig": "config",
     "EvaluationBatches": "evaluation",
+    "ExampleCorpus": "example_corpus",
+    "HeldOutBatches": "example_batches",
+    "LabelledDataConfig": "labelled_config",
+    "LabelledSplit": "labelled",
+    "MaskedBatches": "masked",
+    "MaskedEvaluationBatches": "masked",
+    "Masking": "masked",
+    "ParallelDataConfig": "parallel_config",
+    "ParallelSplit": "parallel",
     "StreamDecoder": "tokenizer",
+    "TaggedDataConfig": "tagged_config",
+    "TaggedSplit": "tagged",
     "TokenStream": "streams",
     "Tokenizer": "tokenizer",
     "TokenizerConfig": "config",
+    "TrainingBatches": "example_batches",
+    "buckets_by_rows": "buckets",
+    "buckets_by_tokens": "buckets",
     "evaluation_batches": "evaluation",
     "prepare": "corpus",
+    "prepare_labelled": "labelled",
+    "prepare_parallel": "parallel",
+    "prepare_tagged": "tagged",
     "train_tokenizer": "tokenizer_training",
 }
 
@@ -41,12 +70,29 @@ __all__ = [
     "Corpus",
     "DataConfig",
     "EvaluationBatches",
+    "ExampleCorpus",
+    "HeldOutBatches",
+    "LabelledDataConfig",
+    "LabelledSplit",
+    "MaskedBatches",
+    "MaskedEvaluationBatches",
+    "Masking",
+    "ParallelDataConfig",
+    "ParallelSplit",
     "StreamDecoder",
+    "TaggedDataConfig",
+    "TaggedSplit",
     "TokenStream",
     "Tokenizer",
     "TokenizerConfig",
+    "TrainingBatches",
+    "buckets_by_rows",
+    "buckets_by_tokens",
     "evaluation_batches",
     "prepare",
+    "prepare_labelled",
+    "prepare_parallel",
+    "prepare_tagged",
     "train_tokenizer",
 ]
 

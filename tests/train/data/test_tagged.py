@@ -1,0 +1,173 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from train.data.buckets import buckets_by_rows
+from train.data.config import TokenizerConfig
+from train.data.example_batches import HeldOutBatches, TrainingBatches
+from train.data.example_corpus import ExampleCorpus
+from train.data.tagged import TaggedSplit, encode_words, prepare_tagged, rows_of_words, tagged_split
+from train.data.tagged_config import TaggedDataConfig
+from train.data.tokenizer_training import train_tokenizer
+from train.errors import UserError
+
+TRAIN = "the D\ncat N\n\ncats N\nsat V\n\nit P\nsat V\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "train").write_text(TRAIN)
+    (tmp_path / "dev").write_text("it P\n\nthe D\ncat N\nsat V\n")
+    return tmp_path
+
+
+def prepared(
+    folder: Path, labels: tuple[str, ...] | None = None, **settings: Any
+) -> ExampleCorpus[TaggedSplit]:
+    defaults: dict[str, Any] = {
+        "path": f"{folder}/train",
+        "validation_path": f"{folder}/dev",
+        "format": "columns",
+        "max_length": 16,
+        "tokenizer": TokenizerConfig("character"),
+    }
+    return prepare_tagged(TaggedDataConfig(**defaults | settings), labels=labels)
+
+
+def test_a_batch_by_hand(files: Path) -> None:
+    corpus = prepared(files)
+    assert corpus.labels == ("D", "N", "P", "V")
+    assert corpus.notes == ()
+    split = corpus.split("train")
+    assert split.lengths.tolist() == [[8], [9], [7]]
+    tokens = [corpus.tokenizer.encode(text).tolist() for text in (" the cat", " it sat")]
+    batch = split.batch(np.array([0, -1, 2]), (9,))
+    assert batch["tokens"].tolist() == [[*tokens[0], 0], [0] * 9, [*tokens[1], 0, 0]]
+    assert batch["segments"].tolist() == [[1] * 8 + [0], [0] * 9, [1] * 7 + [0, 0]]
+    assert batch["targets"].tolist() == [
+        [0, 0, 0, 0, 1, 0, 0, 0, 0],
+        [0] * 9,
+        [2, 0, 0, 3, 0, 0, 0, 0, 0],
+    ]
+    assert batch["weights"].tolist() == [
+        [1, 0, 0, 0, 1, 0, 0, 0, 0],
+        [0] * 9,
+        [1, 0, 0, 1, 0, 0, 0, 0, 0],
+    ]
+    assert batch["examples"].tolist() == [0, 0, 2]
+    assert {name: array.dtype.name for name, array in batch.items()} == {
+        "tokens": "int32",
+        "segments": "int32",
+        "targets": "int32",
+        "weights": "float32",
+        "examples": "uint32",
+    }
+
+
+@pytest.mark.parametrize(
+    ("sizes", "longest", "rows"),
+    [
+        ([2, 3, 1], 6, [(0, 3)]),
+        ([2, 3, 1], 5, [(0, 2), (2, 3)]),
+        ([2, 3, 1], 4, [(0, 1), (1, 3)]),
+        ([9, 1, 9, 9], 4, [(0, 1), (1, 2), (2, 3), (3, 4)]),
+        ([4], 4, [(0, 1)]),
+    ],
+)
+def test_long_sentences_are_cut_between_words(
+    sizes: list[int], longest: int, rows: list[tuple[int, int]]
+) -> None:
+    assert list(rows_of_words(sizes, longest)) == rows
+
+
+def test_no_word_is_lost(files: Path) -> None:
+    corpus = prepared(files, max_length=4)
+    split = corpus.split("train")
+    assert split.sentence.tolist() == [0, 0, 1, 1, 2, 2]
+    assert split.lengths.max() == 4  # " cats" has five characters
+    assert split.tags() == [["D", "N"], ["N", "V"], ["P", "V"]]
+    assert corpus.notes[0] == (
+        "the train split: sentences of more than data.max_length 4 tokens go on in further rows, "
+        "3 beside the 3 of one for each sentence"
+    )
+
+
+def test_answers_come_back_sentence_by_sentence(files: Path) -> None:
+    split = prepared(files, max_length=4).split("validation")
+    answers: list[np.ndarray] = [np.zeros(0)] * len(split.tokens)
+    buckets = buckets_by_rows(split.lengths, batch_size=2)
+    batches = HeldOutBatches(split, buckets)
+    for cursor in range(len(batches)):
+        batch = batches.host(cursor, 0, 1)
+        right = np.where(batch["weights"] > 0, batch["targets"], 3)
+        for row in np.flatnonzero(batch["weights"].any(axis=1)):
+            answers[batch["examples"][row]] = right[row]
+    assert split.tags(answers) == split.tags() == [["P"], ["D", "N", "V"]]
+    answers[1] = np.full_like(answers[1], 3)
+    assert split.tags(answers) == [["P"], ["V", "N", "V"]]
+
+
+def test_training_meets_every_row(files: Path) -> None:
+    split = prepared(files, max_length=4).split("train")
+    batches = TrainingBatches(split, buckets_by_rows(split.lengths, batch_size=2), seed=0)
+    seen = np.concatenate(
+        [
+            batch["examples"][batch["weights"].any(axis=1)]
+            for cursor in range(batches.batches_per_epoch)
+            for batch in [batches.host(cursor, 0, 1)]
+        ]
+    )
+    assert sorted(seen.tolist()) == list(range(6))
+
+
+def test_a_word_is_in_pieces_with_the_space_before_it() -> None:
+    tokenizer = train_tokenizer(TokenizerConfig("bpe", vocab_size=270), ["a cat sat on a cat"])
+    known = encode_words(tokenizer, ["cat", "mat", "cat"])
+    assert list(known) == ["cat", "mat"]
+    assert known["cat"].tolist() == tokenizer.encode(" cat").tolist()
+    whole = tokenizer.encode(" cat mat").tolist()
+    assert [*known["cat"], *known["mat"]] == whole
+
+
+def test_a_word_that_the_tokenizer_drops_has_a_piece_all_the_same() -> None:
+    tokenizer = train_tokenizer(TokenizerConfig("wordpiece", vocab_size=50), ["a cat"])
+    split = tagged_split(
+        tokenizer, [["a", "\u200d\x00", "cat"]], [[0, 1, 0]], labels=("X", "Y"), max_length=9
+    )
+    assert split.tags() == [["X", "Y", "X"]]
+    assert split.tokens[0].tolist() == [
+        *tokenizer.encode("a"),
+        tokenizer.end_of_text,
+        *tokenizer.encode("cat"),
+    ]
+
+
+def test_tags_of_a_run_that_was_begun(files: Path) -> None:
+    labels = ("V", "P", "N", "D", "X")
+    corpus = prepared(files, labels=labels)
+    assert corpus.labels == labels
+    assert corpus.split("train").tags() == [["D", "N"], ["N", "V"], ["P", "V"]]
+    assert corpus.digest != prepared(files).digest
+
+
+def test_a_tag_that_training_has_not(files: Path) -> None:
+    (files / "dev").write_text("it P\n\nthe D\ncat NN\n")
+    with pytest.raises(
+        UserError, match=r"dev:4: tag 'NN' is none of those of training \(D, N, P, V\); mend it"
+    ):
+        prepared(files)
+
+
+def test_what_cannot_be_read(files: Path) -> None:
+    with pytest.raises(UserError, match=r"data\.test_path .*test: there is no such file"):
+        prepared(files, test_path=f"{files}/test")
+    with pytest.raises(UserError, match=r"train:1: has 1 columns, not the 10 of CoNLL-U"):
+        prepared(files, format="conllu")
+    (files / "train").write_text("-DOCSTART- O\n")
+    with pytest.raises(UserError, match=r"data\.path .*train: has no examples"):
+        prepared(files)
+    (files / "train").write_bytes(b"caf\xe9 N\n")
+    with pytest.raises(UserError, match=r"train:1: not utf-8 at byte 3"):
+        prepared(files)

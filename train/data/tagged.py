@@ -1,0 +1,207 @@
+"""Sentences whose words have tags, for taggers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from train.data.batches import example_numbers
+from train.data.conll import Sentence, read_sentences
+from train.data.example_corpus import (
+    ExampleCorpus,
+    class_numbers,
+    digest_of,
+    obtain_tokenizer,
+    read_splits,
+    spaced,
+)
+from train.data.ragged import Ragged
+from train.data.tagged_config import TaggedDataConfig
+from train.data.tokenizer import Tokenizer
+from train.data.windows import Batch
+
+NO_TAG = -1
+"""What the later pieces of a word have in place of a tag's number."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TaggedSplit:
+    """The sentences of a split in pieces of words. A long sentence takes several rows."""
+
+    tokens: Ragged
+    targets: Ragged
+    """For each token the number of its word's tag if it is the first piece, else `NO_TAG`."""
+    sentence: np.ndarray  # [n] int64
+    """Which sentence each row is of, in order."""
+    labels: tuple[str, ...]
+
+    @property
+    def lengths(self) -> np.ndarray:  # [n, 1]
+        """Tokens of each row."""
+        return self.tokens.lengths[:, None]
+
+    def batch(
+        self,
+        numbers: np.ndarray,  # [B] int64
+        lengths: tuple[int, ...],
+    ) -> Batch:
+        """Some rows, padded to T tokens.
+
+        Returns:
+          tokens: [B, T] int32, the pieces of words.
+          segments: [B, T] int32, 1 where they are no padding.
+          targets: [B, T] int32, the tag of each word at its first piece; 0 elsewhere.
+          weights: [B, T] float32, 1 at first pieces.
+          examples: [B] uint32, the numbers of the rows within the split.
+        """
+        tokens, real = self.tokens.padded(numbers, lengths[0])
+        targets, _ = self.targets.padded(numbers, lengths[0])
+        first = real & (targets != NO_TAG)
+        return {
+            "tokens": tokens,
+            "segments": real.astype(np.int32),
+            "targets": np.where(first, targets, 0),
+            "weights": first.astype(np.float32),
+            "examples": example_numbers(np.maximum(numbers, 0)),
+        }
+
+    def tags(self, answers: Sequence[np.ndarray] | None = None) -> list[list[str]]:
+        """The tags of every sentence.
+
+        Args:
+          answers: For each row, by its number, what a tagger says of each token: [T] or longer.
+            None: the true tags.
+        """
+        sentences: list[list[str]] = [[] for _ in range(self.sentence[-1] + 1)]
+        for row, sentence in enumerate(self.sentence):
+            targets = self.targets[row]
+            given = targets if answers is None else answers[row]
+            first = np.flatnonzero(targets != NO_TAG)
+            sentences[sentence] += [self.labels[number] for number in given[first]]
+        return sentences
+
+
+def prepare_tagged(
+    config: TaggedDataConfig,
+    tokenizer: Tokenizer | None = None,
+    labels: Sequence[str] | None = None,
+) -> ExampleCorpus[TaggedSplit]:
+    """Reads and encodes the sentences that ``config`` names.
+
+    Args:
+      config: Which files, which tags, which tokenizer.
+      tokenizer: Used in place of what ``config.tokenizer`` describes.
+      labels: The names of the tags by number; those of ``config.path``, sorted, if None.
+
+    Raises:
+      UserError: A file is missing, empty or not UTF-8, a line is not as it should be, or a tag is
+        none of those of training.
+    """
+    splits = read_splits(config, lambda setting, path: read_sentences(config, setting, path))
+    training = [*splits["train"], *([] if config.validation_path else splits["validation"])]
+    names = tuple(labels or sorted({word.tag for found in training for word in found.words}))
+    tokenizer = tokenizer or obtain_tokenizer(
+        config.tokenizer,
+        {
+            split: (f" {' '.join(word.text for word in sentence.words)}" for sentence in found)
+            for split, found in splits.items()
+        },
+    )
+    notes: list[str] = []
+    encoded = {
+        split: _encode(split, found, tokenizer, names, config.max_length, notes)
+        for split, found in splits.items()
+    }
+    content = {
+        split: [[word[:2] for word in sentence.words] for sentence in found]
+        for split, found in splits.items()
+    }
+    digest = digest_of(tokenizer, {"labels": names, **content})
+    return ExampleCorpus(tokenizer, encoded, digest, names, tuple(notes))
+
+
+def tagged_split(
+    tokenizer: Tokenizer,
+    sentences: Sequence[Sequence[str]],
+    tags: Sequence[Sequence[int]],
+    *,
+    labels: tuple[str, ...],
+    max_length: int,
+) -> TaggedSplit:
+    """The rows of sentences.
+
+    Args:
+      tokenizer: Cuts words into pieces.
+      sentences: The words of each.
+      tags: The number of each word's tag.
+      labels: The names of the tags by number.
+      max_length: The most tokens of a row.
+    """
+    known = encode_words(tokenizer, itertools.chain.from_iterable(sentences))
+    tokens, targets, sentence = [], [], []
+    for number, words in enumerate(sentences):
+        pieces = [known[word] for word in words]
+        marks = [
+            np.array([tag, *[NO_TAG] * (len(word) - 1)])
+            for tag, word in zip(tags[number], pieces, strict=True)
+        ]
+        for begin, end in rows_of_words([len(word) for word in pieces], max_length):
+            tokens.append(np.concatenate(pieces[begin:end])[:max_length])
+            targets.append(np.concatenate(marks[begin:end])[:max_length])
+            sentence.append(number)
+    return TaggedSplit(Ragged.of(tokens), Ragged.of(targets), np.array(sentence), labels)
+
+
+def encode_words(
+    tokenizer: Tokenizer, words: Iterable[str]
+) -> Mapping[str, np.ndarray]:  # each [t] int32
+    """The pieces of each word, with the space before it; at least one, whatever the word is."""
+    different = list(dict.fromkeys(words))
+    nothing = np.array([tokenizer.end_of_text], np.int32)
+    pieces = tokenizer.encode_documents(spaced(different))
+    return {
+        word: tokens if len(tokens) else nothing
+        for word, tokens in zip(different, pieces, strict=True)
+    }
+
+
+def rows_of_words(sizes: Sequence[int], longest: int) -> Iterator[tuple[int, int]]:
+    """Cuts a sentence between words into rows of at most ``longest`` tokens.
+
+    Args:
+      sizes: The tokens of each word.
+      longest: The most of a row. A word of more has a row of its own all the same.
+
+    Yields:
+      The first word of each row, and the one after its last.
+    """
+    begin = length = 0
+    for word, size in enumerate(sizes):
+        if length + size > longest and word > begin:
+            yield begin, word
+            begin, length = word, 0
+        length += size
+    yield begin, len(sizes)
+
+
+def _encode(
+    split: str,
+    sentences: Sequence[Sentence],
+    tokenizer: Tokenizer,
+    labels: tuple[str, ...],
+    longest: int,
+    notes: list[str],
+) -> TaggedSplit:
+    """Encodes a split; what is said of its sentences goes to ``notes``."""
+    words = [[word.text for word in found.words] for found in sentences]
+    tags = [class_numbers(found.places(), labels, "tag") for found in sentences]
+    encoded = tagged_split(tokenizer, words, tags, labels=labels, max_length=longest)
+    if more := len(encoded.sentence) - len(sentences):
+        notes.append(
+            f"the {split} split: sentences of more than data.max_length {longest} tokens go on in "
+            f"further rows, {more:,} beside the {len(sentences):,} of one for each sentence"
+        )
+    return encoded

@@ -29,18 +29,25 @@ def buckets_by_tokens(
     lengths: np.ndarray,  # [n, sides]
     *,
     batch_tokens: int,
-    shards: int = 1,
+    row_multiple: int = 1,
     most: int = MOST_SHAPES,
 ) -> tuple[Bucket, ...]:
     """Buckets whose batches have about as many tokens: the shorter the examples, the more rows.
 
     Args:
       lengths: Of each side of each example.
-      batch_tokens: Rows times the longer side of a batch is at most this, if shards allow.
-      shards: Every batch has a multiple of this many rows.
+      batch_tokens: Rows times the longer side of a batch is at most this, if row_multiple allows.
+        It is less where fewer rows hold the bucket's examples in as many batches.
+      row_multiple: Every batch has a multiple of this many rows.
       most: At most this many buckets.
     """
-    return _buckets(lengths, lambda longer: max(1, batch_tokens // longer // shards) * shards, most)
+
+    def rows(count: int, longer: int) -> int:
+        most_rows = max(1, batch_tokens // longer // row_multiple) * row_multiple
+        even = -(-count // -(-count // most_rows))  # dealt evenly over as few batches
+        return -(-even // row_multiple) * row_multiple
+
+    return _buckets(lengths, rows, most)
 
 
 def buckets_by_rows(
@@ -50,12 +57,12 @@ def buckets_by_rows(
     most: int = MOST_SHAPES,
 ) -> tuple[Bucket, ...]:
     """As `buckets_by_tokens`, but every batch has ``batch_size`` rows."""
-    return _buckets(lengths, lambda _: batch_size, most)
+    return _buckets(lengths, lambda *_: batch_size, most)
 
 
 def _buckets(
     lengths: np.ndarray,  # [n, sides]
-    rows: Callable[[int], int],
+    rows: Callable[[int, int], int],  # of the number of examples and their longer side
     most: int,
 ) -> tuple[Bucket, ...]:
     longer = lengths.max(axis=1)  # [n]
@@ -64,7 +71,7 @@ def _buckets(
     for bucket in range(which.max() + 1):
         examples = np.flatnonzero(which == bucket)
         sides = tuple(int(side) for side in lengths[examples].max(axis=0))
-        found.append(Bucket(rows(max(sides)), sides, examples))
+        found.append(Bucket(rows(len(examples), max(sides)), sides, examples))
     return tuple(found)
 
 

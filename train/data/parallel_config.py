@@ -27,8 +27,12 @@ class ParallelDataConfig(ExampleDataConfig):
     split; elsewhere they are cut. How many is reported."""
 
     batch_tokens: int = 4096
-    """Rows times the longer side's tokens of a batch, padding included: at most this, unless the
-    devices are more."""
+    """Rows times the longer side's tokens of a batch, padding included: at most this, as far as
+    row_multiple allows."""
+
+    row_multiple: int = 8
+    """Rows of a batch are a multiple of this, so that they divide among devices and microbatches. A
+    setting, and not what there is of them: the order of the data must not depend on that."""
 
     tokenizer: TokenizerConfig = TokenizerConfig("bpe", vocab_size=10_000, lowercase=True)
     """How text becomes tokens."""
@@ -40,6 +44,10 @@ class ParallelDataConfig(ExampleDataConfig):
         require(
             self.source != self.target,
             f"data.target: {self.target} is the source too; give the ending of the other files",
+        )
+        require(
+            self.row_multiple >= 1,
+            f"data.row_multiple: {self.row_multiple} is no number of rows; give 1 or more",
         )
         require(
             self.batch_tokens >= self.max_length,

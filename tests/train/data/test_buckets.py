@@ -22,16 +22,27 @@ def test_each_side_has_a_length_of_its_own() -> None:
     assert (short.lengths, long.lengths) == ((4, 5), (20, 13))
 
 
-def test_rows_go_by_the_tokens_of_the_longer_side() -> None:
-    lengths = np.array([[3, 5], [20, 11], [70, 2]])
+@pytest.mark.parametrize(
+    ("row_multiple", "rows"),
+    [(1, [20, 5, 1]), (4, [20, 4, 4]), (3, [18, 3, 3])],
+)
+def test_rows_go_by_the_tokens_of_the_longer_side(row_multiple: int, rows: list[int]) -> None:
+    lengths = np.array([[3, 5]] * 180 + [[20, 11]] * 60 + [[70, 2]] * 60)
+    buckets = buckets_by_tokens(lengths, batch_tokens=100, row_multiple=row_multiple)
+    assert [bucket.rows for bucket in buckets] == rows
 
-    def rows(shards: int) -> list[int]:
-        buckets = buckets_by_tokens(lengths, batch_tokens=100, shards=shards)
-        return [bucket.rows for bucket in buckets]
 
-    assert rows(1) == [20, 5, 1]
-    assert rows(4) == [20, 4, 4]
-    assert rows(3) == [18, 3, 3]
+@pytest.mark.parametrize(
+    ("count", "row_multiple", "rows"),
+    [(21, 1, 11), (21, 4, 12), (20, 4, 20), (61, 4, 16), (3, 1, 3), (3, 4, 4)],
+)
+def test_no_more_rows_than_hold_the_examples_in_as_many_batches(
+    count: int, row_multiple: int, rows: int
+) -> None:
+    (bucket,) = buckets_by_tokens(
+        np.full((count, 2), 5), batch_tokens=100, row_multiple=row_multiple
+    )
+    assert bucket.rows == rows
 
 
 @given(

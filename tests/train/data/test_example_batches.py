@@ -37,17 +37,17 @@ def test_examples_are_dealt_evenly() -> None:
     assert deals(buckets) == [Deal(0, 0, 3), Deal(0, 3, 6), Deal(0, 6, 10), Deal(1, 0, 5)]
 
 
-@pytest.mark.parametrize("shards", [1, 4])
-def test_each_epoch_has_every_example_once(shards: int) -> None:
+@pytest.mark.parametrize("row_multiple", [1, 4])
+def test_each_epoch_has_every_example_once(row_multiple: int) -> None:
     examples = some(197)
-    buckets = buckets_by_tokens(examples.lengths, batch_tokens=120, shards=shards)
+    buckets = buckets_by_tokens(examples.lengths, batch_tokens=120, row_multiple=row_multiple)
     batches = TrainingBatches(examples, buckets, seed=5)
     orders = set()
     for number in range(4):
         rows = epoch(batches, number)
         seen = [example for row in rows for example in row if example >= 0]
         assert sorted(seen) == list(range(197))
-        assert all(len(row) % shards == 0 for row in rows)
+        assert all(len(row) % row_multiple == 0 for row in rows)
         orders.add(tuple(seen))
     assert len(orders) == 4
 
@@ -82,7 +82,7 @@ def test_batches_fit_their_examples_and_have_few_shapes() -> None:
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_hosts_share_a_batch(hosts: int) -> None:
     examples = some(101)
-    buckets = buckets_by_tokens(examples.lengths, batch_tokens=140, shards=4)
+    buckets = buckets_by_tokens(examples.lengths, batch_tokens=140, row_multiple=4)
     for batches in (
         TrainingBatches(examples, buckets, seed=1),
         HeldOutBatches(examples, buckets),

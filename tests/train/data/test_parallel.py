@@ -123,7 +123,7 @@ def test_every_pair_is_met_once_in_an_epoch_and_in_an_evaluation(tmp_path: Path)
     corpus = prepared(tmp_path, validation_path="", max_length=40)
     split = corpus.split("train")
     assert len(split.pairs) == 81
-    buckets = buckets_by_tokens(split.lengths, batch_tokens=100, shards=2)
+    buckets = buckets_by_tokens(split.lengths, batch_tokens=100, row_multiple=2)
     training = TrainingBatches(split, buckets, seed=0)
     for batches, count in (
         (training, training.batches_per_epoch),

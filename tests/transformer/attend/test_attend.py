@@ -1,5 +1,6 @@
 """All forms of attention compute what the formula says."""
 
+import functools
 import logging
 from typing import Any
 
@@ -7,11 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import Array, array, assert_close, normal
+from tests.transformer.formulas import Array, array, assert_close, normal, softmax
 from transformer import Hardware, Mask, Pattern
 from transformer.attend import attend as attend_eagerly
+from transformer.attend.additive import additive_scores
 from transformer.attend.query_blocks import block_count
 from transformer.masks import dense
+from transformer.positions import RelativeTables, alibi_bias
 from transformer.testing.select import softmax_attention
 
 B, T, S, N, K, H, VALUES = 2, 5, 7, 6, 3, 11, 13
@@ -90,25 +93,61 @@ MASKS: dict[str, Any] = {
     "lengths and globals": lambda length: Mask(
         Pattern(causal=True, window=5), lengths=array([length, 71]), globals=array([[3, 70]])
     ),
+    "an array": lambda length: Mask(Pattern(causal=True), allowed=some_of(length)),
+    "a prefix": lambda length: Mask(
+        Pattern(causal=True, prefix=True), prefix=array([97, 0]), segments=documents(length)
+    ),
+}
+
+
+def some_of(length: int) -> Any:  # [B, T, T]
+    return np.random.default_rng(0).random((B, length, length)) < 0.2
+
+
+def biased() -> dict[str, Any]:
+    """Slopes for heads, and positions that start anew in every document."""
+    return dict(bias=functools.partial(alibi_bias, N))
+
+
+def related() -> dict[str, Any]:
+    return dict(relative=RelativeTables(normal(4, 5, H), normal(5, 5, VALUES)))
+
+
+def met() -> dict[str, Any]:
+    return dict(meet=functools.partial(additive_scores, normal(6, N, H)))
+
+
+EXTRAS: dict[str, Any] = {
+    "plain": dict,
+    "a bias": biased,
+    "tables": related,
+    "an MLP": met,
 }
 
 
 @pytest.mark.parametrize(
-    ("length", "masks", "kv_heads"),
+    ("length", "masks", "kv_heads", "extras"),
     [
-        (131, "causal", N),
-        (131, "segments", K),
-        (131, "window", 1),
-        (257, "lengths and globals", K),
+        (131, "causal", N, "plain"),
+        (131, "segments", K, "plain"),
+        (131, "window", 1, "plain"),
+        (257, "lengths and globals", K, "plain"),
+        (131, "an array", K, "plain"),
+        (131, "segments", K, "a bias"),
+        (131, "segments", K, "tables"),
+        (131, "causal", K, "an MLP"),
     ],
 )
-def test_query_blocks_are_the_reference(length: int, masks: str, kv_heads: int) -> None:
-    mask = MASKS[masks](length)
+def test_query_blocks_are_the_reference(
+    length: int, masks: str, kv_heads: int, extras: str
+) -> None:
+    mask, extra = MASKS[masks](length), EXTRAS[extras]()
     arrays, pulled = inputs(length, length, kv_heads), normal(3, B, length, N, VALUES)
 
     def both(form: Any) -> tuple[Array, tuple[Array, ...]]:
         def run(arrays: Any) -> Any:
-            return attend(*arrays, mask, form=form, hardware=Hardware(), scale=0.3).y
+            given: dict[str, Any] = dict(form=form, hardware=Hardware(), scale=0.3) | extra
+            return attend_eagerly(*arrays, mask, **given).y
 
         def values_and_gradients(arrays: Any) -> Any:
             y, pull = jax.vjp(run, arrays)
@@ -121,6 +160,64 @@ def test_query_blocks_are_the_reference(length: int, masks: str, kv_heads: int) 
     assert_close(y, expected)
     for got, want in zip(gradients, expected_gradients, strict=True):
         assert_close(got, want)
+
+
+@pytest.mark.parametrize("form", ["auto", "query_blocks"])
+def test_a_prefix_is_seen_whole_by_blocks_that_end_before_it(
+    form: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    mask = MASKS["a prefix"](131)
+    with caplog.at_level(logging.WARNING):
+        y = attended(mask, 131, 131, form=form).y
+    seen = np.asarray(dense(mask, 131, 131))[:, None]
+    assert seen[0, 0, 64, 90]  # of one document, ahead, and in the prefix
+    assert_close(y, softmax_attention(*inputs(131, 131), seen))
+    reason = "query_blocks cannot serve: a prefix is seen by earlier queries; using reference"
+    assert caplog.messages == ([f"attention: {reason}"] if form == "query_blocks" else [])
+
+
+@pytest.mark.parametrize("pattern", [Pattern(causal=True), Pattern(window=3)])
+def test_a_query_before_all_other_keys_gets_zeros(pattern: Pattern) -> None:
+    """A causal mask, or a window, over keys that are not the queries' own."""
+    mask = Mask(pattern, positions=array([[0, 3, 9, 11, 12]])).over(array([np.arange(7) + 9]))
+    seen = np.asarray(dense(mask, T, S))
+    assert seen[0].any(-1).tolist() == [False, False, True, True, True]
+    y = attended(mask, T, S).y
+    assert not np.any(y[:, :2])
+    assert_close(y, softmax_attention(*inputs(T, S), seen[:, None]))
+
+
+def test_any_array_of_zeros_and_infinities_is_added() -> None:
+    added = np.where(np.random.default_rng(1).random((B, T, S)) < 0.5, 0, -np.inf)
+    added[1, 3] = -np.inf  # sees nothing
+    y = attended(Mask(allowed=array(added == 0)), T, S, scale=H**-0.5).y
+    q, k, v = inputs(T, S)
+    k, v = (np.repeat(each, N // K, axis=2) for each in (k, v))
+    scores = np.einsum("BTNH,BSNH->BNTS", q, k) * H**-0.5 + added[:, None]
+    raised = np.exp(scores)
+    weights = raised / np.maximum(raised.sum(-1, keepdims=True), 1e-30)
+    assert_close(y, np.einsum("BNTS,BSNH->BTNH", weights, v))
+
+
+def test_a_bias_is_added_to_the_scores() -> None:
+    """Of the positions that the mask speaks of, for each head."""
+    queries, keys = array([[3, 0, 1, 2, 9], [0, 1, 2, 3, 4]]), array([[0, 5, 1, 7, 2, 4, 3]])
+    mask = Mask(positions=queries).over(keys)
+
+    def bias(queries: jax.Array, keys: jax.Array) -> jax.Array:
+        slopes = jax.numpy.arange(N)[None, :, None, None] / 10
+        return slopes * (keys[:, None, :] - 2 * queries[:, :, None])[:, None]
+
+    def run(arrays: Any) -> Any:
+        given: Any = dict(hardware=Hardware(), scale=0.3, bias=bias)
+        return attend_eagerly(*arrays, mask, want=frozenset({"weights"}), **given)
+
+    weights = np.asarray(jax.jit(run)(inputs(T, S)).aux["weights"])
+    q, k, _ = inputs(T, S)
+    for b, n, t in np.ndindex(B, N, T):
+        added = n / 10 * (keys[0] - 2 * queries[b, t])
+        scores = 0.3 * k[b, :, n // (N // K)] @ q[b, t, n] + added
+        assert_close(weights[b, n, t], softmax(scores))
 
 
 def test_dropped_weights_keep_their_mean() -> None:
@@ -145,6 +242,19 @@ def test_a_form_that_cannot_serve_falls_back_aloud(caplog: pytest.LogCaptureFixt
     assert caplog.messages == [
         "attention: cudnn cannot serve: it runs on NVIDIA GPUs, not on cpu; using reference"
     ]
+
+
+def test_a_form_without_biases_falls_back_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    arrays: Any = [jax.ShapeDtypeStruct((B, T, N, 16), "bfloat16")] * 3
+    gpu: Any = dict(form="cudnn", hardware=Hardware("gpu"), scale=1.0) | biased()
+
+    def run(arrays: Any) -> Any:
+        return attend_eagerly(*arrays, Mask(), **gpu).y
+
+    with caplog.at_level(logging.WARNING):
+        jax.eval_shape(run, arrays)
+    reason = "cudnn cannot serve: its scores are products alone, without a bias; using reference"
+    assert caplog.messages == [f"attention: {reason}"]
 
 
 def test_auto_is_silent(caplog: pytest.LogCaptureFixture) -> None:

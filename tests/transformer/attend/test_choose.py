@@ -84,8 +84,9 @@ def test_query_blocks_need_their_own_tokens_in_order(case: Case) -> None:
     assert "a causal mask over tokens in order" in choose("query_blocks", case).why
 
 
-def test_query_blocks_serve_windows_segments_and_dropout() -> None:
-    case = dataclasses.replace(with_pattern(CAUSAL, window=7), segments=True, dropout=True)
+def test_query_blocks_serve_windows_segments_dropout_and_biases() -> None:
+    given: dict[str, Any] = dict(segments=True, dropout=True, products=False)
+    case = dataclasses.replace(with_pattern(CAUSAL, window=7), **given)
     assert choose("query_blocks", case).form == "query_blocks"
 
 
@@ -94,6 +95,7 @@ CUDNN: dict[str, Any] = {
     "it runs on NVIDIA GPUs, not on tpu": {"hardware": TPU},
     "it computes in 16 bits, not in float32": {"dtype": "float32"},
     "queries and values have different widths": {"value_width": 32},
+    "its scores are products alone, without a bias": {"products": False},
     "the head width 36 is no multiple of 8 up to 128": {"query_width": 36, "value_width": 36},
     "the head width 136 is no multiple of 8 up to 128": {"query_width": 136, "value_width": 136},
     "causal attention to other keys than the queries' own": {"own_keys": False},

@@ -33,6 +33,9 @@ class ChunkedCrossEntropy:
     unroll: bool = False
     dtype: str = "float32"
     """Of the log-sum-exp and of the sum."""
+    smoothing: float = 0.0
+    """Share of each target that is spread evenly over all V words (Szegedy et al. 2016, section 7;
+    Vaswani et al. 2017, section 5.4)."""
 
     def __call__(
         self,
@@ -40,11 +43,44 @@ class ChunkedCrossEntropy:
         matrix: jax.Array,  # [D, V padded]
         targets: jax.Array,  # [B, T]
         weights: jax.Array,  # [B, T]
+        bias: jax.Array | None = None,  # [V padded]
     ) -> Loss:
-        """Sum over tokens of weight * -log softmax(hidden matrix)[target]."""
-        matrix = matrix.astype(hidden.dtype)
+        """Sum over tokens of weight * -log softmax(hidden matrix + bias)[target]."""
+        output = _output(hidden, matrix, bias)
         weights = weights.astype(self.dtype)
-        return Loss(_total(self, hidden, matrix, targets, weights), jnp.sum(weights))
+        return Loss(_total(self, hidden, output, targets, weights), jnp.sum(weights))
+
+    def accuracy(
+        self,
+        hidden: jax.Array,  # [B, T, D]
+        matrix: jax.Array,  # [D, V padded]
+        targets: jax.Array,  # [B, T]
+        weights: jax.Array,  # [B, T]
+        bias: jax.Array | None = None,  # [V padded]
+    ) -> Loss:
+        """Sum over tokens of weight * (1 if the target is the likeliest word); no gradient."""
+        output, weights = _output(hidden, matrix, bias), weights.astype(self.dtype)
+
+        def add(total: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+            h, t, w = chunk
+            best = jnp.argmax(_logits(self, output, h), axis=-1)
+            return total + jnp.sum((best == t.reshape(-1)) * w.reshape(-1)), None
+
+        start, chunks = jnp.zeros((), self.dtype), _cut(self, hidden, targets, weights)
+        total, _ = jax.lax.scan(add, start, chunks, unroll=self.unroll or 1)
+        return Loss(total, jnp.sum(weights))
+
+
+class Output(NamedTuple):
+    """What makes logits of hidden states, in their dtype."""
+
+    matrix: jax.Array  # [D, V padded]
+    bias: jax.Array | None  # [V padded]
+
+
+def _output(hidden: jax.Array, matrix: jax.Array, bias: jax.Array | None) -> Output:
+    dtype = hidden.dtype
+    return Output(matrix.astype(dtype), None if bias is None else bias.astype(dtype))
 
 
 def chunk_count(
@@ -63,13 +99,12 @@ def chunk_count(
 def _total(
     form: ChunkedCrossEntropy,
     hidden: jax.Array,
-    matrix: jax.Array,
+    output: Output,
     targets: jax.Array,
     weights: jax.Array,
 ) -> jax.Array:
     def add(total: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-        loss, _ = _chunk_loss(form, matrix, *chunk)
-        return total + loss, None
+        return total + _chunk_loss(form, output, *chunk), None
 
     start = jnp.zeros((), form.dtype)
     chunks = _cut(form, hidden, targets, weights)
@@ -79,35 +114,36 @@ def _total(
 def _forward(
     form: ChunkedCrossEntropy,
     hidden: jax.Array,
-    matrix: jax.Array,
+    output: Output,
     targets: jax.Array,
     weights: jax.Array,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """The loss, and its gradients in `hidden` and `matrix`, in one pass over the chunks."""
+) -> tuple[jax.Array, tuple[jax.Array, Output]]:
+    """The loss, and its gradients in `hidden` and `output`, in one pass over the chunks."""
 
     def add(
-        carry: tuple[jax.Array, jax.Array], chunk: tuple[jax.Array, ...]
-    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        total, d_matrix = carry
+        carry: tuple[jax.Array, Output], chunk: tuple[jax.Array, ...]
+    ) -> tuple[tuple[jax.Array, Output], jax.Array]:
+        total, d_output = carry
         h, t, w = chunk
-        loss, pull = jax.vjp(lambda h, m: _chunk_loss(form, m, h, t, w)[0], h, matrix)
-        d_h, d_m = pull(jnp.ones((), form.dtype))
-        return (total + loss, d_matrix + d_m.astype(d_matrix.dtype)), d_h
+        loss, pull = jax.vjp(lambda h, o: _chunk_loss(form, o, h, t, w), h, output)
+        d_h, d_o = pull(jnp.ones((), form.dtype))
+        d_output = jax.tree.map(lambda sum_, d: sum_ + d.astype(sum_.dtype), d_output, d_o)
+        return (total + loss, d_output), d_h
 
-    start = (jnp.zeros((), form.dtype), jnp.zeros(matrix.shape, form.dtype))
-    chunks = _cut(form, hidden, targets, weights)
-    (total, d_matrix), d_hidden = jax.lax.scan(add, start, chunks, unroll=form.unroll or 1)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, form.dtype), output)
+    start, chunks = (jnp.zeros((), form.dtype), zeros), _cut(form, hidden, targets, weights)
+    (total, d_output), d_hidden = jax.lax.scan(add, start, chunks, unroll=form.unroll or 1)
     b, t, d = hidden.shape
     d_hidden = d_hidden.swapaxes(0, 1).reshape(b, -1, d)[:, :t]
-    return total, (d_hidden, d_matrix.astype(matrix.dtype))
+    d_output = jax.tree.map(lambda d, leaf: d.astype(leaf.dtype), d_output, output)
+    return total, (d_hidden, d_output)
 
 
 def _backward(
-    form: ChunkedCrossEntropy, kept: tuple[jax.Array, jax.Array], d_total: jax.Array
-) -> tuple[jax.Array, jax.Array, None, None]:
-    d_hidden, d_matrix = kept
-    scale_hidden, scale_matrix = (d_total.astype(each.dtype) for each in kept)
-    return d_hidden * scale_hidden, d_matrix * scale_matrix, None, None
+    form: ChunkedCrossEntropy, kept: tuple[jax.Array, Output], d_total: jax.Array
+) -> tuple[jax.Array, Output, None, None]:
+    d_hidden, d_output = jax.tree.map(lambda d: d * d_total.astype(d.dtype), kept)
+    return d_hidden, d_output, None, None
 
 
 _total.defvjp(_forward, _backward)
@@ -115,18 +151,31 @@ _total.defvjp(_forward, _backward)
 
 def _chunk_loss(
     form: ChunkedCrossEntropy,
-    matrix: jax.Array,  # [D, V padded]
+    output: Output,
     hidden: jax.Array,  # [B, t, D]
     targets: jax.Array,  # [B, t]
     weights: jax.Array,  # [B, t]
-) -> tuple[jax.Array, jax.Array]:
-    """The weighted sum over one chunk, and each token's loss."""
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    logits = jnp.dot(flat, matrix, preferred_element_type=jnp.dtype(form.dtype))
-    logits = without_padding(logits, form.vocab_size)
+) -> jax.Array:
+    """The weighted sum over one chunk."""
+    logits = _logits(form, output, hidden)
     chosen = jnp.take_along_axis(logits, targets.reshape(-1, 1), axis=-1)[:, 0]
+    if form.smoothing:
+        mean = jnp.mean(logits[:, : form.vocab_size], axis=-1)
+        chosen = (1 - form.smoothing) * chosen + form.smoothing * mean
     losses = jax.nn.logsumexp(logits, axis=-1) - chosen
-    return jnp.sum(losses * weights.reshape(-1)), losses
+    return jnp.sum(losses * weights.reshape(-1))
+
+
+def _logits(
+    form: ChunkedCrossEntropy,
+    output: Output,
+    hidden: jax.Array,  # [B, t, D]
+) -> jax.Array:  # [B t, V padded]
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    logits = jnp.dot(flat, output.matrix, preferred_element_type=jnp.dtype(form.dtype))
+    if output.bias is not None:
+        logits = logits + output.bias.astype(logits.dtype)[None]
+    return without_padding(logits, form.vocab_size)
 
 
 def _cut(form: ChunkedCrossEntropy, *arrays: jax.Array) -> tuple[jax.Array, ...]:

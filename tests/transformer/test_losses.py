@@ -70,6 +70,54 @@ def test_gradients_scale_with_what_comes_back() -> None:
     assert_close(d_matrix, -3 * expected_matrix)
 
 
+BIAS: Any = np.random.default_rng(4).normal(size=ROWS).astype(np.float32)
+
+
+def smoothed(
+    hidden: Any, matrix: Any, bias: Any, *, share: float
+) -> tuple[Any, tuple[Array, Array, Array]]:
+    """The plain formula over all logits at once, and its gradients in all three, in float64."""
+    goal = np.full((B, T, V), share / V)
+    np.put_along_axis(goal, TARGETS[..., None], 1 - share + share / V, axis=-1)
+    logits = hidden.astype(np.float64) @ matrix[:, :V] + bias[:V]
+    chances = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    total = -(WEIGHTS[..., None] * goal * np.log(chances)).sum()
+    d_logits = WEIGHTS[..., None] * (chances - goal)
+    d_matrix, d_bias = np.zeros(matrix.shape), np.zeros(ROWS)
+    d_matrix[:, :V] = np.einsum("btd,btv->dv", hidden, d_logits)
+    d_bias[:V] = d_logits.sum(axis=(0, 1))
+    return total, (d_logits @ matrix[:, :V].T, d_matrix, d_bias)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.7])
+def test_smoothing_and_a_bias_are_those_of_the_formula(chunks: int, share: float) -> None:
+    form = ChunkedCrossEntropy(V, chunks, smoothing=share)
+
+    def total(hidden: Any, matrix: Any, bias: Any) -> Any:
+        return form(hidden, matrix, TARGETS, WEIGHTS, bias).total
+
+    found, gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(HIDDEN, MATRIX, BIAS)
+    expected, expected_gradients = smoothed(HIDDEN, MATRIX, BIAS, share=share)
+    assert_close(found, expected)
+    assert_close(jax.jit(total)(HIDDEN, MATRIX, BIAS), expected)
+    for one, other in zip(gradients, expected_gradients, strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_accuracy_is_the_share_of_likeliest_words(chunks: int) -> None:
+    """The bias decides some, and the padding would win if it were a word."""
+    bias = BIAS.copy()
+    bias[V:] = 99
+    best = np.argmax((HIDDEN @ MATRIX[:, :V]) + bias[:V], axis=-1)
+    right = np.where(np.arange(B * T).reshape(B, T) % 3 == 0, best, (best + 1) % V)
+    form = ChunkedCrossEntropy(V, chunks)
+    found = jax.jit(form.accuracy)(HIDDEN, MATRIX, right, WEIGHTS, bias)
+    assert_close(found.total, WEIGHTS[right == best].sum())
+    assert_close(found.weight, WEIGHTS.sum())
+
+
 def test_what_has_no_weight_counts_nothing() -> None:
     _, d_hidden, _ = computed(ChunkedCrossEntropy(V, 2))
     assert not np.any(np.asarray(d_hidden)[WEIGHTS == 0])

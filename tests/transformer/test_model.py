@@ -248,3 +248,21 @@ def test_rows_of_the_embedding(vocab: int, multiple: int, rows: int) -> None:
 def test_the_longest_input() -> None:
     assert CONFIG.max_length == T + 2
     assert TransformerConfig().max_length is None
+
+
+def test_a_prefix_is_seen_by_all_and_the_rest_by_what_follows() -> None:
+    """Each example has a prefix of its own length; after it the model is causal."""
+    run, params = made(CONFIG)
+    prefix = array([3, 1])
+
+    def hidden(tokens: Any) -> Any:
+        return np.asarray(run({"params": params}, tokens, prefix=prefix).hidden)
+
+    before = hidden(TOKENS)
+    for place in range(T):
+        changed = TOKENS.copy()
+        changed[:, place] = (changed[:, place] + 1) % V
+        moved = np.any(hidden(changed) != before, axis=-1)
+        for example in range(B):
+            first = 0 if place < prefix[example] else place
+            assert moved[example].tolist() == [t >= first for t in range(T)]

@@ -147,7 +147,8 @@ def test_query_blocks_are_the_reference(
     def both(form: Any) -> tuple[Array, tuple[Array, ...]]:
         def run(arrays: Any) -> Any:
             given: dict[str, Any] = dict(form=form, hardware=Hardware(), scale=0.3) | extra
-            return attend_eagerly(*arrays, mask, **given).y
+            q, k, v = arrays
+            return attend_eagerly(q, k, v, mask, **given).y
 
         def values_and_gradients(arrays: Any) -> Any:
             y, pull = jax.vjp(run, arrays)
@@ -208,11 +209,11 @@ def test_a_bias_is_added_to_the_scores() -> None:
         slopes = jax.numpy.arange(N)[None, :, None, None] / 10
         return slopes * (keys[:, None, :] - 2 * queries[:, :, None])[:, None]
 
-    def run(arrays: Any) -> Any:
+    def run(q: Any, k: Any, v: Any) -> Any:
         given: Any = dict(hardware=Hardware(), scale=0.3, bias=bias)
-        return attend_eagerly(*arrays, mask, want=frozenset({"weights"}), **given)
+        return attend_eagerly(q, k, v, mask, want=frozenset({"weights"}), **given)
 
-    weights = np.asarray(jax.jit(run)(inputs(T, S)).aux["weights"])
+    weights = np.asarray(jax.jit(run)(*inputs(T, S)).aux["weights"])
     q, k, _ = inputs(T, S)
     for b, n, t in np.ndindex(B, N, T):
         added = n / 10 * (keys[0] - 2 * queries[b, t])
@@ -248,11 +249,11 @@ def test_a_form_without_biases_falls_back_aloud(caplog: pytest.LogCaptureFixture
     arrays: Any = [jax.ShapeDtypeStruct((B, T, N, 16), "bfloat16")] * 3
     gpu: Any = dict(form="cudnn", hardware=Hardware("gpu"), scale=1.0) | biased()
 
-    def run(arrays: Any) -> Any:
-        return attend_eagerly(*arrays, Mask(), **gpu).y
+    def run(q: Any, k: Any, v: Any) -> Any:
+        return attend_eagerly(q, k, v, Mask(), **gpu).y
 
     with caplog.at_level(logging.WARNING):
-        jax.eval_shape(run, arrays)
+        jax.eval_shape(run, *arrays)
     reason = "cudnn cannot serve: its scores are products alone, without a bias; using reference"
     assert caplog.messages == [f"attention: {reason}"]
 

@@ -30,7 +30,13 @@ from transformer.positions import (
     YaRNScaling,
 )
 from transformer.precision import Precision
-from transformer.recurrent import ElmanConfig, LSTMConfig
+from transformer.recurrent import (
+    BahdanauConfig,
+    ElmanConfig,
+    LSTMConfig,
+    LuongConfig,
+    Seq2SeqConfig,
+)
 from transformer.scores import AdditiveScore, BilinearScore, DotScore, ScaledDotScore
 from transformer.tagger import Tagger
 from transformer.weights import Initialization
@@ -41,6 +47,7 @@ __all__ = [
     "Abilities",
     "AdditiveScore",
     "AttentionConfig",
+    "BahdanauConfig",
     "BilinearScore",
     "BlockConfig",
     "BucketedBias",
@@ -59,6 +66,7 @@ __all__ = [
     "LearnedPositions",
     "LinearScaling",
     "Llama3Scaling",
+    "LuongConfig",
     "Mask",
     "MaskedLanguageModel",
     "Mixer",
@@ -75,6 +83,7 @@ __all__ = [
     "RelativePositions",
     "Rotary",
     "ScaledDotScore",
+    "Seq2SeqConfig",
     "SinusoidalPositions",
     "Tagger",
     "TransformerConfig",

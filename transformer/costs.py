@@ -107,9 +107,16 @@ def _no_scores(mixer: Any, width: int, length: int) -> ScoreFlops:
     return ScoreFlops(full=0, causal=0)
 
 
+def _memory_scores(mixer: Any, width: int, length: int) -> ScoreFlops:
+    """A recurrence that looks at all of a memory at each step, causal or not."""
+    both = mixer.widths(width)[1] + width  # a score, and its share of the average
+    return ScoreFlops(full=2 * both * length, causal=2 * both * length)
+
+
 SCORES: dict[str, Callable[[Any, int, int], ScoreFlops]] = {
     AttentionConfig.kind: _attention_scores,
-    **dict.fromkeys(("identity", "elman", "lstm", "convolution"), _no_scores),
+    **dict.fromkeys(("identity", "elman", "lstm", "convolution", "seq2seq"), _no_scores),
+    **dict.fromkeys(("bahdanau", "luong"), _memory_scores),
 }
 """By `kind`: (a mixer's configuration, D, T) -> a token's operations that take no weights."""
 

@@ -1,6 +1,9 @@
 """Recurrent mixers: the systems that transformers replaced."""
 
+from transformer.recurrent.bahdanau import BahdanauConfig
 from transformer.recurrent.elman import ElmanConfig
 from transformer.recurrent.lstm import LSTMConfig
+from transformer.recurrent.luong import LuongConfig
+from transformer.recurrent.seq2seq import Seq2SeqConfig
 
-__all__ = ["ElmanConfig", "LSTMConfig"]
+__all__ = ["BahdanauConfig", "ElmanConfig", "LSTMConfig", "LuongConfig", "Seq2SeqConfig"]

@@ -51,7 +51,8 @@ def recur(
     state: Any,  # [B, ...] before the first token
     inputs: Any,  # [B, T, ...]
     line: Timeline | None,
-    seeds: Any = None,  # [B, T, ...] what a state is when a document begins; None: zeros
+    seeds: Any = None,  # [B, T, ...] what a state is when a document begins; None: zeros.
+    # Without a timeline no document begins, and they are not looked at
 ) -> tuple[Any, Any]:  # the state after the last token, the outputs [B, T, ...]
     """Runs the cell over the tokens of a row. The outputs of padding are zeros."""
 
@@ -64,6 +65,7 @@ def recur(
         after, y = cell(before, x)
         return _choose(at.real, after, before), y
 
+    seeds = None if line is None else seeds
     state, y = jax.lax.scan(step, state, _swapped((inputs, line, seeds)))
     y = _swapped(y)
     if line is not None:

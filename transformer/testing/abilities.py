@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.masks import Mask, dense
+from transformer.masks import Mask, Pattern, dense
 from transformer.mixers import NOTHING
 from transformer.testing.trial import BATCH, Array, Trial, run
 
@@ -36,7 +36,7 @@ def check_cached(trial: Trial) -> None:
     """A prefill, a few tokens at once, then token by token: together the same as one full pass."""
     x = trial.inputs(2)
     full = trial(x).y
-    cache = trial.mixer.init_cache(BATCH, trial.length + 2)
+    cache = trial.init_cache(trial.length + 2)
     layout = _layout(cache)
     start = 0
     for count in (trial.length - 6, 3, 1, 1, 1):
@@ -58,7 +58,7 @@ def _check_padded_prompts(trial: Trial, x: Array, full: Array) -> None:
     index = np.arange(count)[None]
     there = index < lengths[:, None]
     tokens = np.where(there[:, :, None], x[:, :count], 100 * trial.inputs(12, count))
-    cache = trial.mixer.init_cache(BATCH, trial.length + 2)
+    cache = trial.init_cache(trial.length + 2)
     cache = trial(tokens, cache=cache, positions=np.where(there, index, -1)).cache
     y = trial(x[rows, lengths][:, None], cache=cache, positions=lengths[:, None]).y
     otherwise = "a token after padded ones differs from the full pass"
@@ -74,12 +74,16 @@ def check_segments(trial: Trial) -> None:
     trial.require(np.isfinite(y).all(), "segments", "outputs are not finite")
     for document in (1, 2):
         own = (segments == document)[0]
+        alone: dict[str, Any] = {}
+        if trial.reads_memory:
+            alone["memory"] = trial.memory[:, (trial.memory_segments == document)[0]]
         changed = call(np.where(_column(own), x, other)).y
         same = np.array_equal(changed[:, own], y[:, own])
         trial.require(same, "segments", f"document {document} sees others, or padding")
         if trial.abilities.any_length:
             otherwise = f"document {document} of a pack differs from the same alone"
-            trial.require_close(y[:, own], trial(x[:, own]).y, "segments", otherwise)
+            expected = trial(x[:, own], **alone).y
+            trial.require_close(y[:, own], expected, "segments", otherwise)
     _check_gradient_of_padding(trial, x)
 
 
@@ -98,7 +102,15 @@ def _check_gradient_of_padding(trial: Trial, x: Array) -> None:
 
 
 def check_cross(trial: Trial) -> None:
-    """With `memory`, keys and values come from it alone, and its padding changes nothing."""
+    """With `memory`, keys and values come from it alone, and its padding changes nothing.
+
+    What a mixer makes that reads a memory beside its own input comes from both.
+    """
+    check = _check_reads_memory if trial.reads_memory else _check_looks_at_memory
+    check(trial)
+
+
+def _check_looks_at_memory(trial: Trial) -> None:
     size = trial.length + 6 if trial.abilities.any_length else trial.length
     x, memory = trial.inputs(5), trial.inputs(6, size)
     call = functools.partial(trial, mask=Mask())
@@ -116,6 +128,23 @@ def check_cross(trial: Trial) -> None:
         mask = Mask(lengths=cast(Any, cut))
         before, after = (trial(x, mask=mask, memory=each).y for each in (memory, other))
         trial.require(np.array_equal(before, after), "cross", "padding of the memory is seen")
+    if trial.abilities.cached:
+        _check_memory_cache(trial, x, memory)
+
+
+def _check_reads_memory(trial: Trial) -> None:
+    """The memory is seen, its padding is not, and a cache holds what later tokens need of it."""
+    x, memory = trial.inputs(5), trial.memory
+    y = trial(x).y
+    otherwise = "memory is not what is looked at"
+    trial.require(np.any(trial(x, memory=-memory).y != y, axis=(1, 2)).all(), "cross", otherwise)
+    ones = cast(Any, np.ones((1, trial.length), int))
+    seen = cast(Any, (trial.memory_segments != 0).astype(int))
+    mask = Mask(Pattern(ordered=False), segments=ones, key_segments=seen)
+    other = np.where(seen[:, :, None] == 0, 100 * trial.inputs(7, memory.shape[1]), memory)
+    before, after = (trial(x, mask=mask, memory=each).y for each in (memory, other))
+    trial.require(np.array_equal(before, after), "cross", "padding of the memory is seen")
+    trial.require(np.any(before != y), "cross", "the mask of the memory is not obeyed")
     if trial.abilities.cached:
         _check_memory_cache(trial, x, memory)
 
@@ -159,9 +188,10 @@ def check_weights(trial: Trial) -> None:
     y, _, aux = trial(x, frozenset({"weights"}), **given)
     trial.require("weights" in aux, "weights", "are not in aux though they were wanted")
     weights = np.asarray(aux["weights"])
-    fine = weights.ndim == 4 and (*weights.shape[:1], *weights.shape[2:]) == (BATCH, length, length)
+    size = trial.memory.shape[1] if trial.reads_memory else length
+    fine = weights.ndim == 4 and (*weights.shape[:1], *weights.shape[2:]) == (BATCH, length, size)
     trial.require(fine, "weights", f"their shape {weights.shape} is not [B, N, T, S]")
-    seen = np.asarray(dense(trial.arguments(length, **given)["mask"], length, length))[:, None]
+    seen = np.asarray(dense(trial.arguments(length, **given)["mask"], length, size))[:, None]
     hidden = np.where(seen, 0, weights)
     trial.require(not hidden.any(), "weights", "keys that the mask hides have some")
     sums = np.broadcast_to(seen.any(-1), weights.shape[:3]).astype(np.float32)

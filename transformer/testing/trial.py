@@ -28,6 +28,8 @@ from transformer.weights import Initialization
 Array = np.ndarray[Any, Any]
 
 BATCH = 3
+MEMORY = (7, 5, 4)
+"""Of the memory: what belongs to the first document of a pack, to the second, and padding."""
 TOLERANCE = 1e-5
 
 
@@ -62,6 +64,26 @@ class Trial:
         shape = (BATCH, length or self.length, self.mixer.shared.width)
         return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
+    @property
+    def reads_memory(self) -> bool:
+        """Whether the mixer looks at a memory beside its own input: then each call has one."""
+        return bool(self.mixer.config.reads_memory)
+
+    @property
+    def memory(self) -> Array:  # [B, S, D] the same for all examples
+        one = self.inputs(13, sum(MEMORY))[:1]
+        return np.repeat(one, BATCH, axis=0)
+
+    @property
+    def memory_segments(self) -> Array:  # [1, S]
+        return np.repeat([1, 2, 0], MEMORY)[None]
+
+    def init_cache(self, length: int) -> Any:
+        """An empty cache for `length` tokens, and for the memory if there is one."""
+        if self.reads_memory:
+            return self.mixer.init_memory_cache(BATCH, sum(MEMORY))
+        return self.mixer.init_cache(BATCH, length)
+
     def arguments(
         self,
         length: int,
@@ -73,7 +95,13 @@ class Trial:
         """Of a call, with what is not given filled in as a model would."""
         positions = np.arange(length)[None] if positions is None else positions
         mask = Mask(self.pattern, positions=cast(Any, positions), segments=segments)
-        return dict(positions=positions, mask=mask, constants=self.constants) | given
+        filled = dict(positions=positions, mask=mask, constants=self.constants)
+        if self.reads_memory:
+            theirs = None if segments is None else cast(Any, self.memory_segments)
+            pattern = Pattern(ordered=False)
+            mask = mask.replace(pattern=pattern, key_segments=theirs)
+            filled |= dict(mask=mask, memory=self.memory)
+        return filled | given
 
     def __call__(self, x: Array, want: Want = NOTHING, **given: Any) -> Tried:
         """Runs the mixer, compiled."""

@@ -1,8 +1,10 @@
 """Recurrences in NumPy, one token of one row at a time."""
 
+from typing import Any
+
 import numpy as np
 
-from tests.transformer.formulas import Array
+from tests.transformer.formulas import Array, softmax
 
 Weights = dict[str, Array]
 
@@ -45,3 +47,58 @@ def lstm(
         h, c = lstm_step(h, c, from_x + from_h + w["bias"])
         states.append(h)
     return np.array(states)
+
+
+def begun(m: Array, w: Weights) -> tuple[Array, Array]:  # [D] -> [H], [H]
+    """The first state of an LSTM that is made from a vector."""
+    first = np.tanh(m @ w["first_hidden"] + w["first_hidden_bias"])
+    return first, m @ w["first_cell"] + w["first_cell_bias"]
+
+
+def seq2seq(x: Array, memory: Array, w: dict[str, Any]) -> Array:  # [T, D], [S, D] -> [T, D]
+    return lstm(x, w["forward"], *begun(memory[-1], w))
+
+
+def bahdanau(
+    x: Array,  # [T, D]
+    memory: Array,  # [S, D]
+    w: Weights,
+) -> tuple[Array, Array]:  # [T, D], [T, S]
+    """Appendix A.2.2 of the paper: z and r are gates, t the deep output."""
+    s, outputs, weights = np.tanh(memory[0] @ w["first"] + w["first_bias"]), [], []
+    for token in x:
+        scores = np.tanh(s @ w["score_query"] + memory @ w["score_key"]) @ w["score_vector"]
+        weights.append(softmax(scores))
+        c = weights[-1] @ memory
+        rows = lambda gate, c=c, token=token: (  # noqa: E731
+            token @ w["input"][:, gate] + w["input_bias"][gate] + c @ w["context"][:, gate]
+        )
+        z = sigmoid(rows(0) + s @ w["gates"][:, 0])
+        r = sigmoid(rows(1) + s @ w["gates"][:, 1])
+        t = token @ w["output_token"].swapaxes(0, 1) + s @ w["output_state"].swapaxes(0, 1)
+        t = t + c @ w["output_context"].swapaxes(0, 1) + w["output_state_bias"]
+        outputs.append(np.maximum(t[0], t[1]))
+        s = (1 - z) * s + z * np.tanh(rows(2) + (r * s) @ w["candidate"])
+    return np.array(outputs), np.array(weights)
+
+
+def luong(
+    x: Array,  # [T, D]
+    memory: Array,  # [S, D]
+    w: Weights,
+) -> tuple[Array, Array]:  # [T, D], [T, S]
+    """Equations 5 to 8 of the paper, with input feeding; the score is told by its weights."""
+    h, c = begun(memory[-1], w)
+    fed, outputs, weights = np.zeros(x.shape[1]), [], []
+    for token in x:
+        gates = np.einsum("D,DGH->GH", token, w["input"]) + w["bias"]
+        gates = gates + np.einsum("S,SGH->GH", h, w["recurrent"])
+        h, c = lstm_step(h, c, gates + np.einsum("D,DGH->GH", fed, w["feed"]))
+        if "score_vector" in w:  # concat
+            scores = np.tanh(h @ w["score_query"] + memory @ w["score_key"]) @ w["score_vector"]
+        else:  # general, or dot
+            scores = memory @ w.get("score_key", np.eye(len(h))) @ h
+        weights.append(softmax(scores))
+        fed = np.tanh(np.concatenate([weights[-1] @ memory, h]) @ w["combine"])
+        outputs.append(fed)
+    return np.array(outputs), np.array(weights)

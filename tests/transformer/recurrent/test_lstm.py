@@ -53,7 +53,6 @@ def test_documents_are_read_one_by_one_from_both_ends() -> None:
 
 def test_the_contract_in_both_directions() -> None:
     check_mixer(LSTMConfig(bidirectional=True), width=6, length=17, lengths=(1, 17, 23))
-    check_mixer(LSTMConfig(hidden=5), width=6, length=17, lengths=(1, 17, 23))
 
 
 def test_a_state_that_reads_padding_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +62,7 @@ def test_a_state_that_reads_padding_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(lstm, "timeline", deaf)
     message = "^mixer lstm: cached: a token after padded ones differs from the full pass"
     with pytest.raises(AssertionError, match=message):
-        check_cached(make_trial(LSTMConfig(), 6, 17, (17,), Hardware()))
+        check_cached(make_trial(LSTMConfig(hidden=4), 6, 17, (17,), Hardware()))
 
 
 def torch_weights(name: str, side: str, width: int, hidden: int) -> dict[str, Array]:

@@ -1,0 +1,180 @@
+"""The decoder with global attention and input feeding (Luong, Pham and Manning 2015)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+
+from transformer.checks import check_least
+from transformer.linear import linear
+from transformer.masks import Mask
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.recurrent.additive import additive, additive_keys
+from transformer.recurrent.cells import LSTMState, inner_weight, lstm_gates, lstm_step, times
+from transformer.recurrent.memory import (
+    AttentionalCache,
+    align,
+    at_first,
+    last_seen,
+    looked_at,
+    lstm_from,
+    no_cache_without_memory,
+    vectors,
+)
+from transformer.recurrent.scan import Cell, recur, timeline
+from transformer.scores import AdditiveScore, BilinearScore, DotScore
+
+Scores = Callable[[jax.Array, jax.Array], jax.Array]
+"""(state [B, H], keys [B, S, A]) -> [B, S]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LuongConfig(MixerConfig):
+    """An LSTM that looks at the memory after each step, and is fed what it found at the next.
+
+    h~ = tanh(W [c; h]) is its result, and with the next token its input (sections 3.1 and 3.3). Its
+    first state is made from the last vector of the memory.
+    """
+
+    kind: ClassVar[str] = "luong"
+    reads_memory: ClassVar[bool] = True
+
+    hidden: int = 0
+    """H; 0 means D."""
+    score: DotScore | BilinearScore | AdditiveScore = BilinearScore()
+    """How well a vector of the memory answers the state: `dot`, `general` or `concat`."""
+
+    def __post_init__(self) -> None:
+        check_least("luong.hidden", self.hidden, 0)
+
+    def check(self, width: int) -> None:
+        if isinstance(self.score, DotScore) and self.hidden not in (0, width):
+            raise ValueError(
+                f"luong.hidden {self.hidden}: the dot score needs states as wide as the memory, "
+                f"{width}; give 0, or another score"
+            )
+
+    def widths(self, width: int) -> tuple[int, int]:
+        """H, and A where states and memory meet, in a model of width D."""
+        hidden = self.hidden or width
+        own = self.score.hidden if isinstance(self.score, AdditiveScore) else 0
+        return hidden, own or hidden
+
+
+class LuongState(struct.PyTreeNode):
+    """The state of the LSTM, and what it is fed beside the next token."""
+
+    lstm: LSTMState
+    attentional: jax.Array  # [B, D] h~
+
+
+class Luong(Mixer):
+    """The attentional hidden state h~ of each token."""
+
+    config: LuongConfig
+
+    @staticmethod
+    def abilities(config: LuongConfig) -> Abilities:
+        return Abilities()
+
+    @staticmethod
+    def constants(config: LuongConfig, layer: int, width: int) -> None:
+        return None
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """H, A."""
+        return self.config.widths(self.shared.width)
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> AttentionalCache:
+        raise no_cache_without_memory(self.config.kind)
+
+    @nn.nowrap
+    def init_memory_cache(self, batch: int, length: int) -> AttentionalCache:
+        shared, (hidden, score) = self.shared, self.widths
+        zeros = lambda *shape: jnp.zeros(shape, shared.precision.compute)  # noqa: E731
+        state = LuongState(LSTMState.zeros(batch, hidden, shared), zeros(batch, shared.width))
+        return AttentionalCache(
+            state, zeros(batch, length, score), zeros(batch, length, shared.width)
+        )
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B, T]
+        mask: Mask,
+        memory: jax.Array | None = None,  # [B, S, D]
+        cache: AttentionalCache | None = None,
+        keys: jax.Array | None = None,
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        shared, hidden = self.shared, self.widths[0]
+        line = timeline(Mask(segments=mask.segments), positions, cached=cache is not None)
+        seen = looked_at(mask, x.shape[1], vectors(self.config.kind, memory, cache).shape[1])
+        seeds, now = None, cache
+        if memory is not None:
+            begun = lstm_from(self, last_seen(memory, seen), hidden, shared)
+            seeds = LuongState(begun, jnp.zeros_like(x))
+            state = at_first(seeds) if cache is None else cache.state
+            now = AttentionalCache(state, self.looks(memory), memory)
+        assert now is not None  # there is a memory or a cache
+        gates, recurrent = lstm_gates(self, x, {"embed": shared.width}, hidden, shared)
+        cell = self.cell(now.keys, now.values, recurrent)
+        after, (y, weights) = recur(cell, now.state, (gates, seen), line, seeds)
+        aux = {"weights": weights[:, None]} if "weights" in want else {}
+        return MixerOutput(y, None if cache is None else now.replace(state=after), aux)
+
+    def cell(
+        self,
+        keys: jax.Array,  # [B, S, A]
+        values: jax.Array,  # [B, S, D]
+        recurrent: jax.Array,  # [H, 4, H]
+    ) -> Cell:
+        """Declares the weights inside the loop."""
+        shared, hidden = self.shared, self.widths[0]
+        embed = {"embed": shared.width}
+        feed = inner_weight(self, "feed", embed, {"gates": 4, "hidden": hidden}, shared)
+        both = {"both": shared.width + hidden}
+        combine = inner_weight(self, "combine", both, {"hidden": shared.width}, shared)
+        scores = self.scores()
+
+        def step(
+            state: LuongState,
+            now: tuple[jax.Array, jax.Array],  # [B, 4, H], [B or 1, S]
+        ) -> tuple[LuongState, tuple[jax.Array, jax.Array]]:
+            gates, seen = now
+            gates = gates + times(state.lstm.hidden, recurrent) + times(state.attentional, feed)
+            lstm = lstm_step(state.lstm, gates)
+            found = scores(lstm.hidden, keys)
+            context, weights = align(found, seen, values, shared.precision.softmax)
+            together = jnp.concatenate([context, lstm.hidden], axis=-1)
+            attentional = jnp.tanh(times(together, combine))
+            return LuongState(lstm, attentional), (attentional, weights)
+
+        return step
+
+    def looks(self, memory: jax.Array) -> jax.Array:  # [B, S, D] -> [B, S, A]
+        """What of the memory meets the states."""
+        if isinstance(self.config.score, DotScore):
+            return memory
+        if isinstance(self.config.score, AdditiveScore):
+            return additive_keys(self, memory, self.widths[1], self.shared)
+        embed, score = {"embed": self.shared.width}, {"score": self.widths[1]}
+        return linear(self, "score_key", memory, embed, score, self.shared, bias=False)
+
+    def scores(self) -> Scores:
+        """How states and keys meet: as products, or through an MLP, of which it declares W, v."""
+        if isinstance(self.config.score, AdditiveScore):
+            return additive(self, *self.widths, self.shared).scores
+        return lambda state, keys: jnp.einsum("BA,BSA->BS", state, keys)
+
+
+MIXERS[LuongConfig.kind] = Luong

@@ -1,0 +1,112 @@
+"""What recurrences that read a memory share: where they look, and how a state is begun from it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+
+from transformer.linear import linear
+from transformer.masks import Mask, dense
+from transformer.precision import lowest
+from transformer.recurrent.cells import LSTMState
+from transformer.shared import Shared
+
+
+class AttentionalCache(struct.PyTreeNode):
+    """The state of a recurrence, and what it looks at: the memory, projected once."""
+
+    state: Any  # leaves [B, ...]
+    keys: jax.Array  # [B, S, A]
+    values: jax.Array  # [B, S, D]
+
+
+def lstm_from(
+    module: nn.Module,
+    vector: jax.Array,  # [B, T, D]
+    width: int,  # H
+    shared: Shared,
+) -> LSTMState:  # [B, T, H] each
+    """Declares how an LSTM begins from a vector m: h = tanh(W m + b), c = W' m + b'."""
+    embed, hidden = {"embed": shared.width}, {"hidden": width}
+    first = linear(module, "first_hidden", vector, embed, hidden, shared, bias=True)
+    cell = linear(module, "first_cell", vector, embed, hidden, shared, bias=True)
+    return LSTMState(jnp.tanh(first), cell.astype(jnp.float32))
+
+
+def require_memory(kind: str, memory: jax.Array | None, cache: Any) -> None:
+    """Raises ValueError if there is no memory, nor a cache that may have read it."""
+    if memory is None and cache is None:
+        raise ValueError(f"mixer {kind}: has no memory to read; use it in an EncoderDecoder")
+
+
+def no_cache_without_memory(kind: str) -> ValueError:
+    """The error of one who asks for the cache of a mixer that has no memory."""
+    return ValueError(f"mixer {kind}: its cache holds a memory; ask init_memory_cache for one")
+
+
+def vectors(
+    kind: str,
+    memory: jax.Array | None,  # [B, S, D]
+    cache: AttentionalCache | None,
+) -> jax.Array:  # [B, S, D]
+    """The memory, or what a cache has kept of it. Raises ValueError if there is neither."""
+    require_memory(kind, memory, cache)
+    if memory is not None:
+        return memory
+    assert cache is not None
+    return cache.values
+
+
+def looked_at(
+    mask: Mask,
+    queries: int,  # T
+    size: int,  # S
+) -> jax.Array:  # [B or 1, T, S]
+    """What of the memory each token may see: all that is of its document."""
+    segments = None if mask.key_segments is None else mask.segments
+    theirs = Mask(segments=segments, key_segments=mask.key_segments, lengths=mask.lengths)
+    return dense(theirs, queries, size)
+
+
+def first_seen(
+    memory: jax.Array,  # [B, S, D]
+    seen: jax.Array,  # [B or 1, T, S]
+) -> jax.Array:  # [B, T, D]
+    """The first of the memory that each token sees; zeros where it sees nothing."""
+    return _picked(memory, seen, jnp.argmax(seen, axis=-1))
+
+
+def last_seen(
+    memory: jax.Array,  # [B, S, D]
+    seen: jax.Array,  # [B or 1, T, S]
+) -> jax.Array:  # [B, T, D]
+    """The last of the memory that each token sees; zeros where it sees nothing."""
+    from_the_end = jnp.argmax(jnp.flip(seen, axis=-1), axis=-1)
+    return _picked(memory, seen, seen.shape[-1] - 1 - from_the_end)
+
+
+def _picked(memory: jax.Array, seen: jax.Array, index: jax.Array) -> jax.Array:
+    index = jnp.broadcast_to(index, (len(memory), index.shape[1]))
+    picked = jnp.take_along_axis(memory, index[:, :, None], axis=1)
+    return jnp.where(seen.any(axis=-1)[:, :, None], picked, 0)
+
+
+def at_first(
+    seeds: Any,  # leaves [B, T, ...]
+) -> Any:  # leaves [B, ...]
+    """The state from which the first token's document begins."""
+    return jax.tree.map(lambda leaf: leaf[:, 0], seeds)
+
+
+def align(
+    scores: jax.Array,  # [B, S]
+    seen: jax.Array,  # [B or 1, S]
+    values: jax.Array,  # [B, S, D]
+    dtype: str,  # of the softmax
+) -> tuple[jax.Array, jax.Array]:  # [B, D], [B, S]
+    """The average of what is seen under the softmax of its scores, and the weights."""
+    scores = jnp.where(seen, scores.astype(dtype), lowest(dtype))
+    weights = jnp.where(seen.any(axis=-1, keepdims=True), jax.nn.softmax(scores, axis=-1), 0)
+    return jnp.einsum("BS,BSD->BD", weights.astype(values.dtype), values), weights

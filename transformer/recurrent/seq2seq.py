@@ -1,0 +1,82 @@
+"""The LSTM decoder that is told its source in one vector (Sutskever et al. 2014)."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+from flax import linen as nn
+
+from transformer.masks import Mask
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.recurrent.cells import LSTMLayer, LSTMState
+from transformer.recurrent.memory import (
+    at_first,
+    last_seen,
+    looked_at,
+    lstm_from,
+    require_memory,
+)
+from transformer.recurrent.scan import timeline
+from transformer.refusals import refuse_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Seq2SeqConfig(MixerConfig):
+    """An LSTM, D wide, that begins from the last vector of the memory and sees no more of it.
+
+    In place of the encoder's last state, which is no part of its output, the first state is made
+    from its last output: h_0 = tanh(W m), c_0 = W' m.
+    """
+
+    kind: ClassVar[str] = "seq2seq"
+    reads_memory: ClassVar[bool] = True
+
+
+class Seq2Seq(Mixer):
+    """The hidden state at each token."""
+
+    config: Seq2SeqConfig
+
+    @staticmethod
+    def abilities(config: Seq2SeqConfig) -> Abilities:
+        return Abilities(weights=False)
+
+    @staticmethod
+    def constants(config: Seq2SeqConfig, layer: int, width: int) -> None:
+        return None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> LSTMState:
+        return LSTMState.zeros(batch, self.shared.width, self.shared)
+
+    @nn.nowrap
+    def init_memory_cache(self, batch: int, length: int) -> LSTMState:
+        return self.init_cache(batch, length)  # all that it knows of the memory is its state
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B, T]
+        mask: Mask,
+        memory: jax.Array | None = None,  # [B, S, D]
+        cache: LSTMState | None = None,
+        keys: jax.Array | None = None,
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        shared = self.shared
+        require_memory(self.config.kind, memory, cache)
+        refuse_weights(self.config.kind, want)
+        line = timeline(Mask(segments=mask.segments), positions, cached=cache is not None)
+        seeds, first = None, cache
+        if memory is not None:
+            last = last_seen(memory, looked_at(mask, x.shape[1], memory.shape[1]))
+            seeds = lstm_from(self, last, shared.width, shared)
+            first = at_first(seeds) if cache is None else cache
+        after, y = LSTMLayer(shared.width, shared, name="forward")(x, line, first, seeds)
+        return MixerOutput(y, None if cache is None else after, {})
+
+
+MIXERS[Seq2SeqConfig.kind] = Seq2Seq

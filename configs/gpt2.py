@@ -9,7 +9,7 @@ that size is learned from the text.
 
 from train.data.config import DataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optimizers import OptimizerConfig
+from train.optimizers import AdamW
 from train.schedules import ScheduleConfig
 from transformer import (
     AttentionConfig,
@@ -61,7 +61,7 @@ def gpt2(
             segments=False,
             tokenizer=TokenizerConfig("bpe", vocab_size=VOCABULARY),
         ),
-        optimizer=OptimizerConfig(beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0),
+        optimizer=AdamW(beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0),
         schedule=ScheduleConfig("cosine", learning_rate=learning_rate, warmup=2000, final=0.1),
         steps=100_000,
         batch_size=480,

@@ -7,11 +7,9 @@ Pre-norm, RMSNorm, SwiGLU, rotary positions, no biases. The vocabulary has the p
 is learned from the text unless `--data.tokenizer.kind file --data.tokenizer.path FILE` names one.
 """
 
-import dataclasses
-
 from train.data.config import DataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optimizers import OptimizerConfig
+from train.optimizers import AdamW
 from train.schedules import ScheduleConfig
 from transformer import (
     AttentionConfig,
@@ -67,7 +65,7 @@ def experiment(
         data=DataConfig(
             sequence_length=length, tokenizer=TokenizerConfig("bpe", vocab_size=model.vocab_size)
         ),
-        optimizer=OptimizerConfig(beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0),
+        optimizer=AdamW(beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0),
         schedule=ScheduleConfig("cosine", learning_rate=learning_rate, warmup=2000, final=0.1),
         steps=250_000,
         batch_size=batch,

@@ -8,7 +8,7 @@ held out whole. Pre-norm, RMSNorm, SwiGLU, rotary positions, grouped-query atten
 
 from train.data.config import DataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optimizers import OptimizerConfig
+from train.optimizers import Muon
 from train.schedules import ScheduleConfig
 from transformer import (
     AttentionConfig,
@@ -42,7 +42,7 @@ EXPERIMENTS = {
             sequence_length=128,
             tokenizer=TokenizerConfig("bpe", vocab_size=2048),
         ),
-        optimizer=OptimizerConfig("muon", beta2=0.95, weight_decay=0.05),
+        optimizer=Muon(beta2=0.95, weight_decay=0.05),
         schedule=ScheduleConfig(
             "warmup_stable_decay", learning_rate=4e-3, warmup=50, decay=0.5, final=0.0
         ),

@@ -8,7 +8,7 @@ The text is Karpathy's input.txt (1,115,394 characters), split as usual: the las
 
 from train.data.config import DataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optimizers import OptimizerConfig
+from train.optimizers import Muon
 from train.schedules import ScheduleConfig
 from transformer import (
     AttentionConfig,
@@ -42,7 +42,7 @@ EXPERIMENTS = {
             segments=False,
             tokenizer=TokenizerConfig("character"),
         ),
-        optimizer=OptimizerConfig("muon", beta2=0.99),
+        optimizer=Muon(beta2=0.99),
         schedule=ScheduleConfig("cosine", learning_rate=4e-3, warmup=100),
         steps=2000,
         batch_size=12,

@@ -17,7 +17,7 @@ import dataclasses
 
 from train.data.config import DataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optimizers import OptimizerConfig
+from train.optimizers import AdamW
 from train.schedules import ScheduleConfig
 from transformer import (
     AttentionConfig,
@@ -84,7 +84,7 @@ _COMMON = Experiment(
         sequence_length=LENGTH,
         tokenizer=TokenizerConfig("bpe", vocab_size=WORDS),
     ),
-    optimizer=OptimizerConfig("adamw", beta2=0.98, weight_decay=0.1),
+    optimizer=AdamW(beta2=0.98, weight_decay=0.1),
     schedule=ScheduleConfig("cosine", learning_rate=1e-3, warmup=200),
     steps=2000,
     batch_size=16,

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from train.data.config import DataConfig
 from train.errors import UsageError
 from train.loss_scale import LossScaleConfig
-from train.optimizers import OptimizerConfig
+from train.optimizers import AdamW, OptimizerConfig
 from train.schedules import ScheduleConfig
 from train.sharding import MeshConfig
 from train.tasks.config import LanguageModelling, TaskConfig
@@ -124,7 +124,7 @@ class Experiment:
     """What it learns."""
     model: TransformerConfig = TransformerConfig()
     data: DataConfig = DataConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = AdamW()
     schedule: ScheduleConfig = ScheduleConfig()
     steps: int = 1000
     """Updates of the weights."""

@@ -3,19 +3,17 @@
 Nothing of a saved run is executed: a name in the file chooses among the classes known here.
 """
 
-import dataclasses
 import functools
 import json
-import types
-from collections.abc import Iterator, Mapping
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterator
+from typing import Any
 
 import cattrs
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
 from train.errors import UserError
 from train.experiment import Experiment
-from transformer.mixers import MIXERS, MixerConfig
+from train.kinds import kind_of, kinds
 from transformer.precision import Precision
 
 FREE = (
@@ -49,51 +47,26 @@ def _converter() -> cattrs.Converter:
     def out(kind: str, value: Any) -> dict[str, Any]:
         return {"kind": kind, **make_dict_unstructure_fn(type(value), converter)(value)}
 
-    def back(data: dict[str, Any], known: Mapping[str, type], problem: str) -> Any:
-        rest = dict(data)
+    def back(data: dict[str, Any], hint: Any) -> Any:
+        rest, known = dict(data), kinds(hint)
         kind = rest.pop("kind")
         if kind not in known:
-            raise UserError(problem.format(kind))
+            raise UserError(f"kind {kind}: is not known; it may be {', '.join(known)}")
         found = known[kind]
         structure: Any = make_dict_structure_fn(found, converter, _cattrs_forbid_extra_keys=True)
         return structure(rest, found)
 
-    converter.register_unstructure_hook_func(_is_mixer, lambda value: out(value.kind, value))
-    converter.register_structure_hook_func(
-        _is_mixer, lambda data, _: back(data, _mixers(), _UNKNOWN_MIXER)
-    )
     converter.register_unstructure_hook_func(
-        _is_choice, lambda value: None if value is None else out(type(value).__name__, value)
+        _has_kinds, lambda value: None if value is None else out(kind_of(type(value)), value)
     )
     converter.register_structure_hook_func(
-        _is_choice,
-        lambda data, union: None if data is None else back(data, _choices(union), _UNKNOWN),
+        _has_kinds, lambda data, hint: None if data is None else back(data, hint)
     )
     return converter
 
 
-_UNKNOWN_MIXER = "mixer {}: is not known; add it to transformer.MIXERS first"
-_UNKNOWN = "kind {}: is not known"
-
-
-def _is_mixer(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, MixerConfig)
-
-
-def _mixers() -> dict[str, type]:
-    """The configuration of every mixer, by its kind."""
-    return {kind: get_type_hints(mixer)["config"] for kind, mixer in MIXERS.items()}
-
-
-def _is_choice(kind: Any) -> bool:
-    """Whether it is a union of several dataclasses, or of several and None."""
-    return get_origin(kind) in (Union, types.UnionType) and len(_choices(kind)) > 1
-
-
-def _choices(union: Any) -> dict[str, type]:
-    """The dataclasses of a union, by name."""
-    kinds = (each for each in get_args(union) if isinstance(each, type))
-    return {each.__name__: each for each in kinds if dataclasses.is_dataclass(each)}
+def _has_kinds(hint: Any) -> bool:
+    return bool(kinds(hint))
 
 
 def to_plain(experiment: Experiment) -> dict[str, Any]:

@@ -122,11 +122,12 @@ def parameter_shardings(mesh: Mesh, axes: Any, shapes: Any) -> Any:
 def like_parameters(state: Any, shapes: Any, shardings: Any, rest: NamedSharding) -> Any:
     """The layout of an optimizer's state.
 
-    What mirrors a parameter, by its path and shape, lies like it; the rest (counts, coefficients)
-    as `rest` says.
+    What belongs to a parameter, by its path, lies like it: all of it if it has its shape; if not
+    (means over rows, scales of blocks), the axes that it shares in order, where they divide. The
+    rest (counts, coefficients) lies as `rest` says.
     """
     known = {
-        (_names(path), leaf.shape): sharding
+        _names(path): (leaf.shape, sharding)
         for (path, leaf), sharding in zip(
             jax.tree_util.tree_leaves_with_path(shapes), jax.tree.leaves(shardings), strict=True
         )
@@ -135,10 +136,23 @@ def like_parameters(state: Any, shapes: Any, shardings: Any, rest: NamedSharding
     def layout(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         names = _names(path)
         ends = (names[start:] for start in range(len(names)))
-        found = (known[end, leaf.shape] for end in ends if (end, leaf.shape) in known)
-        return next(found, rest)
+        found = next((known[end] for end in ends if end in known), None)
+        if found is None:
+            return rest
+        shape, sharding = found
+        return sharding if leaf.shape == shape else _fitted(sharding, leaf.shape)
 
     return jax.tree_util.tree_map_with_path(layout, state)
+
+
+def _fitted(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """The layout of an array of another shape: axis by axis, where the parts divide it."""
+    parts = lambda axes: math.prod(sharding.mesh.shape[axis] for axis in axes or ())  # noqa: E731
+    spec = [
+        axes if size % parts((axes,) if isinstance(axes, str) else axes) == 0 else None
+        for axes, size in zip(sharding.spec, shape, strict=False)
+    ]
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec))
 
 
 def _names(path: tuple[Any, ...]) -> tuple[str, ...]:

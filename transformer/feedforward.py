@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, get_args
+from typing import ClassVar, NamedTuple, get_args
 
 import jax
 from flax import linen as nn
@@ -19,6 +19,8 @@ from transformer.weights import weight
 @dataclasses.dataclass(frozen=True)
 class FeedForwardConfig:
     """Two linear maps with a nonlinearity between, applied to each token."""
+
+    kind: ClassVar[str] = "plain"
 
     hidden: int = 0
     """F; 0 means 4 D, or 8/3 D in multiples of 64 when gated: the same number of weights."""

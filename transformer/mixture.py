@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,8 @@ Form = Literal["auto", "dense", "sorted"]
 @dataclasses.dataclass(frozen=True)
 class MixtureConfig:
     """E feed-forwards and a router (Shazeer et al. 2017; Fedus et al. 2022, Switch)."""
+
+    kind: ClassVar[str] = "mixture"
 
     experts: int = 8
     """E."""

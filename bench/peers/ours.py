@@ -16,7 +16,7 @@ from train.data.config import DataConfig
 from train.engine import make_engine
 from train.experiment import Experiment
 from train.hardware import local_hardware
-from train.optimizers import OptimizerConfig
+from train.optimizers import AdamW
 from train.schedules import ScheduleConfig
 from transformer.activations import Activation
 from transformer.attention import AttentionConfig
@@ -45,7 +45,7 @@ def experiment_of(settings: dict[str, Any]) -> Experiment:
             position=LearnedPositions(settings["context"]),
         ),
         data=DataConfig(sequence_length=settings["context"], segments=False),
-        optimizer=OptimizerConfig(
+        optimizer=AdamW(
             beta1=beta1,
             beta2=beta2,
             weight_decay=settings["weight_decay"],

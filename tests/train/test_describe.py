@@ -13,7 +13,7 @@ from train.data.config import DataConfig, TokenizerConfig
 from train.describe import Description, describe, describe_model
 from train.errors import UserError
 from train.experiment import Experiment
-from train.optimizers import OptimizerConfig
+from train.optimizers import Muon
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -46,7 +46,7 @@ A_LAYER = TOKENS * (14 * 7 + 11 * 3)
 def of(
     config: TransformerConfig,
     hardware: Hardware = Hardware(),
-    **options: Any,  # noqa: B008
+    **options: Any,
 ) -> Description:
     model = LanguageModel(config, hardware)
     return describe_model(model, batch_size=5, sequence_length=11, **options)
@@ -82,7 +82,7 @@ def test_memory_by_precision(precision: str, weights: int, copy: int, item: int)
 def test_muon_keeps_one_moment_of_the_layers_matrices() -> None:
     matrices = 3 * (7 * 15 + 7 * 5 + 7 * 11 + 33 * 7 + 2 * 7 * 13)
     moments = 4 * (matrices + 2 * (2463 - matrices))
-    memory = of(TINY, optimizer=OptimizerConfig(kind="muon")).memory
+    memory = of(TINY, optimizer=Muon()).memory
     assert moments < memory.optimizer < moments + 64  # and some numbers of steps
 
 

@@ -9,7 +9,7 @@ from tests.train.support import tiny
 from train.data.config import DataConfig, TokenizerConfig
 from train.errors import UserError
 from train.experiment import Experiment
-from train.optimizers import OptimizerConfig
+from train.optimizers import Muon
 from train.settings import as_text, changes, flat, forbidden, from_plain, to_plain
 from transformer import (
     AttentionConfig,
@@ -39,7 +39,7 @@ UNUSUAL = Experiment(
         precision=Precision(compute="bfloat16", softmax="bfloat16"),
     ),
     data=DataConfig(path="a b.txt", tokenizer=TokenizerConfig("file", path="tokenizer.json")),
-    optimizer=OptimizerConfig("muon", weight_decay=0.0),
+    optimizer=Muon(weight_decay=0.0),
 )
 
 
@@ -150,8 +150,8 @@ def with_mixer(mixer: dict[str, Any]) -> dict[str, Any]:
         (damaged(steps="many"), "steps"),
         (damaged(steps=0), "steps 0: give 1 or more"),
         (damaged(model=None), "model"),
-        (damaged(optimizer={"kind": "sgd"}), "sgd"),
-        (with_mixer({"kind": "hyena"}), "mixer hyena: is not known"),
+        (damaged(optimizer={"kind": "newton"}), "newton"),
+        (with_mixer({"kind": "hyena"}), "kind hyena: is not known; it may be .*full"),
         (with_mixer({"heads": 3}), "missing .*mixer"),
         (with_mixer({"kind": "full", "teeth": 3}), "teeth"),
     ],

@@ -12,7 +12,7 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.support import random_rows, tiny
 from train.engine import Engine, make_engine
 from train.errors import UsageError
-from train.optimizers import OptimizerConfig
+from train.optimizers import OPTIMIZERS
 from train.sharding import MeshConfig, constrain_to, make_mesh, partition, place_batch
 from transformer import Hardware
 from transformer.weights import Axes
@@ -140,7 +140,7 @@ def test_parameters_are_born_sharded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_the_optimizers_state_lies_like_its_parameters(tmp_path: Path, kind: Any) -> None:
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
-    shapes = an_engine(tmp_path, mesh, optimizer=OptimizerConfig(kind)).shapes()
+    shapes = an_engine(tmp_path, mesh, optimizer=OPTIMIZERS[kind]()).shapes()
     params = {
         jax.tree_util.keystr(path): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(shapes.params)

@@ -10,7 +10,7 @@ import pytest
 from tests.train.support import assert_close, assert_same_bits, state_of
 from tests.train.support import light_compiler as light_compiler
 from train.loss_scale import LossScale, LossScaleConfig
-from train.optimizers import OptimizerConfig, make_optimizer
+from train.optimizers import AdamW, make_optimizer
 from train.state import TrainState
 from train.step import Batch, TrainStep, example_keys, mean
 from transformer.dropout import dropout
@@ -108,7 +108,7 @@ def test_the_first_update_is_number_one() -> None:
 @pytest.mark.parametrize("accumulate", [2, 3, 12])
 def test_accumulation_is_the_big_batch(accumulate: int) -> None:
     """With dropout on, and with weights that no two microbatches share out alike."""
-    optimizer = make_optimizer(OptimizerConfig(), {"w": Axes(inputs=("embed",), outputs=())})
+    optimizer = make_optimizer(AdamW(), {"w": Axes(inputs=("embed",), outputs=())})
     whole = dataclasses.replace(STEP, optimizer=optimizer, clip=0.5)
     cut = dataclasses.replace(whole, accumulate=accumulate)
     expected = found = a_state(optimizer)

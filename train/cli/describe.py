@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from train.cli.kinds import explained, with_kinds
 from train.cli.parsing import parse, positional, settings_errors, wants_json
 from train.experiment import Experiment
 from train.registry import find
@@ -14,8 +15,9 @@ def main(arguments: list[str]) -> int:
     json_wanted = wants_json(arguments)
     name = positional(arguments, "CONFIG", "describe")
     with settings_errors():
-        default = find(name)
-        experiment = parse(Experiment, arguments, verb=f"describe {name}", default=default)
+        default, left = with_kinds(find(name), arguments)
+        verb, more = f"describe {name}", explained(default)
+        experiment = parse(Experiment, left, verb=verb, default=default, more=more)
     from train.describe import describe
 
     description = describe(experiment)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from train.cli.kinds import explained, with_kinds
 from train.cli.parsing import parse, positional, settings_errors, wants_json
 from train.experiment import Experiment
 from train.registry import find
@@ -29,8 +30,9 @@ def main(arguments: list[str]) -> int:
     json_wanted = wants_json(arguments)
     name = positional(arguments, "CONFIG", "fit")
     with settings_errors():
-        default = FitArguments(find(name))
-        given = parse(FitArguments, arguments, verb=f"fit {name}", default=default)
+        experiment, left = with_kinds(find(name), arguments)
+        default, more = FitArguments(experiment), explained(experiment)
+        given = parse(FitArguments, left, verb=f"fit {name}", default=default, more=more)
     from train.loop import fit
 
     run = fit(given.experiment, given.workdir, quiet=given.quiet or json_wanted)

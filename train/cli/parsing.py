@@ -24,13 +24,18 @@ def parse(
     *,
     verb: str,
     default: Arguments | None = None,
+    more: str = "",
 ) -> Arguments:
     """Reads `arguments` into a dataclass, over `default` if there is one.
+
+    `more` is what `--help` says of them beside what the dataclass does.
 
     Raises:
       UsageError: in one line, for whatever tyro refuses.
     """
     extra: dict[str, Any] = {} if default is None else {"default": default}
+    if more:
+        extra["description"] = f"{kind.__doc__}\n\n{more}"
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):

@@ -97,7 +97,7 @@ def describe_model(
 
     Windows of an encoder-decoder have as many tokens in the source as in the target.
     """
-    from train.optimizers import OptimizerConfig
+    from train.optimizers import AdamW
     from transformer import costs, sizes
 
     config = model.config
@@ -112,7 +112,7 @@ def describe_model(
         training_estimate=costs.estimate_flops(config, parameters.total, sequence_length),
         memory=training_memory(
             model,
-            optimizer or OptimizerConfig(),
+            optimizer or AdamW(),
             batch_size=batch_size,
             sequence_length=sequence_length,
             accumulate=accumulate,

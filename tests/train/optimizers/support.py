@@ -1,0 +1,92 @@
+"""Parameters of every kind, gradients that are drawn, and updates by one optimizer or another."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from train.optimizers import OptimizerConfig, make_optimizer
+from transformer.weights import Axes
+
+Tree = dict[str, Any]
+Array = np.ndarray[Any, Any]
+
+AXES = {
+    "embedding": Axes(inputs=("vocab",), outputs=("embed",)),
+    "positions": Axes(inputs=("positions",), outputs=("embed",)),
+    "matrix": Axes(inputs=("embed",), outputs=("mlp",)),
+    "stacked": Axes(stack=("layers",), inputs=("embed",), outputs=("heads", "head")),
+    "experts": Axes(stack=("layers", "experts"), inputs=("embed",), outputs=("mlp",)),
+    "bias": Axes(outputs=("mlp",)),
+    "stacked_bias": Axes(stack=("layers",), outputs=("heads", "head")),
+    "gain": Axes(outputs=("embed",)),
+    "stacked_gain": Axes(stack=("layers",), outputs=("embed",)),
+    "stacked_number": Axes(stack=("layers",)),
+}
+SHAPES = {
+    "embedding": (7, 5),
+    "positions": (3, 5),
+    "matrix": (5, 11),
+    "stacked": (2, 5, 3, 4),
+    "experts": (2, 3, 5, 11),
+    "bias": (11,),
+    "stacked_bias": (2, 3, 4),
+    "gain": (5,),
+    "stacked_gain": (2, 5),
+    "stacked_number": (2,),
+}
+MATRICES = {"embedding", "positions", "matrix", "stacked", "experts"}
+RATES = (0.1, 0.03, 0.2, 0.07)
+
+
+def drawn(seed: int, shapes: dict[str, tuple[int, ...]] = SHAPES) -> Tree:
+    random = np.random.RandomState(seed)
+    return {name: random.randn(*shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def gradients(params: Tree, step: int) -> Tree:
+    """Of update `step`, the first being 1."""
+    return drawn(100 + step, {name: leaf.shape for name, leaf in params.items()})
+
+
+def updated(
+    config: OptimizerConfig, params: Tree, axes: Tree = AXES, rates: Sequence[float] = RATES
+) -> Tree:
+    """The parameters after an update for each rate."""
+    optimizer = make_optimizer(config, axes)
+    params = {name: jnp.asarray(value) for name, value in params.items()}
+    state = jax.jit(optimizer.init)(params)
+    update = jax.jit(optimizer.update)
+    for step, rate in enumerate(rates, start=1):
+        grads = {name: jnp.asarray(value) for name, value in gradients(params, step).items()}
+        directions, state = update(grads, state, params)
+        params = {name: params[name] - rate * directions[name] for name in params}
+    return params
+
+
+Layer = Callable[[str, Array, list[Array], Sequence[float]], Array]
+
+
+def by_layers(
+    params: Tree, layer: Layer, axes: Tree = AXES, rates: Sequence[float] = RATES
+) -> Tree:
+    """The same by a function of (name, weights, gradients, rates) of one layer, in float64."""
+    grads = [gradients(params, step + 1) for step in range(len(rates))]
+    found = {}
+    for name, leaf in params.items():
+        stack = leaf.shape[: len(axes[name].stack)]
+        end = np.zeros(leaf.shape)
+        for index in np.ndindex(stack):
+            own = [each[name][index].astype(np.float64) for each in grads]
+            end[index] = layer(name, leaf[index].astype(np.float64), own, rates)
+        found[name] = end
+    return found
+
+
+def assert_like(found: Tree, expected: Tree, tolerance: float = 1e-5) -> None:
+    for name, value in expected.items():
+        got = np.asarray(found[name], np.float64)
+        limit = tolerance * max(1.0, np.abs(value).max())
+        assert np.abs(got - value).max() <= limit, name

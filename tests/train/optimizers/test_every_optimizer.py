@@ -1,0 +1,165 @@
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import train
+from tests.train.optimizers.support import AXES as SMALL
+from tests.train.optimizers.support import MATRICES, SHAPES, drawn, gradients
+from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
+from tests.train.support import light_compiler as light_compiler
+from train.checkpoints import Checkpoints
+from train.engine import make_engine
+from train.optimizers import OPTIMIZERS, make_optimizer, matrices
+from train.schedules import ScheduleConfig
+from train.sharding import MeshConfig, like_parameters, make_mesh, parameter_shardings, replicated
+from transformer import Hardware
+from transformer.weights import Axes
+
+KINDS = sorted(OPTIMIZERS)
+
+AXES = {
+    "embedding": Axes(inputs=("vocab",), outputs=("embed",)),
+    "up": Axes(("layers",), ("embed",), ("mlp",)),
+    "query": Axes(("layers",), ("embed",), ("heads", "head")),
+    "gain": Axes(("layers",), (), ("embed",)),
+}
+LARGE = {"embedding": (32, 512), "up": (3, 16, 1024), "query": (3, 64, 4, 128), "gain": (3, 64)}
+
+
+def test_names() -> None:
+    assert KINDS == ["adafactor", "adam", "adamw", "adamw8bit", "lion", "muon", "sgd"]
+    assert all(OPTIMIZERS[kind].kind == kind for kind in KINDS)
+
+
+def test_what_is_a_matrix_is_told_by_the_names_of_its_axes() -> None:
+    assert {name for name, yes in matrices(SMALL).items() if yes} == MATRICES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_goes_down(kind: str) -> None:
+    """With the sign of a first gradient; decay apart, which a step from zero does not have."""
+    params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    optimizer = make_optimizer(OPTIMIZERS[kind](), SMALL)
+    grads = gradients(params, 1)
+    directions, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
+    for name in SHAPES:
+        assert np.sum(directions[name] * grads[name]) > 0, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eight_devices_give_what_one_gives(kind: str) -> None:
+    """And no device holds the whole state."""
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    params = drawn(0, LARGE)
+    optimizer = make_optimizer(OPTIMIZERS[kind](), AXES)
+    whole = replicated(mesh)
+    own = parameter_shardings(mesh, AXES, params)
+    layout = like_parameters(jax.eval_shape(optimizer.init, params), params, own, whole)
+    update = jax.jit(optimizer.update)
+    spread = jax.jit(optimizer.update, out_shardings=(own, layout))
+    alone, placed = params, jax.device_put(params, own)
+    state = jax.jit(optimizer.init)(params)
+    there = jax.jit(optimizer.init, out_shardings=layout)(placed)
+    for step in (1, 2):
+        grads = gradients(params, step)
+        directions, state = update(grads, state, alone)
+        others, there = spread(jax.device_put(grads, own), there, placed)
+        assert_close(jax.device_get(others), jax.device_get(directions), 1e-5)
+    large = [leaf for leaf in jax.tree.leaves(there) if leaf.size >= 1024]
+    assert large or kind == "adafactor"
+    assert not any(leaf.sharding.is_fully_replicated for leaf in large)
+
+
+def test_what_has_another_shape_than_its_parameter_is_cut_where_it_divides() -> None:
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    params = {"layers": {"w": jax.ShapeDtypeStruct((3, 16, 8), jnp.float32)}}
+    own = {"layers": {"w": NamedSharding(mesh, PartitionSpec(None, ("fsdp",), ("tensor",)))}}
+    shapes: Any = {"scales": (3, 16, 2), "rows": (3, 16), "odd": (3, 5, 2), "mean": (3, 16, 8)}
+    state = {
+        name: {"layers": {"w": jax.ShapeDtypeStruct(shape, jnp.float32)}}
+        for name, shape in shapes.items()
+    }
+    state["count"] = jax.ShapeDtypeStruct((), jnp.int32)  # type: ignore[assignment]
+    found = like_parameters(state, params, own, replicated(mesh))
+    assert found["count"].spec == PartitionSpec()
+    assert {name: found[name]["layers"]["w"].spec for name in shapes} == {
+        "scales": PartitionSpec(None, ("fsdp",), ("tensor",)),
+        "rows": PartitionSpec(None, ("fsdp",)),
+        "odd": PartitionSpec(None, None, ("tensor",)),
+        "mean": PartitionSpec(None, ("fsdp",), ("tensor",)),
+    }
+
+
+@pytest.fixture
+def eight_bits_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters of a tiny model too, where they fill a block."""
+    monkeypatch.setattr("train.optimizers.adamw8bit.SMALL", 256)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("eight_bits_for_all")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_is_trained_on_a_mesh(tmp_path: Path, kind: str) -> None:
+    rate = 0.3 if kind == "sgd" else 1e-2
+    experiment = tiny(
+        tmp_path,
+        optimizer=OPTIMIZERS[kind](),
+        schedule=ScheduleConfig("constant", learning_rate=rate, warmup=0),
+        mesh=MeshConfig(data=2, fsdp=2, tensor=2),
+        accumulate=2,
+    )
+    model = dataclasses.replace(experiment.model, vocab_size=30)
+    engine = make_engine(dataclasses.replace(experiment, model=model), Hardware(count=8))
+    state, rows = engine.init(), engine.put(random_rows(8, 30))
+    losses = []
+    for _ in range(8):
+        state, metrics = engine.step(state, rows)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0] - 0.1
+    layouts = [jax.tree.map(lambda leaf: leaf.sharding, each) for each in (state, engine.shapes())]
+    assert layouts[0] == layouts[1]
+    codes = [leaf for leaf in jax.tree.leaves(state.optimizer) if leaf.dtype == jnp.uint8]
+    assert bool(codes) == (kind == "adamw8bit")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("eight_bits_for_all")
+@pytest.mark.parametrize("kind", ["adafactor", "adamw8bit"])
+def test_a_resumed_run_is_as_if_unbroken(tmp_path: Path, kind: str) -> None:
+    """States that are not all float32, or not all like parameters."""
+    experiment = tiny(tmp_path, optimizer=OPTIMIZERS[kind](), steps=6)
+    train.fit(experiment, str(tmp_path / "unbroken"), quiet=True)
+    broken = str(tmp_path / "broken")
+    train.fit(dataclasses.replace(experiment, steps=3), broken, quiet=True)
+    train.fit(experiment, broken, quiet=True)
+    vocabulary = train.load(broken).model.config.vocab_size
+    model = dataclasses.replace(experiment.model, vocab_size=vocabulary)
+    shapes = make_engine(dataclasses.replace(experiment, model=model), Hardware(count=8)).shapes()
+    found = []
+    for workdir in ("unbroken", "broken"):
+        with Checkpoints(tmp_path / workdir / "checkpoints", read_only=True) as checkpoints:
+            found.append(checkpoints.restore(6, shapes).state)
+    assert_same_bits(*found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        ("adamw", {"beta1": 1.0}, r"optimizer.beta1 1.0: give a share in \[0, 1\)"),
+        ("adamw8bit", {"beta2": -0.1}, "optimizer.beta2 -0.1: give a share"),
+        ("sgd", {"momentum": 1.0}, "optimizer.momentum 1.0: give a share"),
+        ("sgd", {"l2": -1.0}, "optimizer.l2 -1.0: give 0 or more"),
+        ("lion", {"weight_decay": -1.0}, "optimizer.weight_decay -1.0: give 0 or more"),
+        ("muon", {"clip": -1.0}, "optimizer.clip -1.0: give 0 or more"),
+        ("adafactor", {"threshold": float("nan")}, "optimizer.threshold nan: give 0 or more"),
+    ],
+)
+def test_settings_that_make_no_optimizer(kind: str, settings: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OPTIMIZERS[kind](**settings)

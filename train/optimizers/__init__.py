@@ -1,0 +1,47 @@
+"""Optimizers by name: directions of descent, to be multiplied by the learning rate.
+
+Which weights are matrices, and which axes are those of one layer, is told by the names of their
+axes: weight decay acts on matrices alone, and layers that are stacked are treated one by one.
+"""
+
+from typing import Any
+
+import optax
+
+from train.optimizers.adafactor import Adafactor
+from train.optimizers.adam import Adam
+from train.optimizers.adamw import AdamW
+from train.optimizers.adamw8bit import AdamW8bit
+from train.optimizers.base import matrices
+from train.optimizers.lion import Lion
+from train.optimizers.muon import Muon
+from train.optimizers.sgd import Sgd
+
+__all__ = [
+    "OPTIMIZERS",
+    "Adafactor",
+    "Adam",
+    "AdamW",
+    "AdamW8bit",
+    "Lion",
+    "Muon",
+    "OptimizerConfig",
+    "Sgd",
+    "make_optimizer",
+    "matrices",
+]
+
+OptimizerConfig = Sgd | Adam | AdamW | AdamW8bit | Adafactor | Lion | Muon
+
+OPTIMIZERS: dict[str, type[OptimizerConfig]] = {
+    each.kind: each for each in (Sgd, Adam, AdamW, AdamW8bit, Adafactor, Lion, Muon)
+}
+"""By `kind`."""
+
+
+def make_optimizer(
+    config: OptimizerConfig,
+    axes: Any,  # a tree of `Axes` like that of the parameters
+) -> optax.GradientTransformation:
+    """Gradients -> directions: update = -learning rate * direction. Clipping is the step's."""
+    return config.make(axes)

@@ -1,0 +1,114 @@
+"""Adafactor (Shazeer and Stern 2018).
+
+optax's takes an array's two longest axes for rows and columns, and a stack of layers for one
+matrix. Here the names of the axes tell, and each layer is scaled on its own.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from train.optimizers.base import Optimizer, decayed, is_axes, part
+from transformer.weights import Axes
+
+TINY = 1e-30
+"""Added to the squares of gradients (the paper's first epsilon)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adafactor(Optimizer):
+    """Gradients over the root of the mean of their squares, which a matrix has by rows and columns.
+
+    Algorithms 4 and 5, without momentum: a few numbers for each row and column are all that is kept
+    of a matrix. `relative` steps want a learning rate of about 0.01.
+    """
+
+    kind: ClassVar[str] = "adafactor"
+
+    decay: float = 0.8
+    """Step t leaves 1 - t^-decay of the mean squares as it is (section 7.2)."""
+    threshold: float = 1.0
+    """Largest root mean square of a layer's direction; beyond it, it is scaled down (section 6).
+    0: no limit."""
+    relative: bool = True
+    """Whether directions are multiplied by the root mean square of the weights (section 8)."""
+    smallest: float = 1e-3
+    """The least that counts for the size of weights, so that those at zero move."""
+    weight_decay: float = 0.0
+    """Each step takes learning rate * weight_decay of a matrix away."""
+
+    def make(self, axes: Any) -> optax.GradientTransformation:
+        def update(grads: Any, state: State, params: Any) -> tuple[Any, State]:
+            updates = state.updates + 1
+            move = functools.partial(self.moved, 1 - updates.astype(jnp.float32) ** -self.decay)
+            trees = (axes, grads, params, state.rows, state.columns)
+            moved = jax.tree.map(move, *trees, is_leaf=is_axes)
+            return part(moved, axes, 0), State(updates, part(moved, axes, 1), part(moved, axes, 2))
+
+        factored = optax.GradientTransformation(lambda params: _init(params, axes), update)
+        return optax.chain(factored, decayed(self.weight_decay, axes))
+
+    def moved(
+        self,
+        kept: jax.Array,
+        axes: Axes,
+        gradient: jax.Array,
+        weights: jax.Array,
+        rows: jax.Array,
+        columns: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """The direction of a parameter, and its means of squares one step on."""
+        squares = jnp.square(gradient) + TINY
+        if columns is None:
+            rows = kept * rows + (1 - kept) * squares
+            direction = gradient * jax.lax.rsqrt(rows)
+        else:
+            squares = squares.reshape(_matrices(gradient, axes))
+            rows = kept * rows + (1 - kept) * jnp.mean(squares, axis=-1)
+            columns = kept * columns + (1 - kept) * jnp.mean(squares, axis=-2)
+            shares = rows / jnp.mean(rows, axis=-1, keepdims=True)
+            means = shares[..., :, None] * columns[..., None, :]
+            direction = gradient * jax.lax.rsqrt(means).reshape(gradient.shape)
+        if self.threshold:
+            direction /= jnp.maximum(1, _size(direction, axes) / self.threshold)
+        if self.relative:
+            direction *= jnp.maximum(self.smallest, _size(weights.astype(jnp.float32), axes))
+        return direction, rows, columns
+
+
+class State(NamedTuple):
+    """Means of squared gradients."""
+
+    updates: jax.Array  # int32, so many made
+    rows: Any  # over the columns of matrices [*stack, rows]; of all else, whole
+    columns: Any  # over the rows of matrices [*stack, columns]; of all else, None
+
+
+def _init(params: Any, axes: Any) -> State:
+    def rows(axes: Axes, leaf: jax.Array) -> jax.Array:
+        return jnp.zeros(_matrices(leaf, axes)[:-1] if axes.is_matrix else leaf.shape)
+
+    def columns(axes: Axes, leaf: jax.Array) -> jax.Array | None:
+        *stack, _, count = _matrices(leaf, axes)
+        return jnp.zeros((*stack, count)) if axes.is_matrix else None
+
+    trees = (jax.tree.map(part, axes, params, is_leaf=is_axes) for part in (rows, columns))
+    return State(jnp.int32(0), *trees)
+
+
+def _matrices(leaf: jax.Array, axes: Axes) -> tuple[int, ...]:
+    """The shape [*stack, rows, columns] of a weight's matrices."""
+    start, middle = len(axes.stack), len(axes.stack) + len(axes.inputs)
+    rows, columns = math.prod(leaf.shape[start:middle]), math.prod(leaf.shape[middle:])
+    return (*leaf.shape[:start], rows, columns)
+
+
+def _size(x: jax.Array, axes: Axes) -> jax.Array:
+    """The root mean square of each layer's entries."""
+    layer = tuple(range(len(axes.stack), x.ndim))
+    return jnp.sqrt(jnp.mean(jnp.square(x), axis=layer, keepdims=True))

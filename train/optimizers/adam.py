@@ -1,0 +1,27 @@
+"""Adam (Kingma and Ba 2015)."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import optax
+
+from train.optimizers.base import Optimizer, decayed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adam(Optimizer):
+    """The mean of the gradients over the root of the mean of their squares (algorithm 1)."""
+
+    kind: ClassVar[str] = "adam"
+
+    beta1: float = 0.9
+    beta2: float = 0.95
+    """0.999 in the paper; less forgets sooner, and suits noisy gradients of large models."""
+    epsilon: float = 1e-8
+    l2: float = 0.0
+    """This much of a matrix is added to its gradient, and so divided by the root too: `adamw` has
+    the decay that is not."""
+
+    def make(self, axes: Any) -> optax.GradientTransformation:
+        adam = optax.scale_by_adam(b1=self.beta1, b2=self.beta2, eps=self.epsilon)
+        return optax.chain(decayed(self.l2, axes), adam)

@@ -1,0 +1,25 @@
+"""AdamW (Loshchilov and Hutter 2019)."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import optax
+
+from train.optimizers.base import Optimizer, decayed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (algorithm 2)."""
+
+    kind: ClassVar[str] = "adamw"
+
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    """Each step takes learning rate * weight_decay of a matrix away."""
+
+    def make(self, axes: Any) -> optax.GradientTransformation:
+        adam = optax.scale_by_adam(b1=self.beta1, b2=self.beta2, eps=self.epsilon)
+        return optax.chain(adam, decayed(self.weight_decay, axes))

@@ -1,0 +1,59 @@
+"""What all optimizers have in common."""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import optax
+
+from transformer.checks import check_least, check_share
+from transformer.weights import Axes
+
+SHARES = ("beta1", "beta2", "momentum")
+"""Settings that say how much of an average a step leaves as it is."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer(abc.ABC):
+    """What turns gradients into directions. Other numbers than shares are 0 or more."""
+
+    kind: ClassVar[str]
+
+    clip: float = 1.0
+    """Largest global norm of the gradients; beyond it they are scaled down. 0: no limit."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            name, value = f"optimizer.{field.name}", getattr(self, field.name)
+            if field.name in SHARES:
+                check_share(name, value)
+            else:
+                check_least(name, value, 0)
+
+    @abc.abstractmethod
+    def make(
+        self,
+        axes: Any,  # a tree of `Axes` like that of the parameters
+    ) -> optax.GradientTransformation:
+        """Gradients -> directions: update = -learning rate * direction. Clipping is the step's."""
+
+
+def matrices(axes: Any) -> Any:
+    """A tree of booleans: which parameters are linear maps."""
+    return jax.tree.map(lambda leaf: leaf.is_matrix, axes, is_leaf=is_axes)
+
+
+def decayed(rate: float, axes: Any) -> optax.GradientTransformation:
+    """Weight decay of the matrices: decoupled where it is the last of a chain, L2 as the first."""
+    return optax.add_decayed_weights(rate, mask=matrices(axes))
+
+
+def is_axes(leaf: Any) -> bool:
+    """Whether this is a leaf of a tree of `Axes`."""
+    return isinstance(leaf, Axes)
+
+
+def part(tree: Any, axes: Any, index: int) -> Any:
+    """Of a tree of tuples, one for each parameter, the tree of their entries at `index`."""
+    return jax.tree.map(lambda _, each: each[index], axes, tree, is_leaf=is_axes)

@@ -1,0 +1,107 @@
+"""Numbers of 8 bits, in blocks that share a scale (Dettmers et al. 2022, section 2).
+
+A block of 256 numbers is divided by its largest magnitude, and each is stored as the number of the
+nearest of 256 codes. The codes are dense near zero: seven decades from 1e-6 to 1, the i-th with
+2^i values spread evenly over [0.1, 1) * 10^(i - 6), then 0 and 1. Signed ones have each value with
+either sign (but no -1); those of numbers that are never negative have twice as many in each decade.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+BLOCK = 256
+"""Numbers that share a scale."""
+
+ZERO = 127
+"""The code of 0 among the signed ones."""
+
+
+def quantise(
+    x: jax.Array,  # [*stack, ...] float32
+    stack: int,  # axes of repetition
+    *,
+    signed: bool,
+) -> tuple[jax.Array, jax.Array]:  # uint8 like x, float32 [..., blocks]
+    """Codes and scales. Blocks lie along the memory of one layer, the last one may be short."""
+    blocks = _cut(x, stack)
+    scales = jnp.max(jnp.abs(blocks), axis=-1)
+    codes = nearest(blocks / jnp.where(scales > 0, scales, 1)[..., None], signed=signed)
+    return _joined(codes, x.shape, stack), scales
+
+
+def dequantise(
+    codes: jax.Array,  # [*stack, ...] uint8
+    scales: jax.Array,  # [..., blocks] float32
+    stack: int,
+    *,
+    signed: bool,
+) -> jax.Array:  # [*stack, ...] float32
+    """The numbers again, each within half the distance of two codes."""
+    blocks = values(_cut(codes, stack), signed=signed) * scales[..., None]
+    return _joined(blocks, codes.shape, stack)
+
+
+def nearest(
+    x: jax.Array,  # [...] in [-1, 1], or in [0, 1]
+    *,
+    signed: bool,
+) -> jax.Array:  # [...] uint8
+    """The code of the nearest value: by arithmetic, for look-ups are slow on every hardware."""
+    first = 1 if signed else 2
+    size, count, scale = jnp.abs(x), jnp.full_like(x, first), jnp.full_like(x, 1e6)
+    for decade in range(1, 7):
+        n = first * 2.0**decade
+        # Halfway from the last value of the decade before, with n / 2 values, to the first here.
+        inside = size > 10.0 ** (decade - 7) * (1 + 1.8 / n)
+        count, scale = jnp.where(inside, n, count), jnp.where(inside, 10.0 ** (6 - decade), scale)
+    place = jnp.floor((size * scale - 0.1) / 0.9 * count)
+    number = 1 + count - first + jnp.clip(place, 0, count - 1)
+    number = jnp.where(size < 1e-6 * (0.1 + 0.45 / first) / 2, 0, number)
+    largest = 1 - 0.225 / (first * 64)
+    if not signed:
+        return jnp.where(size > largest, 255, number).astype(jnp.uint8)
+    number = jnp.where(x > largest, 128, number)
+    return (ZERO + jnp.sign(x) * number).astype(jnp.uint8)
+
+
+def values(
+    codes: jax.Array,  # [...] uint8
+    *,
+    signed: bool,
+) -> jax.Array:  # [...] float32
+    """What the codes stand for."""
+    first = 1 if signed else 2
+    number = codes.astype(jnp.float32) - (ZERO if signed else 0)
+    size = jnp.abs(number)
+    count, scale = jnp.full_like(size, first), jnp.full_like(size, 1e-6)
+    for decade in range(1, 7):
+        n = first * 2.0**decade
+        inside = size > n - first
+        count, scale = jnp.where(inside, n, count), jnp.where(inside, 10.0 ** (decade - 6), scale)
+    place = size - (1 + count - first)
+    value = scale * (0.1 + 0.9 * (place + 0.5) / count)
+    value = jnp.where(size == 128 * first - first + 1, 1, value)
+    return jnp.sign(number) * value
+
+
+def _cut(x: jax.Array, stack: int) -> jax.Array:  # [*stack, ...] -> [..., blocks, 256]
+    """Splits the fewest last axes that hold whole blocks: the others stay spread as they are.
+
+    A layer that holds no whole number of blocks is filled up with zeros.
+    """
+    for axis in reversed(range(stack, x.ndim)):
+        if math.prod(x.shape[axis:]) % BLOCK == 0:
+            return x.reshape(*x.shape[:axis], -1, BLOCK)
+    flat = x.reshape(*x.shape[:stack], -1)
+    padding = [(0, 0)] * stack + [(0, -flat.shape[-1] % BLOCK)]
+    return jnp.pad(flat, padding).reshape(*x.shape[:stack], -1, BLOCK)
+
+
+def _joined(blocks: jax.Array, shape: tuple[int, ...], stack: int) -> jax.Array:
+    """What `_cut` was given."""
+    if blocks.size == math.prod(shape):
+        return blocks.reshape(shape)
+    flat = blocks.reshape(*shape[:stack], -1)
+    return flat[..., : math.prod(shape[stack:])].reshape(shape)

@@ -1,0 +1,30 @@
+"""Lion (Chen et al. 2023)."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import optax
+
+from train.optimizers.base import Optimizer, decayed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lion(Optimizer):
+    """The sign of a mean of gradients (program 1): half of Adam's state.
+
+    All entries move by the learning rate, so it wants one 3 to 10 times smaller than AdamW's, and
+    as many times the weight decay (section 5).
+    """
+
+    kind: ClassVar[str] = "lion"
+
+    beta1: float = 0.9
+    """Share of the mean in the direction, beside the gradient."""
+    beta2: float = 0.99
+    """Share of the mean that a step leaves as it is."""
+    weight_decay: float = 0.1
+    """Each step takes learning rate * weight_decay of a matrix away."""
+
+    def make(self, axes: Any) -> optax.GradientTransformation:
+        lion = optax.scale_by_lion(b1=self.beta1, b2=self.beta2)
+        return optax.chain(lion, decayed(self.weight_decay, axes))

@@ -1,0 +1,54 @@
+"""Muon (Jordan et al. 2024)."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import optax
+from optax import contrib
+
+from train.optimizers.base import Optimizer, is_axes
+from transformer.weights import Axes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Muon(Optimizer):
+    """The momentum of each of the layers' matrices, orthogonalised, however they are stacked.
+
+    Embeddings, biases and gains go by Adam, with Nesterov's momentum too and without decay. Updates
+    are scaled to the size of AdamW's (Liu et al. 2025, section 2.2): one rate serves both.
+    """
+
+    kind: ClassVar[str] = "muon"
+
+    momentum: float = 0.95
+    beta1: float = 0.9
+    """Of Adam, as those below."""
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    """Each step takes learning rate * weight_decay of a layer's matrix away."""
+
+    def make(self, axes: Any) -> optax.GradientTransformation:
+        muon = contrib.muon(
+            learning_rate=1.0,
+            beta=self.momentum,
+            weight_decay=self.weight_decay,
+            adam_b1=self.beta1,
+            adam_b2=self.beta2,
+            eps=self.epsilon,
+            muon_weight_dimension_numbers=jax.tree.map(_sides, axes, is_leaf=is_axes),
+            consistent_rms=0.2,
+        )
+        return optax.chain(muon, optax.scale(-1.0))
+
+
+def _sides(axes: Axes) -> contrib.MuonDimensionNumbers | None:
+    """Which axes are a matrix's rows and columns; None for what Muon leaves alone."""
+    if not axes.is_matrix or "vocab" in axes.names or "positions" in axes.names:
+        return None
+    start, middle = len(axes.stack), len(axes.stack) + len(axes.inputs)
+    return contrib.MuonDimensionNumbers(
+        reduction_axis=tuple(range(start, middle)),
+        output_axis=tuple(range(middle, len(axes.names))),
+    )

@@ -1,0 +1,27 @@
+"""Stochastic gradient descent, with momentum."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import optax
+
+from train.optimizers.base import Optimizer, decayed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sgd(Optimizer):
+    """m = momentum * m + g; the direction is m (Polyak 1964; Sutskever et al. 2013)."""
+
+    kind: ClassVar[str] = "sgd"
+
+    momentum: float = 0.9
+    """0: none, and nothing is kept."""
+    nesterov: bool = False
+    """Whether the direction is g + momentum * m."""
+    l2: float = 0.0
+    """This much of a matrix is added to its gradient."""
+
+    def make(self, axes: Any) -> optax.GradientTransformation:
+        if not self.momentum:
+            return decayed(self.l2, axes)
+        return optax.chain(decayed(self.l2, axes), optax.trace(self.momentum, self.nesterov))

@@ -10,6 +10,8 @@ with 40 heads of 128. Attention is full in every layer: the paper's alternate la
 import dataclasses
 
 from configs.gpt2 import EXPERIMENTS as GPT2
+from configs.gpt2 import VOCABULARY
+from train.data.config import DataConfig, TokenizerConfig
 from train.experiment import Experiment
 from train.schedules import ScheduleConfig
 from transformer import AttentionConfig, LearnedPositions
@@ -44,7 +46,11 @@ def gpt3(
             position=LearnedPositions(LENGTH),
             remat="full",
         ),
-        data=dataclasses.replace(base.data, sequence_length=LENGTH),
+        data=DataConfig(
+            sequence_length=LENGTH,
+            segments=False,
+            tokenizer=TokenizerConfig("bpe", vocab_size=VOCABULARY),
+        ),
         schedule=ScheduleConfig(
             "cosine",
             learning_rate=learning_rate,

@@ -7,6 +7,8 @@ Pre-norm, RMSNorm, SwiGLU, rotary positions, no biases. The vocabulary has the p
 is learned from the text unless `--data.tokenizer.kind file --data.tokenizer.path FILE` names one.
 """
 
+from typing import Any
+
 from train.data.config import DataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optimizers import AdamW
@@ -76,10 +78,12 @@ def experiment(
     )
 
 
-_LLAMA3 = dict(words=128_256, kv_heads=8, rotary=Rotary(base=500_000.0))
+_LLAMA3: dict[str, Any] = dict(words=128_256, kv_heads=8, rotary=Rotary(base=500_000.0))
 # 8,192 positions stretched to 131,072, as from 3.1 on.
 _LONG = Rotary(base=500_000.0, scaling=Llama3Scaling(factor=8.0))
-_SMALL = dict(_LLAMA3, tied=True, rotary=Rotary(base=500_000.0, scaling=Llama3Scaling(factor=32.0)))
+_SMALL: dict[str, Any] = dict(
+    _LLAMA3, tied=True, rotary=Rotary(base=500_000.0, scaling=Llama3Scaling(factor=32.0))
+)
 
 _MODELS = {
     "1-7b": (llama(32, 4096, 32, 11_008, epsilon=1e-6), 2048, 3e-4),

@@ -8,6 +8,7 @@ The text is Karpathy's input.txt (1,115,394 characters), split as usual: the las
 
 import dataclasses
 
+from configs.shakespeare_char_cpu import DATA
 from configs.shakespeare_char_cpu import EXPERIMENTS as CPU
 from train.experiment import CheckpointConfig, EvaluationConfig
 from transformer import AttentionConfig, LearnedPositions, Precision
@@ -32,7 +33,7 @@ EXPERIMENTS = {
             dropout=0.2,
             precision=Precision.named("bfloat16"),
         ),
-        data=dataclasses.replace(_SMALL.data, sequence_length=256),
+        data=dataclasses.replace(DATA, sequence_length=256),
         steps=5000,
         batch_size=64,
         evaluation=EvaluationConfig(every=250, batches=10),

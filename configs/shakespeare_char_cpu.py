@@ -25,6 +25,14 @@ _BLOCK = BlockConfig(
     norm=NormConfig("layer", bias=False),
 )
 
+DATA = DataConfig(
+    path="tinyshakespeare/input.txt",
+    split="tail",
+    sequence_length=64,
+    segments=False,
+    tokenizer=TokenizerConfig("character"),
+)
+
 EXPERIMENTS = {
     "shakespeare_char_cpu": Experiment(
         name="shakespeare_char_cpu",
@@ -35,13 +43,7 @@ EXPERIMENTS = {
             position=LearnedPositions(64),
             final_norm=NormConfig("layer", bias=False),
         ),
-        data=DataConfig(
-            path="tinyshakespeare/input.txt",
-            split="tail",
-            sequence_length=64,
-            segments=False,
-            tokenizer=TokenizerConfig("character"),
-        ),
+        data=DATA,
         optimizer=Muon(beta2=0.99),
         schedule=ScheduleConfig("cosine", learning_rate=4e-3, warmup=100),
         steps=2000,

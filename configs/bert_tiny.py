@@ -1,0 +1,46 @@
+"""A tiny BERT on WikiText-2: words that were hidden, told from those around them.
+
+    python -m train fit bert_tiny --data.path wikitext-2/train.txt \
+        --data.validation-path wikitext-2/valid.txt
+
+2 layers of width 128, as the smallest of Turc et al. 2019, with a WordPiece vocabulary of 8,192.
+"""
+
+import dataclasses
+
+from configs.bert import bert
+from train.data.config import DataConfig, TokenizerConfig
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.optimizers import Muon
+from train.schedules import ScheduleConfig
+from train.tasks.config import MaskedLanguageModelling
+from transformer import Initialization, Precision
+
+EXPERIMENTS = {
+    "bert_tiny": Experiment(
+        name="bert_tiny",
+        task=MaskedLanguageModelling(),
+        model=dataclasses.replace(
+            bert(2, 128, 2, dropout=0.0, length=128),
+            vocab_size=0,
+            token_types=0,
+            pooler=False,
+            precision=Precision(),
+            initialization=Initialization(std=0),
+        ),
+        data=DataConfig(
+            path="wikitext-2/train.txt",
+            validation_path="wikitext-2/valid.txt",
+            sequence_length=128,
+            segments=False,
+            tokenizer=TokenizerConfig("wordpiece", vocab_size=8192, lowercase=True),
+        ),
+        optimizer=Muon(beta2=0.98, weight_decay=0.05),
+        schedule=ScheduleConfig("linear", learning_rate=3e-3, warmup=100, final=0.0),
+        steps=2000,
+        batch_size=32,
+        evaluation=EvaluationConfig(every=250, batches=20),
+        sample=SampleConfig(every=1000, prompt="the capital of france is [MASK] ."),
+        checkpoint=CheckpointConfig(every=500),
+    )
+}

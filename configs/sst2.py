@@ -1,0 +1,33 @@
+"""SST-2 (Socher et al. 2013): whether a sentence of a film review is kind.
+
+    python -m train fit sst2 --data.path sst2/train.tsv \
+        --data.validation-path sst2/dev.tsv --data.test-path sst2/test.tsv
+    python -m train evaluate runs/sst2 --split test
+
+6,920 whole sentences (not the phrases of GLUE). `trec`'s encoder.
+"""
+
+import dataclasses
+
+from configs.trec import EXPERIMENTS as TREC
+from train.data.config import TokenizerConfig
+from train.data.labelled_config import LabelledDataConfig
+from train.experiment import SampleConfig
+
+EXPERIMENTS = {
+    "sst2": dataclasses.replace(
+        TREC["trec"],
+        name="sst2",
+        data=LabelledDataConfig(
+            path="sst2/train.tsv",
+            validation_path="sst2/dev.tsv",
+            test_path="sst2/test.tsv",
+            header=False,
+            text="0",
+            label="1",
+            max_length=64,
+            tokenizer=TokenizerConfig("word", vocab_size=14_000, lowercase=True),
+        ),
+        sample=SampleConfig(every=500, prompt="a warm and funny film ."),
+    )
+}

@@ -1,0 +1,78 @@
+"""The base transformer of "Attention Is All You Need" (Vaswani et al. 2017, table 3).
+
+    python -m train fit transformer_base --data.path corpus/train --data.validation-path corpus/dev
+
+6 + 6 layers, width 512, feed-forward 2,048, 8 heads of 64; post-norm, ReLU, sinusoidal positions,
+one table for both languages and the output, scaled by sqrt(D). No attention biases and no norm
+after the last layer, as in the authors' own code.
+"""
+
+import dataclasses
+
+from train.data.config import TokenizerConfig
+from train.data.parallel_config import ParallelDataConfig
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
+from train.optimizers import Adam
+from train.schedules import ScheduleConfig
+from train.tasks.config import Translation
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    EncoderConfig,
+    FeedForwardConfig,
+    Initialization,
+    NormConfig,
+    SinusoidalPositions,
+    TransformerConfig,
+)
+
+WORDS = 37_000
+
+
+def vaswani(
+    *,
+    layers: int = 6,
+    width: int = 512,
+    hidden: int = 2048,
+    heads: int = 8,
+    dropout: float = 0.1,
+    words: int = WORDS,
+) -> TransformerConfig:
+    """A model of the paper's family; the encoder has the decoder's sizes."""
+    attention = AttentionConfig(heads=heads, bias=False)
+    block = BlockConfig(
+        mixer=attention,
+        feed_forward=FeedForwardConfig(hidden, activation="relu"),
+        norm=NormConfig("layer", epsilon=1e-6),
+        placement="post",
+        dropout=dropout,
+    )
+    return TransformerConfig(
+        vocab_size=words,
+        width=width,
+        layers=layers,
+        pattern=(dataclasses.replace(block, cross=attention),),
+        position=SinusoidalPositions(),
+        embedding_scale=True,
+        encoder=EncoderConfig(layers=layers, pattern=(block,), final_norm=None),
+        final_norm=None,
+        dropout=dropout,
+        # Fan-in for matrices; embeddings are of unit size once they are multiplied by sqrt(D).
+        initialization=Initialization(std=0, embedding_std=width**-0.5, depth_scaled=False),
+    )
+
+
+EXPERIMENTS = {
+    "transformer_base": Experiment(
+        name="transformer_base",
+        task=Translation(label_smoothing=0.1, beams=4, length_penalty=0.6),
+        model=vaswani(),
+        data=ParallelDataConfig(tokenizer=TokenizerConfig("bpe", vocab_size=WORDS)),
+        optimizer=Adam(beta1=0.9, beta2=0.98, epsilon=1e-9, clip=0.0),
+        schedule=ScheduleConfig("inverse_sqrt", learning_rate=0.0, warmup=4000),
+        steps=100_000,
+        batch_size=25_000,
+        evaluation=EvaluationConfig(every=1000, batches=20, average=5),
+        checkpoint=CheckpointConfig(every=1000, keep=5),
+    )
+}

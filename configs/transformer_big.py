@@ -1,0 +1,21 @@
+"""The big transformer of "Attention Is All You Need" (Vaswani et al. 2017, table 3).
+
+    python -m train fit transformer_big --data.path corpus/train --data.validation-path corpus/dev
+
+`transformer_base` with width 1,024, feed-forward 4,096, 16 heads, dropout 0.3 and three times the
+steps.
+"""
+
+import dataclasses
+
+from configs.transformer_base import EXPERIMENTS as BASE
+from configs.transformer_base import vaswani
+
+EXPERIMENTS = {
+    "transformer_big": dataclasses.replace(
+        BASE["transformer_base"],
+        name="transformer_big",
+        model=vaswani(width=1024, hidden=4096, heads=16, dropout=0.3),
+        steps=300_000,
+    )
+}

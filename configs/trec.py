@@ -1,0 +1,65 @@
+"""TREC (Li and Roth 2002): which of six kinds of answer a question asks for.
+
+    python -m train fit trec --data.path trec/TREC.train.all --data.test-path trec/TREC.test.all
+    python -m train evaluate runs/trec --split test
+
+5,452 questions to learn from, 500 to be tested on. A small encoder over words, from nothing.
+"""
+
+from train.data.config import TokenizerConfig
+from train.data.labelled_config import LabelledDataConfig
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.optimizers import AdamW
+from train.schedules import ScheduleConfig
+from train.tasks.config import Classification
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    Initialization,
+    NormConfig,
+    SinusoidalPositions,
+    TransformerConfig,
+)
+
+WIDTH = 128
+
+_BLOCK = BlockConfig(
+    mixer=AttentionConfig(heads=4),
+    feed_forward=FeedForwardConfig(256, activation="gelu"),
+    norm=NormConfig("layer"),
+    dropout=0.3,
+)
+
+EXPERIMENTS = {
+    "trec": Experiment(
+        name="trec",
+        task=Classification(pooling="mean", dropout=0.3),
+        model=TransformerConfig(
+            width=WIDTH,
+            layers=2,
+            pattern=(_BLOCK,),
+            position=SinusoidalPositions(),
+            embedding_scale=True,
+            causal=False,
+            dropout=0.5,
+            initialization=Initialization(std=0, embedding_std=WIDTH**-0.5),
+        ),
+        data=LabelledDataConfig(
+            path="trec/TREC.train.all",
+            test_path="trec/TREC.test.all",
+            format="label_first",
+            coarse=True,
+            encoding="latin-1",
+            max_length=48,
+            tokenizer=TokenizerConfig("word", vocab_size=8000, lowercase=True),
+        ),
+        optimizer=AdamW(beta2=0.98, weight_decay=0.1),
+        schedule=ScheduleConfig("cosine", learning_rate=1e-3, warmup=100, final=0.0),
+        steps=1500,
+        batch_size=64,
+        evaluation=EvaluationConfig(every=150, batches=0),
+        sample=SampleConfig(every=500, prompt="Who wrote the play Hamlet ?"),
+        checkpoint=CheckpointConfig(every=500),
+    )
+}

@@ -1,0 +1,61 @@
+"""Universal Dependencies, English Web Treebank (Silveira et al. 2014): a part of speech a word.
+
+    python -m train fit ud_ewt --data.path ud_ewt/en_ewt-ud-train.conllu \
+        --data.validation-path ud_ewt/en_ewt-ud-dev.conllu \
+        --data.test-path ud_ewt/en_ewt-ud-test.conllu
+    python -m train evaluate runs/ud_ewt --split test
+
+12,544 sentences, 204,577 words, 17 tags. A small encoder over subwords, from nothing.
+"""
+
+from train.data.config import TokenizerConfig
+from train.data.tagged_config import TaggedDataConfig
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.optimizers import Muon
+from train.schedules import ScheduleConfig
+from train.tasks.config import Tagging
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    Initialization,
+    NormConfig,
+    Rotary,
+    TransformerConfig,
+)
+
+_BLOCK = BlockConfig(
+    mixer=AttentionConfig(heads=4, position=Rotary()),
+    feed_forward=FeedForwardConfig(384, activation="gelu"),
+    norm=NormConfig("layer"),
+    dropout=0.2,
+)
+
+EXPERIMENTS = {
+    "ud_ewt": Experiment(
+        name="ud_ewt",
+        task=Tagging(dropout=0.2),
+        model=TransformerConfig(
+            width=128,
+            layers=3,
+            pattern=(_BLOCK,),
+            causal=False,
+            dropout=0.3,
+            initialization=Initialization(std=0),
+        ),
+        data=TaggedDataConfig(
+            path="ud_ewt/en_ewt-ud-train.conllu",
+            validation_path="ud_ewt/en_ewt-ud-dev.conllu",
+            test_path="ud_ewt/en_ewt-ud-test.conllu",
+            max_length=128,
+            tokenizer=TokenizerConfig("bpe", vocab_size=4000),
+        ),
+        optimizer=Muon(beta2=0.98, weight_decay=0.1),
+        schedule=ScheduleConfig("cosine", learning_rate=3e-3, warmup=100, final=0.0),
+        steps=2000,
+        batch_size=64,
+        evaluation=EvaluationConfig(every=400, batches=0),
+        sample=SampleConfig(every=1000, prompt="The quick brown fox jumps over the lazy dog ."),
+        checkpoint=CheckpointConfig(every=500),
+    )
+}

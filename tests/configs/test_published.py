@@ -1,0 +1,68 @@
+"""Shipped configs of published models have the published sizes; nothing of them is allocated."""
+
+import dataclasses
+
+import pytest
+
+from train.registry import find
+from train.tasks.registry import make_task
+from transformer import AttentionConfig, Hardware, LanguageModel
+from transformer.shared import unconstrained
+from transformer.sizes import count_parameters
+
+EXACT = {
+    "gpt2:small": 124_439_808,
+    "gpt2:medium": 354_823_168,
+    "gpt2:large": 774_030_080,
+    "gpt2:xl": 1_557_611_200,
+    "llama:1-7b": 6_738_415_616,
+    "llama:2-7b": 6_738_415_616,
+    "llama:3-8b": 8_030_261_248,
+    "llama:3.2-1b": 1_235_814_400,
+    "bert:base": 109_482_240,
+    "bert:large": 335_141_888,
+    "transformer_base": 63_045_632,
+    "transformer_big": 214_171_648,
+}
+
+IN_MILLIONS = {
+    "gpt3:small": 125.2,
+    "gpt3:medium": 355.9,
+    "gpt3:large": 760.3,
+    "gpt3:xl": 1517.1,
+    "gpt3:2.7b": 2651.6,
+    "gpt3:6.7b": 6658.4,
+    "gpt3:13b": 12_936.5,
+    "gpt3:175b": 174_604.3,
+}
+
+
+def total(name: str) -> int:
+    experiment = find(name)
+    return count_parameters(make_task(experiment).model(Hardware(), unconstrained)).total
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_totals(name: str) -> None:
+    assert total(name) == EXACT[name]
+
+
+@pytest.mark.parametrize("name", IN_MILLIONS)
+def test_gpt3_as_printed(name: str) -> None:
+    assert round(total(name) / 1e6, 1) == IN_MILLIONS[name]
+
+
+def test_gpt3_xl_with_the_heads_of_its_width() -> None:
+    model = find("gpt3:xl").model
+    [block] = model.pattern
+    usual = dataclasses.replace(block, mixer=AttentionConfig(heads=16, head_width=128))
+    config = dataclasses.replace(model, pattern=(usual,))
+    assert round(count_parameters(LanguageModel(config)).total / 1e6, 1) == 1315.7
+
+
+def test_rivals_are_of_one_size() -> None:
+    names = ("transformer", "gpt", "transformer_plus_plus")
+    models = [find(f"versus:{name}").model for name in names]
+    sized = [LanguageModel(dataclasses.replace(model, vocab_size=4096)) for model in models]
+    totals = [count_parameters(model).total for model in sized]
+    assert max(totals) < 1.01 * min(totals)

@@ -30,6 +30,7 @@ from transformer.positions import (
     YaRNScaling,
 )
 from transformer.precision import Precision
+from transformer.primer import PrimerConfig
 from transformer.recurrent import (
     BahdanauConfig,
     ElmanConfig,
@@ -80,6 +81,7 @@ __all__ = [
     "NormConfig",
     "Pattern",
     "Precision",
+    "PrimerConfig",
     "RelativePositions",
     "Rotary",
     "ScaledDotScore",

@@ -88,8 +88,9 @@ class Convolution(Mixer):
     def by_channel(self, seen: jax.Array) -> jax.Array:  # [B, T, k, D] -> [B, T, D]
         """A weighted sum over the taps, each channel with weights of its own."""
         taps, dtype = {"taps": self.config.taps}, self.shared.precision.parameters
-        init, embed = Initialization(std=0.0).matrix(taps), {"embed": self.shared.width}
-        depthwise = weight(self, "depthwise", inputs=taps, outputs=embed, init=init, dtype=dtype)
+        outputs = {**taps, "embed": self.shared.width}  # no matrix: channels do not meet
+        init = Initialization(std=0.0).matrix(taps)
+        depthwise = weight(self, "depthwise", outputs=outputs, init=init, dtype=dtype)
         return jnp.sum(seen * depthwise.astype(seen.dtype)[None, None], axis=2)
 
 

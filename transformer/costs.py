@@ -14,6 +14,7 @@ from transformer.attention import AttentionConfig
 from transformer.config import TransformerConfig
 from transformer.model import Model
 from transformer.positions import RelativePositions
+from transformer.primer import PrimerConfig
 from transformer.sizes import Leaf, abstract, layer_mixers, padded_entries
 
 
@@ -107,6 +108,11 @@ def _no_scores(mixer: Any, width: int, length: int) -> ScoreFlops:
     return ScoreFlops(full=0, causal=0)
 
 
+def _primer_scores(mixer: PrimerConfig, width: int, length: int) -> ScoreFlops:
+    each = mixer.heads * 2 * mixer.width_of_heads(width)
+    return ScoreFlops(full=2 * each * length, causal=each * (length + 1))
+
+
 def _memory_scores(mixer: Any, width: int, length: int) -> ScoreFlops:
     """A recurrence that looks at all of a memory at each step, causal or not."""
     both = mixer.widths(width)[1] + width  # a score, and its share of the average
@@ -116,6 +122,7 @@ def _memory_scores(mixer: Any, width: int, length: int) -> ScoreFlops:
 SCORES: dict[str, Callable[[Any, int, int], ScoreFlops]] = {
     AttentionConfig.kind: _attention_scores,
     **dict.fromkeys(("identity", "elman", "lstm", "convolution", "seq2seq"), _no_scores),
+    PrimerConfig.kind: _primer_scores,
     **dict.fromkeys(("bahdanau", "luong"), _memory_scores),
 }
 """By `kind`: (a mixer's configuration, D, T) -> a token's operations that take no weights."""

@@ -1,6 +1,7 @@
 """The formulas in NumPy, one loop or line each, to hold the library against."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -77,6 +78,8 @@ def attention(
     source: Array,  # [B, S, D]
     w: dict[str, Array],  # the parameters of the mixer
     seen: Array,  # [B, T, S] booleans
+    scores: Callable[..., Array] = lambda q, k, b, n, t: k @ q / math.sqrt(len(q)),  # [S]
+    added: Callable[..., Array | float] = lambda b, t: 0.0,  # [S, H of values] to the values
 ) -> tuple[Array, Array]:  # [B, T, D], weights [B, N, T, S]
     """Multi-head attention, head by head and query by query; head n reads keys of n div G."""
     heads = w["query"].shape[1]
@@ -90,8 +93,8 @@ def attention(
         v = source[b] @ w["value"][:, n // group] + bias("value", n // group)
         shown = np.flatnonzero(seen[b, t])
         if len(shown):
-            weights[b, n, t, shown] = softmax(k[shown] @ q / math.sqrt(len(q)))
-        y[b, t] += weights[b, n, t] @ v @ w["output"][n]
+            weights[b, n, t, shown] = softmax(scores(q, k, b, n, t)[shown])
+        y[b, t] += weights[b, n, t] @ (v + added(b, t)) @ w["output"][n]
     return y, weights
 
 

@@ -1,32 +1,22 @@
 """Full attention against loops written from the formula, at sizes of which no two are alike."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from flax.core import meta
 
-from tests.transformer import formulas
-from tests.transformer.formulas import Array, assert_close, normal, weights_of
-from transformer import (
-    AttentionConfig,
-    Hardware,
-    Initialization,
-    Mask,
-    MixerConfig,
-    Pattern,
-    Precision,
-    Rotary,
-)
+from tests.transformer import formulas, mixers
+from tests.transformer.formulas import Array, array, assert_close, normal
+from transformer import AttentionConfig, Mask, MixerConfig, NormConfig, Pattern, Rotary
 from transformer.attention import Attention
+from transformer.cache import MemoryCache
 from transformer.mixers import mixer_type
 from transformer.positions import rotate
-from transformer.shared import Shared
 
 B, T, S, D = 2, 5, 7, 12
-SHARED = Shared(D, 3, Precision(), Initialization(), Hardware())
 WANT = frozenset({"weights"})
 
 CASES = {
@@ -39,18 +29,8 @@ CASES = {
 }
 
 
-def made(config: AttentionConfig) -> tuple[Attention, Any]:
-    """The mixer and random weights."""
-    mixer = Attention(config, SHARED, parent=None)
-    x, positions = normal(0, 1, 1, D), np.zeros((1, 1), int)
-    init = lambda key: mixer.init(key, x, positions=positions, mask=Mask())  # noqa: E731
-    return mixer, weights_of(meta.unbox(jax.eval_shape(init, jax.random.key(0)))["params"])
-
-
-def applied(mixer: Attention, params: Any, x: Array, **given: Any) -> Any:
-    given = dict(positions=np.arange(x.shape[1])[None]) | given
-    run = jax.jit(lambda params, x, given: mixer.apply({"params": params}, x, want=WANT, **given))
-    return run(params, x, given)
+made = functools.partial(mixers.made, width=D)
+applied = functools.partial(mixers.applied, want=WANT)
 
 
 @pytest.mark.parametrize("config", CASES.values(), ids=list(CASES))
@@ -118,8 +98,60 @@ def test_memory_has_no_positions_to_turn_by() -> None:
     assert np.array_equal(*outputs)
 
 
+NORMS = {"rms": NormConfig("rms", epsilon=1e-3), "layer": NormConfig("layer", epsilon=1e-3)}
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_each_head_s_queries_and_keys_are_normed_before_they_turn(kind: str) -> None:
+    rotary = Rotary(base=100.0)
+    config = AttentionConfig(
+        heads=6, kv_heads=3, head_width=8, bias=False, position=rotary, qk_norm=NORMS[kind]
+    )
+    mixer, params = made(config)
+    x, positions = normal(1, B, T, D), array([[3, 4, 5, 6, 7]])
+    output = applied(mixer, params, x, positions=positions)
+
+    def prepared(name: str) -> Array:  # [B, T, N, H]
+        heads: Any = np.einsum("BTD,DNH->BTNH", x, params[name])
+        norm = params[f"{name}_norm"]
+        if kind == "rms":
+            normed = formulas.rms_norm(heads, norm["gain"], 1e-3)
+        else:
+            normed = formulas.layer_norm(heads, norm["gain"], norm["bias"], 1e-3)
+        return np.asarray(rotate(array(normed), positions, rotary))
+
+    q, k = prepared("query"), np.repeat(prepared("key"), 2, axis=2)
+    scores = np.einsum("BTNH,BSNH->BNTS", q, k) / np.sqrt(8)
+    assert_close(output.aux["weights"], np.exp(scores) / np.exp(scores).sum(-1, keepdims=True))
+
+
+def test_a_memory_is_projected_once() -> None:
+    """Later queries find its keys and values in the cache: the matrices are not even there."""
+    mixer, params = made(CASES["values of their own width"])
+    x, memory = normal(1, B, T, D), normal(2, B, S, D)
+    given: dict[str, Any] = dict(mask=Mask(lengths=array([S, 3])), memory=memory)
+    whole = applied(mixer, params, x, **given)
+    first = applied(mixer, params, x[:, :2], cache=mixer.init_memory_cache(B, S), **given)
+    assert isinstance(first.cache, MemoryCache)
+    fewer = {name: w for name, w in params.items() if not name.startswith(("key", "value"))}
+    rest = applied(mixer, fewer, x[:, 2:], cache=first.cache, **given | {"memory": None})
+    assert_close(np.concatenate([first.y, rest.y], axis=1), whole.y)
+    assert np.array_equal(first.cache.keys, rest.cache.keys)
+
+
+def test_a_memory_has_a_cache_of_its_kind_and_size() -> None:
+    mixer, params = made(CASES["multi-head"])
+    x, memory = normal(1, B, T, D), normal(2, B, S, D)
+    call = functools.partial(applied, mixer, params, x, memory=memory)
+    with pytest.raises(ValueError, match=r"^attention with a memory: give a cache of init_memory"):
+        call(cache=mixer.init_cache(B, S))
+    message = r"^a memory of 2 x 7 tokens: its cache is made for 2 x 8; give init_memory_cache its"
+    with pytest.raises(ValueError, match=message):
+        call(cache=mixer.init_memory_cache(B, S + 1))
+
+
 def test_axes_of_the_weights() -> None:
-    mixer = Attention(CASES["grouped-query"], SHARED, parent=None)
+    mixer = Attention(CASES["grouped-query"], mixers.shared(D), parent=None)
     x, positions = normal(0, 1, 1, D), np.zeros((1, 1), int)
     init = lambda key: mixer.init(key, x, positions=positions, mask=Mask())  # noqa: E731
     boxed = jax.eval_shape(init, jax.random.key(0))["params"]
@@ -148,6 +180,14 @@ def test_axes_of_the_weights() -> None:
         (
             {"heads": 6, "kv_heads": 4},
             "attention.kv_heads 4: does not divide heads 6; give a divisor of it",
+        ),
+        ({"kv_heads": -1}, "attention.kv_heads -1: give 0 or more"),
+        ({"head_width": -8}, "attention.head_width -8: give 0 or more"),
+        ({"value_width": -8}, "attention.value_width -8: give 0 or more"),
+        ({"dropout": 1.0}, r"attention.dropout 1.0: give a share in \[0, 1\)"),
+        (
+            {"form": "flash"},
+            "attention.form flash: is not known; give one of auto, reference, query_blocks, cudnn",
         ),
     ],
 )

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import assert_close, normal, weights_of
+from tests.transformer.formulas import array, assert_close, normal, weights_of
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -27,12 +27,21 @@ def test_tokens_are_written_at_each_example_s_own_position() -> None:
     keys, values = 1 + normal(0, 2, 2, 1, 3), 1 + normal(1, 2, 2, 1, 2)
     positions: Any = np.array([[3, 4], [0, 1]])
     written = jax.jit(KVCache.write)(cache, keys, values, positions)
-    for array, new in ((written.keys, keys), (written.values, values)):
-        assert np.array_equal(array[0, 3:], new[0])
-        assert np.array_equal(array[1, :2], new[1])
-        assert not np.any(array[0, :3])
-        assert not np.any(array[1, 2:])
+    for kept, new in ((written.keys, keys), (written.values, values)):
+        assert np.array_equal(kept[0, 3:], new[0])
+        assert np.array_equal(kept[1, :2], new[1])
+        assert not np.any(kept[0, :3])
+        assert not np.any(kept[1, 2:])
     assert np.array_equal(cache.positions, [[0, 1, 2, 3, 4]])
+
+
+def test_examples_may_share_their_positions() -> None:
+    empty: Any = (np.zeros((2, 5, 1, 3)), np.zeros((2, 5, 1, 2)))
+    keys, values = normal(0, 2, 2, 1, 3), normal(1, 2, 2, 1, 2)
+    written = jax.jit(KVCache.write)(KVCache(*empty), keys, values, array([[3, 4]]))
+    assert np.array_equal(written.keys[:, 3:], keys)
+    assert np.array_equal(written.values[:, 3:], values)
+    assert not np.any(written.keys[:, :3])
 
 
 MIXERS = (  # whose caches differ in shape

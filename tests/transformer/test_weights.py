@@ -27,6 +27,19 @@ def test_a_weight_is_declared_with_shape_axes_and_dtype() -> None:
     assert boxed.axes == Axes(inputs=("heads",), outputs=("embed", "mlp"))
 
 
+class Stacked(nn.Module):
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        init, sizes = nn.initializers.zeros, dict(inputs={"embed": 5}, outputs={"mlp": 7})
+        return weight(self, "w", stack={"heads": 3}, init=init, dtype="float32", **sizes)
+
+
+def test_a_weight_may_be_a_stack_of_matrices() -> None:
+    boxed = jax.eval_shape(Stacked().init, jax.random.key(0))["params"]["w"]
+    assert boxed.value.shape == (3, 5, 7)
+    assert boxed.axes == Axes(stack=("heads",), inputs=("embed",), outputs=("mlp",))
+
+
 def test_a_module_reads_the_plain_array() -> None:
     value = np.full((2, 5, 7), 11, np.float32)
     read: Any = Declares().apply({"params": {"w": value}})

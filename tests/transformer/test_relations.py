@@ -1,0 +1,106 @@
+"""Positions inside attention: tables and biases, of documents packed into rows."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.transformer import formulas
+from tests.transformer.formulas import Array, array, assert_close, normal
+from tests.transformer.mixers import applied, axes, made
+from transformer import (
+    ALiBi,
+    AttentionConfig,
+    BilinearScore,
+    BucketedBias,
+    Mask,
+    Pattern,
+    RelativePositions,
+)
+from transformer.masks import dense
+from transformer.positions.alibi import alibi_slopes
+
+B, T, S, D, N, H, VALUES = 2, 5, 7, 12, 3, 11, 13
+WANT = frozenset({"weights"})
+PLACES = array([[0, 1, 2, 0, 1], [0, 1, 2, 3, 9]])
+DOCUMENTS = array([[1, 1, 1, 2, 2], [1, 1, 1, 1, 1]])
+RELATIVE, BUCKETS = RelativePositions(clip=2), BucketedBias(buckets=4, furthest=3)
+
+
+def config(position: Any, **given: Any) -> AttentionConfig:
+    return AttentionConfig(
+        heads=N, head_width=H, value_width=VALUES, bias=False, position=position, **given
+    )
+
+
+def distances(b: int, t: int) -> Array:  # [S]
+    return np.asarray(PLACES[b] - PLACES[b, t])
+
+
+def biased(bias: Callable[[Any, int, Array], Array]) -> Callable[[Any], Any]:
+    return lambda w: lambda q, k, b, n, t: k @ q / math.sqrt(H) + bias(w, n, distances(b, t))
+
+
+def rows(b: int, t: int) -> Array:  # [S]
+    return np.clip(distances(b, t), -2, 2) + 2
+
+
+CASES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "ALiBi": (ALiBi(), biased(lambda w, n, away: -alibi_slopes(N)[n] * np.abs(away))),
+    "buckets": (
+        BUCKETS,
+        biased(lambda w, n, away: w["position_bias"][[BUCKETS.bucket(d) for d in away], n]),
+    ),
+    # e_ij = q_i (k_j + a^K_ij) / sqrt(d)
+    "relative": (
+        RELATIVE,
+        lambda w: lambda q, k, b, n, t: (k + w["position_keys"][rows(b, t)]) @ q / math.sqrt(H),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_packed_documents_have_their_own_positions(name: str) -> None:
+    position, scores = CASES[name]
+    mixer, params = made(config(position), D)
+    x = normal(1, B, T, D)
+    mask = Mask(Pattern(causal=True), positions=PLACES, segments=DOCUMENTS)
+    output = applied(mixer, params, x, WANT, mask=mask, positions=PLACES)
+    tables = params.get("position_values")
+    added: Any = (lambda b, t: tables[rows(b, t)]) if name == "relative" else lambda b, t: 0.0
+    seen = np.asarray(dense(mask, T, T))
+    y, weights = formulas.attention(x, x, params, seen, scores(params), added)
+    assert_close(output.aux["weights"], weights)
+    assert_close(output.y, y)
+
+
+def test_tables_meet_bilinear_scores() -> None:
+    """(q W) (k + a)."""
+    mixer, w = made(config(RELATIVE, score=BilinearScore()), D)
+    x = normal(1, B, T, D)
+
+    def scores(q: Array, k: Array, b: int, n: int, t: int) -> Array:
+        return (k + w["position_keys"][rows(b, t)]) @ (q @ w["score_query"][n])
+
+    seen = np.ones((B, T, T), bool)
+    added = lambda b, t: w["position_values"][rows(b, t)]  # noqa: E731
+    y, _ = formulas.attention(x, x, w, seen, scores, added)
+    assert_close(applied(mixer, w, x, positions=PLACES).y, y)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_memory_has_no_positions(name: str) -> None:
+    x, memory = normal(1, B, T, D), normal(2, B, S, D)
+    mixer, params = made(config(CASES[name][0]), D, memory=memory[:1])
+    assert set(params) == {"query", "key", "value", "output"}
+    y, _ = formulas.attention(x, memory, params, np.ones((B, T, S), bool))
+    assert_close(applied(mixer, params, x, memory=memory).y, y)
+
+
+def test_tables_are_no_matrices() -> None:
+    """They have no inputs, so weight decay and Muon leave them alone."""
+    relative, buckets = axes(config(RELATIVE), D), axes(config(BUCKETS), D)
+    assert relative["position_keys"] == relative["position_values"] == ("distances", "head")
+    assert buckets["position_bias"] == ("buckets", "heads")

@@ -9,7 +9,7 @@ from transformer.stack import unrolls
 
 def choices(experiment: Experiment, hardware: Hardware) -> dict[str, str]:
     """Setting -> what is used, and why."""
-    model, length = experiment.model, experiment.data.sequence_length
+    model, length = experiment.model, experiment.length
     chosen = {}
     for place, block in enumerate(model.pattern):
         if isinstance(block.mixer, AttentionConfig):
@@ -19,7 +19,7 @@ def choices(experiment: Experiment, hardware: Hardware) -> dict[str, str]:
                 dtype=model.precision.compute,
                 hardware=hardware,
                 causal=model.causal,
-                segments=experiment.data.segments,
+                segments=experiment.segments,
             )
             choice = choose(block.mixer.form, case)
             name = f"model.pattern.{place}.mixer.form"

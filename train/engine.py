@@ -70,14 +70,19 @@ class Engine(abc.ABC):
 def make_engine(experiment: Experiment, hardware: Hardware) -> Engine:
     """The engine that the experiment asks for, over all devices of this run."""
     mesh = make_mesh(experiment.mesh)
-    shards = mesh.shape["data"] * mesh.shape["fsdp"] * experiment.accumulate
-    if experiment.batch_size % shards:
-        raise UsageError(
-            f"batch_size {experiment.batch_size}: does not divide among {shards} "
-            "(mesh.data x mesh.fsdp x accumulate); give a multiple of it"
-        )
     kind = PmapEngine if experiment.compile == "pmap" else JitEngine
     return kind(experiment, mesh, hardware)
+
+
+def check_rows(experiment: Experiment, mesh: Mesh) -> None:
+    """Raises UsageError if batches to train on cannot be cut for the devices of a mesh."""
+    shards = mesh.shape["data"] * mesh.shape["fsdp"] * experiment.accumulate
+    setting, rows = experiment.rows
+    if rows % shards:
+        raise UsageError(
+            f"{setting} {rows}: does not divide among {shards} "
+            "(mesh.data x mesh.fsdp x accumulate); give a multiple of it"
+        )
 
 
 class JitEngine(Engine):

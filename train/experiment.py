@@ -4,15 +4,37 @@ import dataclasses
 from typing import Any, Literal
 
 from train.data.config import DataConfig
+from train.data.labelled_config import LabelledDataConfig
+from train.data.parallel_config import ParallelDataConfig
+from train.data.tagged_config import TaggedDataConfig
 from train.errors import UsageError
 from train.loss_scale import LossScaleConfig
 from train.optimizers import AdamW, OptimizerConfig
 from train.schedules import ScheduleConfig
 from train.sharding import MeshConfig
-from train.tasks.config import LanguageModelling, TaskConfig
+from train.tasks.config import (
+    Classification,
+    LanguageModelling,
+    MaskedLanguageModelling,
+    Tagging,
+    TaskConfig,
+    Translation,
+)
 from transformer.checks import check_share
 from transformer.config import TransformerConfig
 from transformer.sampling import SamplingConfig
+
+AnyDataConfig = DataConfig | LabelledDataConfig | TaggedDataConfig | ParallelDataConfig
+"""What there is to learn from."""
+
+DATA: dict[type, type] = {
+    LanguageModelling: DataConfig,
+    MaskedLanguageModelling: DataConfig,
+    Classification: LabelledDataConfig,
+    Tagging: TaggedDataConfig,
+    Translation: ParallelDataConfig,
+}
+"""The data that each task reads."""
 
 
 def _at_least(least: int, part: str, config: Any, *names: str) -> None:
@@ -123,13 +145,14 @@ class Experiment:
     task: TaskConfig = LanguageModelling()
     """What it learns."""
     model: TransformerConfig = TransformerConfig()
-    data: DataConfig = DataConfig()
+    data: AnyDataConfig = DataConfig()
     optimizer: OptimizerConfig = AdamW()
     schedule: ScheduleConfig = ScheduleConfig()
     steps: int = 1000
     """Updates of the weights."""
     batch_size: int = 32
-    """Windows in a batch, over all devices and microbatches."""
+    """Windows (texts, sentences) in a batch, over all devices and microbatches. Of translation:
+    tokens in the longer side of a batch, padding included, so that it has more of shorter ones."""
     accumulate: int = 1
     """Microbatches that a batch is cut into, one after the other: less memory, the same result."""
     seed: int = 0
@@ -151,25 +174,92 @@ class Experiment:
         """Whether the best checkpoint is kept, and the run judged by it."""
         return self.checkpoint.best or self.stopping.patience > 0
 
+    @property
+    def length(self) -> int:
+        """The most tokens of a sequence that the model is shown."""
+        if isinstance(self.data, DataConfig):
+            return self.data.sequence_length
+        return self.data.max_length
+
+    @property
+    def segments(self) -> bool:
+        """Whether sequences have documents or padding that are to be told apart."""
+        return self.data.segments if isinstance(self.data, DataConfig) else True
+
+    @property
+    def rows(self) -> tuple[str, int]:
+        """What the rows of every batch are a multiple of: the setting that says so, its value."""
+        if isinstance(self.data, ParallelDataConfig):
+            return "data.row_multiple", self.data.row_multiple
+        return "batch_size", self.batch_size
+
     def __post_init__(self) -> None:
         _at_least(1, "", self, "steps", "batch_size", "accumulate", "log_every")
         _at_least(0, "", self, "seed")
-        if self.batch_size % self.accumulate:
+        self._check_task()
+        self._check_lengths()
+        self._check_judging()
+        setting, rows = self.rows
+        if rows % self.accumulate:
             raise UsageError(
-                f"accumulate {self.accumulate}: does not divide batch_size {self.batch_size}; "
+                f"accumulate {self.accumulate}: does not divide {setting} {rows}; "
                 "give a divisor of it"
             )
-        longest = self.model.max_length
-        if longest is not None and self.data.sequence_length > longest:
+        if self.compile == "pmap" and (self.mesh.fsdp, self.mesh.tensor) != (1, 1):
             raise UsageError(
-                f"data.sequence_length {self.data.sequence_length}: the model's table of positions "
+                "compile pmap: copies the whole model to each device, and mesh.fsdp or mesh.tensor "
+                "would cut it; use --compile jit"
+            )
+
+    def _check_task(self) -> None:
+        """That data and model are such as the task needs."""
+        task, data = type(self.task).__name__, DATA[type(self.task)]
+        if type(self.data) is not data:
+            raise UsageError(
+                f"task {task}: learns from a {data.__name__}, not a {type(self.data).__name__}; "
+                "set data to one"
+            )
+        translates = isinstance(self.task, Translation)
+        if translates != (self.model.encoder is not None):
+            remedy = "give an EncoderConfig" if translates else "only Translation has an encoder"
+            raise UsageError(f"model.encoder: does not suit task {task}; {remedy}")
+        if self.model.causal and isinstance(self.task, MaskedLanguageModelling):
+            raise UsageError(
+                f"model.causal: task {task} looks at both sides of a word; set it to False"
+            )
+        if self.model.causal and getattr(self.task, "pooling", "") == "first":
+            raise UsageError(
+                "task.pooling first: the first token of a causal model sees no other; set "
+                "model.causal to False, or task.pooling to mean"
+            )
+        for setting in ("stride", "compressors"):
+            if getattr(self.evaluation, setting) and data is not DataConfig:
+                raise UsageError(f"evaluation.{setting}: is for text alone; leave it out")
+        if self.evaluation.compressors and not isinstance(self.task, LanguageModelling):
+            raise UsageError(f"evaluation.compressors: task {task} has no bits per byte; leave it")
+
+    def _check_lengths(self) -> None:
+        """That the model can take sequences as long as those of the data."""
+        setting = "sequence_length" if isinstance(self.data, DataConfig) else "max_length"
+        longest = self.model.max_length
+        if longest is not None and self.length > longest:
+            raise UsageError(
+                f"data.{setting} {self.length}: the model's table of positions "
                 f"has {longest} rows; give at most that, or a longer model.position.length"
             )
-        if self.evaluation.stride > self.data.sequence_length:
+        if self.evaluation.stride > self.length:
             raise UsageError(
-                f"evaluation.stride {self.evaluation.stride}: is beyond data.sequence_length "
-                f"{self.data.sequence_length}; give at most that, or 0"
+                f"evaluation.stride {self.evaluation.stride}: is beyond data.{setting} "
+                f"{self.length}; give at most that, or 0"
             )
+        if isinstance(self.data, ParallelDataConfig) and self.batch_size < self.length:
+            raise UsageError(
+                f"batch_size {self.batch_size}: has no room for a sentence of data.{setting} "
+                f"{self.length} tokens; it counts tokens: give more"
+            )
+
+    def _check_judging(self) -> None:
+        """That there is what the run is to be judged by."""
         if self.judged_at_best and not self.evaluation.every:
             asked = "stopping.patience" if self.stopping.patience else "checkpoint.best"
             raise UsageError(
@@ -179,9 +269,4 @@ class Experiment:
             raise UsageError(
                 f"evaluation.average {self.evaluation.average}: there is no checkpoint but the "
                 "last to average; set checkpoint.every"
-            )
-        if self.compile == "pmap" and (self.mesh.fsdp, self.mesh.tensor) != (1, 1):
-            raise UsageError(
-                "compile pmap: copies the whole model to each device, and mesh.fsdp or mesh.tensor "
-                "would cut it; use --compile jit"
             )

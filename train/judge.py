@@ -43,7 +43,7 @@ class Judge:
             with report.pause():
                 metrics = self.evaluate(weights_of(state), whole=False)
                 report.evaluation(step, "validation", metrics)
-            metric = self.task.metric
+            metric = self.task.metric(self.corpus)
             self.best = self.best.after(step, metrics[metric.name], metric)
         if due(step, self.experiment.sample.every) and not last:
             with report.pause():
@@ -74,9 +74,10 @@ class Judge:
         """The metrics over the whole held-out split, and what compressors make of it."""
         if step < self.experiment.steps:
             report.event("stopped early", step=step, best=self.best.as_plain())
+            name = self.task.metric(self.corpus).name
             report.say(
-                f"step {step}: the best {self.task.metric.name} is that of step {self.best.step} "
-                f"still, {self.best.value:.4g}; the run ends here"
+                f"step {step}: the best {name} is that of step {self.best.step} still, "
+                f"{self.best.value:.4g}; the run ends here"
             )
         if served.steps != [step]:
             report.event("weights", step=step, checkpoints=served.steps)

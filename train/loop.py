@@ -12,7 +12,7 @@ import numpy as np
 from train.checkpoints import Checkpoints
 from train.data import Tokenizer
 from train.data.prefetch import prefetch
-from train.engine import Metrics, make_engine
+from train.engine import Metrics, check_rows, make_engine
 from train.errors import UserError
 from train.experiment import Experiment
 from train.hardware import keep_compiled_programs, local_hardware
@@ -72,6 +72,7 @@ class _Fit:
         if self.experiment.sample.every:
             check_prompt(self.experiment.sample.prompt, self.corpus.tokenizer)
         self.engine = make_engine(self.experiment, hardware)
+        check_rows(self.experiment, self.engine.mesh)
         self.judge = Judge(self.experiment, self.engine, self.corpus, folder)
 
     def check_saved(self) -> None:

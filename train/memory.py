@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
+from train.data.config import DataConfig
 from train.errors import UserError
 from train.experiment import Experiment
 
@@ -45,7 +46,7 @@ def advice(remedies: Sequence[str], message: str) -> str:
 
 def smaller(experiment: Experiment) -> list[str]:
     """The settings that take less memory to train with, those that help most first."""
-    length, batch = experiment.data.sequence_length, experiment.batch_size
+    length, batch = experiment.length, experiment.batch_size
     remedies = []
     if batch > experiment.accumulate:
         remedies.append(
@@ -53,7 +54,8 @@ def smaller(experiment: Experiment) -> list[str]:
         )
     if experiment.model.remat != "full":
         remedies.append(f"set model.remat to full (now {experiment.model.remat})")
-    remedies.append(f"lower data.sequence_length (now {length})")
+    cut = "sequence_length" if isinstance(experiment.data, DataConfig) else "max_length"
+    remedies.append(f"lower data.{cut} (now {length})")
     remedies.append(
         f"lower model.width (now {experiment.model.width}) or "
         f"model.layers (now {experiment.model.layers})"

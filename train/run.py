@@ -103,8 +103,6 @@ def load(workdir: str, *, step: int | None = None, average: int | None = None) -
 
 def one_host(experiment: Experiment) -> Experiment:
     """The experiment on whatever devices are here: a run is often looked at elsewhere."""
-    import jax
-
     from train.sharding import MeshConfig
 
     return dataclasses.replace(
@@ -112,5 +110,4 @@ def one_host(experiment: Experiment) -> Experiment:
         mesh=MeshConfig(),
         compile="jit",
         accumulate=1,
-        batch_size=-(-experiment.batch_size // jax.device_count()) * jax.device_count(),
     )

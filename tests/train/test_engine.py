@@ -9,7 +9,7 @@ import pytest
 
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
-from train.engine import Engine, JitEngine, PmapEngine, make_engine
+from train.engine import Engine, JitEngine, PmapEngine, check_rows, make_engine
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.loss_scale import LossScale, LossScaleConfig
@@ -195,8 +195,9 @@ def test_float16_trains_with_a_loss_scale(folder: Path) -> None:
     ],
 )
 def test_batches_and_meshes_that_do_not_divide(folder: Path, changes: Any, message: str) -> None:
+    experiment = an_experiment(folder, **changes)
     with pytest.raises(UsageError, match=message):
-        make_engine(an_experiment(folder, **changes), Hardware(count=8))
+        check_rows(experiment, make_engine(experiment, Hardware(count=8)).mesh)
 
 
 def test_pmap_cannot_cut_the_model(folder: Path) -> None:

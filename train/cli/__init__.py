@@ -15,7 +15,7 @@ from train.errors import UsageError, UserError
 VERBS = {
     "fit": ("CONFIG [--workdir W] [--a.b.c VALUE ...]", "train; goes on where a run stopped"),
     "evaluate": ("W [--split S]", "the held-out metrics of a run"),
-    "sample": ("W --prompt TEXT ...", "let a run's model write"),
+    "sample": ("W --prompt TEXT ...", "let a run's model write, translate, classify or tag"),
     "describe": ("CONFIG [--a.b.c VALUE ...]", "parameters, FLOPs and memory, before training"),
     "doctor": ("", "what hardware and versions are here, and what is wrong with them"),
 }

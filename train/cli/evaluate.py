@@ -28,12 +28,15 @@ def main(arguments: list[str]) -> int:
     given = parse(EvaluateArguments, arguments, verb="evaluate W")
     from train.evaluation import evaluate_run
     from train.run import load
+    from train.tasks.registry import make_task
 
     run = load(workdir, step=given.step, average=given.average)
-    metrics = evaluate_run(run, given.split)
+    metrics, quoted = evaluate_run(run, given.split), make_task(run.experiment).quoted
     if json_wanted:
-        print(json.dumps({"step": run.step, "split": given.split, **metrics}))
+        print(json.dumps({"step": run.step, "split": given.split, **metrics, **quoted}))
     else:
         for name, value in metrics.items():
             print(f"{name.replace('_', ' ')}: {value:.4f}")
+        for name, text in quoted.items():
+            print(f"{name.replace('_', ' ')}: {text}")
     return 0

@@ -10,20 +10,23 @@ from train.cli.parsing import parse, positional, settings_errors, wants_json
 
 @dataclasses.dataclass(frozen=True)
 class SampleArguments:
-    """Let a run's model write."""
+    """Let a run's model go on from a text, translate it, tell its class or tags, or fill [MASK]."""
 
     prompt: tuple[str, ...] = ("",)
-    """What it goes on from; several texts are continued at once."""
+    """What it answers to; several texts are taken at once."""
     max_new_tokens: int = 200
+    """Of text that goes on, as are temperature, top-k, top-p and seed."""
     temperature: float = 0.8
     """Below 1 the likely gets likelier; 0 always takes the likeliest."""
     top_k: int = 0
     """Draw among so many of the likeliest tokens; 0: all."""
     top_p: float = 1.0
     """Draw among the likeliest tokens that together have this probability."""
+    beams: int = 0
+    """Of a translation: hypotheses kept at each step; 0: as the run's settings say."""
     seed: int = 0
     step: int | None = None
-    """Which checkpoint; the newest if not given."""
+    """Which checkpoint; if not given, what the run is judged by."""
 
 
 def main(arguments: list[str]) -> int:
@@ -34,18 +37,22 @@ def main(arguments: list[str]) -> int:
     from train.memory import ELSEWHERE, explain_exhaustion
     from train.run import load
     from train.sample import sample
+    from train.tasks.registry import make_task
     from transformer.sampling import SamplingConfig
 
     with settings_errors():
         sampling = SamplingConfig(given.temperature, given.top_k, given.top_p)
-    stream = _Stream(given.prompt[0]) if not json_wanted and len(given.prompt) == 1 else None
     with explain_exhaustion(["give fewer prompts or a smaller --max-new-tokens", ELSEWHERE]):
         run = load(workdir, step=given.step)
+        goes_on = make_task(run.experiment).continues
+        shown = given.prompt if goes_on else [""] * len(given.prompt)
+        stream = _Stream(shown[0]) if not json_wanted and len(shown) == 1 else None
         texts = sample(
             run,
             list(given.prompt),
             max_new_tokens=given.max_new_tokens,
             sampling=sampling,
+            beams=given.beams,
             seed=given.seed,
             stream=stream,
         )
@@ -54,7 +61,8 @@ def main(arguments: list[str]) -> int:
     elif stream is not None:
         stream("\n")
     else:
-        print("\n---\n".join(p + text for p, text in zip(given.prompt, texts, strict=True)))
+        between = "\n---\n" if goes_on else "\n"
+        print(between.join(p + text for p, text in zip(shown, texts, strict=True)))
     return 0
 
 

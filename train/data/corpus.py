@@ -57,6 +57,15 @@ class Corpus:
         return compressed_bits_per_byte(doc.text for doc in self._splits.documents(stream.name))
 
 
+def tokenizer_of(config: DataConfig) -> Tokenizer:
+    """The tokenizer of the settings, learned from the training split unless it is in the cache.
+
+    Raises UserError as `prepare` does.
+    """
+    splits = Splits(config)
+    return _obtain_tokenizer(config, splits, splits.fingerprint(), cache_folder(config.cache))
+
+
 def prepare(
     config: DataConfig,
     *,

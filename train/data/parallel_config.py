@@ -26,10 +26,6 @@ class ParallelDataConfig(ExampleDataConfig):
     """The most tokens of a sentence, its end included. Longer pairs are left out of the training
     split; elsewhere they are cut. How many is reported."""
 
-    batch_tokens: int = 4096
-    """Rows times the longer side's tokens of a batch, padding included: at most this, as far as
-    row_multiple allows."""
-
     row_multiple: int = 8
     """Rows of a batch are a multiple of this, so that they divide among devices and microbatches. A
     setting, and not what there is of them: the order of the data must not depend on that."""
@@ -48,9 +44,4 @@ class ParallelDataConfig(ExampleDataConfig):
         require(
             self.row_multiple >= 1,
             f"data.row_multiple: {self.row_multiple} is no number of rows; give 1 or more",
-        )
-        require(
-            self.batch_tokens >= self.max_length,
-            f"data.batch_tokens: {self.batch_tokens} has no room for a sentence of "
-            f"{self.max_length} tokens; raise it, or lower data.max_length",
         )

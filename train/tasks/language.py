@@ -15,7 +15,7 @@ from train.experiment import Experiment
 from train.step import Batch, LossFunction
 from train.tasks.continuation import continue_texts
 from train.tasks.losses import auxiliary, wanted, word_loss
-from train.tasks.measuring import fitting, means
+from train.tasks.measuring import fitting, limit, means
 from train.tasks.task import Labels, Metric, SampleOptions, Show, Task
 from train.tasks.vocabulary import with_vocabulary
 from transformer.hardware import Hardware
@@ -40,12 +40,15 @@ class LanguageTask(Task):
         return self.experiment.data
 
     @property
-    def metric(self) -> Metric:
-        return Metric("loss", lower_is_better=True)
-
-    @property
     def continues(self) -> bool:
         return True
+
+    @property
+    def quoted(self) -> dict[str, str]:
+        return {}
+
+    def metric(self, corpus: Corpus) -> Metric:
+        return Metric("loss", lower_is_better=True)
 
     def prepare(self, tokenizer: Tokenizer | None = None, labels: Labels | None = None) -> Corpus:
         return prepare(self.data, tokenizer=tokenizer)
@@ -73,8 +76,8 @@ class LanguageTask(Task):
                 keys=keys,
                 want=wanted(keys),
             )
-            words = word_loss(model, params, output.hidden, batch)
-            return {"loss": words, **auxiliary(output.aux, words.weight)}
+            found = word_loss(model, params, output.hidden, batch)
+            return {**found, **auxiliary(output.aux, found["loss"].weight)}
 
         return loss
 
@@ -101,7 +104,7 @@ class LanguageTask(Task):
             sequence_length=self.data.sequence_length,
             stride=settings.stride or None,
             segments=self.data.segments,
-            limit=None if whole or not settings.batches else settings.batches,
+            limit=limit(settings, whole),
         )
         loss = means(engine, params, batches)["loss"]
         bits_per_nat = stream.targets / stream.bytes / math.log(2)

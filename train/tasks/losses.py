@@ -23,8 +23,15 @@ def word_loss(
     params: Any,
     hidden: jax.Array,  # [B, T, D]
     batch: Batch,  # `targets` and `weights` [B, T]
-) -> Loss:
-    """Cross entropy over the vocabulary, in chunks that fit the hardware."""
+    *,
+    bias: jax.Array | None = None,  # [V padded]
+    smoothing: float = 0.0,
+    accuracy: bool = False,
+) -> dict[str, Loss]:
+    """Cross entropy over the vocabulary, in chunks that fit the hardware: `loss`.
+
+    With `accuracy`, the share of words that are told right too.
+    """
     config, hardware = model.config, model.hardware
     batch_size, length, _ = hidden.shape
     chunks = chunk_count(batch_size, length, config.vocab_rows, hardware)
@@ -33,9 +40,28 @@ def word_loss(
         chunks=chunks,
         unroll=hardware.platform == "cpu" and chunks <= 8,
         dtype=config.precision.loss,
+        smoothing=smoothing,
     )
-    matrix = output_matrix(params, config)
-    return cross_entropy(hidden, matrix, batch["targets"], batch["weights"])
+    inputs = hidden, output_matrix(params, config), batch["targets"], batch["weights"], bias
+    found = {"loss": cross_entropy(*inputs)}
+    return {**found, "accuracy": cross_entropy.accuracy(*inputs)} if accuracy else found
+
+
+def class_loss(
+    model: Model,
+    logits: jax.Array,  # [..., C]
+    batch: Batch,  # `targets` and `weights` [...]
+) -> dict[str, Loss]:
+    """Cross entropy over a few classes, and the share of those that are told right."""
+    targets, weights = batch["targets"], batch["weights"]
+    chances = jax.nn.log_softmax(logits.astype(model.config.precision.loss), axis=-1)
+    losses = -jnp.take_along_axis(chances, targets[..., None], axis=-1)[..., 0]
+    right = jnp.argmax(chances, axis=-1) == targets
+    weight = jnp.sum(weights)
+    return {
+        "loss": Loss(jnp.sum(losses * weights), weight),
+        "accuracy": Loss(jnp.sum(right * weights), weight),
+    }
 
 
 def auxiliary(

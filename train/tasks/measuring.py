@@ -1,4 +1,4 @@
-"""Sums over an evaluation set."""
+"""Means over an evaluation set."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from train.experiment import EvaluationConfig
 from train.tasks.task import EvaluationSet
 
 if TYPE_CHECKING:
@@ -18,6 +19,20 @@ def fitting(batch_size: int, mesh: Mesh) -> int:
     """The batch size, or a few rows more so that it divides among the devices."""
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
     return -(-batch_size // shards) * shards
+
+
+def limit(settings: EvaluationConfig, whole: bool) -> int | None:
+    """The most batches of an evaluation; None: those of the whole split."""
+    return None if whole or not settings.batches else settings.batches
+
+
+def fetched(array: jax.Array) -> np.ndarray:
+    """An array whole, though each host may have but its part."""
+    if array.is_fully_addressable:
+        return np.asarray(array)
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
 def means(engine: Engine, params: Any, batches: EvaluationSet) -> dict[str, float]:

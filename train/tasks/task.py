@@ -101,13 +101,17 @@ class Task(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def metric(self) -> Metric:
-        """What evaluations on the way are judged by."""
+    def continues(self) -> bool:
+        """Whether a sample goes on from its prompt, rather than answering it."""
 
     @property
     @abc.abstractmethod
-    def continues(self) -> bool:
-        """Whether a sample goes on from its prompt, rather than answering it."""
+    def quoted(self) -> dict[str, str]:
+        """What is to be said beside the metrics, such as how a score was made, by name."""
+
+    @abc.abstractmethod
+    def metric(self, corpus: Any) -> Metric:
+        """What evaluations on the way are judged by."""
 
     @abc.abstractmethod
     def prepare(self, tokenizer: Tokenizer | None = None, labels: Labels | None = None) -> Corpus:

@@ -1,4 +1,4 @@
-"""The model's vocabulary is the tokenizer's."""
+"""The model's vocabulary is the tokenizer's, and its classes are those of the data."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from train.errors import UserError
 if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer
     from train.experiment import Experiment
+    from train.tasks.config import Classification, Tagging
+    from train.tasks.task import Labels
 
 
 def with_vocabulary(experiment: Experiment, tokenizer: Tokenizer) -> Experiment:
@@ -23,6 +25,22 @@ def with_vocabulary(experiment: Experiment, tokenizer: Tokenizer) -> Experiment:
         experiment = dataclasses.replace(experiment, model=model)
     check_vocabulary(experiment, tokenizer, "data.tokenizer")
     return experiment
+
+
+def with_classes(
+    experiment: Experiment, task: Classification | Tagging, labels: Labels
+) -> Experiment:
+    """The experiment with the number of classes, where it left that open.
+
+    Raises UserError if it says another.
+    """
+    if task.classes not in (0, len(labels)):
+        raise UserError(
+            f"task.classes {task.classes}: the data have {len(labels)} ({', '.join(labels)}); "
+            "leave it out"
+        )
+    task = dataclasses.replace(task, classes=len(labels))
+    return dataclasses.replace(experiment, task=task)
 
 
 def check_vocabulary(experiment: Experiment, tokenizer: Tokenizer, source: str) -> None:

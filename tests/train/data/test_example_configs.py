@@ -33,7 +33,6 @@ def test_what_all_have_in_common(
     [
         (ParallelDataConfig, {"source": ""}, "data.source: is empty; give en"),
         (ParallelDataConfig, {"target": "en"}, "data.target: en is the source too"),
-        (ParallelDataConfig, {"batch_tokens": 127}, "data.batch_tokens: 127 has no room .* of 128"),
         (ParallelDataConfig, {"row_multiple": 0}, "data.row_multiple: 0 is no number of rows"),
         (LabelledDataConfig, {"format": "csv"}, "data.format: 'csv' .* tsv, label_first"),
         (LabelledDataConfig, {"header": False}, "data.label: 'label' is no number"),

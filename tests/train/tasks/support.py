@@ -1,0 +1,153 @@
+"""Tiny experiments of every task, each with a small file of its own."""
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+from tests.train.support import LENGTH, tiny, write_text
+from train.data.config import TokenizerConfig
+from train.data.labelled_config import LabelledDataConfig
+from train.data.parallel_config import ParallelDataConfig
+from train.data.tagged_config import TaggedDataConfig
+from train.experiment import EvaluationConfig, Experiment
+from train.tasks.config import (
+    Classification,
+    MaskedLanguageModelling,
+    Tagging,
+    Translation,
+)
+from transformer import AttentionConfig, EncoderConfig
+
+FILLERS = ("the", "a", "saw", "by", "and", "on", "sat")
+
+ANIMALS = {"cat": "Katze", "fish": "Fisch", "dog": "Hund"}
+TOOLS = {"saw": "Säge", "drill": "Bohrer", "axe": "Axt"}
+OTHERS = {"the": "das", "a": "ein", "red": "rotes", "by": "von", "and": "und"}
+
+
+def draw(seed: int) -> random.Random:
+    return random.Random(seed)
+
+
+def labelled(path: Path, *, lines: int, seed: int) -> Path:
+    """Texts of 4 or 9 words, one of which tells the class."""
+    drawn = draw(seed)
+    rows = []
+    for number in range(lines):
+        label, words = ("animal", ANIMALS) if drawn.random() < 0.5 else ("tool", TOOLS)
+        text = [drawn.choice(list(OTHERS)) for _ in range(3 if number % 2 else 8)]
+        text.insert(drawn.randrange(len(text)), drawn.choice(list(words)))
+        rows.append(f"{label}\t{' '.join(text)}\n")
+    path.write_text("label\ttext\n" + "".join(rows))
+    return path
+
+
+def tagged(path: Path, *, sentences: int, seed: int) -> Path:
+    """Sentences of 6 words, in which animals are spans, with "red" before them or without."""
+    drawn = draw(seed)
+    found = []
+    for _ in range(sentences):
+        words, before = [], "the"
+        for _ in range(6):
+            word = drawn.choice(["the", "red", *ANIMALS])
+            inside = before == "red" and word in ANIMALS
+            tag = "O" if word == "the" else "I-ANIMAL" if inside else "B-ANIMAL"
+            words.append(f"{word} {tag}\n")
+            before = word
+        found.append("".join(words))
+    path.write_text("\n".join(found))
+    return path
+
+
+def parallel(stem: Path, *, pairs: int, seed: int) -> Path:
+    """Sentences of 2 or 5 words, and the same word by word in something like German."""
+    drawn, words = draw(seed), ANIMALS | OTHERS
+    chosen = [
+        [drawn.choice(list(words)) for _ in range(2 if number % 2 else 5)]
+        for number in range(pairs)
+    ]
+    sides = {"en": chosen, "de": [[words[word] for word in each] for each in chosen]}
+    for language, sentences in sides.items():
+        lines = "".join(f"{' '.join(each)}\n" for each in sentences)
+        stem.with_name(f"{stem.name}.{language}").write_text(lines, encoding="utf-8")
+    return stem
+
+
+def encoder(experiment: Experiment) -> Experiment:
+    """With a model that sees both sides."""
+    model = dataclasses.replace(experiment.model, causal=False)
+    return dataclasses.replace(experiment, model=model)
+
+
+def tiny_language(folder: Path, **changes: Any) -> Experiment:
+    text = write_text(folder / "test.txt", lines=30, seed=5)
+    experiment = tiny(folder)
+    data = dataclasses.replace(experiment.data, test_path=str(text))
+    return dataclasses.replace(experiment, data=data, **changes)
+
+
+def tiny_masked(folder: Path, **changes: Any) -> Experiment:
+    experiment = tiny_language(folder)
+    model = dataclasses.replace(experiment.model, causal=False)
+    return dataclasses.replace(
+        experiment, task=MaskedLanguageModelling(rate=0.3), model=model, **changes
+    )
+
+
+def tiny_classifier(folder: Path, **changes: Any) -> Experiment:
+    data = LabelledDataConfig(
+        path=str(labelled(folder / "train.tsv", lines=200, seed=0)),
+        test_path=str(labelled(folder / "test.tsv", lines=21, seed=1)),
+        max_length=LENGTH,
+        tokenizer=TokenizerConfig("word"),
+    )
+    return dataclasses.replace(
+        encoder(tiny(folder)), task=Classification(pooling="mean"), data=data, **changes
+    )
+
+
+def tiny_tagger(folder: Path, **changes: Any) -> Experiment:
+    data = TaggedDataConfig(
+        path=str(tagged(folder / "train.txt", sentences=200, seed=0)),
+        test_path=str(tagged(folder / "test.txt", sentences=21, seed=1)),
+        format="columns",
+        max_length=LENGTH,
+        tokenizer=TokenizerConfig("word"),
+    )
+    return dataclasses.replace(encoder(tiny(folder)), task=Tagging(), data=data, **changes)
+
+
+def tiny_translator(folder: Path, **changes: Any) -> Experiment:
+    data = ParallelDataConfig(
+        path=str(parallel(folder / "train", pairs=200, seed=0)),
+        test_path=str(parallel(folder / "test", pairs=21, seed=1)),
+        max_length=LENGTH,
+        tokenizer=TokenizerConfig("word", lowercase=True),
+    )
+    experiment = tiny(folder)
+    [block] = experiment.model.pattern
+    model = dataclasses.replace(
+        experiment.model,
+        layers=1,
+        encoder=EncoderConfig(layers=1, pattern=(block,)),
+        pattern=(dataclasses.replace(block, cross=AttentionConfig(heads=2)),),
+    )
+    return dataclasses.replace(
+        experiment,
+        task=Translation(beams=2, extra_length=3),
+        data=data,
+        model=model,
+        batch_size=80,
+        evaluation=EvaluationConfig(every=0, batches=1),
+        **changes,
+    )
+
+
+TINY = {
+    "language": tiny_language,
+    "masked": tiny_masked,
+    "classification": tiny_classifier,
+    "tagging": tiny_tagger,
+    "translation": tiny_translator,
+}

@@ -1,0 +1,184 @@
+"""What holds of every task: fitted, broken off and gone on with, evaluated, asked for answers."""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import train
+from tests.train.support import assert_close, assert_same_bits, command, lines_of, losses
+from tests.train.support import light_compiler as light_compiler
+from tests.train.tasks.support import TINY
+from train.cli.fit import FitArguments
+from train.cli.parsing import parse
+from train.evaluation import evaluate_run
+from train.experiment import EmaConfig, Experiment
+from train.preemption import PreemptedError
+from train.report import Report
+from train.sample import sample
+from train.settings import as_text, from_plain, to_plain
+from train.sharding import MeshConfig
+from transformer.sampling import SamplingConfig
+
+Capture = pytest.CaptureFixture[str]
+
+STEPS = {"language": 12, "masked": 12, "classification": 24, "tagging": 24, "translation": 12}
+
+METRICS = {
+    "language": {"loss", "perplexity", "bits_per_byte"},
+    "masked": {"loss", "accuracy"},
+    "classification": {"loss", "accuracy"},
+    "tagging": {"loss", "accuracy", "f1"},
+    "translation": {"loss", "perplexity", "bleu", "tokenised_bleu"},
+}
+
+PROMPTS = {
+    "language": "the cat",
+    "masked": "the [MASK]at sat",
+    "classification": "the red fish",
+    "tagging": "the red fish",
+    "translation": "the red fish",
+}
+
+
+class Trained(NamedTuple):
+    name: str
+    experiment: Experiment
+    workdir: Path
+    run: train.Run
+
+
+def an_experiment(name: str, folder: Path, **changes: Any) -> Experiment:
+    return TINY[name](folder, **{"steps": STEPS[name], "ema": EmaConfig(0.5), **changes})
+
+
+QUICK = "classification"  # the others have their runs in `make test`
+
+
+@pytest.fixture(
+    scope="module",
+    params=[QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in TINY if n != QUICK)],
+)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    name = request.param
+    folder = tmp_path_factory.mktemp(name)
+    experiment = an_experiment(name, folder)
+    run = train.fit(experiment, str(folder / "run"), quiet=True)
+    return Trained(name, experiment, folder / "run", run)
+
+
+def test_the_metrics_have_the_promised_names(trained: Trained) -> None:
+    assert set(trained.run.metrics) == METRICS[trained.name]
+    last = lines_of(trained.workdir / "metrics.jsonl")[-1]
+    assert last == {"step": trained.run.step, "split": "validation", **trained.run.metrics}
+    assert all(math.isfinite(value) for value in trained.run.metrics.values())
+    assert (trained.workdir / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_it_learns(trained: Trained) -> None:
+    curve = losses(trained.workdir)
+    assert curve[STEPS[trained.name]] < curve[1] - 0.2
+
+
+def test_it_counts_tokens(trained: Trained) -> None:
+    lines = [x for x in lines_of(trained.workdir / "metrics.jsonl") if x["split"] == "train"]
+    assert all(line["tokens_per_second"] > 0 for line in lines[1:])
+
+
+def test_it_is_loaded_as_it_was(trained: Trained) -> None:
+    run = train.load(str(trained.workdir))
+    assert_same_bits(run.params, trained.run.params)
+    assert run.experiment.task == trained.run.experiment.task
+    assert run.labels == trained.run.labels
+    assert (trained.workdir / "labels.json").exists() == bool(run.labels)
+    found = evaluate_run(run, "validation")
+    assert found == pytest.approx(trained.run.metrics, rel=1e-5)
+
+
+def test_evaluate(capsys: Capture, trained: Trained) -> None:
+    found = command(capsys, "evaluate", str(trained.workdir), "--split", "test", "--json")
+    assert (found.status, found.error) == (0, "")
+    metrics = json.loads(found.output)
+    assert (metrics["step"], metrics["split"]) == (trained.run.step, "test")
+    assert METRICS[trained.name] <= set(metrics)
+    assert metrics["loss"] != trained.run.metrics["loss"]
+
+
+def test_sample(capsys: Capture, trained: Trained) -> None:
+    prompt = PROMPTS[trained.name]
+    line = ("sample", str(trained.workdir), "--prompt", prompt, "--max-new-tokens", "5")
+    found = command(capsys, *line, "--json")
+    assert (found.status, found.error) == (0, "")
+    [text] = json.loads(found.output)["text"]
+    goes_on = trained.name == "language"
+    assert command(capsys, *line).output == f"{prompt if goes_on else ''}{text}\n"
+    sampling = SamplingConfig(temperature=0.8)
+    texts = sample(trained.run, [prompt, prompt], max_new_tokens=5, sampling=sampling)
+    assert (len(texts), texts[0]) == (2, text)
+    assert sample(trained.run, []) == []
+
+
+def test_its_settings_are_read_back(trained: Trained) -> None:
+    for experiment in (trained.experiment, trained.run.experiment):
+        assert from_plain(to_plain(experiment), "here") == experiment
+    assert f'task.kind = "{type(trained.experiment.task).__name__}"' in as_text(trained.experiment)
+
+
+def test_it_has_the_promised_options(trained: Trained) -> None:
+    line = "--steps 7 --batch-size 24 --seed 3 --data.path x --log-every 2 --checkpoint.every 5"
+    given = parse(FitArguments, line.split(), verb="fit", default=FitArguments(trained.experiment))
+    found = given.experiment
+    assert (found.steps, found.batch_size, found.seed, found.data.path) == (7, 24, 3, "x")
+    assert (found.log_every, found.checkpoint.every) == (2, 5)
+    assert found.task == trained.experiment.task
+    assert type(found.data) is type(trained.experiment.data)
+
+
+@pytest.mark.slow
+def test_a_broken_run_is_an_unbroken_one(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = Report.train
+
+    def stop(self: Report, step: int, metrics: dict[str, float]) -> None:
+        report(self, step, metrics)
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Report, "train", stop)
+        with pytest.raises(PreemptedError):
+            train.fit(trained.experiment, str(tmp_path / "run"), quiet=True)
+    run = train.fit(trained.experiment, str(tmp_path / "run"), quiet=True)
+    assert losses(tmp_path / "run") == losses(trained.workdir)
+    assert run.metrics == trained.run.metrics
+    assert_same_bits(run.params, trained.run.params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mesh": MeshConfig(data=2, fsdp=2, tensor=2), "accumulate": 2},
+        {"compile": "pmap"},
+    ],
+    ids=["a mesh and microbatches", "pmap"],
+)
+def test_it_is_the_same_however_it_is_cut(
+    trained: Trained, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    experiment = dataclasses.replace(trained.experiment, steps=6, **changes)
+    run = train.fit(experiment, str(tmp_path / "run"), quiet=True)
+    first = {step: loss for step, loss in losses(trained.workdir).items() if step <= 6}
+    assert losses(tmp_path / "run") == pytest.approx(first, abs=1e-5)
+    whole = dataclasses.replace(trained.experiment, steps=6)
+    expected = train.fit(whole, str(tmp_path / "whole"), quiet=True)
+    found, wanted = (jax.tree.map(np.asarray, each.params) for each in (run, expected))
+    assert_close(found, wanted, 1e-4)

@@ -1,0 +1,51 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.train.support import light_compiler as light_compiler
+from train.tasks.losses import auxiliary, class_loss, wanted
+from transformer import Classifier, TransformerConfig
+
+MODEL = Classifier(TransformerConfig(vocab_size=3, width=8, layers=1, causal=False))
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 3)])
+def test_classes_by_the_formula(shape: tuple[int, ...]) -> None:
+    drawn = np.random.default_rng(0)
+    logits = drawn.normal(size=(*shape, 7)).astype(np.float32)
+    targets = drawn.integers(0, 7, shape)
+    targets.flat[0] = logits.reshape(-1, 7)[0].argmax()
+    weights = drawn.uniform(0, 2, shape).astype(np.float32)
+    weights.flat[1] = 0
+    batch: Any = {"targets": targets, "weights": weights}
+    found = jax.jit(lambda logits: class_loss(MODEL, logits, batch))(logits)
+    chances = np.exp(logits.astype(np.float64))
+    chances /= chances.sum(axis=-1, keepdims=True)
+    of_target = np.take_along_axis(chances, targets[..., None], axis=-1)[..., 0]
+    right = logits.argmax(axis=-1) == targets
+    assert float(found["loss"].total) == pytest.approx(-(weights * np.log(of_target)).sum())
+    assert float(found["accuracy"].total) == pytest.approx((weights * right).sum())
+    for loss in found.values():
+        assert float(loss.weight) == pytest.approx(weights.sum())
+
+
+def test_losses_of_a_model_are_summed_over_its_layers() -> None:
+    """Each weighs as much as the batch; what else a model tells is left alone."""
+    places = (
+        {"loss/balance": jnp.array([1.0, 2.0]), "weights": jnp.ones((2, 3))},
+        {"loss/balance": jnp.array([4.0]), "loss/z": jnp.array([0.5])},
+    )
+    found = auxiliary(places, jnp.float32(3))
+    assert {name: (float(x.total), float(x.weight)) for name, x in found.items()} == {
+        "loss/balance": (21.0, 3.0),
+        "loss/z": (1.5, 3.0),
+    }
+    assert auxiliary((), jnp.float32(3)) == {}
+
+
+def test_models_are_asked_for_their_losses_in_training_alone() -> None:
+    assert wanted(None) == frozenset()
+    assert wanted(jax.random.key(0)) == {"losses"}

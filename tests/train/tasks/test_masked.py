@@ -1,0 +1,104 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.train.support import light_compiler as light_compiler
+from tests.train.tasks.support import tiny_masked
+from train.data.config import TokenizerConfig
+from train.data.tokenizer import Tokenizer
+from train.data.tokenizer_training import train_tokenizer
+from train.errors import UserError
+from train.tasks.masked import MaskedTask, chosen, masked_tokens
+from train.tasks.task import SampleOptions
+from transformer.hardware import Hardware
+from transformer.shared import unconstrained
+
+END, MASK = 256, 257
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(TokenizerConfig("byte"), []).with_mask()
+
+
+def test_what_is_chosen_keeps_its_place_and_its_weight() -> None:
+    hidden = jnp.arange(2 * 5 * 3, dtype=jnp.float32).reshape(2, 5, 3)
+    batch = {
+        "weights": jnp.array([[0.0, 1, 0, 0, 1], [0, 0, 0, 0, 0]]),
+        "targets": jnp.arange(10).reshape(2, 5),
+    }
+    found, rest = chosen(hidden, batch, 3)
+    np.testing.assert_array_equal(rest["weights"], [[1, 1, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(rest["targets"][0, :2], [1, 4])
+    np.testing.assert_array_equal(found[0, :2], hidden[0, np.array([1, 4])])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        ("a [MASK]b", [END, *b"a", MASK, *b"b"]),
+        ("[MASK]", [END, MASK]),
+        ("<mask> a<mask>", [END, MASK, *b" a", MASK]),
+        ("a  [MASK] [MASK]", [END, *b"a", MASK, MASK]),
+    ],
+)
+def test_a_mask_stands_for_a_word_and_the_space_before_it(
+    tokenizer: Tokenizer, prompt: str, tokens: list[int]
+) -> None:
+    assert masked_tokens(tokenizer, prompt).tolist() == tokens
+
+
+def test_a_prompt_hides_a_word(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError, match=r"prompt 'MASK': hides no word; write \[MASK\]"):
+        masked_tokens(tokenizer, "MASK")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> MaskedTask:
+    experiment = tiny_masked(tmp_path_factory.mktemp("masked"))
+    return MaskedTask(MaskedTask(experiment).resolved(MaskedTask(experiment).prepare()))
+
+
+def test_a_tokenizer_gets_a_mask_once(task: MaskedTask) -> None:
+    """So that a run that is gone on with finds what it was trained on."""
+    first = task.prepare()
+    again = task.prepare(first.tokenizer)
+    assert first.tokenizer.mask is not None
+    assert again.digest == first.digest
+    assert again.tokenizer.vocab_size == task.experiment.model.vocab_size
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_loss_is_that_of_the_hidden_words(task: MaskedTask, training: bool) -> None:
+    """By the plain formula over the logits of all places."""
+    model = task.model(Hardware(), unconstrained)
+    params = jax.jit(model.initial)(jax.random.key(0))
+    batch: Any = task.batches(task.prepare()).host(0, 0, 1)
+    keys = jax.random.split(jax.random.key(1), 8) if training else None
+    found = jax.jit(task.loss(model))(params, batch, keys)
+    given = {name: batch[name] for name in ("positions", "segments")}
+    logits = model.apply({"params": params}, batch["tokens"], keys=keys, **given).logits
+    assert logits is not None
+    chances = jax.nn.log_softmax(logits, axis=-1)
+    each = -jnp.take_along_axis(chances, batch["targets"][..., None], axis=-1)[..., 0]
+    assert float(found["loss"].weight) == batch["weights"].sum() == 8 * 5  # 0.3 of 16
+    assert float(found["loss"].total) == pytest.approx(float((each * batch["weights"]).sum()))
+    assert ("accuracy" in found) != training
+    if not training:
+        right = (jnp.argmax(logits, axis=-1) == batch["targets"]) * batch["weights"]
+        assert float(found["accuracy"].total) == float(right.sum())
+
+
+def test_a_prompt_that_is_too_long(task: MaskedTask) -> None:
+    model = task.model(Hardware(), unconstrained)
+
+    class Run:
+        tokenizer = task.prepare().tokenizer
+
+    run: Any = Run()
+    run.model = model
+    with pytest.raises(UserError, match="prompt: has 17 tokens and the model reads 16; shorten"):
+        task.sample(run, ["the cat sat on[MASK]a"], SampleOptions())

@@ -1,0 +1,82 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.train.support import light_compiler as light_compiler
+from tests.train.tasks.support import tiny_translator
+from train.engine import make_engine
+from train.scores.bleu import sacre_bleu, tokenised_bleu
+from train.sharding import MeshConfig
+from train.tasks.task import Metric
+from train.tasks.translation import TranslationTask
+from transformer.hardware import Hardware
+from transformer.shared import unconstrained
+
+SMOOTHING = 0.1
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> TranslationTask:
+    experiment = tiny_translator(tmp_path_factory.mktemp("translation"))
+    asked = TranslationTask(experiment)
+    return TranslationTask(asked.resolved(asked.prepare()))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_targets_are_smoothed_in_training_alone(task: TranslationTask, training: bool) -> None:
+    """By the plain formula over the logits of all places."""
+    model = task.model(Hardware(), unconstrained)
+    params = jax.jit(model.initial)(jax.random.key(0))
+    batch: Any = task.batches(task.prepare()).host(0, 0, 1)
+    rows = len(batch["tokens"])
+    keys = jax.random.split(jax.random.key(1), rows) if training else None
+    found = jax.jit(task.loss(model))(params, batch, keys)["loss"]
+    given = {name: batch[name] for name in ("source_segments", "segments")}
+    output = model.apply({"params": params}, batch["source"], batch["tokens"], keys=keys, **given)
+    assert output.logits is not None
+    words = task.experiment.model.vocab_size
+    chances = jax.nn.log_softmax(output.logits[..., :words], axis=-1)
+    of_target = jnp.take_along_axis(chances, batch["targets"][..., None], axis=-1)[..., 0]
+    share = SMOOTHING if training else 0.0
+    each = -((1 - share) * of_target + share * chances.mean(axis=-1))
+    assert float(found.total) == pytest.approx(float((each * batch["weights"]).sum()), rel=1e-5)
+    assert float(found.weight) == batch["segments"].sum()
+
+
+def test_bleu_is_that_of_the_translations(task: TranslationTask) -> None:
+    """Of all pairs at the end; on the way the loss alone, unless it is asked for."""
+    engine = make_engine(task.experiment, Hardware(count=8))
+    corpus, params = task.prepare(), engine.init().params
+    found = task.evaluate(engine, params, corpus, "test", whole=True)
+    split = corpus.split("test")
+    sources = [split.source[number] for number in range(len(split.pairs))]
+    texts = task.translated(engine.model, params, corpus.tokenizer, sources)
+    references = [pair.target for pair in split.pairs]
+    assert len(texts) == 21
+    assert found["bleu"] == sacre_bleu(texts, references).score
+    assert found["tokenised_bleu"] == tokenised_bleu(texts, references, "de").score
+    assert found["perplexity"] == pytest.approx(np.exp(found["loss"]))
+    on_the_way = task.evaluate(engine, params, corpus, "test", whole=False)
+    assert set(on_the_way) == {"loss", "perplexity"}
+
+
+def test_what_it_is_judged_by(task: TranslationTask) -> None:
+    corpus = task.prepare()
+    assert task.metric(corpus) == Metric("loss", lower_is_better=True)
+    assert "tok:13a" in task.quoted["bleu_signature"]
+    assert "case:lc" in task.quoted["bleu_signature"]
+
+
+def test_batches_do_not_depend_on_the_devices(task: TranslationTask) -> None:
+    """Rows are a multiple of 8, whatever there is to cut them for."""
+    batches = task.batches(task.prepare())
+    for cursor in range(9):
+        batch = batches.host(cursor, 0, 1)
+        assert len(batch["tokens"]) % 8 == 0
+        longer = max(batch["tokens"].shape[1], batch["source"].shape[1])
+        assert len(batch["tokens"]) * longer <= task.experiment.batch_size
+    assert task.experiment.rows == ("data.row_multiple", 8)
+    assert MeshConfig().sizes(8)["data"] == 8

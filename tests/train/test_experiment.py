@@ -1,0 +1,95 @@
+"""Settings that do not go together are refused before anything is read."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.support import tiny
+from tests.train.tasks.support import tiny_classifier, tiny_translator
+from train.data.parallel_config import ParallelDataConfig
+from train.errors import UsageError
+from train.experiment import EvaluationConfig, Experiment
+from train.tasks.config import (
+    Classification,
+    MaskedLanguageModelling,
+    Tagging,
+    Translation,
+)
+from transformer import EncoderConfig
+
+
+def replaced_model(experiment: Experiment, **changes: Any) -> dict[str, Any]:
+    return {"model": dataclasses.replace(experiment.model, **changes)}
+
+
+def test_a_task_has_its_own_kind_of_data(tmp_path: Path) -> None:
+    for task in (Classification(), Tagging(), Translation()):
+        name = type(task).__name__
+        with pytest.raises(UsageError, match=f"task {name}: learns from a .*, not a DataConfig"):
+            tiny(tmp_path, task=task)
+    message = "task LanguageModelling: learns from a DataConfig, not a ParallelDataConfig; set data"
+    with pytest.raises(UsageError, match=message):
+        tiny(tmp_path, data=ParallelDataConfig())
+
+
+def test_translation_has_an_encoder_and_no_other_task_has(tmp_path: Path) -> None:
+    translator = tiny_translator(tmp_path)
+    with pytest.raises(UsageError, match=r"model\.encoder: .* Translation; give an EncoderConfig"):
+        dataclasses.replace(translator, **replaced_model(translator, encoder=None))
+    experiment = tiny(tmp_path)
+    with pytest.raises(UsageError, match=r"model\.encoder: .*; only Translation has an encoder"):
+        tiny(tmp_path, **replaced_model(experiment, encoder=EncoderConfig()))
+
+
+def test_who_may_not_be_causal(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"model\.causal: .* looks at both sides of a word"):
+        tiny(tmp_path, task=MaskedLanguageModelling())
+    classifier = tiny_classifier(tmp_path)
+    causal = replaced_model(classifier, causal=True)
+    assert dataclasses.replace(classifier, **causal).model.causal  # the mean of all tokens may be
+    with pytest.raises(UsageError, match=r"task\.pooling first: .* sees no other"):
+        dataclasses.replace(classifier, task=Classification(), **causal)
+
+
+@pytest.mark.parametrize("setting", [{"stride": 3}, {"compressors": True}])
+def test_what_is_for_text_alone(tmp_path: Path, setting: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"evaluation.{next(iter(setting))}: is for text alone"):
+        tiny_classifier(tmp_path, evaluation=EvaluationConfig(every=0, **setting))
+
+
+def test_lengths_go_by_the_data_whatever_they_are(tmp_path: Path) -> None:
+    classifier, translator = tiny_classifier(tmp_path), tiny_translator(tmp_path)
+    data: Any = classifier.data
+    longer = dataclasses.replace(data, max_length=17)
+    with pytest.raises(UsageError, match=r"data\.max_length 17: .* positions has 16 rows"):
+        dataclasses.replace(classifier, data=longer)
+    assert (classifier.length, classifier.segments) == (16, True)
+    with pytest.raises(UsageError, match=r"batch_size 15: has no room for a sentence of .* 16"):
+        dataclasses.replace(translator, batch_size=15)
+
+
+def test_microbatches_divide_the_rows_of_a_batch(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="accumulate 3: does not divide batch_size 8"):
+        tiny_classifier(tmp_path, accumulate=3)
+    with pytest.raises(UsageError, match=r"accumulate 3: does not divide data\.row_multiple 8"):
+        tiny_translator(tmp_path, accumulate=3)
+    assert tiny_translator(tmp_path, accumulate=4).batch_size == 80
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MaskedLanguageModelling(rate=0.0), r"task\.rate 0\.0: give a share in \(0, 1\]"),
+        (lambda: MaskedLanguageModelling(masked=0.8, replaced=0.3), r"task\.masked 0\.8, task\.re"),
+        (lambda: Classification(classes=-1), r"task\.classes -1: give 0 or more"),
+        (lambda: Tagging(dropout=1.0), r"task\.dropout 1\.0: give a share in \[0, 1\)"),
+        (lambda: Translation(beams=0), r"task\.beams 0: give 1 or more"),
+        (lambda: Translation(label_smoothing=1.0), r"task\.label_smoothing 1\.0: give a share"),
+        (lambda: Translation(length_penalty=-1.0), r"task\.length_penalty -1\.0: give 0 or more"),
+    ],
+)
+def test_settings_of_tasks(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

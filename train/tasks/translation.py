@@ -1,0 +1,205 @@
+"""Translation: the text in another language (Vaswani et al. 2017)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from train.data.buckets import buckets_by_tokens
+from train.data.example_batches import HeldOutBatches, TrainingBatches
+from train.data.example_corpus import ExampleCorpus
+from train.data.parallel import (
+    ParallelSplit,
+    decode_sentence,
+    encode_sentences,
+    prepare_parallel,
+)
+from train.data.parallel_config import ParallelDataConfig
+from train.data.tokenizer import Tokenizer
+from train.errors import UserError
+from train.experiment import Experiment
+from train.scores.bleu import sacre_bleu, tokenised_bleu
+from train.step import Batch, LossFunction
+from train.tasks.config import Translation
+from train.tasks.losses import auxiliary, wanted, word_loss
+from train.tasks.measuring import fitting, limit, means
+from train.tasks.task import Labels, Metric, SampleOptions, Show, Task
+from train.tasks.vocabulary import with_vocabulary
+from transformer.beam_search import BeamConfig
+from transformer.encoder_decoder import EncoderDecoder
+from transformer.hardware import Hardware
+from transformer.losses import Loss
+from transformer.shared import Constrain
+from transformer.translation import translate
+
+if TYPE_CHECKING:
+    from train.engine import Engine
+    from train.run import Run
+
+Corpus = ExampleCorpus[ParallelSplit]
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationTask(Task):
+    """An encoder-decoder of sentences, judged by its loss on the way and scored by BLEU."""
+
+    experiment: Experiment
+
+    @property
+    def data(self) -> ParallelDataConfig:
+        assert isinstance(self.experiment.data, ParallelDataConfig)  # as the experiment has checked
+        return self.experiment.data
+
+    @property
+    def settings(self) -> Translation:
+        assert isinstance(self.experiment.task, Translation)
+        return self.experiment.task
+
+    @property
+    def continues(self) -> bool:
+        return False
+
+    @property
+    def quoted(self) -> dict[str, str]:
+        return {"bleu_signature": sacre_bleu(["a"], ["a"]).signature}
+
+    def metric(self, corpus: Corpus) -> Metric:
+        if self.settings.bleu == "always":
+            return Metric("bleu", lower_is_better=False)
+        return Metric("loss", lower_is_better=True)
+
+    def prepare(self, tokenizer: Tokenizer | None = None, labels: Labels | None = None) -> Corpus:
+        return prepare_parallel(self.data, tokenizer)
+
+    def resolved(self, corpus: Corpus) -> Experiment:
+        return with_vocabulary(self.experiment, corpus.tokenizer)
+
+    def model(self, hardware: Hardware, constrain: Constrain) -> EncoderDecoder:
+        return EncoderDecoder(self.experiment.model, hardware, constrain)
+
+    def loss(self, model: EncoderDecoder) -> LossFunction:
+        """The cross entropy of the target's words; smoothed in training alone.
+
+        A batch has `source` and `source_segments` [B, S], and `tokens`, `segments`, `targets` and
+        `weights` [B, T].
+        """
+        smoothing = self.settings.label_smoothing
+
+        def loss(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
+            output = model.apply(
+                {"params": params},
+                batch["source"],
+                batch["tokens"],
+                source_segments=batch["source_segments"],
+                segments=batch["segments"],
+                keys=keys,
+                want=wanted(keys),
+            )
+            share = 0.0 if keys is None else smoothing
+            found = word_loss(model, params, output.hidden, batch, smoothing=share)
+            return {**found, **auxiliary(output.aux, found["loss"].weight)}
+
+        return loss
+
+    def batches(self, corpus: Corpus) -> TrainingBatches:
+        split = corpus.split("train")
+        buckets = buckets_by_tokens(
+            split.lengths,
+            batch_tokens=self.experiment.batch_size,
+            row_multiple=self.data.row_multiple,
+        )
+        return TrainingBatches(split, buckets, seed=self.experiment.seed)
+
+    def amount(self, corpus: Corpus) -> str:
+        return f"{len(corpus.split('train').pairs):,} pairs of sentences"
+
+    def evaluate(
+        self, engine: Engine, params: Any, corpus: Corpus, split: str, *, whole: bool
+    ) -> dict[str, float]:
+        """Loss in nats a token of the target, perplexity, and at the end BLEU twice.
+
+        `bleu` is sacreBLEU's, in lower case; `tokenised_bleu` that of Moses tokens in lower case.
+        """
+        settings, pairs = self.experiment.evaluation, corpus.split(split)
+        buckets = buckets_by_tokens(
+            pairs.lengths,
+            batch_tokens=settings.batch_size or self.experiment.batch_size,
+            row_multiple=fitting(1, engine.mesh),
+        )
+        batches = HeldOutBatches(pairs, buckets, limit=limit(settings, whole))
+        loss = means(engine, params, batches)["loss"]
+        metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+        if whole or self.settings.bleu == "always":
+            metrics |= self.scores(engine, params, corpus, pairs, numbers_of(batches))
+        return metrics
+
+    def scores(
+        self,
+        engine: Engine,
+        params: Any,
+        corpus: Corpus,
+        pairs: ParallelSplit,
+        numbers: Sequence[int],
+    ) -> dict[str, float]:
+        """BLEU of the translations of some pairs' sources."""
+        sources = [pairs.source[number] for number in numbers]
+        found = self.translated(engine.model, params, corpus.tokenizer, sources)
+        references = [pairs.pairs[number].target for number in numbers]
+        return {
+            "bleu": sacre_bleu(found, references).score,
+            "tokenised_bleu": tokenised_bleu(found, references, self.data.target).score,
+        }
+
+    def references(self, corpus: Corpus) -> dict[str, float]:
+        return {}
+
+    def sample(
+        self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None
+    ) -> list[str]:
+        """The translation of each prompt."""
+        sources = encode_sentences(run.tokenizer, prompts)
+        longest = self.data.max_length
+        for prompt, source in zip(prompts, sources, strict=True):
+            if len(source) > longest:
+                raise UserError(
+                    f"prompt {prompt[:40]!r}: has {len(source)} tokens and the model reads "
+                    f"{longest}; shorten it"
+                )
+        found = self.translated(run.model, run.params, run.tokenizer, sources, options.beams)
+        if show is not None:
+            show("".join(found))
+        return found
+
+    def translated(
+        self,
+        model: Any,
+        params: Any,
+        tokenizer: Tokenizer,
+        sources: Sequence[np.ndarray],  # each [S]
+        beams: int = 0,
+    ) -> list[str]:
+        settings, end = self.settings, tokenizer.end_of_text
+        found = translate(
+            model,
+            params,
+            sources,
+            begin=end,
+            stop=end,
+            beams=BeamConfig(beams or settings.beams, settings.length_penalty),
+            extra=settings.extra_length,
+        )
+        return [decode_sentence(tokenizer, np.array(tokens, np.int32)) for tokens in found.tokens]
+
+
+def numbers_of(batches: HeldOutBatches) -> list[int]:
+    """The numbers of the examples of some batches, in order."""
+    found: list[int] = []
+    for cursor in range(len(batches)):
+        rows = batches.host(cursor, 0, 1)
+        found += rows["examples"][rows["weights"].any(axis=1)].tolist()
+    return sorted(found)

@@ -77,7 +77,7 @@ class TransformerConfig:
         check_share("model.dropout", self.dropout)
         _check_stack("model", self.layers, self.pattern, self.width)
         for block in self.pattern if self.causal else ():
-            if isinstance(block.feed_forward, MixtureConfig) and block.feed_forward.capacity:
+            if isinstance(block.feed_forward, MixtureConfig) and not block.feed_forward.causal:
                 raise ValueError(
                     f"mixture.capacity {block.feed_forward.capacity}: lets later tokens decide "
                     "what earlier ones lose, and the model is causal; set it to 0"

@@ -15,7 +15,7 @@ from transformer.config import TransformerConfig
 from transformer.model import Model
 from transformer.positions import RelativePositions
 from transformer.primer import PrimerConfig
-from transformer.sizes import Leaf, abstract, layer_mixers, padded_entries
+from transformer.sizes import Leaf, abstract, active_entries, layer_mixers, padded_entries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ def count_flops(model: Model, length: int) -> Flops:
     weights = {"mixer": 0, "feed_forward": 0, "vocabulary": 0}
     for leaf in abstract(model).leaves():
         if (place := _product(leaf, config)) is not None:
-            weights[place] += leaf.size - padded_entries(leaf, config)
+            weights[place] += active_entries(leaf, config) - padded_entries(leaf, config)
     layers = list(layer_mixers(config))
     known = [layer for layer in layers if layer.mixer.kind in SCORES]
     scores = [SCORES[each.mixer.kind](each.mixer, config.width, length) for each in known]
@@ -119,11 +119,13 @@ def _memory_scores(mixer: Any, width: int, length: int) -> ScoreFlops:
     return ScoreFlops(full=2 * both * length, causal=2 * both * length)
 
 
+WITHOUT_SCORES = ("identity", "convolution", "elman", "lstm", "seq2seq", "gnmt_encoder")
+
 SCORES: dict[str, Callable[[Any, int, int], ScoreFlops]] = {
     AttentionConfig.kind: _attention_scores,
-    **dict.fromkeys(("identity", "elman", "lstm", "convolution", "seq2seq"), _no_scores),
+    **dict.fromkeys(WITHOUT_SCORES, _no_scores),
     PrimerConfig.kind: _primer_scores,
-    **dict.fromkeys(("bahdanau", "luong"), _memory_scores),
+    **dict.fromkeys(("bahdanau", "luong", "gnmt_decoder"), _memory_scores),
 }
 """By `kind`: (a mixer's configuration, D, T) -> a token's operations that take no weights."""
 

@@ -68,6 +68,11 @@ class MixtureConfig:
                 f"mixture.form {self.form}: experts with a capacity have slots; leave it at auto"
             )
 
+    @property
+    def causal(self) -> bool:
+        """Whether a token gets the same whatever follows: not if later ones take its place."""
+        return not self.capacity
+
 
 class Mixture(nn.Module):
     """The sum over a token's C experts of gate * expert(x)."""

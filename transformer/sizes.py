@@ -14,6 +14,7 @@ from transformer.config import TransformerConfig
 from transformer.hardware import Hardware
 from transformer.language_model import LanguageModel
 from transformer.mixers import MixerConfig
+from transformer.mixture import MixtureConfig
 from transformer.model import Model
 from transformer.weights import Axes
 
@@ -83,6 +84,8 @@ class Parameters:
     """In rows of the embedding that stand for no word."""
     heads: int = 0
     """In what a task puts on top: classes, tags, BERT's masked-word head."""
+    idle: int = 0
+    """Those of `total` that a token does not meet: of experts that it is not sent to."""
 
     @property
     def total(self) -> int:
@@ -93,22 +96,28 @@ class Parameters:
     def allocated(self) -> int:
         return self.total + self.padding + self.heads
 
+    @property
+    def active(self) -> int:
+        """What one token goes through."""
+        return self.total - self.idle
+
 
 def count_parameters(model: Model) -> Parameters:
     """Exact counts, by part."""
     parts = dict.fromkeys(("embedding", "positions"), 0)
     parts |= {_mixer_part(layer.mixer, layer.cross): 0 for layer in layer_mixers(model.config)}
     parts |= dict.fromkeys(("feed_forward", "norms", "output"), 0)
-    padding = heads = 0
+    padding = heads = idle = 0
     for leaf in abstract(model).leaves():
         padded = padded_entries(leaf, model.config)
         padding += padded
+        idle += leaf.size - active_entries(leaf, model.config)
         if leaf.path[0].startswith("head"):
             heads += leaf.size - padded
             continue
         part = _part(leaf, model.config)
         parts[part] = parts.get(part, 0) + leaf.size - padded
-    return Parameters(parts, padding, heads)
+    return Parameters(parts, padding, heads, idle)
 
 
 def estimate_parameters(config: TransformerConfig) -> int:
@@ -163,6 +172,15 @@ def padded_entries(leaf: Leaf, config: TransformerConfig) -> int:
     return leaf.size // rows * (rows - words)
 
 
+def active_entries(leaf: Leaf, config: TransformerConfig) -> int:
+    """How many entries of a parameter a token meets: of experts, those of the chosen ones."""
+    if "experts" not in leaf.axes.stack:
+        return leaf.size
+    mixture = _block(leaf, config).feed_forward
+    assert isinstance(mixture, MixtureConfig)  # nothing else has experts
+    return leaf.size // mixture.experts * mixture.chosen
+
+
 def _mixer_part(mixer: MixerConfig, cross: bool) -> str:
     name = "attention" if isinstance(mixer, AttentionConfig) else mixer.kind
     return f"cross_{name}" if cross else name
@@ -174,11 +192,15 @@ def _part(leaf: Leaf, config: TransformerConfig) -> str:
         return "norms"
     if leaf.inner[0] != "layers":
         return leaf.inner[0].removesuffix("_bias")
-    _, place, module, *_ = leaf.inner
-    pattern = config.pattern
-    if leaf.path[0] == "encoder" and config.encoder is not None:
-        pattern = config.encoder.pattern
-    block = pattern[int(place.removeprefix("place_"))]
+    block, module = _block(leaf, config), leaf.inner[2]
     if module == "cross" and block.cross is not None:
         return _mixer_part(block.cross, cross=True)
     return _mixer_part(block.mixer, cross=False) if module == "mixer" else module
+
+
+def _block(leaf: Leaf, config: TransformerConfig) -> BlockConfig:
+    """The place of the pattern that a layer's parameter belongs to."""
+    pattern = config.pattern
+    if leaf.path[0] == "encoder" and config.encoder is not None:
+        pattern = config.encoder.pattern
+    return pattern[int(leaf.inner[1].removeprefix("place_"))]

@@ -23,6 +23,7 @@ from transformer.costs import (
     decode_weight_bytes,
     estimate_flops,
 )
+from transformer.mixture import MixtureConfig
 from transformer.positions import RelativePositions
 from transformer.scores import AdditiveScore, BilinearScore
 
@@ -55,6 +56,13 @@ def test_feed_forward_is_57_percent_of_a_layer_512_wide_over_512_tokens() -> Non
     config = TransformerConfig(vocab_size=17, width=512, layers=1)
     flops = count_flops(LanguageModel(config), 512)
     assert flops.feed_forward_share() == pytest.approx(16 / (16 + 8 + 4))
+
+
+def test_of_experts_only_the_chosen_ones_are_counted() -> None:
+    mixture = MixtureConfig(experts=5, chosen=2, expert=FeedForwardConfig(hidden=13))
+    block = BlockConfig(mixer=MIXER, feed_forward=mixture)
+    flops = count_flops(LanguageModel(dataclasses.replace(TINY, pattern=(block,))), 23)
+    assert flops.feed_forward == 3 * 2 * (2 * 2 * 7 * 13 + 7 * 5)  # and the router
 
 
 def test_a_mixer_without_a_formula_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,6 @@ from flax.core import meta
 from tests.transformer import formulas
 from tests.transformer.formulas import assert_close, normal, weights_of
 from transformer import FeedForwardConfig, Hardware, Initialization, Precision
-from transformer.feedforward import FeedForward
-from transformer.feedforwards import causal, feed_forward_type
 from transformer.mixture import Form, Mixture, MixtureConfig
 from transformer.shared import Shared
 from transformer.weights import Axes, axes_of
@@ -114,7 +112,7 @@ def test_gradients(form: Form) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_the_past_does_not_see_the_future_bit_for_bit(form: Form) -> None:
     config = dataclasses.replace(TWO, form=form)
-    assert causal(config)
+    assert config.causal
     _, params = made(config)
     x, other = normal(1, B, T, D), normal(2, B, T, D)
     y = called(config, params, x).y
@@ -191,7 +189,7 @@ def test_tokens_beyond_the_capacity_are_dropped(capacity: float, places: int) ->
 def test_with_a_capacity_the_past_sees_the_future_and_says_so() -> None:
     """A later token's first choice takes the place of an earlier one's second."""
     config = dataclasses.replace(TWO, capacity=0.5)
-    assert not causal(config)
+    assert not config.causal
     _, params = made(config)
     x, other = normal(1, B, T, D), normal(2, B, T, D)
     changed = np.concatenate([x[:, :6], other[:, 6:]], axis=1)
@@ -283,12 +281,6 @@ def test_the_router_stays_in_float32() -> None:
     y: Any = jax.jit(module.apply)({"params": params}, jnp.ones((B, T, D), jnp.bfloat16))
     assert y.y.dtype == jnp.bfloat16
     assert_close(y.y.astype(np.float32), np.full((B, T, D), 0.5), 1e-2)
-
-
-def test_kinds_of_feed_forward() -> None:
-    assert feed_forward_type(TWO) is Mixture
-    assert feed_forward_type(PLAIN) is FeedForward
-    assert causal(PLAIN)
 
 
 @pytest.mark.parametrize(

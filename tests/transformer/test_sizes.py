@@ -13,6 +13,7 @@ from transformer import (
     Rotary,
     TransformerConfig,
 )
+from transformer.mixture import MixtureConfig
 from transformer.sizes import cache_bytes, count_parameters, estimate_parameters
 
 # D 7, N 3, K 1, H 5 and 11, F 13, V 17 in 24 rows, 19 positions, L 3.
@@ -53,6 +54,18 @@ def test_places_of_a_pattern_may_differ() -> None:
     mixed = dataclasses.replace(TINY, pattern=(*TINY.pattern, wide))  # layers 0 and 2, and layer 1
     parts = count_parameters(LanguageModel(mixed)).parts
     assert parts["feed_forward"] == 2 * (2 * 7 * 13 + 13 + 7) + 2 * 7 * 29
+
+
+def test_a_token_meets_the_experts_that_it_is_sent_to() -> None:
+    mixture = MixtureConfig(experts=5, chosen=2, expert=FeedForwardConfig(hidden=13))
+    block = BlockConfig(mixer=MIXER, feed_forward=mixture)
+    counted = count_parameters(
+        LanguageModel(dataclasses.replace(TINY, pattern=(*TINY.pattern, block)))
+    )
+    expert = 7 * 13 + 13 + 13 * 7 + 7
+    assert counted.parts["feed_forward"] == 2 * expert + 5 * expert + 7 * 5
+    assert counted.active == counted.total - 3 * expert
+    assert count_parameters(LanguageModel(TINY)).active == 2414
 
 
 def test_estimate() -> None:

@@ -1,0 +1,142 @@
+"""What the texts teach about attention and positions, as small experiments."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import Array, array, assert_close, normal, weights_of
+from tests.transformer.mixers import applied, made
+from transformer import (
+    ALiBi,
+    AttentionConfig,
+    BlockConfig,
+    BucketedBias,
+    FeedForwardConfig,
+    Hardware,
+    LanguageModel,
+    Mask,
+    RelativePositions,
+    Rotary,
+    SinusoidalPositions,
+    TransformerConfig,
+)
+from transformer.attend import attend
+from transformer.positions import sinusoid
+
+WANT = frozenset({"weights"})
+
+
+def test_products_of_unit_entries_have_variance_d_k() -> None:
+    """So they are divided by sqrt(d_k) (Vaswani et al. 2017, footnote 4)."""
+    for d_k in (4, 64):
+        q, k = normal(0, 20_000, d_k), normal(1, 20_000, d_k)
+        scores = (q * k).sum(-1)
+        assert scores.var() == pytest.approx(d_k, rel=0.05)
+        assert (scores / math.sqrt(d_k)).var() == pytest.approx(1, rel=0.05)
+
+
+def test_without_the_scale_softmax_saturates() -> None:
+    """One key takes nearly all, and the gradient of the scores, weights (1 - weights), is gone."""
+    q, k = normal(0, 4, 32, 2, 256), normal(1, 4, 32, 2, 256)
+
+    def weights(scale: float) -> Array:
+        given: Any = dict(hardware=Hardware(), scale=scale, want=WANT)
+        run = jax.jit(lambda q, k: attend(q, k, k, Mask(), **given).aux["weights"])
+        return np.asarray(run(q, k))
+
+    plain, scaled = weights(1.0), weights(256**-0.5)
+    assert np.median(plain.max(-1)) > 0.95
+    assert np.median(scaled.max(-1)) < 0.35
+    slope = lambda w: np.median((w * (1 - w)).sum(-1))  # noqa: E731
+    assert slope(plain) < 0.1 * slope(scaled)
+
+
+def sinusoids(count: int, width: int) -> Array:  # [count, D]
+    return np.asarray(jax.jit(sinusoid, static_argnums=1)(array([np.arange(count)]), width)[0])
+
+
+@pytest.mark.parametrize("k", [1, 7])
+def test_the_sinusoid_at_t_plus_k_is_a_fixed_linear_map_of_that_at_t(k: int) -> None:
+    """A rotation of each pair (sin, cos), the same for every t."""
+    p, width = sinusoids(60, 10), 10
+    turn = np.zeros((width, width))
+    for i in range(0, width, 2):
+        angle = k / 10_000 ** (i / width)
+        cos, sin = math.cos(angle), math.sin(angle)
+        turn[i : i + 2, i : i + 2] = [[cos, sin], [-sin, cos]]
+    assert_close(p[:-k] @ turn.T, p[k:])
+
+
+def test_products_of_sinusoids_tell_distances_but_not_directions() -> None:
+    """p_t . p_{t+k} = p_t . p_{t-k}, the same for every t; its envelope falls with k."""
+    p = sinusoids(1200, 128)
+    products = p @ p.T
+    t, k = 600, np.arange(600)
+    assert_close(products[t, t + k], products[t, t - k])
+    assert_close(products[t, t + k], products[0, k])
+    ranges = ((0, 1), (1, 8), (8, 64), (64, 512))
+    envelope = [products[0, start:end].max() for start, end in ranges]
+    assert envelope == sorted(envelope, reverse=True)
+    assert envelope[-1] < 0.6 * envelope[0]
+
+
+@pytest.mark.parametrize(
+    "position",
+    [Rotary(base=100.0), RelativePositions(3), BucketedBias(8, 20, bidirectional=True), ALiBi()],
+    ids=lambda position: type(position).__name__,
+)
+def test_scores_depend_on_m_minus_n_alone(position: Any) -> None:
+    """All tokens moved by 37 places see each other as before; moved apart, they do not."""
+    mixer, params = made(AttentionConfig(heads=2, position=position), 8)
+    x, places = normal(1, 2, 5, 8), np.arange(5)[None]
+    weights = [
+        applied(mixer, params, x, WANT, positions=at).aux["weights"]
+        for at in (places, places + 37, 3 * places)
+    ]
+    assert_close(weights[1], weights[0])
+    assert np.abs(weights[2] - weights[0]).max() > 1e-3
+
+
+def hidden(config: TransformerConfig, tokens: Any) -> Array:  # [B, T, D]
+    """Of an encoder: every token sees all."""
+    model = LanguageModel(dataclasses.replace(config, causal=False))
+    params = weights_of(jax.eval_shape(model.init, jax.random.key(0), tokens)["params"])
+    return np.asarray(jax.jit(model.apply)({"params": params}, tokens).hidden)
+
+
+BLOCK = BlockConfig(mixer=AttentionConfig(heads=2), feed_forward=FeedForwardConfig(hidden=13))
+BLIND = TransformerConfig(vocab_size=11, width=8, layers=2, pattern=(BLOCK,), vocab_multiple=1)
+SIGHTED = dataclasses.replace(BLIND, position=SinusoidalPositions())
+
+
+def test_identical_words_are_one_vector_without_positions() -> None:
+    tokens = array([[3, 5, 3, 7, 3]])
+    blind, sighted = hidden(BLIND, tokens)[0], hidden(SIGHTED, tokens)[0]
+    assert_close(blind[[2, 4]], blind[[0, 0]])
+    assert np.abs(sighted[2] - sighted[0]).max() > 1e-2
+    assert np.abs(blind[1] - blind[0]).max() > 1e-2
+
+
+def test_without_positions_the_order_of_words_is_not_seen() -> None:
+    """Attention is equivariant to permutations: the vectors change places with the words."""
+    tokens, order = array([[3, 5, 2, 7, 9]]), [4, 2, 0, 1, 3]
+    assert_close(hidden(BLIND, tokens[:, order]), hidden(BLIND, tokens)[:, order])
+    moved = hidden(SIGHTED, tokens[:, order]) - hidden(SIGHTED, tokens)[:, order]
+    assert np.abs(moved).max() > 1e-2
+
+
+def test_heads_are_layers_of_one_head_side_by_side() -> None:
+    """MultiHead = Concat(head_i) W^O is a sum over heads, each through its own rows of W^O."""
+    mixer, params = made(AttentionConfig(heads=3, bias=False), 12)
+    x = normal(1, 2, 5, 12)
+    one, _ = made(AttentionConfig(heads=1, head_width=4, bias=False), 12)
+    total = np.zeros(x.shape)
+    for head in range(3):
+        own = {name: params[name][:, head : head + 1] for name in ("query", "key", "value")}
+        own["output"] = params["output"][head : head + 1]
+        total += applied(one, own, x).y
+    assert_close(applied(mixer, params, x).y, total)

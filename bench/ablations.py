@@ -33,7 +33,7 @@ def heads(base: Experiment) -> dict[str, Experiment]:
 
 def documents(base: Experiment) -> dict[str, Experiment]:
     """Windows as one run of tokens, or documents in them kept apart."""
-    apart = dataclasses.replace(base.data, segments=True)
+    apart = dataclasses.replace(base.text, segments=True)
     return {"one stream": base, "documents apart": dataclasses.replace(base, data=apart)}
 
 

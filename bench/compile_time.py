@@ -36,7 +36,7 @@ def compile_seconds(experiment: Experiment) -> float:
     """Seconds to trace, lower and compile the training step."""
     jax.clear_caches()
     engine = JitEngine(experiment, make_mesh(experiment.mesh), local_hardware())
-    shape = (experiment.batch_size, experiment.data.sequence_length)
+    shape = (experiment.batch_size, experiment.length)
     batch: Any = {
         "tokens": jax.ShapeDtypeStruct(shape, np.int32),
         "targets": jax.ShapeDtypeStruct(shape, np.int32),

@@ -46,7 +46,7 @@ def stretched(experiment: Experiment, scaling: Scaling, factor: int, tuning: int
     return dataclasses.replace(
         experiment,
         model=dataclasses.replace(experiment.model, pattern=pattern),
-        data=dataclasses.replace(experiment.data, sequence_length=LENGTH * factor),
+        data=dataclasses.replace(experiment.text, sequence_length=LENGTH * factor),
         schedule=ScheduleConfig("linear", learning_rate=8e-4, warmup=5, final=0.0),
         batch_size=max(1, experiment.batch_size // factor),
         steps=tuning,

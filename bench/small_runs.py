@@ -21,7 +21,7 @@ LENGTH = 128
 def small(steps: int, *, seed: int = 0) -> Experiment:
     """The quickstart, of so many steps, on windows of 128 tokens in which documents follow."""
     base = find("quickstart")
-    data = dataclasses.replace(base.data, sequence_length=LENGTH, segments=False)
+    data = dataclasses.replace(base.text, sequence_length=LENGTH, segments=False)
     return dataclasses.replace(base, data=data, steps=steps, seed=seed)
 
 

@@ -68,10 +68,16 @@ class Engine(abc.ABC):
 
 
 def make_engine(experiment: Experiment, hardware: Hardware) -> Engine:
-    """The engine that the experiment asks for, over all devices of this run."""
+    """The engine that the experiment asks for, over all devices of this run.
+
+    Raises UsageError for a mesh, or a model, that cannot be made.
+    """
     mesh = make_mesh(experiment.mesh)
     kind = PmapEngine if experiment.compile == "pmap" else JitEngine
-    return kind(experiment, mesh, hardware)
+    try:
+        return kind(experiment, mesh, hardware)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def check_rows(experiment: Experiment, mesh: Mesh) -> None:

@@ -175,6 +175,13 @@ class Experiment:
         return self.checkpoint.best or self.stopping.patience > 0
 
     @property
+    def text(self) -> DataConfig:
+        """The data of a task that learns from text; of other tasks, a TypeError."""
+        if not isinstance(self.data, DataConfig):
+            raise TypeError(f"task {type(self.task).__name__}: has no running text")
+        return self.data
+
+    @property
     def length(self) -> int:
         """The most tokens of a sequence that the model is shown."""
         if isinstance(self.data, DataConfig):

@@ -37,15 +37,14 @@ class Judge:
     def look(self, step: int, state: TrainState, report: Report) -> None:
         """Evaluation and samples on the way; the last step has its own, but is judged as well."""
         last = step == self.experiment.steps
-        if due(step, self.experiment.evaluation.every) and not (
-            last and not self.experiment.judged_at_best
-        ):
+        judged = not last or self.experiment.judged_at_best
+        if judged and due(step, self.experiment.evaluation.every):
             with report.pause():
                 metrics = self.evaluate(weights_of(state), whole=False)
                 report.evaluation(step, "validation", metrics)
             metric = self.task.metric(self.corpus)
             self.best = self.best.after(step, metrics[metric.name], metric)
-        if due(step, self.experiment.sample.every) and not last:
+        if not last and due(step, self.experiment.sample.every):
             with report.pause():
                 report.sample(step, self.write(weights_of(state), step))
 
@@ -71,7 +70,7 @@ class Judge:
         return serve(checkpoints, self.engine, self.experiment)
 
     def finish(self, served: Served, step: int, report: Report) -> dict[str, float]:
-        """The metrics over the whole held-out split, and what compressors make of it."""
+        """The metrics over the whole held-out split."""
         if step < self.experiment.steps:
             report.event("stopped early", step=step, best=self.best.as_plain())
             name = self.task.metric(self.corpus).name
@@ -83,10 +82,7 @@ class Judge:
             report.event("weights", step=step, checkpoints=served.steps)
             report.say(f"step {step}: weights of step {', '.join(map(str, served.steps))}")
         metrics = self.evaluate(served.params, whole=True)
-        references = {}
-        if self.experiment.evaluation.compressors:
-            references = self.task.references(self.corpus)
-        report.evaluation(step, "validation", metrics, references)
+        report.evaluation(step, "validation", metrics)
         if self.experiment.sample.every:
             report.sample(step, self.write(served.params, step))
         report.event("finished", step=step, **metrics)

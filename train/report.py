@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +17,9 @@ from train.metrics import MetricsLog, read_metrics
 from train.plot import plot_losses
 from train.progress import Progress
 from train.runfolder import RunFolder, write_atomically
+
+_OTHERS = "bits_per_byte_"
+"""What the names of metrics begin with that tell what others need for the same text."""
 
 
 class Report:
@@ -90,25 +92,17 @@ class Report:
         if self._speaks:
             self._metrics.write(step, "train", {**metrics, **speed})
 
-    def evaluation(
-        self,
-        step: int,
-        split: str,
-        metrics: dict[str, float],
-        references: Mapping[str, float] | None = None,
-    ) -> None:
-        """The held-out metrics at a step; references are bits per byte that others need."""
+    def evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:
+        """The held-out metrics at a step; what others need for the same text goes to the curve."""
         shown = ", ".join(f"{name.replace('_', ' ')} {x:.4g}" for name, x in metrics.items())
         self._progress.print(f"step {step}: {split} {shown}")
-        references = references or {}
-        if references:
-            bars = ", ".join(f"{name} {bits:.3f}" for name, bits in references.items())
-            self._progress.print(f"bits per byte of the same text by compressors: {bars}")
-            nats_per_bit = metrics["loss"] / metrics["bits_per_byte"]
-            self._references = {name: bits * nats_per_bit for name, bits in references.items()}
+        self._references = {
+            name.removeprefix(_OTHERS): bits * metrics["loss"] / metrics["bits_per_byte"]
+            for name, bits in metrics.items()
+            if name.startswith(_OTHERS)
+        }
         if self._speaks:
-            named = {f"bits_per_byte_{name.split()[0]}": x for name, x in references.items()}
-            self._metrics.write(step, split, {**metrics, **named})
+            self._metrics.write(step, split, metrics)
 
     def sample(self, step: int, text: str) -> None:
         """Something that the model wrote."""

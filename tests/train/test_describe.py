@@ -187,7 +187,7 @@ def test_an_experiment_whose_words_are_the_characters_of_its_text(tmp_path: Path
     (tmp_path / "text.txt").write_text("abcab cabca bcabc\n" * 50)
     asked = experiment(kind="character")
     data = dataclasses.replace(
-        asked.data, path=str(tmp_path / "text.txt"), cache=str(tmp_path / "cache")
+        asked.text, path=str(tmp_path / "text.txt"), cache=str(tmp_path / "cache")
     )
     described = describe(dataclasses.replace(asked, data=data))
     assert described.config.vocab_size == len(set("abc \n")) + 1

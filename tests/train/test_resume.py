@@ -140,7 +140,7 @@ def test_a_broken_run_is_an_unbroken_one(
     """Stopped, crashed, stopped again, its text moved: to the last bit, with dropout on."""
     text = shutil.move(shutil.copy(unbroken.folder / "text.txt", tmp_path), tmp_path / "text.txt")
     moved = an_experiment(unbroken.folder)
-    data = dataclasses.replace(moved.data, path=str(text), cache=str(tmp_path / "cache"))
+    data = dataclasses.replace(moved.text, path=str(text), cache=str(tmp_path / "cache"))
     moved = dataclasses.replace(moved, data=data, name="moved")
     on_step(crash(at=7))
     with pytest.raises(CrashError):

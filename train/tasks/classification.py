@@ -120,9 +120,6 @@ class ClassificationTask(Task):
         buckets = buckets_by_rows(texts.lengths, batch_size=rows)
         return means(engine, params, HeldOutBatches(texts, buckets, limit=limit(settings, whole)))
 
-    def references(self, corpus: Corpus) -> dict[str, float]:
-        return {}
-
     def sample(
         self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None
     ) -> list[str]:

@@ -36,8 +36,7 @@ class LanguageTask(Task):
 
     @property
     def data(self) -> DataConfig:
-        assert isinstance(self.experiment.data, DataConfig)  # as the experiment has checked
-        return self.experiment.data
+        return self.experiment.text
 
     @property
     def continues(self) -> bool:
@@ -96,7 +95,10 @@ class LanguageTask(Task):
     def evaluate(
         self, engine: Engine, params: Any, corpus: Corpus, split: str, *, whole: bool
     ) -> dict[str, float]:
-        """Loss in nats a token, perplexity, and bits per byte of the text."""
+        """Loss in nats a token, perplexity, and bits per byte of the text.
+
+        With `evaluation.compressors`, at the end what compressors make of the same text too.
+        """
         settings, stream = self.experiment.evaluation, corpus.split(split)
         batches = evaluation_batches(
             stream,
@@ -108,14 +110,15 @@ class LanguageTask(Task):
         )
         loss = means(engine, params, batches)["loss"]
         bits_per_nat = stream.targets / stream.bytes / math.log(2)
-        return {
+        metrics = {
             "loss": loss,
             "perplexity": math.exp(min(loss, 700.0)),
             "bits_per_byte": loss * bits_per_nat,
         }
-
-    def references(self, corpus: Corpus) -> dict[str, float]:
-        return corpus.compressed_bits_per_byte("validation")
+        if whole and settings.compressors:
+            needed = corpus.compressed_bits_per_byte(split)
+            metrics |= {f"bits_per_byte_{name.split()[0]}": x for name, x in needed.items()}
+        return metrics
 
     def sample(
         self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None

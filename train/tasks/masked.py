@@ -47,8 +47,7 @@ class MaskedTask(Task):
 
     @property
     def data(self) -> DataConfig:
-        assert isinstance(self.experiment.data, DataConfig)  # as the experiment has checked
-        return self.experiment.data
+        return self.experiment.text
 
     @property
     def settings(self) -> MaskedLanguageModelling:
@@ -139,9 +138,6 @@ class MaskedTask(Task):
         )
         batches = MaskedEvaluationBatches(windows, self.masking(corpus.tokenizer, 0))
         return means(engine, params, batches)
-
-    def references(self, corpus: Corpus) -> dict[str, float]:
-        return {}
 
     def sample(
         self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None

@@ -120,9 +120,6 @@ class TaggingTask(Task):
             metrics["f1"] = f1(sentences, answers(engine, params, batches))
         return metrics
 
-    def references(self, corpus: Corpus) -> dict[str, float]:
-        return {}
-
     def sample(
         self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None
     ) -> list[str]:

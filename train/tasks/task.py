@@ -151,10 +151,6 @@ class Task(abc.ABC):
         """
 
     @abc.abstractmethod
-    def references(self, corpus: Any) -> dict[str, float]:
-        """What others reach on the validation split, in bits per byte by name."""
-
-    @abc.abstractmethod
     def sample(
         self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None
     ) -> list[str]:

@@ -155,9 +155,6 @@ class TranslationTask(Task):
             "tokenised_bleu": tokenised_bleu(found, references, self.data.target).score,
         }
 
-    def references(self, corpus: Corpus) -> dict[str, float]:
-        return {}
-
     def sample(
         self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None
     ) -> list[str]:

@@ -1,0 +1,30 @@
+"""Google's neural machine translation system (Wu et al. 2016) as an `EncoderDecoder`."""
+
+from typing import Any
+
+from transformer.block import BlockConfig
+from transformer.config import EncoderConfig, TransformerConfig
+from transformer.mixers import MixerConfig
+from transformer.recurrent.gnmt_decoder import GNMTDecoderConfig
+from transformer.recurrent.gnmt_encoder import GNMTEncoderConfig
+
+
+def gnmt(
+    width: int = 1024,  # D
+    *,
+    layers: int = 8,  # of the encoder and of the decoder
+    dropout: float = 0.2,
+    **model: Any,  # other fields of the configuration
+) -> TransformerConfig:
+    """Eight LSTM layers read, eight write, each side one mixer; as published unless told."""
+    encoder = EncoderConfig(
+        layers=1, pattern=(_alone(GNMTEncoderConfig(layers, dropout)),), final_norm=None
+    )
+    decoder = _alone(GNMTDecoderConfig(layers, dropout=dropout))
+    given: dict[str, Any] = dict(final_norm=None, tied=False, encoder=encoder) | model
+    return TransformerConfig(width=width, layers=1, pattern=(decoder,), **given)
+
+
+def _alone(mixer: MixerConfig) -> BlockConfig:
+    """A block that is its mixer and nothing else."""
+    return BlockConfig(mixer=mixer, feed_forward=None, norm=None, residual=False)

@@ -1,0 +1,111 @@
+"""Marian in this library's terms: its configuration, and where each weight goes.
+
+`read(name, shape)` gives a weight by the name that Hugging Face has for it.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+from tests.fixtures.tiny import Array, Sizes
+from tests.transformer.layouts import (
+    Params,
+    Read,
+    attention,
+    feed_forward,
+    layer_norm,
+    linear,
+    stacked,
+)
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    EncoderConfig,
+    FeedForwardConfig,
+    LearnedPositions,
+    NormConfig,
+    TransformerConfig,
+)
+from transformer.positions import sinusoid
+
+
+def marian_config(sizes: Sizes, *, tied: bool) -> TransformerConfig:
+    """Its sinusoids are not interleaved, so they come as a table, as learned positions do."""
+    return TransformerConfig(
+        vocab_size=sizes.vocab,
+        width=sizes.width,
+        layers=sizes.layers,
+        pattern=(block_config(sizes, cross=True),),
+        position=LearnedPositions(sizes.length),
+        embedding_scale=True,
+        encoder=EncoderConfig(
+            layers=sizes.source_layers,
+            pattern=(block_config(sizes, cross=False),),
+            final_norm=None,
+            vocab_size=0 if tied else sizes.vocab,
+        ),
+        tied=tied,
+        final_norm=None,
+        vocab_multiple=1,
+    )
+
+
+def block_config(sizes: Sizes, *, cross: bool) -> BlockConfig:
+    mixer = AttentionConfig(heads=sizes.heads)
+    return BlockConfig(
+        mixer=mixer,
+        cross=mixer if cross else None,
+        feed_forward=FeedForwardConfig(hidden=sizes.hidden, activation="silu"),
+        norm=NormConfig(epsilon=sizes.epsilon),
+        placement="post",
+    )
+
+
+def marian_params(read: Read, sizes: Sizes, *, tied: bool) -> Params:
+    """The parameters: one table of words for all their uses, or three."""
+    shape = (sizes.vocab, sizes.width)
+    stacks = {
+        "encoder": stack(read, "encoder", sizes, sizes.source_layers, cross=False),
+        "decoder": stack(read, "decoder", sizes, sizes.layers, cross=True),
+    }
+    if tied:
+        return stacks | {"embedding": read("model.shared.weight", shape)}
+    return stacks | {
+        "source_embedding": read("model.encoder.embed_tokens.weight", shape),
+        "embedding": read("model.decoder.embed_tokens.weight", shape),
+        "output": read("lm_head.weight", shape).T,
+    }
+
+
+def stack(read: Read, name: str, sizes: Sizes, layers: int, *, cross: bool) -> Params:
+    at = f"model.{name}.layers"
+    each = [layer(read, f"{at}.{number}", sizes, cross) for number in range(layers)]
+    return {"positions": positions(sizes), "layers": {"place_0": stacked(each)}}
+
+
+def positions(sizes: Sizes) -> Array:  # [length, D]
+    """All sines, then all cosines."""
+    table = np.asarray(sinusoid(jnp.arange(sizes.length)[None], sizes.width))[0]
+    return np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)
+
+
+def layer(read: Read, at: str, sizes: Sizes, cross: bool) -> Params:
+    d, f = sizes.width, sizes.hidden
+    params = sublayer(read, at, "mixer", "self_attn", sizes)
+    if cross:
+        params |= sublayer(read, at, "cross", "encoder_attn", sizes)
+    up, down = linear(read, f"{at}.fc1", d, f), linear(read, f"{at}.fc2", f, d)
+    return params | {
+        "feed_forward": feed_forward(up, down),
+        "feed_forward_norm": layer_norm(read, f"{at}.final_layer_norm", d),
+    }
+
+
+def sublayer(read: Read, at: str, ours: str, theirs: str, sizes: Sizes) -> Params:
+    """Attention and its norm."""
+    d = sizes.width
+    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+    *inner, output = (linear(read, f"{at}.{theirs}.{name}", d, d) for name in names)
+    return {
+        ours: attention(inner, output, sizes.heads),
+        f"{ours}_norm": layer_norm(read, f"{at}.{theirs}_layer_norm", d),
+    }

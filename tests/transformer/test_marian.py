@@ -1,0 +1,103 @@
+"""`EncoderDecoder` computes what Hugging Face's Marian computes, and its search finds the same.
+
+The outputs were made by tests/fixtures/make_marian.py.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.fixtures.tiny import (
+    LONGEST,
+    MARIAN,
+    SEARCHES,
+    SOURCE,
+    SOURCE_LENGTHS,
+    TARGET,
+    drawn,
+    real,
+    tokens,
+)
+from tests.transformer.formulas import assert_close
+from tests.transformer.marian import marian_config, marian_params
+from transformer import EncoderDecoder
+from transformer.beam_search import BeamConfig
+from transformer.translation import translate
+
+FIXTURES = np.load(Path(__file__).parents[1] / "fixtures" / "marian.npz")
+OF_A_MODEL = 1e-4
+SOURCE_IDS = tokens(SOURCE, MARIAN.vocab)
+SEGMENTS = real(SOURCE, SOURCE_LENGTHS)
+
+pytestmark = pytest.mark.slow
+kinds = pytest.mark.parametrize("kind", ["tied", "separate"])
+
+
+@functools.cache
+def marian(kind: str) -> tuple[EncoderDecoder, Any, Any]:
+    """The model, its compiled function and its parameters."""
+    tied = kind == "tied"
+    model = EncoderDecoder(marian_config(MARIAN, tied=tied))
+    return model, jax.jit(model.apply), marian_params(drawn, MARIAN, tied=tied)
+
+
+@kinds
+def test_parameters_are_those_of_the_model(kind: str) -> None:
+    model, _, params = marian(kind)
+    shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)  # noqa: E731
+    expected = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
+    assert shapes(params) == shapes(expected)
+
+
+def test_the_source_as_it_is_read() -> None:
+    _, run, params = marian("tied")
+    memory = run({"params": params}, SOURCE_IDS, None, source_segments=SEGMENTS).hidden
+    seen = SEGMENTS == 1
+    assert_close(np.asarray(memory)[seen], FIXTURES["tied/memory"][seen], OF_A_MODEL)
+
+
+@kinds
+def test_logits_of_a_target_that_is_told(kind: str) -> None:
+    _, run, params = marian(kind)
+    target = tokens(TARGET, MARIAN.vocab)
+    logits = run({"params": params}, SOURCE_IDS, target, source_segments=SEGMENTS).logits
+    assert_close(logits, FIXTURES[f"{kind}/logits"], OF_A_MODEL)
+
+
+@pytest.mark.parametrize(("beams", "begin", "stop"), SEARCHES)
+def test_beam_search_finds_the_same_translations(beams: int, begin: int, stop: int) -> None:
+    """Scores are log P: both sides leave the length out of account.
+
+    Of 2 K candidates Hugging Face lets only the best K end, this library all, as tensor2tensor
+    does. In these searches the difference does not matter.
+    """
+    model, _, params = marian("separate")
+    sources = [row[:length] for row, length in zip(SOURCE_IDS, SOURCE_LENGTHS, strict=True)]
+    found = translate(
+        model,
+        params,
+        sources,
+        begin=begin,
+        stop=stop,
+        beams=BeamConfig(beams, length_penalty=0.0),
+        extra=LONGEST,
+        factor=0.0,
+        batch_size=len(sources),
+    )
+    assert found.tokens == expected_tokens(beams, stop)
+    assert_close(found.scores, FIXTURES[f"{beams} beams/scores"], OF_A_MODEL)
+
+
+def expected_tokens(beams: int, stop: int) -> list[list[int]]:
+    rows = FIXTURES[f"{beams} beams/tokens"].tolist()
+    return [row[: row.index(stop)] if stop in row else row for row in rows]
+
+
+def test_the_translations_compared_end_in_every_way() -> None:
+    """At once, after a token, and not before they are as long as may be."""
+    found = [row for beams, _, stop in SEARCHES for row in expected_tokens(beams, stop)]
+    assert {len(row) for row in found} == {0, 1, LONGEST}

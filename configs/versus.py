@@ -8,6 +8,9 @@
 | `transformer`           | post LayerNorm | ReLU         | sinusoidal | yes    |
 | `gpt`                   | pre LayerNorm  | GELU         | learned    | yes    |
 | `transformer_plus_plus` | pre RMSNorm    | SwiGLU       | rotary     | no     |
+| `primer`                | pre LayerNorm  | squared ReLU | learned    | some   |
+
+Primer (So et al. 2021) also has a convolution after each head's query, key and value.
 
 All are decoder-only language models of the text that every Python carries. Their numbers of
 parameters are within 1% of each other.
@@ -30,6 +33,7 @@ from transformer import (
     SinusoidalPositions,
     TransformerConfig,
 )
+from transformer.primer import PrimerConfig
 
 WIDTH, HEADS, LENGTH, WORDS = 256, 8, 128, 4096
 
@@ -77,6 +81,17 @@ _PLUS_PLUS = TransformerConfig(
     final_norm=NormConfig("rms", epsilon=1e-6),
 )
 
+_PRIMER = dataclasses.replace(
+    _GPT,
+    pattern=(
+        dataclasses.replace(
+            _GPT.pattern[0],
+            mixer=PrimerConfig(heads=HEADS),
+            feed_forward=FeedForwardConfig(activation="squared_relu"),
+        ),
+    ),
+)
+
 _COMMON = Experiment(
     data=DataConfig(
         path="python:library",
@@ -103,4 +118,5 @@ EXPERIMENTS = {
     "transformer": versus("transformer", _TRANSFORMER),
     "gpt": versus("gpt", _GPT),
     "transformer_plus_plus": versus("transformer_plus_plus", _PLUS_PLUS),
+    "primer": versus("primer", _PRIMER),
 }

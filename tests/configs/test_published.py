@@ -61,7 +61,7 @@ def test_gpt3_xl_with_the_heads_of_its_width() -> None:
 
 
 def test_rivals_are_of_one_size() -> None:
-    names = ("transformer", "gpt", "transformer_plus_plus")
+    names = ("transformer", "gpt", "transformer_plus_plus", "primer")
     models = [find(f"versus:{name}").model for name in names]
     sized = [LanguageModel(dataclasses.replace(model, vocab_size=4096)) for model in models]
     totals = [count_parameters(model).total for model in sized]

@@ -29,7 +29,7 @@ from train.state import TrainState
 from train.step import Batch
 from train.stopping import Best
 from train.tasks.registry import make_task
-from train.tasks.task import Rows
+from train.tasks.task import Rows, Task
 from transformer.hardware import Hardware
 
 
@@ -70,7 +70,7 @@ class _Fit:
         self.check_saved()
         self.batches = self.task.batches(self.corpus)
         if self.experiment.sample.every:
-            check_prompt(self.experiment.sample.prompt, self.corpus.tokenizer)
+            check_prompt(self.task, self.experiment.sample.prompt, self.corpus.tokenizer)
         self.engine = make_engine(self.experiment, hardware)
         check_rows(self.experiment, self.engine.mesh)
         self.judge = Judge(self.experiment, self.engine, self.corpus, folder)
@@ -230,12 +230,12 @@ class _Fit:
         return tokens_in(rows) * jax.process_count(), self.engine.put(rows)
 
 
-def check_prompt(prompt: str, tokenizer: Tokenizer) -> None:
+def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer) -> None:
     """Raises UserError now, and not after the steps before the first sample."""
     try:
-        tokenizer.encode(prompt)
+        task.check_prompt(prompt, tokenizer)
     except UserError as error:
-        problem = str(error).removeprefix("the text: ")
+        problem = str(error).removeprefix("the text: ").removeprefix(f"prompt {prompt!r}: ")
         raise UserError(f"sample.prompt {prompt!r}: {problem}") from error
 
 

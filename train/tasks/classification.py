@@ -120,6 +120,9 @@ class ClassificationTask(Task):
         buckets = buckets_by_rows(texts.lengths, batch_size=rows)
         return means(engine, params, HeldOutBatches(texts, buckets, limit=limit(settings, whole)))
 
+    def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
+        tokenizer.encode(prompt)
+
     def sample(
         self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None
     ) -> list[str]:

@@ -120,6 +120,9 @@ class LanguageTask(Task):
             metrics |= {f"bits_per_byte_{name.split()[0]}": x for name, x in needed.items()}
         return metrics
 
+    def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
+        tokenizer.encode(prompt)
+
     def sample(
         self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None
     ) -> list[str]:

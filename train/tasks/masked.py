@@ -139,6 +139,9 @@ class MaskedTask(Task):
         batches = MaskedEvaluationBatches(windows, self.masking(corpus.tokenizer, 0))
         return means(engine, params, batches)
 
+    def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
+        self.hidden(prompt, tokenizer)
+
     def sample(
         self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None
     ) -> list[str]:
@@ -148,16 +151,21 @@ class MaskedTask(Task):
             show("".join(filled))
         return filled
 
-    def filled(self, run: Run, prompt: str) -> str:
-        """Raises UserError for a prompt that is too long, or hides no word."""
-        assert isinstance(run.model, MaskedLanguageModel)
-        tokenizer, longest = run.tokenizer, self.data.sequence_length
-        tokens = masked_tokens(tokenizer, prompt)
+    def hidden(self, prompt: str, tokenizer: Tokenizer) -> np.ndarray:  # [T]
+        """The tokens of a prompt (UserError: it is too long, or hides no word)."""
+        tokens, longest = masked_tokens(tokenizer, prompt), self.data.sequence_length
         if len(tokens) > longest:
             raise UserError(
                 f"prompt: has {len(tokens)} tokens and the model reads {longest}; shorten it"
             )
-        row = np.zeros((1, longest), np.int32)
+        return tokens
+
+    def filled(self, run: Run, prompt: str) -> str:
+        """The prompt with the likeliest words."""
+        assert isinstance(run.model, MaskedLanguageModel)
+        tokenizer = run.tokenizer
+        tokens = self.hidden(prompt, tokenizer)
+        row = np.zeros((1, self.data.sequence_length), np.int32)
         row[0, : len(tokens)] = tokens
         best = np.asarray(_likeliest(run.params, row, np.int32(len(tokens)), model=run.model))[0]
         here = best[: len(tokens)]

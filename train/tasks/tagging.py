@@ -120,6 +120,9 @@ class TaggingTask(Task):
             metrics["f1"] = f1(sentences, answers(engine, params, batches))
         return metrics
 
+    def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
+        tokenizer.encode(prompt)
+
     def sample(
         self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None
     ) -> list[str]:

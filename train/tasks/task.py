@@ -151,6 +151,10 @@ class Task(abc.ABC):
         """
 
     @abc.abstractmethod
+    def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
+        """Raises UserError for a prompt that the model could not answer."""
+
+    @abc.abstractmethod
     def sample(
         self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None
     ) -> list[str]:

@@ -155,18 +155,21 @@ class TranslationTask(Task):
             "tokenised_bleu": tokenised_bleu(found, references, self.data.target).score,
         }
 
+    def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
+        [source] = encode_sentences(tokenizer, [prompt])
+        if len(source) > self.data.max_length:
+            raise UserError(
+                f"prompt: has {len(source)} tokens and the model reads {self.data.max_length}; "
+                "shorten it"
+            )
+
     def sample(
         self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None
     ) -> list[str]:
         """The translation of each prompt."""
+        for prompt in prompts:
+            self.check_prompt(prompt, run.tokenizer)
         sources = encode_sentences(run.tokenizer, prompts)
-        longest = self.data.max_length
-        for prompt, source in zip(prompts, sources, strict=True):
-            if len(source) > longest:
-                raise UserError(
-                    f"prompt {prompt[:40]!r}: has {len(source)} tokens and the model reads "
-                    f"{longest}; shorten it"
-                )
         found = self.translated(run.model, run.params, run.tokenizer, sources, options.beams)
         if show is not None:
             show("".join(found))

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -5,12 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import train
 from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import tiny_masked
 from train.data.config import TokenizerConfig
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
+from train.experiment import SampleConfig
 from train.tasks.masked import MaskedTask, chosen, masked_tokens
 from train.tasks.task import SampleOptions
 from transformer.hardware import Hardware
@@ -90,6 +93,13 @@ def test_the_loss_is_that_of_the_hidden_words(task: MaskedTask, training: bool) 
     if not training:
         right = (jnp.argmax(logits, axis=-1) == batch["targets"]) * batch["weights"]
         assert float(found["accuracy"].total) == float(right.sum())
+
+
+def test_a_prompt_of_samples_on_the_way_is_checked_before_the_first_step(tmp_path: Path) -> None:
+    experiment = tiny_masked(tmp_path, sample=SampleConfig(every=5))
+    with pytest.raises(UserError, match=r"sample\.prompt '': hides no word; write \[MASK\]"):
+        train.fit(experiment, str(tmp_path / "run"), quiet=True)
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_a_prompt_that_is_too_long(task: MaskedTask) -> None:

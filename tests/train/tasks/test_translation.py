@@ -8,6 +8,7 @@ import pytest
 from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import tiny_translator
 from train.engine import make_engine
+from train.errors import UserError
 from train.scores.bleu import sacre_bleu, tokenised_bleu
 from train.sharding import MeshConfig
 from train.tasks.task import Metric
@@ -61,6 +62,11 @@ def test_bleu_is_that_of_the_translations(task: TranslationTask) -> None:
     assert found["perplexity"] == pytest.approx(np.exp(found["loss"]))
     on_the_way = task.evaluate(engine, params, corpus, "test", whole=False)
     assert set(on_the_way) == {"loss", "perplexity"}
+
+
+def test_a_prompt_that_is_too_long(task: TranslationTask) -> None:
+    with pytest.raises(UserError, match="prompt: has 18 tokens and the model reads 16; shorten"):
+        task.check_prompt("the " * 17, task.prepare().tokenizer)
 
 
 def test_what_it_is_judged_by(task: TranslationTask) -> None:

@@ -12,14 +12,27 @@ from train.experiment import Experiment
 from train.optimizers import Muon
 from train.settings import as_text, changes, flat, forbidden, from_plain, to_plain
 from transformer import (
+    AdditiveScore,
+    ALiBi,
     AttentionConfig,
+    BilinearScore,
     BlockConfig,
+    BucketedBias,
+    DotScore,
     FeedForwardConfig,
     LearnedPositions,
+    LinearScaling,
+    Llama3Scaling,
+    NoPosition,
     NormConfig,
+    NoScaling,
+    NTKScaling,
     Precision,
+    RelativePositions,
     Rotary,
+    SinusoidalPositions,
     TransformerConfig,
+    YaRNScaling,
 )
 
 UNUSUAL = Experiment(
@@ -50,6 +63,33 @@ def test_an_experiment_survives_json() -> None:
     assert back == UNUSUAL
     assert isinstance(back.model.pattern[0].mixer, AttentionConfig)
     assert back.model.pattern[0].mixer.position == Rotary(base=77.0)
+
+
+ATTENTION: tuple[AttentionConfig, ...] = (
+    AttentionConfig(position=RelativePositions(3), score=BilinearScore()),
+    AttentionConfig(position=BucketedBias(8, 20, bidirectional=True), score=AdditiveScore(5)),
+    AttentionConfig(position=ALiBi(), score=DotScore(), qk_norm=NormConfig("rms")),
+    *(
+        AttentionConfig(position=Rotary(base=77.0, scaling=scaling))
+        for scaling in (
+            NoScaling(),
+            LinearScaling(2.0),
+            NTKScaling(3.0),
+            YaRNScaling(5.0, 77),
+            Llama3Scaling(7.0, 2.0, 5.0, 99),
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize("mixer", ATTENTION)
+@pytest.mark.parametrize("position", [NoPosition(), LearnedPositions(512), SinusoidalPositions()])
+def test_every_kind_of_position_and_score_survives_json(mixer: Any, position: Any) -> None:
+    block = BlockConfig(mixer=mixer)
+    model = TransformerConfig(width=24, pattern=(block,), position=position)
+    experiment = Experiment(name="positions", model=model)
+    text = json.dumps(to_plain(experiment))
+    assert from_plain(json.loads(text), "here") == experiment
 
 
 def test_names_and_values() -> None:

@@ -28,6 +28,7 @@ def refuse_patterns(kind: str, mask: Mask) -> None:
         "a window": pattern.window,
         "a prefix": pattern.prefix or mask.prefix is not None,
         "global positions": mask.globals is not None,
+        "an array of what is allowed": mask.allowed is not None,
         "a mask given pair by pair": mask.allowed is not None,
         "an order of tokens other than their positions'": not pattern.ordered,
     }

@@ -44,7 +44,7 @@ class AttentionConfig(MixerConfig):
     position: AttentionPosition = NoPosition()
     """What queries and keys know of each other's positions. A memory's are not known."""
     qk_norm: NormConfig | None = None
-    """The norm of each head's queries and keys, before they meet (Henry et al. 2020)."""
+    """The norm of each head's queries and keys, before they meet (Dehghani et al. 2023)."""
     dropout: float = 0.0
     """Of the attention weights."""
     form: Form = "auto"

@@ -48,7 +48,8 @@ def relation(
             rows = {"distances": position.distances}
             keys = _table(module, "position_keys", rows | {"head": key_width}, shared)
             values = _table(module, "position_values", rows | {"head": value_width}, shared)
-            return Relation(relative=RelativeTables(keys, values))
+            dtype = shared.precision.compute
+            return Relation(relative=RelativeTables(keys.astype(dtype), values.astype(dtype)))
     return Relation()
 
 
@@ -57,5 +58,4 @@ def _table(
 ) -> jax.Array:  # as `outputs`
     """A table is no linear map: nothing is summed over its rows, so it has no inputs."""
     init, dtype = shared.initialization.table(), shared.precision.parameters
-    table = weight(module, name, outputs=outputs, init=init, dtype=dtype)
-    return table.astype(shared.precision.compute)
+    return weight(module, name, outputs=outputs, init=init, dtype=dtype)

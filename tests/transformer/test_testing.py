@@ -19,7 +19,6 @@ from transformer import (
     MixerOutput,
 )
 from transformer.attention import Attention
-from transformer.cache import KVCache
 from transformer.linear import linear
 from transformer.masks import dense
 from transformer.mixers import NOTHING, MixerConfig, Want
@@ -67,6 +66,10 @@ class Faulty(Mixer):
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> Any:
         return self.inner().init_cache(batch, length)
+
+    @nn.nowrap
+    def init_memory_cache(self, batch: int, length: int) -> Any:
+        return self.inner().init_memory_cache(batch, length)
 
     @nn.nowrap
     def inner(self, **given: Any) -> Attention:
@@ -122,7 +125,7 @@ def after(fault: str, x: jax.Array, output: MixerOutput, given: dict[str, Any]) 
     if fault == "forgets":
         cache = given["cache"]
     if fault == "grows its cache" and cache is not None:
-        cache = KVCache(*(jnp.concatenate([each, each], axis=1) for each in jax.tree.leaves(cache)))
+        cache = jax.tree.map(lambda each: jnp.concatenate([each, each], axis=1), cache)
     if fault == "goes by the length":
         y = y * x.shape[1]
     if fault == "weighs twice":
@@ -162,6 +165,8 @@ def faulty(sound: Trial, fault: str, lacks: tuple[str, ...] = ()) -> Trial:
         ("cross", "is deaf", "a query's result depends on other queries"),
         ("cross", "says nothing", "memory is not what is looked at"),
         ("cross", "sees padding of the memory", "padding of the memory is seen"),
+        ("cross", "forgets", "results differ when a cache holds the memory"),
+        ("cross", "grows its cache", "the cache of the memory is not shaped as it went in"),
         ("any_length", "goes by the length", "1 tokens differ from the same at the start of 23"),
         ("weights", "weighs twice", "rows do not sum to 1"),
         ("weights", "weighs what is hidden", "keys that the mask hides have some"),

@@ -11,7 +11,7 @@ from transformer.positions.scaling.none import plain_frequencies
 
 @dataclasses.dataclass(frozen=True)
 class LinearScaling:
-    """Position m is taken for m / factor (Chen et al. 2023, equation 4)."""
+    """Position m is taken for m / factor (Chen et al. 2023)."""
 
     factor: float = 4.0
     """How many times longer the context becomes."""

@@ -12,10 +12,10 @@ from transformer.positions.scaling.none import plain_frequencies
 
 @dataclasses.dataclass(frozen=True)
 class YaRNScaling:
-    """Fast pairs are kept, slow ones interpolated, and scores sharpened (Peng et al. 2023).
+    """Fast pairs are kept, slow ones interpolated, scores sharpened (Peng et al. 2023, 3.4).
 
     What is between is mixed by a ramp over the number of the pair, from and to whole numbers: so
-    do the authors' code and the models trained with it. The paper's own ramp (equation 18) goes
+    do the authors' code and the models trained with it. The paper's own ramp (section 3.2) goes
     over the turns of a pair.
     """
 
@@ -28,8 +28,7 @@ class YaRNScaling:
     slow: float = 1.0
     """alpha: pairs that make fewer turns within L are interpolated."""
     attention_factor: float = 0.0
-    """sqrt(1/t), by which queries and keys are multiplied each; 0 means 0.1 ln(s) + 1
-    (equation 22)."""
+    """sqrt(1/t), by which queries and keys are multiplied each; 0 means 0.1 ln(s) + 1."""
 
     def __post_init__(self) -> None:
         check_least("yarn_scaling.factor", self.factor, 1)

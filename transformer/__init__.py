@@ -34,6 +34,8 @@ from transformer.primer import PrimerConfig
 from transformer.recurrent import (
     BahdanauConfig,
     ElmanConfig,
+    GNMTDecoderConfig,
+    GNMTEncoderConfig,
     LSTMConfig,
     LuongConfig,
     Seq2SeqConfig,
@@ -59,6 +61,8 @@ __all__ = [
     "EncoderConfig",
     "EncoderDecoder",
     "FeedForwardConfig",
+    "GNMTDecoderConfig",
+    "GNMTEncoderConfig",
     "Hardware",
     "IdentityConfig",
     "Initialization",

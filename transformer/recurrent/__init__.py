@@ -2,8 +2,18 @@
 
 from transformer.recurrent.bahdanau import BahdanauConfig
 from transformer.recurrent.elman import ElmanConfig
+from transformer.recurrent.gnmt_decoder import GNMTDecoderConfig
+from transformer.recurrent.gnmt_encoder import GNMTEncoderConfig
 from transformer.recurrent.lstm import LSTMConfig
 from transformer.recurrent.luong import LuongConfig
 from transformer.recurrent.seq2seq import Seq2SeqConfig
 
-__all__ = ["BahdanauConfig", "ElmanConfig", "LSTMConfig", "LuongConfig", "Seq2SeqConfig"]
+__all__ = [
+    "BahdanauConfig",
+    "ElmanConfig",
+    "GNMTDecoderConfig",
+    "GNMTEncoderConfig",
+    "LSTMConfig",
+    "LuongConfig",
+    "Seq2SeqConfig",
+]

@@ -102,3 +102,40 @@ def luong(
         fed = np.tanh(np.concatenate([weights[-1] @ memory, h]) @ w["combine"])
         outputs.append(fed)
     return np.array(outputs), np.array(weights)
+
+
+def gnmt_encoder(x: Array, w: dict[str, Any], layers: int) -> Array:  # [T, D] -> [T, D]
+    """The first layer reads both ways, the second takes 2 D, the others add to what they read."""
+    back = lstm(x[::-1], w["backward"])[::-1]
+    x = np.concatenate([lstm(x, w["layer_0"]), back], axis=-1)
+    x = lstm(x, w["layer_1"])
+    for layer in range(2, layers):
+        x = x + lstm(x, w[f"layer_{layer}"])
+    return x
+
+
+def gnmt_decoder(
+    x: Array,  # [T, D]
+    memory: Array,  # [S, D]
+    w: dict[str, Any],
+    layers: int,
+) -> tuple[Array, Array]:  # [T, D], [T, S]
+    """All layers of one token before the next, as the paper tells it (section 3, equation 4)."""
+    width = x.shape[1]
+    cells = [(np.zeros(width), np.zeros(width))] * layers
+    outputs, weights = [], []
+    for token in x:
+        hidden = np.tanh(cells[0][0] @ w["score_query"] + memory @ w["score_key"])
+        weights.append(softmax(hidden @ w["score_vector"]))
+        context = weights[-1] @ memory
+        y = token
+        for layer in range(layers):
+            h, c = cells[layer]
+            own = w if layer == 0 else w[f"layer_{layer}"]
+            read = np.concatenate([y, context])
+            into = np.concatenate([w["input"], w["context"]]) if layer == 0 else own["input"]
+            gates = np.einsum("D,DGH->GH", read, into) + own["bias"]
+            cells[layer] = lstm_step(h, c, gates + np.einsum("S,SGH->GH", h, own["recurrent"]))
+            y = cells[layer][0] + (y if layer >= 2 else 0)
+        outputs.append(y)
+    return np.array(outputs), np.array(weights)

@@ -1,0 +1,154 @@
+"""The decoder of Google's neural machine translation (Wu et al. 2016, section 3)."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+
+from transformer.checks import check_least, check_share
+from transformer.dropout import dropout, fold
+from transformer.masks import Mask
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.recurrent.additive import additive, additive_keys
+from transformer.recurrent.cells import (
+    LSTMLayer,
+    LSTMState,
+    inner_weight,
+    lstm_gates,
+    lstm_step,
+    times,
+)
+from transformer.recurrent.memory import (
+    AttentionalCache,
+    align,
+    looked_at,
+    no_cache_without_memory,
+    vectors,
+)
+from transformer.recurrent.scan import Timeline, recur, timeline
+
+
+@dataclasses.dataclass(frozen=True)
+class GNMTDecoderConfig(MixerConfig):
+    """LSTM layers; what the first looks at in the memory is an input of all of them.
+
+    It looks with its state before each token, so the layers above need not wait for one another.
+    From the third on they are residual.
+    """
+
+    kind: ClassVar[str] = "gnmt_decoder"
+    reads_memory: ClassVar[bool] = True
+
+    layers: int = 3
+    """Eight, as published."""
+    score: int = 0
+    """A, the hidden layer of the score; 0 means D."""
+    dropout: float = 0.0
+    """Of what each layer reads."""
+
+    def __post_init__(self) -> None:
+        check_least("gnmt_decoder.layers", self.layers, 1)
+        check_least("gnmt_decoder.score", self.score, 0)
+        check_share("gnmt_decoder.dropout", self.dropout)
+
+    def widths(self, width: int) -> tuple[int, int]:
+        """H and A in a model of width D."""
+        return width, self.score or width
+
+
+class GNMTCache(struct.PyTreeNode):
+    """The state of each layer, and the memory."""
+
+    first: AttentionalCache
+    above: tuple[LSTMState, ...]
+
+
+class GNMTDecoder(Mixer):
+    """The top layer's result. All layers are one mixer: they share what the first has looked at."""
+
+    config: GNMTDecoderConfig
+
+    @staticmethod
+    def abilities(config: GNMTDecoderConfig) -> Abilities:
+        return Abilities()
+
+    @staticmethod
+    def constants(config: GNMTDecoderConfig, layer: int, width: int) -> None:
+        return None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> GNMTCache:
+        raise no_cache_without_memory(self.config.kind)
+
+    @nn.nowrap
+    def init_memory_cache(self, batch: int, length: int) -> GNMTCache:
+        shared, (width, score) = self.shared, self.config.widths(self.shared.width)
+        zeros = lambda last: jnp.zeros((batch, length, last), shared.precision.compute)  # noqa: E731
+        states = tuple(LSTMState.zeros(batch, width, shared) for _ in range(self.config.layers))
+        return GNMTCache(AttentionalCache(states[0], zeros(score), zeros(width)), states[1:])
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B, T]
+        mask: Mask,
+        memory: jax.Array | None = None,  # [B, S, D]
+        cache: GNMTCache | None = None,
+        keys: jax.Array | None = None,  # [B]
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        config, shared = self.config, self.shared
+        line = timeline(Mask(segments=mask.segments), positions, cached=cache is not None)
+        size = vectors(config.kind, memory, None if cache is None else cache.first).shape[1]
+        states = cache or self.init_memory_cache(len(x), size)
+        first = states.first
+        if memory is not None:
+            looks = additive_keys(self, memory, config.widths(shared.width)[1], shared)
+            first = AttentionalCache(first.state, looks, memory)
+        read = dropout(x, config.dropout, fold(keys, 0))
+        seen = looked_at(mask, x.shape[1], size)
+        state, (x, contexts, weights) = self.look(read, seen, first, line)
+        above = []
+        for layer in range(1, config.layers):
+            read = dropout(x, config.dropout, fold(keys, layer))
+            read = jnp.concatenate([read, contexts], axis=-1)
+            lstm = LSTMLayer(shared.width, shared, name=f"layer_{layer}")
+            after, y = lstm(read, line, states.above[layer - 1])
+            above.append(after)
+            x = y if layer == 1 else x + y
+        aux = {"weights": weights[:, None]} if "weights" in want else {}
+        kept = GNMTCache(first.replace(state=state), tuple(above))
+        return MixerOutput(x, None if cache is None else kept, aux)
+
+    def look(
+        self,
+        x: jax.Array,  # [B, T, D]
+        seen: jax.Array,  # [B or 1, T, S]
+        first: AttentionalCache,
+        line: Timeline | None,
+    ) -> tuple[LSTMState, tuple[jax.Array, jax.Array, jax.Array]]:
+        """The first layer: its results [B, T, D], contexts [B, T, D] and weights [B, T, S]."""
+        shared, (width, score) = self.shared, self.config.widths(self.shared.width)
+        embed, gates = {"embed": width}, {"gates": 4, "hidden": width}
+        driven, recurrent = lstm_gates(self, x, embed, width, shared)
+        of_context = inner_weight(self, "context", embed, gates, shared)
+        mlp = additive(self, width, score, shared)
+
+        def cell(state: LSTMState, now: tuple[jax.Array, jax.Array]) -> tuple[LSTMState, Any]:
+            driven, seen = now
+            scores = mlp.scores(state.hidden, first.keys)
+            context, weights = align(scores, seen, first.values, shared.precision.softmax)
+            gates = driven + times(state.hidden, recurrent) + times(context, of_context)
+            state = lstm_step(state, gates)
+            return state, (state.hidden, context, weights)
+
+        return recur(cell, first.state, (driven, seen), line)
+
+
+MIXERS[GNMTDecoderConfig.kind] = GNMTDecoder

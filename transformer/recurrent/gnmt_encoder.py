@@ -1,0 +1,84 @@
+"""The encoder of Google's neural machine translation (Wu et al. 2016, section 3)."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.checks import check_least, check_share
+from transformer.dropout import dropout, fold
+from transformer.masks import Mask
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.recurrent.cells import LSTMLayer
+from transformer.recurrent.scan import timeline
+from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class GNMTEncoderConfig(MixerConfig):
+    """LSTM layers, of which the first reads both ways; from the third on, residual."""
+
+    kind: ClassVar[str] = "gnmt_encoder"
+
+    layers: int = 3
+    """Eight, as published."""
+    dropout: float = 0.0
+    """Of what each layer reads."""
+
+    def __post_init__(self) -> None:
+        check_least("gnmt_encoder.layers", self.layers, 2)
+        check_share("gnmt_encoder.dropout", self.dropout)
+
+
+class GNMTEncoder(Mixer):
+    """The top layer's result. All layers are one mixer: the first hands on 2 D, the others D."""
+
+    config: GNMTEncoderConfig
+
+    @staticmethod
+    def abilities(config: GNMTEncoderConfig) -> Abilities:
+        return Abilities(causal=False, cached=False, cross=False, weights=False)
+
+    @staticmethod
+    def constants(config: GNMTEncoderConfig, layer: int, width: int) -> None:
+        return None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> Any:
+        raise ValueError("mixer gnmt_encoder: reads what comes later, so has no cache; use lstm")
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B, T]
+        mask: Mask,
+        memory: jax.Array | None = None,
+        cache: Any = None,
+        keys: jax.Array | None = None,  # [B]
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        config, shared = self.config, self.shared
+        refuse_memory(config.kind, memory)
+        refuse_weights(config.kind, want)
+        refuse_patterns(config.kind, mask)
+        if mask.pattern.causal:
+            raise ValueError("mixer gnmt_encoder: reads what comes later; use lstm in a decoder")
+        line = timeline(mask, positions)
+        x = dropout(x, config.dropout, fold(keys, 0))
+        ahead = LSTMLayer(shared.width, shared, name="layer_0")(x, line)[1]
+        turned = timeline(mask, positions, backward=True)
+        back = LSTMLayer(shared.width, shared, name="backward")(jnp.flip(x, axis=1), turned)[1]
+        x = jnp.concatenate([ahead, jnp.flip(back, axis=1)], axis=-1)
+        for layer in range(1, config.layers):
+            read = dropout(x, config.dropout, fold(keys, layer))
+            y = LSTMLayer(shared.width, shared, name=f"layer_{layer}")(read, line)[1]
+            x = y if layer == 1 else x + y
+        return MixerOutput(x, None, {})
+
+
+MIXERS[GNMTEncoderConfig.kind] = GNMTEncoder

@@ -14,6 +14,7 @@ from transformer.masked_language_model import MaskedLanguageModel
 from transformer.masks import Mask, Pattern
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerConfig, MixerOutput
 from transformer.model import Model, ModelOutput
+from transformer.nonautoregressive import NonAutoregressive
 from transformer.norms import NormConfig
 from transformer.positions import (
     ALiBi,
@@ -82,6 +83,7 @@ __all__ = [
     "NTKScaling",
     "NoPosition",
     "NoScaling",
+    "NonAutoregressive",
     "NormConfig",
     "Pattern",
     "Precision",

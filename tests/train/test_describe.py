@@ -9,14 +9,23 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.train.support import LENGTH, tiny
+from tests.train.support import light_compiler as light_compiler
 from train.data.config import DataConfig, TokenizerConfig
 from train.describe import Description, describe, describe_model
+from train.describe.compiler import traced
+from train.describe.memory_tables import differences
+from train.describe.shape import batch_shapes
+from train.engine import JitEngine, make_engine
 from train.errors import UserError
 from train.experiment import Experiment
 from train.optimizers import Muon
+from train.sharding import MeshConfig
 from transformer import (
     AttentionConfig,
     BlockConfig,
+    EncoderConfig,
+    EncoderDecoder,
     FeedForwardConfig,
     Hardware,
     LanguageModel,
@@ -41,14 +50,15 @@ TINY = TransformerConfig(
 )
 TOKENS = 5 * 11
 A_LAYER = TOKENS * (14 * 7 + 11 * 3)
+A_WORKING = 12 * A_LAYER + 8 * TOKENS * 24
 
 
 def of(
     config: TransformerConfig,
-    hardware: Hardware = Hardware(),
+    hardware: Hardware | None = None,
     **options: Any,
 ) -> Description:
-    model = LanguageModel(config, hardware)
+    model = LanguageModel(config, hardware or Hardware())
     return describe_model(model, batch_size=5, sequence_length=11, **options)
 
 
@@ -77,6 +87,97 @@ def test_memory_by_precision(precision: str, weights: int, copy: int, item: int)
     assert memory.gradients == 4 * 2463
     assert memory.optimizer == 8 * 2463 + 4
     assert memory.activations.bytes == item * 3 * A_LAYER
+
+
+def test_every_precision_and_optimizer_of_the_textbook() -> None:
+    found = {(each.precision, each.optimizer): each for each in of(TINY).combinations}
+    sums = {key: sum(each.textbook) for key, each in found.items()}
+    assert sums == {
+        ("float32", "adamw"): 16,
+        ("float32", "adamw8bit"): 10,
+        ("float32", "sgd"): 12,
+        ("bfloat16", "adamw"): 18,
+        ("bfloat16", "adamw8bit"): 12,
+        ("bfloat16", "sgd"): 14,
+    }
+    assert found["float32", "sgd"].here == (4 * 2463, 4 * 2463, 4 * 2463)
+    assert found["bfloat16", "adamw"].here == (6 * 2463, 4 * 2463, 8 * 2463 + 4)
+    # No layer of this model has 4,096 numbers of a parameter.
+    assert found["float32", "adamw8bit"].here == found["float32", "adamw"].here
+    halved = found["bfloat16", "sgd"].memory.activations.bytes
+    assert found["float32", "sgd"].memory.activations.bytes == 2 * halved
+
+
+def test_eight_bits_are_two_bytes_and_scales_and_what_is_small() -> None:
+    model = LanguageModel(TransformerConfig(vocab_size=128, width=64, layers=3))
+    per_layer = {"large": (4 * 64 * 64 + 2 * 64 * 256), "small": 4 * 64 + 256 + 64 + 4 * 64}
+    large, small = 128 * 64 + 3 * per_layer["large"], 3 * per_layer["small"] + 2 * 64
+    described = describe_model(model, batch_size=5, sequence_length=11)
+    assert described.parameters.allocated == large + small
+    eight = described.eight_bits
+    assert (eight.codes, eight.scales, eight.small) == (2 * large, 2 * 4 * large // 256, 8 * small)
+    (found,) = (
+        each
+        for each in described.combinations
+        if (each.precision, each.optimizer) == ("float32", "adamw8bit")
+    )
+    assert found.memory.optimizer == eight.codes + eight.scales + eight.small + 4
+
+
+def test_a_moving_average_of_the_weights_is_one_more_copy() -> None:
+    plain, averaged = of(TINY).memory, of(TINY, average=True).memory
+    assert (plain.average, averaged.average) == (0, 4 * 2463)
+    assert averaged.total == plain.total + 4 * 2463
+
+
+def test_cross_attention_keeps_less_than_a_layer() -> None:
+    block = dataclasses.replace(BLOCK, cross=BLOCK.mixer)
+    config = dataclasses.replace(TINY, pattern=(block,), encoder=EncoderConfig(3, (BLOCK,)))
+    model = EncoderDecoder(config)
+    found = describe_model(model, batch_size=5, sequence_length=11).memory.activations
+    assert found.textbook_elements == 6 * A_LAYER + 3 * TOKENS * (6 * 7 + 11 * 3)
+
+
+@pytest.mark.slow
+def test_what_the_compiler_says_of_the_same_step(tmp_path: Path) -> None:
+    """On eight devices: it is given what is described, to the byte; the differences add up."""
+    asked = tiny(tmp_path, mesh=MeshConfig(data=2, fsdp=2, tensor=2), accumulate=2)
+    asked = dataclasses.replace(asked, model=dataclasses.replace(asked.model, vocab_size=30))
+    described = describe(asked, Hardware(count=8), compiled=True)
+    compiled = described.compiled
+    assert compiled is not None
+    assert compiled.devices == 8
+    text = 2 * LENGTH * 4  # a quarter of 8 windows
+    assert compiled.batch == 7 * text + 2 * 4
+    assert compiled.arguments == compiled.state + compiled.batch - 2 * text  # there is no source
+    counters = 3 * 4 + 8  # the step, the cursor and that of the optimizer; a key
+    whole = described.memory.weights + described.memory.optimizer - 4 + counters
+    assert whole / 8 < compiled.state < whole
+    assert compiled.in_place == compiled.state
+    assert 0 < compiled.results < 1024
+    assert compiled.gradients == 2 * 4 * described.parameters.allocated // 8
+    found = sum(differences(compiled).values())
+    assert found == compiled.temporaries - compiled.described
+    assert json.loads(json.dumps(described.as_dict()))["compiler_bytes"]["devices"] == 8
+    text_out = io.StringIO()
+    described.print(Console(file=text_out, width=80))
+    assert "What the compiler says of one device of 8" in text_out.getvalue()
+
+
+@pytest.mark.slow
+def test_what_differentiation_keeps_grows_with_the_batch_and_shrinks_with_remat(
+    tmp_path: Path,
+) -> None:
+    kept = {}
+    for remat in ("none", "full"):
+        asked = tiny(tmp_path)
+        model = dataclasses.replace(asked.model, vocab_size=30, remat=remat)
+        engine = make_engine(dataclasses.replace(asked, model=model), Hardware())
+        assert isinstance(engine, JitEngine)
+        kept[remat], _ = traced(engine, batch_shapes(engine.experiment, engine.mesh), 1)
+    inputs = 2 * 8 * LENGTH * 16 * 4  # of two layers, D 16
+    assert inputs <= kept["full"] < inputs + 8 * LENGTH * 16 * 4 * 8
+    assert kept["none"] > 4 * kept["full"]
 
 
 def test_muon_keeps_one_moment_of_the_layers_matrices() -> None:
@@ -160,7 +261,10 @@ def test_tables_fit_a_narrow_terminal() -> None:
     rows = [line.split() for line in shown.splitlines()]
     assert ["total", "2,414"] in rows
     assert ["gradients", "(float32)", "9.62", "KiB"] in rows
-    assert ["AdamW", "16", "B,", "37.7", "KiB", "18", "B,", "42.4", "KiB"] in rows
+    working = f"{A_WORKING / 1024:.3g}"
+    assert ["AdamW", "4+4+8=16", "4+4+8=16", "38.5", "KiB", working, "KiB"] in [r[:7] for r in rows]
+    assert ["AdamW", "6+4+8=18", "6+4+8=18", "43.3", "KiB"] in [row[:5] for row in rows]
+    assert "--ask-compiler" in shown
 
 
 def experiment(**tokenizer: Any) -> Experiment:

@@ -1,26 +1,35 @@
-"""`python -m train describe CONFIG [--a.b.c VALUE ...]`."""
+"""`python -m train describe CONFIG [--ask-compiler] [--a.b.c VALUE ...]`."""
 
 from __future__ import annotations
 
 import json
 
 from train.cli.kinds import explained, with_kinds
-from train.cli.parsing import parse, positional, settings_errors, wants_json
+from train.cli.parsing import parse, positional, settings_errors, wants, wants_json
 from train.experiment import Experiment
 from train.registry import find
+
+ASK = "--ask-compiler also compiles the step, and shows the memory that the compiler reserves."
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     json_wanted = wants_json(arguments)
+    compiled = wants(arguments, "--ask-compiler")
     name = positional(arguments, "CONFIG", "describe")
     with settings_errors():
         default, left = with_kinds(find(name), arguments)
-        verb, more = f"describe {name}", explained(default)
+        verb, more = f"describe {name}", f"{ASK}\n\n{explained(default)}"
         experiment = parse(Experiment, left, verb=verb, default=default, more=more)
     from train.describe import describe
 
-    description = describe(experiment)
+    if compiled:
+        from train.hardware import keep_compiled_programs, local_hardware
+
+        keep_compiled_programs()
+        description = describe(experiment, local_hardware(), compiled=True)
+    else:
+        description = describe(experiment)
     if json_wanted:
         print(json.dumps(description.as_dict()))
     else:

@@ -95,9 +95,14 @@ def _registry() -> ConstructorRegistry:
 
 def wants_json(arguments: list[str]) -> bool:
     """Takes `--json` out of the arguments, and tells whether it was there."""
-    found = "--json" in arguments
-    while "--json" in arguments:
-        arguments.remove("--json")
+    return wants(arguments, "--json")
+
+
+def wants(arguments: list[str], flag: str) -> bool:
+    """Takes a flag out of the arguments, and tells whether it was there."""
+    found = flag in arguments
+    while flag in arguments:
+        arguments.remove(flag)
     return found
 
 

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from train.describe.combinations import Combination, EightBits, combinations, eight_bits
+from train.describe.compiler import Compiled, ask_compiler
 from train.describe.decoding import Decoding, decoding, kv_variants
 from train.describe.memory import Memory, training_memory
 
@@ -37,13 +39,21 @@ class Description:
     """Of a token's forward pass, at several lengths; the experiment's own first."""
     training_estimate: int
     """6 N + 12 L D T operations a token."""
+    optimizer: str
+    """The kind of it."""
     memory: Memory
+    combinations: tuple[Combination, ...]
+    """Of precision and optimizer, beside the textbook's bytes a parameter."""
+    eight_bits: EightBits
+    """What 8-bit AdamW's state is made of."""
     decoding: tuple[Decoding, ...]
     """With other numbers of key-value heads too; this model's own first. None of a model that does
     not write token by token."""
     traffic: "Traffic"
     notes: tuple[str, ...] = ()
     """What had to be assumed."""
+    compiled: Compiled | None = None
+    """What the compiler says of the same step's memory, if it was asked."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for `--json`."""
@@ -58,12 +68,15 @@ class Description:
         show(self, console)
 
 
-def describe(experiment: "Experiment", hardware: "Hardware | None" = None) -> Description:
+def describe(
+    experiment: "Experiment", hardware: "Hardware | None" = None, *, compiled: bool = False
+) -> Description:
     """Describes an experiment. Nothing is allocated, and data are read only for what they decide.
 
     `hardware` is what it is to run on (a CPU if None): it decides whether attention keeps its
-    scores. Raises UserError if the vocabulary is a text's characters, or the number of classes is
-    that of the data, and there are no data.
+    scores. If `compiled`, the step is compiled too, for the devices that are here, which
+    `hardware` must tell of. Raises UserError if the vocabulary is a text's characters, or the
+    number of classes is that of the data, and there are no data.
     """
     from train.describe.shape import window, with_sizes
     from train.tasks.registry import make_task
@@ -72,15 +85,21 @@ def describe(experiment: "Experiment", hardware: "Hardware | None" = None) -> De
 
     experiment, notes = with_sizes(experiment)
     batch_size, length = window(experiment)
-    return describe_model(
-        make_task(experiment).model(hardware or Hardware(), unconstrained),
+    hardware = hardware or Hardware()
+    described = describe_model(
+        make_task(experiment).model(hardware, unconstrained),
         batch_size=batch_size,
         sequence_length=length,
         optimizer=experiment.optimizer,
         accumulate=experiment.accumulate,
         segments=getattr(experiment.data, "segments", True),
+        average=experiment.ema.decay > 0,
         notes=notes,
     )
+    if not compiled:
+        return described
+    found = ask_compiler(experiment, described.memory, hardware)
+    return dataclasses.replace(described, compiled=found)
 
 
 def describe_model(
@@ -91,6 +110,7 @@ def describe_model(
     optimizer: "OptimizerConfig | None" = None,
     accumulate: int = 1,
     segments: bool = False,
+    average: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Description:
     """Describes a model trained on `batch_size` windows of `sequence_length` tokens at a time.
@@ -100,8 +120,15 @@ def describe_model(
     from train.optimizers import AdamW
     from transformer import costs, sizes
 
-    config = model.config
+    config, optimizer = model.config, optimizer or AdamW()
     parameters = sizes.count_parameters(model)
+    shape: dict[str, Any] = dict(
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        accumulate=accumulate,
+        segments=segments,
+        average=average,
+    )
     return Description(
         config=config,
         batch_size=batch_size,
@@ -109,15 +136,11 @@ def describe_model(
         parameters=parameters,
         estimate=sizes.estimate_parameters(config),
         flops=tuple(costs.count_flops(model, t) for t in _lengths(sequence_length, config)),
-        training_estimate=costs.estimate_flops(config, parameters.total, sequence_length),
-        memory=training_memory(
-            model,
-            optimizer or AdamW(),
-            batch_size=batch_size,
-            sequence_length=sequence_length,
-            accumulate=accumulate,
-            segments=segments,
-        ),
+        training_estimate=costs.estimate_flops(config, parameters.active, sequence_length),
+        optimizer=optimizer.kind,
+        memory=training_memory(model, optimizer, **shape),
+        combinations=combinations(model, **shape),
+        eight_bits=eight_bits(model),
         decoding=_decodings(model, sequence_length),
         traffic=costs.attention_traffic(model, sequence_length),
         notes=notes,

@@ -1,18 +1,14 @@
 """What training keeps in memory, item by item, over all devices together."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
 from train.describe.activations import Activations, estimate_activations
 
 if TYPE_CHECKING:
     from train.optimizers import OptimizerConfig
     from transformer.model import Model
-
-TEXTBOOK_WEIGHTS = {"float32": 4, "16 and 32 bits": 6}
-TEXTBOOK_GRADIENTS = 4
-TEXTBOOK_OPTIMIZERS = {"AdamW": 8, "8-bit AdamW": 2, "SGD with momentum": 4}
-"""Bytes a parameter, as courses count them: without activations and the scales of 8-bit blocks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +29,22 @@ class Memory:
     """Of one chunk of the loss, with their gradient, in float32."""
     textbook_logits: int
     """2 B T V elements in float32: what logits of the whole batch would take."""
+    average: int = 0
+    """The moving average of the weights, in float32, if one is kept."""
 
     @property
     def total(self) -> int:
-        state = self.weights + self.compute_copy + self.gradients + self.optimizer
-        return state + self.activations.bytes + self.logits
+        return self.state + self.compute_copy + self.gradients + self.working
+
+    @property
+    def state(self) -> int:
+        """What is there between steps."""
+        return self.weights + self.optimizer + self.average
+
+    @property
+    def working(self) -> int:
+        """What a batch takes."""
+        return self.activations.bytes + self.logits
 
 
 def training_memory(
@@ -48,6 +55,7 @@ def training_memory(
     sequence_length: int,
     accumulate: int = 1,
     segments: bool = False,
+    average: bool = False,
 ) -> Memory:
     """What a training step holds; `batch_size` counts the windows of all microbatches."""
     import jax.numpy as jnp
@@ -69,11 +77,21 @@ def training_memory(
         activations=estimate_activations(model, rows, sequence_length, segments=segments),
         logits=2 * 4 * chunk * config.vocab_rows,
         textbook_logits=2 * 4 * rows * sequence_length * config.vocab_size,
+        average=4 * count if average else 0,
     )
 
 
 def optimizer_bytes(model: "Model", optimizer: "OptimizerConfig") -> int:
-    """Size of the optimizer's state for float32 gradients, by tracing how it starts."""
+    """Size of the optimizer's state."""
+    import jax
+
+    leaves = jax.tree.leaves(optimizer_state(model, optimizer))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+@functools.lru_cache(maxsize=16)
+def optimizer_state(model: "Model", optimizer: "OptimizerConfig") -> Any:
+    """Shapes of the optimizer's state for float32 gradients, by tracing how it starts."""
     import jax
     import jax.numpy as jnp
 
@@ -82,5 +100,4 @@ def optimizer_bytes(model: "Model", optimizer: "OptimizerConfig") -> int:
 
     shapes, axes = abstract(model)
     wide = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), shapes)
-    state = jax.eval_shape(make_optimizer(optimizer, axes).init, wide)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    return jax.eval_shape(make_optimizer(optimizer, axes).init, wide)

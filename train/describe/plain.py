@@ -3,6 +3,8 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from train.describe.combinations import Combination
+from train.describe.compiler import Compiled
 from train.describe.decoding import LARGE_BATCH, Decoding
 
 if TYPE_CHECKING:
@@ -25,7 +27,10 @@ def as_dict(description: "Description") -> dict[str, Any]:
             "training_estimate": description.training_estimate,
             "forward_by_length": [_flops(each) for each in (own, *others)],
         },
-        "memory_bytes": _memory(description.memory),
+        "memory_bytes": _memory(description.memory) | {"optimizer_kind": description.optimizer},
+        "memory_by_precision_and_optimizer": [_combination(c) for c in description.combinations],
+        "eight_bit_optimizer_bytes": dataclasses.asdict(description.eight_bits),
+        "compiler_bytes": _compiled(description.compiled),
         "decoding": _decodings(description.decoding),
         "attention_bytes_per_token": description.traffic._asdict(),
         "notes": list(description.notes),
@@ -37,6 +42,7 @@ def _parameters(parameters: "Parameters") -> dict[str, Any]:
         "total": parameters.total,
         "padding": parameters.padding,
         "heads": parameters.heads,
+        "active": parameters.active,
         "allocated": parameters.allocated,
         "parts": dict(parameters.parts),
     }
@@ -58,6 +64,27 @@ def _flops(flops: "Flops", times: int = 1) -> dict[str, Any]:
 
 def _memory(memory: "Memory") -> dict[str, Any]:
     return dataclasses.asdict(memory) | {"total": memory.total}
+
+
+def _combination(combination: Combination) -> dict[str, Any]:
+    weights, gradients, optimizer = combination.textbook
+    return {
+        "precision": combination.precision,
+        "optimizer": combination.optimizer,
+        "textbook_bytes_per_parameter": {
+            "weights": weights,
+            "gradients": gradients,
+            "optimizer": optimizer,
+            "total": weights + gradients + optimizer,
+        },
+        "memory_bytes": _memory(combination.memory),
+    }
+
+
+def _compiled(compiled: Compiled | None) -> dict[str, Any] | None:
+    if compiled is None:
+        return None
+    return dataclasses.asdict(compiled) | {"described": compiled.described}
 
 
 def _decodings(all_of_them: tuple[Decoding, ...]) -> dict[str, Any] | None:

@@ -8,6 +8,9 @@ from train.errors import UserError
 from train.tasks.config import Classification, Tagging
 
 if TYPE_CHECKING:
+    import jax
+    from jax.sharding import Mesh
+
     from train.experiment import Experiment
 
 
@@ -18,6 +21,33 @@ def window(experiment: "Experiment") -> tuple[int, int]:
         return max(1, experiment.batch_size // data.max_length), data.max_length
     length: int = getattr(data, "sequence_length", 0) or getattr(data, "max_length", 1)
     return experiment.batch_size, length
+
+
+def batch_shapes(experiment: "Experiment", mesh: "Mesh") -> "dict[str, jax.ShapeDtypeStruct]":
+    """What a step is given, by shapes: all that any task's batches have, laid over a mesh.
+
+    Raises UsageError if the mesh cannot cut it.
+    """
+    import jax
+    import numpy as np
+
+    from train.sharding import partition
+
+    rows, length = window(experiment)
+    text = (rows, length)
+    target = (rows,) if isinstance(experiment.task, Classification) else text
+    names = ("tokens", "segments", "positions", "source", "source_segments")
+    shapes = dict.fromkeys(names, (text, np.int32)) | {
+        "targets": (target, np.int32),
+        "weights": (target, np.float32),
+        "examples": ((rows,), np.uint32),
+    }
+    return {
+        name: jax.ShapeDtypeStruct(
+            shape, dtype, sharding=partition(mesh, ("batch", *(None,) * (len(shape) - 1)), shape)
+        )
+        for name, (shape, dtype) in shapes.items()
+    }
 
 
 def with_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ...]]:

@@ -1,0 +1,125 @@
+"""What the compiler says of the memory of a training step, beside what is described."""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+from train.describe.memory import Memory
+
+if TYPE_CHECKING:
+    from train.engine import JitEngine
+    from train.experiment import Experiment
+    from transformer.hardware import Hardware
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """Bytes of one device."""
+
+    devices: int
+    state: int
+    """Weights, moments and counters, by their shapes."""
+    batch: int
+    arguments: int
+    """What the compiler says that the step is given: state and batch, less what it does not use."""
+    in_place: int
+    """Results that take the place of arguments."""
+    results: int
+    """Others."""
+    temporaries: int
+    """What the compiler reserves beside: all that is described below."""
+    compute_copy: int
+    gradients: int
+    activations: int
+    logits: int
+    kept_activations: int
+    """What differentiation keeps of the forward pass that grows with the batch, by tracing it: the
+    compiler may keep less, and compute it again."""
+    kept_weights: int
+    """What it keeps that does not grow: weights cast or cut out of stacks, and the gradient of the
+    output matrix, which the loss takes in its forward pass."""
+
+    @property
+    def described(self) -> int:
+        """Temporaries as they are described."""
+        return self.compute_copy + self.gradients + self.activations + self.logits
+
+    @property
+    def traced(self) -> int:
+        """The same with what is kept as it is traced."""
+        return self.kept_weights + self.gradients + self.kept_activations + self.logits
+
+
+def ask_compiler(experiment: "Experiment", memory: Memory, hardware: "Hardware") -> Compiled:
+    """Compiles the step of an experiment that has its sizes, for the devices that are here.
+
+    It takes as long as compiling does before training; nothing is allocated.
+    """
+    from train.describe.shape import batch_shapes
+    from train.engine import JitEngine, make_engine
+    from train.memory import explain_exhaustion, smaller
+
+    engine = make_engine(experiment, hardware)
+    assert isinstance(engine, JitEngine)  # as all are
+    state: Any = engine.shapes()
+    batch: Any = batch_shapes(experiment, engine.mesh)
+    with explain_exhaustion(smaller(experiment)):
+        stats: Any = engine.lower(state, batch).compile().memory_analysis()
+    shards = math.prod(engine.mesh.shape[axis] for axis in ("data", "fsdp"))
+    kept_activations, kept_weights = traced(engine, batch, experiment.accumulate)
+    return Compiled(
+        devices=engine.mesh.size,
+        state=_on_one_device(state),
+        batch=_on_one_device(batch),
+        arguments=stats.argument_size_in_bytes,
+        in_place=stats.alias_size_in_bytes,
+        results=stats.output_size_in_bytes - stats.alias_size_in_bytes,
+        temporaries=stats.temp_size_in_bytes,
+        compute_copy=memory.compute_copy // engine.mesh.size,
+        gradients=memory.gradients // engine.mesh.size,
+        activations=memory.activations.bytes // shards,
+        logits=memory.logits // shards,
+        kept_activations=kept_activations // shards,
+        kept_weights=kept_weights,
+    )
+
+
+def _on_one_device(tree: Any) -> int:
+    """Bytes of the part of each array that a device has."""
+    import jax
+
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def traced(engine: "JitEngine", batch: Any, accumulate: int) -> tuple[int, int]:
+    """Bytes that differentiation keeps of a microbatch: those that grow with it, and others."""
+    once, twice = (_traced(engine, batch, times / accumulate) for times in (1, 2))
+    return twice - once, 2 * once - twice
+
+
+def _traced(engine: "JitEngine", batch: Any, share: float) -> int:
+    """Bytes that differentiation keeps of the forward pass of this share of a batch.
+
+    Each array counts once, and the weights themselves not at all.
+    """
+    import jax
+
+    from train.step import example_keys, minimised
+
+    def pull(state: Any, rows: Any) -> Any:
+        keys = example_keys(state, rows)
+        loss = lambda params: minimised(engine.train_step.loss(params, rows, keys))  # noqa: E731
+        return jax.vjp(loss, state.params)[1]
+
+    rows = {
+        name: jax.ShapeDtypeStruct((round(leaf.shape[0] * share), *leaf.shape[1:]), leaf.dtype)
+        for name, leaf in batch.items()
+    }
+    program = jax.make_jaxpr(pull)(engine.shapes(), rows).jaxpr
+    given = {id(variable) for variable in program.invars}
+    kept = {id(variable): variable.aval for variable in program.outvars}
+    avals: Any = [aval for name, aval in kept.items() if name not in given]
+    return sum(aval.size * aval.dtype.itemsize for aval in avals)

@@ -1,0 +1,150 @@
+"""The memory of training as tables, for people."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from train.describe.layout import in_bytes, new_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from train.describe import Description
+    from train.describe.combinations import Combination
+    from train.describe.compiler import Compiled
+
+NAMES = {"adamw": "AdamW", "adamw8bit": "8-bit AdamW", "sgd": "SGD"}
+
+
+def memory_tables(description: "Description") -> Iterable["RenderableType"]:
+    """Item by item; by precision and optimizer; and what the compiler says."""
+    yield from _items(description)
+    yield ""
+    yield from _combinations(description)
+    yield ""
+    yield from _compiled(description)
+
+
+def _items(description: "Description") -> Iterable["RenderableType"]:
+    memory, config = description.memory, description.config
+    activations = memory.activations
+    b, t = description.batch_size, description.sequence_length
+    table = new_table(f"Memory of training, {b:,} × {t:,} tokens a step", "what", "size")
+    rows = {
+        f"weights ({config.precision.parameters})": memory.weights,
+        f"weights cast for products ({config.precision.compute})": memory.compute_copy,
+        "gradients (float32)": memory.gradients,
+        f"optimizer ({description.optimizer})": memory.optimizer,
+        "moving average of the weights (float32)": memory.average,
+        f"activations, estimated (remat {config.remat})": activations.bytes,
+        "logits of one chunk, and their gradient": memory.logits,
+    }
+    for name, size in rows.items():
+        if size:
+            table.add_row(name, in_bytes(size))
+    table.add_section()
+    table.add_row("total, over all devices", in_bytes(memory.total), style="bold")
+    yield table
+    yield (
+        f"[dim]Activations by L·B·T·(14 D + T N): {activations.textbook_elements:,} elements, "
+        f"{in_bytes(activations.textbook_bytes)} in {config.precision.compute}; in 16 bits by "
+        f"L·(34 B·T·D + 5 B·N·T²): {in_bytes(activations.sixteen_bit_bytes)}. Logits of the whole "
+        f"batch, 2 B·T·V in float32, would take {in_bytes(memory.textbook_logits)}. Without "
+        f"training, weights alone: {in_bytes(memory.weights)}.[/dim]"
+    )
+
+
+def _combinations(description: "Description") -> Iterable["RenderableType"]:
+    columns = ("textbook", "here", "these", "activations\nand logits", "total")
+    title = "Bytes a parameter of weights + gradients + optimizer, and in all"
+    table = new_table(title, "optimizer", *columns)
+    count = description.parameters.allocated
+    precision = ""
+    for each in description.combinations:
+        if each.precision != precision:
+            precision = each.precision
+            table.add_section()
+            table.add_row(precision, style="italic")
+        table.add_row(*_combination(each, count))
+    yield table
+    eight = description.eight_bits
+    yield (
+        "[dim]bfloat16 keeps float32 weights beside; SGD is with momentum. 8 bits are "
+        f"{eight.codes / count:.3g} bytes a parameter, {eight.scales / count:.2g} for a scale of "
+        "each block of 256 numbers and of each of two moments, and "
+        f"{eight.small / count:.2g} for parameters of fewer than 4,096 numbers in a layer, which "
+        "keep 32 bits.[/dim]"
+    )
+    if description.memory.gradients > 4 * count:
+        yield "[dim]Gradients are there twice while microbatches are added up.[/dim]"
+
+
+def _combination(each: "Combination", count: int) -> tuple[str, ...]:
+    state = sum(each.here)
+    return (
+        NAMES[each.optimizer],
+        _sum(each.textbook),
+        _sum(tuple(size / count for size in each.here)),
+        in_bytes(state),
+        in_bytes(each.memory.working),
+        in_bytes(state + each.memory.working),
+    )
+
+
+def _sum(parts: tuple[float, ...]) -> str:
+    """`4+4+8=16`, with two digits after the point where there are any."""
+    shown = [f"{part:.2f}".rstrip("0").rstrip(".") for part in (*parts, sum(parts))]
+    return f"{'+'.join(shown[:-1])}={shown[-1]}"
+
+
+def _compiled(description: "Description") -> Iterable["RenderableType"]:
+    compiled = description.compiled
+    if compiled is None:
+        yield (
+            "[dim]What the compiler says of the same step: add --ask-compiler. It takes as long as "
+            "compiling does before training.[/dim]"
+        )
+        return
+    where = "the device" if compiled.devices == 1 else f"one device of {compiled.devices}"
+    table = new_table(f"What the compiler says of {where}", "what", "described", "compiler")
+    given = compiled.state + compiled.batch
+    table.add_row("state: weights, optimizer, counters", in_bytes(compiled.state), "")
+    table.add_row("batch", in_bytes(compiled.batch), "")
+    table.add_row("given to the step", in_bytes(given), in_bytes(compiled.arguments), style="bold")
+    table.add_row("results in its place", in_bytes(compiled.state), in_bytes(compiled.in_place))
+    table.add_row("other results", "", in_bytes(compiled.results))
+    table.add_section()
+    for name, size in _temporaries(compiled).items():
+        table.add_row(name, in_bytes(size), "")
+    sizes = in_bytes(compiled.described), in_bytes(compiled.temporaries)
+    table.add_row("temporaries", *sizes, style="bold")
+    table.add_section()
+    for name, size in differences(compiled).items():
+        table.add_row(name, "", f"{'' if size < 0 else '+'}{in_bytes(size)}")
+    yield table
+    yield (
+        f"[dim]What the step does not read of a batch ({in_bytes(given - compiled.arguments)}) is "
+        "not given to it. Differentiation "
+        "keeps what the backward pass asks for, traced from the real step: the inputs of norms and "
+        "activation functions, masks, turned queries. The compiler computes cheap ones again and "
+        "lets what is not needed at the same time share its place (less), or holds copies in other "
+        "layouts (more).[/dim]"
+    )
+
+
+def _temporaries(compiled: "Compiled") -> dict[str, int]:
+    items = {
+        "weights cast for products": compiled.compute_copy,
+        "gradients": compiled.gradients,
+        "activations, estimated": compiled.activations,
+        "logits of one chunk, and their gradient": compiled.logits,
+    }
+    return {name: size for name, size in items.items() if size}
+
+
+def differences(compiled: "Compiled") -> dict[str, int]:
+    """What leads from the temporaries that are described to those of the compiler, in order."""
+    return {
+        "activations kept, beyond the estimate": compiled.kept_activations - compiled.activations,
+        "weights kept in other forms": compiled.kept_weights - compiled.compute_copy,
+        "computed again, shared or copied": compiled.temporaries - compiled.traced,
+    }

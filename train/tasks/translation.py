@@ -34,6 +34,8 @@ from transformer.beam_search import BeamConfig
 from transformer.encoder_decoder import EncoderDecoder
 from transformer.hardware import Hardware
 from transformer.losses import Loss
+from transformer.nonautoregressive import NonAutoregressive
+from transformer.parallel_translation import translate_at_once
 from transformer.shared import Constrain
 from transformer.translation import translate
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from train.run import Run
 
 Corpus = ExampleCorpus[ParallelSplit]
+Translator = EncoderDecoder | NonAutoregressive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +82,13 @@ class TranslationTask(Task):
     def resolved(self, corpus: Corpus) -> Experiment:
         return with_vocabulary(self.experiment, corpus.tokenizer)
 
-    def model(self, hardware: Hardware, constrain: Constrain) -> EncoderDecoder:
-        return EncoderDecoder(self.experiment.model, hardware, constrain)
+    def model(self, hardware: Hardware, constrain: Constrain) -> Translator:
+        """Word by word, or without `model.causal` all words at once."""
+        config = self.experiment.model
+        kind = EncoderDecoder if config.causal else NonAutoregressive
+        return kind(config, hardware, constrain)
 
-    def loss(self, model: EncoderDecoder) -> LossFunction:
+    def loss(self, model: Translator) -> LossFunction:
         """The cross entropy of the target's words; smoothed in training alone.
 
         A batch has `source` and `source_segments` [B, S], and `tokens`, `segments`, `targets` and
@@ -184,16 +190,19 @@ class TranslationTask(Task):
         beams: int = 0,
     ) -> list[str]:
         settings, end = self.settings, tokenizer.end_of_text
-        found = translate(
-            model,
-            params,
-            sources,
-            begin=end,
-            stop=end,
-            beams=BeamConfig(beams or settings.beams, settings.length_penalty),
-            extra=settings.extra_length,
-        )
-        return [decode_sentence(tokenizer, np.array(tokens, np.int32)) for tokens in found.tokens]
+        if isinstance(model, NonAutoregressive):
+            written = translate_at_once(model, params, sources, stop=end)
+        else:
+            written = translate(
+                model,
+                params,
+                sources,
+                begin=end,
+                stop=end,
+                beams=BeamConfig(beams or settings.beams, settings.length_penalty),
+                extra=settings.extra_length,
+            ).tokens
+        return [decode_sentence(tokenizer, np.array(tokens, np.int32)) for tokens in written]
 
 
 def numbers_of(batches: HeldOutBatches) -> list[int]:

@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from train.sharding import MeshConfig
 from train.tasks.task import Metric
 from train.tasks.translation import TranslationTask
 from transformer.hardware import Hardware
+from transformer.nonautoregressive import NonAutoregressive
 from transformer.shared import unconstrained
 
 SMOOTHING = 0.1
@@ -86,3 +88,19 @@ def test_batches_do_not_depend_on_the_devices(task: TranslationTask) -> None:
         assert len(batch["tokens"]) * longer <= task.experiment.batch_size
     assert task.experiment.rows == ("data.row_multiple", 8)
     assert MeshConfig().sizes(8)["data"] == 8
+
+
+def test_all_words_at_once(task: TranslationTask) -> None:
+    """Without a causal mask the model writes in parallel, and learns lengths beside words."""
+    config = dataclasses.replace(task.experiment.model, causal=False)
+    other = TranslationTask(dataclasses.replace(task.experiment, model=config))
+    engine = make_engine(other.experiment, Hardware(count=8))
+    assert isinstance(engine.model, NonAutoregressive)
+    corpus, params = other.prepare(), engine.init().params
+    batch: Any = other.batches(corpus).host(0, 0, 1)
+    keys = jax.random.split(jax.random.key(1), len(batch["tokens"]))
+    losses = jax.jit(other.loss(engine.model))(params, batch, keys)
+    assert set(losses) == {"loss", "loss/length"}
+    assert float(losses["loss/length"].total) > 0
+    found = other.evaluate(engine, params, corpus, "test", whole=True)
+    assert set(found) == {"loss", "perplexity", "bleu", "tokenised_bleu"}

@@ -88,7 +88,7 @@ def test_the_settings_of_a_config_have_help(capsys: Capture) -> None:
 def test_every_experiment_has_the_promised_options(name: str) -> None:
     arguments = {
         "--steps": "7",
-        "--batch-size": "24",
+        "--batch-size": "48",
         "--seed": "11",
         "--data.path": "my text.txt",
         "--log-every": "3",
@@ -103,7 +103,7 @@ def test_every_experiment_has_the_promised_options(name: str) -> None:
     given = parse(FitArguments, words, verb="fit", default=FitArguments(find(name)))
     experiment = given.experiment
     assert given.workdir == "here"
-    assert (experiment.steps, experiment.batch_size, experiment.seed) == (7, 24, 11)
+    assert (experiment.steps, experiment.batch_size, experiment.seed) == (7, 48, 11)
     assert (experiment.data.path, experiment.log_every) == ("my text.txt", 3)
     assert experiment.checkpoint.every == 5
     assert (experiment.mesh.data, experiment.mesh.fsdp, experiment.mesh.tensor) == (2, -1, 2)

@@ -88,7 +88,7 @@ def test_the_settings_of_a_config_have_help(capsys: Capture) -> None:
 def test_every_experiment_has_the_promised_options(name: str) -> None:
     arguments = {
         "--steps": "7",
-        "--batch-size": "48",
+        "--batch-size": "4800",
         "--seed": "11",
         "--data.path": "my text.txt",
         "--log-every": "3",
@@ -103,7 +103,7 @@ def test_every_experiment_has_the_promised_options(name: str) -> None:
     given = parse(FitArguments, words, verb="fit", default=FitArguments(find(name)))
     experiment = given.experiment
     assert given.workdir == "here"
-    assert (experiment.steps, experiment.batch_size, experiment.seed) == (7, 48, 11)
+    assert (experiment.steps, experiment.batch_size, experiment.seed) == (7, 4800, 11)
     assert (experiment.data.path, experiment.log_every) == ("my text.txt", 3)
     assert experiment.checkpoint.every == 5
     assert (experiment.mesh.data, experiment.mesh.fsdp, experiment.mesh.tensor) == (2, -1, 2)
@@ -137,7 +137,7 @@ def test_every_option_is_a_name_of_config_txt(trained: Trained) -> None:
         ("fit", "fit: CONFIG is missing; write python -m train fit CONFIG"),
         ("fit --steps 3", "fit: CONFIG is missing"),
         ("sample", "sample: W is missing"),
-        ("fit quickstrat", "config quickstrat: is not known; choose one of gpt2, "),
+        ("fit quickstrat", "config quickstrat: is not known; choose one of before, "),
         ("fit gpt2:tiny", "gpt2 has no experiment tiny; choose one of small, medium"),
         ("fit quickstart --stepz 3", "--stepz"),
         ("fit quickstart --steps many", "many"),

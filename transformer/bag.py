@@ -14,6 +14,7 @@ def bag_of_embeddings(
     *,
     layers: int = 1,
     dropout: float = 0.0,  # of the hidden activations
+    embedding_dropout: float = 0.0,
     **model: Any,  # other fields of the configuration
 ) -> TransformerConfig:
     """Embed, MLP, mean, logistic regression, for `Classifier(config, pooling="mean")`.
@@ -23,6 +24,5 @@ def bag_of_embeddings(
     """
     mlp = FeedForwardConfig(hidden=hidden, activation="relu", dropout=dropout)
     block = BlockConfig(mixer=IdentityConfig(), feed_forward=mlp, norm=None, residual=False)
-    return TransformerConfig(
-        width=width, layers=layers, pattern=(block,), final_norm=None, causal=False, **model
-    )
+    given: dict[str, Any] = dict(final_norm=None, causal=False, dropout=embedding_dropout) | model
+    return TransformerConfig(width=width, layers=layers, pattern=(block,), **given)

@@ -1,0 +1,102 @@
+"""Word vectors from the words around each word: skip-gram with negative samples.
+
+Mikolov et al. 2013 (Distributed Representations of Words and Phrases), section 2. What it learns is
+a table like that of a model's embeddings, which `with_vectors` puts there.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from transformer.weights import Initializer, weight
+
+
+class SkipGram(nn.Module):
+    """Two vectors for each word: one as the middle of a window, one as what stands around it."""
+
+    words: int  # rows: V, with padding where a model's table has it
+    width: int  # D
+
+    @nn.compact
+    def __call__(
+        self,
+        centres: jax.Array,  # [B] words in the middle
+        contexts: jax.Array,  # [B] a word near each
+        negatives: jax.Array,  # [B, M] words drawn at random
+    ) -> jax.Array:  # [B]
+        """-log s(u_context . v) - sum over negatives of log s(-u_negative . v) (equation 4)."""
+        spread = nn.initializers.uniform(1 / self.width)
+        centred: Initializer = lambda *given: spread(*given) - 0.5 / self.width  # noqa: E731
+        v = self.table("embedding", centred)[centres]
+        around = self.table("contexts", nn.initializers.zeros)
+        near = jnp.einsum("BD,BD->B", v, around[contexts])
+        far = jnp.einsum("BD,BMD->BM", v, around[negatives])
+        return -jax.nn.log_sigmoid(near) - jnp.sum(jax.nn.log_sigmoid(-far), axis=1)
+
+    def table(self, name: str, init: Initializer) -> jax.Array:  # [V, D]
+        rows, columns = {"vocab": self.words}, {"embed": self.width}
+        return weight(self, name, inputs=rows, outputs=columns, init=init, dtype="float32")
+
+
+def noise(
+    counts: np.ndarray,  # [V] how often each word occurs
+    power: float = 0.75,
+) -> np.ndarray:  # [V] log-probabilities
+    """What negatives are drawn from: the counts to a power, which favours rare words."""
+    raised = np.asarray(counts, np.float64) ** power
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(raised / raised.sum()), np.float32)
+
+
+def thinned(
+    tokens: np.ndarray,  # [n]
+    counts: np.ndarray,  # [V]
+    seed: int,
+    threshold: float = 1e-3,
+) -> np.ndarray:  # [at most n]
+    """The text without most of its frequent words: each is kept with sqrt(threshold / its share).
+
+    Section 2.3; words rarer than the threshold stay.
+    """
+    share = counts / counts.sum()
+    keep = np.sqrt(threshold / np.maximum(share, threshold))
+    return tokens[np.random.default_rng(seed).random(len(tokens)) < keep[tokens]]
+
+
+def skip_grams(
+    tokens: np.ndarray,  # [n] a text
+    window: int,
+    seed: int,
+) -> np.ndarray:  # [pairs, 2] centres and contexts
+    """Every word with those near it; how near is drawn for each, from 1 to `window`.
+
+    So nearer words weigh more (Mikolov et al. 2013, Efficient Estimation, section 3.2).
+    """
+    reach = np.random.default_rng(seed).integers(1, window + 1, len(tokens))
+    found = []
+    for distance in range(1, min(window, len(tokens) - 1) + 1):
+        before, after = tokens[:-distance], tokens[distance:]
+        found.append(np.stack([before, after], axis=1)[reach[:-distance] >= distance])
+        found.append(np.stack([after, before], axis=1)[reach[distance:] >= distance])
+    return np.concatenate(found) if found else np.zeros((0, 2), tokens.dtype)
+
+
+def with_vectors(
+    params: dict[str, Any],  # of a model
+    table: jax.Array,  # [V, D] or with fewer rows than the model's
+) -> dict[str, Any]:
+    """The parameters with word vectors in place of the embeddings; rows beyond stay.
+
+    Raises ValueError for a table that does not fit.
+    """
+    embedding = params["embedding"]
+    if table.shape[1] != embedding.shape[1] or len(table) > len(embedding):
+        raise ValueError(
+            f"word vectors {table.shape[0]} x {table.shape[1]}: the model's table is "
+            f"{embedding.shape[0]} x {embedding.shape[1]}; learn them for its words and width"
+        )
+    rows = jnp.asarray(table, embedding.dtype)
+    return {**params, "embedding": jnp.concatenate([rows, embedding[len(rows) :]])}

@@ -13,6 +13,7 @@ from transformer.language_model import LanguageModel
 from transformer.masked_language_model import MaskedLanguageModel
 from transformer.masks import Mask, Pattern
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerConfig, MixerOutput
+from transformer.mixture import MixtureConfig
 from transformer.model import Model, ModelOutput
 from transformer.nonautoregressive import NonAutoregressive
 from transformer.norms import NormConfig
@@ -78,6 +79,7 @@ __all__ = [
     "Mixer",
     "MixerConfig",
     "MixerOutput",
+    "MixtureConfig",
     "Model",
     "ModelOutput",
     "NTKScaling",

@@ -97,7 +97,7 @@ def _init(params: Any, axes: Any) -> State:
         *stack, _, count = _matrices(leaf, axes)
         return jnp.zeros((*stack, count)) if axes.is_matrix else None
 
-    trees = (jax.tree.map(part, axes, params, is_leaf=is_axes) for part in (rows, columns))
+    trees = (jax.tree.map(zeros, axes, params, is_leaf=is_axes) for zeros in (rows, columns))
     return State(jnp.int32(0), *trees)
 
 

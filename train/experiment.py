@@ -58,7 +58,8 @@ class EvaluationConfig:
     """New tokens in each window: less than the sequence length gives every token more context,
     at more cost. 0: the sequence length."""
     batch_size: int = 0
-    """Windows in a batch, or a few more so that it divides among devices; 0: as in training."""
+    """As the experiment's own, or a few rows more so that a batch divides among devices; 0: that
+    of training."""
     compressors: bool = False
     """Show at the end what gzip -9 and xz -9 make of the held-out text."""
     average: int = 1

@@ -25,6 +25,16 @@ class Judge:
         self.task, self.folder = make_task(experiment), folder
         self.best = Best()
 
+    def remember(self, best: Best, checkpoints: Checkpoints) -> None:
+        """Goes on from what a checkpoint says of the best.
+
+        A best whose own checkpoint is not there, since nobody had asked to keep it, is forgotten.
+        """
+        if not best.step or best.step in checkpoints.steps():
+            self.best = best
+        if self.experiment.judged_at_best and self.best.step:
+            checkpoints.keep_best(self.best.step)
+
     def ended(self, step: int) -> bool:
         """Whether there is nothing left to train after so many steps."""
         patience = self.experiment.stopping.patience

@@ -136,9 +136,7 @@ class _Fit:
                 f"data.path {self.experiment.data.path}: is not the text that "
                 f"{self.folder.path} was trained on; give that text, or another --workdir"
             )
-        self.judge.best = Best.from_plain(extra.get("best", {}))
-        if self.judge.best.step:
-            checkpoints.keep_best(self.judge.best.step)
+        self.judge.remember(Best.from_plain(extra.get("best", {})), checkpoints)
         return state, latest
 
     def finished_before(self, done: int) -> dict[str, float] | None:

@@ -64,7 +64,8 @@ def serve(
         raise UserError(f"{checkpoints.directory}: holds no checkpoint yet; train with fit first")
     count = average or (experiment.evaluation.average if step is None else 1)
     if count == 1 and step is None and experiment.judged_at_best:
-        newest = Best.from_plain(checkpoints.extra(newest).get("best", {})).step or newest
+        best = Best.from_plain(checkpoints.extra(newest).get("best", {})).step
+        newest = best if best in checkpoints.steps() else newest
     steps = averaged_steps(checkpoints.steps(), newest, experiment.checkpoint.every, count)
     if average and len(steps) < average:
         raise UserError(

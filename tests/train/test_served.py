@@ -137,6 +137,7 @@ def test_an_average_may_be_asked_for(
     assert command(capsys, "evaluate", str(workdir), "--average", "2", "--json").status == 0
 
 
+@pytest.mark.slow
 def test_the_moving_average_is_that_of_every_step(tmp_path: Path) -> None:
     """By hand, from checkpoints of all steps: decays of 1/10, 2/11, 3/12 and then 1/4."""
     experiment = tiny(
@@ -208,6 +209,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path,
     return experiment, folder / "run", fit(experiment, folder / "run")
 
 
+@pytest.mark.slow
 def test_a_run_ends_when_evaluations_get_no_better(
     stopped: tuple[Experiment, Path, train.Run],
 ) -> None:
@@ -226,6 +228,7 @@ def test_a_run_ends_when_evaluations_get_no_better(
     assert events[1]["best"] == {"step": best, "value": value, "waited": 3}
 
 
+@pytest.mark.slow
 def test_it_is_loaded_at_its_best(stopped: tuple[Experiment, Path, train.Run]) -> None:
     _, workdir, run = stopped
     again = train.load(str(workdir))
@@ -233,6 +236,7 @@ def test_it_is_loaded_at_its_best(stopped: tuple[Experiment, Path, train.Run]) -
     assert_same_bits(again.params, run.params)
 
 
+@pytest.mark.slow
 def test_it_has_ended_for_good(stopped: tuple[Experiment, Path, train.Run]) -> None:
     experiment, workdir, run = stopped
     before = evaluations(workdir)
@@ -270,6 +274,20 @@ def test_with_more_patience_it_goes_on(
     best = min(way[:-1], key=lambda each: each[1])[0]
     assert longer.step == best
     assert steps_of(workdir) == sorted({best, 40})
+
+
+@pytest.mark.slow
+def test_the_best_may_be_asked_for_later(tmp_path: Path) -> None:
+    """What was best before, of which there is no checkpoint, is best no more."""
+    experiment = impatient(
+        tmp_path, steps=6, stopping=StoppingConfig(), checkpoint=CheckpointConfig(every=0)
+    )
+    fit(experiment, tmp_path / "run")
+    assert steps_of(tmp_path / "run") == [6]
+    kept = dataclasses.replace(experiment, steps=10, checkpoint=CheckpointConfig(0, best=True))
+    run = fit(kept, tmp_path / "run")
+    later = [each for each in evaluations(tmp_path / "run")[:-1] if each[0] > 6]
+    assert run.step == min(later, key=lambda each: each[1])[0]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from transformer import (
     FeedForwardConfig,
     LanguageModel,
     LearnedPositions,
+    MixtureConfig,
     Rotary,
     TransformerConfig,
 )
@@ -57,6 +58,11 @@ MODELS = {
         layers=1,
         pattern=(BlockConfig(mixer=AttentionConfig(heads=3)),),
         position=LearnedPositions(T),
+    ),
+    "mixture": dataclasses.replace(
+        MODEL,
+        layers=1,
+        pattern=(BlockConfig(MIXERS[0], feed_forward=MixtureConfig(5, 2, FeedForwardConfig(17))),),
     ),
 }
 

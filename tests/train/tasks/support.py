@@ -19,8 +19,6 @@ from train.tasks.config import (
 )
 from transformer import AttentionConfig, EncoderConfig
 
-FILLERS = ("the", "a", "saw", "by", "and", "on", "sat")
-
 ANIMALS = {"cat": "Katze", "fish": "Fisch", "dog": "Hund"}
 TOOLS = {"saw": "Säge", "drill": "Bohrer", "axe": "Axt"}
 OTHERS = {"the": "das", "a": "ein", "red": "rotes", "by": "von", "and": "und"}
@@ -31,12 +29,12 @@ def draw(seed: int) -> random.Random:
 
 
 def labelled(path: Path, *, lines: int, seed: int) -> Path:
-    """Texts of 4 or 9 words, one of which tells the class."""
+    """Texts of 6 words, one of which tells the class."""
     drawn = draw(seed)
     rows = []
-    for number in range(lines):
+    for _ in range(lines):
         label, words = ("animal", ANIMALS) if drawn.random() < 0.5 else ("tool", TOOLS)
-        text = [drawn.choice(list(OTHERS)) for _ in range(3 if number % 2 else 8)]
+        text = [drawn.choice(list(OTHERS)) for _ in range(5)]
         text.insert(drawn.randrange(len(text)), drawn.choice(list(words)))
         rows.append(f"{label}\t{' '.join(text)}\n")
     path.write_text("label\ttext\n" + "".join(rows))

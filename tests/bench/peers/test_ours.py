@@ -8,6 +8,8 @@ import pytest
 
 from bench.contender import Contender, running
 from bench.peers.ours import experiment_of, random_rows
+from train.optimizers import AdamW
+from transformer import FeedForwardConfig, NormConfig
 
 SETTINGS = {
     "layers": 1,
@@ -28,16 +30,17 @@ SETTINGS = {
 def test_the_experiment_is_gpt2_and_otherwise_the_default() -> None:
     experiment = experiment_of(SETTINGS)
     (block,) = experiment.model.pattern
-    assert block.feed_forward.activation == "gelu"
-    assert (block.placement, block.norm.kind, block.dropout) == ("pre", "layer", 0.0)
-    assert block.feed_forward.bias
+    assert block.feed_forward == FeedForwardConfig(activation="gelu")
+    assert (block.placement, block.norm, block.dropout) == ("pre", NormConfig("layer"), 0.0)
     assert experiment.model.tied
     assert experiment.model.precision.name == "float32"
     assert experiment.model.loop == "auto"
-    assert experiment.optimizer.clip == 1.0
-    assert experiment.optimizer.weight_decay == 0.1
+    assert isinstance(experiment.optimizer, AdamW)
+    assert (experiment.optimizer.clip, experiment.optimizer.weight_decay) == (1.0, 0.1)
     tanh = experiment_of({**SETTINGS, "gelu": "tanh"})
-    assert tanh.model.pattern[0].feed_forward.activation == "gelu_tanh"
+    feed_forward = tanh.model.pattern[0].feed_forward
+    assert isinstance(feed_forward, FeedForwardConfig)
+    assert feed_forward.activation == "gelu_tanh"
 
 
 def test_rows_are_random_and_targets_are_the_tokens_after() -> None:

@@ -1,0 +1,180 @@
+"""What each way of mixing tokens costs: operations by formula and as traced, steps, paths, memory.
+
+    python -m bench.mixer_costs [--width 512 --length 512]
+
+Operations are those of products of matrices in the traced program, a multiplication and an addition
+as two; those in a loop count as often as it goes round (the compiler's own count takes a loop's
+body once). For n tokens, width d, and a convolution of k taps.
+
+The bag is its MLP; its mean takes no product. The block is attention and an MLP.
+That attention costs O(n d^2) leaves its scores out: 4 n^2 d beside 8 n d^2, so they are the larger
+part from n = 2 d on. The last table shows from which length each is cheaper than attention.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    ConvolutionConfig,
+    ElmanConfig,
+    FeedForwardConfig,
+    Hardware,
+    IdentityConfig,
+    Initialization,
+    LSTMConfig,
+    Mask,
+    Pattern,
+    Precision,
+)
+from transformer.block import Block
+from transformer.shared import Shared
+
+TAPS, HEADS = 5, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A way of mixing tokens, and what the texts say of it, for n tokens of width d."""
+
+    block: BlockConfig
+    formula: str
+    operations: Callable[[int, int], int]
+    steps: str
+    """Products that have to wait for one another."""
+    path: str
+    """Layers or steps between the first token and the last."""
+    memory: str
+    """What the numbers kept for the backward pass grow with, beside the weights."""
+    cheaper: Callable[[int], float] | None = None
+    """d -> the length from which it is cheaper than attention."""
+
+
+def _alone(mixer: Any) -> BlockConfig:
+    return BlockConfig(mixer=mixer, feed_forward=None, norm=None, residual=False)
+
+
+_ATTENTION = AttentionConfig(heads=HEADS, form="reference", bias=False)
+_MLP = FeedForwardConfig(bias=False)
+
+KINDS = {
+    "Elman": Kind(
+        _alone(ElmanConfig()),
+        "4 n d²",
+        lambda n, d: 4 * n * d**2,
+        steps="n",
+        path="n - 1",
+        memory="n d",
+        cheaper=lambda d: 1,
+    ),
+    "LSTM": Kind(
+        _alone(LSTMConfig()),
+        "16 n d²",
+        lambda n, d: 16 * n * d**2,
+        steps="n",
+        path="n - 1",
+        memory="n d",
+        cheaper=lambda d: 2 * d,
+    ),
+    "convolution": Kind(
+        _alone(ConvolutionConfig(taps=TAPS)),
+        "2 k n d²",
+        lambda n, d: 2 * TAPS * n * d**2,
+        steps="1",
+        path="n / (k - 1)",
+        memory="n d",
+        cheaper=lambda d: max(1.0, (TAPS - 4) * d / 2),
+    ),
+    "bag": Kind(
+        dataclasses.replace(_alone(IdentityConfig()), feed_forward=_MLP),
+        "16 n d²",
+        lambda n, d: 16 * n * d**2,
+        steps="2",
+        path="1, unordered",
+        memory="n d",
+        cheaper=lambda d: 2 * d,
+    ),
+    "attention": Kind(
+        _alone(_ATTENTION),
+        "8 n d² + 4 n² d",
+        lambda n, d: 8 * n * d**2 + 4 * n**2 * d,
+        steps="4",
+        path="1",
+        memory="n d + h n²",
+    ),
+    "transformer block": Kind(
+        BlockConfig(mixer=_ATTENTION, feed_forward=_MLP),
+        "24 n d² + 4 n² d",
+        lambda n, d: 24 * n * d**2 + 4 * n**2 * d,
+        steps="6",
+        path="1",
+        memory="n d + h n²",
+    ),
+}
+
+
+def traced_operations(
+    block: BlockConfig,
+    width: int,  # d
+    length: int,  # n
+) -> int:
+    """Operations of all products of matrices in the program for one sequence."""
+    shared = Shared(width, 1, Precision(), Initialization(), Hardware())
+    module, x = Block(block, shared, parent=None), jnp.zeros((1, length, width))
+    given: dict[str, Any] = dict(
+        positions=jnp.arange(length)[None, :], mask=Mask(Pattern(causal=True))
+    )
+    params = jax.eval_shape(lambda: module.init(jax.random.key(0), x, **given))
+
+    def run(params: Any) -> Any:
+        return module.apply(params, x, **given)
+
+    return products(jax.make_jaxpr(run)(params).jaxpr)
+
+
+def products(jaxpr: Any) -> int:
+    """Operations of all products of matrices in a program, those of a loop once for each round."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            summed = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+            total += 2 * summed * math.prod(eqn.outvars[0].aval.shape)
+        rounds = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        inner = jax.extend.core.jaxprs_in_params(eqn.params)
+        total += rounds * sum(products(each) for each in inner)
+    return total
+
+
+def main(width: int = 512, length: int = 512) -> None:
+    """Prints the costs at one size, and where attention stops being the cheaper."""
+    costs = Table(title=f"{length} tokens of width {width}, {TAPS} taps, {HEADS} heads")
+    for column in ("kind", "formula", "GFLOP", "traced", "steps", "path", "memory ~"):
+        costs.add_column(column)
+    for name, kind in KINDS.items():
+        traced = traced_operations(kind.block, width, length)
+        by_formula = kind.operations(length, width)
+        texts = (f"{by_formula / 1e9:.3f}", f"{traced / 1e9:.3f}", kind.steps, kind.path)
+        costs.add_row(name, kind.formula, *texts, kind.memory)
+    lengths = (64, 512, 2048, 8192, 32768)
+    shares = Table("MFLOP a token", *(f"n = {n:,}" for n in lengths), "cheaper from n =")
+    for name, kind in KINDS.items():
+        each = (f"{kind.operations(n, width) / n / 1e6:.2f}" for n in lengths)
+        since = "" if kind.cheaper is None else f"{math.floor(kind.cheaper(width)) + 1:,}"
+        shares.add_row(name, *each, since)
+    for table in (costs, shares):
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

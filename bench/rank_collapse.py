@@ -1,0 +1,92 @@
+"""How near a stack's outputs are to one vector for all tokens, with and without residuals.
+
+    python -m bench.rank_collapse [--figure docs/figures/rank_collapse.png]
+
+Dong et al. 2021 (Attention is Not All You Need): layers of self-attention alone take their outputs
+to rank one, doubly exponentially in depth. With residual connections this is slow, though it goes
+on where the residual stream is all that a layer reads, and with post-norm; with pre-norm the
+share that each layer adds falls, and tokens stay apart. What is drawn is the share of the outputs
+X that differs from token to token, |X - mean| / |X|, in stacks with random weights over random
+inputs: the median of several.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from matplotlib import pyplot
+
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    Hardware,
+    Initialization,
+    Mask,
+    NormConfig,
+    Precision,
+)
+from transformer.block import Block
+from transformer.shared import Shared
+
+WIDTH, LENGTH, SEEDS = 64, 32, 5
+
+ALONE = BlockConfig(
+    mixer=AttentionConfig(heads=4, bias=False), feed_forward=None, norm=None, residual=False
+)
+FED = dataclasses.replace(ALONE, feed_forward=FeedForwardConfig(activation="relu", bias=False))
+WHOLE = dataclasses.replace(FED, norm=NormConfig(), residual=True)
+STACKS = {
+    "attention alone": ALONE,
+    "attention and feed-forward": FED,
+    "attention and residuals": dataclasses.replace(ALONE, residual=True),
+    "whole layers, post-norm": dataclasses.replace(WHOLE, placement="post"),
+    "whole layers, pre-norm": WHOLE,
+}
+
+
+def differing(x: jax.Array) -> jax.Array:  # [B, T, D] -> [B]
+    """The share of each example, by its norm, that is not the same for all tokens."""
+    apart = x - jnp.mean(x, axis=1, keepdims=True)
+    return jnp.linalg.norm(apart, axis=(1, 2)) / jnp.linalg.norm(x, axis=(1, 2))
+
+
+def shares(config: BlockConfig, layers: int) -> np.ndarray:  # [L + 1, examples]
+    """Of random inputs, and of what each layer in turn makes of them. No layer is like another."""
+    start = Initialization(std=0, depth_scaled=False)
+    block = Block(config, Shared(WIDTH, layers, Precision(), start, Hardware()), parent=None)
+    positions = jnp.arange(LENGTH)[None, :]
+
+    @jax.jit
+    def layer(key: jax.Array, x: jax.Array) -> jax.Array:
+        output, _ = block.init_with_output(key, x, positions=positions, mask=Mask())
+        return output.x
+
+    x = jax.random.normal(jax.random.key(0), (SEEDS, LENGTH, WIDTH))
+    found = [differing(x)]
+    for number in range(layers):
+        x = layer(jax.random.key(1 + number), x)
+        found.append(differing(x))
+    return np.asarray(found)
+
+
+def main(layers: int = 32, figure: Path = Path("docs/figures/rank_collapse.png")) -> None:
+    """Prints the share that is left behind the last layer, and draws it layer by layer."""
+    fig, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    for name, config in STACKS.items():
+        found = shares(config, layers)
+        axes.semilogy(np.median(found, axis=1), ".-", label=name)
+        print(f"{name}: {np.median(found[-1]):.1e} of the output differs between tokens")
+    # Float32 knows no smaller differences.
+    axes.set(xlabel="layers", ylabel="share that differs, |X - mean| / |X|", ylim=(1e-8, 2))
+    axes.legend(fontsize=8)
+    figure.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(figure, dpi=120)
+    pyplot.close(fig)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

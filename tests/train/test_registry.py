@@ -39,7 +39,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_an_unknown_config() -> None:
-    with pytest.raises(UsageError, match="config gpt9: is not known; choose one of gpt2, quick"):
+    with pytest.raises(UsageError, match="config gpt9: is not known; choose one of before, bert, "):
         find("gpt9")
     with pytest.raises(UsageError, match="config gpt2:huge: gpt2 has no experiment huge; choose"):
         find("gpt2:huge")

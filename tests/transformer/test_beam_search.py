@@ -107,5 +107,5 @@ def test_the_same_as_by_hand(beams: int, seed: int) -> None:
 
 @pytest.mark.parametrize("settings", [{"beams": 0}, {"length_penalty": -1.0}])
 def test_what_makes_no_search_is_refused(settings: Any) -> None:
-    with pytest.raises(ValueError, match="give|negative"):
+    with pytest.raises(ValueError, match=r"give|negative"):
         BeamConfig(**settings)

@@ -1,0 +1,136 @@
+"""Whether word vectors learned from plain text help a classifier of few examples.
+
+    python -m bench.word_vectors [--text $TRANSFORMER_DATA/wikitext-2/train.txt --seeds 3]
+
+Skip-gram with negative samples (Mikolov et al. 2013) reads the text and the questions of TREC that
+are for training; its vectors are where the embeddings of a bag and of an LSTM begin. Beside them
+the same models from random embeddings of the same size.
+"""
+
+import dataclasses
+import functools
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from configs.trec import EXPERIMENTS as TREC
+from train.engine import make_engine
+from train.experiment import Experiment
+from train.hardware import local_hardware
+from train.tasks.classification import ClassificationTask
+from transformer import BlockConfig, LSTMConfig, TransformerConfig
+from transformer.word_vectors import SkipGram, noise, skip_grams, thinned, with_vectors
+
+TEXT = Path(os.environ.get("TRANSFORMER_DATA", ".")) / "wikitext-2" / "train.txt"
+WINDOW, NEGATIVES, PAIRS = 5, 5, 4096
+
+
+def lstm(bag: TransformerConfig) -> TransformerConfig:
+    """An LSTM that reads both ways, in place of the bag's MLP."""
+    block = BlockConfig(
+        mixer=LSTMConfig(bidirectional=True), feed_forward=None, norm=None, residual=False
+    )
+    return dataclasses.replace(bag, pattern=(block,), dropout=0.5)
+
+
+def learned(
+    texts: Sequence[np.ndarray],  # each [n] words
+    words: int,  # rows of the table
+    width: int,  # D
+    *,
+    steps: int,
+    seed: int = 0,
+) -> np.ndarray:  # [rows, D]
+    """Vectors of words by what stands around them."""
+    every = np.concatenate(texts)
+    counts = np.bincount(every, minlength=words)
+    pairs = np.concatenate(
+        [
+            skip_grams(thinned(text, counts, seed + number), WINDOW, seed + number)
+            for number, text in enumerate(texts)
+        ]
+    )
+    order = np.random.default_rng(seed)
+    model, adam = SkipGram(words, width), optax.adam(optax.linear_schedule(3e-3, 0.0, steps))
+    chances = jnp.asarray(noise(counts))
+
+    def loss(params: Any, batch: jax.Array, key: jax.Array) -> jax.Array:
+        negatives = jax.random.categorical(key, chances, shape=(len(batch), NEGATIVES))
+        losses: Any = model.apply({"params": params}, batch[:, 0], batch[:, 1], negatives)
+        return jnp.mean(losses)
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(params: Any, state: Any, batch: jax.Array, key: jax.Array) -> tuple[Any, Any]:
+        updates, state = adam.update(jax.grad(loss)(params, batch, key), state)
+        return optax.apply_updates(params, updates), state
+
+    one = jnp.zeros(1, jnp.int32)
+    boxed = jax.jit(model.init)(jax.random.key(seed), one, one, one[None])["params"]
+    params = {name: table.value for name, table in boxed.items()}
+    state = adam.init(params)
+    for number in range(steps):
+        batch = pairs[order.integers(0, len(pairs), PAIRS)]
+        params, state = step(params, state, batch, jax.random.fold_in(jax.random.key(seed), number))
+    return np.asarray(params["embedding"])
+
+
+def accuracy(experiment: Experiment, vectors: np.ndarray | None) -> float:
+    """Of the test split, after training from random embeddings or from vectors."""
+    corpus = ClassificationTask(experiment).prepare()
+    task = ClassificationTask(ClassificationTask(experiment).resolved(corpus))
+    engine = make_engine(task.experiment, local_hardware())
+    state = engine.init()
+    if vectors is not None:
+        scale = float(jnp.std(state.params["embedding"])) / vectors.std()
+        state = state.replace(params=with_vectors(state.params, jnp.asarray(vectors * scale)))
+    batches = task.batches(corpus)
+    for cursor in range(task.experiment.steps):
+        state, _ = engine.step(state, engine.put(batches.host(cursor, 0, 1)))
+    return task.evaluate(engine, state.params, corpus, "test", whole=True)["accuracy"]
+
+
+def read(experiment: Experiment, text: Path) -> list[np.ndarray]:  # each [n]
+    """The lines of a text, and the questions to learn from, as words that the questions have."""
+    corpus = ClassificationTask(experiment).prepare()
+    lines = text.read_text(encoding="utf-8").splitlines()
+    texts = [*lines, *corpus.split("train").texts]
+    [unknown] = corpus.tokenizer.encode("<unk>")
+    encoded = (each[each != unknown] for each in corpus.tokenizer.encode_documents(texts))
+    return [each for each in encoded if len(each)]
+
+
+def main(
+    text: Path = TEXT,
+    steps: int = 10_000,
+    seeds: int = 3,
+) -> None:
+    """Prints the accuracy on TREC's 500 test questions, its mean and range over seeds."""
+    bag = TREC["bag"]
+    models = {"bag": bag.model, "LSTM, both ways": lstm(bag.model)}
+    corpus = ClassificationTask(bag).prepare()
+    words = ClassificationTask(bag).resolved(corpus).model.vocab_size
+    vectors = learned(read(bag, text), words, bag.model.width, steps=steps)
+    table = Table("model", "embeddings", "accuracy", "least", "most", title=f"{seeds} seeds")
+    for name, model in models.items():
+        for start, given in (("random", None), ("skip-gram", vectors)):
+            found = [
+                accuracy(dataclasses.replace(bag, model=model, seed=seed), given)
+                for seed in range(seeds)
+            ]
+            shown = (statistics.mean(found), min(found), max(found))
+            table.add_row(name, start, *(f"{100 * each:.1f}" for each in shown))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,51 @@
+"""Vectors are learned from texts, and a classifier begins from them."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from bench import word_vectors
+from bench.word_vectors import accuracy, learned, read
+from configs.trec import EXPERIMENTS as TREC
+from tests.train.support import light_compiler as light_compiler
+from train.data.config import TokenizerConfig
+from train.data.labelled_config import LabelledDataConfig
+from train.experiment import Experiment
+from transformer.bag import bag_of_embeddings
+
+
+def questions(folder: Path) -> Experiment:
+    """A bag of embeddings for a few texts of two classes."""
+    lines = [f"{'animal' if n % 2 else 'tool'}\tthe {'cat' if n % 2 else 'axe'}" for n in range(40)]
+    for name in ("train", "test"):
+        (folder / name).write_text("label\ttext\n" + "\n".join(lines) + "\n")
+    data = LabelledDataConfig(
+        path=str(folder / "train"),
+        test_path=str(folder / "test"),
+        max_length=8,
+        tokenizer=TokenizerConfig("word"),
+    )
+    model = bag_of_embeddings(4, 5)
+    return dataclasses.replace(TREC["bag"], data=data, model=model, steps=2, batch_size=8)
+
+
+def test_words_in_the_same_company_get_like_vectors() -> None:
+    random = np.random.default_rng(0)
+    texts = [random.integers(0, 2, 500) + 2 * (n % 2) for n in range(40)]
+    vectors = learned(texts, 4, 8, steps=500)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    likeness = unit @ unit.T
+    assert min(likeness[0, 1], likeness[2, 3]) > likeness[:2, 2:].max()
+
+
+def test_a_classifier_begins_from_the_vectors(tmp_path: Path) -> None:
+    experiment = questions(tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text("the cat met a dog\n\nthe axe\n")
+    known = read(experiment, text)
+    assert [len(each) for each in known[:2]] == [2, 2]  # a, met and dog are not known
+    assert len(known) > 20
+    vectors = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    assert 0 <= accuracy(experiment, vectors) <= 1
+    assert word_vectors.lstm(experiment.model).pattern[0].mixer.kind == "lstm"

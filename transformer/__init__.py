@@ -35,6 +35,7 @@ from transformer.precision import Precision
 from transformer.primer import PrimerConfig
 from transformer.recurrent import (
     BahdanauConfig,
+    ChengConfig,
     ElmanConfig,
     GNMTDecoderConfig,
     GNMTEncoderConfig,
@@ -56,6 +57,7 @@ __all__ = [
     "BilinearScore",
     "BlockConfig",
     "BucketedBias",
+    "ChengConfig",
     "Classifier",
     "ConvolutionConfig",
     "DotScore",

@@ -15,6 +15,7 @@ from transformer.config import TransformerConfig
 from transformer.model import Model
 from transformer.positions import RelativePositions
 from transformer.primer import PrimerConfig
+from transformer.recurrent import ChengConfig
 from transformer.sizes import Leaf, abstract, active_entries, layer_mixers, padded_entries
 
 
@@ -113,6 +114,12 @@ def _primer_scores(mixer: PrimerConfig, width: int, length: int) -> ScoreFlops:
     return ScoreFlops(full=2 * each * length, causal=each * (length + 1))
 
 
+def _cheng_scores(mixer: ChengConfig, width: int, length: int) -> ScoreFlops:
+    """Scores, and averages of hidden states and of cells, over the tokens before."""
+    each = (mixer.score or width) + 2 * width
+    return ScoreFlops(full=2 * each * length, causal=each * (length - 1))
+
+
 def _memory_scores(mixer: Any, width: int, length: int) -> ScoreFlops:
     """A recurrence that looks at all of a memory at each step, causal or not."""
     both = mixer.widths(width)[1] + width  # a score, and its share of the average
@@ -125,6 +132,7 @@ SCORES: dict[str, Callable[[Any, int, int], ScoreFlops]] = {
     AttentionConfig.kind: _attention_scores,
     **dict.fromkeys(WITHOUT_SCORES, _no_scores),
     PrimerConfig.kind: _primer_scores,
+    ChengConfig.kind: _cheng_scores,
     **dict.fromkeys(("bahdanau", "luong", "gnmt_decoder"), _memory_scores),
 }
 """By `kind`: (a mixer's configuration, D, T) -> a token's operations that take no weights."""

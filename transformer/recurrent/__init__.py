@@ -1,6 +1,7 @@
 """Recurrent mixers: the systems that transformers replaced."""
 
 from transformer.recurrent.bahdanau import BahdanauConfig
+from transformer.recurrent.cheng import ChengConfig
 from transformer.recurrent.elman import ElmanConfig
 from transformer.recurrent.gnmt_decoder import GNMTDecoderConfig
 from transformer.recurrent.gnmt_encoder import GNMTEncoderConfig
@@ -10,6 +11,7 @@ from transformer.recurrent.seq2seq import Seq2SeqConfig
 
 __all__ = [
     "BahdanauConfig",
+    "ChengConfig",
     "ElmanConfig",
     "GNMTDecoderConfig",
     "GNMTEncoderConfig",

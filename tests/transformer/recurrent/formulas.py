@@ -139,3 +139,22 @@ def gnmt_decoder(
             y = cells[layer][0] + (y if layer >= 2 else 0)
         outputs.append(y)
     return np.array(outputs), np.array(weights)
+
+
+def cheng(x: Array, w: Weights) -> Array:  # [T, D] -> [T, D]
+    """Equations 5 to 9 of the paper, with lists for tapes."""
+    hidden: list[Array] = []
+    cells: list[Array] = []
+    summary = np.zeros(x.shape[1])
+    for token in x:
+        h, c = np.zeros(x.shape[1]), np.zeros(x.shape[1])
+        if hidden:
+            asked = token @ w["score_token"] + summary @ w["score_query"]
+            scores = np.tanh(np.array(hidden) @ w["score_key"] + asked) @ w["score_vector"]
+            h, c = softmax(scores) @ hidden, softmax(scores) @ cells
+        gates = np.einsum("D,DGH->GH", token, w["input"]) + w["bias"]
+        summary = h
+        h, c = lstm_step(h, c, gates + np.einsum("S,SGH->GH", h, w["recurrent"]))
+        hidden.append(h)
+        cells.append(c)
+    return np.array(hidden)

@@ -1,0 +1,152 @@
+"""The LSTM that attends to its own past (Cheng, Dong and Lapata 2016): intra-attention.
+
+It was the first attention of a sequence to itself. It still goes token by token.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+
+from transformer.checks import check_least
+from transformer.documents import documents
+from transformer.linear import linear
+from transformer.masks import Mask, Pattern, dense
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.recurrent.additive import additive
+from transformer.recurrent.cells import LSTMState, inner_weight, lstm_gates, lstm_step, times
+from transformer.recurrent.memory import align
+from transformer.recurrent.scan import Cell, recur, timeline
+from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class ChengConfig(MixerConfig):
+    """A long short-term memory network: tapes of all states in place of the last one.
+
+    The backward pass keeps the tapes of every step, T^2 D numbers a row: for short sequences.
+    """
+
+    kind: ClassVar[str] = "cheng"
+
+    score: int = 0
+    """A, the hidden layer of the score; 0 means D."""
+
+    def __post_init__(self) -> None:
+        check_least("cheng.score", self.score, 0)
+
+
+class Tapes(struct.PyTreeNode):
+    """The states so far, row s that of the token at place s; also the cache."""
+
+    hidden: jax.Array  # [B, S, D]
+    cells: jax.Array  # [B, S, D] float32
+    keys: jax.Array  # [B, S, A] what of the hidden states meets the score
+    summary: jax.Array  # [B, D] h~ of the last token
+
+    def write(
+        self,
+        place: jax.Array,  # [B]
+        state: LSTMState,
+        key: jax.Array,  # [B, A]
+        summary: jax.Array,  # [B, D]
+    ) -> "Tapes":
+        """With one more token. A place before the first, that of padding, is the first."""
+
+        def put(tape: jax.Array, new: jax.Array) -> jax.Array:
+            one = lambda row, each, at: jax.lax.dynamic_update_slice(row, each[None], (at, 0))  # noqa: E731
+            return jax.vmap(one)(tape, new.astype(tape.dtype), place)
+
+        return Tapes(
+            put(self.hidden, state.hidden),
+            put(self.cells, state.cell),
+            put(self.keys, key),
+            summary,
+        )
+
+
+class Cheng(Mixer):
+    """The hidden state at each token.
+
+    It cannot return attention weights: the first token has nothing to look at, so there are none
+    that sum to one.
+    """
+
+    config: ChengConfig
+
+    @staticmethod
+    def abilities(config: ChengConfig) -> Abilities:
+        return Abilities(cross=False, weights=False)
+
+    @staticmethod
+    def constants(config: ChengConfig, layer: int, width: int) -> None:
+        return None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> Tapes:
+        width, dtype = self.shared.width, self.shared.precision.compute
+        hidden = jnp.zeros((batch, length, width), dtype)
+        keys = jnp.zeros((batch, length, self.config.score or width), dtype)
+        return Tapes(hidden, hidden.astype(jnp.float32), keys, jnp.zeros((batch, width), dtype))
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B or 1, T]
+        mask: Mask,
+        memory: jax.Array | None = None,
+        cache: Tapes | None = None,
+        keys: jax.Array | None = None,
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        config, shared = self.config, self.shared
+        refuse_memory(config.kind, memory)
+        refuse_weights(config.kind, want)
+        refuse_patterns(config.kind, mask)
+        (batch, length, _), embed = x.shape, {"embed": shared.width}
+        line = timeline(mask, positions, cached=cache is not None)
+        if cache is None:
+            places = jnp.broadcast_to(jnp.arange(length)[None, :], (batch, length))
+            whole = Mask(Pattern(causal=True), segments=documents(mask, length))
+            seen = dense(whole, length, length) & ~jnp.eye(length, dtype=bool)[None]
+            tapes = self.init_cache(batch, length)
+        else:
+            places = jnp.broadcast_to(positions, (batch, length))
+            seen = jnp.arange(cache.hidden.shape[1])[None, None, :] < places[:, :, None]
+            tapes = cache
+        gates, recurrent = lstm_gates(self, x, embed, shared.width, shared)
+        score = {"score": config.score or shared.width}
+        query = linear(self, "score_token", x, embed, score, shared, bias=False)
+        inputs = (gates, query, seen, jnp.maximum(places, 0))
+        after, y = recur(self.cell(recurrent), tapes, inputs, line)
+        return MixerOutput(y, None if cache is None else after, {})
+
+    def cell(self, recurrent: jax.Array) -> Cell:  # [D, 4, D]
+        """Declares the weights inside the loop (equations 5 to 9)."""
+        shared, width = self.shared, self.shared.width
+        score = self.config.score or width
+        mlp = additive(self, width, score, shared)
+        of_state = inner_weight(self, "score_key", {"state": width}, {"score": score}, shared)
+
+        def step(
+            tapes: Tapes,
+            now: tuple[jax.Array, ...],  # [B, 4, D], [B, A], [B or 1, S], [B]
+        ) -> tuple[Tapes, jax.Array]:
+            gates, query, seen, place = now
+            scores = mlp.scores(tapes.summary, tapes.keys + query[:, None])
+            hidden, weights = align(scores, seen, tapes.hidden, shared.precision.softmax)
+            cells = jnp.einsum("BS,BSD->BD", weights.astype(jnp.float32), tapes.cells)
+            state = lstm_step(LSTMState(hidden, cells), gates + times(hidden, recurrent))
+            key = times(state.hidden, of_state)
+            return tapes.write(place, state, key, hidden), state.hidden
+
+        return step
+
+
+MIXERS[ChengConfig.kind] = Cheng

@@ -3,11 +3,10 @@
     python -m bench.rank_collapse [--figure docs/figures/rank_collapse.png]
 
 Dong et al. 2021 (Attention is Not All You Need): layers of self-attention alone take their outputs
-to rank one, doubly exponentially in depth. With residual connections this is slow, though it goes
-on where the residual stream is all that a layer reads, and with post-norm; with pre-norm the
-share that each layer adds falls, and tokens stay apart. What is drawn is the share of the outputs
-X that differs from token to token, |X - mean| / |X|, in stacks with random weights over random
-inputs: the median of several.
+to rank one, doubly exponentially in depth. Residual connections make that slow; with pre-norm,
+where a layer adds the less to the stream the deeper it stands, tokens stay apart. What is drawn is
+the share of the outputs X that differs from token to token, |X - mean| / |X|, in stacks with random
+weights over random inputs: the median of several.
 """
 
 import dataclasses

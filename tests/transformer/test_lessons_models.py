@@ -1,0 +1,191 @@
+"""What the texts teach about whole models, as small experiments."""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bench.norm_placement import gradient_norms
+from bench.rank_collapse import STACKS, shares
+from tests.transformer.formulas import Array, assert_close, weights_of
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    Initialization,
+    LanguageModel,
+    LearnedPositions,
+    TransformerConfig,
+)
+from transformer.losses import ChunkedCrossEntropy
+from transformer.model import output_matrix
+
+V, T, D = 13, 16, 32
+STEPS, ROWS = 250, 32
+JUMPS = (1, 3)
+"""A language of V words on a ring: each is 1 or 3 further on than the word before the last."""
+
+
+def text(seed: int, rows: int) -> Array:  # [B, T + 1]
+    random = np.random.RandomState(seed)
+    words = [random.randint(0, V, rows), random.randint(0, V, rows)]
+    while len(words) <= T:
+        words.append((words[-2] + random.choice(JUMPS, rows)) % V)
+    return np.stack(words, axis=1)
+
+
+ENTROPY = (math.log(V) + (T - 1) * math.log(len(JUMPS))) / T
+"""Of a word of `text` but the first, knowing those before it: no honest model has less loss."""
+
+
+class Trained(NamedTuple):
+    run: Any
+    params: Any
+    loss: float  # at the end of training
+
+    def told(self, prompts: Array) -> Array:  # [B, t] -> [B, V]
+        """Logits of the word that follows, of which the model has seen nothing."""
+        length = prompts.shape[1]
+        padded = np.pad(prompts, [(0, 0), (0, T - length)])
+        segments = np.broadcast_to(np.arange(T) < length, padded.shape).astype(int)
+        logits = self.run({"params": self.params}, padded, segments=segments).logits
+        return np.asarray(logits)[:, length - 1]
+
+
+@functools.cache
+def trained(causal: bool) -> Trained:
+    """A model of one layer, after a few hundred steps on new text each."""
+    block = BlockConfig(mixer=AttentionConfig(heads=2), feed_forward=FeedForwardConfig(2 * D))
+    config = TransformerConfig(
+        vocab_size=V,
+        width=D,
+        layers=1,
+        pattern=(block,),
+        position=LearnedPositions(T),
+        causal=causal,
+        initialization=Initialization(std=0, embedding_std=0.3),
+        vocab_multiple=1,
+    )
+    model, optimizer = LanguageModel(config), optax.adam(0.01)
+
+    def loss(params: Any, batch: jax.Array) -> jax.Array:
+        logits = model.apply({"params": params}, batch[:, :-1]).logits
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
+
+    def step(carry: Any, batch: jax.Array) -> tuple[Any, jax.Array]:
+        params, state = carry
+        value, gradient = jax.value_and_grad(loss)(params, batch)
+        updates, state = optimizer.update(gradient, state, params)
+        return (optax.apply_updates(params, updates), state), value
+
+    @jax.jit
+    def train(key: jax.Array, batches: jax.Array) -> tuple[Any, jax.Array]:
+        params = model.initial(key)
+        (params, _), losses = jax.lax.scan(step, (params, optimizer.init(params)), batches)
+        return params, losses
+
+    batches = np.stack([text(seed, ROWS) for seed in range(STEPS)])
+    params, losses = train(jax.random.key(0), batches)
+    return Trained(jax.jit(model.apply), params, float(losses[-10:].mean()))
+
+
+@pytest.mark.slow
+def test_without_the_causal_mask_a_language_model_has_less_loss_than_there_is_to_lose() -> None:
+    """It reads each word off the input, all but the last: that alone is not there to be seen."""
+    assert ENTROPY - 0.02 < trained(causal=True).loss < ENTROPY + 0.1
+    assert trained(causal=False).loss < 0.15 * ENTROPY
+
+
+@pytest.mark.slow
+def test_and_generates_nonsense() -> None:
+    """Half a row is given and the rest generated, greedily; what counts is whether a jump is one.
+
+    By chance 2 jumps of 13 would be.
+    """
+    right = {}
+    for causal in (True, False):
+        model, words = trained(causal), text(STEPS, 64)[:, : T // 2]
+        while words.shape[1] < T:
+            words = np.append(words, model.told(words).argmax(-1)[:, None], axis=1)
+        jumps = (words[:, 2:] - words[:, :-2]) % V
+        right[causal] = np.isin(jumps[:, T // 2 - 2 :], JUMPS).mean()
+    assert right[True] > 0.97
+    assert right[False] < 0.35
+
+
+@pytest.mark.slow
+def test_and_knows_less_of_the_next_word_than_one_who_guesses() -> None:
+    held = text(STEPS, 64)
+    prompts, following = held[:, : T // 2], held[:, T // 2]
+
+    def loss(model: Trained) -> float:
+        chances = jax.nn.log_softmax(model.told(prompts))
+        return -float(np.take_along_axis(np.asarray(chances), following[:, None], 1).mean())
+
+    assert loss(trained(causal=True)) < math.log(2) + 0.2
+    assert loss(trained(causal=False)) > math.log(V)
+
+
+def test_all_positions_at_once_are_each_prefix_on_its_own() -> None:
+    """Looped over prefixes, collapsed to [B T, V], or in chunks: one loss, of one pass."""
+    vocab, batch, length = 11, 2, 5
+    block = BlockConfig(mixer=AttentionConfig(heads=2), feed_forward=FeedForwardConfig(7))
+    config = TransformerConfig(
+        vocab_size=vocab,
+        width=6,
+        layers=1,
+        pattern=(block,),
+        position=LearnedPositions(length),
+        vocab_multiple=16,
+    )
+    model = LanguageModel(config)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
+    params, run = weights_of(shapes), jax.jit(model.apply)
+    tokens = np.random.default_rng(0).integers(0, vocab, (batch, length + 1))
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+
+    looped = 0.0
+    for t in range(length):
+        seen = np.broadcast_to(np.arange(length) <= t, inputs.shape).astype(int)
+        logits = run({"params": params}, inputs * seen, segments=seen).logits[:, t]
+        shares = np.asarray(jax.nn.softmax(logits))
+        looped -= np.log(shares[np.arange(batch), targets[:, t]]).sum()
+
+    out = run({"params": params}, inputs)
+    chances = np.asarray(jax.nn.log_softmax(out.logits.reshape(batch * length, -1)))
+    collapsed = -chances[np.arange(batch * length), targets.reshape(-1)].sum()
+    assert_close(collapsed, looped)
+    weights = jnp.ones(targets.shape)
+    for chunks in (1, 2, length):
+        form = ChunkedCrossEntropy(vocab, chunks)
+        loss = form(out.hidden, output_matrix(params, config), jnp.asarray(targets), weights)
+        assert_close(loss.total, looped)
+        assert float(loss.weight) == batch * length
+
+
+@pytest.mark.slow
+def test_gradients_of_a_pre_norm_decoder_are_level_where_those_of_post_norm_are_not() -> None:
+    """The norm of each layer's gradient at initialisation, twelve layers deep."""
+    post, pre = (gradient_norms(placement, 12)["decoder"] for placement in ("post", "pre"))
+    assert post[-1] > 25 * post[0]
+    assert pre.max() < 4 * pre.min()
+
+
+@pytest.mark.parametrize("name", ["attention alone", "attention and feed-forward"])
+def test_without_residuals_all_tokens_become_one_vector(name: str) -> None:
+    """The share that differs from token to token falls faster with each layer than before."""
+    differing = np.median(shares(STACKS[name], 5), axis=1)
+    assert differing[0] > 0.9
+    assert differing[2] < differing[1] ** 2 < 0.7
+    assert differing[3] < differing[2] ** 2
+    assert differing[5] < 1e-6
+
+
+def test_with_residuals_they_do_not() -> None:
+    assert np.median(shares(STACKS["attention and residuals"], 5), axis=1).min() > 0.5
+    assert np.median(shares(STACKS["whole layers, pre-norm"], 12), axis=1).min() > 0.4

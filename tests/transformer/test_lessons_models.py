@@ -153,12 +153,12 @@ def test_all_positions_at_once_are_each_prefix_on_its_own() -> None:
     for t in range(length):
         seen = np.broadcast_to(np.arange(length) <= t, inputs.shape).astype(int)
         logits = run({"params": params}, inputs * seen, segments=seen).logits[:, t]
-        shares = np.asarray(jax.nn.softmax(logits))
-        looped -= np.log(shares[np.arange(batch), targets[:, t]]).sum()
+        chances = np.asarray(jax.nn.softmax(logits))
+        looped -= np.log(chances[np.arange(batch), targets[:, t]]).sum()
 
     out = run({"params": params}, inputs)
-    chances = np.asarray(jax.nn.log_softmax(out.logits.reshape(batch * length, -1)))
-    collapsed = -chances[np.arange(batch * length), targets.reshape(-1)].sum()
+    flat = np.asarray(jax.nn.log_softmax(out.logits.reshape(batch * length, -1)))
+    collapsed = -flat[np.arange(batch * length), targets.reshape(-1)].sum()
     assert_close(collapsed, looped)
     weights = jnp.ones(targets.shape)
     for chunks in (1, 2, length):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attend import attend
+from transformer.attend import Scoring, attend
 from transformer.cache import KVCache
 from transformer.checks import check_least, check_share
 from transformer.dropout import fold
@@ -126,19 +126,14 @@ class Primer(Mixer):
         related = relation(
             self, config.position, shared, heads=config.heads, key_width=head, value_width=head
         )
-        attended = attend(
-            q,
-            k,
-            v,
-            mask,
-            hardware=shared.hardware,
+        scoring = Scoring(
             scale=1 / math.sqrt(head),
             **related._asdict(),
             softmax_dtype=shared.precision.softmax,
             rate=config.dropout,
             keys=fold(keys, 0),
-            want=want,
         )
+        attended = attend(q, k, v, mask, scoring, hardware=shared.hardware, want=want)
         y = linear(self, "output", attended.y, axes, embed, shared, bias=config.bias, residual=True)
         return MixerOutput(y, cache, attended.aux)
 

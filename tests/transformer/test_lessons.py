@@ -24,7 +24,7 @@ from transformer import (
     SinusoidalPositions,
     TransformerConfig,
 )
-from transformer.attend import attend
+from transformer.attend import Scoring, attend
 from transformer.positions import sinusoid
 
 WANT = frozenset({"weights"})
@@ -44,8 +44,9 @@ def test_without_the_scale_softmax_saturates() -> None:
     q, k = normal(0, 4, 32, 2, 256), normal(1, 4, 32, 2, 256)
 
     def weights(scale: float) -> Array:
-        given: Any = dict(hardware=Hardware(), scale=scale, want=WANT)
-        run = jax.jit(lambda q, k: attend(q, k, k, Mask(), **given).aux["weights"])
+        given: Any = dict(hardware=Hardware(), want=WANT)
+        scoring = Scoring(scale)
+        run = jax.jit(lambda q, k: attend(q, k, k, Mask(), scoring, **given).aux["weights"])
         return np.asarray(run(q, k))
 
     plain, scaled = weights(1.0), weights(256**-0.5)

@@ -7,7 +7,7 @@ from transformer.attend.query_blocks import SMALLEST_BLOCK
 from transformer.hardware import Hardware
 from transformer.masks import Pattern
 
-Form = Literal["auto", "reference", "query_blocks", "cudnn"]
+Form = Literal["auto", "reference", "query_blocks", "blockwise", "cudnn"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,11 @@ class Case:
     own_keys: bool = True
     """Whether keys are those of the queries, in the same order."""
     products: bool = True
-    """Whether scores are products of queries and keys alone, with no bias and no MLP."""
+    """Whether scores are products of queries and keys alone: no bias, no MLP, no soft cap."""
+    relative: bool = False
+    """Whether keys and values gain vectors by their distance."""
+    sinks: bool = False
+    """Whether a key without a value takes part in the softmax."""
     dropout: bool = False
     weights: bool = False
     """Whether the weights themselves are wanted."""
@@ -73,6 +77,14 @@ def _query_blocks_obstacle(case: Case) -> str:
     return ""
 
 
+def _blockwise_obstacle(case: Case) -> str:
+    if case.weights:
+        return "attention weights are wanted"
+    if case.relative:
+        return "tables of relative positions act on values too"
+    return ""
+
+
 def _cudnn_obstacle(case: Case) -> str:
     if case.hardware.platform != "gpu":
         return f"it runs on NVIDIA GPUs, not on {case.hardware.platform}"
@@ -83,7 +95,9 @@ def _cudnn_obstacle(case: Case) -> str:
     if case.query_width % 8 or case.query_width > 128:
         return f"the head width {case.query_width} is no multiple of 8 up to 128"
     if not case.products:
-        return "its scores are products alone, without a bias"
+        return "its scores are products alone, without a bias or a cap"
+    if case.sinks:
+        return "it has no sinks"
     if case.weights or case.dropout:
         return "it neither returns attention weights nor drops them"
     if case.segments or case.pattern.window or case.pattern.prefix or not case.pattern.ordered:
@@ -96,5 +110,6 @@ def _cudnn_obstacle(case: Case) -> str:
 OBSTACLES = {
     "reference": lambda case: "",
     "query_blocks": _query_blocks_obstacle,
+    "blockwise": _blockwise_obstacle,
     "cudnn": _cudnn_obstacle,
 }

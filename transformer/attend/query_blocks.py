@@ -7,10 +7,10 @@ matrices) most of that half is never computed: (n + 1) / 2n of the full cost for
 import jax
 import jax.numpy as jnp
 
-from transformer.attend.reference import Bias, Meet, attend_reference, products
+from transformer.attend.reference import attend_reference
+from transformer.attend.scoring import Scoring
 from transformer.dropout import fold
 from transformer.masks import Mask
-from transformer.positions.relative import RelativeTables
 
 SMALLEST_BLOCK = 64
 
@@ -25,14 +25,8 @@ def attend_query_blocks(
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H of values]
     mask: Mask,  # causal and ordered
-    *,
-    scale: float,
-    meet: Meet = products,
-    bias: Bias | None = None,
-    relative: RelativeTables | None = None,
-    softmax_dtype: str = "float32",
-    rate: float = 0.0,
-    keys: jax.Array | None = None,  # [B]
+    scoring: Scoring,
+    sinks: jax.Array | None = None,  # [N]
 ) -> jax.Array:  # [B, T, N, H of values]
     """The same numbers as `attend_reference`; the last block takes what does not divide."""
     length = q.shape[1]
@@ -46,13 +40,8 @@ def attend_query_blocks(
             k[:, :end],
             v[:, :end],
             mask.block(start, end, length),
-            scale=scale,
-            meet=meet,
-            bias=bias,
-            relative=relative,
-            softmax_dtype=softmax_dtype,
-            rate=rate,
-            keys=fold(keys, index),
+            scoring._replace(keys=fold(scoring.keys, index)),
+            sinks,
         )
         outputs.append(y)
     return jnp.concatenate(outputs, axis=1)

@@ -10,7 +10,8 @@ import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal, softmax
 from transformer import Hardware, Mask, Pattern
-from transformer.attend import attend as attend_eagerly
+from transformer.attend import Scoring
+from transformer.attend import attend as attend_by_scoring
 from transformer.attend.additive import additive_scores
 from transformer.attend.query_blocks import block_count
 from transformer.masks import dense
@@ -18,9 +19,24 @@ from transformer.positions import RelativeTables, alibi_bias
 from transformer.testing.select import softmax_attention
 
 B, T, S, N, K, H, VALUES = 2, 5, 7, 6, 3, 11, 13
+
+
+def attend_eagerly(
+    *arrays: Any,
+    hardware: Hardware,
+    form: Any = "auto",
+    want: frozenset[str] = frozenset(),
+    sinks: Any = None,
+    **scoring: Any,
+) -> Any:
+    """`attend` with what scores are made of given one by one."""
+    how: Any = dict(form=form, hardware=hardware, want=want, sinks=sinks)
+    return attend_by_scoring(*arrays, Scoring(**scoring), **how)
+
+
 attend = jax.jit(
     attend_eagerly,
-    static_argnames=("form", "hardware", "scale", "softmax_dtype", "rate", "want"),
+    static_argnames=("form", "hardware", "scale", "softmax_dtype", "rate", "want", "soft_cap"),
 )
 
 
@@ -59,9 +75,9 @@ def test_the_reference_against_the_formula(scale: float) -> None:
     assert_close(output.y, np.einsum("BNTS,BSNH->BTNH", weights, v_of_heads))
 
 
-@pytest.mark.parametrize("form", ["reference", "query_blocks"])
+@pytest.mark.parametrize("form", ["reference", "query_blocks", "blockwise"])
 def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(form: Any) -> None:
-    length = 131 if form == "query_blocks" else T
+    length = T if form == "reference" else 131
     segments: Any = np.where(np.arange(length) % 3 == 1, 0, 1)[None].repeat(B, 0)
     mask = Mask(Pattern(causal=True), segments=segments)
 
@@ -163,6 +179,29 @@ def test_query_blocks_are_the_reference(
         assert_close(got, want)
 
 
+def test_scores_are_capped_by_tanh() -> None:
+    q, k, v = inputs(T, S)
+    y = attended(Mask(), T, S, scale=3.0, soft_cap=2.0).y
+    k, v = (np.repeat(each, N // K, axis=2) for each in (k, v))
+    scores = 2 * np.tanh(np.einsum("BTNH,BSNH->BNTS", q, k) * 3 / 2)
+    assert np.abs(scores).max() > 1.99  # what a cap is for
+    weights = np.apply_along_axis(softmax, -1, scores)
+    assert_close(y, np.einsum("BNTS,BSNH->BTNH", weights, v))
+
+
+@pytest.mark.parametrize("form", ["reference", "query_blocks", "blockwise"])
+def test_a_sink_is_one_more_key_without_a_value(form: Any) -> None:
+    length = 131
+    q, k, v = inputs(length, length, N)
+    sinks = normal(7, N)
+    mask = Mask(Pattern(causal=True), segments=documents(length))
+    y = attend(q, k, v, mask, form=form, hardware=Hardware(), scale=0.3, sinks=sinks).y
+    seen = np.asarray(dense(mask, length, length))[:, None]
+    raised = np.where(seen, np.exp(0.3 * np.einsum("BTNH,BSNH->BNTS", q, k)), 0)
+    weights = raised / (raised.sum(-1, keepdims=True) + np.exp(sinks)[None, :, None, None])
+    assert_close(y, np.einsum("BNTS,BSNH->BTNH", weights, v))
+
+
 @pytest.mark.parametrize("form", ["auto", "query_blocks"])
 def test_a_prefix_is_seen_whole_by_blocks_that_end_before_it(
     form: Any, caplog: pytest.LogCaptureFixture
@@ -254,7 +293,7 @@ def test_a_form_without_biases_falls_back_aloud(caplog: pytest.LogCaptureFixture
 
     with caplog.at_level(logging.WARNING):
         jax.eval_shape(run, *arrays)
-    reason = "cudnn cannot serve: its scores are products alone, without a bias; using reference"
+    reason = "cudnn cannot serve: its scores are products alone, without a bias or a cap; using reference"
     assert caplog.messages == [f"attention: {reason}"]
 
 

@@ -1,0 +1,218 @@
+"""Attention tile by tile is the reference, in values and gradients, for every mask and score."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import Array, array, assert_close, normal
+from transformer import Mask, Pattern
+from transformer.attend import Scoring, attend_blockwise, merge, sink
+from transformer.attend.additive import additive_scores
+from transformer.attend.reference import attend_reference
+from transformer.positions import BucketedBias, alibi_bias, bucketed_bias
+
+B, N, K, H, VALUES = 2, 6, 3, 11, 13
+
+
+def inputs(queries: int, keys: int, kv_heads: int = K) -> tuple[Any, Any, Any]:
+    return (
+        normal(0, B, queries, N, H),
+        normal(1, B, keys, kv_heads, H),
+        normal(2, B, keys, kv_heads, VALUES),
+    )
+
+
+def documents(length: int) -> Any:  # [B, T]
+    """Some documents in each row, and padding at the end of the first."""
+    starts = np.array([[0.2, 0.3, 0.9], [0.5, 0.7, 1.0]]) * length
+    segments = 1 + (np.arange(length)[None, :, None] >= starts[:, None]).sum(-1)
+    return np.where(segments == 4, 0, segments)
+
+
+def some_of(queries: int, keys: int) -> Any:  # [B, T, S]
+    return np.random.default_rng(0).random((B, queries, keys)) < 0.2
+
+
+MASKS: dict[str, Any] = {
+    "all": lambda t, s: Mask(),
+    "causal": lambda t, s: Mask(Pattern(causal=True)),
+    "segments": lambda t, s: Mask(Pattern(causal=True), segments=documents(t)),
+    "window": lambda t, s: Mask(Pattern(causal=True, window=7)),
+    "window both ways": lambda t, s: Mask(Pattern(window=5, dilation=3)),
+    "lengths": lambda t, s: Mask(lengths=array([s, 17])),
+    "globals": lambda t, s: Mask(Pattern(causal=True, window=5), globals=array([[3, 70]])),
+    "an array": lambda t, s: Mask(allowed=some_of(t, s)),
+    "a prefix": lambda t, s: Mask(
+        Pattern(causal=True, prefix=True), prefix=array([t - 3, 0]), segments=documents(t)
+    ),
+    "tokens in another order": lambda t, s: Mask(
+        Pattern(causal=True, ordered=False), positions=array([np.arange(t)[::-1]])
+    ),
+}
+
+
+def plain(positions: Any, extra: Any) -> Scoring:
+    return Scoring(0.3)
+
+
+def capped(positions: Any, extra: Any) -> Scoring:
+    return Scoring(3.0, soft_cap=2.0)
+
+
+def sloped(positions: Any, extra: Any) -> Scoring:
+    return Scoring(0.3, bias=functools.partial(alibi_bias, N))
+
+
+def bucketed(positions: Any, extra: Any) -> Scoring:
+    """A bias that learns."""
+    config = BucketedBias(buckets=8)
+    return Scoring(0.3, bias=lambda q, k: bucketed_bias(extra[:8], config, q, k))
+
+
+def met(positions: Any, extra: Any) -> Scoring:
+    return Scoring(0.3, meet=functools.partial(additive_scores, extra.T[:, :H]))
+
+
+EXTRAS = {"plain": plain, "capped": capped, "slopes": sloped, "buckets": bucketed, "an MLP": met}
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "masks", "kv_heads", "extras"),
+    [
+        (67, 67, "causal", N, "plain"),
+        (64, 64, "all", K, "plain"),
+        (67, 67, "segments", K, "plain"),
+        (67, 67, "window", 1, "plain"),
+        (67, 67, "window both ways", K, "plain"),
+        (67, 41, "lengths", K, "plain"),
+        (73, 73, "globals", K, "plain"),
+        (19, 67, "an array", K, "plain"),
+        (67, 67, "a prefix", K, "plain"),
+        (67, 67, "tokens in another order", K, "plain"),
+        (67, 67, "causal", K, "capped"),
+        (67, 67, "segments", K, "slopes"),
+        (67, 67, "segments", K, "buckets"),
+        (67, 67, "segments", K, "an MLP"),
+        (1, 1, "causal", K, "plain"),
+    ],
+)
+def test_values_and_gradients(
+    queries: int, keys: int, masks: str, kv_heads: int, extras: str
+) -> None:
+    mask, make = MASKS[masks](queries, keys), EXTRAS[extras]
+    arrays, extra = inputs(queries, keys, kv_heads), normal(4, 16, N)
+    if extras == "an MLP":
+        extra = normal(4, 16, N)
+    pulled = normal(3, B, queries, N, VALUES)
+
+    def run(blocks: bool, arrays: Any, extra: Any) -> Any:
+        scoring = make(mask.positions, extra)
+        if blocks:
+            return attend_blockwise(*arrays, mask, scoring, block=16).y
+        return attend_reference(*arrays, mask, scoring)[0]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def both(blocks: bool, arrays: Any, extra: Any) -> Any:
+        y, pull = jax.vjp(functools.partial(run, blocks), arrays, extra)
+        return y, pull(pulled)
+
+    (y, gradients), (expected, expected_gradients) = (
+        both(True, arrays, extra),
+        both(False, arrays, extra),
+    )
+    assert_close(y, expected)
+    for got, want in zip(
+        jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True
+    ):
+        assert np.isfinite(got).all()
+        assert_close(got, want)
+
+
+def test_what_is_merged_is_one_softmax() -> None:
+    """Keys in two parts, each looked at by itself, and a sink: values and gradients."""
+    arrays = inputs(19, 37)
+    hidden = np.zeros((B, 37), int)
+    hidden[0, 20:] = hidden[1, :9] = 1
+    sinks = normal(7, N)
+
+    def split(arrays: Any, sinks: Any) -> Any:
+        q, k, v = arrays
+        parts = [
+            attend_blockwise(
+                q,
+                k,
+                v,
+                Mask(segments=jnp.ones((B, 19), int), key_segments=array(part)),
+                Scoring(0.3),
+                block=16,
+            )
+            for part in (hidden, 1 - hidden)
+        ]
+        return sink(merge(parts), sinks).y
+
+    def whole(arrays: Any, sinks: Any) -> Any:
+        return attend_reference(*arrays, Mask(), Scoring(0.3), sinks)[0]
+
+    def both(run: Any) -> tuple[Array, Any]:
+        def inner(*given: Any) -> Any:
+            y, pull = jax.vjp(run, *given)
+            return y, pull(jnp.cos(y))
+
+        return jax.jit(inner)(arrays, sinks)
+
+    (y, gradients), (expected, wanted) = both(split), both(whole)
+    assert_close(y, expected)
+    for got, want in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True):
+        assert_close(got, want)
+
+
+def test_a_part_that_shows_nothing_adds_nothing() -> None:
+    q, k, v = inputs(5, 7)
+    nothing = Mask(segments=jnp.ones((B, 5), int), key_segments=jnp.zeros((B, 7), int))
+
+    def run(mask: Mask) -> Any:
+        return attend_blockwise(q, k, v, mask, Scoring(0.3))
+
+    alone, none = run(Mask()), run(nothing)
+    assert not np.any(none.y)
+    assert np.isneginf(none.lse).all()
+    assert_close(merge([alone, none]).y, alone.y)
+    assert not np.any(merge([none, none]).y)
+
+
+def test_dropped_weights_are_dropped_again_in_the_backward_pass() -> None:
+    """The gradient is that of the function: it is what finite differences find."""
+    q, k, v = inputs(19, 23)
+    keys = jax.random.split(jax.random.key(0), B)
+    scoring = Scoring(0.3, rate=0.5, keys=keys)
+    chosen = normal(5, B, 19, N, VALUES)
+
+    @jax.jit
+    def total(q: Any, v: Any) -> Any:
+        return (attend_blockwise(q, k, v, Mask(), scoring, block=8).y * chosen).sum()
+
+    gradient_q, gradient_v = jax.jit(jax.grad(total, (0, 1)))(q, v)
+    step = normal(6, *v.shape)
+    # Linear in the values: the difference is exact but for rounding.
+    moved = total(q, v + step) - total(q, v)
+    assert moved == pytest.approx((gradient_v * step).sum(), rel=1e-3)
+    step = 1e-2 * normal(8, *q.shape)
+    moved = total(q + step, v) - total(q - step, v)
+    assert moved == pytest.approx(2 * (gradient_q * step).sum(), rel=1e-2)
+
+
+def test_no_square_array_is_ever_made() -> None:
+    """Neither forward nor backward: the compiled program knows no array of T x S."""
+    length = 1024
+    q, k, v = inputs(length, length)
+
+    def total(q: Any, k: Any, v: Any) -> Any:
+        return attend_blockwise(q, k, v, Mask(Pattern(causal=True)), Scoring(0.3), block=64).y.sum()
+
+    program = jax.jit(jax.grad(total, (0, 1, 2))).lower(q, k, v).compile().as_text()
+    assert f"{length},{length}]" not in program
+    assert "64,64]" in program

@@ -1,0 +1,215 @@
+"""Attention tile by tile with a running softmax: memory O(T), forward and backward.
+
+Blocks of queries meet blocks of keys one after the other (Rabe and Staats 2021); the backward pass
+computes the scores of each tile again from the logarithms of the softmax's sums (Dao et al. 2022,
+algorithms 1 and 4). Tiles that a causal mask or a window hides whole are never visited.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from transformer.attend.scoring import Scoring, averages
+from transformer.attend.tiles import (
+    Tiling,
+    blocks,
+    own_keys,
+    padded,
+    tile_mask,
+    tiling_of,
+    unblocked,
+    whole,
+)
+from transformer.dropout import dropout, fold
+from transformer.masks import Mask, dense
+
+BLOCK = 512
+
+
+class Looked(NamedTuple):
+    """What attention over some keys has found: enough to merge it with others."""
+
+    y: jax.Array  # [B, T, N, H of values]
+    lse: jax.Array  # [B, N, T] logarithm of the sum of exponents of scores; -inf: nothing seen
+
+
+def attend_blockwise(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, S, K, H]
+    v: jax.Array,  # [B, S, K, H of values]
+    mask: Mask,
+    scoring: Scoring,
+    *,
+    block: int = BLOCK,
+) -> Looked:
+    """The same numbers as `attend_reference`, without the scores [T, S] ever existing.
+
+    Not with relative tables (Shaw's), which act on values too.
+    """
+    queries, keys = q.shape[1], k.shape[1]
+    tiling = tiling_of(mask.pattern, queries, keys, block, own_keys(mask, queries, keys))
+    pad = functools.partial(padded, tiling=tiling)
+    q, k, v = pad(q, queries=True), pad(k, queries=False), pad(v, queries=False)
+
+    def scores(q: jax.Array, k: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
+        return scoring.scores(q, k, rows, columns)
+
+    mask = whole(mask, tiling)
+    example = tile_mask(mask, tiling, 0, 0).places(tiling.rows, tiling.columns)
+    tile = q[:, : tiling.rows], k[:, : tiling.columns], *example
+    pure, captured = jax.closure_convert(scores, *tile)
+    how = _How(pure, tiling, scoring.rate, scoring.softmax_dtype)
+    y, lse = _blockwise(how, q, k, v, mask, scoring.keys, tuple(captured))
+    return Looked(y[:, :queries], lse[:, :, :queries])
+
+
+class _How(NamedTuple):
+    """What a pass does; hashable."""
+
+    scores: Callable[..., jax.Array]
+    tiling: Tiling
+    rate: float
+    softmax_dtype: str
+
+
+class _Tile(NamedTuple):
+    """One block of queries and one of keys."""
+
+    scores: jax.Array  # [B, N, rows, columns]
+    seen: jax.Array  # [B or 1, 1, rows, columns]
+    keys: jax.Array | None  # [B] random keys
+    pull: Any  # cotangent of scores -> those of q, k and what the scores have captured
+
+
+def _tile(
+    how: _How,
+    q: jax.Array,  # [B, N, rows, H]
+    k: jax.Array,  # [B, K, columns, H]
+    mask: Mask,
+    keys: jax.Array | None,
+    captured: tuple[Any, ...],
+    row: Any,
+    column: Any,
+    *,
+    backward: bool = False,
+) -> _Tile:
+    tiling = how.tiling
+    here = tile_mask(mask, tiling, row, column)
+    rows, columns = here.places(tiling.rows, tiling.columns)
+
+    def scores(q: jax.Array, k: jax.Array, captured: Any) -> jax.Array:
+        return how.scores(q.swapaxes(1, 2), k.swapaxes(1, 2), rows, columns, *captured)
+
+    pull = None
+    if backward:
+        made, pull = jax.vjp(scores, q, k, captured)
+    else:
+        made = scores(q, k, captured)
+    seen = dense(here, tiling.rows, tiling.columns)[:, None]
+    return _Tile(made, seen, fold(fold(keys, row), column), pull)
+
+
+def _weighed(rate: float, weights: jax.Array, v: jax.Array, keys: Any) -> jax.Array:
+    """weights [B, N, rows, columns], v [B, K, columns, H] -> [B, N, rows, H]."""
+    dropped = dropout(weights, rate, keys).astype(v.dtype)
+    return averages(dropped, v.swapaxes(1, 2)).swapaxes(1, 2)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _blockwise(
+    how: _How,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: Mask,
+    keys: jax.Array | None,
+    captured: tuple[Any, ...],
+) -> Looked:
+    tiling = how.tiling
+    k_blocks, v_blocks = blocks(k, tiling.columns), blocks(v, tiling.columns)
+    dtype = how.softmax_dtype
+
+    def one_row(inputs: tuple[Any, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        row, q_block = inputs
+        b, n, size, _ = q_block.shape
+
+        def body(column: Any, state: Any) -> Any:
+            total, largest, y = state
+            tile = _tile(how, q_block, k_blocks[column], mask, keys, captured, row, column)
+            scores = jnp.where(tile.seen, tile.scores, -jnp.inf)
+            larger = jnp.maximum(largest, scores.max(-1))
+            finite = jnp.where(jnp.isfinite(larger), larger, 0)
+            raised = jnp.exp(scores - finite[..., None])
+            shrink = jnp.exp(largest - finite)
+            found = _weighed(how.rate, raised, v_blocks[column], tile.keys)
+            total = total * shrink + raised.sum(-1)
+            return total, larger, y * shrink[..., None].astype(y.dtype) + found.astype(y.dtype)
+
+        start = (
+            jnp.zeros((b, n, size), dtype),
+            jnp.full((b, n, size), -jnp.inf, dtype),
+            jnp.zeros((b, n, size, v.shape[-1]), dtype),
+        )
+        total, largest, y = jax.lax.fori_loop(*tiling.columns_of(row), body, start)
+        some = total > 0
+        y = jnp.where(some[..., None], y / jnp.where(some, total, 1)[..., None], 0)
+        lse = jnp.where(some, largest + jnp.log(jnp.where(some, total, 1)), -jnp.inf)
+        return y.astype(v.dtype), lse
+
+    rows = jnp.arange(tiling.row_blocks)
+    y, lse = jax.lax.map(one_row, (rows, blocks(q, tiling.rows)))
+    return Looked(unblocked(y), jnp.moveaxis(lse, 0, 2).reshape(*lse.shape[1:3], -1))
+
+
+def _forward(how: _How, q: Any, k: Any, v: Any, mask: Any, keys: Any, captured: Any) -> Any:
+    out = _blockwise(how, q, k, v, mask, keys, captured)
+    return out, (q, k, v, mask, keys, captured, out)
+
+
+def _backward(how: _How, kept: Any, cotangent: Looked) -> Any:
+    q, k, v, mask, keys, captured, out = kept
+    tiling, dtype = how.tiling, how.softmax_dtype
+    dy = cotangent.y.astype(out.y.dtype)
+    product = jnp.einsum("BTNH,BTNH->BNT", dy.astype(dtype), out.y.astype(dtype))
+    seen_any = jnp.isfinite(out.lse)
+    # What every score's gradient loses: the softmax's own, less that of the logarithm of its sum.
+    shift = product - jnp.where(seen_any, cotangent.lse, 0)
+    by_row = lambda x: jnp.moveaxis(x.reshape(*x.shape[:2], -1, tiling.rows), 2, 0)  # noqa: E731
+    shift, lse = by_row(shift), by_row(jnp.where(seen_any, out.lse, 0))
+    q_blocks, dy_blocks = blocks(q, tiling.rows), blocks(dy, tiling.rows)
+
+    def one_column(carry: Any, inputs: Any) -> Any:
+        column, k_block, v_block = inputs
+
+        def body(row: Any, state: Any) -> Any:
+            dq, d_captured, dk, dv = state
+            tile = _tile(
+                how, q_blocks[row], k_block, mask, keys, captured, row, column, backward=True
+            )
+            raised = jnp.exp(tile.scores - lse[row][..., None])
+            weights = jnp.where(tile.seen, raised, 0)
+            _, pull = jax.vjp(lambda w, x: _weighed(how.rate, w, x, tile.keys), weights, v_block)
+            d_weights, dv_here = pull(dy_blocks[row])
+            d_scores = weights * (d_weights - shift[row][..., None])
+            dq_here, dk_here, d_here = tile.pull(d_scores)
+            dq = dq.at[row].add(dq_here.astype(dtype))
+            add = lambda old, new: old + new.astype(old.dtype)  # noqa: E731
+            return dq, jax.tree.map(add, d_captured, d_here), add(dk, dk_here), add(dv, dv_here)
+
+        zeros = lambda x: jnp.zeros(x.shape, dtype)  # noqa: E731
+        start = (*carry, zeros(k_block), zeros(v_block))
+        dq, d_captured, dk, dv = jax.lax.fori_loop(*tiling.rows_of(column), body, start)
+        return (dq, d_captured), (dk, dv)
+
+    start = jnp.zeros(q_blocks.shape, dtype), jax.tree.map(jnp.zeros_like, captured)
+    columns = jnp.arange(tiling.column_blocks)
+    blocks = columns, blocks(k, tiling.columns), blocks(v, tiling.columns)
+    (dq, d_captured), (dk, dv) = jax.lax.scan(one_column, start, blocks)
+    back = lambda x, like: unblocked(x).astype(like.dtype)  # noqa: E731
+    return back(dq, q), back(dk, k), back(dv, v), None, None, d_captured
+
+
+_blockwise.defvjp(_forward, _backward)

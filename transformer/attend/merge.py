@@ -1,0 +1,40 @@
+"""One softmax over several sets of keys, each looked at by itself."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from transformer.attend.blockwise import Looked
+
+
+def merge(parts: Sequence[Looked]) -> Looked:
+    """What attention over the union of disjoint sets of keys would have found.
+
+    A query that sees nothing in any of them has zeros.
+    """
+    lse = jnp.stack([part.lse for part in parts])  # [parts, B, N, T]
+    shares = jnp.exp(lse - jax.lax.stop_gradient(_finite(lse.max(0)))[None])
+    total = shares.sum(0)
+    some = total > 0
+    shares = shares / jnp.where(some, total, 1)[None]
+    y = sum(
+        part.y * share.swapaxes(1, 2)[..., None].astype(part.y.dtype)
+        for part, share in zip(parts, shares, strict=True)
+    )
+    whole = jnp.where(some, jnp.log(jnp.where(some, total, 1)) + _finite(lse.max(0)), -jnp.inf)
+    return Looked(y, whole)
+
+
+def sink(
+    looked: Looked,
+    sinks: jax.Array,  # [N]
+) -> Looked:
+    """As if there were one more key of this score, whose value is zero."""
+    lse = jnp.logaddexp(looked.lse, sinks.astype(looked.lse.dtype)[None, :, None])
+    share = jnp.exp(looked.lse - lse).swapaxes(1, 2)[..., None]
+    return Looked(looked.y * share.astype(looked.y.dtype), lse)
+
+
+def _finite(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(x), x, 0)

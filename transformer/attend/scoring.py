@@ -1,0 +1,87 @@
+"""What stands inside the softmax: how scores are made of queries, keys and positions."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from transformer.positions.relative import RelativeTables
+
+Meet = Callable[[jax.Array, jax.Array], jax.Array]
+"""q [B, T, N, H], k [B, S, K, H] -> scores [B, N, T, S]."""
+
+Bias = Callable[[jax.Array, jax.Array], jax.Array]
+"""Positions of queries [B or 1, T] and keys [B or 1, S] -> what scores gain [B or 1, N, T, S]."""
+
+
+def products(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, S, K, H]
+) -> jax.Array:  # [B, N, T, S]
+    """q k^T, where each G = N / K heads of queries share one of keys: as G T queries of it."""
+    b, t, n, h = q.shape
+    s, heads = k.shape[1:3]
+    if n == heads:  # the same sum; without the merging of axes XLA's CPU compiler copies less
+        return jnp.einsum("BTNH,BSNH->BNTS", q, k)
+    grouped = q.reshape(b, t, heads, n // heads, h).transpose(0, 2, 3, 1, 4)
+    merged = grouped.reshape(b, heads, -1, h)  # [B, K, G T, H]
+    return jnp.einsum("BKTH,BSKH->BKTS", merged, k).reshape(b, n, t, s)
+
+
+def averages(
+    weights: jax.Array,  # [B, N, T, S]
+    v: jax.Array,  # [B, S, K, H of values]
+) -> jax.Array:  # [B, T, N, H of values]
+    """The sums of the values under the weights."""
+    b, n, t, s = weights.shape
+    heads = v.shape[2]
+    if n == heads:
+        return jnp.einsum("BNTS,BSNH->BTNH", weights, v)
+    merged = weights.reshape(b, heads, -1, s)  # [B, K, G T, S]
+    y = jnp.einsum("BKTS,BSKH->BKTH", merged, v).reshape(b, n, t, -1)
+    return y.swapaxes(1, 2)
+
+
+class Scoring(NamedTuple):
+    """How queries and keys score each other, and what becomes of the weights."""
+
+    scale: float
+    meet: Meet = products
+    """How queries and keys meet, if not as products."""
+    bias: Bias | None = None
+    """What scores gain by the positions of query and key."""
+    relative: RelativeTables | None = None
+    """Vectors that keys and values gain by their distance."""
+    soft_cap: float = 0.0
+    """c of c tanh(score / c), which keeps scores below c (Gemma Team 2024, section 2); 0: none."""
+    softmax_dtype: str = "float32"
+    rate: float = 0.0
+    """Of dropout of the weights."""
+    keys: jax.Array | None = None  # [B] random keys of that dropout; None: none
+
+    @property
+    def plain(self) -> bool:
+        """Whether scores are products alone."""
+        added = self.bias is not None or self.relative is not None or self.soft_cap > 0
+        return self.meet is products and not added
+
+    def scores(
+        self,
+        q: jax.Array,  # [B, T, N, H]
+        k: jax.Array,  # [B, S, K, H]
+        query_positions: jax.Array,  # [B or 1, T]
+        key_positions: jax.Array,  # [B or 1, S]
+    ) -> jax.Array:  # [B, N, T, S] of the softmax's dtype
+        """Before the mask."""
+        q = q * self.scale
+        scores = self.meet(q, k)
+        if self.relative is not None:
+            scores = scores + self.relative.scores(q, query_positions, key_positions)
+        scores = scores.astype(self.softmax_dtype)
+        if self.soft_cap:
+            scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
+        if self.bias is not None:
+            gain = self.bias(query_positions, key_positions)
+            scores = scores + gain.astype(self.softmax_dtype)
+        return scores

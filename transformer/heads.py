@@ -1,0 +1,162 @@
+"""Queries, keys and values in heads: what every mixer of attention makes of its tokens, and joins.
+
+All of them name their weights alike, so those of one can be given to another.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+from flax import linen as nn
+
+from transformer.checks import check_least
+from transformer.linear import linear
+from transformer.mixers import MixerConfig
+from transformer.norms import Norm, NormConfig
+from transformer.positions import Rotary, rotate
+from transformer.shared import Shared
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadsConfig(MixerConfig):
+    """What the configurations of mixers with heads have in common."""
+
+    heads: int = 8
+    """N, heads of the queries."""
+    kv_heads: int = 0
+    """K, heads of keys and values: N is multi-head (0 means N), 1 multi-query (Shazeer 2019),
+    between them grouped-query (Ainslie et al. 2023)."""
+    head_width: int = 0
+    """H of queries and keys; 0 means D / N."""
+    bias: bool = True
+    """Biases of the query, key, value and output projections."""
+    qk_norm: NormConfig | None = None
+    """The norm of each head's queries and keys, before they meet (Dehghani et al. 2023)."""
+
+    def __post_init__(self) -> None:
+        check_least("attention.heads", self.heads, 1)
+        for name in ("kv_heads", "head_width"):
+            check_least(f"attention.{name}", getattr(self, name), 0)
+        if self.heads % (self.kv_heads or self.heads):
+            raise ValueError(
+                f"attention.kv_heads {self.kv_heads}: does not divide heads {self.heads}; "
+                "give a divisor of it"
+            )
+
+    def check(self, width: int) -> None:
+        self.query_width(width)
+
+    @property
+    def key_heads(self) -> int:
+        """K."""
+        return self.kv_heads or self.heads
+
+    def query_width(self, width: int) -> int:
+        """H for a model of width D. Raises ValueError if D / N is needed and is no integer."""
+        if not self.head_width and width % self.heads:
+            raise ValueError(
+                f"attention.heads {self.heads}: does not divide the width {width}; "
+                "give a divisor of it, or set head_width"
+            )
+        return self.head_width or width // self.heads
+
+
+class Heads(NamedTuple):
+    """As the scores take them."""
+
+    q: jax.Array  # [B, T, N, H]
+    k: jax.Array  # [B, S, K, H]
+    v: jax.Array  # [B, S, K, H of values]
+
+
+def project(
+    module: nn.Module,
+    x: jax.Array,  # [B, T, D]
+    positions: jax.Array,  # [B or 1, T]
+    config: Any,  # a HeadsConfig; its `position`, if it has one, turns queries and keys
+    shared: Shared,
+    suffix: str = "",
+) -> Heads:
+    """Queries, keys and values of the tokens' own; `suffix` ends the names of the weights."""
+    q = query_heads(module, x, config, shared, suffix)
+    k = key_heads(module, x, config, shared, suffix)
+    v = value_heads(module, x, config, shared, suffix=suffix)
+    position = getattr(config, "position", None)
+    if isinstance(position, Rotary):
+        q, k = (rotate(each, positions, position) for each in (q, k))
+    return Heads(q, k, v)
+
+
+def query_heads(
+    module: nn.Module,
+    x: jax.Array,  # [B, T, D]
+    config: HeadsConfig,
+    shared: Shared,
+    suffix: str = "",
+) -> jax.Array:  # [B, T, N, H]
+    """Projected and normed, not turned yet."""
+    axes = {"heads": config.heads, "head": config.query_width(shared.width)}
+    q = _projected(module, f"query{suffix}", x, axes, config, shared)
+    return _normed(module, f"query{suffix}_norm", q, config, shared)
+
+
+def key_heads(
+    module: nn.Module,
+    x: jax.Array,  # [B, S, D]
+    config: HeadsConfig,
+    shared: Shared,
+    suffix: str = "",
+) -> jax.Array:  # [B, S, K, H]
+    """Projected and normed, not turned yet."""
+    axes = {"kv_heads": config.key_heads, "head": config.query_width(shared.width)}
+    k = _projected(module, f"key{suffix}", x, axes, config, shared)
+    return _normed(module, f"key{suffix}_norm", k, config, shared)
+
+
+def value_heads(
+    module: nn.Module,
+    x: jax.Array,  # [B, S, D]
+    config: HeadsConfig,
+    shared: Shared,
+    width: int = 0,  # H of values; 0: that of queries
+    suffix: str = "",
+) -> jax.Array:  # [B, S, K, H of values]
+    """Projected."""
+    axes = {"kv_heads": config.key_heads, "head": width or config.query_width(shared.width)}
+    return _projected(module, f"value{suffix}", x, axes, config, shared)
+
+
+def join(
+    module: nn.Module,
+    y: jax.Array,  # [B, T, N, H of values]
+    config: HeadsConfig,
+    shared: Shared,
+) -> jax.Array:  # [B, T, D]
+    """What the heads have looked up, through the output matrix."""
+    inputs, outputs = {"heads": y.shape[2], "head": y.shape[3]}, {"embed": shared.width}
+    return linear(module, "output", y, inputs, outputs, shared, bias=config.bias, residual=True)
+
+
+def _projected(
+    module: nn.Module,
+    name: str,
+    x: jax.Array,  # [B, T, D]
+    axes: dict[str, int],  # heads, then their width
+    config: HeadsConfig,
+    shared: Shared,
+) -> jax.Array:  # [B, T, N or K, H]
+    made = linear(module, name, x, {"embed": shared.width}, axes, shared, bias=config.bias)
+    return shared.constrain(made, ("batch", "length", next(iter(axes)), None))
+
+
+def _normed(
+    module: nn.Module,
+    name: str,
+    x: jax.Array,  # [B, T, N or K, H]
+    config: HeadsConfig,
+    shared: Shared,
+) -> jax.Array:  # [B, T, N or K, H]
+    """Each head's entries normed, with one gain for all heads."""
+    if config.qk_norm is None:
+        return x
+    return Norm(config.qk_norm, shared.precision, "head", parent=module, name=name)(x)

@@ -1,6 +1,7 @@
 """Transformers in pure Flax: models as pure functions of (parameters, inputs)."""
 
 from transformer.attention import AttentionConfig
+from transformer.bigbird import BigBirdConfig
 from transformer.block import BlockConfig
 from transformer.classifier import Classifier
 from transformer.config import EncoderConfig, TransformerConfig
@@ -10,6 +11,9 @@ from transformer.feedforward import FeedForwardConfig
 from transformer.hardware import Hardware
 from transformer.identity import IdentityConfig
 from transformer.language_model import LanguageModel
+from transformer.linear_attention import LinearAttentionConfig
+from transformer.linformer import LinformerConfig
+from transformer.longformer import LongformerConfig
 from transformer.masked_language_model import MaskedLanguageModel
 from transformer.masks import Mask, Pattern
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerConfig, MixerOutput
@@ -17,6 +21,7 @@ from transformer.mixture import MixtureConfig
 from transformer.model import Model, ModelOutput
 from transformer.nonautoregressive import NonAutoregressive
 from transformer.norms import NormConfig
+from transformer.performer import PerformerConfig
 from transformer.positions import (
     ALiBi,
     BucketedBias,
@@ -44,6 +49,8 @@ from transformer.recurrent import (
     Seq2SeqConfig,
 )
 from transformer.scores import AdditiveScore, BilinearScore, DotScore, ScaledDotScore
+from transformer.sliding_window import SlidingWindowConfig
+from transformer.sparse import SparseConfig
 from transformer.tagger import Tagger
 from transformer.weights import Initialization
 
@@ -54,6 +61,7 @@ __all__ = [
     "AdditiveScore",
     "AttentionConfig",
     "BahdanauConfig",
+    "BigBirdConfig",
     "BilinearScore",
     "BlockConfig",
     "BucketedBias",
@@ -73,8 +81,11 @@ __all__ = [
     "LSTMConfig",
     "LanguageModel",
     "LearnedPositions",
+    "LinearAttentionConfig",
     "LinearScaling",
+    "LinformerConfig",
     "Llama3Scaling",
+    "LongformerConfig",
     "LuongConfig",
     "Mask",
     "MaskedLanguageModel",
@@ -90,6 +101,7 @@ __all__ = [
     "NonAutoregressive",
     "NormConfig",
     "Pattern",
+    "PerformerConfig",
     "Precision",
     "PrimerConfig",
     "RelativePositions",
@@ -97,6 +109,8 @@ __all__ = [
     "ScaledDotScore",
     "Seq2SeqConfig",
     "SinusoidalPositions",
+    "SlidingWindowConfig",
+    "SparseConfig",
     "Tagger",
     "TransformerConfig",
     "YaRNScaling",

@@ -12,11 +12,18 @@ import jax.numpy as jnp
 
 from transformer.attention import AttentionConfig
 from transformer.config import TransformerConfig
+from transformer.heads import HeadsConfig
+from transformer.keys_seen import KeysSeen, in_sparse, in_window
+from transformer.linear_attention import LinearAttentionConfig
+from transformer.linformer import LinformerConfig
 from transformer.model import Model
+from transformer.performer import PerformerConfig
 from transformer.positions import RelativePositions
 from transformer.primer import PrimerConfig
 from transformer.recurrent import ChengConfig
 from transformer.sizes import Leaf, abstract, active_entries, layer_mixers, padded_entries
+from transformer.sliding_window import SlidingWindowConfig
+from transformer.sparse import SparseConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +121,38 @@ def _primer_scores(mixer: PrimerConfig, width: int, length: int) -> ScoreFlops:
     return ScoreFlops(full=2 * each * length, causal=each * (length + 1))
 
 
+def _window_scores(mixer: SlidingWindowConfig, width: int, length: int) -> ScoreFlops:
+    return _with_keys(mixer, width, in_window(mixer, length))
+
+
+def _sparse_scores(mixer: SparseConfig, width: int, length: int) -> ScoreFlops:
+    return _with_keys(mixer, width, in_sparse(mixer, length))
+
+
+def _with_keys(mixer: HeadsConfig, width: int, seen: KeysSeen) -> ScoreFlops:
+    """A product of a query and a key, and a share of a value, for each key seen."""
+    each = 4 * mixer.heads * mixer.query_width(width)
+    return ScoreFlops(full=round(each * seen.all), causal=round(each * seen.causal))
+
+
+def _kernel_scores(
+    mixer: PerformerConfig | LinearAttentionConfig, width: int, length: int
+) -> ScoreFlops:
+    """Features, their sums with values, and what a query reads of them, at whatever length."""
+    head = mixer.query_width(width)
+    features, drawn = head, 0
+    if isinstance(mixer, PerformerConfig):
+        features, drawn = mixer.features, mixer.directions
+    each = (mixer.heads + mixer.key_heads) * (drawn * head + features * (head + 1))
+    return ScoreFlops(full=2 * each, causal=2 * each)
+
+
+def _linformer_scores(mixer: LinformerConfig, width: int, length: int) -> ScoreFlops:
+    """A key and a value into `rank` others, which a query meets; of one document a row."""
+    each = 2 * (mixer.heads + mixer.key_heads) * mixer.query_width(width) * mixer.rank
+    return ScoreFlops(full=2 * each, causal=2 * each)
+
+
 def _cheng_scores(mixer: ChengConfig, width: int, length: int) -> ScoreFlops:
     """Scores, and averages of hidden states and of cells, over the tokens before."""
     each = (mixer.score or width) + 2 * width
@@ -132,6 +171,11 @@ SCORES: dict[str, Callable[[Any, int, int], ScoreFlops]] = {
     AttentionConfig.kind: _attention_scores,
     **dict.fromkeys(WITHOUT_SCORES, _no_scores),
     PrimerConfig.kind: _primer_scores,
+    SlidingWindowConfig.kind: _window_scores,
+    SparseConfig.kind: _sparse_scores,
+    PerformerConfig.kind: _kernel_scores,
+    LinearAttentionConfig.kind: _kernel_scores,
+    LinformerConfig.kind: _linformer_scores,
     ChengConfig.kind: _cheng_scores,
     **dict.fromkeys(("bahdanau", "luong", "gnmt_decoder"), _memory_scores),
 }

@@ -16,7 +16,6 @@ from transformer.attend.scoring import Scoring, averages
 from transformer.attend.tiles import (
     Tiling,
     blocks,
-    own_keys,
     padded,
     tile_mask,
     tiling_of,
@@ -50,7 +49,7 @@ def attend_blockwise(
     Not with relative tables (Shaw's), which act on values too.
     """
     queries, keys = q.shape[1], k.shape[1]
-    tiling = tiling_of(mask.pattern, queries, keys, block, own_keys(mask, queries, keys))
+    tiling = tiling_of(mask, queries, keys, block)
     pad = functools.partial(padded, tiling=tiling)
     q, k, v = pad(q, queries=True), pad(k, queries=False), pad(v, queries=False)
 
@@ -206,8 +205,8 @@ def _backward(how: _How, kept: Any, cotangent: Looked) -> Any:
 
     start = jnp.zeros(q_blocks.shape, dtype), jax.tree.map(jnp.zeros_like, captured)
     columns = jnp.arange(tiling.column_blocks)
-    blocks = columns, blocks(k, tiling.columns), blocks(v, tiling.columns)
-    (dq, d_captured), (dk, dv) = jax.lax.scan(one_column, start, blocks)
+    cut = columns, blocks(k, tiling.columns), blocks(v, tiling.columns)
+    (dq, d_captured), (dk, dv) = jax.lax.scan(one_column, start, cut)
     back = lambda x, like: unblocked(x).astype(like.dtype)  # noqa: E731
     return back(dq, q), back(dk, k), back(dv, v), None, None, d_captured
 

@@ -27,10 +27,7 @@ def attend_reference(
     scores = scoring.scores(q, k, *places)
     seen = dense(mask, *sizes)[:, None]
     scores = jnp.where(seen, scores, lowest(scores.dtype))
-    if sinks is None:
-        weights = jax.nn.softmax(scores, axis=-1)
-    else:
-        weights = _beside(scores, sinks)
+    weights = jax.nn.softmax(scores, axis=-1) if sinks is None else _beside(scores, sinks)
     if mask.rows_may_be_empty(*sizes):
         weights = jnp.where(seen.any(-1, keepdims=True), weights, 0)
     dropped = dropout(weights, scoring.rate, scoring.keys).astype(v.dtype)
@@ -45,7 +42,6 @@ def _beside(
     sinks: jax.Array,  # [N]
 ) -> jax.Array:  # [B, N, T, S]
     """A softmax over the scores and the sink, of which the sink's own weight is left out."""
-    column = jnp.broadcast_to(
-        sinks.astype(scores.dtype)[None, :, None, None], scores.shape[:3] + (1,)
-    )
+    column = sinks.astype(scores.dtype)[None, :, None, None]
+    column = jnp.broadcast_to(column, (*scores.shape[:3], 1))
     return jax.nn.softmax(jnp.concatenate([scores, column], axis=-1), axis=-1)[..., :-1]

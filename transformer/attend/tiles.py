@@ -48,23 +48,24 @@ class Tiling(NamedTuple):
 
 
 def own_keys(mask: Mask, queries: int, keys: int) -> bool:
+    """Whether the keys are the queries' own."""
     return mask.key_positions is None and queries == keys
 
 
-def tiling_of(pattern: Any, queries: int, keys: int, block: int, own: bool) -> Tiling:
+def tiling_of(mask: Mask, queries: int, keys: int, block: int) -> Tiling:
     """Bounds hold for keys that are the queries' own, in order: then index tells position."""
+    pattern = mask.pattern
     behind = ahead = None
-    bounded = own and pattern.ordered
-    if bounded and pattern.window:
-        behind = ahead = (pattern.window - 1) * pattern.dilation
-    if bounded and pattern.causal:
-        ahead = 0
-    if pattern.prefix:
-        ahead = behind = None
-    return Tiling(queries, keys, min(block, queries), min(block, keys), behind=behind, ahead=ahead)
+    if own_keys(mask, queries, keys) and pattern.ordered and not pattern.prefix:
+        if pattern.window and mask.globals is None:
+            behind = ahead = (pattern.window - 1) * pattern.dilation
+        if pattern.causal:
+            ahead = 0
+    return Tiling(queries, keys, min(block, queries), min(block, keys), behind, ahead)
 
 
 def padded(x: jax.Array, *, tiling: Tiling, queries: bool) -> jax.Array:  # [B, T, ...]
+    """With zeros after the last, up to whole blocks."""
     size = tiling.row_blocks * tiling.rows if queries else tiling.column_blocks * tiling.columns
     return _lengthened(x, 1, size)
 
@@ -115,10 +116,12 @@ def tile_mask(mask: Mask, tiling: Tiling, row: Any, column: Any) -> Mask:
 
 
 def blocks(x: jax.Array, size: int) -> jax.Array:  # [B, T, N, H] -> [blocks, B, N, size, H]
+    """Cut along the length, heads before tokens."""
     b, t, n, h = x.shape
-    return x.reshape(b, t // size, size, n, h).transpose(1, 0, 3, 2, 4)
+    return jnp.asarray(x).reshape(b, t // size, size, n, h).transpose(1, 0, 3, 2, 4)
 
 
 def unblocked(x: jax.Array) -> jax.Array:  # [blocks, B, N, size, H] -> [B, T, N, H]
+    """What `blocks` has cut, as it was."""
     count, b, n, size, h = x.shape
     return x.transpose(1, 0, 3, 2, 4).reshape(b, count * size, n, h)

@@ -1,0 +1,79 @@
+"""Attention within clusters of equal size, which may overlap (Roy et al. 2021, algorithm 1)."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+
+def nearest(
+    affinity: jax.Array,  # [B, N, T, E] larger where nearer; -inf: not there
+    count: int,  # C
+) -> jax.Array:  # [B, N, E, C] indices of tokens
+    """The tokens nearest to each cluster; of equal ones the first."""
+    return jax.lax.top_k(affinity.swapaxes(2, 3), count)[1]
+
+
+def belongs(
+    chosen: jax.Array,  # [B, N, E, C]
+    length: int,
+) -> jax.Array:  # [B, N, E, T] booleans
+    """Which tokens each cluster has."""
+    none = jnp.zeros((*chosen.shape[:3], length), bool)
+    return jnp.put_along_axis(none, chosen, True, axis=-1, inplace=False)
+
+
+def attend_balanced(
+    q: jax.Array,  # [B, T, N, H] of length sqrt(H), as are keys
+    k: jax.Array,  # [B, T, N, H]
+    v: jax.Array,  # [B, T, N, H of values]
+    of_queries: jax.Array,  # [B, N, E, C]
+    of_keys: jax.Array,  # [B, N, E, C]
+    there: jax.Array,  # [B or 1, T] booleans
+    softmax_dtype: str = "float32",
+) -> jax.Array:  # [B, T, N, H of values]
+    """Softmax over the keys of all clusters that a query is in; zeros where it is in none.
+
+    A key that is with the query in m of them counts an m-th in each. Scores are within sqrt(H), so
+    that is taken off in place of their maximum, which clusters would have to agree on.
+    """
+    bound, length = math.sqrt(q.shape[-1]), q.shape[1]
+    rows_q, rows_k, rows_v = (
+        _rows(x.swapaxes(1, 2), chosen)
+        for x, chosen in ((q / bound, of_queries), (k, of_keys), (v, of_keys))
+    )
+    scores = jnp.einsum("BNECH,BNEDH->BNECD", rows_q, rows_k).astype(softmax_dtype)
+    raised = jnp.exp(scores - bound) / _together(of_queries, of_keys, length).astype(softmax_dtype)
+    seen = _rows(
+        jnp.broadcast_to(there[:, None, :, None], (*k.shape[:1], k.shape[2], length, 1)), of_keys
+    )
+    raised = jnp.where(seen[..., 0][..., None, :], raised, 0)
+    found = jnp.einsum("BNECD,BNEDH->BNECH", raised.astype(v.dtype), rows_v)
+    y = _summed(found, of_queries, length)
+    total = _summed(raised.sum(-1, keepdims=True), of_queries, length)
+    some = total > 0
+    return jnp.where(some, y / jnp.where(some, total, 1).astype(y.dtype), 0).swapaxes(1, 2)
+
+
+def _together(of_queries: jax.Array, of_keys: jax.Array, length: int) -> jax.Array:
+    """[B, N, E, C, C]: how many clusters have both, for the queries and keys of each."""
+    both = []
+    for chosen in (of_queries, of_keys):
+        own = belongs(chosen, length).swapaxes(2, 3).astype(jnp.float32)  # [B, N, T, E]
+        both.append(_rows(own, chosen))
+    return jnp.einsum("BNECF,BNEDF->BNECD", *both)
+
+
+def _rows(x: jax.Array, chosen: jax.Array) -> jax.Array:  # [B, N, T, H] -> [B, N, E, C, H]
+    flat = chosen.reshape(*chosen.shape[:2], -1, 1)
+    return jnp.take_along_axis(x, flat, axis=2).reshape(*chosen.shape, x.shape[-1])
+
+
+def _summed(x: jax.Array, chosen: jax.Array, length: int) -> jax.Array:
+    """[B, N, E, C, H] -> [B, N, T, H]: what all clusters have found for each token."""
+    flat = chosen.reshape(*chosen.shape[:2], -1)
+
+    def one(rows: jax.Array, at: jax.Array) -> jax.Array:
+        return jnp.zeros((length, rows.shape[-1]), rows.dtype).at[at].add(rows)
+
+    return jax.vmap(jax.vmap(one))(x.reshape(*flat.shape, -1), flat)

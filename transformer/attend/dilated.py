@@ -1,0 +1,90 @@
+"""A window on both sides of each query, dilated by head (Beltagy et al. 2020, section 3.1)."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer.attend.blockwise import Looked, attend_blockwise
+from transformer.attend.scoring import Scoring
+from transformer.dropout import fold
+from transformer.masks import Mask, Pattern
+
+BLOCKS = (64, 512)
+"""The least and the most tokens of a tile's side; between them it is the window."""
+
+
+def attend_dilated(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, T, K, H]
+    v: jax.Array,  # [B, T, K, H of values]
+    mask: Mask,  # causal or not; with positions, segments and key_segments [B or 1, T]
+    scoring: Scoring,
+    window: int,  # keys on each side, beside the query's own
+    dilations: Sequence[int],  # of each head, or one for all
+) -> Looked:
+    """Keys 0, d, 2 d, ..., window * d positions away; only those behind under a causal mask.
+
+    The positions of a document count up by one. O(T window), whatever the dilation.
+    """
+    if len(set(dilations)) == 1:
+        return _dilated(q, k, v, mask, scoring, window, dilations[0])
+    each, group = np.array(dilations), q.shape[2] // k.shape[2]
+    parts, order = [], []
+    for dilation in sorted(set(dilations)):
+        heads = np.flatnonzero(each == dilation)
+        theirs = (q[:, :, heads], k[:, :, heads // group], v[:, :, heads // group])
+        again = scoring._replace(keys=fold(scoring.keys, dilation))
+        parts.append(_dilated(*theirs, mask, again, window, dilation))
+        order += list(heads)
+    back = np.argsort(order)
+    y = jnp.concatenate([part.y for part in parts], axis=2)[:, :, back]
+    return Looked(y, jnp.concatenate([part.lse for part in parts], axis=1)[:, back])
+
+
+def _dilated(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: Mask,
+    scoring: Scoring,
+    window: int,
+    dilation: int,
+) -> Looked:
+    """All heads alike: of d tokens in a row each goes into a row of its own, d steps from the next.
+
+    There the window has no gaps.
+    """
+    batch, length = q.shape[:2]
+    block = min(max(window, BLOCKS[0]), BLOCKS[1])
+    pattern = Pattern(causal=mask.pattern.causal, window=window + 1)
+    if dilation == 1:
+        return attend_blockwise(q, k, v, mask.replace(pattern=pattern), scoring, block=block)
+
+    def rows(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B d, T / d, ...]
+        spare = [(0, 0)] * x.ndim
+        spare[1] = (0, -length % dilation)
+        cut = jnp.pad(x, spare).reshape(batch, -1, dilation, *x.shape[2:])
+        return cut.swapaxes(1, 2).reshape(batch * dilation, -1, *x.shape[2:])
+
+    def marks(x: jax.Array) -> jax.Array:  # [B or 1, T] -> [B d, T / d]
+        return rows(jnp.broadcast_to(x, (batch, length)))
+
+    def back(x: jax.Array) -> jax.Array:  # [B d, T / d, ...] -> [B, T, ...]
+        cut = x.reshape(batch, dilation, *x.shape[1:]).swapaxes(1, 2)
+        return cut.reshape(batch, -1, *x.shape[2:])[:, :length]
+
+    keys = scoring.keys
+    if keys is not None:
+        keys = jax.vmap(lambda key: jax.random.split(key, dilation))(keys).reshape(-1)
+    apart = Mask(
+        pattern,
+        positions=marks(mask.positions) // dilation,
+        segments=marks(mask.segments),
+        key_segments=marks(mask.key_segments),
+    )
+    looked = attend_blockwise(
+        rows(q), rows(k), rows(v), apart, scoring._replace(keys=keys), block=block
+    )
+    return Looked(back(looked.y), back(looked.lse.swapaxes(1, 2)).swapaxes(1, 2))

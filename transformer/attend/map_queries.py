@@ -1,0 +1,34 @@
+"""Queries a block at a time, so that what each needs of all keys never exists for all of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+BLOCK = 128
+
+
+def map_queries(
+    attend: Callable[..., jax.Array],
+    queries: tuple[jax.Array, ...],  # [B, T, ...] each
+    *,
+    block: int = BLOCK,
+) -> jax.Array:  # [B, T, ...]
+    """`attend(number of the block, *blocks [B, R, ...])` -> [B, R, ...], one block after the other.
+
+    The last is filled up with zeros. The backward pass computes each block again.
+    """
+    length = queries[0].shape[1]
+    size = min(block, length)
+    count = -(-length // size)
+
+    def cut(x: jax.Array) -> jax.Array:  # [blocks, B, R, ...]
+        room = [(0, 0), (0, count * size - length)] + [(0, 0)] * (x.ndim - 2)
+        return jnp.moveaxis(jnp.pad(x, room).reshape(len(x), count, size, *x.shape[2:]), 1, 0)
+
+    def one(inputs: tuple[Any, ...]) -> jax.Array:
+        return jax.checkpoint(attend)(*inputs)
+
+    y = jnp.moveaxis(jax.lax.map(one, (jnp.arange(count), *map(cut, queries))), 0, 1)
+    return y.reshape(len(y), count * size, *y.shape[3:])[:, :length]

@@ -1,0 +1,45 @@
+"""A few queries that see everything, among many that do not: their rows alone, put in place."""
+
+import jax
+import jax.numpy as jnp
+
+from transformer.attend.blockwise import attend_blockwise
+from transformer.attend.scoring import Scoring
+from transformer.masks import Mask
+
+
+def take_rows(
+    x: jax.Array,  # [B, T, ...] or [1, T, ...]
+    index: jax.Array,  # [B or 1, n]; T: none, which takes the last
+) -> jax.Array:  # [B or 1, n, ...]
+    """The tokens at `index` of each example."""
+    batch = max(len(x), len(index))
+    row = jnp.arange(batch)[:, None]
+    here = jnp.broadcast_to(jnp.minimum(index, x.shape[1] - 1), (batch, index.shape[1]))
+    return jnp.asarray(x)[row if len(x) > 1 else jnp.zeros_like(row), here]
+
+
+def with_rows(
+    y: jax.Array,  # [B, T, N, H of values] of all queries
+    q: jax.Array,  # [B, n, N, H] of those few
+    k: jax.Array,  # [B, T, K, H]
+    v: jax.Array,  # [B, T, K, H of values]
+    mask: Mask,  # of self attention over T tokens
+    scoring: Scoring,
+    index: jax.Array,  # [B or 1, n] where they stand; T: nowhere
+) -> jax.Array:  # [B, T, N, H of values]
+    """`y` with the rows at `index` as queries `q` find them over all keys that the mask shows.
+
+    O(n T). An index may be there twice if its query is the same.
+    """
+    batch, length = y.shape[:2]
+    positions, theirs = mask.places(length, length)
+    segments = jnp.ones((1, length), jnp.int32) if mask.segments is None else mask.segments
+    keys_of = segments if mask.key_segments is None else mask.key_segments
+    theirs_alone = mask.replace(
+        positions=take_rows(positions, index),
+        segments=jnp.where(index < length, take_rows(segments, index), 0),
+    )
+    rows = attend_blockwise(q, k, v, theirs_alone.over(theirs, keys_of), scoring).y
+    places = jnp.broadcast_to(index, (batch, index.shape[1]))
+    return y.at[jnp.arange(batch)[:, None], places].set(rows, mode="drop")

@@ -1,0 +1,186 @@
+"""Attention within a window that slides along the tokens, dilated or not (Beltagy et al. 2020)."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+
+from transformer.attend import Form, Scoring, attend
+from transformer.checks import check_choice, check_least, check_share
+from transformer.dropout import fold
+from transformer.heads import HeadsConfig, join, project
+from transformer.masks import Mask, Pattern, dense
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.positions import NoPosition, Rotary
+from transformer.refusals import refuse_memory
+from transformer.sinks import sink_scores
+
+NOWHERE = -(2**30)
+"""The position of a key that is not there: out of every window."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SlidingWindowConfig(HeadsConfig):
+    """Each query sees the keys less than `window` steps away, itself among them (section 3.1)."""
+
+    kind: ClassVar[str] = "sliding_window"
+
+    window: int = 512
+    """W. Under a causal mask W keys, the last ones; without it W - 1 more, ahead."""
+    dilation: int = 1
+    """Steps are of so many positions: the window reaches as much further, with gaps."""
+    position: NoPosition | Rotary = NoPosition()
+    """What queries and keys know of each other's positions."""
+    soft_cap: float = 0.0
+    """c of c tanh(score / c) (Gemma Team 2024, section 2); 0: none."""
+    sinks: bool = False
+    """Whether each head learns the score of a key without a value (Agarwal et al. 2025)."""
+    dropout: float = 0.0
+    """Of the attention weights."""
+    form: Form = "auto"
+    """How it is computed; `blockwise` never visits what lies outside the window."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least("sliding_window.window", self.window, 1)
+        check_least("sliding_window.dilation", self.dilation, 1)
+        check_least("sliding_window.soft_cap", self.soft_cap, 0)
+        check_share("sliding_window.dropout", self.dropout)
+        check_choice("sliding_window.form", self.form, get_args(Form))
+
+    @property
+    def reach(self) -> int:
+        """Positions from a query to behind the last key that it sees: what a cache has to keep."""
+        return (self.window - 1) * self.dilation + 1
+
+
+class RingCache(struct.PyTreeNode):
+    """The last tokens alone: that of position p stands in slot p mod R."""
+
+    keys: jax.Array  # [B, R, K, H]
+    values: jax.Array  # [B, R, K, H]
+    positions: jax.Array  # [B, R]
+
+    def write(
+        self,
+        keys: jax.Array,  # [B, T, K, H]
+        values: jax.Array,  # [B, T, K, H]
+        positions: jax.Array,  # [B, T], NOWHERE for padding
+    ) -> "RingCache":
+        """The ring with those of T more tokens that will be needed: the last R."""
+        size = self.positions.shape[1]
+        needed = positions > jnp.max(positions, axis=1, keepdims=True) - size
+        slots = jnp.where(needed & (positions >= 0), positions % size, size)  # size: dropped
+        rows = jnp.arange(len(positions))[:, None]
+
+        def put(ring: jax.Array, new: jax.Array) -> jax.Array:
+            return ring.at[rows, slots].set(new.astype(ring.dtype), mode="drop")
+
+        return RingCache(
+            put(self.keys, keys), put(self.values, values), put(self.positions, positions)
+        )
+
+    def with_new(
+        self,
+        keys: jax.Array,  # [B, T, K, H]
+        values: jax.Array,  # [B, T, K, H]
+        positions: jax.Array,  # [B, T], NOWHERE for padding
+    ) -> tuple[jax.Array, jax.Array, jax.Array, "RingCache"]:
+        """Keys, values and positions of the ring and of T more tokens, and the ring after them."""
+        join = lambda old, new: jnp.concatenate([old, new.astype(old.dtype)], axis=1)  # noqa: E731
+        return (
+            join(self.keys, keys),
+            join(self.values, values),
+            join(self.positions, positions),
+            self.write(keys, values, positions),
+        )
+
+
+class SlidingWindow(Mixer):
+    """Softmax attention under the mask and the window."""
+
+    config: SlidingWindowConfig
+
+    @staticmethod
+    def abilities(config: SlidingWindowConfig) -> Abilities:
+        return Abilities(cross=False)
+
+    @staticmethod
+    def constants(config: SlidingWindowConfig, layer: int, width: int) -> None:
+        return None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> RingCache:
+        """Of as many tokens as the window reaches, however many will come."""
+        config, size = self.config, min(self.config.reach, length)
+        shape = (batch, size, config.key_heads, config.query_width(self.shared.width))
+        zeros = jnp.zeros(shape, self.shared.precision.compute)
+        return RingCache(zeros, zeros, jnp.full((batch, size), NOWHERE))
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B or 1, T]
+        mask: Mask,
+        memory: jax.Array | None = None,
+        cache: RingCache | None = None,
+        keys: jax.Array | None = None,  # [B]
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        config, shared = self.config, self.shared
+        refuse_memory(config.kind, memory)
+        mask = mask.replace(pattern=self.windowed(mask.pattern))
+        q, k, v = project(self, x, positions, config, shared)
+        aux: dict[str, Any] = {"scored": (q, k, v)} if "scored" in want else {}
+        if cache is not None:
+            if not mask.pattern.causal:
+                raise ValueError("mixer sliding_window: decodes under a causal mask; give one")
+            here = jnp.broadcast_to(jnp.where(positions < 0, NOWHERE, positions), x.shape[:2])
+            k, v, places, cache = cache.with_new(k, v, here)
+            mask = mask.over(places, holds_queries=True)
+        scoring = Scoring(
+            scale=1 / math.sqrt(q.shape[-1]),
+            soft_cap=config.soft_cap,
+            softmax_dtype=shared.precision.softmax,
+            rate=config.dropout,
+            keys=fold(keys, 0),
+        )
+        sinks = sink_scores(self, config.heads, shared) if config.sinks else None
+        how: Any = dict(form=config.form, hardware=shared.hardware, want=want)
+        attended = attend(q, k, v, mask, scoring, sinks=sinks, **how)
+        return MixerOutput(join(self, attended.y, config, shared), cache, aux | attended.aux)
+
+    @nn.nowrap
+    def windowed(self, pattern: Pattern) -> Pattern:
+        """The mask's pattern, with the window."""
+        if pattern.window:
+            raise ValueError("mixer sliding_window: has a window of its own; give a mask without")
+        config = self.config
+        return dataclasses.replace(pattern, window=config.window, dilation=config.dilation)
+
+    @nn.nowrap
+    def select(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B or 1, T]
+        mask: Mask,
+        constants: Any = None,
+    ) -> jax.Array:  # [B or 1, 1, T, T] booleans
+        """The window."""
+        window = Mask(self.windowed(Pattern()), positions=positions)
+        return dense(window, x.shape[1], x.shape[1])[:, None]
+
+    def scored(self, x: jax.Array, **given: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries [B, T, N, H], keys and values [B, T, K, H]."""
+        return self(x, want=frozenset({"scored"}), **given).aux["scored"]  # type: ignore[return-value]
+
+
+MIXERS[SlidingWindowConfig.kind] = SlidingWindow

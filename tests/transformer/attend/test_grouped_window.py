@@ -1,7 +1,6 @@
 """Attention within groups against loops over all pairs."""
 
 import math
-import re
 from typing import Any
 
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.transformer.compiled import largest_array
 from tests.transformer.formulas import Array, assert_close, normal, softmax
 from transformer.attend.grouped_window import CHUNK, attend_grouped, places, within_documents
 
@@ -139,12 +139,4 @@ def test_no_array_is_as_large_as_all_pairs() -> None:
     def total(q: Any, k: Any, v: Any, groups: Any) -> jax.Array:
         return probe(attend_grouped(q, k, v, groups, 16, causal=True, scale=1.0))
 
-    program = jax.jit(jax.grad(total, (0, 1, 2))).lower(*arrays, groups).compile().as_text()
-    assert largest(program) < 20 * length
-
-
-def largest(program: str) -> int:
-    """Entries of the largest array in a compiled program."""
-    return max(
-        math.prod(map(int, dims.split(","))) for dims in re.findall(r"\[([\d,]+)\]", program)
-    )
+    assert largest_array(jax.grad(total, (0, 1, 2)), *arrays, groups) < 20 * length

@@ -14,7 +14,7 @@ from flax import struct
 
 from transformer.recurrent.scan import Timeline
 
-CHUNK = 128
+CHUNK = 64
 """Tokens that a causal pass takes at once: within it products of matrices, between them a sum."""
 
 DTYPE = jnp.float32

@@ -56,7 +56,7 @@ def test_directions_are_a_function_of_the_seed() -> None:
     assert not any(np.allclose(draw(seed=(0, 1, 2)), draw(seed=other)) for other in others)
 
 
-def pair(product: float) -> Array:
+def pair(product: float) -> Any:
     """x and y, shaped [2, H], with x . y / sqrt(H) = product, both of one length.
 
     Not a large one: the more |x + y|, the more positive features are ruled by a few seeds.
@@ -65,7 +65,7 @@ def pair(product: float) -> Array:
     length = max(1.0, 1.1 * abs(product) ** 0.5)
     cosine = product / length**2
     y = cosine * x + (1 - cosine**2) ** 0.5 * across
-    return np.float32(length * H**0.25 * np.array([x, y]))
+    return (length * H**0.25 * np.array([x, y])).astype(np.float32)
 
 
 AT_HOME: dict[FeatureKind, float] = {"positive": -0.25, "trigonometric": 0.5}

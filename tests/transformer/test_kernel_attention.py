@@ -78,7 +78,7 @@ def test_sums_equal_all_pairs(kind: str, mask: Mask, monkeypatch: pytest.MonkeyP
         form: Any = in_chunks  # which leaves the padding to its caller
     else:
         form, real = at_once, np.ones((B, T))
-    cotangent = normal(5, B, T, N, VALUES) * np.float32(real)[:, :, None, None]
+    cotangent = normal(5, B, T, N, VALUES) * real.astype(np.float32)[:, :, None, None]
 
     def pulled(form: Any, *given: Any) -> Any:
         y, pull = jax.vjp(form, *given)
@@ -139,7 +139,7 @@ def compiled(config: MixerConfig, pattern: Pattern) -> str:
         return jnp.square(output.y).sum()
 
     gradient = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))
-    return gradient.lower(params, normal(0, 1, LONG, 4)).compile().as_text()
+    return str(gradient.lower(params, normal(0, 1, LONG, 4)).compile().as_text())
 
 
 @pytest.mark.parametrize(("config", "pattern"), PROGRAMS, ids=range(len(PROGRAMS)))

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.transformer.formulas import Array, assert_close, normal
+from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, made
 from transformer import BlockConfig, LanguageModel, LinearAttentionConfig, Mask, TransformerConfig
 from transformer.costs import count_flops
@@ -35,7 +35,7 @@ def recurrent(x: Array, w: dict[str, Array]) -> tuple[Array, Array, Array]:
 def test_it_is_the_papers_recurrence_and_keeps_its_state() -> None:
     mixer, w = made(CONFIG, D)
     x = normal(0, B, T, D)
-    y, s, z = recurrent(np.float64(x), w)
+    y, s, z = recurrent(x.astype(np.float64), w)
     given: Any = dict(mask=CAUSAL, cache=mixer.init_cache(B, T))
     found = applied(mixer, w, x, **given)
     assert_close(found.y, y)
@@ -58,7 +58,7 @@ def test_another_document_starts_anew_where_positions_do() -> None:
 
 
 def test_features() -> None:
-    x = np.float32([-200, -3, 0, 0.5, 300])
+    x = array([-200.0, -3.0, 0.0, 0.5, 300.0])
     assert_close(elu_features(x).values, [FLOOR, np.exp(-3), 1, 1.5, 301])
 
 

@@ -51,7 +51,7 @@ def test_many_features_are_nearly_softmax_and_so_is_the_mean_over_seeds() -> Non
     """The constants are arguments: all of these are one program."""
     config = PerformerConfig(heads=2, head_width=H, features=64)
     mixer, w = made(config, D)
-    x = normal(0, 1, T, D)
+    x = 0.4 * normal(0, 1, T, D)  # small, so that no few directions rule the errors
     softmax, _ = attention(x, x, w, np.tri(T, dtype=bool)[None])
     drawn = [
         Performer.constants(PerformerConfig(head_width=H, features=64, redraw=each), 0, D)
@@ -64,14 +64,15 @@ def test_many_features_are_nearly_softmax_and_so_is_the_mean_over_seeds() -> Non
         return output.y
 
     off = np.asarray(jax.jit(jax.vmap(run))(np.array(drawn)))[:, 0] - softmax
-    one = np.sqrt(np.mean(off**2))
-    assert np.sqrt(np.mean(off.mean(0) ** 2)) < one / 4  # of 1/8, and the quotient's own bias
-    many = run(np.concatenate(drawn)) - softmax
+    one = np.sqrt(np.mean(off**2))  # of 64 features; 64 times as many have an eighth of it
+    many = np.asarray(jax.jit(run)(np.concatenate(drawn))) - softmax
     assert np.sqrt(np.mean(many**2)) < one / 4
+    # The quotient of two estimates is off by something of order 1 / M even on average.
+    assert np.sqrt(np.mean(off.mean(0) ** 2)) < one / 2
 
 
 def test_constants_are_a_function_of_seed_layer_and_redraw() -> None:
-    def drawn(layer: int = 0, **given: int) -> Any:
+    def drawn(layer: int = 0, **given: Any) -> Any:
         return Performer.constants(PerformerConfig(features=M, head_width=H, **given), layer, D)
 
     assert drawn().shape == (M, H)

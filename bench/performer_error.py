@@ -1,0 +1,83 @@
+"""How far Performer's attention is from softmax, against the number of its features.
+
+    python -m bench.performer_error [--figure docs/figures/performer_error.png]
+
+Choromanski et al. 2021 (section 2.4 and figure 4): the error falls as 1 / sqrt(M), orthogonal
+vectors make it smaller, and positive features smaller than trigonometric ones. What is drawn is
+|y - softmax| / |softmax| over random queries, keys and values, the median over several draws of
+the vectors. The entries of queries and keys have two sizes: with small ones all weights are alike,
+and trigonometric features are the nearer; with those of twice the size they are off by far, and
+positive ones, though they never are, need more vectors than these to come near.
+"""
+
+import itertools
+from pathlib import Path
+from typing import Any, get_args
+
+import jax
+import numpy as np
+import tyro
+from matplotlib import pyplot
+
+from transformer import Mask
+from transformer.features import FeatureKind, draw_directions, random_features
+from transformer.kernel_attention import everywhere
+from transformer.testing.select import softmax_attention
+
+LENGTH, WIDTH, SEEDS = 512, 16, 15
+SIZES = (0.5, 1.0)
+"""Standard deviations of the entries of queries and keys."""
+COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024)
+KINDS: tuple[FeatureKind, ...] = get_args(FeatureKind)[:2]  # ReLU features estimate no softmax
+
+
+def inputs(size: float) -> tuple[Any, Any, Any]:  # [1, T, 1, H] each
+    """Queries, keys, values."""
+    random = np.random.default_rng(0)
+    scales = (size, size, 1.0)
+    q, k, v = (s * random.normal(size=(1, LENGTH, 1, WIDTH)).astype(np.float32) for s in scales)
+    return q, k, v
+
+
+def errors(
+    kind: FeatureKind, orthogonal: bool, features: int, size: float
+) -> np.ndarray:  # [seeds]
+    """Relative errors, one for each draw."""
+    count = features // 2 if kind == "trigonometric" else features
+    drawn = [draw_directions(count, WIDTH, orthogonal=orthogonal, seed=(s,)) for s in range(SEEDS)]
+    q, k, v = inputs(size)
+
+    @jax.jit
+    def attend(directions: Any) -> jax.Array:
+        return everywhere(q, k, v, random_features(kind, directions), Mask())
+
+    exact = softmax_attention(q, k, v, np.ones((1, 1, LENGTH, LENGTH), bool))
+    off = [np.asarray(attend(directions)) - exact for directions in drawn]
+    return np.array([np.linalg.norm(each) for each in off]) / np.linalg.norm(exact)
+
+
+def main(figure: Path = Path("docs/figures/performer_error.png")) -> None:
+    """Prints the errors and the exponent that they fall with, and draws them."""
+    fig, axes = pyplot.subplots(
+        1, len(SIZES), figsize=(9, 4), sharey=True, layout="constrained", squeeze=False
+    )
+    for ax, size in zip(axes[0], SIZES, strict=True):
+        for kind, orthogonal in itertools.product(KINDS, (True, False)):
+            name = f"{kind}, {'orthogonal' if orthogonal else 'independent'}"
+            found = [float(np.median(errors(kind, orthogonal, each, size))) for each in COUNTS]
+            slope = np.polyfit(np.log(COUNTS[-4:]), np.log(found[-4:]), 1)[0]
+            shown = " ".join(f"{each:.2g}" for each in found)
+            print(f"entries of {size}: {name}: {shown} (the last four as M^{slope:.2f})")
+            ax.loglog(COUNTS, found, ".-" if orthogonal else ".--", label=name)
+        slanted = 3 * np.array(COUNTS) ** -0.5
+        ax.loglog(COUNTS, slanted, color="0.7", linewidth=1, label="1 / sqrt(M)")
+        ax.set(title=f"entries of q and k: N(0, {size}²)", xlabel="features M")
+    axes[0, 0].set(ylabel="|y - softmax| / |softmax|")
+    axes[0, 0].legend(fontsize=8)
+    figure.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(figure, dpi=120)
+    pyplot.close(fig)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

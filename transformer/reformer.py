@@ -122,7 +122,9 @@ class Reformer(Mixer):
         many = lambda each: jnp.tile(each, (1, 1, rounds, 1))  # noqa: E731
         marks = jnp.moveaxis(self.places(groups), 0, -1)  # [B, N, T, rounds]
         looked = attend_grouped(
-            *map(many, (q, k, v)),
+            many(q),
+            many(k),
+            many(v),
             jnp.moveaxis(groups, 0, 1).reshape(batch, rounds * heads, length),
             config.window,
             causal=causal,
@@ -159,8 +161,9 @@ class Reformer(Mixer):
         constants: Any = None,
     ) -> jax.Array:  # [B, N, T, T] booleans
         """What any round shows, and a token itself where there is nothing else."""
-        want, given = frozenset({"groups"}), dict(positions=positions, mask=mask)
-        where = self.places(self(x, constants=constants, want=want, **given).aux["groups"])
+        want = frozenset({"groups"})
+        made = self(x, positions=positions, mask=mask, constants=constants, want=want)
+        where = self.places(made.aux["groups"])
         near = jnp.abs(where[..., :, None] - where[..., None, :]) < self.config.window
         itself = jnp.eye(x.shape[1], dtype=bool)[None, None]
         shown = dense(mask, x.shape[1], x.shape[1])[:, None]

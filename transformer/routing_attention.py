@@ -196,8 +196,9 @@ class RoutingAttention(Mixer):
         mask: Mask,
     ) -> jax.Array:  # [B, T, N, H]
         there = self.there(mask, heads.q.shape[1])
-        chosen = self.members(near, there)
-        return attend_balanced(*heads, *chosen, there, self.shared.precision.softmax)
+        of_queries, of_keys = self.members(near, there)
+        dtype = self.shared.precision.softmax
+        return attend_balanced(*heads, of_queries, of_keys, there, dtype)
 
     @nn.nowrap
     def members(self, near: list[jax.Array], there: jax.Array) -> list[jax.Array]:

@@ -116,7 +116,8 @@ class TopK(Mixer):
             raise ValueError("mixer top_k: with a memory, give a cache of init_memory_cache")
         q = query_heads(self, x, config, shared)
         if memory is None:
-            return Heads(q, cache.keys, cache.values), cache
+            kept: Any = cache
+            return Heads(q, kept.keys, kept.values), kept
         k = key_heads(self, memory, config, shared)
         v = value_heads(self, memory, config, shared)
         return Heads(q, k, v), None if cache is None else cache.write(k, v)

@@ -12,6 +12,7 @@ from tests.transformer.compiled import largest_array
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import Mask, Pattern, ReformerConfig
+from transformer.costs import SCORES
 from transformer.mixers import Mixer
 from transformer.reformer import Reformer, buckets
 from transformer.testing import check_mixer
@@ -119,7 +120,8 @@ def test_chunks_of_the_sorted_row_leak_the_future_and_the_last_members_do_not() 
     documents = np.ones(T, int)
     long = [np.pad(bucket, (0, T - 8), constant_values=3) for bucket in (before, after)]
     for t in range(7):
-        assert np.array_equal(*(shown(bucket, documents, t, True)[:7] for bucket in long))
+        first, other = (shown(bucket, documents, t, True)[:7] for bucket in long)
+        assert np.array_equal(first, other)
 
 
 def test_a_token_sees_itself_only_where_there_is_nothing_else() -> None:
@@ -187,15 +189,24 @@ def run(mixer: Mixer, params: Any, x: Any, config: ReformerConfig) -> jax.Array:
     return y
 
 
+def test_costs() -> None:
+    """Two of four buckets' directions, and the keys that a window of 3 shows: 139 / 71 a side."""
+    each, near = 2 * N * H, 139 / 71
+    full, causal = (round(2 * each * seen) for seen in (2 * near + 1, near + 1))
+    expected = ROUNDS * (2 * each + full), ROUNDS * (2 * each + causal)
+    assert SCORES["reformer"](CONFIG, D, T) == expected
+
+
 def test_weights_and_errors() -> None:
     names = axes(CONFIG, D, constants=CONSTANTS)
     assert "key" not in names
     assert names["output"] == ("heads", "head", "embed")
-    for given, message in (
+    wrong: Any = (
         (dict(buckets=3), r"^reformer.buckets 3: half of them .*; give an even number$"),
         (dict(rounds=0), r"^reformer.rounds 0: give 1 or more$"),
         (dict(kv_heads=1), r"^reformer.kv_heads 1: queries are keys too"),
-    ):
+    )
+    for given, message in wrong:
         with pytest.raises(ValueError, match=message):
             ReformerConfig(**given)
     mixer, params = made(CONFIG, D, constants=CONSTANTS)

@@ -15,6 +15,7 @@ from tests.transformer.mixers import applied, axes, made
 from transformer import Mask, Pattern, Rotary, RoutingConfig
 from transformer.attend.last_members import attend_last_members
 from transformer.clusters import affinity, distance
+from transformer.costs import SCORES
 from transformer.testing import check_mixer
 
 B, T, D, N, H, E, WINDOW = 2, 71, 7, 2, 5, 3, 4
@@ -131,12 +132,16 @@ def test_the_contract_of_balanced_clusters() -> None:
 
 def test_the_last_members_of_a_cache() -> None:
     """Three keys of the cluster before position 5, of which two are seen; none at -1."""
-    groups = array([[[0], [1], [0], [0], [1], [1]]])
-    keys, values = np.zeros((1, 6, 1, 2), np.float32), np.float32(2 ** np.arange(6))
-    given: Any = (np.zeros((1, 2, 1, 2), np.float32), keys, values.reshape(1, 6, 1, 1))
-    ask = lambda own, at: attend_last_members(  # noqa: E731
-        *given, array([[[own], [own]]]), groups, array([at]), 2, scale=1.0
-    )[0, :, 0, 0].tolist()
+    groups, q = array([[[0], [1], [0], [0], [1], [1]]]), array(np.zeros((1, 2, 1, 2), np.float32))
+    k = array(np.zeros((1, 6, 1, 2), np.float32))
+    v = array(np.float32(2 ** np.arange(6)).reshape(1, 6, 1, 1))
+
+    def ask(own: int, at: list[int]) -> list[float]:
+        owns, places = array([[[own], [own]]]), array([at])
+        y = attend_last_members(q, k, v, owns, groups, places, 2, scale=1.0)
+        found: list[float] = y[0, :, 0, 0].tolist()
+        return found
+
     assert ask(0, [5, 2]) == [(4 + 8) / 2, (1 + 4) / 2]
     assert ask(1, [3, -1]) == [2, 0]
 
@@ -158,9 +163,9 @@ def test_the_auxiliary_loss_is_the_distance_to_the_nearest_centroid() -> None:
 def test_the_auxiliary_loss_moves_centroids_to_planted_clusters() -> None:
     """Gradient descent, from centroids that are elsewhere."""
     random = np.random.default_rng(0)
-    middles = 3 * np.eye(E, H, dtype=np.float32)
+    middles: Any = 3 * np.eye(E, H, dtype=np.float32)
     spread = random.normal(size=(1, 600, N, H)).astype(np.float32)
-    x = middles[random.integers(0, E, (1, 600, N))] + 0.3 * spread
+    x: Any = middles[random.integers(0, E, (1, 600, N))] + 0.3 * spread
     start = array(np.float32(0.3 * middles + 0.1 * random.normal(size=(N, E, H))))
 
     def loss(centroids: Any) -> jax.Array:
@@ -188,15 +193,26 @@ def test_no_array_is_as_large_as_all_pairs() -> None:
     assert largest_array(jax.grad(total), params, x) < 100 * length
 
 
+def test_costs() -> None:
+    """Three centroids, and the keys that a window of 4 shows: 207 / 71 on each side of a token."""
+    each = 2 * N * H
+    near, centroids = 207 / 71, each * E
+    full, causal = (round(2 * each * seen) for seen in (2 * near + 1, near + 1))
+    assert SCORES["routing"](CONFIG, D, T) == (centroids + full, centroids + causal)
+    pairs = 2 * each * E * 11 * 11 // T  # of queries and keys that share a cluster, for each token
+    assert SCORES["routing"](BALANCED, D, T) == (2 * centroids + pairs,) * 2
+
+
 def test_weights_and_errors() -> None:
     assert axes(CONFIG, D)["centroids"] == ("heads", "clusters", "head")
     assert "key" not in axes(CONFIG, D)
     assert "key" in axes(BALANCED, D)
-    for given, message in (
+    wrong: Any = (
         (dict(window=0), r"^routing.window 0: give 1 or more$"),
         (dict(clusters=0), r"^routing.clusters 0: give 1 or more$"),
         (dict(kv_heads=1), r"^routing.kv_heads 1: queries are keys too"),
-    ):
+    )
+    for given, message in wrong:
         with pytest.raises(ValueError, match=message):
             RoutingConfig(**given)
     mixer, params = made(CONFIG, D)

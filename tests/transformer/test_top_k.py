@@ -15,6 +15,7 @@ from tests.transformer.mixers import applied, made
 from transformer import Mask, Pattern, TopKConfig
 from transformer.attend import Scoring
 from transformer.attend.top_k import attend_top_k, top
+from transformer.costs import SCORES
 from transformer.masks import dense
 from transformer.testing import check_mixer
 
@@ -98,6 +99,12 @@ def test_memory_is_linear() -> None:
         return jnp.sum(jnp.sin(attend_top_k(q, k, v, mask, Scoring(1.0), 8, block=16)))
 
     assert largest_array(jax.grad(total, (0, 1, 2)), *arrays) <= 16 * length
+
+
+def test_costs() -> None:
+    """Scores of 11 keys, 6 of them on average under a causal mask; values of 3, or 30 / 11."""
+    each = 2 * N * H
+    assert SCORES["top_k"](CONFIG, D, T) == (each * (11 + 3), each * 6 + round(each * 30 / 11))
 
 
 def test_errors() -> None:

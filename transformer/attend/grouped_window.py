@@ -141,7 +141,7 @@ def _backward(how: _How, kept: Any, cotangent: Looked) -> Any:
     def body(chunk: Any, sums: Any) -> Any:
         start = starts[..., chunk]
         tags_q, tags_k = cut.tags_of(start)
-        look = lambda *arrays: _look(how, *arrays, tags_q, tags_k)  # noqa: E731
+        look = lambda q, k, v: _look(how, q, k, v, tags_q, tags_k)  # noqa: E731
         _, pull = jax.vjp(look, *cut.arrays(start))
         own = (tags_q[..., 0] == tags_q[..., :1, 0]) & (tags_q[..., 0] >= 0)
         here = _take(d_y, start, how.chunk), _take(d_lse, start, how.chunk)
@@ -169,7 +169,9 @@ class _Cut:
         self.behind, self.rows = how.window, how.chunk
         self.columns = how.window + how.chunk + how.ahead
 
-    def arrays(self, start: jax.Array) -> tuple[jax.Array, ...]:  # [B, N] -> [B, N, R or C, H]
+    def arrays(
+        self, start: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:  # [B, N] -> [B, N, R or C, H]
         """Queries, keys and values of a chunk."""
         k, v = (_take(each, start, self.columns) for each in (self.k, self.v))
         return _take(self.q, start + self.behind, self.rows), k, v

@@ -31,9 +31,9 @@ def members(groups: Array, b: int, n: int, t: int, window: int, causal: bool) ->
     return [*before[-window:], *([] if causal else after[: window - 1])]
 
 
-def inputs(length: int = T) -> tuple[Any, Any, Any]:
+def inputs(length: int = T) -> Any:
     shapes = ((0, H), (1, H), (2, VALUES))
-    return tuple(normal(seed, B, length, N, width) for seed, width in shapes)  # type: ignore[return-value]
+    return tuple(normal(seed, B, length, N, width) for seed, width in shapes)
 
 
 def dense(groups: Array, window: int, causal: bool) -> Any:  # [B, N, T, T]
@@ -63,7 +63,8 @@ def probe(found: Any) -> jax.Array:
 def test_values_query_by_query(window: int, causal: bool) -> None:
     q, k, v = inputs()
     groups = grouped(4)
-    attend = jax.jit(lambda *a: attend_grouped(*a, window, causal=causal, scale=1 / math.sqrt(H)))
+    how: Any = dict(causal=causal, scale=1 / math.sqrt(H))
+    attend = jax.jit(lambda q, k, v, g: attend_grouped(q, k, v, g, window, **how))
     found = attend(q, k, v, groups)
     y, lse = np.zeros((B, T, N, VALUES)), np.full((B, N, T), -np.inf)
     for b, n, t in np.ndindex(B, N, T):
@@ -108,7 +109,7 @@ def test_later_tokens_change_no_bit_wherever_they_are_sorted() -> None:
     """Those of earlier groups come first in the sorted row, and move all others."""
     q, k, v = inputs()
     groups, cut = grouped(4), T // 2
-    attend = jax.jit(lambda *a: attend_grouped(*a, WINDOW, causal=True, scale=1.0))
+    attend = jax.jit(lambda q, k, v, g: attend_grouped(q, k, v, g, WINDOW, causal=True, scale=1.0))
     y = attend(q, k, v, groups).y
     for group in (-1, 0, 3):
         later = np.where(np.arange(T) < cut, groups, group)

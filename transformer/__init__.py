@@ -48,10 +48,13 @@ from transformer.recurrent import (
     LuongConfig,
     Seq2SeqConfig,
 )
+from transformer.reformer import ReformerConfig
+from transformer.routing_attention import RoutingConfig
 from transformer.scores import AdditiveScore, BilinearScore, DotScore, ScaledDotScore
 from transformer.sliding_window import SlidingWindowConfig
 from transformer.sparse import SparseConfig
 from transformer.tagger import Tagger
+from transformer.top_k import TopKConfig
 from transformer.weights import Initialization
 
 __all__ = [
@@ -104,14 +107,17 @@ __all__ = [
     "PerformerConfig",
     "Precision",
     "PrimerConfig",
+    "ReformerConfig",
     "RelativePositions",
     "Rotary",
+    "RoutingConfig",
     "ScaledDotScore",
     "Seq2SeqConfig",
     "SinusoidalPositions",
     "SlidingWindowConfig",
     "SparseConfig",
     "Tagger",
+    "TopKConfig",
     "TransformerConfig",
     "YaRNScaling",
 ]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from transformer.attention import AttentionConfig
 from transformer.config import TransformerConfig
 from transformer.heads import HeadsConfig
-from transformer.keys_seen import KeysSeen, in_sparse, in_window
+from transformer.keys_seen import KeysSeen, in_groups, in_sparse, in_window
 from transformer.linear_attention import LinearAttentionConfig
 from transformer.linformer import LinformerConfig
 from transformer.model import Model
@@ -21,9 +21,12 @@ from transformer.performer import PerformerConfig
 from transformer.positions import RelativePositions
 from transformer.primer import PrimerConfig
 from transformer.recurrent import ChengConfig
+from transformer.reformer import ReformerConfig
+from transformer.routing_attention import RoutingConfig
 from transformer.sizes import Leaf, abstract, active_entries, layer_mixers, padded_entries
 from transformer.sliding_window import SlidingWindowConfig
 from transformer.sparse import SparseConfig
+from transformer.top_k import TopKConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +156,34 @@ def _linformer_scores(mixer: LinformerConfig, width: int, length: int) -> ScoreF
     return ScoreFlops(full=2 * each, causal=2 * each)
 
 
+def _top_k_scores(mixer: TopKConfig, width: int, length: int) -> ScoreFlops:
+    """Scores of all keys, values of those chosen."""
+    each = 2 * mixer.heads * mixer.query_width(width)
+    averaged = round(each * in_groups(mixer.chosen, length).causal)
+    return ScoreFlops(
+        full=each * (length + min(mixer.chosen, length)),
+        causal=each * (length + 1) // 2 + averaged,
+    )
+
+
+def _routing_scores(mixer: RoutingConfig, width: int, length: int) -> ScoreFlops:
+    """Products with centroids, and with the members of a cluster, at most `window`."""
+    each, vectors = 2 * mixer.heads * mixer.query_width(width) * mixer.clusters, 1 + mixer.balanced
+    if mixer.balanced:
+        size = min(mixer.window, length)
+        members = 2 * each * size * size // length
+        return ScoreFlops(full=vectors * each + members, causal=vectors * each + members)
+    found = _with_keys(mixer, width, in_groups(mixer.window, length))
+    return ScoreFlops(full=each + found.full, causal=each + found.causal)
+
+
+def _reformer_scores(mixer: ReformerConfig, width: int, length: int) -> ScoreFlops:
+    """Of each round, products with the rotation and with the members of a bucket, at most."""
+    each = mixer.heads * mixer.query_width(width) * mixer.buckets
+    found = _with_keys(mixer, width, in_groups(mixer.window, length))
+    return ScoreFlops(*(mixer.rounds * (each + keys) for keys in found))
+
+
 def _cheng_scores(mixer: ChengConfig, width: int, length: int) -> ScoreFlops:
     """Scores, and averages of hidden states and of cells, over the tokens before."""
     each = (mixer.score or width) + 2 * width
@@ -176,6 +207,9 @@ SCORES: dict[str, Callable[[Any, int, int], ScoreFlops]] = {
     PerformerConfig.kind: _kernel_scores,
     LinearAttentionConfig.kind: _kernel_scores,
     LinformerConfig.kind: _linformer_scores,
+    TopKConfig.kind: _top_k_scores,
+    RoutingConfig.kind: _routing_scores,
+    ReformerConfig.kind: _reformer_scores,
     ChengConfig.kind: _cheng_scores,
     **dict.fromkeys(("bahdanau", "luong", "gnmt_decoder"), _memory_scores),
 }

@@ -22,6 +22,11 @@ def in_window(config: SlidingWindowConfig, length: int) -> KeysSeen:
     return _seen(behind, 1)
 
 
+def in_groups(window: int, length: int) -> KeysSeen:
+    """Members of a query's group, at most: as many as if all tokens were in one."""
+    return _seen(np.minimum(np.arange(length), window - 1), 1)
+
+
 def in_sparse(config: SparseConfig, length: int) -> KeysSeen:
     """Of the strided or fixed pattern, a mean over the heads."""
     index, stride, summary = np.arange(length), config.stride, config.summary

@@ -1,9 +1,12 @@
 """How many keys a query sees under a pattern, on average over a sequence."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from transformer.bigbird import BigBirdConfig
+from transformer.bigbird_pattern import chosen_blocks, random_blocks
+from transformer.longformer import LongformerConfig
 from transformer.sliding_window import SlidingWindowConfig
 from transformer.sparse import PARTS, SparseConfig
 
@@ -43,6 +46,48 @@ def in_sparse(config: SparseConfig, length: int) -> KeysSeen:
         }
     counts = [_seen(*parts[part]) for part in PARTS[config.factor]]
     return KeysSeen(*(float(np.mean(each)) for each in zip(*counts, strict=True)))
+
+
+def in_longformer(config: LongformerConfig, length: int) -> KeysSeen:
+    """The window and the first tokens of one document; of those first tokens all keys."""
+    index, first = np.arange(length), min(config.global_tokens, length)
+    behind, ahead = np.zeros(length), np.zeros(length)
+    for steps in config.dilations:
+        reach = config.window * steps
+        behind += np.minimum(index, reach) // steps
+        ahead += np.minimum(length - 1 - index, reach) // steps
+        for each in range(first):
+            distance = np.abs(index - each)
+            beside = (distance > reach) | (distance % steps != 0)
+            behind += beside
+    behind, ahead = behind / len(config.dilations), ahead / len(config.dilations)
+    behind[:first], ahead[:first] = index[:first], length - 1 - index[:first]
+    return KeysSeen(float((behind + ahead).mean()) + 1, float(behind.mean()) + 1)
+
+
+def in_bigbird(config: BigBirdConfig, length: int) -> KeysSeen:
+    """The chosen blocks, as layer 0 draws them, and all of them for the global ones."""
+    own = np.arange(-(-length // config.block))
+    sizes = np.minimum(config.block, length - own * config.block)
+    counts = (config.random_blocks, config.window_blocks, config.global_blocks)
+    rows = -(-config.span // config.block)
+    table = random_blocks(config.seed, 0, config.heads, rows, *counts)
+
+    def blocks(causal: bool) -> np.ndarray:  # [N, blocks, blocks] booleans
+        last: Any = own[-1:] if config.last_is_global and not causal else None
+        chosen = np.asarray(chosen_blocks(table, len(own), *counts[1:], last, causal))[0]
+        seen = np.zeros((config.heads, len(own), len(own) + 1), bool)
+        np.put_along_axis(seen, chosen, True, axis=-1)  # what is not there goes behind the last
+        seen = seen[..., :-1]
+        seen[:, : config.global_blocks] = True
+        seen[:, own[-1:]] |= last is not None
+        return seen
+
+    def mean(keys: np.ndarray) -> float:  # [N, blocks] of each query of a block
+        return float((keys * sizes).sum() / (config.heads * length))
+
+    earlier = blocks(True) & (own < own[:, None])
+    return KeysSeen(mean(blocks(False) @ sizes), mean(earlier @ sizes + (sizes + 1) / 2))
 
 
 def _seen(behind: np.ndarray, itself: int) -> KeysSeen:

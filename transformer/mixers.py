@@ -56,6 +56,10 @@ class MixerConfig:
     does: then it is given `memory` in the mixer's place of a block, `mask.segments` are those of
     its own input and `mask.key_segments` those of the memory."""
 
+    by_index: ClassVar[bool] = False
+    """Whether what a token sees follows from where it stands in its row, and not in its document
+    alone: documents of a pack are kept apart, but one of them differs from the same alone."""
+
     def check(self, width: int) -> None:
         """Raises ValueError if a model of this width cannot have it."""
 

@@ -1,6 +1,7 @@
 """A window on both sides of each query, dilated by head (Beltagy et al. 2020, section 3.1)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +69,7 @@ def _dilated(
         cut = jnp.pad(x, spare).reshape(batch, -1, dilation, *x.shape[2:])
         return cut.swapaxes(1, 2).reshape(batch * dilation, -1, *x.shape[2:])
 
-    def marks(x: jax.Array) -> jax.Array:  # [B or 1, T] -> [B d, T / d]
+    def marks(x: Any) -> jax.Array:  # [B or 1, T] -> [B d, T / d]
         return rows(jnp.broadcast_to(x, (batch, length)))
 
     def back(x: jax.Array) -> jax.Array:  # [B d, T / d, ...] -> [B, T, ...]

@@ -4,6 +4,8 @@ They are known by their positions. In a row of one document they are gathered on
 in a pack each document has its own (`packed_globals`).
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -27,7 +29,8 @@ def are_global(
     listed: jax.Array,  # [B or 1, n]
 ) -> jax.Array:  # [B or 1, T] booleans
     """Which tokens are global; padding is not."""
-    found = (mask.positions[:, :, None] == listed[:, None, :]).any(-1)
+    positions: Any = mask.positions
+    found = (positions[:, :, None] == listed[:, None, :]).any(-1)
     return found & (mask.key_segments != 0)
 
 
@@ -36,9 +39,10 @@ def global_index(
     listed: jax.Array,  # [B or 1, n]
 ) -> jax.Array:  # [B or 1, n]
     """Where the token of each position stands; T: nowhere."""
-    places = jnp.where(mask.key_segments != 0, mask.positions, -1)
+    positions: Any = mask.positions
+    places = jnp.where(mask.key_segments != 0, positions, -1)
     found = (places[:, None, :] == listed[:, :, None]) & (listed >= 0)[:, :, None]
-    return jnp.where(found.any(-1), found.argmax(-1), mask.positions.shape[1])
+    return jnp.where(found.any(-1), found.argmax(-1), positions.shape[1])
 
 
 def attend_to_globals(
@@ -51,5 +55,6 @@ def attend_to_globals(
 ) -> Looked:
     """What queries find over the global keys alone: O(n T)."""
     there = (index < q.shape[1]).astype(jnp.int32)
-    theirs = mask.over(take_rows(mask.positions, index), there)
+    positions: Any = mask.positions
+    theirs = mask.over(take_rows(positions, index), there)
     return attend_blockwise(q, take_rows(k, index), take_rows(v, index), theirs, scoring)

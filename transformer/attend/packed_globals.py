@@ -19,7 +19,7 @@ from transformer.masks import Mask
 class _Found(NamedTuple):
     """The global token at one position of each token's document."""
 
-    index: jax.Array  # [B or 1, T] where it stands
+    place: jax.Array  # [B or 1, T] where it stands
     there: jax.Array  # [B or 1, T] booleans: whether there is one
     ahead: jax.Array  # [B or 1, T] how many positions it is ahead of the token
 
@@ -28,7 +28,8 @@ def _find(
     mask: Mask,  # with positions and key_segments [B or 1, T]
     position: jax.Array,  # [B or 1]
 ) -> _Found:
-    positions, segments = mask.positions, mask.key_segments
+    positions: Any = mask.positions
+    segments: Any = mask.key_segments
     length = positions.shape[1]
     ahead = position[:, None] - positions
     index = jnp.arange(length)[None, :] + ahead
@@ -54,13 +55,13 @@ def to_packed(
     def score(position: jax.Array) -> jax.Array:  # [B, T, K, G]
         found = _find(mask, position)
         seen = found.there & (found.ahead <= 0) if mask.pattern.causal else found.there
-        there = take_rows(k, found.index)
+        there = take_rows(k, found.place)
         scores = jnp.einsum("BTKGH,BTKH->BTKG", grouped * scoring.scale, there)
         return jnp.where(seen[..., None, None], scores.astype(scoring.softmax_dtype), -jnp.inf)
 
     @jax.checkpoint
     def share(position: jax.Array, weights: jax.Array) -> jax.Array:  # [B, T, K, G, H of values]
-        there = take_rows(v, _find(mask, position).index)
+        there = take_rows(v, _find(mask, position).place)
         return weights.astype(v.dtype)[..., None] * there[:, :, :, None]
 
     positions = listed.T
@@ -101,17 +102,17 @@ def with_packed_rows(
         """What the global token at this position of each document finds, where it stands."""
         found = _find(mask, position)
         seen = found.there & (found.ahead >= 0) if mask.pattern.causal else found.there
-        index = jnp.broadcast_to(jnp.where(seen, found.index, length), (batch, length))
+        index = jnp.broadcast_to(jnp.where(seen, found.place, length), (batch, length))
 
         def total(x: jax.Array) -> jax.Array:  # of each global token, at its place
             return jnp.zeros_like(x).at[example, index].add(x, mode="drop")
 
-        theirs = _grouped(take_rows(q, found.index), k)
+        theirs = _grouped(take_rows(q, found.place), k)
         scores = jnp.einsum("BTKGH,BTKH->BTKG", theirs * scoring.scale, k)
         scores = jnp.where(seen[..., None, None], scores.astype(scoring.softmax_dtype), -jnp.inf)
         alone = jax.lax.stop_gradient(scores)
         largest = jnp.full_like(alone, -jnp.inf).at[example, index].max(alone, mode="drop")
-        raised = jnp.exp(scores - _finite(take_rows(largest, found.index)))
+        raised = jnp.exp(scores - _finite(take_rows(largest, found.place)))
         dropped = dropout(raised, scoring.rate, fold(scoring.keys, number)).astype(v.dtype)
         sums = total(raised)
         rows = total(dropped[..., None] * v[:, :, :, None])

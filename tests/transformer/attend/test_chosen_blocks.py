@@ -19,14 +19,17 @@ B, N, K, H, VALUES, BLOCK = 2, 4, 2, 4, 3, 5
 
 def inputs(queries: int, keys: int) -> tuple[Any, Any, Any]:
     """Scaled so that 1 / sqrt(H) of the oracle is the scale of the scores."""
-    shapes = (queries, N, H), (keys, K, H), (keys, K, VALUES)
-    return tuple(normal(number, B, *shape) for number, shape in enumerate(shapes))  # type: ignore[return-value]
+    return (
+        normal(0, B, queries, N, H),
+        normal(1, B, keys, K, H),
+        normal(2, B, keys, K, VALUES),
+    )
 
 
-def chosen(examples: int, heads: int, queries: int, keys: int, count: int = 3) -> Any:
+def chosen(tables: tuple[int, int], queries: int, keys: int, count: int = 3) -> Any:
     """Distinct blocks, every third entry without one."""
     random, blocks = np.random.default_rng(3), -(-keys // BLOCK)
-    table = np.full((examples, heads, -(-queries // BLOCK), count), -1)
+    table = np.full((*tables, -(-queries // BLOCK), count), -1)
     for index in np.ndindex(*table.shape[:3]):
         table[index] = random.permutation(blocks)[:count]
     return np.where(random.random(table.shape) < 0.3, -1, table)
@@ -67,11 +70,11 @@ def test_values_and_gradients_are_those_of_softmax(
     """Several steps of several blocks, the last of them not full."""
     monkeypatch.setattr(chosen_blocks, "ROWS", 3 * BLOCK)
     queries, keys, mask, tables = CASES[case]
-    arrays, table = inputs(queries, keys), chosen(*tables, queries, keys)
+    arrays, table = inputs(queries, keys), chosen(tables, queries, keys)
     seen = shown(table, queries, keys) & np.asarray(dense(mask, queries, keys))[:, None]
 
-    def blocks(*arrays: Any) -> Any:
-        return attend_chosen_blocks(*arrays, mask, Scoring(H**-0.5), table, BLOCK).y
+    def blocks(q: Any, k: Any, v: Any) -> Any:
+        return attend_chosen_blocks(q, k, v, mask, Scoring(H**-0.5), table, BLOCK).y
 
     def both(run: Any) -> Any:
         def inner(*arrays: Any) -> Any:
@@ -80,7 +83,7 @@ def test_values_and_gradients_are_those_of_softmax(
 
         return jax.jit(inner)(*arrays)
 
-    (y, gradients), (_, wanted) = both(blocks), both(lambda *arrays: softmax(*arrays, seen))
+    (y, gradients), (_, wanted) = both(blocks), both(lambda q, k, v: softmax(q, k, v, seen))
     assert not seen.any(-1).all()  # some queries see nothing
     assert_close(y, softmax_attention(*arrays, seen))
     for got, want in zip(gradients, wanted, strict=True):
@@ -91,18 +94,22 @@ def test_merged_with_the_other_blocks_it_is_full_attention() -> None:
     """Which also holds the logarithms of the sums, and their gradients."""
     queries = keys = 23
     arrays, blocks = inputs(queries, keys), -(-keys // BLOCK)
-    split = np.random.default_rng(1).permuted(np.tile(np.arange(blocks), (1, N, blocks, 1)), axis=3)
-    parts = (split[..., :2], split[..., 2:])
+    split: Any = np.random.default_rng(1).permuted(
+        np.tile(np.arange(blocks), (1, N, blocks, 1)), axis=3
+    )
+    parts: Any = (split[..., :2], split[..., 2:])
 
-    def merged(*arrays: Any) -> Any:
-        how = (Mask(), Scoring(H**-0.5))
-        return merge([attend_chosen_blocks(*arrays, *how, part, BLOCK) for part in parts]).y
+    scoring = Scoring(H**-0.5)
+
+    def merged(q: Any, k: Any, v: Any) -> Any:
+        looked = [attend_chosen_blocks(q, k, v, Mask(), scoring, part, BLOCK) for part in parts]
+        return merge(looked).y
 
     def loss(run: Any) -> Any:
         return jax.jit(jax.grad(lambda *arrays: jnp.sin(run(*arrays)).sum(), (0, 1, 2)))(*arrays)
 
-    def full(*arrays: Any) -> Any:
-        return attend_blockwise(*arrays, Mask(), Scoring(H**-0.5)).y
+    def full(q: Any, k: Any, v: Any) -> Any:
+        return attend_blockwise(q, k, v, Mask(), scoring).y
 
     for got, want in zip(loss(merged), loss(full), strict=True):
         assert_close(got, want)
@@ -111,7 +118,7 @@ def test_merged_with_the_other_blocks_it_is_full_attention() -> None:
 def test_dropped_weights_are_dropped_again_in_the_backward_pass() -> None:
     """The result is linear in the values: a difference is the gradient's, but for rounding."""
     q, k, v = inputs(37, 37)
-    table = chosen(1, N, 37, 37)
+    table = chosen((1, N), 37, 37)
     scoring = Scoring(0.3, rate=0.5, keys=jax.random.split(jax.random.key(0), B))
 
     @jax.jit
@@ -120,8 +127,8 @@ def test_dropped_weights_are_dropped_again_in_the_backward_pass() -> None:
         return (y * normal(5, B, 37, N, VALUES)).sum()
 
     step = normal(6, *v.shape)
-    moved = total(v + step) - total(v)
-    assert moved == pytest.approx((jax.jit(jax.grad(total))(v) * step).sum(), rel=1e-3)
+    moved, gradient = total(v + step) - total(v), jax.jit(jax.grad(total))(v)
+    assert float(moved) == pytest.approx(float((gradient * step).sum()), rel=1e-3)
 
 
 def test_no_square_array_is_ever_made() -> None:
@@ -129,17 +136,17 @@ def test_no_square_array_is_ever_made() -> None:
     q, k, v = inputs(length, length)
     table = np.arange(length // block)[None, None, :, None] + np.array([-1, 0])
 
-    def total(*arrays: Any) -> Any:
-        return attend_chosen_blocks(*arrays, Mask(), Scoring(0.3), table, block).y.sum()
+    def total(q: Any, k: Any, v: Any) -> Any:
+        return attend_chosen_blocks(q, k, v, Mask(), Scoring(0.3), table, block).y.sum()
 
-    program = jax.jit(jax.grad(total, (0, 1, 2))).lower(q, k, v).compile().as_text()
+    program: Any = jax.jit(jax.grad(total, (0, 1, 2))).lower(q, k, v).compile().as_text()
     assert f"{length},{length}]" not in program
     assert f"{block},{2 * block}]" in program
 
 
 def test_refusals() -> None:
-    arrays, table = inputs(23, 23), chosen(1, 1, 23, 23)
+    (q, k, v), table = inputs(23, 23), chosen((1, 1), 23, 23)
     with pytest.raises(ValueError, match=r"^chosen blocks: have scores of products alone"):
-        attend_chosen_blocks(*arrays, Mask(), Scoring(1.0, soft_cap=2.0), table, BLOCK)
+        attend_chosen_blocks(q, k, v, Mask(), Scoring(1.0, soft_cap=2.0), table, BLOCK)
     with pytest.raises(ValueError, match=r"^chosen blocks: obey no prefix, globals or array"):
-        attend_chosen_blocks(*arrays, Mask(globals=array([[1]])), Scoring(1.0), table, BLOCK)
+        attend_chosen_blocks(q, k, v, Mask(globals=array([[1]])), Scoring(1.0), table, BLOCK)

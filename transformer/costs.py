@@ -11,11 +11,20 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from transformer.attention import AttentionConfig
+from transformer.bigbird import BigBirdConfig
 from transformer.config import TransformerConfig
 from transformer.heads import HeadsConfig
-from transformer.keys_seen import KeysSeen, in_groups, in_sparse, in_window
+from transformer.keys_seen import (
+    KeysSeen,
+    in_bigbird,
+    in_groups,
+    in_longformer,
+    in_sparse,
+    in_window,
+)
 from transformer.linear_attention import LinearAttentionConfig
 from transformer.linformer import LinformerConfig
+from transformer.longformer import LongformerConfig
 from transformer.model import Model
 from transformer.performer import PerformerConfig
 from transformer.positions import RelativePositions
@@ -132,6 +141,14 @@ def _sparse_scores(mixer: SparseConfig, width: int, length: int) -> ScoreFlops:
     return _with_keys(mixer, width, in_sparse(mixer, length))
 
 
+def _longformer_scores(mixer: LongformerConfig, width: int, length: int) -> ScoreFlops:
+    return _with_keys(mixer, width, in_longformer(mixer, length))
+
+
+def _bigbird_scores(mixer: BigBirdConfig, width: int, length: int) -> ScoreFlops:
+    return _with_keys(mixer, width, in_bigbird(mixer, length))
+
+
 def _with_keys(mixer: HeadsConfig, width: int, seen: KeysSeen) -> ScoreFlops:
     """A product of a query and a key, and a share of a value, for each key seen."""
     each = 4 * mixer.heads * mixer.query_width(width)
@@ -204,6 +221,8 @@ SCORES: dict[str, Callable[[Any, int, int], ScoreFlops]] = {
     PrimerConfig.kind: _primer_scores,
     SlidingWindowConfig.kind: _window_scores,
     SparseConfig.kind: _sparse_scores,
+    LongformerConfig.kind: _longformer_scores,
+    BigBirdConfig.kind: _bigbird_scores,
     PerformerConfig.kind: _kernel_scores,
     LinearAttentionConfig.kind: _kernel_scores,
     LinformerConfig.kind: _linformer_scores,

@@ -81,6 +81,7 @@ class AttentionConfig(HeadsConfig):
             segments=segments,
             own_keys=not cross,
             products=self.products,
+            capped=self.soft_cap > 0 and dataclasses.replace(self, soft_cap=0.0).products,
             relative=isinstance(self.position, RelativePositions),
             sinks=self.sinks,
             dropout=self.dropout > 0,

@@ -90,9 +90,9 @@ class Mask(struct.PyTreeNode):
         return _or_arange(self.positions, queries), _or_arange(theirs, keys)
 
     @property
-    def narrowed(self) -> bool:
-        """Whether arrays hide keys that the pattern alone would show."""
-        given = (self.segments, self.lengths, self.prefix, self.globals, self.allowed)
+    def irregular(self) -> bool:
+        """Whether arrays other than segments hide keys, or show some, beside the pattern."""
+        given = (self.lengths, self.prefix, self.globals, self.allowed)
         return any(array is not None for array in given)
 
     def rows_may_be_empty(

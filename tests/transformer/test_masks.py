@@ -164,11 +164,11 @@ def test_a_block_of_queries_is_cut_from_the_whole(name: str, start: int, end: in
 
 
 @pytest.mark.parametrize(
-    ("mask", "narrowed", "rows_may_be_empty"),
+    ("mask", "irregular", "rows_may_be_empty"),
     [
         (Mask(Pattern(causal=True), positions=array([[0]])), False, False),
         (Mask(Pattern(causal=True, window=2)), False, False),
-        (Mask(segments=array([[1]])), True, True),
+        (Mask(segments=array([[1]])), False, True),
         (Mask(lengths=array([1])), True, True),
         (Mask(prefix=array([1])), True, False),
         (Mask(globals=array([[1]])), True, False),
@@ -177,9 +177,9 @@ def test_a_block_of_queries_is_cut_from_the_whole(name: str, start: int, end: in
     ids=["causal", "window", "segments", "lengths", "prefix", "globals", "array"],
 )
 def test_what_is_known_before_the_arrays(
-    mask: Mask, narrowed: bool, rows_may_be_empty: bool
+    mask: Mask, irregular: bool, rows_may_be_empty: bool
 ) -> None:
-    assert (mask.narrowed, mask.rows_may_be_empty(1, 1)) == (narrowed, rows_may_be_empty)
+    assert (mask.irregular, mask.rows_may_be_empty(1, 1)) == (irregular, rows_may_be_empty)
 
 
 @pytest.mark.parametrize("pattern", [Pattern(causal=True), Pattern(window=2)])

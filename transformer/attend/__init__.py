@@ -66,9 +66,11 @@ def attend(
         keys=k.shape[1],
         query_width=q.shape[-1],
         value_width=v.shape[-1],
-        segments=mask.narrowed,
+        segments=mask.segments is not None,
+        irregular=mask.irregular,
         own_keys=mask.key_positions is None and q.shape[1] == k.shape[1],
         products=scoring.plain,
+        capped=scoring.capped,
         relative=scoring.relative is not None,
         sinks=sinks is not None,
         dropout=bool(scoring.rate) and scoring.keys is not None,
@@ -80,6 +82,11 @@ def attend(
     match choice.form:
         case "cudnn":
             return Attended(attend_cudnn(q, k, v, mask.pattern, scale=scoring.scale), {})
+        case "splash":
+            # Pallas takes a while to import, and is for TPUs alone.
+            from transformer.attend.splash import attend_splash
+
+            return Attended(attend_splash(q, k, v, mask, scoring), {})
         case "query_blocks":
             return Attended(attend_query_blocks(q, k, v, mask, scoring, sinks), {})
         case "blockwise":

@@ -3,11 +3,12 @@
 import dataclasses
 from typing import Literal, NamedTuple
 
+from transformer.attend.blockwise import BLOCK
 from transformer.attend.query_blocks import SMALLEST_BLOCK
 from transformer.hardware import Hardware
 from transformer.masks import Pattern
 
-Form = Literal["auto", "reference", "query_blocks", "blockwise", "cudnn"]
+Form = Literal["auto", "reference", "query_blocks", "blockwise", "cudnn", "splash"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,11 +23,15 @@ class Case:
     query_width: int  # H
     value_width: int
     segments: bool = False
-    """Whether arrays (segments, lengths, positions of a cache) narrow the mask."""
+    """Whether documents are packed, or padding is marked by segments."""
+    irregular: bool = False
+    """Whether other arrays (lengths, prefixes, globals, pairs) change the mask."""
     own_keys: bool = True
     """Whether keys are those of the queries, in the same order."""
     products: bool = True
     """Whether scores are products of queries and keys alone: no bias, no MLP, no soft cap."""
+    capped: bool = False
+    """Whether a soft cap is all that is done to products."""
     relative: bool = False
     """Whether keys and values gain vectors by their distance."""
     sinks: bool = False
@@ -54,15 +59,40 @@ def choose(form: Form, case: Case) -> Choice:
     return Choice(form, "asked for")
 
 
-FASTEST: dict[str, Form] = {"cpu": "query_blocks", "gpu": "cudnn"}
+LONG = 2048
+"""From so many queries and keys on, scores are better not all kept."""
+
+FASTEST: dict[str, tuple[Form, ...]] = {
+    "cpu": ("query_blocks", "reference"),
+    "gpu": ("cudnn", "reference"),
+    "tpu": ("splash", "reference"),
+}
+"""What `auto` tries in turn; see `_auto` for `blockwise`."""
 
 
 def _auto(case: Case) -> Choice:
-    best = FASTEST.get(case.hardware.platform, "reference")
-    obstacle = OBSTACLES[best](case)
-    if obstacle:
-        return Choice("reference", f"{best} cannot serve: {obstacle}")
-    return Choice(best, f"the fastest on {case.hardware.platform}")
+    """The platform's own form, or else the reference; tiles where there are many scores.
+
+    On a CPU tiles come first then, elsewhere after the kernel.
+    """
+    kernel, *rest = FASTEST[case.hardware.platform]
+    order: list[Form] = [kernel, *rest]
+    if _has_many_scores(case):
+        order.insert(0 if case.hardware.platform == "cpu" else 1, "blockwise")
+    first = ""
+    for form in order:
+        obstacle = OBSTACLES[form](case)
+        if not obstacle:
+            return Choice(form, first or f"the fastest on {case.hardware.platform}")
+        first = first or f"{form} cannot serve: {obstacle}"
+    raise AssertionError("the reference serves every case")
+
+
+def _has_many_scores(case: Case) -> bool:
+    """Whether rows are long, or a window leaves most of them out."""
+    reach = case.pattern.window * case.pattern.dilation
+    narrow = 0 < 2 * reach <= case.keys and case.own_keys and case.queries >= 2 * BLOCK
+    return min(case.queries, case.keys) >= LONG or narrow
 
 
 def _query_blocks_obstacle(case: Case) -> str:
@@ -100,10 +130,31 @@ def _cudnn_obstacle(case: Case) -> str:
         return "it has no sinks"
     if case.weights or case.dropout:
         return "it neither returns attention weights nor drops them"
-    if case.segments or case.pattern.window or case.pattern.prefix or not case.pattern.ordered:
+    pattern = case.pattern
+    if case.segments or case.irregular or pattern.window or pattern.prefix or not pattern.ordered:
         return "the mask is more than causal"
     if case.pattern.causal and not case.own_keys:
         return "causal attention to other keys than the queries' own"
+    return ""
+
+
+def _splash_obstacle(case: Case) -> str:
+    if case.hardware.platform != "tpu":
+        return f"it runs on TPUs, not on {case.hardware.platform}"
+    if case.hardware.count > 1:
+        return "its kernel is for one chip, and the mesh has several"
+    if case.query_width != case.value_width:
+        return "queries and values have different widths"
+    if case.relative or not (case.products or case.capped):
+        return "its scores are products alone, without a bias"
+    if case.weights or case.dropout:
+        return "it neither returns attention weights nor drops them"
+    if case.sinks:
+        return "it has no sinks"
+    if case.irregular or case.pattern.prefix or case.pattern.dilation > 1:
+        return "the mask is more than causal, a window and segments"
+    if not (case.own_keys and case.pattern.ordered):
+        return "it needs the queries' own keys in order"
     return ""
 
 
@@ -112,4 +163,5 @@ OBSTACLES = {
     "query_blocks": _query_blocks_obstacle,
     "blockwise": _blockwise_obstacle,
     "cudnn": _cudnn_obstacle,
+    "splash": _splash_obstacle,
 }

@@ -63,8 +63,16 @@ class Scoring(NamedTuple):
     @property
     def plain(self) -> bool:
         """Whether scores are products alone."""
-        added = self.bias is not None or self.relative is not None or self.soft_cap > 0
-        return self.meet is products and not added
+        return self._of_products and not self.soft_cap
+
+    @property
+    def capped(self) -> bool:
+        """Whether scores are products under a soft cap."""
+        return self._of_products and self.soft_cap > 0
+
+    @property
+    def _of_products(self) -> bool:
+        return self.meet is products and self.bias is None and self.relative is None
 
     def scores(
         self,

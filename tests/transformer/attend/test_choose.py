@@ -47,7 +47,21 @@ def test_auto_goes_by_hardware_dtype_and_mask(case: Case, choice: Choice) -> Non
 
 
 def test_auto_on_a_tpu_serves_every_case() -> None:
-    assert choose("auto", dataclasses.replace(CAUSAL, hardware=TPU)).form == "reference"
+    case = dataclasses.replace(CAUSAL, hardware=TPU)
+    assert choose("auto", case).form == "reference"
+
+
+@pytest.mark.parametrize("hardware", [CPU, GPU, TPU])
+def test_auto_never_keeps_the_scores_of_a_long_sequence(hardware: Hardware) -> None:
+    long = dataclasses.replace(CAUSAL, hardware=hardware, queries=4096, keys=4096, products=False)
+    assert choose("auto", long).form == "blockwise"
+    assert choose("auto", dataclasses.replace(long, weights=True)).form == "reference"
+
+
+def test_auto_does_not_visit_what_a_window_hides() -> None:
+    wide = with_pattern(dataclasses.replace(CAUSAL, queries=1024, keys=1024), window=512)
+    assert choose("auto", wide).form == "blockwise"
+    assert choose("auto", with_pattern(wide, window=513)).form == "query_blocks"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +109,7 @@ CUDNN: dict[str, Any] = {
     "it runs on NVIDIA GPUs, not on tpu": {"hardware": TPU},
     "it computes in 16 bits, not in float32": {"dtype": "float32"},
     "queries and values have different widths": {"value_width": 32},
-    "its scores are products alone, without a bias": {"products": False},
+    "its scores are products alone, without a bias or a cap": {"products": False},
     "the head width 36 is no multiple of 8 up to 128": {"query_width": 36, "value_width": 36},
     "the head width 136 is no multiple of 8 up to 128": {"query_width": 136, "value_width": 136},
     "causal attention to other keys than the queries' own": {"own_keys": False},

@@ -1,0 +1,247 @@
+"""Time and memory of every variant of attention against the length of the sequence.
+
+    python -m bench.attention [--variants full sliding_window ...] [--longest 65536]
+
+Each variant is a whole mixer, projections included, of one sequence of T tokens: forward, then
+forward and backward for its weights and its input. Variants take turns at one length, the median
+of the rounds is given; a variant whose step takes longer than `--patience` is not tried at greater
+lengths. Memory is what the compiler sets aside beside arguments and results. The exponents are the
+slopes of log time and log memory over log T from 4,096 tokens on; `crossing` is the length from
+which a variant's step is faster than full attention's, in the form that the library itself picks.
+"""
+
+import dataclasses
+import functools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from matplotlib import pyplot
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from bench.machine import machine
+from transformer import (
+    MIXERS,
+    AttentionConfig,
+    Hardware,
+    Initialization,
+    Mask,
+    MixerConfig,
+    Pattern,
+    Precision,
+)
+from transformer.mixers import mixer_type
+from transformer.shared import Shared
+from transformer.testing.trial import default_config
+from transformer.weights import is_weight
+
+FIRST_OF_SLOPE = 4096
+EXACT = {
+    "full, all scores at once": AttentionConfig(form="reference"),
+    "full, query blocks": AttentionConfig(form="query_blocks"),
+    "full, blockwise": AttentionConfig(form="blockwise"),
+}
+"""Forms of full attention, beside `full` in the form that is picked."""
+
+FAMILY = (
+    "full",
+    "sliding_window",
+    "longformer",
+    "bigbird",
+    "sparse",
+    "performer",
+    "linear",
+    "linformer",
+    "routing",
+    "top_k",
+    "reformer",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Measure every variant of attention against the length."""
+
+    variants: tuple[str, ...] = (*FAMILY, *EXACT)
+    """Names of mixers, or of the forms of full attention."""
+    shortest: int = 512
+    longest: int = 65_536
+    heads: int = 4
+    head_width: int = 64
+    rounds: int = 3
+    """How often each step is timed."""
+    patience: float = 20.0
+    """Seconds of a step beyond which a variant is not tried at greater lengths."""
+    compute: str = "float32"
+    figure: Path | None = Path("docs/figures/attention_cost.png")
+    output: Path | None = None
+    """A file for the numbers, as JSON."""
+
+
+@dataclasses.dataclass
+class Cost:
+    """Of one variant at one length."""
+
+    forward: float
+    """Seconds."""
+    step: float
+    """Seconds, forward and backward."""
+    memory: int
+    """Bytes that a step needs beside arguments and results."""
+
+
+Costs = dict[str, dict[int, Cost]]
+
+
+def config_of(name: str, options: Options, length: int) -> MixerConfig:
+    """A variant of the size asked for, otherwise as its defaults have it."""
+    config = EXACT.get(name) or default_config(name)
+    sizes: dict[str, Any] = dict(heads=options.heads, head_width=options.head_width)
+    names = {field.name for field in dataclasses.fields(config)}
+    if "length" in names:  # a table as long as the sequence
+        sizes["length"] = length
+    return dataclasses.replace(config, **{k: v for k, v in sizes.items() if k in names})
+
+
+def programs(config: MixerConfig, options: Options, length: int) -> tuple[list[Any], int]:
+    """Forward and step, compiled and given their arguments; and the step's memory in bytes."""
+    width = options.heads * options.head_width
+    precision = Precision(compute=options.compute)
+    shared = Shared(width, 2, precision, Initialization(), Hardware(jax.default_backend()))
+    mixer = mixer_type(config)(config, shared, parent=None)
+    causal = mixer.abilities(config).causal
+    positions = jnp.arange(length)[None, :]
+    given = dict(
+        positions=positions,
+        mask=Mask(Pattern(causal=causal), positions=positions),
+        constants=mixer.constants(config, 0, width),
+    )
+    x = jax.random.normal(jax.random.key(0), (1, length, width), precision.compute)
+    params = jax.jit(lambda key: mixer.init(key, x, **given))(jax.random.key(1))
+    params = jax.tree.map(lambda leaf: leaf.value, params, is_leaf=is_weight)
+
+    def total(params: Any, x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.square(mixer.apply(params, x, **given).y.astype("float32")))
+
+    forward = jax.jit(total).lower(params, x).compile()
+    step = jax.jit(jax.value_and_grad(total, (0, 1))).lower(params, x).compile()
+    calls = [functools.partial(each, params, x) for each in (forward, step)]
+    return calls, int(step.memory_analysis().temp_size_in_bytes)
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """Wall time until the results are there."""
+    start = time.perf_counter()
+    jax.block_until_ready(call())
+    return time.perf_counter() - start
+
+
+def measured(options: Options, lengths: list[int]) -> Costs:
+    """All variants at all lengths that they bear."""
+    costs: Costs = {name: {} for name in options.variants}
+    tired: set[str] = set()
+    for length in track(lengths, "lengths"):
+        ready = {}
+        for name in options.variants:
+            if name in tired:
+                continue
+            calls, memory = programs(config_of(name, options, length), options, length)
+            first = [seconds(call) for call in calls]
+            ready[name] = (calls, memory, [[], []])
+            if first[1] > options.patience / 3:
+                tired.add(name)
+                ready[name] = (calls, memory, [[each] for each in first])
+        for _ in range(options.rounds):
+            for name, (calls, _, times) in ready.items():
+                if name not in tired:
+                    for call, found in zip(calls, times, strict=True):
+                        found.append(seconds(call))
+        for name, (_, memory, times) in ready.items():
+            costs[name][length] = Cost(median(times[0]), median(times[1]), memory)
+        jax.clear_caches()
+    return costs
+
+
+def slope(found: dict[int, Cost], what: str) -> float | None:
+    """The exponent p of cost ~ T^p, by least squares over the longer lengths."""
+    points = [(t, getattr(cost, what)) for t, cost in found.items() if t >= FIRST_OF_SLOPE]
+    if len(points) < 2:
+        return None
+    x, y = np.log(np.array(points, float)).T
+    return float(np.polyfit(x, y, 1)[0])
+
+
+def crossing(found: dict[int, Cost], full: dict[int, Cost]) -> int | None:
+    """The first length from which on the step is always faster than full attention's."""
+    both = sorted(set(found) & set(full))
+    later = [t for t in both if all(found[u].step < full[u].step for u in both if u >= t)]
+    return min(later, default=None)
+
+
+def table(costs: Costs, lengths: list[int]) -> Table:
+    """A row for each variant."""
+    shown = [t for t in lengths if t in (1024, 4096, 16_384, 65_536)] or lengths[-1:]
+    grid = Table(title="forward and backward, seconds and MiB")
+    for title in ("", *(f"{t:,}" for t in shown), "time ~ T^", "memory ~ T^", "crossing"):
+        grid.add_column(title, justify="left" if not title else "right")
+    for name, found in costs.items():
+        cells = [
+            f"{found[t].step:.3f} s, {found[t].memory / 2**20:,.0f}" if t in found else "-"
+            for t in shown
+        ]
+        slopes = (slope(found, what) for what in ("step", "memory"))
+        exponents = ["-" if each is None else f"{each:.2f}" for each in slopes]
+        cross = crossing(found, costs.get("full", {})) if name != "full" else None
+        grid.add_row(name, *cells, *exponents, f"{cross:,}" if cross else "-")
+    return grid
+
+
+def draw(costs: Costs, path: Path) -> None:
+    """Time and memory against length, both axes logarithmic."""
+    fig, axes = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
+    colours = pyplot.get_cmap("tab20").colors  # type: ignore[attr-defined]
+    for index, (name, found) in enumerate(costs.items()):
+        style: Any = dict(label=name, color=colours[index % 20], marker=".")
+        style["linestyle"] = "--" if name.startswith("full") else "-"
+        axes[0].loglog(list(found), [cost.step for cost in found.values()], **style)
+        axes[1].loglog(list(found), [cost.memory / 2**20 for cost in found.values()], **style)
+    axes[0].set(xlabel="tokens", ylabel="seconds, forward and backward")
+    axes[1].set(xlabel="tokens", ylabel="MiB beside arguments and results")
+    axes[0].legend(fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, dpi=120)
+    pyplot.close(fig)
+
+
+def main(options: Options) -> None:
+    """Measures, prints the table, draws the figure."""
+    unknown = [name for name in options.variants if name not in {*MIXERS, *EXACT}]
+    if unknown:
+        raise SystemExit(f"variant {unknown[0]}: is not known; give some of {', '.join(FAMILY)}")
+    doublings = range(int(np.log2(options.longest / options.shortest)) + 1)
+    lengths = [options.shortest * 2**each for each in doublings]
+    console = Console()
+    console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    costs = measured(options, lengths)
+    console.print(table(costs, lengths))
+    if options.figure:
+        draw(costs, options.figure)
+    if options.output:
+        plain = {
+            name: {t: dataclasses.asdict(cost) for t, cost in found.items()}
+            for name, found in costs.items()
+        }
+        options.output.write_text(json.dumps({"machine": machine(), "costs": plain}, indent=1))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

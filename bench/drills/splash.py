@@ -1,0 +1,55 @@
+"""Compiles the TPU's attention kernel by the TPU's own compiler, on a machine without one.
+
+    pip install libtpu && python -m bench.drills.splash [--topology v5e:2x2]
+
+Forward and backward, in bfloat16. What the kernel needs beside arguments and results is printed
+beside what attention with all scores would.
+"""
+
+import functools
+import os
+
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from transformer import Mask, Pattern
+from transformer.attend import Scoring
+from transformer.attend.reference import attend_reference
+from transformer.attend.splash import attend_splash
+
+
+def main(topology: str = "v5e:2x2", length: int = 4096, heads: int = 8, width: int = 128) -> None:
+    """One chip's program for [1, T, N, H]."""
+    described = topologies.get_topology_desc(topology_name=topology, platform="tpu")
+    mesh = Mesh(np.array(described.devices[:1]), ("one",))
+    place = NamedSharding(mesh, PartitionSpec())
+    array = jax.ShapeDtypeStruct((1, length, heads, width), jnp.bfloat16, sharding=place)
+    documents = jax.ShapeDtypeStruct((1, length), jnp.int32, sharding=place)
+    for name, attend in (("splash", attend_splash), ("all scores", _reference)):
+        for window in (0, 512):
+            total = functools.partial(_total, attend, Pattern(causal=True, window=window))
+            step = jax.jit(jax.grad(total, (0, 1, 2)))
+            memory = step.lower(array, array, array, documents).compile().memory_analysis()
+            mib = memory.temp_size_in_bytes / 2**20
+            print(f"{topology} T {length} window {window}: {name} needs {mib:,.1f} MiB")
+
+
+def _total(attend: Any, pattern: Pattern, q: Any, k: Any, v: Any, ids: Any) -> Any:
+    y = attend(q, k, v, Mask(pattern, segments=ids), Scoring(0.1))
+    return y.astype(jnp.float32).sum()
+
+
+def _reference(*given: Any) -> Any:
+    return attend_reference(*given)[0]
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

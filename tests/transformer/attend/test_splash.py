@@ -1,0 +1,84 @@
+"""The TPU's kernel, interpreted, is the reference; and it compiles where the TPU's compiler is."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import assert_close, normal
+from transformer import Hardware, Mask, Pattern
+from transformer.attend import Scoring
+from transformer.attend.choose import Case, choose
+from transformer.attend.reference import attend_reference
+from transformer.attend.splash import attend_splash
+
+B, T, N, H = 2, 193, 4, 24
+
+
+def documents() -> Any:  # [B, T]
+    starts = np.array([[60, 150], [3, 190]])
+    segments = 1 + (np.arange(T)[None, :, None] >= starts[:, None]).sum(-1)
+    return np.where(segments == 3, 0, segments)
+
+
+CASES: dict[str, Any] = {
+    "causal": (Mask(Pattern(causal=True)), 4, Scoring(0.3)),
+    "causal documents": (Mask(Pattern(causal=True), segments=documents()), 2, Scoring(0.3)),
+    "both ways, padded": (Mask(segments=documents()), 4, Scoring(0.3)),
+    "both ways": (Mask(), 1, Scoring(0.3)),
+    "window": (Mask(Pattern(causal=True, window=37)), 2, Scoring(0.3)),
+    "window both ways, capped": (Mask(Pattern(window=21)), 4, Scoring(3.0, soft_cap=2.0)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_interpreted_is_the_reference(name: str) -> None:
+    mask, kv_heads, scoring = CASES[name]
+    arrays = normal(0, B, T, N, H), normal(1, B, T, kv_heads, H), normal(2, B, T, kv_heads, H)
+    pulled = normal(3, B, T, N, H)
+
+    def run(kernel: bool, q: Any, k: Any, v: Any) -> Any:
+        if kernel:
+            return attend_splash(q, k, v, mask, scoring, interpret=True)
+        return attend_reference(q, k, v, mask, scoring)[0]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def both(kernel: bool) -> Any:
+        y, pull = jax.vjp(functools.partial(run, kernel), *arrays)
+        return y, pull(pulled)
+
+    for got, expected in zip(
+        jax.tree.leaves(both(True)), jax.tree.leaves(both(False)), strict=True
+    ):
+        assert np.isfinite(got).all()
+        assert_close(got, expected)
+
+
+CASE = Case(Hardware("tpu", "TPU v5e"), Pattern(causal=True), "bfloat16", 4096, 4096, 128, 128)
+
+
+def test_auto_takes_it_on_one_tpu() -> None:
+    assert choose("auto", CASE).form == "splash"
+    several = CASE.__class__(**{**vars(CASE), "hardware": Hardware("tpu", "TPU v5e", 8)})
+    choice = choose("auto", several)
+    assert choice.form == "blockwise"
+    assert choice.why == "splash cannot serve: its kernel is for one chip, and the mesh has several"
+
+
+@pytest.mark.parametrize(
+    ("fields", "obstacle"),
+    [
+        (dict(hardware=Hardware()), "it runs on TPUs, not on cpu"),
+        (dict(value_width=64), "queries and values have different widths"),
+        (dict(products=False), "its scores are products alone, without a bias"),
+        (dict(weights=True), "it neither returns attention weights nor drops them"),
+        (dict(sinks=True), "it has no sinks"),
+        (dict(irregular=True), "the mask is more than causal, a window and segments"),
+        (dict(own_keys=False), "it needs the queries' own keys in order"),
+    ],
+)
+def test_obstacles(fields: Any, obstacle: str) -> None:
+    choice = choose("splash", CASE.__class__(**{**vars(CASE), **fields}))
+    assert (choice.form, choice.why) == ("reference", f"splash cannot serve: {obstacle}")

@@ -126,7 +126,7 @@ def test_a_classifier_pads() -> None:
         pooling="mean",
     )
     tokens = array(np.arange(8)[None])
-    params = model.init(jax.random.key(0), tokens)["params"]
+    params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
     run = jax.jit(
         lambda tokens, segments: model.apply({"params": params}, tokens, segments=segments)
     )

@@ -14,7 +14,10 @@ def merge(parts: Sequence[Looked]) -> Looked:
     A query that sees nothing in any of them has zeros.
     """
     lse = jnp.stack([part.lse for part in parts])  # [parts, B, N, T]
-    shares = jnp.exp(lse - jax.lax.stop_gradient(_finite(lse.max(0)))[None])
+    largest = lse.max(0)
+    # It cancels, so no gradient goes through it.
+    largest = jax.lax.stop_gradient(jnp.where(jnp.isfinite(largest), largest, 0))
+    shares = jnp.exp(lse - largest[None])
     total = shares.sum(0)
     some = total > 0
     shares = shares / jnp.where(some, total, 1)[None]
@@ -22,7 +25,7 @@ def merge(parts: Sequence[Looked]) -> Looked:
         part.y * share.swapaxes(1, 2)[..., None].astype(part.y.dtype)
         for part, share in zip(parts, shares, strict=True)
     )
-    whole = jnp.where(some, jnp.log(jnp.where(some, total, 1)) + _finite(lse.max(0)), -jnp.inf)
+    whole = jnp.where(some, jnp.log(jnp.where(some, total, 1)) + largest, -jnp.inf)
     return Looked(y, whole)
 
 
@@ -35,6 +38,3 @@ def sink(
     share = jnp.exp(looked.lse - lse).swapaxes(1, 2)[..., None]
     return Looked(looked.y * share.astype(looked.y.dtype), lse)
 
-
-def _finite(x: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(x), x, 0)

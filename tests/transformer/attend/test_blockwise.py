@@ -198,11 +198,11 @@ def test_dropped_weights_are_dropped_again_in_the_backward_pass() -> None:
     gradient_q, gradient_v = jax.jit(jax.grad(total, (0, 1)))(q, v)
     step = normal(6, *v.shape)
     # Linear in the values: the difference is exact but for rounding.
-    moved = total(q, v + step) - total(q, v)
-    assert moved == pytest.approx((gradient_v * step).sum(), rel=1e-3)
+    moved = float(total(q, v + step) - total(q, v))
+    assert moved == pytest.approx(float((gradient_v * step).sum()), rel=1e-3)
     step = 1e-2 * normal(8, *q.shape)
-    moved = total(q + step, v) - total(q - step, v)
-    assert moved == pytest.approx(2 * (gradient_q * step).sum(), rel=1e-2)
+    moved = float(total(q + step, v) - total(q - step, v))
+    assert moved == pytest.approx(2 * float((gradient_q * step).sum()), rel=1e-2)
 
 
 def test_no_square_array_is_ever_made() -> None:

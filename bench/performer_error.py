@@ -20,9 +20,9 @@ import tyro
 from matplotlib import pyplot
 
 from transformer import Mask
-from transformer.features import FeatureKind, draw_directions, random_features
-from transformer.kernel_attention import everywhere
 from transformer.testing.select import softmax_attention
+from transformer.variants.features import FeatureKind, draw_directions, random_features
+from transformer.variants.kernel_attention import everywhere
 
 LENGTH, WIDTH, SEEDS = 512, 16, 15
 SIZES = (0.5, 1.0)

@@ -33,7 +33,7 @@ from transformer import (
     SinusoidalPositions,
     TransformerConfig,
 )
-from transformer.primer import PrimerConfig
+from transformer.variants.primer import PrimerConfig
 
 WIDTH, HEADS, LENGTH, WORDS = 256, 8, 128, 4096
 

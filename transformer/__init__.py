@@ -1,7 +1,6 @@
 """Transformers in pure Flax: models as pure functions of (parameters, inputs)."""
 
 from transformer.attention import AttentionConfig
-from transformer.bigbird import BigBirdConfig
 from transformer.block import BlockConfig
 from transformer.classifier import Classifier
 from transformer.config import EncoderConfig, TransformerConfig
@@ -11,9 +10,6 @@ from transformer.feedforward import FeedForwardConfig
 from transformer.hardware import Hardware
 from transformer.identity import IdentityConfig
 from transformer.language_model import LanguageModel
-from transformer.linear_attention import LinearAttentionConfig
-from transformer.linformer import LinformerConfig
-from transformer.longformer import LongformerConfig
 from transformer.masked_language_model import MaskedLanguageModel
 from transformer.masks import Mask, Pattern
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerConfig, MixerOutput
@@ -21,7 +17,6 @@ from transformer.mixture import MixtureConfig
 from transformer.model import Model, ModelOutput
 from transformer.nonautoregressive import NonAutoregressive
 from transformer.norms import NormConfig
-from transformer.performer import PerformerConfig
 from transformer.positions import (
     ALiBi,
     BucketedBias,
@@ -37,7 +32,6 @@ from transformer.positions import (
     YaRNScaling,
 )
 from transformer.precision import Precision
-from transformer.primer import PrimerConfig
 from transformer.recurrent import (
     BahdanauConfig,
     ChengConfig,
@@ -48,13 +42,19 @@ from transformer.recurrent import (
     LuongConfig,
     Seq2SeqConfig,
 )
-from transformer.reformer import ReformerConfig
-from transformer.routing_attention import RoutingConfig
 from transformer.scores import AdditiveScore, BilinearScore, DotScore, ScaledDotScore
-from transformer.sliding_window import SlidingWindowConfig
-from transformer.sparse import SparseConfig
 from transformer.tagger import Tagger
-from transformer.top_k import TopKConfig
+from transformer.variants.bigbird import BigBirdConfig
+from transformer.variants.linear_attention import LinearAttentionConfig
+from transformer.variants.linformer import LinformerConfig
+from transformer.variants.longformer import LongformerConfig
+from transformer.variants.performer import PerformerConfig
+from transformer.variants.primer import PrimerConfig
+from transformer.variants.reformer import ReformerConfig
+from transformer.variants.routing_attention import RoutingConfig
+from transformer.variants.sliding_window import SlidingWindowConfig
+from transformer.variants.sparse import SparseConfig
+from transformer.variants.top_k import TopKConfig
 from transformer.weights import Initialization
 
 __all__ = [

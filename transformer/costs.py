@@ -11,10 +11,14 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from transformer.attention import AttentionConfig
-from transformer.bigbird import BigBirdConfig
 from transformer.config import TransformerConfig
 from transformer.heads import HeadsConfig
-from transformer.keys_seen import (
+from transformer.model import Model
+from transformer.positions import RelativePositions
+from transformer.recurrent import ChengConfig
+from transformer.sizes import Leaf, abstract, active_entries, layer_mixers, padded_entries
+from transformer.variants.bigbird import BigBirdConfig
+from transformer.variants.keys_seen import (
     KeysSeen,
     in_bigbird,
     in_groups,
@@ -22,20 +26,16 @@ from transformer.keys_seen import (
     in_sparse,
     in_window,
 )
-from transformer.linear_attention import LinearAttentionConfig
-from transformer.linformer import LinformerConfig
-from transformer.longformer import LongformerConfig
-from transformer.model import Model
-from transformer.performer import PerformerConfig
-from transformer.positions import RelativePositions
-from transformer.primer import PrimerConfig
-from transformer.recurrent import ChengConfig
-from transformer.reformer import ReformerConfig
-from transformer.routing_attention import RoutingConfig
-from transformer.sizes import Leaf, abstract, active_entries, layer_mixers, padded_entries
-from transformer.sliding_window import SlidingWindowConfig
-from transformer.sparse import SparseConfig
-from transformer.top_k import TopKConfig
+from transformer.variants.linear_attention import LinearAttentionConfig
+from transformer.variants.linformer import LinformerConfig
+from transformer.variants.longformer import LongformerConfig
+from transformer.variants.performer import PerformerConfig
+from transformer.variants.primer import PrimerConfig
+from transformer.variants.reformer import ReformerConfig
+from transformer.variants.routing_attention import RoutingConfig
+from transformer.variants.sliding_window import SlidingWindowConfig
+from transformer.variants.sparse import SparseConfig
+from transformer.variants.top_k import TopKConfig
 
 
 @dataclasses.dataclass(frozen=True)

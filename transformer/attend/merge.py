@@ -37,4 +37,3 @@ def sink(
     lse = jnp.logaddexp(looked.lse, sinks.astype(looked.lse.dtype)[None, :, None])
     share = jnp.exp(looked.lse - lse).swapaxes(1, 2)[..., None]
     return Looked(looked.y * share.astype(looked.y.dtype), lse)
-

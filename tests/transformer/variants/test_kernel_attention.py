@@ -1,0 +1,174 @@
+"""Sums over keys equal all weights one by one, in chunks and not, and nothing of T x S exists."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import Array, array, assert_close, normal
+from tests.transformer.kernels import FORMULAS, dense_attention, pairs_of_tokens
+from tests.transformer.mixers import applied, made
+from transformer import AttentionConfig, LinearAttentionConfig, Mask, Pattern, PerformerConfig
+from transformer import prefix_sums as sums
+from transformer.masks import dense
+from transformer.mixers import MixerConfig
+from transformer.recurrent.scan import timeline
+from transformer.variants.features import draw_directions, random_features
+from transformer.variants.kernel_attention import everywhere
+from transformer.variants.linear_attention import elu_features
+
+B, T, S, N, K, H, VALUES, M = 2, 29, 19, 6, 3, 5, 7, 13
+DIRECTIONS = draw_directions(M, H, orthogonal=True, seed=(3,))
+SEGMENTS = array([np.repeat([1, 2, 3, 0], [3, 9, 13, 4]), np.repeat([7, 0, 5], [17, 2, 10])])
+OTHERS = array([np.repeat([3, 0, 1, 2], [6, 2, 7, 4]), np.repeat([5, 7, 0], [8, 9, 2])])
+LENGTHS = array([23, 0])
+
+
+def feature_map(kind: Any) -> sums.FeatureMap:
+    return elu_features if kind == "elu" else random_features(kind, DIRECTIONS)
+
+
+def inputs(keys: int = T, scale: float = 1.0) -> tuple[Any, Any, Any]:
+    q, k = normal(0, B, T, N, H) * scale, normal(1, B, keys, K, H) * scale
+    return np.float32(q), np.float32(k), normal(2, B, keys, K, VALUES)
+
+
+def in_chunks(kind: str, mask: Mask, q: Any, k: Any, v: Any) -> jax.Array:
+    line = timeline(mask, jnp.arange(T)[None])
+    return sums.causal(q, k, v, feature_map(kind), line)[0]
+
+
+def at_once(kind: str, mask: Mask, q: Any, k: Any, v: Any) -> jax.Array:
+    return everywhere(q, k, v, feature_map(kind), mask)
+
+
+def by_pairs(kind: str, seen: Array, q: Any, k: Any, v: Any, xp: Any = np) -> Any:
+    phi = functools.partial(FORMULAS[kind], directions=DIRECTIONS, xp=xp)
+    return dense_attention(phi(q), phi(k), v, seen, xp)
+
+
+CAUSAL = Pattern(causal=True)
+CASES = [
+    ("positive", Mask(CAUSAL, segments=SEGMENTS)),
+    ("positive", Mask(CAUSAL)),
+    ("trigonometric", Mask(CAUSAL, segments=SEGMENTS)),
+    ("relu", Mask(CAUSAL, lengths=LENGTHS)),
+    ("elu", Mask(CAUSAL, segments=SEGMENTS)),
+    ("positive", Mask()),
+    ("positive", Mask(segments=SEGMENTS)),
+    ("trigonometric", Mask(lengths=LENGTHS)),
+    ("elu", Mask(segments=array(SEGMENTS != 0) * 4)),
+    ("positive", Mask(segments=SEGMENTS, key_segments=OTHERS)),
+]
+
+
+@pytest.mark.parametrize(("kind", "mask"), CASES, ids=range(len(CASES)))
+def test_sums_equal_all_pairs(kind: str, mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "CHUNK", 8)
+    # With smaller vectors, trigonometric weights have no sums near zero: no digits are lost there.
+    scale = 0.3 if kind == "trigonometric" else 1.0
+    q, k, v = inputs(T if mask.key_segments is None else S, scale)
+    seen = np.broadcast_to(dense(mask, T, k.shape[1]), (B, T, k.shape[1]))
+    expected = by_pairs(kind, seen, *(np.float64(each) for each in (q, k, v)))
+    real = np.ones((B, T)) if mask.segments is None else mask.segments != 0
+    if mask.pattern.causal:
+        form: Any = in_chunks  # which leaves the padding to its caller
+    else:
+        form, real = at_once, np.ones((B, T))
+    cotangent = normal(5, B, T, N, VALUES) * real.astype(np.float32)[:, :, None, None]
+
+    def pulled(form: Any, *given: Any) -> Any:
+        y, pull = jax.vjp(form, *given)
+        return y, pull(cotangent)
+
+    y, gradients = jax.jit(functools.partial(pulled, functools.partial(form, kind, mask)))(q, k, v)
+    pairs = functools.partial(by_pairs, kind, seen, xp=jnp)
+    theirs = jax.jit(functools.partial(pulled, pairs))(q, k, v)[1]
+    assert_close(y * real[:, :, None, None], expected * real[:, :, None, None])
+    for got, wanted in zip(gradients, theirs, strict=True):
+        assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("kind", ["positive", "elu"])
+def test_large_inputs_give_averages_of_what_is_seen(kind: str) -> None:
+    """A hundred times the usual: weights are positive, none is lost, so that results stay within
+    the values, and gradients are numbers."""
+    q, k, v = inputs(scale=100.0)
+
+    def total(*given: Any) -> Any:
+        y = in_chunks(kind, Mask(CAUSAL), *given)
+        return jnp.square(y).sum(), y
+
+    run = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))
+    (_, y), gradients = run(q, k, v)
+    lowest, highest = (
+        f(v, axis=1).repeat(2, axis=2) for f in (np.minimum.accumulate, np.maximum.accumulate)
+    )
+    assert (y >= lowest - 1e-5).all()
+    assert (y <= highest + 1e-5).all()
+    assert_close(y[:, 0], v[:, 0].repeat(2, axis=1))
+    assert all(np.isfinite(each).all() for each in gradients)
+
+
+def test_what_trigonometric_weights_leave_near_zero_stays_a_number() -> None:
+    found = jnp.array([[3.0, 1e-9], [3.0, -1e-9], [3.0, -2.0], [0.0, 0.0]])
+    y = sums._quotient(found, signed=True)
+    assert_close(y[:, 0], [3e6, -3e6, -1.5, 0.0])
+
+
+LONG = 1024
+PROGRAMS: list[tuple[MixerConfig, Pattern]] = [
+    (PerformerConfig(heads=1, features=6), CAUSAL),
+    (PerformerConfig(heads=1, features=6), Pattern()),
+    (LinearAttentionConfig(heads=1), CAUSAL),
+]
+
+
+def compiled(config: MixerConfig, pattern: Pattern) -> str:
+    """The program of a forward and a backward pass over packed documents."""
+    mixer, params = made(config, 4)
+    segments = np.arange(LONG)[None] // 400
+    mask = Mask(pattern, segments=jnp.asarray(segments))
+
+    def total(params: Any, x: Any) -> Any:
+        given: Any = dict(positions=jnp.arange(LONG)[None], mask=mask)
+        output: Any = mixer.apply({"params": params}, x, **given)
+        return jnp.square(output.y).sum()
+
+    gradient = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))
+    return str(gradient.lower(params, normal(0, 1, LONG, 4)).compile().as_text())
+
+
+@pytest.mark.parametrize(("config", "pattern"), PROGRAMS, ids=range(len(PROGRAMS)))
+def test_nothing_of_pairs_of_tokens_exists(config: MixerConfig, pattern: Pattern) -> None:
+    assert pairs_of_tokens(compiled(config, pattern), LONG) == []
+
+
+def test_pairs_of_tokens_would_be_seen() -> None:
+    full = compiled(AttentionConfig(heads=1, form="reference"), CAUSAL)
+    assert (1, 1, LONG, LONG) in pairs_of_tokens(full, LONG)
+
+
+@pytest.mark.parametrize("config", [PerformerConfig(heads=2), LinearAttentionConfig(heads=2)])
+def test_what_is_kept_does_not_grow(config: MixerConfig) -> None:
+    mixer, _ = made(config, 6)
+    for make in (mixer.init_cache, mixer.init_memory_cache):
+        short, long = (jax.eval_shape(functools.partial(make, 3, size)) for size in (1, 10**6))
+        assert short == long
+
+
+def test_errors() -> None:
+    mixer, params = made(LinearAttentionConfig(heads=2), 6)
+    x = normal(0, 1, 3, 6)
+    whole = r"^mixer linear: looks at a memory as a whole; give a mask that is not causal"
+    with pytest.raises(ValueError, match=whole):
+        applied(mixer, params, x, memory=x, mask=Mask(CAUSAL))
+    with pytest.raises(ValueError, match=whole):
+        applied(mixer, params, x, memory=x, cache=mixer.init_cache(1, 3))
+    with pytest.raises(ValueError, match=r"^mixer linear: decodes under a causal mask alone"):
+        applied(mixer, params, x, cache=mixer.init_cache(1, 3))
+    with pytest.raises(ValueError, match=r"^mixer linear: cannot obey a window"):
+        applied(mixer, params, x, mask=Mask(Pattern(causal=True, window=2)))

@@ -1,0 +1,207 @@
+"""Longformer is two dense passes: its window and global keys, and the rows of global tokens."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.fixtures.long import LONGFORMER, real, stream
+from tests.fixtures.tiny import drawn
+from tests.transformer.formulas import Array, array, assert_close, normal
+from tests.transformer.layouts import attention, linear
+from tests.transformer.mixers import applied, made
+from transformer import Hardware, LongformerConfig, Mask, Pattern, Rotary
+from transformer.testing import make_trial
+from transformer.testing.abilities import check_any_length, check_causal, check_segments
+from transformer.variants.keys_seen import in_longformer
+
+FIXTURES = np.load(Path(__file__).parents[1] / "fixtures" / "long.npz")
+
+B, T, D, N, K = 2, 41, 8, 4, 2
+PACKED = array(np.repeat([[1, 2, 0], [1, 2, 3]], [13, 21, 7], axis=1))
+RESTARTED = array([np.concatenate([np.arange(size) for size in (13, 21, 7)])])
+LISTED = array([[3, 0, 3, -1], [39, -1, 5, 8]])
+
+
+def window(config: LongformerConfig, positions: Array) -> Array:  # [B or 1, N, T, T] booleans
+    """Distances 0, d, ..., window d."""
+    steps = np.broadcast_to(config.dilations, (config.heads,))[:, None, None]
+    distance = np.abs(positions[:, None, :, None] - positions[:, None, None, :])
+    return np.asarray((distance % steps == 0) & (distance <= config.window * steps))
+
+
+def passes(params: Any, x: Any, shown: Array, near: Array, is_global: Array) -> Any:  # [B, T, D]
+    """Softmax over window and global keys, then over all keys by the global projections."""
+
+    def softmax(suffix: str, seen: Array) -> Any:
+        q, k, v = (
+            jnp.einsum("BTD,DNH->BTNH", x, params[f"{name}{suffix}"])
+            + params[f"{name}{suffix}_bias"][None, None]
+            for name in ("query", "key", "value")
+        )
+        k, v = (jnp.repeat(each, q.shape[2] // k.shape[2], axis=2) for each in (k, v))
+        scores = jnp.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(q.shape[-1])
+        raised = jnp.where(seen, jnp.exp(scores), 0)
+        total = raised.sum(-1, keepdims=True)
+        return jnp.einsum("BNTS,BSNH->BTNH", raised / jnp.where(total > 0, total, 1), v)
+
+    most = softmax("", shown[:, None] & (near | is_global[:, None, None, :]))
+    few = softmax("_global", np.broadcast_to(shown[:, None], (B, 1, T, T)))
+    y = jnp.where(is_global[:, :, None, None], few, most)
+    return jnp.einsum("BTNH,NHD->BTD", y, params["output"]) + params["output_bias"][None, None]
+
+
+def shown(mask: Mask, positions: Array) -> Array:  # [B or 1, T, T] booleans
+    """What the mask shows, from its arrays."""
+    seen = np.ones((1, T, T), bool)
+    if mask.pattern.causal:
+        seen = seen & (positions[:, :, None] >= positions[:, None, :])
+    if mask.segments is not None:
+        segments = np.asarray(mask.segments)
+        seen = seen & (segments[:, :, None] == segments[:, None]) & (segments[:, None] != 0)
+    if mask.lengths is not None:
+        seen = seen & (np.arange(T) < np.asarray(mask.lengths)[:, None, None])
+    return seen
+
+
+INDEX = array([np.arange(T)])
+CASES: dict[str, Any] = {
+    "listed, of two lengths": (Mask(lengths=array([T, 29]), globals=LISTED), INDEX),
+    "listed, causal": (Mask(Pattern(causal=True), globals=LISTED), INDEX),
+    "packed": (Mask(segments=PACKED), RESTARTED),
+    "packed, listed, causal": (
+        Mask(Pattern(causal=True), segments=PACKED, globals=LISTED[:1]),
+        RESTARTED,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_are_those_of_two_dense_passes(case: str) -> None:
+    mask, positions = CASES[case]
+    dilations = (3, 1, 1, 2) if "listed" in case else (1,)
+    config = LongformerConfig(heads=N, kv_heads=K, window=3, dilations=dilations, global_tokens=2)
+    mixer, params = made(config, D)
+    x = 0.5 * normal(1, B, T, D)
+    listed = np.array([[0, 1]]) if mask.globals is None else np.asarray(mask.globals)
+    is_global = (positions[:, :, None] == listed[:, None, :]).any(-1)
+    if mask.lengths is not None:  # padding is not global
+        is_global = is_global & (np.asarray(mask.lengths)[:, None] > INDEX)
+    dense = (shown(mask, positions), window(config, positions), is_global)
+
+    def both(run: Any) -> Any:
+        def inner(params: Any, x: Any) -> Any:
+            y, pull = jax.vjp(run, params, x)
+            return y, pull(jnp.cos(3 * y))
+
+        return jax.jit(inner)(params, x)
+
+    def mixed(params: Any, x: Any) -> Any:
+        output: Any = mixer.apply({"params": params}, x, positions=positions, mask=mask)
+        return output.y
+
+    y, gradients = both(mixed)
+    expected, wanted = both(lambda params, x: passes(params, x, *dense))
+    assert_close(y, expected)
+    for got, want in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True):
+        assert_close(got, want)
+
+
+def test_the_contract_where_the_window_is_short() -> None:
+    config = LongformerConfig(heads=N, window=3, dilations=(1, 3, 1, 3), position=Rotary())
+    trial = make_trial(config, D, T, (1, T + 6), Hardware())
+    for check in (check_causal, check_segments, check_any_length):
+        check(trial)
+
+
+def influence(config: LongformerConfig, mask: Mask) -> Array:  # [T, T] booleans
+    """Whether a query's result moves with a key's token."""
+    mixer, params = made(config, D)
+
+    def result(x: Any) -> Any:
+        output: Any = mixer.apply({"params": params}, x, positions=INDEX, mask=mask)
+        return output.y[0].sum(-1)
+
+    jacobian = jax.jit(jax.jacrev(result))(normal(1, 1, T, D))
+    return np.asarray(jnp.abs(jacobian[:, 0]).sum(-1)) > 0
+
+
+def test_how_many_keys_each_query_sees() -> None:
+    """2 w + 1 and the global ones; a global query all; under a causal mask those behind."""
+    sees = influence(LongformerConfig(heads=N, window=3, dilations=(2,) * N), Mask())
+    assert sees[0].all()
+    assert sees[:, 0].all()
+    assert np.flatnonzero(sees[20]).tolist() == [0, 14, 16, 18, 20, 22, 24, 26]
+    config = LongformerConfig(heads=N, window=3, global_tokens=0)
+    seen = influence(config, Mask(Pattern(causal=True), globals=array([[5, 30]])))
+    assert np.flatnonzero(seen[20]).tolist() == [5, 17, 18, 19, 20]
+    assert np.flatnonzero(seen[30]).tolist() == list(range(31))
+    assert influence(config, Mask()).sum() == 7 * T - 2 * (1 + 2 + 3)
+
+
+def test_no_square_array_is_ever_made() -> None:
+    length = 1024
+    config = LongformerConfig(heads=2, window=48, dilations=(2,), global_tokens=3)
+    mixer, params = made(config, D)
+    positions, segments = np.arange(length)[None], np.ones((1, length), int)
+
+    def total(mask: Mask, params: Any, x: Any) -> Any:
+        output: Any = mixer.apply({"params": params}, x, positions=positions, mask=mask)
+        return output.y.sum()
+
+    x = normal(0, 1, length, D)
+    for mask in (Mask(), Mask(segments=array(segments))):
+        lowered = jax.jit(jax.grad(lambda *given, mask=mask: total(mask, *given))).lower(params, x)
+        program: Any = lowered.compile().as_text()
+        assert f"{length},{length}]" not in program
+
+
+def test_packed_and_alone_are_the_same_numbers() -> None:
+    """Two ways of finding global tokens: in a row of one document they have to agree."""
+    config = LongformerConfig(heads=N, kv_heads=K, window=3, dropout=0.5)
+    mixer, params = made(config, D)
+    x, rows = normal(1, B, T, D), array(np.arange(T)[None] < np.array([[T], [29]]))
+    alone = applied(mixer, params, x, mask=Mask(lengths=array([T, 29]), globals=LISTED)).y
+    packed = applied(mixer, params, x, mask=Mask(segments=rows.astype(int), globals=LISTED)).y
+    assert_close(np.where(rows[..., None], packed, 0), np.where(rows[..., None], alone, 0))
+
+
+def test_it_computes_what_hugging_face_computes() -> None:
+    """Made by tests/fixtures/make_long.py."""
+    sizes, d = LONGFORMER, LONGFORMER.width
+    config = LongformerConfig(heads=sizes.heads, window=sizes.window)
+    same = (np.eye(d, dtype=np.float32), np.zeros(d, np.float32))
+    params = {}
+    for suffix in ("_global", ""):
+        inner = [linear(drawn, f"{name}{suffix}", d, d) for name in ("query", "key", "value")]
+        for name, leaf in attention(inner, same, sizes.heads).items():
+            base, bias = name.removesuffix("_bias"), name.endswith("_bias")
+            params[f"{base}{suffix if base != 'output' else ''}{'_bias' * bias}"] = leaf
+    there = real(sizes)
+    mask = Mask(segments=array(there), globals=array(sizes.globals))
+    y = np.asarray(applied(made(config, d)[0], params, stream(sizes), mask=mask).y)
+    assert_close(y[there == 1], FIXTURES["longformer"][there == 1])
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"^longformer.dilations \(1, 2\): give one number from 1"):
+        LongformerConfig(heads=3, dilations=(1, 2))
+    with pytest.raises(ValueError, match=r"^longformer.window -1: give 0 or more$"):
+        LongformerConfig(window=-1)
+    mixer, params = made(LongformerConfig(heads=N), D)
+    with pytest.raises(ValueError, match=r"^mixer longformer: has no cache; decode with full or"):
+        applied(mixer, params, normal(0, B, T, D), cache=())
+
+
+@pytest.mark.parametrize("dilations", [(1,), (1, 3)])
+def test_flops_count_the_keys_that_are_seen(dilations: tuple[int, ...]) -> None:
+    config = LongformerConfig(heads=2, window=3, dilations=dilations, global_tokens=2)
+    near, first = window(config, INDEX)[0], np.arange(T) < 2
+    seen = near | first | first[:, None]
+    counted = in_longformer(config, T)
+    assert counted.all == pytest.approx(seen.sum() / (2 * T))
+    assert counted.causal == pytest.approx((seen & np.tri(T, dtype=bool)).sum() / (2 * T))

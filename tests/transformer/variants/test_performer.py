@@ -1,0 +1,128 @@
+"""Performer: features of queries and keys in place of softmax."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import array, assert_close, attention, normal
+from tests.transformer.kernels import dense_attention, positive, relu
+from tests.transformer.mixers import applied, made
+from transformer import (
+    BlockConfig,
+    Hardware,
+    LanguageModel,
+    Mask,
+    Pattern,
+    PerformerConfig,
+    TransformerConfig,
+)
+from transformer.costs import count_flops
+from transformer.testing import CHECKS, make_trial
+from transformer.variants.performer import Performer
+
+B, T, D, N, K, H, M = 2, 11, 6, 4, 2, 3, 7
+CONFIG = PerformerConfig(heads=N, kv_heads=K, head_width=H, features=M, seed=5)
+CAUSAL = Mask(Pattern(causal=True))
+
+
+@pytest.mark.parametrize("kind", ["positive", "relu"])
+def test_the_whole_mixer_against_the_formula(kind: Any) -> None:
+    """Four heads of queries on two of keys."""
+    config = PerformerConfig(
+        heads=N, kv_heads=K, head_width=H, features=M, feature_map=kind, seed=5
+    )
+    mixer, w = made(config, D)
+    x, directions = normal(0, B, T, D), Performer.constants(config, 2, D)
+    y = applied(mixer, w, x, mask=CAUSAL, constants=directions).y
+    q, k, v = (
+        np.einsum("BTD,DNH->BTNH", np.float64(x), w[name]) + w[f"{name}_bias"][None, None]
+        for name in ("query", "key", "value")
+    )
+    phi = positive if kind == "positive" else relu
+    seen = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
+    expected = dense_attention(phi(q, directions), phi(k, directions), v, seen)
+    expected = np.einsum("BTNH,NHD->BTD", expected, w["output"]) + w["output_bias"]
+    assert_close(y, expected)
+
+
+def test_many_features_are_nearly_softmax_and_so_is_the_mean_over_seeds() -> None:
+    """The constants are arguments: all of these are one program."""
+    config = PerformerConfig(heads=2, head_width=H, features=64)
+    mixer, w = made(config, D)
+    x = 0.4 * normal(0, 1, T, D)  # small, so that no few directions rule the errors
+    softmax, _ = attention(x, x, w, np.tri(T, dtype=bool)[None])
+    drawn = [
+        Performer.constants(PerformerConfig(head_width=H, features=64, redraw=each), 0, D)
+        for each in range(64)
+    ]
+
+    def run(constants: Any) -> Any:
+        given: Any = dict(positions=np.arange(T)[None], mask=CAUSAL, constants=constants)
+        output: Any = mixer.apply({"params": w}, x, **given)
+        return output.y
+
+    off = np.asarray(jax.jit(jax.vmap(run))(np.array(drawn)))[:, 0] - softmax
+    one = np.sqrt(np.mean(off**2))  # of 64 features; 64 times as many have an eighth of it
+    many = np.asarray(jax.jit(run)(np.concatenate(drawn))) - softmax
+    assert np.sqrt(np.mean(many**2)) < one / 4
+    # The quotient of two estimates is off by something of order 1 / M even on average.
+    assert np.sqrt(np.mean(off.mean(0) ** 2)) < one / 2
+
+
+def test_constants_are_a_function_of_seed_layer_and_redraw() -> None:
+    def drawn(layer: int = 0, **given: Any) -> Any:
+        return Performer.constants(PerformerConfig(features=M, head_width=H, **given), layer, D)
+
+    assert drawn().shape == (M, H)
+    assert np.array_equal(drawn(3, seed=1, redraw=2), drawn(3, seed=1, redraw=2))
+    others = [drawn(1), drawn(seed=1), drawn(redraw=1)]
+    assert not any(np.allclose(drawn(), other) for other in others)
+    config = PerformerConfig(features=10, head_width=H, feature_map="trigonometric")
+    assert Performer.constants(config, 0, D).shape == (5, H)
+
+
+def test_in_cross_attention_it_has_the_features_of_layer_0() -> None:
+    mixer, w = made(CONFIG, D)
+    x, memory = normal(0, B, T, D), normal(1, B, T + 2, D)
+    given: Any = dict(memory=memory, mask=Mask(lengths=array([T + 2, 5])))
+    first = Performer.constants(CONFIG, 0, D)
+    y = applied(mixer, w, x, **given).y
+    assert np.array_equal(y, applied(mixer, w, x, constants=first, **given).y)
+
+
+@pytest.mark.parametrize("kind", ["trigonometric", "relu"])
+def test_other_features_keep_the_contract(kind: Any) -> None:
+    config = PerformerConfig(heads=2, kv_heads=1, features=10, feature_map=kind)
+    trial = make_trial(config, 6, 17, (1, 17), Hardware())
+    for ability in ("causal", "cached"):
+        CHECKS[ability](trial)
+
+
+def test_costs() -> None:
+    def scores(**given: Any) -> int:
+        block = BlockConfig(mixer=PerformerConfig(heads=N, **given), feed_forward=None)
+        config = TransformerConfig(vocab_size=17, width=N * H, layers=1, pattern=(block,))
+        flops = count_flops(LanguageModel(config), 1000)
+        assert flops.scores == flops.scores_causal
+        return flops.scores
+
+    assert scores(features=10) == 2 * 2 * N * (10 * H + 10 * (H + 1))
+    half = scores(features=10, feature_map="trigonometric")
+    assert half == 2 * 2 * N * (5 * H + 10 * (H + 1))
+
+
+def test_errors() -> None:
+    for message, given in (
+        (r"^performer.features 0: give 1 or more$", dict(features=0)),
+        (r"^performer.features 7: sines and cosines come in pairs; give an even number$",
+         dict(features=7, feature_map="trigonometric")),
+        (r"^performer.feature_map cosine: is not known; give one of positive, trigonometric, relu",
+         dict(feature_map="cosine")),
+        (r"^performer.redraw -1: give 0 or more$", dict(redraw=-1)),
+        (r"^attention.heads 0: give 1 or more$", dict(heads=0)),
+    ):  # fmt: skip
+        arguments: Any = given
+        with pytest.raises(ValueError, match=message):
+            PerformerConfig(**arguments)

@@ -1,0 +1,141 @@
+"""Sparse Transformer's attention is softmax attention under its patterns."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import Array, array, assert_close, normal
+from transformer import Hardware, Mask, Pattern, Rotary, SparseConfig
+from transformer.masks import dense
+from transformer.mixers import NOTHING
+from transformer.testing import Trial, check_mixer, make_trial
+from transformer.testing.abilities import packed
+from transformer.testing.select import softmax_attention
+from transformer.testing.trial import run
+from transformer.variants.sparse_patterns import sees
+
+T = 67
+
+
+def on_trial(config: SparseConfig, length: int = T) -> Trial:
+    return make_trial(config, 12, length, (length,), Hardware())
+
+
+KINDS = [
+    dict(pattern="strided", stride=5),
+    dict(pattern="fixed", stride=5, summary=2),
+    dict(pattern="strided", stride=7, factor="heads"),
+    dict(pattern="fixed", stride=7, summary=3, factor="heads"),
+    dict(pattern="strided", stride=6, factor="far"),
+    dict(pattern="fixed", stride=6, summary=1, factor="far"),
+    dict(pattern="fixed", stride=8, factor="local"),
+]
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
+def test_it_keeps_the_contract(kind: dict[str, Any]) -> None:
+    config = SparseConfig(heads=4, kv_heads=2, position=Rotary(), **kind)
+    check_mixer(config, width=12, length=T, lengths=(1, T, 71))
+
+
+def test_the_patterns_by_hand() -> None:
+    """Queries 0 to 8, a stride of three: what figure 3 of the paper draws."""
+    index = array([np.arange(9)])
+
+    def rows(kind: Any, part: Any) -> list[list[int]]:
+        seen = np.tril(np.asarray(sees(kind, 3, 1, part, index, index))[0])
+        return [np.flatnonzero(row).tolist() for row in seen]
+
+    assert rows("strided", "local")[8] == [5, 6, 7, 8]
+    assert rows("strided", "far")[8] == [2, 5, 8]
+    assert rows("strided", "merged")[7] == [1, 4, 5, 6, 7]
+    assert rows("fixed", "local")[7] == [6, 7]
+    assert rows("fixed", "far")[7] == [2, 5]
+    assert rows("fixed", "merged")[8] == [2, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("kind", "causal"),
+    [(kind, True) for kind in KINDS] + [(KINDS[each], False) for each in (0, 1, 4, 5)],
+    ids=str,
+)
+def test_values_and_gradients_against_the_dense_pattern(kind: dict[str, Any], causal: bool) -> None:
+    """With documents packed and padding, at a length that is no multiple of the stride."""
+    segments, positions = packed(T)
+    mask = Mask(Pattern(causal=causal), positions=positions, segments=segments)
+    trial = on_trial(SparseConfig(heads=4, **kind))
+    arguments = trial.arguments(T, mask=mask, positions=positions)
+    chosen = normal(5, 3, T, 12)
+
+    def total(params: Any, x: Any) -> Any:
+        return (run(trial.mixer, params, x, NOTHING, arguments).y * chosen).sum()
+
+    ask = lambda what: trial.mixer.apply(  # noqa: E731
+        {"params": trial.params}, trial.inputs(0), method=what, **arguments
+    )
+    seen = np.asarray(ask("select")) & np.asarray(dense(mask, T, T))[:, None]
+
+    def expected_total(params: Any, x: Any) -> Any:
+        q, k, v = trial.mixer.apply({"params": params}, x, method="scored", **arguments)
+        scores = jax.numpy.einsum("BTNH,BSNH->BNTS", q, k) / q.shape[-1] ** 0.5
+        weights = jax.nn.softmax(jax.numpy.where(seen, scores, -1e30), axis=-1)
+        weights = jax.numpy.where(seen, weights, 0)
+        y = jax.numpy.einsum("BNTS,BSNH,NHD->BTD", weights, v, params["output"])
+        return ((y + params["output_bias"][None, None]) * chosen).sum()
+
+    got, expected = (
+        jax.jit(jax.value_and_grad(each, (0, 1)))(trial.params, trial.inputs(0))
+        for each in (total, expected_total)
+    )
+    for one, other in zip(*(jax.tree.leaves(each) for each in (got, expected)), strict=True):
+        assert_close(one, other)
+    y = np.asarray(run(trial.mixer, trial.params, trial.inputs(0), NOTHING, arguments).y)
+    q, k, v = (np.asarray(each) for each in ask("scored"))
+    assert_close(y, outputs(trial, softmax_attention(q, k, v, seen)))
+
+
+def outputs(trial: Trial, y: Array) -> Array:
+    return np.einsum("BTNH,NHD->BTD", y, trial.params["output"]) + trial.params["output_bias"]
+
+
+def test_padding_by_lengths_is_not_seen() -> None:
+    trial = on_trial(SparseConfig(heads=2, pattern="fixed", stride=5, summary=2))
+    x, lengths = trial.inputs(0), array([T, 23, 1])
+    mask = Mask(lengths=lengths)
+    there = np.arange(T)[None, :, None] < lengths[:, None, None]
+    before = trial(x, mask=mask).y
+    after = trial(np.where(there, x, 100 * trial.inputs(1)), mask=mask).y
+    assert np.array_equal(np.where(there, before, 0), np.where(there, after, 0))
+
+
+@pytest.mark.parametrize("pattern", ["strided", "fixed"])
+def test_no_square_array_is_ever_made(pattern: Any) -> None:
+    length = 2048
+    trial = on_trial(SparseConfig(heads=1, pattern=pattern, stride=64), length)
+    arguments = trial.arguments(length)
+
+    def total(params: Any, x: Any) -> Any:
+        return trial.mixer.apply({"params": params}, x, **arguments).y.sum()
+
+    x = jax.ShapeDtypeStruct((1, length, 12), "float32")
+    program = jax.jit(jax.grad(total)).lower(trial.params, x).compile().as_text()
+    assert f"{length},{length}]" not in program
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(pattern="spiral"), "sparse.pattern spiral: is not known; give one of strided, fixed"),
+        (dict(stride=0), "sparse.stride 0: give 1 or more"),
+        (
+            dict(pattern="fixed", stride=4, summary=5),
+            "sparse.summary 5: is more than the stride; give less",
+        ),
+        (dict(heads=3, factor="heads"), r"sparse.heads 3 \(of keys 3\): are odd"),
+    ],
+)
+def test_bad_settings_are_named(given: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SparseConfig(**given)

@@ -1,0 +1,147 @@
+"""Attention of each block of queries over the blocks of keys that were chosen for it.
+
+What is chosen is gathered for a few blocks of queries at a time, one step after the other, forward
+and backward: memory is O(T), and no step is remembered but by its inputs.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from transformer.attend.blockwise import Looked
+from transformer.attend.scoring import Scoring
+from transformer.attend.sparse.gathering import (
+    Marks,
+    Step,
+    cut,
+    gathered,
+    heads_first,
+    in_steps,
+    marks,
+    places,
+    shown,
+)
+from transformer.dropout import dropout, fold
+from transformer.masks import Mask, Pattern
+
+ROWS = 128
+"""Queries of a step, if a block has no more."""
+
+
+def attend_chosen_blocks(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, S, K, H]
+    v: jax.Array,  # [B, S, K, H of values]
+    mask: Mask,
+    scoring: Scoring,
+    chosen: jax.Array,  # [B or 1, N or 1, blocks of queries, m] blocks of keys; -1: none
+    block: int,  # tokens of a block
+) -> Looked:
+    """One softmax over the keys in the chosen blocks, as far as the mask shows them.
+
+    No block may be chosen twice for the same queries. Raises ValueError for scores that are more
+    than products, and for a mask that is more than a pattern, segments and lengths.
+    """
+    if not scoring.plain:
+        raise ValueError("chosen blocks: have scores of products alone; leave out biases and caps")
+    if any(array is not None for array in (mask.prefix, mask.globals, mask.allowed)):
+        raise ValueError("chosen blocks: obey no prefix, globals or array; choose blocks by them")
+    queries, blocks = q.shape[1], chosen.shape[2]
+    group = min(max(1, ROWS // block), blocks)
+    steps = -(-blocks // group)
+    rows, columns = marks(mask, queries, k.shape[1])
+    spare = ((0, 0), (0, 0), (0, steps * group - blocks), (0, 0))
+    stepped = functools.partial(in_steps, steps=steps)
+    given = Step(
+        jnp.arange(steps),
+        stepped(heads_first(cut(q, block, steps * group)), axis=2),
+        Marks(*(stepped(cut(each, block, steps * group), axis=1) for each in rows)),
+        stepped(jnp.pad(chosen, spare, constant_values=-1), axis=2),
+    )
+    k, v = (heads_first(cut(each, block)) for each in (k, v))
+    columns = Marks(*(cut(each, block) for each in columns))
+    how = _How(mask.pattern, scoring.scale, scoring.softmax_dtype, scoring.rate)
+    y, lse = _chosen(how, k, v, given, columns, scoring.keys)
+    y = jnp.moveaxis(y, 0, 2).reshape(*q.shape[:1], q.shape[2], -1, v.shape[-1])
+    lse = jnp.moveaxis(lse, 0, 2).reshape(*y.shape[:3])
+    return Looked(y[:, :, :queries].swapaxes(1, 2), lse[:, :, :queries])
+
+
+class _How(NamedTuple):
+    """What a pass does; hashable."""
+
+    pattern: Pattern
+    scale: float
+    softmax_dtype: str
+    rate: float
+
+
+def _look(
+    how: _How,
+    q: jax.Array,  # [B, N, group, block, H]
+    k: jax.Array,  # [B, N, group, m block, H]
+    v: jax.Array,  # [B, N, group, m block, H of values]
+    seen: jax.Array,  # [B or 1, N or 1, group, block, m block]
+    keys: jax.Array | None,  # [B]
+) -> tuple[jax.Array, jax.Array]:  # [B, N, group, block, H of values], [B, N, group, block]
+    """Softmax attention, and the logarithm of the softmax's sum."""
+    scores = jnp.einsum("...TH,...SH->...TS", q * how.scale, k).astype(how.softmax_dtype)
+    scores = jnp.where(seen, scores, -jnp.inf)
+    largest = jax.lax.stop_gradient(scores.max(-1))
+    largest = jnp.where(jnp.isfinite(largest), largest, 0)
+    raised = jnp.exp(scores - largest[..., None])
+    total = raised.sum(-1)
+    some = total > 0
+    total = jnp.where(some, total, 1)
+    y = jnp.einsum("...TS,...SH->...TH", dropout(raised, how.rate, keys).astype(v.dtype), v)
+    lse = jnp.where(some, largest + jnp.log(total), -jnp.inf)
+    return (y / total[..., None].astype(y.dtype)), lse
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _chosen(
+    how: _How,
+    k: jax.Array,  # [B, K, blocks, block, H]
+    v: jax.Array,  # [B, K, blocks, block, H of values]
+    steps: Step,
+    columns: Marks,
+    keys: jax.Array | None,
+) -> Any:
+    def one(step: Step) -> Any:
+        seen, here = shown(how.pattern, step, columns), fold(keys, step.number)
+        return _look(how, step.q, gathered(k, step), gathered(v, step), seen, here)
+
+    return jax.lax.map(one, steps)
+
+
+def _forward(how: _How, *given: Any) -> Any:
+    return _chosen(how, *given), given
+
+
+def _backward(how: _How, given: Any, cotangents: Any) -> Any:
+    """Each step again, its gradients added where its keys and values came from."""
+    k, v, steps, columns, keys = given
+
+    def one(carry: Any, inputs: Any) -> Any:
+        step, cotangent = inputs
+        seen, here = shown(how.pattern, step, columns), fold(keys, step.number)
+        look = functools.partial(_look, how, seen=seen, keys=here)
+        _, pull = jax.vjp(look, step.q, gathered(k, step), gathered(v, step))
+        dq, *found = pull(cotangent)
+
+        def add(total: jax.Array, new: jax.Array) -> jax.Array:
+            new = new.reshape(*new.shape[:3], -1, *total.shape[3:])
+            return total.at[places(total, step)].add(new.astype(total.dtype), mode="drop")
+
+        return tuple(add(*both) for both in zip(carry, found, strict=True)), dq
+
+    start = tuple(jnp.zeros(each.shape, how.softmax_dtype) for each in (k, v))
+    (dk, dv), dq = jax.lax.scan(one, start, (steps, cotangents))
+    nothing: Any = None  # for what is no real number
+    d_steps = Step(nothing, dq, nothing, nothing)
+    return dk.astype(k.dtype), dv.astype(v.dtype), d_steps, nothing, nothing
+
+
+_chosen.defvjp(_forward, _backward)

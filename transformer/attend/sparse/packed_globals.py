@@ -1,0 +1,135 @@
+"""Global tokens of packed documents, each with its own: O(n T), however many documents there are.
+
+One position after the other, every token finds the global token at that position of its document,
+by counting back from itself: positions of a document count up by one.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from transformer.attend.blockwise import Looked
+from transformer.attend.scoring import Scoring
+from transformer.attend.sparse.rows import take_rows
+from transformer.dropout import dropout, fold
+from transformer.masks import Mask
+
+
+class _Found(NamedTuple):
+    """The global token at one position of each token's document."""
+
+    place: jax.Array  # [B or 1, T] where it stands
+    there: jax.Array  # [B or 1, T] booleans: whether there is one
+    ahead: jax.Array  # [B or 1, T] how many positions it is ahead of the token
+
+
+def _find(
+    mask: Mask,  # with positions and key_segments [B or 1, T]
+    position: jax.Array,  # [B or 1]
+) -> _Found:
+    positions: Any = mask.positions
+    segments: Any = mask.key_segments
+    length = positions.shape[1]
+    ahead = position[:, None] - positions
+    index = jnp.arange(length)[None, :] + ahead
+    there = (index >= 0) & (index < length) & (position >= 0)[:, None] & (segments != 0)
+    index = jnp.clip(index, 0, length - 1)
+    there &= take_rows(segments, index) == segments
+    there &= take_rows(positions, index) == position[:, None]
+    return _Found(index, there, ahead)
+
+
+def to_packed(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, T, K, H]
+    v: jax.Array,  # [B, T, K, H of values]
+    mask: Mask,  # causal or not; with positions and key_segments [B or 1, T]
+    scoring: Scoring,
+    listed: jax.Array,  # [B or 1, n] distinct positions; -1: none
+) -> Looked:
+    """What queries find over the global keys of their document alone."""
+    grouped = _grouped(q, k)
+
+    @jax.checkpoint
+    def score(position: jax.Array) -> jax.Array:  # [B, T, K, G]
+        found = _find(mask, position)
+        seen = found.there & (found.ahead <= 0) if mask.pattern.causal else found.there
+        there = take_rows(k, found.place)
+        scores = jnp.einsum("BTKGH,BTKH->BTKG", grouped * scoring.scale, there)
+        return jnp.where(seen[..., None, None], scores.astype(scoring.softmax_dtype), -jnp.inf)
+
+    @jax.checkpoint
+    def share(position: jax.Array, weights: jax.Array) -> jax.Array:  # [B, T, K, G, H of values]
+        there = take_rows(v, _find(mask, position).place)
+        return weights.astype(v.dtype)[..., None] * there[:, :, :, None]
+
+    positions = listed.T
+    scores = jax.lax.map(score, positions)  # [n, B, T, K, G]
+    largest = _finite(jax.lax.stop_gradient(scores.max(0)))
+    raised = jnp.exp(scores - largest[None])
+    total = raised.sum(0)
+    some = total > 0
+    total = jnp.where(some, total, 1)
+    weights = jnp.moveaxis(raised / total[None], 0, 1)
+    weights = jnp.moveaxis(dropout(weights, scoring.rate, scoring.keys), 1, 0)
+
+    def add(y: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
+        return y + share(*inputs), None
+
+    start = jnp.zeros((*grouped.shape[:-1], v.shape[-1]), v.dtype)
+    y, _ = jax.lax.scan(add, start, (positions, weights))
+    lse = jnp.where(some, largest + jnp.log(total), -jnp.inf)
+    heads = (*q.shape[:3], v.shape[-1])
+    return Looked(y.reshape(heads), lse.reshape(heads[:3]).swapaxes(1, 2))
+
+
+def with_packed_rows(
+    y: jax.Array,  # [B, T, N, H of values] of all queries
+    q: jax.Array,  # [B, T, N, H]; those of global tokens are looked at
+    k: jax.Array,  # [B, T, K, H]
+    v: jax.Array,  # [B, T, K, H of values]
+    mask: Mask,  # causal or not; with positions and key_segments [B or 1, T]
+    scoring: Scoring,
+    listed: jax.Array,  # [B or 1, n] distinct positions; -1: none
+) -> jax.Array:  # [B, T, N, H of values]
+    """`y` with the rows of global tokens as they find them over all of their document."""
+    batch, length = q.shape[:2]
+    example = jnp.arange(batch)[:, None]
+
+    @jax.checkpoint
+    def look(position: jax.Array, number: jax.Array) -> jax.Array:  # [B, T, N, H of values]
+        """What the global token at this position of each document finds, where it stands."""
+        found = _find(mask, position)
+        seen = found.there & (found.ahead >= 0) if mask.pattern.causal else found.there
+        index = jnp.broadcast_to(jnp.where(seen, found.place, length), (batch, length))
+
+        def total(x: jax.Array) -> jax.Array:  # of each global token, at its place
+            return jnp.zeros_like(x).at[example, index].add(x, mode="drop")
+
+        theirs = _grouped(take_rows(q, found.place), k)
+        scores = jnp.einsum("BTKGH,BTKH->BTKG", theirs * scoring.scale, k)
+        scores = jnp.where(seen[..., None, None], scores.astype(scoring.softmax_dtype), -jnp.inf)
+        alone = jax.lax.stop_gradient(scores)
+        largest = jnp.full_like(alone, -jnp.inf).at[example, index].max(alone, mode="drop")
+        raised = jnp.exp(scores - _finite(take_rows(largest, found.place)))
+        dropped = dropout(raised, scoring.rate, fold(scoring.keys, number)).astype(v.dtype)
+        sums = total(raised)
+        rows = total(dropped[..., None] * v[:, :, :, None])
+        rows = rows / jnp.where(sums > 0, sums, 1)[..., None].astype(v.dtype)
+        return rows.reshape(y.shape)
+
+    def put(y: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
+        position, number = inputs
+        here = (mask.positions == position[:, None]) & (mask.key_segments != 0)
+        return jnp.where(here[..., None, None], look(position, number), y), None
+
+    return jax.lax.scan(put, y, (listed.T, jnp.arange(listed.shape[1])))[0]
+
+
+def _grouped(q: jax.Array, k: jax.Array) -> jax.Array:  # [B, T, N, H] -> [B, T, K, G, H]
+    return q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
+
+
+def _finite(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(x), x, 0)

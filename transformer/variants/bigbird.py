@@ -1,0 +1,181 @@
+"""BigBird: global, window and random blocks (Zaheer et al. 2020)."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from transformer.attend import Scoring
+from transformer.attend.sparse.chosen_blocks import attend_chosen_blocks
+from transformer.attend.sparse.rows import take_rows, with_rows
+from transformer.checks import check_least, check_share
+from transformer.documents import documents
+from transformer.dropout import fold
+from transformer.heads import HeadsConfig, join, project
+from transformer.masks import Mask
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.positions import NoPosition, Rotary
+from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
+from transformer.variants.bigbird_pattern import chosen_blocks, last_block, random_blocks
+
+
+@dataclasses.dataclass(frozen=True)
+class BigBirdConfig(HeadsConfig):
+    """Each block of queries sees the global blocks, a window and some random blocks.
+
+    Global blocks see everything. They are made of the input's own tokens (the paper's ITC); for
+    extra tokens (ETC) put so many before the input and let the first blocks be those.
+    """
+
+    kind: ClassVar[str] = "bigbird"
+    by_index: ClassVar[bool] = True
+
+    block: int = 64
+    """Tokens of a block. Blocks go by index: packed documents are kept apart, but each sees less
+    than it would alone, and only the first has the first blocks."""
+    global_blocks: int = 1
+    """Blocks at the start that are global."""
+    last_is_global: bool = True
+    """Whether the last block that holds a token is global too, as in the paper's code. Not under a
+    causal mask: what is last changes as tokens come."""
+    window_blocks: int = 3
+    """Blocks of the window, an odd number: a block itself and as many on each side."""
+    random_blocks: int = 3
+    """r blocks that each head draws for each block, beside the window and the first blocks. Under a
+    causal mask those that lie ahead are lost."""
+    span: int = 4096
+    """Tokens whose blocks are drawn from: give your longest length. Of a shorter input some of the
+    blocks drawn do not exist; of a longer one each stretch of so many tokens draws from itself."""
+    seed: int = 0
+    """What is drawn follows from it and from the layer."""
+    position: NoPosition | Rotary = NoPosition()
+    """What queries and keys know of each other's positions."""
+    dropout: float = 0.0
+    """Of the attention weights."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("block", 1), ("global_blocks", 0), ("random_blocks", 0), ("seed", 0)):
+            check_least(f"bigbird.{name}", getattr(self, name), least)
+        check_least("bigbird.span", self.span, self.block)
+        check_share("bigbird.dropout", self.dropout)
+        if self.window_blocks < 1 or self.window_blocks % 2 == 0:
+            raise ValueError(
+                f"bigbird.window_blocks {self.window_blocks}: give an odd number, of a block "
+                "itself and as many on each side"
+            )
+
+
+class BigBird(Mixer):
+    """Softmax attention over chosen blocks; of global queries, over all."""
+
+    config: BigBirdConfig
+
+    @staticmethod
+    def abilities(config: BigBirdConfig) -> Abilities:
+        return Abilities(cached=False, cross=False, weights=False)
+
+    @staticmethod
+    def constants(config: BigBirdConfig, layer: int, width: int) -> np.ndarray:  # [N, R, r]
+        """The random blocks of a layer."""
+        rows = -(-config.span // config.block)
+        counts = (config.random_blocks, config.window_blocks, config.global_blocks)
+        return random_blocks(config.seed, layer, config.heads, rows, *counts)
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> Any:
+        raise ValueError("mixer bigbird: has no cache; decode with full or sliding_window")
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B or 1, T]
+        mask: Mask,
+        memory: jax.Array | None = None,
+        cache: Any = None,
+        keys: jax.Array | None = None,  # [B]
+        constants: Any = None,  # [N, R, r]
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        config, shared = self.config, self.shared
+        refuse_memory(config.kind, memory)
+        refuse_weights(config.kind, want)
+        refuse_patterns(config.kind, mask)
+        if cache is not None:
+            self.init_cache(*x.shape[:2])
+        q, k, v = project(self, x, positions, config, shared)
+        scoring = Scoring(
+            scale=1 / math.sqrt(q.shape[-1]),
+            softmax_dtype=shared.precision.softmax,
+            rate=config.dropout,
+            keys=fold(keys, 0),
+        )
+        length = x.shape[1]
+        chosen = self.chosen(mask, length, constants)
+        y = attend_chosen_blocks(q, k, v, mask, scoring, chosen, config.block).y
+        index = self.global_rows(mask, length)
+        if index.size:
+            again = scoring._replace(keys=fold(keys, 1))
+            y = with_rows(y, take_rows(q, index), k, v, mask, again, index)
+        aux: dict[str, Any] = {"scored": (q, k, v)} if "scored" in want else {}
+        return MixerOutput(join(self, y, config, shared), None, aux)
+
+    @nn.nowrap
+    def last(self, mask: Mask, length: int) -> jax.Array | None:  # [B or 1]
+        """The last block, if it is global."""
+        if mask.pattern.causal or not self.config.last_is_global:
+            return None
+        return last_block(documents(mask, length), length, self.config.block)
+
+    @nn.nowrap
+    def chosen(
+        self, mask: Mask, length: int, table: jax.Array
+    ) -> jax.Array:  # [B or 1, N, blocks, m]
+        """The blocks that each block of queries sees."""
+        config = self.config
+        counts = (-(-length // config.block), config.window_blocks, config.global_blocks)
+        last = self.last(mask, length)
+        return chosen_blocks(table, *counts, last, mask.pattern.causal)
+
+    @nn.nowrap
+    def global_rows(self, mask: Mask, length: int) -> jax.Array:  # [B or 1, n]
+        """The tokens of global blocks; T where there is none."""
+        block, last = self.config.block, self.last(mask, length)
+        index = jnp.arange(self.config.global_blocks * block)[None, :]
+        if last is not None:
+            ends = last[:, None] * block + jnp.arange(block)[None, :]
+            index = jnp.broadcast_to(index, (len(ends), index.shape[1]))
+            index = jnp.concatenate([index, ends], axis=1)
+        return jnp.minimum(index, length)
+
+    @nn.nowrap
+    def select(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B or 1, T]
+        mask: Mask,
+        constants: Any = None,  # [N, R, r]
+    ) -> jax.Array:  # [B or 1, N, T, T] booleans
+        """Chosen blocks token by token, and the rows of global ones."""
+        length, block = x.shape[1], self.config.block
+        chosen = self.chosen(mask, length, constants)
+        blocks = jnp.arange(chosen.shape[2])
+        seen = (chosen[..., None] == blocks[None, None, None, None, :]).any(-2)
+        for axis in (2, 3):
+            seen = jnp.repeat(seen, block, axis)
+        rows = self.global_rows(mask, length)[:, :, None] == jnp.arange(length)[None, None, :]
+        return seen[:, :, :length, :length] | rows.any(1)[:, None, :, None]
+
+    def scored(self, x: jax.Array, **given: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries [B, T, N, H], keys and values [B, T, K, H]."""
+        return self(x, want=frozenset({"scored"}), **given).aux["scored"]  # type: ignore[return-value]
+
+
+MIXERS[BigBirdConfig.kind] = BigBird

@@ -1,0 +1,77 @@
+"""Linear attention: weights are products of elu + 1 (Katharopoulos et al. 2020)."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.heads import HeadsConfig, join
+from transformer.masks import Mask
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.positions import NoPosition, Rotary
+from transformer.variants.kernel_attention import MemorySums, attend_by_kernel
+from transformer.variants.prefix_sums import Features, Sums
+
+FLOOR = 1e-18
+"""Of a feature: so weights of tokens whose entries are all far below zero are not 0 / 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearAttentionConfig(HeadsConfig):
+    """Attention without softmax, a recurrence at decode (sections 3.2 to 3.4 of the paper)."""
+
+    kind: ClassVar[str] = "linear"
+
+    position: NoPosition | Rotary = NoPosition()
+    """What turns queries and keys before the features are made of them."""
+
+
+def elu_features(x: jax.Array) -> Features:  # [..., H] -> [..., H]
+    """elu(x) + 1 (equation 7): x + 1 above zero, exp(x) below."""
+    above = jnp.maximum(x, 0) + 1
+    return Features(jnp.maximum(jnp.where(x > 0, above, jnp.exp(jnp.minimum(x, 0))), FLOOR))
+
+
+class LinearAttention(Mixer):
+    """y = phi(q) (sum of phi(k) v) / phi(q) (sum of phi(k)), with H features for each head."""
+
+    config: LinearAttentionConfig
+
+    @staticmethod
+    def abilities(config: LinearAttentionConfig) -> Abilities:
+        return Abilities(weights=False)
+
+    @staticmethod
+    def constants(config: LinearAttentionConfig, layer: int, width: int) -> None:
+        return None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> Sums:
+        head = self.config.query_width(self.shared.width)
+        return Sums.zeros(batch, self.config.key_heads, head, head)
+
+    @nn.nowrap
+    def init_memory_cache(self, batch: int, length: int) -> MemorySums:
+        return MemorySums(self.init_cache(batch, length))
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B or 1, T]
+        mask: Mask,
+        memory: jax.Array | None = None,  # [B, S, D]
+        cache: Sums | MemorySums | None = None,
+        keys: jax.Array | None = None,
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        given: Any = dict(positions=positions, mask=mask, memory=memory, cache=cache, want=want)
+        y, cache = attend_by_kernel(self, x, elu_features, **given)
+        return MixerOutput(join(self, y, self.config, self.shared), cache, {})
+
+
+MIXERS[LinearAttentionConfig.kind] = LinearAttention

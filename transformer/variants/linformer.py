@@ -1,0 +1,167 @@
+"""Linformer: softmax attention to keys and values that are projected along the length to fewer.
+
+Wang et al. 2020 (Linformer: Self-Attention with Linear Complexity).
+"""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.attend import Scoring, attend
+from transformer.checks import check_choice, check_least, check_share
+from transformer.dropout import fold
+from transformer.heads import HeadsConfig, join, key_heads, project, query_heads, value_heads
+from transformer.masks import Mask
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.positions import NoPosition, Rotary
+from transformer.refusals import refuse_patterns, refuse_weights
+from transformer.variants.low_rank import make_slots, projected
+from transformer.weights import weight
+
+Sharing = Literal["none", "heads", "key_value"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LinformerConfig(HeadsConfig):
+    """softmax(q (E k)^T / sqrt(H)) (F v), with E and F of `rank` rows (equation 7).
+
+    For encoders: every projected key holds something of all tokens. Padded ones are zeroed first.
+    """
+
+    kind: ClassVar[str] = "linformer"
+
+    length: int = 256
+    """The longest input: E and F have a column for each position, of which shorter inputs take the
+    first."""
+    rank: int = 64
+    """How many keys there are in place of the T of a sequence: the paper's k."""
+    sharing: Sharing = "heads"
+    """Whether each head has an E and an F, all heads of a layer have the same, or E is F too
+    (section 4, additional efficiency techniques). Its layerwise sharing is not to be had: the
+    weights of a mixer are those of its layer."""
+    documents: int = 2
+    """How many documents a row may hold, each projected by itself from its own first position, at
+    the cost of `rank` keys each; results of rows with more are not a number. Segments that only
+    tell of padding, as a classifier has them, need 2 all the same, as nobody knows what they tell
+    before the program runs. With 1 there is padding by `lengths` alone."""
+    position: NoPosition | Rotary = NoPosition()
+    """What turns queries and keys before the projection."""
+    dropout: float = 0.0
+    """Of the attention weights."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("length", "rank", "documents"):
+            check_least(f"linformer.{name}", getattr(self, name), 1)
+        check_choice("linformer.sharing", self.sharing, get_args(Sharing))
+        check_share("linformer.dropout", self.dropout)
+
+
+class Linformer(Mixer):
+    """Attention to `rank` mixtures of a sequence's keys."""
+
+    config: LinformerConfig
+
+    @staticmethod
+    def abilities(config: LinformerConfig) -> Abilities:
+        packs = config.documents > 1
+        return Abilities(
+            causal=False, cached=False, segments=packs, any_length=False, weights=False
+        )
+
+    @staticmethod
+    def constants(config: LinformerConfig, layer: int, width: int) -> None:
+        return None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> Any:
+        raise ValueError(
+            "mixer linformer: cannot decode, as each of its keys is of all tokens; "
+            "use it in an encoder"
+        )
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B or 1, T]
+        mask: Mask,
+        memory: jax.Array | None = None,  # [B, S, D]
+        cache: Any = None,
+        keys: jax.Array | None = None,  # [B]
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        config, shared = self.config, self.shared
+        if memory is None:
+            q, k, v = project(self, x, positions, config, shared)
+        else:
+            q = query_heads(self, x, config, shared)
+            k, v = (heads(self, memory, config, shared) for heads in (key_heads, value_heads))
+        self.refuse(mask, k.shape[1], want)
+        if cache is not None:
+            self.init_cache(*x.shape[:2])
+        slots = make_slots(mask, k.shape[0], k.shape[1], config.documents)
+        rows = self.tables()
+        k, v = projected(rows[0], k, slots), projected(rows[1], v, slots)
+        scoring = Scoring(
+            scale=1 / math.sqrt(q.shape[-1]),
+            softmax_dtype=shared.precision.softmax,
+            rate=config.dropout,
+            keys=fold(keys, 0),
+        )
+        theirs = Mask()
+        if slots.segments is not None:
+            numbers = jnp.repeat(slots.segments, config.rank, axis=1)
+            theirs = Mask(segments=mask.segments, key_segments=numbers)
+        y = attend(q, k, v, theirs, scoring, hardware=shared.hardware).y
+        if slots.overfull is not None:
+            y = jnp.where(slots.overfull[:, None, None, None], jnp.nan, y)
+        return MixerOutput(join(self, y, config, shared), None, {})
+
+    @nn.nowrap
+    def refuse(self, mask: Mask, length: int, want: Want) -> None:
+        config = self.config
+        if mask.pattern.causal:
+            raise ValueError(
+                "mixer linformer: cannot obey a causal mask, as each of its keys is of all tokens; "
+                "use it in an encoder"
+            )
+        if length > config.length:
+            raise ValueError(
+                f"mixer linformer: {length:,} tokens are more than the {config.length:,} columns "
+                f"of its projections; set length to {length:,} or more"
+            )
+        if config.documents == 1 and mask.segments is not None:
+            raise ValueError(
+                "mixer linformer: of one document a row cannot keep segments apart; "
+                "give lengths, or set documents to 2 or more"
+            )
+        pattern = dataclasses.replace(mask.pattern, ordered=True)  # any order will do
+        refuse_patterns(config.kind, mask.replace(pattern=pattern))
+        refuse_weights(config.kind, want)
+
+    def tables(self) -> tuple[jax.Array, jax.Array]:
+        """E and F: [length, rank] for all heads, or [K, length, rank].
+
+        They start as a matrix that sums over the length does, but their axes are not declared as
+        those of one: a token meets one row of them.
+        """
+        config, shared = self.config, self.shared
+        heads = {"kv_heads": config.key_heads} if config.sharing == "none" else {}
+        axes = {**heads, "positions": config.length, "rank": config.rank}
+        init = shared.initialization.matrix({"positions": config.length})
+        declared = [
+            weight(self, name, outputs=axes, init=init, dtype=shared.precision.parameters)
+            for name in ("key_rows", "value_rows")[: 1 if config.sharing == "key_value" else 2]
+        ]
+        dtype = shared.precision.compute
+        return declared[0].astype(dtype), declared[-1].astype(dtype)
+
+
+MIXERS[LinformerConfig.kind] = Linformer

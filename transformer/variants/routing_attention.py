@@ -1,0 +1,238 @@
+"""Routing attention: tokens meet within clusters that k-means finds (Roy et al. 2021).
+
+Not to be confused with the routing of tokens to experts.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+
+from transformer.attend.sparse.balanced import attend_balanced, belongs, nearest
+from transformer.attend.sparse.grouped_window import attend_grouped, places, within_documents
+from transformer.attend.sparse.last_members import attend_last_members
+from transformer.cache import KVCache
+from transformer.checks import check_least
+from transformer.documents import documents
+from transformer.heads import Heads, join, key_heads, query_heads, value_heads
+from transformer.masks import Mask
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.positions import Rotary, rotate
+from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
+from transformer.variants.clusters import affinity, centroids, distance, unit
+from transformer.variants.shared_keys import SharedKeysConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class RoutingConfig(SharedKeysConfig):
+    """Attention within clusters of layer-normed queries and keys (section 4.1 of the paper).
+
+    The paper gives each cluster the tokens of the whole row that are nearest to it, under a causal
+    mask too: then a later token may take an earlier one's place, and the future leaks. Here, unless
+    `balanced`, each token goes to its nearest centroid, and a query sees the last members of its
+    cluster, which only the past decides. The paper moves centroids by moving averages; here the
+    gradient of an auxiliary loss does. There, half of the heads look at a local window in place of
+    a cluster: give layers of `sliding_window` between.
+    """
+
+    kind: ClassVar[str] = "routing"
+
+    clusters: int = 16
+    """E, of each head. The paper advises sqrt(T)."""
+    window: int = 256
+    """Members of its cluster that a query sees, itself among them: the last ones under a causal
+    mask, without it as many after it too. Balanced: the size of a cluster."""
+    balanced: bool = False
+    """Whether each cluster takes the `window` queries and keys nearest to it (algorithm 1). Without
+    a causal mask alone, and for rows of one document; keys have a projection of their own. A query
+    in several clusters sees the keys of all in one softmax, one in no cluster gets zeros."""
+    centroid_loss: float = 0.01
+    """Coefficient of the loss that draws each centroid to the mean of its tokens. It is the only
+    gradient that centroids have, and none of the tokens' own."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("clusters", 1), ("window", 1), ("centroid_loss", 0)):
+            check_least(f"routing.{name}", getattr(self, name), least)
+
+
+class MembersCache(struct.PyTreeNode):
+    """Keys and values of all tokens, and their clusters."""
+
+    kv: KVCache
+    clusters: jax.Array  # [B, S, N]
+
+    def write(
+        self,
+        k: jax.Array,  # [B, T, N, H]
+        v: jax.Array,  # [B, T, N, H]
+        clusters: jax.Array,  # [B, T, N]
+        positions: jax.Array,  # [B, T], consecutive within a row
+    ) -> "MembersCache":
+        """The cache with T more tokens, at the positions given."""
+        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
+        kept = jax.vmap(put)(self.clusters, clusters, positions[:, 0])
+        return MembersCache(self.kv.write(k, v, positions), kept)
+
+
+class RoutingAttention(Mixer):
+    """Softmax attention within clusters."""
+
+    config: RoutingConfig
+
+    @staticmethod
+    def abilities(config: RoutingConfig) -> Abilities:
+        free = not config.balanced
+        return Abilities(causal=free, cached=free, segments=free, cross=False, weights=False)
+
+    @staticmethod
+    def constants(config: RoutingConfig, layer: int, width: int) -> None:
+        return None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> MembersCache:
+        config, shared = self.config, self.shared
+        if config.balanced:
+            raise ValueError("mixer routing: decodes without balanced clusters alone; unset that")
+        shape = (batch, length, config.heads, config.query_width(shared.width))
+        zeros = jnp.zeros(shape, shared.precision.compute)
+        return MembersCache(KVCache(zeros, zeros), jnp.zeros(shape[:3], jnp.int32))
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B or 1, T]
+        mask: Mask,
+        memory: jax.Array | None = None,
+        cache: MembersCache | None = None,
+        keys: jax.Array | None = None,
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        config, shared = self.config, self.shared
+        refuse_memory(config.kind, memory)
+        refuse_weights(config.kind, want)
+        refuse_patterns(config.kind, mask)
+        self.refuse(mask, cache)
+        q = unit(query_heads(self, x, config, shared), shared)
+        k = unit(key_heads(self, x, config, shared), shared) if config.balanced else q
+        v = value_heads(self, x, config, shared)
+        middle = centroids(self, config.heads, config.clusters, q.shape[-1], shared)
+        near = [affinity(each, middle) for each in ((q, k) if config.balanced else (q,))]
+        aux: dict[str, Any] = {}
+        if "losses" in want:
+            far = distance(near, documents(mask, x.shape[1]))
+            aux["loss/centroids"] = config.centroid_loss * far
+        near = [jax.lax.stop_gradient(each) for each in near]
+        if isinstance(config.position, Rotary):
+            q, k = (rotate(each, positions, config.position) for each in (q, k))
+        if "scored" in want:
+            aux["scored"] = (q, k, v)
+        if "affinity" in want:
+            aux["affinity"] = near
+        if config.balanced:
+            y = self.within_balanced(Heads(q, k, v), near, mask)
+        elif cache is None:
+            y = self.within_own(Heads(q, k, v), near[0], mask)
+        else:
+            at = jnp.broadcast_to(positions, x.shape[:2])
+            y, cache = self.decoded(Heads(q, k, v), near[0], cache, at)
+        return MixerOutput(join(self, y, config, shared), cache, aux)
+
+    @nn.nowrap
+    def refuse(self, mask: Mask, cache: Any) -> None:
+        """Raises ValueError for what the configuration cannot do."""
+        causal = mask.pattern.causal
+        if self.config.balanced and (causal or mask.segments is not None):
+            raise ValueError(
+                "mixer routing: balanced clusters see the whole row, neither causal nor packed; "
+                "set balanced to False"
+            )
+        if cache is not None and not causal:
+            raise ValueError("mixer routing: decodes under a causal mask alone; give one")
+
+    @nn.nowrap
+    def how(self, q: jax.Array) -> dict[str, Any]:
+        return dict(scale=1 / math.sqrt(q.shape[-1]), softmax_dtype=self.shared.precision.softmax)
+
+    @nn.nowrap
+    def groups(self, near: jax.Array, mask: Mask) -> jax.Array:  # [B, N, T, E] -> [B, N, T]
+        """The cluster of each token; of equally near ones the first. Documents have their own."""
+        here = documents(mask, near.shape[2])
+        return within_documents(jnp.argmax(near, axis=-1), self.config.clusters, here)
+
+    @nn.nowrap
+    def within_own(self, heads: Heads, near: jax.Array, mask: Mask) -> jax.Array:  # [B, T, N, H]
+        groups, causal = self.groups(near, mask), mask.pattern.causal
+        how = self.how(heads.q)
+        return attend_grouped(*heads, groups, self.config.window, causal=causal, **how).y
+
+    @nn.nowrap
+    def decoded(
+        self,
+        heads: Heads,
+        near: jax.Array,  # [B, N, T, E]
+        cache: MembersCache,
+        positions: jax.Array,  # [B, T]
+    ) -> tuple[jax.Array, MembersCache]:  # [B, T, N, H]
+        own = jnp.argmax(near, axis=-1).swapaxes(1, 2).astype(jnp.int32)
+        cache = cache.write(heads.k, heads.v, own, positions)
+        kept = cache.kv.keys, cache.kv.values, own, cache.clusters
+        how = self.how(heads.q)
+        return attend_last_members(heads.q, *kept, positions, self.config.window, **how), cache
+
+    @nn.nowrap
+    def within_balanced(
+        self,
+        heads: Heads,
+        near: list[jax.Array],  # [B, N, T, E] of queries and of keys
+        mask: Mask,
+    ) -> jax.Array:  # [B, T, N, H]
+        there = self.there(mask, heads.q.shape[1])
+        of_queries, of_keys = self.members(near, there)
+        dtype = self.shared.precision.softmax
+        return attend_balanced(*heads, of_queries, of_keys, there, dtype)
+
+    @nn.nowrap
+    def members(self, near: list[jax.Array], there: jax.Array) -> list[jax.Array]:
+        """Of each cluster the queries and the keys, [B, N, E, window] indices of tokens."""
+        count = min(self.config.window, there.shape[1])
+        return [nearest(jnp.where(there[:, None, :, None], each, -jnp.inf), count) for each in near]
+
+    @nn.nowrap
+    def there(self, mask: Mask, length: int) -> jax.Array:  # [B or 1, T] booleans
+        """Which tokens are no padding."""
+        here = documents(mask, length)
+        return jnp.ones((1, length), bool) if here is None else here != 0
+
+    def select(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B or 1, T]
+        mask: Mask,
+        constants: Any = None,
+    ) -> jax.Array:  # [B, N, T, T] booleans
+        """Those of a query's cluster, or of all that it is in."""
+        want, length = frozenset({"affinity"}), x.shape[1]
+        near: Any = self(x, positions=positions, mask=mask, want=want).aux["affinity"]
+        if self.config.balanced:
+            chosen = self.members(near, self.there(mask, length))
+            queries, keys = (belongs(each, length) for each in chosen)
+            return (queries[..., :, None] & keys[..., None, :]).any(2)
+        where = places(self.groups(near[0], mask), self.config.window)
+        return jnp.abs(where[..., :, None] - where[..., None, :]) < self.config.window
+
+    def scored(self, x: jax.Array, **given: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries, keys and values [B, T, N, H]."""
+        return self(x, want=frozenset({"scored"}), **given).aux["scored"]  # type: ignore[return-value]
+
+
+MIXERS[RoutingConfig.kind] = RoutingAttention

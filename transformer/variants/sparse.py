@@ -1,0 +1,181 @@
+"""Sparse Transformer: attention factorised into a local and a far pattern (Child et al. 2019)."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.attend import Looked, Scoring, attend_blockwise, merge
+from transformer.attend.reference import attend_reference
+from transformer.cache import KVCache
+from transformer.checks import check_choice, check_least
+from transformer.heads import HeadsConfig, join, project
+from transformer.masks import Mask
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.positions import NoPosition, Rotary
+from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
+from transformer.variants.sparse_patterns import Factor, Kind, far, local, sees
+
+PARTS: dict[Factor, tuple[Factor, ...]] = {
+    "local": ("local",),
+    "far": ("far",),
+    "merged": ("merged",),
+    "heads": ("local", "far"),
+}
+"""What groups of heads, of one size, look at."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseConfig(HeadsConfig):
+    """Strided (equation 3) or fixed (equation 4) attention, with a stride near sqrt(T)."""
+
+    kind: ClassVar[str] = "sparse"
+
+    pattern: Kind = "strided"
+    """strided: the last l tokens, and every l-th before. fixed: the tokens of the own block of l,
+    and the last `summary` of every block."""
+    stride: int = 64
+    """l."""
+    summary: int = 8
+    """c of the fixed pattern."""
+    factor: Factor = "merged"
+    """merged: each head looks at both parts; heads: half of them at each part; local or far: one
+    part alone, so that layers can take turns (section 5.2)."""
+    position: NoPosition | Rotary = NoPosition()
+    """What queries and keys know of each other's positions."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("sparse.pattern", self.pattern, get_args(Kind))
+        check_choice("sparse.factor", self.factor, get_args(Factor))
+        check_least("sparse.stride", self.stride, 1)
+        check_least("sparse.summary", self.summary, 1)
+        if self.pattern == "fixed" and self.summary > self.stride:
+            raise ValueError(f"sparse.summary {self.summary}: is more than the stride; give less")
+        if self.key_heads % len(PARTS[self.factor]):
+            raise ValueError(
+                f"sparse.heads {self.heads} (of keys {self.key_heads}): are odd, and cannot be "
+                "halved; give an even number, or another sparse.factor"
+            )
+
+
+class Sparse(Mixer):
+    """Softmax attention over the union of the parts, or each half of the heads over one."""
+
+    config: SparseConfig
+
+    @staticmethod
+    def abilities(config: SparseConfig) -> Abilities:
+        return Abilities(cross=False, weights=False)
+
+    @staticmethod
+    def constants(config: SparseConfig, layer: int, width: int) -> None:
+        return None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> KVCache:
+        config, dtype = self.config, self.shared.precision.compute
+        shape = (batch, length, config.key_heads, config.query_width(self.shared.width))
+        return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B or 1, T]
+        mask: Mask,
+        memory: jax.Array | None = None,
+        cache: KVCache | None = None,
+        keys: jax.Array | None = None,
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        """With a cache it picks from all keys kept: sparse in what is seen, not in what is done."""
+        config, shared = self.config, self.shared
+        refuse_memory(config.kind, memory)
+        refuse_weights(config.kind, want)
+        refuse_patterns(config.kind, mask)
+        q, k, v = project(self, x, positions, config, shared)
+        aux: dict[str, Any] = {"scored": (q, k, v)} if "scored" in want else {}
+        mask = mask.replace(positions=positions)
+        if cache is not None:
+            cache = cache.write(k, v, positions)
+            k, v, mask = cache.keys, cache.values, mask.over(cache.positions, holds_queries=True)
+        look = self.attended if cache is None else self.decoded
+        groups = zip(PARTS[config.factor], *(self.grouped(each) for each in (q, k, v)), strict=True)
+        y = jnp.concatenate([look(*group, mask) for group in groups], axis=2)
+        return MixerOutput(join(self, y, config, shared), cache, aux)
+
+    @nn.nowrap
+    def grouped(self, heads: jax.Array) -> list[jax.Array]:  # [B, T, N, H]
+        """One group of heads for each part."""
+        return jnp.split(heads, len(PARTS[self.config.factor]), axis=2)
+
+    @nn.nowrap
+    def attended(
+        self,
+        part: Factor,
+        q: jax.Array,  # [B, T, N, H]
+        k: jax.Array,  # [B, T, K, H]
+        v: jax.Array,  # [B, T, K, H]
+        mask: Mask,
+    ) -> jax.Array:  # [B, T, N, H]
+        """The parts, each by itself, as one softmax."""
+        config, scoring = self.config, self.scoring(q)
+        parts: list[Looked] = []
+        if part in ("local", "merged"):
+            nearby = local(config.pattern, config.stride, mask, q.shape[1])
+            parts.append(attend_blockwise(q, k, v, nearby, scoring))
+        if part in ("far", "merged"):
+            apart = part == "merged"
+            for each in far(config.pattern, config.stride, config.summary, mask, apart=apart):
+                parts.append(each(q, k, v, scoring))
+        return merge(parts).y
+
+    @nn.nowrap
+    def decoded(
+        self,
+        part: Factor,
+        q: jax.Array,  # [B, T, N, H]
+        k: jax.Array,  # [B, S, K, H]
+        v: jax.Array,  # [B, S, K, H]
+        mask: Mask,
+    ) -> jax.Array:  # [B, T, N, H]
+        """A few queries over all keys of a cache, densely."""
+        config = self.config
+        places = mask.places(q.shape[1], k.shape[1])
+        chosen = sees(config.pattern, config.stride, config.summary, part, *places)
+        return attend_reference(q, k, v, mask.replace(allowed=chosen), self.scoring(q))[0]
+
+    @nn.nowrap
+    def scoring(self, q: jax.Array) -> Scoring:
+        return Scoring(1 / math.sqrt(q.shape[-1]), softmax_dtype=self.shared.precision.softmax)
+
+    @nn.nowrap
+    def select(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B or 1, T]
+        mask: Mask,
+        constants: Any = None,
+    ) -> jax.Array:  # [B or 1, N, T, T] booleans
+        """The pattern of each head."""
+        config = self.config
+        parts = PARTS[config.factor]
+        each = [
+            sees(config.pattern, config.stride, config.summary, part, positions, positions)
+            for part in parts
+        ]
+        return jnp.repeat(jnp.stack(each, axis=1), config.heads // len(parts), axis=1)
+
+    def scored(self, x: jax.Array, **given: Any) -> Any:
+        """Queries [B, T, N, H], keys and values [B, T, K, H]."""
+        return self(x, want=frozenset({"scored"}), **given).aux["scored"]
+
+
+MIXERS[SparseConfig.kind] = Sparse

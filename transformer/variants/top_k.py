@@ -1,0 +1,153 @@
+"""Top-k attention: each query looks at the keys that score highest for it (Gupta et al. 2021)."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.attend import Scoring
+from transformer.attend.scoring import averages
+from transformer.attend.sparse.top_k import attend_top_k, top, top_weights
+from transformer.cache import KVCache, MemoryCache
+from transformer.checks import check_least, check_share
+from transformer.dropout import dropout, fold
+from transformer.heads import Heads, HeadsConfig, join, key_heads, project, query_heads, value_heads
+from transformer.masks import Mask, dense
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.positions import NoPosition, Rotary
+
+
+@dataclasses.dataclass(frozen=True)
+class TopKConfig(HeadsConfig):
+    """Softmax over the k highest scores of each query, of those that the mask shows.
+
+    Of equal scores the keys that stand first are taken. All scores are computed, so it takes time
+    in T^2, but a block of queries at a time: memory is linear in T.
+    """
+
+    kind: ClassVar[str] = "top_k"
+
+    chosen: int = 64
+    """k. A query that sees no more keys than this has all of them."""
+    position: NoPosition | Rotary = NoPosition()
+    """What queries and keys know of each other's positions. A memory's are not known."""
+    dropout: float = 0.0
+    """Of the attention weights."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least("top_k.chosen", self.chosen, 1)
+        check_share("top_k.dropout", self.dropout)
+
+
+class TopK(Mixer):
+    """Which keys a query sees goes by keys before it alone: the form is exactly causal."""
+
+    config: TopKConfig
+
+    @staticmethod
+    def abilities(config: TopKConfig) -> Abilities:
+        return Abilities()
+
+    @staticmethod
+    def constants(config: TopKConfig, layer: int, width: int) -> None:
+        return None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> KVCache:
+        return KVCache(*self.empty(batch, length))
+
+    @nn.nowrap
+    def init_memory_cache(self, batch: int, length: int) -> MemoryCache:
+        return MemoryCache(*self.empty(batch, length))
+
+    @nn.nowrap
+    def empty(self, batch: int, length: int) -> tuple[jax.Array, jax.Array]:  # [B, S, K, H] each
+        width = self.config.query_width(self.shared.width)
+        shape = (batch, length, self.config.key_heads, width)
+        zeros = jnp.zeros(shape, self.shared.precision.compute)
+        return zeros, zeros
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B or 1, T]
+        mask: Mask,
+        memory: jax.Array | None = None,  # [B, S, D]
+        cache: KVCache | MemoryCache | None = None,
+        keys: jax.Array | None = None,  # [B]
+        constants: Any = None,
+        want: Want = NOTHING,
+    ) -> MixerOutput:
+        """With a `MemoryCache`, the memory is projected once: later calls do without it."""
+        config, shared = self.config, self.shared
+        if memory is not None or isinstance(cache, MemoryCache):
+            (q, k, v), cache = self.of_memory(x, memory, cache)
+        else:
+            q, k, v = project(self, x, positions, config, shared)
+            if cache is not None:
+                cache = cache.write(k, v, positions)
+                k, v = cache.keys, cache.values
+                mask = mask.over(cache.positions, holds_queries=True)
+        aux: dict[str, Any] = {"scored": (q, k, v)} if "scored" in want else {}
+        scoring = self.scoring(q.shape[-1], fold(keys, 0))
+        if "weights" in want:
+            weights = top_weights(q, k, mask, scoring, config.chosen)
+            dropped = dropout(weights, scoring.rate, scoring.keys)
+            y, aux = averages(dropped.astype(v.dtype), v), aux | {"weights": weights}
+        else:
+            y = attend_top_k(q, k, v, mask, scoring, config.chosen)
+        return MixerOutput(join(self, y, config, shared), cache, aux)
+
+    def of_memory(
+        self,
+        x: jax.Array,  # [B, T, D]
+        memory: jax.Array | None,  # [B, S, D]
+        cache: Any,
+    ) -> tuple[Heads, MemoryCache | None]:
+        """Queries of x, keys and values of the memory or of what a cache has kept of it."""
+        config, shared = self.config, self.shared
+        if cache is not None and not isinstance(cache, MemoryCache):
+            raise ValueError("mixer top_k: with a memory, give a cache of init_memory_cache")
+        q = query_heads(self, x, config, shared)
+        if memory is None:
+            kept: Any = cache
+            return Heads(q, kept.keys, kept.values), kept
+        k = key_heads(self, memory, config, shared)
+        v = value_heads(self, memory, config, shared)
+        return Heads(q, k, v), None if cache is None else cache.write(k, v)
+
+    @nn.nowrap
+    def scoring(self, width: int, keys: jax.Array | None = None) -> Scoring:
+        config = self.config
+        return Scoring(
+            scale=1 / math.sqrt(width),
+            softmax_dtype=self.shared.precision.softmax,
+            rate=config.dropout,
+            keys=keys,
+        )
+
+    def select(
+        self,
+        x: jax.Array,  # [B, T, D]
+        *,
+        positions: jax.Array,  # [B or 1, T]
+        mask: Mask,
+        constants: Any = None,
+    ) -> jax.Array:  # [B, N, T, T] booleans
+        """The keys chosen, of those that the mask shows."""
+        q, k, _ = self.scored(x, positions=positions, mask=mask)
+        scores = self.scoring(q.shape[-1]).scores(q, k, positions, positions)
+        return top(scores, dense(mask, x.shape[1], x.shape[1])[:, None], self.config.chosen)
+
+    def scored(self, x: jax.Array, **given: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries [B, T, N, H], keys and values [B, T, K, H]."""
+        return self(x, want=frozenset({"scored"}), **given).aux["scored"]  # type: ignore[return-value]
+
+
+MIXERS[TopKConfig.kind] = TopK

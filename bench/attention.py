@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +29,10 @@ from rich.progress import track
 from rich.table import Table
 
 from bench.machine import machine
+from train.hardware import local_hardware
 from transformer import (
     MIXERS,
     AttentionConfig,
-    Hardware,
     Initialization,
     Mask,
     MixerConfig,
@@ -81,7 +81,7 @@ class Options:
     """How often each step is timed."""
     patience: float = 20.0
     """Seconds of a step beyond which a variant is not tried at greater lengths."""
-    compute: str = "float32"
+    compute: Literal["float32", "bfloat16"] = "float32"
     figure: Path | None = Path("docs/figures/attention_cost.png")
     output: Path | None = None
     """A file for the numbers, as JSON."""
@@ -116,7 +116,7 @@ def programs(config: MixerConfig, options: Options, length: int) -> tuple[list[A
     """Forward and step, compiled and given their arguments; and the step's memory in bytes."""
     width = options.heads * options.head_width
     precision = Precision(compute=options.compute)
-    shared = Shared(width, 2, precision, Initialization(), Hardware(jax.default_backend()))
+    shared = Shared(width, 2, precision, Initialization(), local_hardware())
     mixer = mixer_type(config)(config, shared, parent=None)
     causal = mixer.abilities(config).causal
     positions = jnp.arange(length)[None, :]
@@ -130,12 +130,14 @@ def programs(config: MixerConfig, options: Options, length: int) -> tuple[list[A
     params = jax.tree.map(lambda leaf: leaf.value, params, is_leaf=is_weight)
 
     def total(params: Any, x: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.square(mixer.apply(params, x, **given).y.astype("float32")))
+        output: Any = mixer.apply(params, x, **given)
+        return jnp.sum(jnp.square(output.y.astype("float32")))
 
     forward = jax.jit(total).lower(params, x).compile()
     step = jax.jit(jax.value_and_grad(total, (0, 1))).lower(params, x).compile()
     calls = [functools.partial(each, params, x) for each in (forward, step)]
-    return calls, int(step.memory_analysis().temp_size_in_bytes)
+    memory: Any = step.memory_analysis()
+    return calls, int(memory.temp_size_in_bytes)
 
 
 def seconds(call: Callable[[], Any]) -> float:
@@ -150,7 +152,7 @@ def measured(options: Options, lengths: list[int]) -> Costs:
     costs: Costs = {name: {} for name in options.variants}
     tired: set[str] = set()
     for length in track(lengths, "lengths"):
-        ready = {}
+        ready: dict[str, Any] = {}
         for name in options.variants:
             if name in tired:
                 continue

@@ -37,7 +37,7 @@ def main(topology: str = "v5e:2x2", length: int = 4096, heads: int = 8, width: i
         for window in (0, 512):
             total = functools.partial(_total, attend, Pattern(causal=True, window=window))
             step = jax.jit(jax.grad(total, (0, 1, 2)))
-            memory = step.lower(array, array, array, documents).compile().memory_analysis()
+            memory: Any = step.lower(array, array, array, documents).compile().memory_analysis()
             mib = memory.temp_size_in_bytes / 2**20
             print(f"{topology} T {length} window {window}: {name} needs {mib:,.1f} MiB")
 

@@ -44,7 +44,8 @@ def attend_splash(
     def one(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
         return kernel(q, k, v, segment_ids=splash.SegmentIds(ids, ids))
 
-    y = jax.vmap(one)(*(each.swapaxes(1, 2) for each in (q, k, v)), documents)
+    q, k, v = (each.swapaxes(1, 2) for each in (q, k, v))
+    y = jax.vmap(one)(q, k, v, documents)
     y = y.swapaxes(1, 2)[:, :length, :, :width]
     # Padding sees padding in the kernel, so that no row is empty; here it sees nothing.
     return jnp.where((segments != 0)[:, :, None, None], y, 0)

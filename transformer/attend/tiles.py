@@ -28,7 +28,8 @@ class Tiling(NamedTuple):
 
     def columns_of(self, row: Any) -> tuple[Any, Any]:
         """The first and the end of the blocks of keys that a block of queries meets."""
-        first, end = 0, self.column_blocks
+        first: Any = 0
+        end: Any = self.column_blocks
         if self.behind is not None:
             first = jnp.maximum(0, (row * self.rows - self.behind) // self.columns)
         if self.ahead is not None:
@@ -38,7 +39,8 @@ class Tiling(NamedTuple):
 
     def rows_of(self, column: Any) -> tuple[Any, Any]:
         """The first and the end of the blocks of queries that a block of keys meets."""
-        first, end = 0, self.row_blocks
+        first: Any = 0
+        end: Any = self.row_blocks
         if self.ahead is not None:
             first = jnp.maximum(0, (column * self.columns - self.ahead) // self.rows)
         if self.behind is not None:

@@ -105,9 +105,13 @@ class Sparse(Mixer):
         if cache is not None:
             cache = cache.write(k, v, positions)
             k, v, mask = cache.keys, cache.values, mask.over(cache.positions, holds_queries=True)
-        look = self.attended if cache is None else self.decoded
-        groups = zip(PARTS[config.factor], *(self.grouped(each) for each in (q, k, v)), strict=True)
-        y = jnp.concatenate([look(*group, mask) for group in groups], axis=2)
+        look: Any = self.attended if cache is None else self.decoded
+        groups = zip(*(self.grouped(each) for each in (q, k, v)), strict=True)
+        found = [
+            look(part, *group, mask)
+            for part, group in zip(PARTS[config.factor], groups, strict=True)
+        ]
+        y = jnp.concatenate(found, axis=2)
         return MixerOutput(join(self, y, config, shared), cache, aux)
 
     @nn.nowrap

@@ -23,7 +23,7 @@ from transformer.testing.select import check_select
 from transformer.variants.bigbird import BigBird
 from transformer.variants.keys_seen import in_bigbird
 
-FIXTURES = np.load(Path(__file__).parents[1] / "fixtures" / "long.npz")
+FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "long.npz")
 
 B, T, D, N, BLOCK = 2, 43, 8, 4, 4
 BLOCKS = -(-T // BLOCK)

@@ -12,10 +12,10 @@ from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.kernels import FORMULAS, dense_attention, pairs_of_tokens
 from tests.transformer.mixers import applied, made
 from transformer import AttentionConfig, LinearAttentionConfig, Mask, Pattern, PerformerConfig
-from transformer import prefix_sums as sums
 from transformer.masks import dense
 from transformer.mixers import MixerConfig
 from transformer.recurrent.scan import timeline
+from transformer.variants import prefix_sums as sums
 from transformer.variants.features import draw_directions, random_features
 from transformer.variants.kernel_attention import everywhere
 from transformer.variants.linear_attention import elu_features

@@ -19,7 +19,7 @@ from transformer.testing import make_trial
 from transformer.testing.abilities import check_any_length, check_causal, check_segments
 from transformer.variants.keys_seen import in_longformer
 
-FIXTURES = np.load(Path(__file__).parents[1] / "fixtures" / "long.npz")
+FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "long.npz")
 
 B, T, D, N, K = 2, 41, 8, 4, 2
 PACKED = array(np.repeat([[1, 2, 0], [1, 2, 3]], [13, 21, 7], axis=1))

@@ -9,7 +9,8 @@ import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
 from transformer import Mask, Pattern
-from transformer.attend import Scoring, attend_blockwise, chosen_blocks, merge
+from transformer.attend import Scoring, attend_blockwise, merge
+from transformer.attend.sparse import chosen_blocks
 from transformer.attend.sparse.chosen_blocks import attend_chosen_blocks
 from transformer.masks import dense
 from transformer.testing.select import softmax_attention

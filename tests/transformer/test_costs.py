@@ -17,7 +17,6 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.costs import (
-    ScoreFlops,
     attention_traffic,
     count_flops,
     decode_weight_bytes,
@@ -25,6 +24,7 @@ from transformer.costs import (
 )
 from transformer.mixture import MixtureConfig
 from transformer.positions import RelativePositions
+from transformer.score_costs import ScoreFlops
 from transformer.scores import AdditiveScore, BilinearScore
 
 # D 7, N 3, K 1, H 5 and 11, F 13, V 17 in 24 rows, 19 positions, L 3.

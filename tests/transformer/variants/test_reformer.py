@@ -12,8 +12,8 @@ from tests.transformer.compiled import largest_array
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import Mask, Pattern, ReformerConfig
-from transformer.costs import SCORES
 from transformer.mixers import Mixer
+from transformer.score_costs import SCORES
 from transformer.testing import check_mixer
 from transformer.variants.reformer import Reformer, buckets
 

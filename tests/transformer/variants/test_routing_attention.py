@@ -14,7 +14,7 @@ from tests.transformer.formulas import Array, array, assert_close, layer_norm, n
 from tests.transformer.mixers import applied, axes, made
 from transformer import Mask, Pattern, Rotary, RoutingConfig
 from transformer.attend.sparse.last_members import attend_last_members
-from transformer.costs import SCORES
+from transformer.score_costs import SCORES
 from transformer.testing import check_mixer
 from transformer.variants.clusters import affinity, distance
 

@@ -15,8 +15,8 @@ from tests.transformer.mixers import applied, made
 from transformer import Mask, Pattern, TopKConfig
 from transformer.attend import Scoring
 from transformer.attend.sparse.top_k import attend_top_k, top
-from transformer.costs import SCORES
 from transformer.masks import dense
+from transformer.score_costs import SCORES
 from transformer.testing import check_mixer
 
 B, T, D, N, K, H, CHOSEN = 2, 11, 6, 4, 2, 3, 3

@@ -25,6 +25,23 @@ class Hardware:
         """
         return self.platform == "cpu"
 
+    @property
+    def tile(self) -> int:
+        """Queries, and keys, that are scored at once where attention goes tile by tile.
+
+        Measured on a CPU, forward and backward at 4,096 tokens: tiles of 128 take 0.93 s, of 512
+        1.43. A GPU or a TPU wants larger products.
+        """
+        return 128 if self.platform == "cpu" else 512
+
+    @property
+    def long(self) -> int:
+        """From so many queries and keys on attention goes tile by tile, if no kernel serves.
+
+        At this length both ways take as long on a CPU; scores kept grow with its square.
+        """
+        return 1024 if self.platform == "cpu" else 4096
+
     def unrolls(self, layers: int) -> bool:
         """Whether a loop over `layers` is unrolled: faster steps for slower compiles."""
         return layers <= 16

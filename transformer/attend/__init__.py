@@ -90,7 +90,7 @@ def attend(
         case "query_blocks":
             return Attended(attend_query_blocks(q, k, v, mask, scoring, sinks), {})
         case "blockwise":
-            looked = attend_blockwise(q, k, v, mask, scoring)
+            looked = attend_blockwise(q, k, v, mask, scoring, block=hardware.tile)
             return Attended(looked.y if sinks is None else sink(looked, sinks).y, {})
     y, weights = attend_reference(q, k, v, mask, scoring, sinks)
     return Attended(y, {"weights": weights} if "weights" in want else {})

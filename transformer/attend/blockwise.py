@@ -25,7 +25,8 @@ from transformer.attend.tiles import (
 from transformer.dropout import dropout, fold
 from transformer.masks import Mask, dense
 
-BLOCK = 512
+BLOCK = 128
+"""Queries, and keys, of a tile: small enough for the scores of one to stay in a CPU's cache."""
 
 
 class Looked(NamedTuple):

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Literal, NamedTuple
 
-from transformer.attend.blockwise import BLOCK
 from transformer.attend.query_blocks import SMALLEST_BLOCK
 from transformer.hardware import Hardware
 from transformer.masks import Pattern
@@ -59,9 +58,6 @@ def choose(form: Form, case: Case) -> Choice:
     return Choice(form, "asked for")
 
 
-LONG = 2048
-"""From so many queries and keys on, scores are better not all kept."""
-
 FASTEST: dict[str, tuple[Form, ...]] = {
     "cpu": ("query_blocks", "reference"),
     "gpu": ("cudnn", "reference"),
@@ -91,8 +87,8 @@ def _auto(case: Case) -> Choice:
 def _has_many_scores(case: Case) -> bool:
     """Whether rows are long, or a window leaves most of them out."""
     reach = case.pattern.window * case.pattern.dilation
-    narrow = 0 < 2 * reach <= case.keys and case.own_keys and case.queries >= 2 * BLOCK
-    return min(case.queries, case.keys) >= LONG or narrow
+    narrow = 0 < 2 * reach <= case.keys and case.own_keys and case.queries >= 2 * case.hardware.tile
+    return min(case.queries, case.keys) >= case.hardware.long or narrow
 
 
 def _query_blocks_obstacle(case: Case) -> str:

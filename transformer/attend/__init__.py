@@ -82,10 +82,6 @@ def attend(
     match choice.form:
         case "cudnn":
             return Attended(attend_cudnn(q, k, v, mask.pattern, scale=scoring.scale), {})
-        case "pallas_gpu":
-            from transformer.attend.pallas_gpu import attend_pallas_gpu
-
-            return Attended(attend_pallas_gpu(q, k, v, mask, scoring), {})
         case "splash":
             # Pallas takes a while to import, and is for TPUs alone.
             from transformer.attend.splash import attend_splash

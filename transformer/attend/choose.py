@@ -7,7 +7,7 @@ from transformer.attend.query_blocks import SMALLEST_BLOCK
 from transformer.hardware import Hardware
 from transformer.masks import Pattern
 
-Form = Literal["auto", "reference", "query_blocks", "blockwise", "cudnn", "pallas_gpu", "splash"]
+Form = Literal["auto", "reference", "query_blocks", "blockwise", "cudnn", "splash"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,26 +134,6 @@ def _cudnn_obstacle(case: Case) -> str:
     return ""
 
 
-def _pallas_gpu_obstacle(case: Case) -> str:
-    if case.hardware.platform != "gpu":
-        return f"it runs on GPUs, not on {case.hardware.platform}"
-    if case.hardware.count > 1:
-        return "its kernel is for one GPU, and the mesh has several"
-    if case.query_width != case.value_width:
-        return "queries and values have different widths"
-    if not case.products:
-        return "its scores are products alone, without a bias or a cap"
-    if case.weights or case.dropout:
-        return "it neither returns attention weights nor drops them"
-    if case.sinks:
-        return "it has no sinks"
-    if case.irregular or case.pattern.prefix or case.pattern.window:
-        return "the mask is more than causal and segments"
-    if not (case.own_keys and case.pattern.ordered):
-        return "it needs the queries' own keys in order"
-    return ""
-
-
 def _splash_obstacle(case: Case) -> str:
     if case.hardware.platform != "tpu":
         return f"it runs on TPUs, not on {case.hardware.platform}"
@@ -179,6 +159,5 @@ OBSTACLES = {
     "query_blocks": _query_blocks_obstacle,
     "blockwise": _blockwise_obstacle,
     "cudnn": _cudnn_obstacle,
-    "pallas_gpu": _pallas_gpu_obstacle,
     "splash": _splash_obstacle,
 }

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from train.data.config import DataConfig
 from train.data.labelled_config import LabelledDataConfig
+from train.data.listops_config import ListOpsDataConfig
 from train.data.parallel_config import ParallelDataConfig
 from train.data.tagged_config import TaggedDataConfig
 from train.errors import UsageError
@@ -24,17 +25,19 @@ from transformer.checks import check_share
 from transformer.config import TransformerConfig
 from transformer.sampling import SamplingConfig
 
-AnyDataConfig = DataConfig | LabelledDataConfig | TaggedDataConfig | ParallelDataConfig
+AnyDataConfig = (
+    DataConfig | LabelledDataConfig | ListOpsDataConfig | TaggedDataConfig | ParallelDataConfig
+)
 """What there is to learn from."""
 
-DATA: dict[type, type] = {
-    LanguageModelling: DataConfig,
-    MaskedLanguageModelling: DataConfig,
-    Classification: LabelledDataConfig,
-    Tagging: TaggedDataConfig,
-    Translation: ParallelDataConfig,
+DATA: dict[type, tuple[type, ...]] = {
+    LanguageModelling: (DataConfig,),
+    MaskedLanguageModelling: (DataConfig,),
+    Classification: (LabelledDataConfig, ListOpsDataConfig),
+    Tagging: (TaggedDataConfig,),
+    Translation: (ParallelDataConfig,),
 }
-"""The data that each task reads."""
+"""The data that each task may read."""
 
 
 def _at_least(least: int, part: str, config: Any, *names: str) -> None:
@@ -222,9 +225,10 @@ class Experiment:
     def _check_task(self) -> None:
         """That data and model are such as the task needs."""
         task, data = type(self.task).__name__, DATA[type(self.task)]
-        if type(self.data) is not data:
+        if type(self.data) not in data:
+            known = " or a ".join(each.__name__ for each in data)
             raise UsageError(
-                f"task {task}: learns from a {data.__name__}, not a {type(self.data).__name__}; "
+                f"task {task}: learns from a {known}, not a {type(self.data).__name__}; "
                 "set data to one"
             )
         translates = isinstance(self.task, Translation)
@@ -241,7 +245,7 @@ class Experiment:
                 "model.causal to False, or task.pooling to mean"
             )
         for setting in ("stride", "compressors"):
-            if getattr(self.evaluation, setting) and data is not DataConfig:
+            if getattr(self.evaluation, setting) and DataConfig not in data:
                 raise UsageError(f"evaluation.{setting}: is for text alone; leave it out")
         if self.evaluation.compressors and not isinstance(self.task, LanguageModelling):
             raise UsageError(f"evaluation.compressors: task {task} has no bits per byte; leave it")

@@ -2,8 +2,9 @@
 
 `DataConfig` says what to read; `prepare` makes a `Corpus` of it (a `Tokenizer` and a
 `TokenStream` for each split); `Batches` and `evaluation_batches` cut that into windows. For tasks
-with separate examples `prepare_parallel`, `prepare_labelled` and `prepare_tagged` make an
-`ExampleCorpus`, whose examples `TrainingBatches` and `HeldOutBatches` put together by length.
+with separate examples `prepare_parallel`, `prepare_labelled`, `prepare_listops` and
+`prepare_tagged` make an `ExampleCorpus`, whose examples `TrainingBatches` and `HeldOutBatches` put
+together by length.
 
 The names below are imported when they are first asked for: `train.data.config` has to be had in
 milliseconds by a command line that may only be asked for help.
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from train.data.example_corpus import ExampleCorpus
     from train.data.labelled import LabelledSplit, prepare_labelled
     from train.data.labelled_config import LabelledDataConfig
+    from train.data.listops import prepare_listops
+    from train.data.listops_config import ListOpsDataConfig
     from train.data.masked import MaskedBatches, MaskedEvaluationBatches, Masking
     from train.data.parallel import ParallelSplit, prepare_parallel
     from train.data.parallel_config import ParallelDataConfig
@@ -42,6 +45,7 @@ _HOMES = {
     "HeldOutBatches": "example_batches",
     "LabelledDataConfig": "labelled_config",
     "LabelledSplit": "labelled",
+    "ListOpsDataConfig": "listops_config",
     "MaskedBatches": "masked",
     "MaskedEvaluationBatches": "masked",
     "Masking": "masked",
@@ -59,6 +63,7 @@ _HOMES = {
     "evaluation_batches": "evaluation",
     "prepare": "corpus",
     "prepare_labelled": "labelled",
+    "prepare_listops": "listops",
     "prepare_parallel": "parallel",
     "prepare_tagged": "tagged",
     "train_tokenizer": "tokenizer_training",
@@ -74,6 +79,7 @@ __all__ = [
     "HeldOutBatches",
     "LabelledDataConfig",
     "LabelledSplit",
+    "ListOpsDataConfig",
     "MaskedBatches",
     "MaskedEvaluationBatches",
     "Masking",
@@ -91,6 +97,7 @@ __all__ = [
     "evaluation_batches",
     "prepare",
     "prepare_labelled",
+    "prepare_listops",
     "prepare_parallel",
     "prepare_tagged",
     "train_tokenizer",

@@ -7,9 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-MOST_SHAPES = 8
-"""Each shape is a program that has to be compiled."""
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bucket:
@@ -30,7 +27,7 @@ def buckets_by_tokens(
     *,
     batch_tokens: int,
     row_multiple: int = 1,
-    most: int = MOST_SHAPES,
+    most: int = 8,
 ) -> tuple[Bucket, ...]:
     """Buckets whose batches have about as many tokens: the shorter the examples, the more rows.
 
@@ -39,7 +36,7 @@ def buckets_by_tokens(
       batch_tokens: Rows times the longer side of a batch is at most this, if row_multiple allows.
         It is less where fewer rows hold the bucket's examples in as many batches.
       row_multiple: Every batch has a multiple of this many rows.
-      most: At most this many buckets.
+      most: At most this many buckets: each shape is a program that has to be compiled.
     """
 
     def rows(count: int, longer: int) -> int:
@@ -54,7 +51,7 @@ def buckets_by_rows(
     lengths: np.ndarray,  # [n, sides]
     *,
     batch_size: int,
-    most: int = MOST_SHAPES,
+    most: int = 8,
 ) -> tuple[Bucket, ...]:
     """As `buckets_by_tokens`, but every batch has ``batch_size`` rows."""
     return _buckets(lengths, lambda *_: batch_size, most)

@@ -31,6 +31,10 @@ class ExampleDataConfig:
     max_length: int = 128
     """The most tokens of an example that the model is shown."""
 
+    shapes: int = 8
+    """Examples are padded to at most so many lengths, each of which is a program to be compiled; 1:
+    all to that of the longest."""
+
     tokenizer: TokenizerConfig = TokenizerConfig()
     """How text becomes tokens. What is learned is learned from the training split."""
 
@@ -47,3 +51,4 @@ class ExampleDataConfig:
         require(
             self.max_length >= 2, f"data.max_length: {self.max_length} is too short; give 2 or more"
         )
+        require(self.shapes >= 1, f"data.shapes: {self.shapes} is none; give 1 or more")

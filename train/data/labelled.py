@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from train.data.batches import example_numbers
+from train.data.example_config import ExampleDataConfig
 from train.data.example_corpus import (
     ExampleCorpus,
     class_numbers,
@@ -79,7 +80,17 @@ def prepare_labelled(
     """
     splits = read_splits(config, lambda setting, path: list(read_labelled(config, setting, path)))
     training = [*splits["train"], *([] if config.validation_path else splits["validation"])]
-    names = tuple(labels or sorted({example.label for example in training}))
+    names = labels or sorted({example.label for example in training})
+    return labelled_corpus(config, splits, names, tokenizer)
+
+
+def labelled_corpus(
+    config: ExampleDataConfig,
+    splits: Mapping[str, Sequence[Labelled]],
+    names: Sequence[str],
+    tokenizer: Tokenizer | None = None,
+) -> ExampleCorpus[LabelledSplit]:
+    """Encodes texts that have been read; ``names`` are those of the classes, by number."""
     tokenizer = tokenizer or obtain_tokenizer(
         config.tokenizer,
         {split: spaced(example.text for example in found) for split, found in splits.items()},
@@ -90,8 +101,8 @@ def prepare_labelled(
         for split, found in splits.items()
     }
     content = {split: [example[:2] for example in found] for split, found in splits.items()}
-    digest = digest_of(tokenizer, {"labels": names, **content})
-    return ExampleCorpus(tokenizer, encoded, digest, names, tuple(notes))
+    digest = digest_of(tokenizer, {"labels": tuple(names), **content})
+    return ExampleCorpus(tokenizer, encoded, digest, tuple(names), tuple(notes))
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Iterable[str]) -> list[np.ndarray]:  # each [T] int32

@@ -16,6 +16,8 @@ from train.data.example_batches import HeldOutBatches, TrainingBatches
 from train.data.example_corpus import ExampleCorpus
 from train.data.labelled import LabelledSplit, encode_texts, prepare_labelled
 from train.data.labelled_config import LabelledDataConfig
+from train.data.listops import prepare_listops
+from train.data.listops_config import ListOpsDataConfig
 from train.data.ragged import Ragged
 from train.data.tokenizer import Tokenizer
 from train.experiment import Experiment
@@ -45,9 +47,10 @@ class ClassificationTask(Task):
     experiment: Experiment
 
     @property
-    def data(self) -> LabelledDataConfig:
-        assert isinstance(self.experiment.data, LabelledDataConfig)  # as the experiment has checked
-        return self.experiment.data
+    def data(self) -> LabelledDataConfig | ListOpsDataConfig:
+        data = self.experiment.data
+        assert isinstance(data, LabelledDataConfig | ListOpsDataConfig)  # as has been checked
+        return data
 
     @property
     def settings(self) -> Classification:
@@ -66,7 +69,10 @@ class ClassificationTask(Task):
         return Metric("accuracy", lower_is_better=False)
 
     def prepare(self, tokenizer: Tokenizer | None = None, labels: Labels | None = None) -> Corpus:
-        return prepare_labelled(self.data, tokenizer, labels or None)
+        data = self.data
+        if isinstance(data, ListOpsDataConfig):
+            return prepare_listops(data, tokenizer, labels or None)
+        return prepare_labelled(data, tokenizer, labels or None)
 
     def resolved(self, corpus: Corpus) -> Experiment:
         experiment = with_vocabulary(self.experiment, corpus.tokenizer)
@@ -105,7 +111,8 @@ class ClassificationTask(Task):
 
     def batches(self, corpus: Corpus) -> TrainingBatches:
         split = corpus.split("train")
-        buckets = buckets_by_rows(split.lengths, batch_size=self.experiment.batch_size)
+        size, shapes = self.experiment.batch_size, self.data.shapes
+        buckets = buckets_by_rows(split.lengths, batch_size=size, most=shapes)
         return TrainingBatches(split, buckets, seed=self.experiment.seed)
 
     def amount(self, corpus: Corpus) -> str:
@@ -117,7 +124,7 @@ class ClassificationTask(Task):
         """Loss in nats a text, and accuracy."""
         settings, texts = self.experiment.evaluation, corpus.split(split)
         rows = fitting(settings.batch_size or self.experiment.batch_size, engine.mesh)
-        buckets = buckets_by_rows(texts.lengths, batch_size=rows)
+        buckets = buckets_by_rows(texts.lengths, batch_size=rows, most=self.data.shapes)
         return means(engine, params, HeldOutBatches(texts, buckets, limit=limit(settings, whole)))
 
     def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:

@@ -100,7 +100,8 @@ class TaggingTask(Task):
 
     def batches(self, corpus: Corpus) -> TrainingBatches:
         split = corpus.split("train")
-        buckets = buckets_by_rows(split.lengths, batch_size=self.experiment.batch_size)
+        size, shapes = self.experiment.batch_size, self.data.shapes
+        buckets = buckets_by_rows(split.lengths, batch_size=size, most=shapes)
         return TrainingBatches(split, buckets, seed=self.experiment.seed)
 
     def amount(self, corpus: Corpus) -> str:
@@ -113,7 +114,7 @@ class TaggingTask(Task):
         """Loss in nats a word, accuracy, and where tags spell out spans their F1."""
         settings, sentences = self.experiment.evaluation, corpus.split(split)
         rows = fitting(settings.batch_size or self.experiment.batch_size, engine.mesh)
-        buckets = buckets_by_rows(sentences.lengths, batch_size=rows)
+        buckets = buckets_by_rows(sentences.lengths, batch_size=rows, most=self.data.shapes)
         batches = HeldOutBatches(sentences, buckets, limit=limit(settings, whole))
         metrics = means(engine, params, batches)
         if spell_spans(corpus.labels):

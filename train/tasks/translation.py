@@ -118,6 +118,7 @@ class TranslationTask(Task):
             split.lengths,
             batch_tokens=self.experiment.batch_size,
             row_multiple=self.data.row_multiple,
+            most=self.data.shapes,
         )
         return TrainingBatches(split, buckets, seed=self.experiment.seed)
 
@@ -136,6 +137,7 @@ class TranslationTask(Task):
             pairs.lengths,
             batch_tokens=settings.batch_size or self.experiment.batch_size,
             row_multiple=fitting(1, engine.mesh),
+            most=self.data.shapes,
         )
         batches = HeldOutBatches(pairs, buckets, limit=limit(settings, whole))
         loss = means(engine, params, batches)["loss"]

@@ -7,18 +7,22 @@ import pytest
 from train.data.config import TokenizerConfig
 from train.data.example_config import ExampleDataConfig
 from train.data.labelled_config import LabelledDataConfig
+from train.data.listops_config import ListOpsDataConfig
 from train.data.parallel_config import ParallelDataConfig
 from train.data.tagged_config import TaggedDataConfig
 from train.errors import UsageError
 
 
-@pytest.mark.parametrize("config", [ParallelDataConfig, LabelledDataConfig, TaggedDataConfig])
+@pytest.mark.parametrize(
+    "config", [ParallelDataConfig, LabelledDataConfig, ListOpsDataConfig, TaggedDataConfig]
+)
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
         ("validation_fraction", 1.0, "data.validation_fraction: 1.0 .* between 0 and 1"),
         ("split_seed", -1, "data.split_seed: -1 is negative; give 0"),
         ("max_length", 1, "data.max_length: 1 is too short; give 2 or more"),
+        ("shapes", 0, "data.shapes: 0 is none; give 1 or more"),
     ],
 )
 def test_what_all_have_in_common(
@@ -38,6 +42,12 @@ def test_what_all_have_in_common(
         (LabelledDataConfig, {"header": False}, "data.label: 'label' is no number"),
         (LabelledDataConfig, {"text": "label"}, "data.text: column label is the label; give"),
         (LabelledDataConfig, {"encoding": "utf-7.5"}, "data.encoding: 'utf-7.5' is not known"),
+        (ListOpsDataConfig, {"examples": 0}, "data.examples: 0 is too little; give 1 or more"),
+        (ListOpsDataConfig, {"max_depth": 1}, "data.max_depth: 1 is too little; give 2 or more"),
+        (ListOpsDataConfig, {"max_arguments": 1}, "data.max_arguments: 1 .* give 2 or more"),
+        (ListOpsDataConfig, {"draw_seed": -1}, "data.draw_seed: -1 .* give 0 or more"),
+        (ListOpsDataConfig, {"max_length": 501}, "data.min_length: no .* 500 .* 501; give less"),
+        (ListOpsDataConfig, {"test_path": "x"}, "data.test_path: would not be read.*data.path too"),
         (TaggedDataConfig, {"format": "iob"}, "data.format: 'iob' .* conllu, columns"),
         (TaggedDataConfig, {"tag": "pos"}, "data.tag: 'pos' .* upos, xpos"),
     ],
@@ -62,7 +72,8 @@ def test_settings_have_the_tokenizer_that_their_task_asks_for() -> None:
 def test_the_settings_import_nothing_heavy() -> None:
     heavy = "{'numpy', 'grain', 'tokenizers', 'etils', 'jax', 'sacrebleu', 'sacremoses'}"
     files = (
-        "import train.data.labelled_config, train.data.parallel_config, train.data.tagged_config"
+        "import train.data.labelled_config, train.data.listops_config, "
+        "train.data.parallel_config, train.data.tagged_config"
     )
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; {files}; print({heavy} & set(sys.modules))"],

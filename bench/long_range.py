@@ -1,0 +1,161 @@
+"""Every variant of attention on a task of the Long Range Arena, beside the arena's own table.
+
+    python -m bench.long_range [listops | byte_text] [--steps 200] [--variants full performer]
+
+Each experiment of `configs/listops.py` (or `configs/byte_text.py`) of the small size is trained for
+as many steps: the same encoder, data, order of data and schedule, another mixer. Accuracy is that
+of the test split, in percent, `most frequent` that of the answer that training has most often.
+Steps a second leave out the first one. Memory is what the compiler sets aside for a training step
+beside its arguments and results. The last column is table 1 of the paper (Tay et al. 2021): larger
+models, texts of 2,000 to 4,000 tokens, thousands of steps. It is there to be looked at, not to be
+met.
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from bench.machine import machine
+from configs import byte_text, listops
+from train.data.example_corpus import ExampleCorpus
+from train.data.labelled import LabelledSplit
+from train.engine import JitEngine, make_engine
+from train.experiment import Experiment
+from train.hardware import local_hardware
+from train.tasks.classification import ClassificationTask
+
+Name = Literal["listops", "byte_text"]
+
+SMALL: dict[Name, dict[str, Experiment]] = {
+    "listops": {name: listops.EXPERIMENTS[name] for name in listops.mixers(listops.SMALL)},
+    "byte_text": {name: byte_text.EXPERIMENTS[name] for name in listops.mixers(listops.SMALL)},
+}
+
+PUBLISHED: dict[str, tuple[float, float]] = {
+    "full": (36.37, 64.27),
+    "sliding_window": (15.82, 52.98),
+    "sparse": (17.07, 63.58),
+    "longformer": (35.63, 62.85),
+    "linformer": (35.70, 53.94),
+    "reformer": (37.27, 56.10),
+    "Sinkhorn": (33.67, 61.20),
+    "Synthesizer": (36.99, 61.68),
+    "bigbird": (36.05, 64.02),
+    "linear": (16.13, 65.90),
+    "performer": (18.01, 65.40),
+}
+"""ListOps and Text of table 1. Its local attention is of blocks, which here are a window."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Train every variant of attention on a long-range task."""
+
+    task: tyro.conf.Positional[Name] = "listops"
+    variants: tuple[str, ...] = tuple(SMALL["listops"])
+    """Names of experiments of the task."""
+    steps: int = 200
+    seed: int = 0
+    output: Path | None = None
+    """A file for the numbers, as JSON."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one variant."""
+
+    accuracy: float
+    """Of the test split, in percent."""
+    loss: float
+    """Nats an example, of the test split."""
+    steps_per_second: float
+    memory: int
+    """Bytes of a training step beside arguments and results."""
+
+
+def trained(experiment: Experiment, corpus: ExampleCorpus[LabelledSplit]) -> Outcome:
+    """Trains from the seed, and judges by the test split."""
+    task = ClassificationTask(ClassificationTask(experiment).resolved(corpus))
+    engine = make_engine(task.experiment, local_hardware())
+    assert isinstance(engine, JitEngine)
+    batches, state = task.batches(corpus), engine.init()
+    rows = engine.put(batches.host(0, 0, 1))
+    # All batches are of one shape, so there is one program: it tells its memory, and is run.
+    step = engine.lower(state, rows).compile()
+    memory: Any = step.memory_analysis()
+    start = time.perf_counter()
+    for cursor in range(experiment.steps):
+        state, metrics = step(state, engine.put(batches.host(cursor, 0, 1)))
+        if cursor == 0:
+            jax.block_until_ready(metrics)
+            start = time.perf_counter()
+    jax.block_until_ready(state.params)
+    speed = (experiment.steps - 1) / (time.perf_counter() - start)
+    found = task.evaluate(engine, state.params, corpus, "test", whole=True)
+    return Outcome(100 * found["accuracy"], found["loss"], speed, int(memory.temp_size_in_bytes))
+
+
+def most_frequent(corpus: ExampleCorpus[LabelledSplit]) -> float:
+    """Percent of the test split that the commonest class of training gets right."""
+    commonest = np.bincount(corpus.split("train").targets).argmax()
+    return 100 * float(np.mean(corpus.split("test").targets == commonest))
+
+
+def table(options: Options, outcomes: dict[str, Outcome], floor: float) -> Table:
+    """A row for each variant, and for what the paper alone has."""
+    grid = Table(title=f"{options.task}, {options.steps} steps")
+    for title in ("", "accuracy", "loss", "steps/s", "MiB", "published"):
+        grid.add_column(title, justify="right" if title else "left")
+    column = 0 if options.task == "listops" else 1
+    known = {name: f"{accuracies[column]:.2f}" for name, accuracies in PUBLISHED.items()}
+    for name, found in outcomes.items():
+        numbers = f"{found.accuracy:.1f}", f"{found.loss:.3f}", f"{found.steps_per_second:.2f}"
+        grid.add_row(name, *numbers, f"{found.memory / 2**20:,.0f}", known.get(name, ""))
+    for name in known.keys() - SMALL[options.task].keys():
+        grid.add_row(name, "", "", "", "", known[name])
+    grid.add_row("most frequent", f"{floor:.1f}", "", "", "", "")
+    return grid
+
+
+def chosen(options: Options) -> dict[str, Experiment]:
+    """The experiments that are asked for."""
+    known = SMALL[options.task]
+    unknown = [name for name in options.variants if name not in known]
+    if unknown:
+        raise SystemExit(f"variant {unknown[0]}: is not known; give some of {', '.join(known)}")
+    if options.steps < 2:
+        raise SystemExit(f"--steps {options.steps}: the first is not timed; give 2 or more")
+    changes: dict[str, Any] = dict(steps=options.steps, seed=options.seed)
+    return {name: dataclasses.replace(known[name], **changes) for name in options.variants}
+
+
+def main(options: Options) -> None:
+    """Trains, and prints the table."""
+    experiments: Sequence[tuple[str, Experiment]] = list(chosen(options).items())
+    console = Console()
+    console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    corpus = ClassificationTask(experiments[0][1]).prepare()
+    outcomes: dict[str, Outcome] = {}
+    for name, experiment in experiments:
+        outcomes[name] = trained(experiment, corpus)
+        console.print(f"{name}: {outcomes[name]}")
+        jax.clear_caches()
+    floor = most_frequent(corpus)
+    console.print(table(options, outcomes, floor))
+    if options.output:
+        found = {name: dataclasses.asdict(outcome) for name, outcome in outcomes.items()}
+        plain = {"machine": machine(), "most_frequent": floor, "outcomes": found}
+        options.output.write_text(json.dumps(plain, indent=1))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

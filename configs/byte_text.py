@@ -1,0 +1,67 @@
+"""The feeling of a text, byte by byte: the Long Range Arena's text task (Tay et al. 2021).
+
+    python -m train fit byte_text --data.path sst2/train.tsv \
+        --data.validation-path sst2/dev.tsv --data.test-path sst2/test.tsv
+    python -m train fit byte_text:arena_performer --data.path imdb/train.tsv \
+        --data.validation-path "" --data.test-path imdb/test.tsv
+
+One experiment for each variant of attention, as in `listops`. The first read the sentences of SST-2
+(Socher et al. 2013), cut at 256 bytes; two cores train them in about a minute. `arena_...` have the
+arena's sizes (section 2.2.2, appendix A.2: 4,000 bytes, 6 layers x 512, 8 heads, 20,000 steps) for
+IMDb's reviews, of which they expect columns `label` and `text`.
+"""
+
+import dataclasses
+
+from configs.listops import ARENA, SMALL, variants
+from train.data.config import TokenizerConfig
+from train.data.labelled_config import LabelledDataConfig
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
+from train.optimizers import AdamW
+from train.schedules import ScheduleConfig
+from train.tasks.config import Classification
+from transformer import TransformerConfig
+
+_SMALL = Experiment(
+    name="byte_text",
+    task=Classification(classes=2),
+    model=TransformerConfig(causal=False),
+    data=LabelledDataConfig(
+        path="sst2/train.tsv",
+        validation_path="sst2/dev.tsv",
+        test_path="sst2/test.tsv",
+        header=False,
+        text="0",
+        label="1",
+        max_length=SMALL.length,
+        shapes=1,
+        tokenizer=TokenizerConfig("byte"),
+    ),
+    optimizer=AdamW(beta2=0.98, weight_decay=0.1),
+    schedule=ScheduleConfig("cosine", learning_rate=1e-3, warmup=50, final=0.0),
+    steps=300,
+    batch_size=16,
+    evaluation=EvaluationConfig(every=0),
+    checkpoint=CheckpointConfig(every=100),
+)
+
+_LONG = dataclasses.replace(ARENA, length=4000)
+
+_ARENA = dataclasses.replace(
+    _SMALL,
+    name="byte_text-arena",
+    data=LabelledDataConfig(
+        path="imdb/train.tsv",
+        test_path="imdb/test.tsv",
+        max_length=_LONG.length,
+        shapes=1,
+        tokenizer=TokenizerConfig("byte"),
+    ),
+    schedule=ScheduleConfig("inverse_sqrt", learning_rate=0.05 * 8000**-0.5, warmup=8000),
+    steps=20_000,
+    batch_size=32,
+    evaluation=EvaluationConfig(every=1000, batches=20),
+    checkpoint=CheckpointConfig(every=1000),
+)
+
+EXPERIMENTS = variants(_SMALL, SMALL) | variants(_ARENA, _LONG, "arena_")

@@ -1,0 +1,132 @@
+"""The experiments of long-range tasks: every variant takes their batches and learns from them."""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import train
+from configs import byte_text, listops
+from tests.train.support import command, losses
+from tests.train.support import light_compiler as light_compiler
+from train.data.listops_config import ListOpsDataConfig
+from train.experiment import Experiment
+from train.registry import find
+from train.sample import sample
+from train.schedules import ScheduleConfig
+from train.tasks.registry import make_task
+from transformer import MIXERS, Hardware
+from transformer.shared import unconstrained
+from transformer.sizes import count_parameters
+
+VARIANTS = tuple(listops.mixers(listops.SMALL))
+
+
+def shrunk(experiment: Experiment, **changes: Any) -> Experiment:
+    """With few and short expressions."""
+    data = ListOpsDataConfig(
+        examples=40, validation_examples=9, test_examples=9, min_length=8, max_length=48, shapes=1
+    )
+    return dataclasses.replace(experiment, data=data, **changes)
+
+
+def test_every_variant_that_reads_both_ways_is_there() -> None:
+    """Of attention: there are mixers without, and Primer is for language models."""
+    assert set(VARIANTS) <= set(MIXERS)
+    for file in (listops, byte_text):
+        names = [*VARIANTS, *(f"arena_{name}" for name in VARIANTS)]
+        assert list(file.EXPERIMENTS) == names
+        for name, experiment in file.EXPERIMENTS.items():
+            [block] = experiment.model.pattern
+            assert block.mixer.kind == name.removeprefix("arena_")
+
+
+def test_the_arena_s_size_of_listops() -> None:
+    """6 layers of 512 with feed-forwards of 2,048, and 10 classes, over 17 words."""
+    experiment = find("listops:arena_full")
+    model = dataclasses.replace(experiment.model, vocab_size=17)
+    task = make_task(dataclasses.replace(experiment, model=model))
+    layer = 4 * (512 * 512 + 512) + 2 * 512 * 2048 + 2048 + 512 + 2 * 2 * 512
+    found = count_parameters(task.model(Hardware(), unconstrained))
+    assert found.total == 17 * 512 + 6 * layer + 2 * 512
+    assert found.heads == 512 * 10 + 10
+    data = experiment.data
+    assert isinstance(data, ListOpsDataConfig)
+    assert data == ListOpsDataConfig(shapes=1)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_arena_s_batches_fit(name: str) -> None:
+    """Nothing is computed."""
+    for file, words, classes in (("listops", 17, 10), ("byte_text", 257, 2)):
+        experiment = find(f"{file}:arena_{name}")
+        model = dataclasses.replace(experiment.model, vocab_size=words, loop="scan")
+        task = make_task(dataclasses.replace(experiment, model=model))
+        module = task.model(Hardware(), unconstrained)
+        tokens = jax.ShapeDtypeStruct((2, experiment.length), np.int32)
+        run = functools.partial(module.init_with_output, jax.random.key(0))
+        output, _ = jax.eval_shape(lambda tokens, run=run: run(tokens, segments=tokens), tokens)
+        assert output.logits.shape == (2, classes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_learns_from_padded_batches(name: str) -> None:
+    """Rows end in padding, and the last rows of a batch are empty."""
+    experiment = shrunk(listops.EXPERIMENTS[name], batch_size=24)
+    corpus = make_task(experiment).prepare()
+    task = make_task(make_task(experiment).resolved(corpus))
+    model, batch = task.model(Hardware(), unconstrained), task.batches(corpus).host(0, 0, 1)
+    assert batch["weights"].tolist() == [1] * 20 + [0] * 4
+    loss, rows = task.loss(model), jax.tree.map(jnp.asarray, batch)
+
+    @jax.jit
+    def learned(params: Any) -> Any:
+        def mean(params: Any) -> jax.Array:
+            found = loss(params, rows, None)["loss"]
+            return found.total / found.weight
+
+        value, slope = jax.value_and_grad(mean)(params)
+        return value, jax.tree.map(lambda p, g: p - 0.05 * g, params, slope)
+
+    before, params = learned(jax.jit(model.initial)(jax.random.key(0)))
+    after, params = learned(params)
+    assert after < before
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+
+
+def test_a_run_from_nothing_but_a_seed(tmp_path: Path) -> None:
+    tiny = listops.Size(layers=1, width=16, heads=2, length=48, seen=8, dropout=0.0)
+    experiment = shrunk(
+        listops.EXPERIMENTS["full"],
+        model=listops.encoder(listops.mixers(tiny)["full"], tiny),
+        schedule=ScheduleConfig("constant", learning_rate=1e-2, warmup=2),
+        steps=8,
+        log_every=1,
+    )
+    run = train.fit(experiment, str(tmp_path), quiet=True)
+    curve = losses(tmp_path)
+    assert curve[7] + curve[8] < curve[1] + curve[2] - 0.2
+    assert run.labels == tuple("0123456789")
+    assert set(run.metrics) == {"loss", "accuracy"}
+    [answer] = sample(run, ["[MAX 4 [MED 5 1 7 ] 2 ]"])
+    assert answer in run.labels
+
+
+@pytest.mark.slow
+def test_one_command_trains_a_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = "--data.examples 320 --data.validation-examples 40 --data.test-examples 40"
+    line = f"fit listops:longformer --workdir {tmp_path} --steps 25 --log-every 1 {sizes}"
+    assert command(capsys, *line.split(), "--quiet").status == 0
+    curve = losses(tmp_path)
+    assert sum(curve[step] for step in range(21, 26)) < sum(curve[step] for step in range(1, 6))
+    found = command(capsys, "evaluate", str(tmp_path), "--split", "test", "--json")
+    metrics = json.loads(found.output)
+    assert 0 <= metrics["accuracy"] <= 1
+    assert metrics["loss"] < curve[1]

@@ -1,0 +1,203 @@
+import itertools
+import random
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from train.data import listops
+from train.data.listops import draw_examples, draw_expression, prepare_listops
+from train.data.listops_config import ListOpsDataConfig
+from train.errors import UserError
+
+PYTHON = {
+    "MIN": min,
+    "MAX": max,
+    "MED": lambda values: int(statistics.median(values)),
+    "SM": lambda values: sum(values) % 10,
+}
+
+Node = tuple[str, list["int | Node"]]
+
+
+def small(**changes: Any) -> ListOpsDataConfig:
+    settings: dict[str, Any] = dict(
+        examples=40, validation_examples=7, test_examples=5, min_length=8, max_length=30
+    )
+    return ListOpsDataConfig(**settings | changes)
+
+
+def value_by_python(text: str) -> int:
+    """The text as Python's own: [MIN 3 4 ] is MIN((3,4,))."""
+    words = [
+        f"{word[1:]}((" if word.startswith("[") else "))," if word == "]" else f"{word},"
+        for word in text.split()
+    ]
+    return eval("".join(words).rstrip(","), {"__builtins__": {}}, PYTHON)
+
+
+def tree(tokens: Sequence[str]) -> "int | Node":
+    """Nested operators with their arguments; fails for what is no expression."""
+    stack: list[Node] = [("", [])]
+    for token in tokens:
+        if token.startswith("["):
+            stack.append((token[1:], []))
+        elif token == "]":
+            node = stack.pop()
+            stack[-1][1].append(node)
+        else:
+            stack[-1][1].append(int(token))
+    [(_, [root])] = stack
+    return root
+
+
+def nodes(node: "int | Node", depth: int = 1) -> "list[tuple[int | Node, int]]":
+    """Every node with its depth, the root's being 1."""
+    inner = [] if isinstance(node, int) else [nodes(each, depth + 1) for each in node[1]]
+    return [(node, depth), *itertools.chain.from_iterable(inner)]
+
+
+def test_an_expression_by_hand() -> None:
+    """Of each number drawn: an operator below 1/4; which; how many arguments; which digit."""
+    draws = [0.2, 0.5, 0.12]  # [MED of 2 + floor(0.12 * 9) = 3
+    draws += [0.25, 0.99]  # 9
+    draws += [0.0, 0.75, 0.0, 0.3, 0.85, 0.9, 0.71]  # [SM 8 7 ]
+    draws += [0.7, 0.0]  # 0
+    tokens: list[str] = []
+    left = iter(draws)
+    value = draw_expression(lambda: next(left), ListOpsDataConfig(), tokens)
+    assert " ".join(tokens) == "[MED 9 [SM 8 7 ] 0 ]"
+    assert (value, list(left)) == (5, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("[MED 1 2 ]", 1), ("[MED 9 1 4 ]", 4), ("[SM 9 9 9 ]", 7), ("[MIN 3 [MAX 2 8 ] ]", 3)],
+)
+def test_the_evaluator_of_this_test(text: str, value: int) -> None:
+    assert value_by_python(text) == value
+
+
+def test_values_are_those_of_python() -> None:
+    found = list(itertools.islice(draw_examples(small(max_length=200)), 300))
+    assert [int(each.label) for each in found] == [value_by_python(each.text) for each in found]
+    assert {each.label for each in found} == set("0123456789")
+
+
+def test_grammar_and_lengths() -> None:
+    config = small(min_length=20, max_length=40, max_depth=4, max_arguments=5)
+    depths, counts, lengths = set(), set(), set()
+    for example in itertools.islice(draw_examples(config), 300):
+        tokens = example.text.split()
+        lengths.add(len(tokens))
+        for node, depth in nodes(tree(tokens)):
+            depths.add(depth)
+            if not isinstance(node, int):
+                counts.add(len(node[1]))
+                assert node[0] in PYTHON
+                assert depth < 4
+    assert (depths, counts) == ({1, 2, 3, 4}, {2, 3, 4, 5})
+    assert (min(lengths), max(lengths)) == (21, 39)
+
+
+def test_shares_of_operators_arguments_and_digits() -> None:
+    """Before any is thrown away for its length."""
+    draw, config = random.Random(7).random, ListOpsDataConfig(max_length=10**9, max_depth=3)
+    kinds, names, counts, digits = Counter[bool](), Counter[str](), Counter[int](), Counter[int]()
+    for _ in range(20_000):
+        tokens: list[str] = []
+        draw_expression(draw, config, tokens)
+        for node, depth in nodes(tree(tokens)):
+            if depth < 3:
+                kinds[isinstance(node, int)] += 1
+            if isinstance(node, int):
+                digits[node] += 1
+            else:
+                names[node[0]] += 1
+                counts[len(node[1])] += 1
+    assert kinds[False] / kinds.total() == pytest.approx(0.25, abs=0.01)
+    for found, values in ((names, set(PYTHON)), (counts, set(range(2, 11))), (digits, range(10))):
+        assert set(found) == set(values)
+        share = 1 / len(found)
+        assert [n / found.total() for n in found.values()] == pytest.approx(
+            [share] * len(found), abs=0.02
+        )
+
+
+def test_the_arena_s_lengths_are_the_default() -> None:
+    found = list(itertools.islice(draw_examples(ListOpsDataConfig()), 20))
+    lengths = [len(each.text.split()) for each in found]
+    assert 500 < min(lengths) < max(lengths) < 2000
+    assert [int(each.label) for each in found] == [value_by_python(each.text) for each in found]
+
+
+def test_a_seed_decides_everything_on_every_python() -> None:
+    first, second = itertools.islice(draw_examples(small()), 2)
+    assert [first[:2], second[:2]] == [
+        ("2", "[MIN 3 [MIN 5 5 6 7 7 2 5 ] ]"),
+        ("4", "[SM 3 3 6 0 [MIN 9 9 7 ] 1 4 ]"),
+    ]
+    assert prepare_listops(small()).digest == prepare_listops(small()).digest
+    assert prepare_listops(small()).digest != prepare_listops(small(draw_seed=1)).digest
+
+
+def test_splits_have_nothing_in_common() -> None:
+    corpus = prepare_listops(small())
+    texts = {name: list(split.texts) for name, split in corpus.splits.items()}
+    assert {name: len(found) for name, found in texts.items()} == {
+        "train": 40,
+        "validation": 7,
+        "test": 5,
+    }
+    assert len(set(itertools.chain.from_iterable(texts.values()))) == 52
+    more = prepare_listops(small(examples=60))
+    for name in ("validation", "test"):
+        assert list(more.split(name).texts) == texts[name]
+
+
+def test_a_batch() -> None:
+    corpus = prepare_listops(small())
+    assert corpus.labels == tuple("0123456789")
+    assert (corpus.tokenizer.vocab_size, corpus.notes) == (17, ())  # 15 words, <unk> and <eos>
+    split = corpus.split("train")
+    batch = split.batch(np.array([3, -1]), (32,))
+    text = split.texts[3]
+    size = len(text.split())
+    assert batch["segments"].tolist() == [[1] * (size + 1) + [0] * (31 - size), [0] * 32]
+    assert batch["tokens"][0, 0] == corpus.tokenizer.start
+    assert corpus.tokenizer.decode(batch["tokens"][0, 1 : size + 1]) == text
+    assert batch["targets"].tolist() == [value_by_python(text), 0]
+    assert split.lengths.max() <= 30
+
+
+def test_files_as_the_arena_publishes_them(tmp_path: Path) -> None:
+    head = "Source\tTarget\n"
+    rows = [("( ( ( [MAX 4 ) 8 ) ] )", 8), ("( ( ( ( [SM 7 ) 8 ) 9 ) ] )", 4), ("3", 3)]
+    train, test = tmp_path / "basic_train.tsv", tmp_path / "basic_test.tsv"
+    train.write_text(head + "".join(f"{text}\t{value}\n" for text, value in rows))
+    test.write_text(f"{head}( ( ( [MIN 4 ) 8 ) ] )\t4\n")
+    given: Any = dict(path=str(train), validation_path=str(test), test_path=str(test))
+    corpus = prepare_listops(small(**given))
+    assert corpus.split("train").texts == ["[MAX 4 8 ]", "[SM 7 8 9 ]", "3"]
+    assert corpus.split("train").targets.tolist() == [8, 4, 3]
+    assert corpus.split("test").texts == ["[MIN 4 8 ]"]
+    assert len(prepare_listops(small(path=str(train))).split("validation").texts) == 1
+    train.write_text(f"{head}3\t12\n4\t4\n")
+    with pytest.raises(UserError, match=r"basic_train\.tsv:2: label '12' is none of those"):
+        prepare_listops(small(**given))
+
+
+def test_there_are_no_more_of_such_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listops, "PATIENCE", 5000)
+    few: Any = dict(min_length=3, max_length=5, max_arguments=2)  # 4 operators of 100 pairs
+    assert len(prepare_listops(small(examples=50, **few)).split("train").texts) == 50
+    with pytest.raises(
+        UserError, match=r"data\.min_length 3: of 5,000 .* none was new.* give less"
+    ):
+        prepare_listops(small(examples=400, **few))
+    with pytest.raises(UserError, match=r"data\.min_length 12: of 5,000 expressions .* none"):
+        prepare_listops(small(min_length=12, max_depth=2))

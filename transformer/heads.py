@@ -4,13 +4,15 @@ All of them name their weights alike, so those of one can be given to another.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.checks import check_least
-from transformer.linear import linear
+from transformer.linear import linear, matrix
 from transformer.mixers import MixerConfig
 from transformer.norms import Norm, NormConfig
 from transformer.positions import Rotary, rotate
@@ -124,6 +126,42 @@ def value_heads(
     """Projected."""
     axes = {"kv_heads": config.key_heads, "head": width or config.query_width(shared.width)}
     return _projected(module, f"value{suffix}", x, axes, config, shared)
+
+
+def projected_less(
+    module: nn.Module,
+    q: jax.Array,  # [B, n, N, H] of a few queries
+    x: jax.Array,  # [B, S, D]
+    look: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],  # attention of q to k and v
+    config: HeadsConfig,
+    shared: Shared,
+    suffix: str = "",
+) -> jax.Array:  # [B, n, N, H]
+    """What `look` finds with the keys and values of x, without making those of every token.
+
+    q . (W x) is (q W) . x, and an average of W x is W times the average of x: for a few queries
+    that is less work than projecting all of x, with the same weights. A bias of the keys adds the
+    same to all scores of a query, which no softmax sees. Not for keys that are normed or turned.
+    """
+    embed, width = {"embed": shared.width}, config.query_width(shared.width)
+    axes, group = {"kv_heads": config.key_heads, "head": width}, config.heads // config.key_heads
+    made = [
+        matrix(module, f"{name}{suffix}", embed, axes, shared, bias=config.bias)
+        for name in ("key", "value")
+    ]
+    (key, _), (value, bias) = made
+    key, value = (jnp.repeat(each, group, axis=1) for each in (key, value))
+    # One more entry of each value sums the weights: what the bias is multiplied by.
+    ones = jnp.ones((*x.shape[:2], 1), x.dtype)
+    found = look(
+        jnp.einsum("BTNH,DNH->BTND", q, key),
+        x[:, :, None],
+        jnp.concatenate([x, ones], axis=-1)[:, :, None],
+    )
+    y = jnp.einsum("BTND,DNH->BTNH", found[..., :-1], value)
+    if bias is not None:
+        y = y + found[..., -1:] * jnp.repeat(bias, group, axis=0)[None, None]
+    return y
 
 
 def join(

@@ -39,14 +39,29 @@ def linear(
     `residual` says that the result is added to the residual stream, which matters to how the
     matrix starts.
     """
+    w, b = matrix(module, name, inputs, outputs, shared, bias=bias, residual=residual)
+    y = apply_matrix(x, w, len(inputs), shared.hardware.flattens_tokens)
+    return y if b is None else y + b.astype(y.dtype)[None, None]
+
+
+def matrix(
+    module: nn.Module,
+    name: str,
+    inputs: Mapping[str, int],
+    outputs: Mapping[str, int],
+    shared: Shared,
+    *,
+    bias: bool,
+    residual: bool = False,
+) -> tuple[jax.Array, jax.Array | None]:  # [*inputs, *outputs], [*outputs]
+    """What `linear` declares, of the dtype that is computed in."""
     precision, start = shared.precision, shared.initialization
     init = start.matrix(inputs, residual_layers=shared.layers if residual else 0)
     dtype = precision.parameters
     w = weight(module, name, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
-    flatten = shared.hardware.flattens_tokens
-    y = apply_matrix(x, w.astype(precision.compute), len(inputs), flatten)
-    if bias:
-        zeros = nn.initializers.zeros
-        b = weight(module, f"{name}_bias", outputs=outputs, init=zeros, dtype=dtype)
-        y = y + b.astype(y.dtype)[None, None]
-    return y
+    w = w.astype(precision.compute)
+    if not bias:
+        return w, None
+    zeros = nn.initializers.zeros
+    b = weight(module, f"{name}_bias", outputs=outputs, init=zeros, dtype=dtype)
+    return w, b.astype(precision.compute)

@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from transformer.attend import Scoring
 from transformer.attend.sparse.chosen_blocks import attend_chosen_blocks
-from transformer.attend.sparse.rows import take_rows, with_rows
+from transformer.attend.sparse.rows import look_rows, put_rows, take_rows
 from transformer.checks import check_least, check_share
 from transformer.documents import documents
 from transformer.dropout import fold
@@ -122,7 +122,8 @@ class BigBird(Mixer):
         index = self.global_rows(mask, length)
         if index.size:
             again = scoring._replace(keys=fold(keys, 1))
-            y = with_rows(y, take_rows(q, index), k, v, mask, again, index)
+            rows = look_rows(take_rows(q, index), k, v, mask, again, index)
+            y = put_rows(y, rows, index)
         aux: dict[str, Any] = {"scored": (q, k, v)} if "scored" in want else {}
         return MixerOutput(join(self, y, config, shared), None, aux)
 

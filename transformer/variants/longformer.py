@@ -17,14 +17,14 @@ from transformer.attend.sparse.global_tokens import (
     global_index,
 )
 from transformer.attend.sparse.packed_globals import to_packed, with_packed_rows
-from transformer.attend.sparse.rows import take_rows, with_rows
+from transformer.attend.sparse.rows import look_rows, put_rows, take_rows
 from transformer.checks import check_least, check_share
 from transformer.documents import documents
 from transformer.dropout import fold
-from transformer.heads import Heads, HeadsConfig, join, key_heads, project, query_heads, value_heads
+from transformer.heads import Heads, HeadsConfig, join, project, projected_less, query_heads
 from transformer.masks import Mask
 from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
-from transformer.positions import NoPosition, Rotary, rotate
+from transformer.positions import NoPosition, Rotary
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
 
 
@@ -102,7 +102,6 @@ class Longformer(Mixer):
         mask, listed, packed = self.described(mask, positions)
         own = project(self, x, positions, config, shared)
         index = None if packed else global_index(mask, listed)
-        theirs = self.of_globals(x, positions, index)
         scoring = Scoring(
             scale=1 / math.sqrt(own.q.shape[-1]),
             softmax_dtype=shared.precision.softmax,
@@ -111,14 +110,17 @@ class Longformer(Mixer):
         )
         near = self.near(own, mask, scoring, listed)
         if not listed.shape[1]:
+            if self.is_initializing():  # another mask may list some
+                project(self, x, positions, config, shared, "_global")
             return MixerOutput(join(self, near.y, config, shared), None, {})
         far, last = (scoring._replace(keys=fold(keys, part)) for part in (1, 2))
         if index is None:
             y = merge([near, to_packed(*own, mask, far, listed)]).y
+            theirs = project(self, x, positions, config, shared, "_global")
             y = with_packed_rows(y, *theirs, mask, last, listed)
         else:
             y = merge([near, attend_to_globals(*own, mask, far, index)]).y
-            y = with_rows(y, *theirs, mask, last, index)
+            y = put_rows(y, self.of_globals(x, positions, mask, last, index), index)
         return MixerOutput(join(self, y, config, shared), None, {})
 
     @nn.nowrap
@@ -154,20 +156,25 @@ class Longformer(Mixer):
         self,
         x: jax.Array,  # [B, T, D]
         positions: jax.Array,  # [B or 1, T]
-        index: jax.Array | None,  # [B or 1, n] the queries that are needed; None: any may be
-    ) -> Heads:
-        """Queries [B, n or T, N, H], keys and values [B, T, K, H] by projections of their own."""
-        given: Any = dict(config=self.config, shared=self.shared, suffix="_global")
-        if index is None:
-            return project(self, x, positions, **given)
-        rows = jnp.broadcast_to(index, (len(x), index.shape[1]))
-        q = query_heads(self, take_rows(x, rows), **given)
-        k = key_heads(self, x, **given)
-        v = value_heads(self, x, **given)
-        if isinstance(self.config.position, Rotary):
-            q = rotate(q, take_rows(positions, index), self.config.position)
-            k = rotate(k, positions, self.config.position)
-        return Heads(q, k, v)
+        mask: Mask,
+        scoring: Scoring,
+        index: jax.Array,  # [B or 1, n]
+    ) -> jax.Array:  # [B, n, N, H]
+        """What the global tokens find, by projections of their own."""
+        config, shared = self.config, self.shared
+        rows = take_rows(x, jnp.broadcast_to(index, (len(x), index.shape[1])))
+        projected = config.key_heads * config.query_width(shared.width)
+        few = 2 * index.shape[1] * config.heads <= projected
+        if few and config.qk_norm is None and not isinstance(config.position, Rotary):
+            q = query_heads(self, rows, config, shared, "_global")
+
+            def look(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+                return look_rows(q, k, v, mask, scoring, index)
+
+            return projected_less(self, q, x, look, config, shared, "_global")
+        heads = project(self, x, positions, config, shared, "_global")
+        q = take_rows(heads.q, index)
+        return look_rows(q, heads.k, heads.v, mask, scoring, index)
 
 
 MIXERS[LongformerConfig.kind] = Longformer

@@ -1,5 +1,6 @@
 """Longformer is two dense passes: its window and global keys, and the rows of global tokens."""
 
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,25 @@ def test_flops_count_the_keys_that_are_seen(dilations: tuple[int, ...]) -> None:
     counted = in_longformer(config, T)
     assert counted.all == pytest.approx(seen.sum() / (2 * T))
     assert counted.causal == pytest.approx((seen & np.tri(T, dtype=bool)).sum() / (2 * T))
+
+
+def test_a_few_global_queries_need_no_keys_and_values_of_all_tokens() -> None:
+    """The same numbers, gradients and dropped weights' share, as with every token projected."""
+    config = LongformerConfig(heads=N, kv_heads=K, head_width=16, window=5, global_tokens=2)
+    mixer, params = made(config, D)
+    x, positions = normal(0, B, T, D), np.arange(T)[None]
+    ones = jnp.ones((1, T), int)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def both(params: Any, x: Any, segments: bool) -> Any:
+        mask = Mask(segments=ones if segments else None)  # given, any row may be a pack
+
+        def run(params: Any, x: Any) -> Any:
+            return mixer.apply({"params": params}, x, positions=positions, mask=mask).y
+
+        y, pull = jax.vjp(run, params, x)
+        return y, pull(jnp.cos(y))
+
+    pairs = zip(*(jax.tree.leaves(both(params, x, each)) for each in (True, False)), strict=True)
+    for got, expected in pairs:
+        assert_close(got, expected)

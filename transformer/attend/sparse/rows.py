@@ -19,20 +19,16 @@ def take_rows(
     return jnp.asarray(x)[row if len(x) > 1 else jnp.zeros_like(row), here]
 
 
-def with_rows(
-    y: jax.Array,  # [B, T, N, H of values] of all queries
+def look_rows(
     q: jax.Array,  # [B, n, N, H] of those few
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H of values]
     mask: Mask,  # of self attention over T tokens
     scoring: Scoring,
     index: jax.Array,  # [B or 1, n] where they stand; T: nowhere
-) -> jax.Array:  # [B, T, N, H of values]
-    """`y` with the rows at `index` as queries `q` find them over all keys that the mask shows.
-
-    O(n T). An index may be there twice if its query is the same.
-    """
-    batch, length = y.shape[:2]
+) -> jax.Array:  # [B, n, N, H of values]
+    """What queries that stand at `index` find over all keys that the mask shows: O(n T)."""
+    length = k.shape[1]
     positions, theirs = mask.places(length, length)
     segments = jnp.ones((1, length), jnp.int32) if mask.segments is None else mask.segments
     keys_of = segments if mask.key_segments is None else mask.key_segments
@@ -40,6 +36,14 @@ def with_rows(
         positions=take_rows(positions, index),
         segments=jnp.where(index < length, take_rows(segments, index), 0),
     )
-    rows = attend_blockwise(q, k, v, theirs_alone.over(theirs, keys_of), scoring).y
-    places = jnp.broadcast_to(index, (batch, index.shape[1]))
-    return y.at[jnp.arange(batch)[:, None], places].set(rows, mode="drop")
+    return attend_blockwise(q, k, v, theirs_alone.over(theirs, keys_of), scoring).y
+
+
+def put_rows(
+    y: jax.Array,  # [B, T, ...]
+    rows: jax.Array,  # [B, n, ...]
+    index: jax.Array,  # [B or 1, n]; T: nowhere
+) -> jax.Array:  # [B, T, ...]
+    """`y` with other rows at `index`."""
+    places = jnp.broadcast_to(index, rows.shape[:2])
+    return y.at[jnp.arange(len(y))[:, None], places].set(rows, mode="drop")

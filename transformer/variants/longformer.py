@@ -150,7 +150,8 @@ class Longformer(Mixer):
         hidden = are_global(mask, listed)
         mask = mask.replace(key_segments=jnp.where(hidden, 0, segments))
         again = scoring._replace(keys=fold(scoring.keys, 0))
-        return attend_dilated(*heads, mask, again, config.window, config.dilations)
+        sizes = config.window, config.dilations, self.shared.hardware.tile
+        return attend_dilated(*heads, mask, again, *sizes)
 
     def of_globals(
         self,

@@ -133,7 +133,8 @@ class Sparse(Mixer):
         parts: list[Looked] = []
         if part in ("local", "merged"):
             nearby = local(config.pattern, config.stride, mask, q.shape[1])
-            parts.append(attend_blockwise(q, k, v, nearby, scoring))
+            tile = self.shared.hardware.tile
+            parts.append(attend_blockwise(q, k, v, nearby, scoring, block=tile))
         if part in ("far", "merged"):
             apart = part == "merged"
             for each in far(config.pattern, config.stride, config.summary, mask, apart=apart):

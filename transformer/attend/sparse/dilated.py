@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.attend.blockwise import Looked, attend_blockwise
+from transformer.attend.blockwise import BLOCK, Looked, attend_blockwise
 from transformer.attend.scoring import Scoring
 from transformer.dropout import fold
 from transformer.masks import Mask, Pattern
 
-BLOCKS = (64, 512)
-"""The least and the most tokens of a tile's side; between them it is the window."""
+SMALLEST_TILE = 64
 
 
 def attend_dilated(
@@ -24,20 +23,21 @@ def attend_dilated(
     scoring: Scoring,
     window: int,  # keys on each side, beside the query's own
     dilations: Sequence[int],  # of each head, or one for all
+    tile: int = BLOCK,  # the most queries, and keys, that are scored at once
 ) -> Looked:
     """Keys 0, d, 2 d, ..., window * d positions away; only those behind under a causal mask.
 
     The positions of a document count up by one. O(T window), whatever the dilation.
     """
     if len(set(dilations)) == 1:
-        return _dilated(q, k, v, mask, scoring, window, dilations[0])
+        return _dilated(q, k, v, mask, scoring, window, dilations[0], tile)
     each, group = np.array(dilations), q.shape[2] // k.shape[2]
     parts, order = [], []
     for dilation in sorted(set(dilations)):
         heads = np.flatnonzero(each == dilation)
         theirs = (q[:, :, heads], k[:, :, heads // group], v[:, :, heads // group])
         again = scoring._replace(keys=fold(scoring.keys, dilation))
-        parts.append(_dilated(*theirs, mask, again, window, dilation))
+        parts.append(_dilated(*theirs, mask, again, window, dilation, tile))
         order += list(heads)
     back = np.argsort(order)
     y = jnp.concatenate([part.y for part in parts], axis=2)[:, :, back]
@@ -52,13 +52,14 @@ def _dilated(
     scoring: Scoring,
     window: int,
     dilation: int,
+    tile: int,
 ) -> Looked:
     """All heads alike: of d tokens in a row each goes into a row of its own, d steps from the next.
 
     There the window has no gaps.
     """
     batch, length = q.shape[:2]
-    block = min(max(window, BLOCKS[0]), BLOCKS[1])
+    block = min(max(window, SMALLEST_TILE), tile)
     pattern = Pattern(causal=mask.pattern.causal, window=window + 1)
     if dilation == 1:
         return attend_blockwise(q, k, v, mask.replace(pattern=pattern), scoring, block=block)

@@ -2,8 +2,8 @@
 
     python -m train fit byte_text --data.path sst2/train.tsv \
         --data.validation-path sst2/dev.tsv --data.test-path sst2/test.tsv
-    python -m train fit byte_text:arena_performer --data.path imdb/train.tsv \
-        --data.validation-path "" --data.test-path imdb/test.tsv
+    python -m train fit byte_text:arena_performer \
+        --data.path imdb/train.tsv --data.test-path imdb/test.tsv
 
 One experiment for each variant of attention, as in `listops`. The first read the sentences of SST-2
 (Socher et al. 2013), cut at 256 bytes; two cores train them in about a minute. `arena_...` have the

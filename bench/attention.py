@@ -1,6 +1,6 @@
 """Time and memory of every variant of attention against the length of the sequence.
 
-    python -m bench.attention [--variants full sliding_window ...] [--longest 65536]
+    python -m bench.attention [--variants full sliding_window ...] [--lengths 512 4096 ...]
 
 Each variant is a whole mixer, projections included, of one sequence of T tokens: forward, then
 forward and backward for its weights and its input. Variants take turns at one length, the median
@@ -73,8 +73,8 @@ class Options:
 
     variants: tuple[str, ...] = (*FAMILY, *EXACT)
     """Names of mixers, or of the forms of full attention."""
-    shortest: int = 512
-    longest: int = 65_536
+    lengths: tuple[int, ...] = tuple(2**power for power in range(9, 17))
+    """T, growing: 512 to 65,536."""
     heads: int = 4
     head_width: int = 64
     rounds: int = 3
@@ -229,8 +229,7 @@ def main(options: Options) -> None:
     unknown = [name for name in options.variants if name not in {*MIXERS, *EXACT}]
     if unknown:
         raise SystemExit(f"variant {unknown[0]}: is not known; give some of {', '.join(FAMILY)}")
-    doublings = range(int(np.log2(options.longest / options.shortest)) + 1)
-    lengths = [options.shortest * 2**each for each in doublings]
+    lengths = list(options.lengths)
     console = Console()
     console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
     costs = measured(options, lengths)

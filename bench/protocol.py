@@ -24,13 +24,27 @@ from typing import Any, TextIO
 def peak_resident_bytes() -> int:
     """The most memory this process has had resident, in bytes."""
     # On Linux ru_maxrss survives exec: a small child of a large parent would report its parent.
+    status = _status("VmHWM")
+    if status is not None:
+        return status
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def resident_bytes() -> int:
+    """The memory this process has resident now, in bytes; where nobody tells, the most so far."""
+    now = _status("VmRSS")
+    return peak_resident_bytes() if now is None else now
+
+
+def _status(name: str) -> int | None:
+    """A line of what Linux tells of a process, in bytes."""
     status = Path("/proc/self/status")
     if status.exists():
         for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return None
 
 
 @dataclass(frozen=True)

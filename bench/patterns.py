@@ -1,0 +1,214 @@
+"""Which query sees which key in every variant of attention that has a pattern, as pictures.
+
+    python -m bench.patterns [--figure docs/figures/attention_patterns.png]
+
+Mixers that choose keys by a pattern are asked for it (`select`). Of the others a key counts as seen
+by those tokens whose results change when it is changed: of Longformer, whose global tokens have
+weights of their own, and of full attention. Where a pattern has several parts the mixer is asked
+with fewer of them too, and a key has the colour of the first part that shows it. What is drawn is
+the first head. Performer and linear attention see all keys, and Linformer's are mixtures of all:
+they have no pattern.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from matplotlib import colors, pyplot
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Patch
+
+from transformer import (
+    AttentionConfig,
+    BigBirdConfig,
+    Hardware,
+    LongformerConfig,
+    Mask,
+    MixerConfig,
+    Pattern,
+    ReformerConfig,
+    RoutingConfig,
+    SlidingWindowConfig,
+    SparseConfig,
+    TopKConfig,
+)
+from transformer.masks import dense
+from transformer.testing import make_trial
+from transformer.testing.trial import Trial
+
+LENGTH, WIDTH, WORDS = 64, 32, 9
+DOCUMENTS = (40, 24)
+ONE: Any = dict(heads=1, head_width=16)
+
+HIDDEN, UNSEEN, ALL, NEAR, FAR, RANDOM, CHOSEN = range(7)
+"""Why a query sees a key, or does not."""
+LOOKS = {
+    HIDDEN: ("hidden by the mask", "#ffffff"),
+    UNSEEN: ("left out", "#e6e9ee"),
+    ALL: ("all of them", "#4a5568"),
+    NEAR: ("near: a window, a block", "#2f6db3"),
+    FAR: ("global, or the pattern's far part", "#e08a1e"),
+    RANDOM: ("drawn at random", "#2f9468"),
+    CHOSEN: ("chosen by the tokens", "#9c3d8f"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """A mixer, and what its pattern is made of."""
+
+    kind: str
+    name: str
+    """What the paper calls the pattern."""
+    parts: Mapping[int, MixerConfig]
+    """Of each part, in the order in which they are added up, a mixer that has no later ones."""
+    packed: bool = False
+    """Whether the row holds two documents."""
+    can_be_causal: bool = True
+
+
+def panels() -> list[Panel]:
+    """Every pattern, with sizes at which it can be seen."""
+    window = LongformerConfig(window=4, global_tokens=0, **ONE)
+    dilated = dataclasses.replace(window, dilations=(3,))
+    globals_too = dataclasses.replace(window, global_tokens=2)
+    bigbird = BigBirdConfig(block=4, random_blocks=2, span=LENGTH, **ONE)
+    first = dataclasses.replace(bigbird, random_blocks=0)
+    blocks = dataclasses.replace(first, global_blocks=0, last_is_global=False)
+    strided = SparseConfig(stride=8, **ONE)
+    fixed = dataclasses.replace(strided, pattern="fixed", summary=2)
+    routing = RoutingConfig(clusters=6, window=8, **ONE)
+    balanced = dataclasses.replace(routing, window=11, balanced=True)
+    hashed = ReformerConfig(buckets=8, rounds=2, window=6, **ONE)
+    return [
+        Panel("full", "full attention", {ALL: AttentionConfig(**ONE)}),
+        Panel("sliding_window", "sliding window", {NEAR: SlidingWindowConfig(window=6, **ONE)}),
+        Panel(
+            "sliding_window",
+            "dilated sliding window",
+            {NEAR: SlidingWindowConfig(window=5, dilation=4, **ONE)},
+        ),
+        Panel("longformer", "sliding window", {NEAR: window}),
+        Panel("longformer", "dilated sliding window", {NEAR: dilated}),
+        Panel("longformer", "global + sliding window", {NEAR: window, FAR: globals_too}),
+        Panel(
+            "longformer", "the same, two documents", {NEAR: window, FAR: globals_too}, packed=True
+        ),
+        Panel("bigbird", "random + window + global", {NEAR: blocks, FAR: first, RANDOM: bigbird}),
+        Panel("sparse", "strided", {NEAR: local(strided), FAR: strided}),
+        Panel("sparse", "fixed", {NEAR: local(fixed), FAR: fixed}),
+        Panel("top_k", "top-k", {CHOSEN: TopKConfig(chosen=8, **ONE)}),
+        Panel("reformer", "LSH, 2 rounds", {CHOSEN: hashed}),
+        Panel("routing", "clusters, last members", {CHOSEN: routing}),
+        Panel("routing", "k-means clusters, balanced", {CHOSEN: balanced}, can_be_causal=False),
+    ]
+
+
+def local(config: SparseConfig) -> SparseConfig:
+    """Without the far part."""
+    return dataclasses.replace(config, factor="local")
+
+
+def text() -> np.ndarray:  # [1, T, D]
+    """Few words, often repeated and never quite the same."""
+    random = np.random.default_rng(3)
+    words = random.normal(size=(WORDS, WIDTH))[random.integers(WORDS, size=LENGTH)]
+    return (words + 0.5 * random.normal(size=words.shape)).astype(np.float32)[None]
+
+
+def mask_of(*, causal: bool, packed: bool) -> Mask:
+    """Of a row of one document, or of two."""
+    sizes = DOCUMENTS if packed else (LENGTH,)
+    arrays: Any = dict(positions=np.concatenate([np.arange(size) for size in sizes])[None])
+    if packed:
+        arrays["segments"] = np.repeat(np.arange(len(sizes)) + 1, sizes)[None]
+    return Mask(Pattern(causal=causal), **arrays)
+
+
+@functools.cache
+def trial_of(config: MixerConfig) -> Trial:
+    """The mixer with random weights."""
+    return make_trial(config, WIDTH, LENGTH, (LENGTH,), Hardware())
+
+
+@functools.cache
+def seen(config: MixerConfig, *, causal: bool, packed: bool = False) -> np.ndarray:
+    """Which key [T, S] each query of the first head sees, as booleans."""
+    trial, mask = trial_of(config), mask_of(causal=causal, packed=packed)
+    given: Any = dict(positions=mask.positions, mask=mask, constants=trial.constants)
+    if not hasattr(trial.mixer, "select"):
+        return changed(trial, given)
+    chosen = trial.mixer.apply({"params": trial.params}, text(), method="select", **given)
+    return np.asarray(chosen)[0, 0] & np.asarray(dense(mask, LENGTH, LENGTH))[0]
+
+
+def changed(trial: Trial, given: dict[str, Any]) -> np.ndarray:  # [T, S] booleans
+    """Which tokens' results are others when a token is, in one example for each token changed.
+
+    A token's own result changes always: it sees itself, or could not be told from one that does.
+    """
+    x = text()
+    many = np.repeat(x, LENGTH, axis=0)
+    many[np.arange(LENGTH), np.arange(LENGTH)] += 1
+    differs = np.abs(trial(many, **given).y - trial(x, **given).y).max(-1)  # [S, T]
+    return (differs > 1e-6).T
+
+
+def reasons(panel: Panel, *, causal: bool) -> np.ndarray:  # [T, S] ints
+    """The first part of the pattern that shows a key to a query."""
+    mask = mask_of(causal=causal, packed=panel.packed)
+    found = np.where(np.asarray(dense(mask, LENGTH, LENGTH))[0], UNSEEN, HIDDEN)
+    for part, config in panel.parts.items():
+        shown = seen(config, causal=causal, packed=panel.packed)
+        found[(found == UNSEEN) & shown] = part
+    return found
+
+
+def draw(axes: Any, found: np.ndarray) -> None:
+    """Queries downwards, keys to the right, as a matrix of weights is written."""
+    colours = colors.ListedColormap([colour for _, colour in LOOKS.values()])
+    axes.imshow(found, cmap=colours, vmin=0, vmax=len(LOOKS) - 1, interpolation="nearest")
+    axes.set(xticks=[], yticks=[])
+    for side in axes.spines.values():
+        side.set(color="#aab1bc", linewidth=0.8)
+
+
+def main(figure: Path = Path("docs/figures/attention_patterns.png")) -> None:
+    """Draws all patterns, and prints the share of pairs of tokens that each keeps."""
+    shown = panels()
+    columns = len(shown) // 2
+    space = ConstrainedLayoutEngine(h_pad=0.1)
+    fig = pyplot.figure(figsize=(2.2 * columns, 10.8), layout=space)
+    halves: Any = fig.subfigures(2, 1)
+    for half, part in enumerate(halves):
+        grid = part.subplots(2, columns)
+        for pair, panel in zip(grid.T, shown[half * columns :], strict=False):
+            pair[0].set_title(f"{panel.kind}\n", fontsize=11, fontweight="bold")
+            pair[0].text(0.5, 1.03, panel.name, ha="center", transform=pair[0].transAxes)
+            for axes, causal in zip(pair, (False, True), strict=True):
+                if causal and not panel.can_be_causal:
+                    axes.axis("off")
+                    continue
+                found = reasons(panel, causal=causal)
+                draw(axes, found)
+                share = (found > UNSEEN).mean()
+                print(f"{panel.kind}, {panel.name}{', causal' * causal}: {share:.1%} of all pairs")
+        for axes, label in zip(grid[:, 0], ("queries", "queries, causal"), strict=True):
+            axes.set_ylabel(label)
+        grid[1, 0].set_xlabel("keys")
+    handles = [
+        Patch(facecolor=colour, edgecolor="#aab1bc", label=label)
+        for label, colour in LOOKS.values()
+    ]
+    fig.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(figure, dpi=100)
+    pyplot.close(fig)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,61 @@
+"""The contender ours, one mixer: `longformer` or `bigbird` over one row of tokens, forward."""
+
+import math
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+
+from bench.protocol import Work, peak_resident_bytes, resident_bytes, serve
+from train.allocator import restart_with_huge_pages
+from train.hardware import local_hardware
+from transformer import BigBirdConfig, Initialization, LongformerConfig, Mask, Precision
+from transformer.mixers import MixerConfig, mixer_type
+from transformer.shared import Shared
+from transformer.weights import is_weight
+
+
+def config_of(settings: dict[str, Any]) -> MixerConfig:
+    """The mixer that is asked for, otherwise as its defaults have it."""
+    heads = settings["heads"]
+    if settings["mixer"] == "longformer":
+        return LongformerConfig(heads=heads, window=settings["window"])
+    return BigBirdConfig(heads=heads, block=settings["block"], span=settings["length"])
+
+
+def build(settings: dict[str, Any]) -> Work:
+    """The mixer with random weights, compiled; a step is a forward pass."""
+    config, width, length = config_of(settings), settings["width"], settings["length"]
+    shared = Shared(width, 1, Precision(), Initialization(), local_hardware())
+    mixer = mixer_type(config)(config, shared, parent=None)
+    positions = jnp.arange(length)[None, :]
+    given: Any = dict(
+        positions=positions,
+        mask=Mask(positions=positions),
+        constants=mixer.constants(config, 0, width),
+    )
+    x = jax.random.normal(jax.random.key(0), (1, length, width))
+    boxed = jax.jit(lambda key: mixer.init(key, x, **given))(jax.random.key(1))
+    params = jax.tree.map(lambda leaf: leaf.value, boxed, is_leaf=is_weight)
+
+    def forward(params: Any, x: jax.Array) -> jax.Array:
+        output: Any = mixer.apply(params, x, **given)
+        return output.y
+
+    program = jax.jit(forward).lower(params, x).compile()
+    before = resident_bytes()
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            jax.block_until_ready(program(params, x))
+
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    versions = {"jax": jax.__version__, "flax": flax.__version__}
+    facts = {"parameters": count}
+    return Work(run, versions, facts, lambda: peak_resident_bytes() - before)
+
+
+if __name__ == "__main__":
+    restart_with_huge_pages()  # as `python -m train` does
+    serve(build)

@@ -1,0 +1,32 @@
+"""Our side of the race of mixers: what is built from the settings, and that it runs."""
+
+import pytest
+
+from bench.peers.ours_mixer import build, config_of
+from transformer import BigBirdConfig, LongformerConfig
+
+SETTINGS = {
+    "mixer": "longformer",
+    "length": 24,
+    "width": 14,
+    "heads": 2,
+    "window": 3,
+    "block": 4,
+    "threads": 1,
+}
+
+
+def test_the_mixer_is_the_one_asked_for() -> None:
+    assert config_of(SETTINGS) == LongformerConfig(heads=2, window=3)
+    asked = config_of({**SETTINGS, "mixer": "bigbird"})
+    assert asked == BigBirdConfig(heads=2, block=4, span=24)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", ["longformer", "bigbird"])
+def test_it_runs_and_has_as_many_parameters_as_the_peer(mixer: str) -> None:
+    work = build({**SETTINGS, "mixer": mixer})
+    work.run(2)
+    matrices = 7 if mixer == "longformer" else 4  # 14 x 14, each with its bias
+    assert work.facts["parameters"] == matrices * (14 * 14 + 14)
+    assert work.peak_memory() >= 0

@@ -1,0 +1,33 @@
+"""The patterns that are drawn are those of the formulas."""
+
+import numpy as np
+import pytest
+
+from bench.patterns import FAR, HIDDEN, LENGTH, NEAR, ONE, UNSEEN, panels, reasons, seen
+from transformer import LongformerConfig, SlidingWindowConfig
+
+INDEX = np.arange(LENGTH)
+DISTANCE = INDEX[:, None] - INDEX[None]
+
+
+@pytest.mark.slow
+def test_of_a_mixer_without_select_a_key_is_seen_if_it_changes_the_result() -> None:
+    config = LongformerConfig(window=5, dilations=(2,), global_tokens=3, **ONE)
+    near = (np.abs(DISTANCE) <= 10) & (DISTANCE % 2 == 0)
+    shown = near | (INDEX < 3)[:, None] | (INDEX < 3)[None]
+    np.testing.assert_array_equal(seen(config, causal=True), shown & (DISTANCE >= 0))
+
+
+def test_of_one_with_select_a_key_is_seen_under_the_mask() -> None:
+    config = SlidingWindowConfig(window=4, dilation=3, **ONE)
+    shown = (np.abs(DISTANCE) <= 9) & (DISTANCE % 3 == 0)
+    np.testing.assert_array_equal(seen(config, causal=False), shown)
+    np.testing.assert_array_equal(seen(config, causal=True), shown & (DISTANCE >= 0))
+
+
+def test_a_key_has_the_colour_of_the_first_part_that_shows_it() -> None:
+    (strided,) = (panel for panel in panels() if panel.name == "strided")
+    expected = np.where(DISTANCE % 8 == 0, FAR, UNSEEN)
+    expected = np.where(DISTANCE <= 8, NEAR, expected)
+    expected = np.where(DISTANCE < 0, HIDDEN, expected)
+    np.testing.assert_array_equal(reasons(strided, causal=True), expected)

@@ -1,0 +1,82 @@
+"""What `docs/attention.md` says of the mixers is what they declare."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from transformer import MIXERS
+from transformer.attend import Form
+from transformer.score_costs import SCORES
+from transformer.testing.trial import default_config
+
+PAGE = Path(__file__).parents[2] / "docs" / "attention.md"
+COLUMNS = ("causal", "cached", "segments", "cross", "any length")
+
+
+def rows(heading: str) -> dict[str, dict[str, str]]:
+    """Of the first table whose first column has this heading, by the name in that column."""
+    lines = PAGE.read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {heading} |"))
+    cut = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:]]
+    count = next(i for i, line in enumerate(lines[start:]) if not line.startswith("|"))
+    titles, _, *body = cut[:count]
+    return {row[0].strip("`"): dict(zip(titles, row, strict=True)) for row in body}
+
+
+KINDS = rows("kind")
+
+
+def test_the_table_has_all_of_the_family_and_no_other() -> None:
+    own = ("transformer.attention", "transformer.variants")
+    assert set(KINDS) == {name for name, each in MIXERS.items() if each.__module__.startswith(own)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_abilities_are_those_declared(kind: str) -> None:
+    config, row = default_config(kind), KINDS[kind]
+    abilities: Any = MIXERS[kind].abilities(config)
+    said = {title.replace(" ", "_"): row[title] != "–" for title in COLUMNS}
+    declared = dataclasses.asdict(abilities)
+    assert said == {name: declared[name] for name in said}
+    assert (row["segments"] == "by index") == config.by_index
+    assert all(row[title] in ("yes", "–", "by index") for title in COLUMNS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cost_grows_as_it_says(kind: str) -> None:
+    """Operations of a token: as many at twice the length, or about twice as many."""
+    shorter, longer = (SCORES[kind](default_config(kind), 64, t).full for t in (2**14, 2**15))
+    assert longer / shorter == pytest.approx(1 if KINDS[kind]["cost in T"] == "T" else 2, rel=0.3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_file_is_where_the_mixer_is(kind: str) -> None:
+    found = re.search(r"\((.*)\)", KINDS[kind]["file"])
+    assert found is not None
+    path = (PAGE.parent / found[1]).resolve()
+    assert path.exists()
+    assert MIXERS[kind].__module__.replace(".", "/") + ".py" == str(
+        path.relative_to(PAGE.parents[1])
+    )
+
+
+def test_every_form_is_told_of() -> None:
+    assert set(rows("form")) == set(get_args(Form)) - {"auto"}
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", PAGE.read_text()):
+        assert (PAGE.parent / target).exists(), target
+
+
+def test_the_example_is_a_mixer_that_passes() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    before = dict(MIXERS)
+    try:
+        exec(compile(example, PAGE.name, "exec"), {"__name__": "example"})
+        assert set(MIXERS) - set(before) == {"sharp"}
+    finally:
+        MIXERS.pop("sharp", None)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from bench.patterns import FAR, HIDDEN, LENGTH, NEAR, ONE, UNSEEN, panels, reasons, seen
+from bench.pattern_panels import FAR, HIDDEN, LENGTH, NEAR, ONE, UNSEEN, panels
+from bench.patterns import reasons, seen
 from transformer import LongformerConfig, SlidingWindowConfig
 
 INDEX = np.arange(LENGTH)

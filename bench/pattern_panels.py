@@ -1,0 +1,79 @@
+"""What `bench.patterns` draws: every mixer that has a pattern, small enough for it to be seen."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from transformer import (
+    AttentionConfig,
+    BigBirdConfig,
+    LongformerConfig,
+    MixerConfig,
+    ReformerConfig,
+    RoutingConfig,
+    SlidingWindowConfig,
+    SparseConfig,
+    TopKConfig,
+)
+
+LENGTH = 64
+ONE: Any = dict(heads=1, head_width=16)
+
+HIDDEN, UNSEEN, ALL, NEAR, FAR, RANDOM, CHOSEN = range(7)
+"""Why a query sees a key, or does not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """A mixer, and what its pattern is made of."""
+
+    kind: str
+    name: str
+    """What the paper calls the pattern."""
+    parts: Mapping[int, MixerConfig]
+    """Of each part, in the order in which they are added up, a mixer that has no later ones."""
+    packed: bool = False
+    """Whether the row holds two documents."""
+    can_be_causal: bool = True
+
+
+def panels() -> list[Panel]:
+    """Every pattern, with sizes at which it can be seen."""
+    window = LongformerConfig(window=4, global_tokens=0, **ONE)
+    dilated = dataclasses.replace(window, dilations=(3,))
+    globals_too = dataclasses.replace(window, global_tokens=2)
+    bigbird = BigBirdConfig(block=4, random_blocks=2, span=LENGTH, **ONE)
+    first = dataclasses.replace(bigbird, random_blocks=0)
+    blocks = dataclasses.replace(first, global_blocks=0, last_is_global=False)
+    strided = SparseConfig(stride=8, **ONE)
+    fixed = dataclasses.replace(strided, pattern="fixed", summary=2)
+    routing = RoutingConfig(clusters=6, window=8, **ONE)
+    balanced = dataclasses.replace(routing, window=11, balanced=True)
+    hashed = ReformerConfig(buckets=8, rounds=2, window=6, **ONE)
+    return [
+        Panel("full", "full attention", {ALL: AttentionConfig(**ONE)}),
+        Panel("sliding_window", "sliding window", {NEAR: SlidingWindowConfig(window=6, **ONE)}),
+        Panel(
+            "sliding_window",
+            "dilated sliding window",
+            {NEAR: SlidingWindowConfig(window=5, dilation=4, **ONE)},
+        ),
+        Panel("longformer", "sliding window", {NEAR: window}),
+        Panel("longformer", "dilated sliding window", {NEAR: dilated}),
+        Panel("longformer", "global + sliding window", {NEAR: window, FAR: globals_too}),
+        Panel(
+            "longformer", "the same, two documents", {NEAR: window, FAR: globals_too}, packed=True
+        ),
+        Panel("bigbird", "random + window + global", {NEAR: blocks, FAR: first, RANDOM: bigbird}),
+        Panel("sparse", "strided", {NEAR: local(strided), FAR: strided}),
+        Panel("sparse", "fixed", {NEAR: local(fixed), FAR: fixed}),
+        Panel("top_k", "top-k", {CHOSEN: TopKConfig(chosen=8, **ONE)}),
+        Panel("reformer", "LSH, 2 rounds", {CHOSEN: hashed}),
+        Panel("routing", "clusters, last members", {CHOSEN: routing}),
+        Panel("routing", "k-means clusters, balanced", {CHOSEN: balanced}, can_be_causal=False),
+    ]
+
+
+def local(config: SparseConfig) -> SparseConfig:
+    """Without the far part."""
+    return dataclasses.replace(config, factor="local")

@@ -75,6 +75,16 @@ def test_the_arena_s_batches_fit(name: str) -> None:
         assert output.logits.shape == (2, classes)
 
 
+def test_batches_have_as_many_shapes_as_are_asked_for() -> None:
+    for shapes in (1, 3):
+        experiment = shrunk(listops.EXPERIMENTS["full"], batch_size=4)
+        data = dataclasses.replace(experiment.data, shapes=shapes)
+        task = make_task(dataclasses.replace(experiment, data=data))
+        batches: Any = task.batches(task.prepare())
+        found = [batches.host(n, 0, 1)["tokens"].shape for n in range(batches.batches_per_epoch)]
+        assert len(set(found)) == shapes
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_learns_from_padded_batches(name: str) -> None:

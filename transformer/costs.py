@@ -28,9 +28,12 @@ class Flops:
     projections: int
     """The mixers' products with weights."""
     scores: int
-    """Products of queries, keys and values, each query with all T keys: 2 N T (H + H of values)."""
+    """Products of queries, keys and values, each query with all keys of its mixer's pattern.
+
+    With full attention T keys: 2 N T (H + H of values).
+    """
     scores_causal: int
-    """The same with the keys that a causal mask shows, (T + 1) / 2 on average."""
+    """The same with the keys that a causal mask leaves, of T keys (T + 1) / 2 on average."""
     feed_forward: int
     vocabulary: int
     """Logits of the V words, padding left out."""

@@ -72,8 +72,9 @@ def _flops(description: "Description") -> Iterable["RenderableType"]:
         table.add_row(f"{each.length:,}", *map(in_thousands, counts), style=style)
     yield table
     yield (
-        "[dim]Scores are of all T keys for each query; causal: of the (T + 1) / 2 that a causal "
-        "mask shows. The totals take them in full. Training is three times forward: with causal "
+        "[dim]Scores are of the keys that each query's pattern holds, with full attention all T; "
+        "causal: of those that a causal mask leaves, (T + 1) / 2. The totals take the former. "
+        "Training is three times forward: with causal "
         f"scores {in_thousands(3 * own.total(causal=True))} at T = {own.length:,}; "
         f"by 6 N + 12 L D T, {in_thousands(description.training_estimate)}.[/dim]"
     )

@@ -78,6 +78,7 @@ def test_the_arena_s_batches_fit(name: str) -> None:
 def test_batches_have_as_many_shapes_as_are_asked_for() -> None:
     for shapes in (1, 3):
         experiment = shrunk(listops.EXPERIMENTS["full"], batch_size=4)
+        assert isinstance(experiment.data, ListOpsDataConfig)
         data = dataclasses.replace(experiment.data, shapes=shapes)
         task = make_task(dataclasses.replace(experiment, data=data))
         batches: Any = task.batches(task.prepare())

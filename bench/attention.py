@@ -2,12 +2,13 @@
 
     python -m bench.attention [--variants full sliding_window ...] [--lengths 512 4096 ...]
 
-Each variant is a whole mixer, projections included, of one sequence of T tokens: forward, then
-forward and backward for its weights and its input. Variants take turns at one length, the median
-of the rounds is given; a variant whose step takes longer than `--patience` is not tried at greater
-lengths. Memory is what the compiler sets aside beside arguments and results. The exponents are the
-slopes of log time and log memory over log T from 4,096 tokens on; `crossing` is the length from
-which a variant's step is faster than full attention's, in the form that the library itself picks.
+Each variant is a whole mixer, projections included, of one sequence of T tokens: forward and
+backward for its weights and its input, and with `--forward` the forward pass by itself. Variants
+take turns at one length, the median of the rounds is given. A variant whose step takes longer than
+a third of `--patience`, or needs more than `--most`, is not tried at greater lengths. Memory is
+what the compiler sets aside beside arguments and results. The exponents are the slopes of log time
+and log memory over log T from 4,096 tokens on; `crossing` is the length from which a variant's step
+is faster than full attention's, in the form that the library itself picks.
 """
 
 import dataclasses
@@ -80,7 +81,11 @@ class Options:
     rounds: int = 3
     """How often each step is timed."""
     patience: float = 20.0
-    """Seconds of a step beyond which a variant is not tried at greater lengths."""
+    """Seconds for the rounds of one variant at one length."""
+    most: float = 8.0
+    """GiB that a step may need."""
+    forward: bool = False
+    """Whether the forward pass is timed by itself too."""
     compute: Literal["float32", "bfloat16"] = "float32"
     figure: Path | None = Path("docs/figures/attention_cost.png")
     output: Path | None = None
@@ -91,10 +96,10 @@ class Options:
 class Cost:
     """Of one variant at one length."""
 
-    forward: float
-    """Seconds."""
     step: float
     """Seconds, forward and backward."""
+    forward: float | None
+    """Seconds."""
     memory: int
     """Bytes that a step needs beside arguments and results."""
 
@@ -113,7 +118,7 @@ def config_of(name: str, options: Options, length: int) -> MixerConfig:
 
 
 def programs(config: MixerConfig, options: Options, length: int) -> tuple[list[Any], int]:
-    """Forward and step, compiled and given their arguments; and the step's memory in bytes."""
+    """The step, and forward if wanted, ready to be called; and the step's memory in bytes."""
     width = options.heads * options.head_width
     precision = Precision(compute=options.compute)
     shared = Shared(width, 2, precision, Initialization(), local_hardware())
@@ -133,10 +138,10 @@ def programs(config: MixerConfig, options: Options, length: int) -> tuple[list[A
         output: Any = mixer.apply(params, x, **given)
         return jnp.sum(jnp.square(output.y.astype("float32")))
 
-    forward = jax.jit(total).lower(params, x).compile()
-    step = jax.jit(jax.value_and_grad(total, (0, 1))).lower(params, x).compile()
-    calls = [functools.partial(each, params, x) for each in (forward, step)]
-    memory: Any = step.memory_analysis()
+    wanted = [jax.value_and_grad(total, (0, 1)), *([total] if options.forward else [])]
+    compiled = [jax.jit(each).lower(params, x).compile() for each in wanted]
+    calls = [functools.partial(each, params, x) for each in compiled]
+    memory: Any = compiled[0].memory_analysis()
     return calls, int(memory.temp_size_in_bytes)
 
 
@@ -147,30 +152,51 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def measured(options: Options, lengths: list[int]) -> Costs:
+def measured(options: Options) -> Costs:
     """All variants at all lengths that they bear."""
     costs: Costs = {name: {} for name in options.variants}
     tired: set[str] = set()
-    for length in track(lengths, "lengths"):
-        ready: dict[str, Any] = {}
-        for name in options.variants:
-            if name in tired:
-                continue
-            calls, memory = programs(config_of(name, options, length), options, length)
-            first = [seconds(call) for call in calls]
-            ready[name] = (calls, memory, [[], []])
-            if first[1] > options.patience / 3:
-                tired.add(name)
-                ready[name] = (calls, memory, [[each] for each in first])
-        for _ in range(options.rounds):
-            for name, (calls, _, times) in ready.items():
-                if name not in tired:
-                    for call, found in zip(calls, times, strict=True):
-                        found.append(seconds(call))
-        for name, (_, memory, times) in ready.items():
-            costs[name][length] = Cost(median(times[0]), median(times[1]), memory)
+    for length in track(options.lengths, "lengths"):
+        for name, cost in at_length(options, length, tired).items():
+            costs[name][length] = cost
+        save(costs, options.output)
         jax.clear_caches()
     return costs
+
+
+def at_length(options: Options, length: int, tired: set[str]) -> dict[str, Cost]:
+    """Those that are not tired yet take turns; adds those that will be."""
+    ready: dict[str, Any] = {}
+    for name in options.variants:
+        if name in tired:
+            continue
+        calls, memory = programs(config_of(name, options, length), options, length)
+        if memory > options.most * 2**30:
+            tired.add(name)
+            continue
+        first = [seconds(call) for call in calls]
+        slow = first[0] > options.patience / 3
+        tired |= {name} if slow else set()
+        ready[name] = (calls, memory, [[each] if slow else [] for each in first])
+    for _ in range(options.rounds):
+        for name in ready.keys() - tired:
+            calls, _, times = ready[name]
+            for call, found in zip(calls, times, strict=True):
+                found.append(seconds(call))
+    return {
+        name: Cost(median(times[0]), median(times[1]) if times[1:] else None, memory)
+        for name, (_, memory, times) in ready.items()
+    }
+
+
+def save(costs: Costs, path: Path | None) -> None:
+    """What has been measured so far."""
+    if path:
+        plain = {
+            name: {t: dataclasses.asdict(cost) for t, cost in found.items()}
+            for name, found in costs.items()
+        }
+        path.write_text(json.dumps({"machine": machine(), "costs": plain}, indent=1))
 
 
 def slope(found: dict[int, Cost], what: str) -> float | None:
@@ -232,16 +258,10 @@ def main(options: Options) -> None:
     lengths = list(options.lengths)
     console = Console()
     console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
-    costs = measured(options, lengths)
+    costs = measured(options)
     console.print(table(costs, lengths))
     if options.figure:
         draw(costs, options.figure)
-    if options.output:
-        plain = {
-            name: {t: dataclasses.asdict(cost) for t, cost in found.items()}
-            for name, found in costs.items()
-        }
-        options.output.write_text(json.dumps({"machine": machine(), "costs": plain}, indent=1))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@ import jax.numpy as jnp
 
 BLOCK = 128
 
+KEPT = "kept of a block of queries"
+"""The name (`checkpoint_name`) of what the backward pass does not compute again."""
+
 
 def map_queries(
     attend: Callable[..., jax.Array],
@@ -17,7 +20,7 @@ def map_queries(
 ) -> jax.Array:  # [B, T, ...]
     """`attend(number of the block, *blocks [B, R, ...])` -> [B, R, ...], one block after the other.
 
-    The last is filled up with zeros. The backward pass computes each block again.
+    The last is filled up with zeros. The backward pass computes each block again, but for `KEPT`.
     """
     length = queries[0].shape[1]
     size = min(block, length)
@@ -28,7 +31,8 @@ def map_queries(
         return jnp.moveaxis(jnp.pad(x, room).reshape(len(x), count, size, *x.shape[2:]), 1, 0)
 
     def one(inputs: tuple[Any, ...]) -> jax.Array:
-        return jax.checkpoint(attend)(*inputs)
+        kept = jax.checkpoint_policies.save_only_these_names(KEPT)
+        return jax.checkpoint(attend, policy=kept)(*inputs)
 
     y = jnp.moveaxis(jax.lax.map(one, (jnp.arange(count), *map(cut, queries))), 0, 1)
     return y.reshape(len(y), count * size, *y.shape[3:])[:, :length]

@@ -2,9 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from transformer.attend.scoring import Scoring, averages
-from transformer.attend.sparse.map_queries import BLOCK, map_queries
+from transformer.attend.sparse.map_queries import BLOCK, KEPT, map_queries
+from transformer.attend.sparse.nth_largest import nth_largest
 from transformer.attend.sparse.softmax_where import softmax_where
 from transformer.attend.tiles import Tiling, tile_mask, whole
 from transformer.dropout import dropout, fold
@@ -54,7 +56,7 @@ def top(
 ) -> jax.Array:  # [B, N, T, S] booleans
     """The `count` highest scores of each query, of those seen; of equal ones the first keys."""
     scores = jnp.where(seen, jax.lax.stop_gradient(scores), -jnp.inf)
-    least = jax.lax.top_k(scores, min(count, scores.shape[-1]))[0][..., -1:]
+    least = checkpoint_name(nth_largest(scores, min(count, scores.shape[-1])), KEPT)
     above, equal = scores > least, scores == least
     room = count - above.sum(-1, keepdims=True)
     return seen & (above | (equal & (jnp.cumsum(equal, axis=-1) <= room)))

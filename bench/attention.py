@@ -138,7 +138,7 @@ def programs(config: MixerConfig, options: Options, length: int) -> tuple[list[A
         output: Any = mixer.apply(params, x, **given)
         return jnp.sum(jnp.square(output.y.astype("float32")))
 
-    wanted = [jax.value_and_grad(total, (0, 1)), *([total] if options.forward else [])]
+    wanted: list[Any] = [jax.value_and_grad(total, (0, 1)), *([total] if options.forward else [])]
     compiled = [jax.jit(each).lower(params, x).compile() for each in wanted]
     calls = [functools.partial(each, params, x) for each in compiled]
     memory: Any = compiled[0].memory_analysis()

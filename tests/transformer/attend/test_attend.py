@@ -31,7 +31,8 @@ def attend_eagerly(
 ) -> Any:
     """`attend` with what scores are made of given one by one."""
     how: Any = dict(form=form, hardware=hardware, want=want, sinks=sinks)
-    return attend_by_scoring(*arrays, Scoring(**scoring), **how)
+    q, k, v, mask = arrays
+    return attend_by_scoring(q, k, v, mask, Scoring(**scoring), **how)
 
 
 attend = jax.jit(

@@ -110,10 +110,11 @@ def test_values_and_gradients(
     pulled = normal(3, B, queries, N, VALUES)
 
     def run(blocks: bool, arrays: Any, extra: Any) -> Any:
+        q, k, v = arrays
         scoring = make(mask.positions, extra)
         if blocks:
-            return attend_blockwise(*arrays, mask, scoring, block=16).y
-        return attend_reference(*arrays, mask, scoring)[0]
+            return attend_blockwise(q, k, v, mask, scoring, block=16).y
+        return attend_reference(q, k, v, mask, scoring)[0]
 
     @functools.partial(jax.jit, static_argnums=0)
     def both(blocks: bool, arrays: Any, extra: Any) -> Any:
@@ -155,7 +156,8 @@ def test_what_is_merged_is_one_softmax() -> None:
         return sink(merge(parts), sinks).y
 
     def whole(arrays: Any, sinks: Any) -> Any:
-        return attend_reference(*arrays, Mask(), Scoring(0.3), sinks)[0]
+        q, k, v = arrays
+        return attend_reference(q, k, v, Mask(), Scoring(0.3), sinks)[0]
 
     def both(run: Any) -> tuple[Array, Any]:
         def inner(*given: Any) -> Any:
@@ -213,6 +215,6 @@ def test_no_square_array_is_ever_made() -> None:
     def total(q: Any, k: Any, v: Any) -> Any:
         return attend_blockwise(q, k, v, Mask(Pattern(causal=True)), Scoring(0.3), block=64).y.sum()
 
-    program = jax.jit(jax.grad(total, (0, 1, 2))).lower(q, k, v).compile().as_text()
+    program: Any = jax.jit(jax.grad(total, (0, 1, 2))).lower(q, k, v).compile().as_text()
     assert f"{length},{length}]" not in program
     assert "64,64]" in program

@@ -220,7 +220,8 @@ def test_a_few_global_queries_need_no_keys_and_values_of_all_tokens() -> None:
         mask = Mask(segments=ones if segments else None)  # given, any row may be a pack
 
         def run(params: Any, x: Any) -> Any:
-            return mixer.apply({"params": params}, x, positions=positions, mask=mask).y
+            output: Any = mixer.apply({"params": params}, x, positions=positions, mask=mask)
+            return output.y
 
         y, pull = jax.vjp(run, params, x)
         return y, pull(jnp.cos(y))

@@ -53,7 +53,7 @@ def test_the_window_by_hand() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_of_tiles_are_those_of_the_formula(causal: bool) -> None:
     """At a length that is no multiple of anything, with documents packed and padding."""
-    segments, positions = packed(67)
+    segments, positions = map(array, packed(67))
     mask = Mask(Pattern(causal=causal), positions=positions, segments=segments)
     results = []
     for form in ("blockwise", "reference"):

@@ -63,7 +63,7 @@ def test_the_patterns_by_hand() -> None:
 )
 def test_values_and_gradients_against_the_dense_pattern(kind: dict[str, Any], causal: bool) -> None:
     """With documents packed and padding, at a length that is no multiple of the stride."""
-    segments, positions = packed(T)
+    segments, positions = map(array, packed(T))
     mask = Mask(Pattern(causal=causal), positions=positions, segments=segments)
     trial = on_trial(SparseConfig(heads=4, **kind))
     arguments = trial.arguments(T, mask=mask, positions=positions)
@@ -72,13 +72,14 @@ def test_values_and_gradients_against_the_dense_pattern(kind: dict[str, Any], ca
     def total(params: Any, x: Any) -> Any:
         return (run(trial.mixer, params, x, NOTHING, arguments).y * chosen).sum()
 
-    ask = lambda what: trial.mixer.apply(  # noqa: E731
+    ask: Any = lambda what: trial.mixer.apply(  # noqa: E731
         {"params": trial.params}, trial.inputs(0), method=what, **arguments
     )
     seen = np.asarray(ask("select")) & np.asarray(dense(mask, T, T))[:, None]
 
     def expected_total(params: Any, x: Any) -> Any:
-        q, k, v = trial.mixer.apply({"params": params}, x, method="scored", **arguments)
+        heads: Any = trial.mixer.apply({"params": params}, x, method="scored", **arguments)
+        q, k, v = heads
         scores = jax.numpy.einsum("BTNH,BSNH->BNTS", q, k) / q.shape[-1] ** 0.5
         weights = jax.nn.softmax(jax.numpy.where(seen, scores, -1e30), axis=-1)
         weights = jax.numpy.where(seen, weights, 0)
@@ -117,10 +118,11 @@ def test_no_square_array_is_ever_made(pattern: Any) -> None:
     arguments = trial.arguments(length)
 
     def total(params: Any, x: Any) -> Any:
-        return trial.mixer.apply({"params": params}, x, **arguments).y.sum()
+        output: Any = trial.mixer.apply({"params": params}, x, **arguments)
+        return output.y.sum()
 
     x = jax.ShapeDtypeStruct((1, length, 12), "float32")
-    program = jax.jit(jax.grad(total)).lower(trial.params, x).compile().as_text()
+    program: Any = jax.jit(jax.grad(total)).lower(trial.params, x).compile().as_text()
     assert f"{length},{length}]" not in program
 
 

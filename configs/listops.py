@@ -5,9 +5,9 @@
     python -m train fit listops:arena_performer
 
 One experiment for each variant of attention, all else equal; nothing has to be downloaded. The
-first are of a size that two cores train in about a minute. `arena_...` are as the Long Range Arena
-publishes them (Tay et al. 2021, appendix A.1: 6 layers x 512, 8 heads, 5,000 steps, the first
-token's vector), for accelerators; its 100,000 expressions take two minutes to draw.
+first are of a size for two cores, a few steps a second. `arena_...` are as the Long Range Arena has
+them (Tay et al. 2021: 6 layers x 512, 8 heads, 5,000 steps, the first token's vector), for
+accelerators; to draw its 100,000 expressions may take some minutes.
 """
 
 import dataclasses

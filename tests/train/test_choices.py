@@ -26,11 +26,16 @@ def an_experiment(
 
 
 def test_on_a_cpu() -> None:
-    assert choices(an_experiment(), Hardware("cpu")) == {
+    assert choices(an_experiment(length=512), Hardware("cpu")) == {
         FORM: "query_blocks (the fastest on cpu)",
         "model.loop": "unroll",
         "flattened tokens": "yes",
     }
+
+
+def test_long_rows_on_a_cpu_go_tile_by_tile() -> None:
+    found = choices(an_experiment(length=1024), Hardware("cpu"))
+    assert found[FORM] == "blockwise (the fastest on cpu)"
 
 
 def test_on_a_gpu() -> None:

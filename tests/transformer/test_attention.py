@@ -187,7 +187,8 @@ def test_axes_of_the_weights() -> None:
         ({"dropout": 1.0}, r"attention.dropout 1.0: give a share in \[0, 1\)"),
         (
             {"form": "flash"},
-            "attention.form flash: is not known; give one of auto, reference, query_blocks",
+            "attention.form flash: is not known; give one of auto, reference, query_blocks, "
+            "blockwise, cudnn, splash",
         ),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 
 import jax
 import numpy as np
@@ -17,17 +16,15 @@ from train.errors import UserError
 from train.experiment import Experiment
 from train.hardware import keep_compiled_programs, local_hardware
 from train.judge import Judge
-from train.logbook import Logbook
 from train.memory import explain_exhaustion, smaller
 from train.preemption import PreemptedError, StopRequest
 from train.progress import Progress
 from train.report import Report
-from train.run import Run, saved_experiment, saved_labels
-from train.runfolder import RunFolder, write_atomically
-from train.settings import as_text, changes, forbidden, to_plain
+from train.resuming import begun, differences, finished_before, start, write_settings
+from train.run import Run
+from train.runfolder import RunFolder
 from train.state import TrainState
 from train.step import Batch
-from train.stopping import Best
 from train.tasks.registry import make_task
 from train.tasks.task import Rows, Task
 from transformer.hardware import Hardware
@@ -57,34 +54,18 @@ class _Fit:
 
     def __init__(self, experiment: Experiment, folder: RunFolder, hardware: Hardware, quiet: bool):
         self.folder, self.quiet = folder, quiet
-        # A run without a checkpoint has nothing to be true to: it begins anew, as it is asked for.
-        with Checkpoints(folder.checkpoints, read_only=True) as checkpoints:
-            begun = checkpoints.latest_step() is not None
-        saved = saved_experiment(folder) if begun else None
-        tokenizer = Tokenizer.load(folder.tokenizer) if begun else None
-        task = make_task(experiment)
-        self.corpus = task.prepare(tokenizer, saved_labels(folder) if begun else None)
+        before = begun(folder)
+        task, tokenizer = make_task(experiment), before.tokenizer if before else None
+        self.corpus = task.prepare(tokenizer, before.labels if before else None)
         self.experiment = task.resolved(self.corpus)
         self.task = make_task(self.experiment)
-        self.differences = changes(saved, self.experiment) if saved else {}
-        self.check_saved()
+        self.differences = differences(folder, before, self.experiment)
         self.batches = self.task.batches(self.corpus)
         if self.experiment.sample.every:
             check_prompt(self.task, self.experiment.sample.prompt, self.corpus.tokenizer)
         self.engine = make_engine(self.experiment, hardware)
         check_rows(self.experiment, self.engine.mesh)
         self.judge = Judge(self.experiment, self.engine, self.corpus, folder)
-
-    def check_saved(self) -> None:
-        """Refuses to resume a run with other settings or other data, before anything is written."""
-        refused = forbidden(self.differences)
-        if refused:
-            name, (old, new) = next(iter(refused.items()))
-            raise UserError(
-                f"{self.folder.path}: its run was trained with {name} = {old}, not {new}"
-                f"{f' (and {len(refused) - 1} more differ)' if len(refused) > 1 else ''}; "
-                "give another --workdir, or the settings of its config.txt"
-            )
 
     def run(self) -> Run:
         settings, path = self.experiment.checkpoint, self.folder.checkpoints
@@ -95,9 +76,10 @@ class _Fit:
             keep_every=settings.keep_every,
             average=self.experiment.evaluation.average,
         ) as checkpoints:
-            state, done = self.start(checkpoints)
+            state, done = start(self.judge, checkpoints)
             speaks = jax.process_index() == 0
-            metrics = self.finished_before(done)
+            ended = self.judge.ended(done)
+            metrics = finished_before(self.folder, done) if ended else None
             if metrics is not None:
                 quiet = self.quiet or not speaks
                 early = done < self.experiment.steps
@@ -108,57 +90,17 @@ class _Fit:
                 )
                 return self.judge.result(self.judge.served(state, done, checkpoints), metrics)
             if speaks:
-                self.write_settings()
+                write_settings(self.judge)
             report = Report(
                 self.folder, self.experiment, done=done, speaks=speaks, quiet=self.quiet
             )
             with report, StopRequest() as stop:
                 self.announce(report, done)
-                if not self.judge.ended(done):
+                if not ended:
                     state = self.train(state, done, checkpoints, report, stop)
                 served = self.judge.served(state, int(state.step), checkpoints)
                 metrics = self.judge.finish(served, int(state.step), report)
         return self.judge.result(served, metrics)
-
-    def start(self, checkpoints: Checkpoints) -> tuple[TrainState, int]:
-        """The state to go on from, and its step."""
-        latest = checkpoints.latest_step()
-        if latest is None:
-            return self.engine.init(), 0
-        if latest > self.experiment.steps:
-            raise UserError(
-                f"{self.folder.path}: its run is at step {latest} already; "
-                f"give --steps {latest} or more, or another --workdir"
-            )
-        state, extra = checkpoints.restore(latest, self.engine.shapes())
-        if extra.get("corpus") != self.corpus.digest:
-            raise UserError(
-                f"data.path {self.experiment.data.path}: is not the text that "
-                f"{self.folder.path} was trained on; give that text, or another --workdir"
-            )
-        self.judge.remember(Best.from_plain(extra.get("best", {})), checkpoints)
-        return state, latest
-
-    def finished_before(self, done: int) -> dict[str, float] | None:
-        """The metrics at the end of a run that has nothing left to do; None if it has."""
-        if not self.judge.ended(done):
-            return None
-        for line in reversed(Logbook(self.folder.logbook).read()):
-            if line.get("event") == "finished" and line.get("step") == done:
-                known = {name: line[name] for name in line if name not in ("time", "event", "step")}
-                return {name: float(value) for name, value in known.items()}
-        return None
-
-    def write_settings(self) -> None:
-        """config.json comes last: a folder that has it holds a run."""
-        chosen = self.engine.choices()
-        plain = {"experiment": to_plain(self.experiment), "chosen": chosen}
-        lines = "".join(f"# auto: {name} = {choice}\n" for name, choice in chosen.items())
-        write_atomically(self.folder.tokenizer, self.corpus.tokenizer.to_json())
-        if labels := self.corpus.labels:
-            write_atomically(self.folder.labels, json.dumps(labels, ensure_ascii=False) + "\n")
-        write_atomically(self.folder.config_text, as_text(self.experiment) + lines)
-        write_atomically(self.folder.config_json, json.dumps(plain, indent=1) + "\n")
 
     def announce(self, report: Report, done: int) -> None:
         count = sum(leaf.size for leaf in jax.tree.leaves(self.engine.shapes().params))

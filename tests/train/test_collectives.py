@@ -1,0 +1,141 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tests.train.support import light_compiler as light_compiler
+from train.collectives import Collective, collectives, totals
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Mesh:
+    return jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3)
+
+
+def program(*lines: str) -> str:
+    body = "\n".join(f"  {line}" for line in lines)
+    return (
+        f"ENTRY %main (a: f32[4]) -> f32[4] {{\n  %a = f32[4,6]{{1,0}} parameter(0)\n{body}\n}}\n"
+    )
+
+
+def only(mesh: Mesh, line: str) -> Collective:
+    (one,) = collectives(program(line), mesh)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("groups", "axes", "parts"),
+    [
+        ("{{0,1},{2,3},{4,5},{6,7}}", ("tensor",), 2),
+        ("{{0,2},{4,6},{1,3},{5,7}}", ("fsdp",), 2),  # a TPU's own order
+        ("[4,2]<=[8]", ("tensor",), 2),
+        ("[4,2]<=[4,2]T(1,0)", ("fsdp",), 2),
+        ("[4,2]<=[2,4]T(1,0)", ("data",), 2),
+        ("[2,4]<=[4,2]T(1,0)", ("data", "fsdp"), 4),
+        ("{}", ("data", "fsdp", "tensor"), 8),
+    ],
+)
+def test_groups(mesh: Mesh, groups: str, axes: tuple[str, ...], parts: int) -> None:
+    one = only(mesh, f"%b = f32[4,6]{{1,0}} all-reduce(%a), replica_groups={groups}, to_apply=%add")
+    assert (one.axes, one.parts) == (axes, parts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "sent"),
+    [
+        ("all-gather", 4 * 96, 3 * 96),
+        ("all-reduce", 96, 2 * 72),
+        ("reduce-scatter", 96, 72),
+        ("all-to-all", 96, 72),
+    ],
+)
+@pytest.mark.parametrize("start", ["", "-start"])
+def test_bytes(mesh: Mesh, kind: str, size: int, sent: int, start: str) -> None:
+    """Of a group of four, and an array [4, 6] of four bytes on each."""
+    one = only(
+        mesh, f"%b = (f32[9]{{0}}) {kind}{start}(%a), channel_id=1, replica_groups=[2,4]<=[8]"
+    )
+    assert (one.kind, one.bytes, one.sent, one.shapes) == (kind, size, sent, ((4, 6),))
+    assert one.axes == ("fsdp", "tensor")
+
+
+def test_a_permutation(mesh: Mesh) -> None:
+    pairs = "{{0,4},{4,0},{1,5},{5,1}}"
+    one = only(mesh, f"%b = f32[4,6]{{1,0}} collective-permute(%a), source_target_pairs={pairs}")
+    assert (one.kind, one.axes, one.bytes, one.sent) == ("collective-permute", ("data",), 96, 96)
+
+
+def test_what_stays_on_one_device_is_left_out(mesh: Mesh) -> None:
+    line = "%b = f32[4,6]{1,0} all-reduce(%a), replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}"
+    assert collectives(program(line), mesh) == ()
+
+
+FUSED = """%all-reduce-scatter.1 (p: f32[4,6]) -> f32[2,6] {
+  %p = f32[4,6]{1,0} parameter(0)
+  %c = f32[4,6]{1,0} all-reduce(%p), channel_id=3, replica_groups=[4,2]<=[8], to_apply=%add
+}
+
+%first (p: f32[4,6]) -> f32[8,6] {
+  %p = f32[4,6]{1,0} parameter(0)
+  ROOT %c = f32[8,6]{1,0} all-gather(%p), channel_id=4, replica_groups=[4,2]<=[8], dimensions={0}
+}
+
+%second (p: f32[4,6]) -> f32[8,6] {
+  %p = f32[4,6]{1,0} parameter(0)
+  ROOT %c = f32[8,6]{1,0} all-gather(%p), channel_id=4, replica_groups=[4,2]<=[8], dimensions={0}
+}
+
+"""
+
+
+def test_fusions_of_a_tpu(mesh: Mesh) -> None:
+    """An all-reduce of which a slice is kept; a gather whose start and end lie in two fusions."""
+    calls = [
+        f"%x.{number} = f32[8,6]{{1,0}} fusion(%a), kind=kCustom, calls=%{name}"
+        for number, name in enumerate(("all-reduce-scatter.1", "first", "second"))
+    ]
+    found = collectives(FUSED + program(*calls), mesh)
+    assert totals(found) == {
+        ("reduce-scatter", ("tensor",)): (1, 96),
+        ("all-gather", ("tensor",)): (1, 192),
+    }
+
+
+def test_a_program_that_is_compiled_here(mesh: Mesh) -> None:
+    """Layers in a loop, weights cut over fsdp, hidden units over tensor, rows over data x fsdp."""
+    layers, width, hidden = 3, 8, 16
+    lay = lambda *spec: NamedSharding(mesh, P(*spec))  # noqa: E731
+    rows = lay(("data", "fsdp"), None)
+
+    def layer(x: jax.Array, weights: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        x = x + jnp.tanh(x @ weights[0]) @ weights[1]
+        return jax.lax.with_sharding_constraint(x, rows), None
+
+    up = jax.ShapeDtypeStruct(
+        (layers, width, hidden), jnp.float32, sharding=lay(None, "fsdp", "tensor")
+    )
+    down = jax.ShapeDtypeStruct(
+        (layers, hidden, width), jnp.float32, sharding=lay(None, "tensor", "fsdp")
+    )
+    x = jax.ShapeDtypeStruct((8, width), jnp.float32, sharding=rows)
+    run = jax.jit(lambda x, w: jax.lax.scan(layer, x, w)[0]).lower(x, (up, down)).compile()
+    found = collectives(run.as_text() or "", mesh)
+    assert totals(found) == {
+        ("all-gather", ("fsdp",)): (2 * layers, 2 * layers * width * hidden // 2 * 4),
+        ("all-reduce", ("tensor",)): (layers, layers * 8 // 4 * width * 4),
+    }
+    assert all("while/body" in one.origin for one in found)
+
+
+def test_a_compiled_permutation(mesh: Mesh) -> None:
+    ring = [(0, 1), (1, 0)]
+    shift = partial(jax.lax.ppermute, axis_name="fsdp", perm=ring)
+    spec = P("data", "fsdp")
+    moved = jax.jit(jax.shard_map(shift, mesh=mesh, in_specs=spec, out_specs=spec))
+    text = moved.lower(jnp.ones((4, 6))).compile().as_text() or ""
+    (one,) = collectives(text, mesh)
+    assert (one.kind, one.axes, one.bytes) == ("collective-permute", ("fsdp",), 2 * 3 * 4)

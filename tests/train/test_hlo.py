@@ -1,0 +1,74 @@
+import pytest
+
+from train.hlo import Program, bytes_of, shapes_of
+
+LOOPS = """HloModule loops, num_partitions=2
+
+%wrapped (a: f32[2]) -> f32[4] {
+  %a = f32[2]{0} parameter(0)
+  ROOT %all-gather.1 = f32[4]{0} all-gather(%a), channel_id=1, replica_groups={{0,1}}, dimensions={0}
+}
+
+%inner_body (b: f32[2]) -> f32[2] {
+  ROOT %b = f32[2]{0} parameter(0)
+}
+
+%inner_condition (c: f32[2]) -> pred[] {
+  %bound = s32[]{:T(128)} constant(5)
+  %count = s32[]{:T(128)} constant(-1)
+  ROOT %less = pred[]{:T(512)} compare(%count, %bound), direction=LT
+}
+
+%outer_body (d: f32[2]) -> f32[2] {
+  %d = f32[2]{0} parameter(0)
+  %start = ((f32[2]{0}), f32[4]{0}, u32[]) async-start(%d), calls=%wrapped
+  %done = f32[4]{0} async-done(%start), calls=%wrapped
+  ROOT %while.1 = f32[2]{0:T(128)} while(%d), condition=%inner_condition, body=%inner_body
+}
+
+%unknown (e: f32[2]) -> pred[] {
+  ROOT %e = f32[2]{0} parameter(0)
+}
+
+ENTRY %main (f: f32[2]) -> f32[2] {
+  %f = f32[2]{0} parameter(0)
+  %while.2 = f32[2]{0} while(%f), condition=%unknown, body=%outer_body, backend_config={"known_trip_count":{"n":"3"}}
+  ROOT %choice = f32[2]{0} conditional(%f, %f, %f), branch_computations={%inner_body, %inner_body}
+}
+"""  # noqa: E501
+
+
+def test_loops_multiply() -> None:
+    """Turns noted by the compiler, or known from the condition alone, as on a TPU."""
+    program = Program.parse(LOOPS)
+    assert program.entry == "main"
+    runs = program.runs()
+    assert runs["main"] == 1
+    assert (runs["outer_body"], runs["wrapped"]) == (3, 3)  # done is no start
+    assert runs["inner_body"] == 3 * 5 + 2  # both branches
+
+
+def test_a_loop_whose_turns_are_not_to_be_seen_counts_once() -> None:
+    program = Program.parse(LOOPS.replace('"n":"3"', '"n":"many"'))
+    assert program.runs()["outer_body"] == 1
+
+
+def test_instructions() -> None:
+    gather = Program.parse(LOOPS).computations["wrapped"]["all-gather.1"]
+    assert (gather.opcode, gather.type) == ("all-gather", "f32[4]{0}")
+    assert gather.operands == ("a",)
+    assert gather.attribute("replica_groups") == "{{0,1}}"
+    assert gather.attribute("dimensions") == "{0}"
+    assert gather.attribute("metadata") == ""
+
+
+def test_types() -> None:
+    tiled = "(bf16[6,128,256]{2,1,0:T(8,128)(2,1)S(1)}, /*index=5*/pred[3]{0}, s32[], s4[3]{0})"
+    assert bytes_of(tiled) == 6 * 128 * 256 * 2 + 3 + 4 + 2
+    assert shapes_of(tiled) == ((6, 128, 256), (3,), (), (3,))
+    assert bytes_of("f8e4m3fn[7]{0}") == 7
+
+
+def test_no_program() -> None:
+    with pytest.raises(ValueError, match="has no ENTRY"):
+        Program.parse("HloModule nothing\n")

@@ -1,0 +1,137 @@
+"""What a compiled program sends between devices: every collective, its size and its mesh axes."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable
+
+import numpy as np
+from jax.sharding import Mesh
+
+from train.hlo import Computation, Instruction, Program, bytes_of, shapes_of
+
+KINDS = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+
+POINT_TO_POINT = ("collective-permute", "collective-broadcast")
+"""Those that send an array whole."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective instruction."""
+
+    kind: str
+    """One of `KINDS`."""
+    axes: tuple[str, ...]
+    """The mesh axes along which data travel."""
+    parts: int
+    """Devices that take part together."""
+    bytes: int
+    """Of the array on one device where it is whole: what an all-gather ends with, and a
+    reduce-scatter begins with; of the others, what each device puts in."""
+    count: int
+    """Times that it runs in one run of the program."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Of what each device puts in."""
+    origin: str
+    """The operation of the program before compilation that it comes from, as XLA has it."""
+
+    @property
+    def sent(self) -> float:
+        """Bytes that each device sends in one run of it, around a ring.
+
+        An all-reduce is a reduce-scatter and an all-gather.
+        """
+        if self.kind in POINT_TO_POINT:
+            return self.bytes
+        share = (self.parts - 1) / self.parts
+        return self.bytes * share * (2 if self.kind == "all-reduce" else 1)
+
+
+def collectives(text: str, mesh: Mesh) -> tuple[Collective, ...]:
+    """All that the program of `text` sends over `mesh`; what stays on one device is left out.
+
+    Args:
+      text: Of a program compiled for CPU, GPU or TPU (`Compiled.as_text()`).
+      mesh: What it was compiled over.
+
+    Starts and ends of asynchronous ones count once; inside a loop they count as often as it turns.
+    """
+    program = Program.parse(text)
+    runs, fused = program.runs(), program.fused()
+    found: list[Collective] = []
+    seen: set[str] = set()
+    for name, computation in program.computations.items():
+        for instruction in computation.values():
+            if not runs[name] or instruction.opcode.removesuffix("-start") not in KINDS:
+                continue
+            if name in fused:  # a TPU's start, middle and end of one, which share its channel
+                channel = instruction.attribute("channel_id")
+                if channel in seen:
+                    continue
+                seen.add(channel)
+            one = _collective(name, instruction, computation, runs[name], mesh)
+            found += [one] if one.axes else []
+    return tuple(found)
+
+
+def totals(found: Iterable[Collective]) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
+    """By kind and axes: how many run, and their bytes together."""
+    sums: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
+    for one in found:
+        count, size = sums.get((one.kind, one.axes), (0, 0))
+        sums[one.kind, one.axes] = count + one.count, size + one.count * one.bytes
+    return sums
+
+
+def _collective(
+    name: str, instruction: Instruction, computation: Computation, count: int, mesh: Mesh
+) -> Collective:
+    kind = instruction.opcode.removesuffix("-start")
+    if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
+        kind = "reduce-scatter"  # a TPU's fusion of it with the slice that each device keeps
+    given = ", ".join(computation[operand].type for operand in instruction.operands)
+    groups = _groups(instruction, mesh.size)
+    parts = mesh.size if kind in POINT_TO_POINT else len(groups[0])
+    origin = re.search(r'op_name="([^"]*)"', instruction.rest)
+    return Collective(
+        kind=kind,
+        axes=_axes(groups, mesh),
+        parts=parts,
+        bytes=bytes_of(given) * (parts if kind == "all-gather" else 1),
+        count=count,
+        shapes=shapes_of(given),
+        origin=origin[1] if origin else "",
+    )
+
+
+def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
+    """Which devices exchange data, by their places in the mesh."""
+    pairs = instruction.attribute("source_target_pairs")
+    text = pairs or instruction.attribute("replica_groups")
+    if found := re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+        shape, iota, order = (
+            [int(n) for n in (part or "").split(",") if n] for part in found.groups()
+        )
+        ids = np.arange(math.prod(iota)).reshape(iota)
+        ids = ids.transpose(order) if order else ids
+        groups: list[list[int]] = ids.reshape(shape).tolist()
+        return groups
+    listed = [[int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", text)]
+    return listed or [list(range(devices))]
+
+
+def _axes(groups: list[list[int]], mesh: Mesh) -> tuple[str, ...]:
+    """Those along which members of a group differ."""
+    sizes = tuple(mesh.shape.values())
+    places = [np.stack(np.unravel_index(group, sizes)) for group in groups]  # [axes, members]
+    differ = np.any([(place != place[:, :1]).any(1) for place in places], axis=0)
+    return tuple(name for name, some in zip(mesh.shape, differ, strict=True) if some)

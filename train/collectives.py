@@ -125,8 +125,20 @@ def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
         ids = ids.transpose(order) if order else ids
         groups: list[list[int]] = ids.reshape(shape).tolist()
         return groups
+    if found := re.match(r"mesh\[(.*)\] \{(.*)\}", text):
+        return _groups_of_mesh(found[1], re.findall(r"'(\w+)'", found[2]))
     listed = [[int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", text)]
     return listed or [list(range(devices))]
+
+
+def _groups_of_mesh(sizes: str, along: list[str]) -> list[list[int]]:
+    """Those of `mesh['data'=2,'fsdp'=4] {'fsdp'}`."""
+    shape = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", sizes)}
+    ids = np.arange(math.prod(shape.values())).reshape(tuple(shape.values()))
+    order = sorted(range(len(shape)), key=lambda place: list(shape)[place] in along)
+    members = math.prod(shape[name] for name in along)
+    groups: list[list[int]] = ids.transpose(order).reshape(-1, members).tolist()
+    return groups
 
 
 def _axes(groups: list[list[int]], mesh: Mesh) -> tuple[str, ...]:

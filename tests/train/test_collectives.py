@@ -37,6 +37,8 @@ def only(mesh: Mesh, line: str) -> Collective:
         ("[4,2]<=[2,4]T(1,0)", ("data",), 2),
         ("[2,4]<=[4,2]T(1,0)", ("data", "fsdp"), 4),
         ("{}", ("data", "fsdp", "tensor"), 8),
+        ("mesh['data'=2,'fsdp'=2,'tensor'=2] {'fsdp'}", ("fsdp",), 2),
+        ("mesh['axis_0'=4,'axis_1'=2] {'axis_0'}", ("data", "fsdp"), 4),
     ],
 )
 def test_groups(mesh: Mesh, groups: str, axes: tuple[str, ...], parts: int) -> None:

@@ -16,8 +16,10 @@ from train.errors import UsageError
 from train.experiment import Experiment
 from train.loss_scale import LossScale
 from train.optimizers import make_optimizer
+from train.recovery.watch import Watch
 from train.schedules import make_schedule
 from train.sharding import (
+    check_batches,
     constrain_to,
     like_parameters,
     make_mesh,
@@ -82,13 +84,7 @@ def make_engine(experiment: Experiment, hardware: Hardware) -> Engine:
 
 def check_rows(experiment: Experiment, mesh: Mesh) -> None:
     """Raises UsageError if batches to train on cannot be cut for the devices of a mesh."""
-    shards = mesh.shape["data"] * mesh.shape["fsdp"] * experiment.accumulate
-    setting, rows = experiment.rows
-    if rows % shards:
-        raise UsageError(
-            f"{setting} {rows}: does not divide among {shards} "
-            "(mesh.data x mesh.fsdp x accumulate); give a multiple of it"
-        )
+    check_batches(mesh, *experiment.rows, experiment.accumulate)
 
 
 class JitEngine(Engine):
@@ -178,6 +174,7 @@ def make_step(
         loss_scale=experiment.loss_scale,
         axis_name=axis_name,
         ema_decay=experiment.ema.decay,
+        recovery=experiment.recovery,
     )
 
 
@@ -197,4 +194,5 @@ def init_state(
         key=dropout,
         loss_scale=LossScale.start(experiment.loss_scale) if scaled else None,
         ema=wide if experiment.ema.decay else None,
+        watch=Watch.start(experiment.recovery),
     )

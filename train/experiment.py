@@ -11,6 +11,7 @@ from train.data.tagged_config import TaggedDataConfig
 from train.errors import UsageError
 from train.loss_scale import LossScaleConfig
 from train.optimizers import AdamW, OptimizerConfig
+from train.recovery.config import RecoveryConfig
 from train.schedules import ScheduleConfig
 from train.sharding import MeshConfig
 from train.tasks.config import (
@@ -111,6 +112,9 @@ class CheckpointConfig:
     """Checkpoints at multiples of this many steps are kept too; 0: none."""
     best: bool = False
     """The checkpoint of the best evaluation is kept too, and is what the run is judged by."""
+    verify: Literal["auto", "sizes", "full"] = "auto"
+    """What is compared with the manifest before a checkpoint is restored: the sizes of its files;
+    their digests too; or digests only where the files together have at most 4 GiB."""
 
     def __post_init__(self) -> None:
         _at_least(0, "checkpoint", self, "every", "keep_every")
@@ -172,6 +176,7 @@ class Experiment:
     loss_scale: LossScaleConfig = LossScaleConfig()
     ema: EmaConfig = EmaConfig()
     stopping: StoppingConfig = StoppingConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
 
     @property
     def judged_at_best(self) -> bool:
@@ -216,10 +221,10 @@ class Experiment:
                 f"accumulate {self.accumulate}: does not divide {setting} {rows}; "
                 "give a divisor of it"
             )
-        if self.compile == "pmap" and (self.mesh.fsdp, self.mesh.tensor) != (1, 1):
+        if self.compile == "pmap" and self.mesh != MeshConfig(data=self.mesh.data):
             raise UsageError(
-                "compile pmap: copies the whole model to each device, and mesh.fsdp or mesh.tensor "
-                "would cut it; use --compile jit"
+                "compile pmap: copies the whole model to each device, and knows no axis of the "
+                "mesh but mesh.data; use --compile jit"
             )
 
     def _check_task(self) -> None:

@@ -156,7 +156,7 @@ def _logits(
     hidden: jax.Array,  # [B, 1, D]
 ) -> jax.Array:  # [B, V padded]
     matrix = output_matrix(params, model.config).astype(hidden.dtype)
-    logits = apply_matrix(hidden, matrix, 1, model.hardware.flattens_tokens)
+    logits = apply_matrix(hidden, matrix, 1, model.shared.flattens_tokens)
     return without_padding(logits[:, 0], model.config.vocab_size)
 
 

@@ -40,7 +40,7 @@ def linear(
     matrix starts.
     """
     w, b = matrix(module, name, inputs, outputs, shared, bias=bias, residual=residual)
-    y = apply_matrix(x, w, len(inputs), shared.hardware.flattens_tokens)
+    y = apply_matrix(x, w, len(inputs), shared.flattens_tokens)
     return y if b is None else y + b.astype(y.dtype)[None, None]
 
 

@@ -109,12 +109,12 @@ class Mixture(nn.Module):
             self,
             "router",
             inputs=inputs,
-            outputs={"experts": self.config.experts},
+            outputs={"routes": self.config.experts},
             init=shared.initialization.matrix(inputs),
             dtype=shared.precision.parameters,
         )
         wide = x.astype(jnp.float32)
-        return apply_matrix(wide, matrix.astype(wide.dtype), 1, shared.hardware.flattens_tokens)
+        return apply_matrix(wide, matrix.astype(wide.dtype), 1, shared.flattens_tokens)
 
     def experts(
         self,

@@ -112,7 +112,7 @@ def vocabulary_logits(
     bias: jax.Array | None = None,  # [V padded]
 ) -> jax.Array:  # [B, T, V padded]
     """Logits of all words; those of the padding are the lowest number."""
-    logits = apply_matrix(hidden, matrix.astype(hidden.dtype), 1, model.hardware.flattens_tokens)
+    logits = apply_matrix(hidden, matrix.astype(hidden.dtype), 1, model.shared.flattens_tokens)
     logits = logits if bias is None else logits + bias.astype(logits.dtype)[None, None]
     return without_padding(logits, model.config.vocab_size)
 

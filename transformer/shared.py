@@ -1,20 +1,50 @@
 """What every module of one model has in common."""
 
 import dataclasses
-from collections.abc import Callable
+from typing import Protocol
 
 import jax
+from jax.sharding import Mesh, PartitionSpec
 
 from transformer.hardware import Hardware
 from transformer.precision import Precision
 from transformer.weights import Initialization
 
-Constrain = Callable[[jax.Array, tuple[str | None, ...]], jax.Array]
+
+class Constrain(Protocol):
+    """How activations lie on the devices, by the names of their axes; a hashable value."""
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The devices; None if there is but one."""
+
+    def __call__(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
+        """x, laid so that these axes of it are split; those that do not divide stay whole."""
+
+    def parts(self, axis: str) -> int:
+        """How many parts an axis is split into."""
+
+    def spec(self, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> PartitionSpec:
+        """The axes of the mesh over which an array of this shape is split, for `shard_map`."""
 
 
-def unconstrained(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
+@dataclasses.dataclass(frozen=True)
+class _Unconstrained:
     """Leaves the layout of activations to the compiler."""
-    return x
+
+    mesh: None = None
+
+    def __call__(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
+        return x
+
+    def parts(self, axis: str) -> int:
+        return 1
+
+    def spec(self, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> PartitionSpec:
+        return PartitionSpec()
+
+
+unconstrained = _Unconstrained()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,3 +58,12 @@ class Shared:
     hardware: Hardware
     constrain: Constrain = unconstrained
     """Tells the compiler how an activation with these logical axes lies on the devices."""
+
+    @property
+    def flattens_tokens(self) -> bool:
+        """Whether products take [B, T, D] as [B T, D].
+
+        Where it is faster, and not where T is spread over devices: one axis of both would have to
+        be gathered first.
+        """
+        return self.hardware.flattens_tokens and self.constrain.parts("length") == 1

@@ -23,16 +23,20 @@ VOCAB = 30
 @pytest.mark.parametrize(
     ("mesh", "devices", "sizes"),
     [
-        (MeshConfig(), 1, (1, 1, 1)),
-        (MeshConfig(), 8, (8, 1, 1)),
-        (MeshConfig(fsdp=4), 8, (2, 4, 1)),
-        (MeshConfig(data=1, fsdp=-1), 8, (1, 8, 1)),
-        (MeshConfig(data=1, fsdp=2, tensor=-1), 12, (1, 2, 6)),
-        (MeshConfig(data=3, fsdp=5, tensor=7), 105, (3, 5, 7)),
+        (MeshConfig(), 1, (1, 1, 1, 1, 1)),
+        (MeshConfig(), 8, (8, 1, 1, 1, 1)),
+        (MeshConfig(fsdp=4), 8, (2, 4, 1, 1, 1)),
+        (MeshConfig(data=1, fsdp=-1), 8, (1, 8, 1, 1, 1)),
+        (MeshConfig(data=1, fsdp=2, tensor=-1), 12, (1, 2, 1, 1, 6)),
+        (MeshConfig(data=3, fsdp=5, tensor=7), 105, (3, 5, 1, 1, 7)),
+        (MeshConfig(data=1, expert=2, context=-1, tensor=2), 12, (1, 1, 2, 3, 2)),
     ],
 )
-def test_sizes(mesh: MeshConfig, devices: int, sizes: tuple[int, int, int]) -> None:
-    assert tuple(mesh.sizes(devices).values()) == sizes
+def test_sizes(mesh: MeshConfig, devices: int, sizes: tuple[int, ...]) -> None:
+    """From the slowest links to the fastest."""
+    assert mesh.sizes(devices) == dict(
+        zip(("data", "fsdp", "expert", "context", "tensor"), sizes, strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,7 @@ def test_sizes(mesh: MeshConfig, devices: int, sizes: tuple[int, int, int]) -> N
         (MeshConfig(data=-1, fsdp=-1), 8, "-1 at most once"),
         (MeshConfig(data=0), 8, "give sizes of 1 or more"),
         (MeshConfig(data=-2, fsdp=-4), 8, "give sizes of 1 or more"),
+        (MeshConfig(context=3), 8, "mesh data -1 x fsdp 1 x tensor 1 x context 3: does not"),
     ],
 )
 def test_sizes_that_are_no_mesh(mesh: MeshConfig, devices: int, message: str) -> None:
@@ -53,7 +58,7 @@ def test_sizes_that_are_no_mesh(mesh: MeshConfig, devices: int, message: str) ->
 
 def test_layouts_follow_from_the_names_of_axes() -> None:
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
-    assert mesh.shape == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert mesh.shape == {"data": 2, "fsdp": 2, "expert": 1, "context": 1, "tensor": 2}
 
     def spec(*names: str | None) -> P:
         return partition(mesh, names).spec
@@ -78,15 +83,43 @@ def test_axes_of_size_one_are_left_out() -> None:
 def test_an_axis_that_does_not_divide() -> None:
     mesh = make_mesh(MeshConfig(data=1, fsdp=8))
     assert partition(mesh, ("embed",), (24,)).spec == P(("fsdp",))
-    with pytest.raises(UsageError, match=r"axis embed of size 12: .* 8 parts \(mesh fsdp\)"):
+    message = (
+        r"axis embed of size 12: .* 8 parts \(mesh fsdp 8\); give mesh.fsdp of 1 or 2 or .* 6$"
+    )
+    with pytest.raises(UsageError, match=message):
         partition(mesh, ("mlp", "embed"), (5, 12))
     both = make_mesh(MeshConfig(data=2, fsdp=4))
-    with pytest.raises(UsageError, match=r"into 8 parts \(mesh data x fsdp\)"):
+    message = r"into 8 parts \(mesh data 2 x fsdp 4\); give mesh.data x mesh.fsdp of 1 or"
+    with pytest.raises(UsageError, match=message):
         partition(both, ("batch",), (12,))
 
 
+def test_tokens_and_experts() -> None:
+    mesh = make_mesh(MeshConfig(data=1, fsdp=2, expert=2, context=2))
+    assert partition(mesh, ("batch", "length", None)).spec == P(
+        ("fsdp", "expert"), ("context",), None
+    )
+    assert partition(mesh, ("layers", "experts", "embed", "mlp")).spec == P(
+        None, ("expert",), ("fsdp",), None
+    )
+    assert partition(mesh, ("embed", "routes")).spec == P(("fsdp",), None)
+
+
+def test_shared_keys_and_values_are_copied_to_the_parts_that_share_them() -> None:
+    """Where there are fewer heads of them than parts; not where parts would share unevenly."""
+    mesh = make_mesh(MeshConfig(data=1, fsdp=2, tensor=4))
+    names = ("embed", "kv_heads", "head")
+    assert partition(mesh, names, (8, 4, 3)).spec == P(("fsdp",), ("tensor",), None)
+    assert partition(mesh, names, (8, 2, 3)).spec == P(("fsdp",), None, None)
+    assert partition(mesh, names, (8, 1, 3)).spec == P(("fsdp",), None, None)
+    with pytest.raises(UsageError, match="axis kv_heads of size 6: does not divide into 4 parts"):
+        partition(mesh, names, (8, 6, 3))
+    with pytest.raises(UsageError, match="axis heads of size 2: does not divide into 4 parts"):
+        partition(mesh, ("embed", "heads", "head"), (8, 2, 3))
+
+
 def test_an_experiment_whose_heads_do_not_divide(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="axis kv_heads of size 4: does not divide into 8 parts"):
+    with pytest.raises(UsageError, match="axis heads of size 4: does not divide into 8 parts"):
         an_engine(tmp_path, MeshConfig(data=1, tensor=8)).shapes()
 
 
@@ -109,6 +142,18 @@ def test_a_batch_is_spread_over_data_and_fsdp() -> None:
         np.testing.assert_array_equal(np.asarray(batch[name]), array, strict=True)
         shapes = {shard.data.shape for shard in batch[name].addressable_shards}
         assert shapes == {(3, *array.shape[1:])}, name
+
+
+def test_tokens_of_a_batch_are_spread_in_turn() -> None:
+    """Each part has an early piece and a late one, of every array alike."""
+    mesh = make_mesh(MeshConfig(data=2, context=4))
+    rows = {"positions": np.tile(np.arange(16), (4, 1)), "examples": np.arange(4)}
+    batch = place_batch(mesh, rows, 4)
+    pieces = [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]
+    for shard in batch["positions"].addressable_shards:
+        part = shard.index[1].indices(16)[0] // 4
+        np.testing.assert_array_equal(shard.data, [pieces[part]] * 2)
+    assert {shard.data.shape for shard in batch["examples"].addressable_shards} == {(2,)}
 
 
 def an_engine(folder: Path, mesh: MeshConfig, **changes: Any) -> Engine:

@@ -226,7 +226,7 @@ def test_experts_are_a_stack() -> None:
     module = Mixture(dataclasses.replace(TWO, expert=PLAIN), SHARED)
     boxed = jax.eval_shape(module.init, jax.random.key(0), normal(0, B, T, D))["params"]
     assert axes_of(boxed) == {
-        "router": Axes(inputs=("embed",), outputs=("experts",)),
+        "router": Axes(inputs=("embed",), outputs=("routes",)),
         "up": Axes(("experts",), ("embed",), ("mlp",)),
         "up_bias": Axes(("experts",), (), ("mlp",)),
         "down": Axes(("experts",), ("mlp",), ("embed",)),

@@ -58,6 +58,7 @@ def ask_compiler(experiment: "Experiment", memory: Memory, hardware: "Hardware")
     from train.describe.shape import batch_shapes
     from train.engine import JitEngine, make_engine
     from train.memory import explain_exhaustion, smaller
+    from train.sharding import parts, row_parts
 
     engine = make_engine(experiment, hardware)
     assert isinstance(engine, JitEngine)  # as all are
@@ -65,7 +66,7 @@ def ask_compiler(experiment: "Experiment", memory: Memory, hardware: "Hardware")
     batch: Any = batch_shapes(experiment, engine.mesh)
     with explain_exhaustion(smaller(experiment)):
         stats: Any = engine.lower(state, batch).compile().memory_analysis()
-    shards = math.prod(engine.mesh.shape[axis] for axis in ("data", "fsdp"))
+    shards = row_parts(engine.mesh) * parts(engine.mesh, "length")
     kept_activations, kept_weights = traced(engine, batch, experiment.accumulate)
     return Compiled(
         devices=engine.mesh.size,

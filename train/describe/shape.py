@@ -42,9 +42,10 @@ def batch_shapes(experiment: "Experiment", mesh: "Mesh") -> "dict[str, jax.Shape
         "weights": (target, np.float32),
         "examples": ((rows,), np.uint32),
     }
+    axes = ("batch", "length")
     return {
         name: jax.ShapeDtypeStruct(
-            shape, dtype, sharding=partition(mesh, ("batch", *(None,) * (len(shape) - 1)), shape)
+            shape, dtype, sharding=partition(mesh, axes[: len(shape)], shape)
         )
         for name, (shape, dtype) in shapes.items()
     }

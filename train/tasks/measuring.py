@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from train.experiment import EvaluationConfig
+from train.sharding import row_parts
 from train.tasks.task import EvaluationSet
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def fitting(batch_size: int, mesh: Mesh) -> int:
     """The batch size, or a few rows more so that it divides among the devices."""
-    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    shards = row_parts(mesh)
     return -(-batch_size // shards) * shards
 
 

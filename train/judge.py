@@ -28,10 +28,10 @@ class Judge:
     def remember(self, best: Best, checkpoints: Checkpoints) -> None:
         """Goes on from what a checkpoint says of the best.
 
-        A best whose own checkpoint is not there, since nobody had asked to keep it, is forgotten.
+        A best whose own checkpoint is not there, since nobody had asked to keep it or a better one
+        has come since, is forgotten.
         """
-        if not best.step or best.step in checkpoints.steps():
-            self.best = best
+        self.best = best if not best.step or best.step in checkpoints.steps() else Best()
         if self.experiment.judged_at_best and self.best.step:
             checkpoints.keep_best(self.best.step)
 
@@ -43,6 +43,10 @@ class Judge:
     def is_best(self, step: int) -> bool:
         """Whether the evaluation of this step was the best, and its checkpoint is to be kept."""
         return self.experiment.judged_at_best and self.best.step == step
+
+    def looks(self, step: int) -> bool:
+        """Whether a step is one to stop at: for an evaluation, or as the last."""
+        return step == self.experiment.steps or due(step, self.experiment.evaluation.every)
 
     def look(self, step: int, state: TrainState, report: Report) -> None:
         """Evaluation and samples on the way; the last step has its own, but is judged as well."""

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Of the palette of Okabe and Ito, which people with any colour vision can tell apart.
-_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#666666"
+_BLUE, _ORANGE, _GREY, _BLACK = "#0072B2", "#D55E00", "#666666", "#000000"
 
 _SCORES = ("accuracy", "f1", "bleu")
 """Of the metrics, those that rise; each that a run has is drawn below its losses."""
+
+_MARKS = {"skipped": "|", "rolled back": "<"}
+"""Of the events of a logbook those that are shown, and how."""
 
 _SMOOTHED_FROM = 50  # lines; fewer are shown as they are
 _WINDOW_GROWS = 10
@@ -34,6 +37,7 @@ def plot_losses(
     metrics: Sequence[Mapping[str, Any]],
     path: Location,
     references: Mapping[str, float] | None = None,
+    events: Mapping[str, Sequence[int]] | None = None,
 ) -> bool:
     """Draws the losses of training and validation against the step, and validation scores.
 
@@ -41,6 +45,7 @@ def plot_losses(
       metrics: Lines of a metrics.jsonl, as `train.metrics.read_metrics` gives them.
       path: Where the PNG goes.
       references: Losses to compare with, nats a token, by name; a line each.
+      events: Steps at which something happened, by what it was; a mark each.
 
     Returns:
       Whether it was drawn: not if there is no finite loss yet.
@@ -64,6 +69,7 @@ def plot_losses(
     _draw_training(axes, *training)
     _draw_validation(axes, *validation)
     _draw_references(axes, references or {})
+    _draw_events(axes, events or {})
     _scale(axes, *drawn)
     for each, (name, points) in zip(below, scores.items(), strict=True):
         _draw_score(each, name, *points)
@@ -138,6 +144,31 @@ def _draw_references(axes: Axes, references: Mapping[str, float]) -> None:
             horizontalalignment="right",
             color=_GREY,
             fontsize="small",
+        )
+
+
+def marks(logbook: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
+    """The events of a logbook that the curve shows, as `plot_losses` takes them."""
+    steps: dict[str, list[int]] = {}
+    for line in logbook:
+        if line.get("event") in _MARKS:
+            steps.setdefault(line["event"], []).append(line["step"])
+    return steps
+
+
+def _draw_events(axes: Axes, events: Mapping[str, Sequence[int]]) -> None:
+    """Along the lower edge, whatever the losses are."""
+    for name, steps in events.items():
+        axes.plot(
+            sorted(set(steps)),
+            [0] * len(set(steps)),
+            _MARKS[name],
+            color=_BLACK,
+            markersize=7,
+            linestyle="none",
+            transform=axes.get_xaxis_transform(),
+            clip_on=False,
+            label=name,
         )
 
 

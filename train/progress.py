@@ -103,7 +103,7 @@ class Progress:
     def _line(self) -> str:
         gone = self._clock() - self._began
         made = self._done - self._first
-        left = duration(gone / made * (self._total - self._done)) if made else "?"
+        left = duration(gone / made * (self._total - self._done)) if made > 0 else "?"
         count = f"{self._done}/{self._total}"
         times = f"{duration(gone)} gone, {left} left"
         parts = (self._description, count, self._loss, self._speed, times)

@@ -14,7 +14,7 @@ from train.errors import UserError
 from train.experiment import Experiment
 from train.logbook import Logbook
 from train.metrics import MetricsLog, read_metrics
-from train.plot import plot_losses
+from train.plot import marks, plot_losses
 from train.progress import Progress
 from train.runfolder import RunFolder, write_atomically
 
@@ -61,7 +61,8 @@ class Report:
             with quietly:
                 self._metrics.close()
                 metrics = read_metrics(self._folder.metrics)
-                plot_losses(metrics, self._folder.curve, self._references)
+                events = marks(self._logbook.read())
+                plot_losses(metrics, self._folder.curve, self._references, events)
 
     @contextlib.contextmanager
     def pause(self) -> Any:
@@ -72,6 +73,14 @@ class Report:
 
     def compiled(self, step: int) -> None:
         """The first step is made, and the program for all others with it: time counts from here."""
+        self._count_from(step)
+
+    def go_back(self, step: int) -> None:
+        """Training goes on from an earlier step; what was written beyond it is moved aside."""
+        if self._speaks:
+            self._metrics.close()
+            self._metrics.resume(step or None)
+        self._progress.update(step)
         self._count_from(step)
 
     def step(self, tokens: int) -> None:

@@ -6,6 +6,7 @@ import jax
 from flax import struct
 
 from train.loss_scale import LossScale
+from train.recovery.watch import Watch
 
 
 class TrainState(struct.PyTreeNode):
@@ -18,3 +19,4 @@ class TrainState(struct.PyTreeNode):
     key: jax.Array  # typed random key, the same for the whole run
     loss_scale: LossScale | None = None
     ema: Any = None  # moving average of the parameters, in float32
+    watch: Watch | None = None

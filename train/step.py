@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from train.loss_scale import LossScaleConfig
+from train.recovery.config import RecoveryConfig
+from train.recovery.watch import judge
 from train.schedules import Schedule
 from train.state import TrainState
 from transformer.losses import Loss
@@ -43,6 +45,7 @@ class TrainStep:
     axis_name: str | None = None
     """The mapped axis over which `pmap` splits the batch."""
     ema_decay: float = 0.0
+    recovery: RecoveryConfig = RecoveryConfig()
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         scale = jnp.float32(1) if state.loss_scale is None else state.loss_scale.scale
@@ -53,10 +56,20 @@ class TrainStep:
         divisor = scale * jnp.maximum(sums["loss"].weight, 1e-9) / nominal
         grads = jax.tree.map(lambda g: g / divisor, grads)
         norm = optax.tree.norm(grads)
-        rate = self.schedule(state.step + 1)
-        state = self.updated(state, self.clipped(grads, norm), norm, rate)
         metrics = {name: mean(each) for name, each in sums.items()}
-        return state, {**metrics, "grad_norm": norm, "learning_rate": rate}
+        known = None if state.loss_scale is None else state.loss_scale.scale
+        verdict = judge(state.watch, metrics["loss"], norm, known, self.recovery)
+        rate = self.schedule(state.step + 1)
+        if state.watch is not None:
+            rate = rate * state.watch.rate
+            metrics["watch"] = verdict.report
+        new = kept(verdict.fine, self.updated(state, self.clipped(grads, norm), rate), state)
+        if state.loss_scale is not None:
+            scaled = state.loss_scale.after(jnp.isfinite(norm), self.loss_scale)
+            new = new.replace(loss_scale=scaled)
+        skipped = 1 - verdict.fine.astype(jnp.float32)
+        metrics.update(grad_norm=norm, learning_rate=rate, skipped=skipped)
+        return new.replace(watch=verdict.watch), metrics
 
     def accumulated(
         self, state: TrainState, batch: Batch, scale: jax.Array
@@ -101,9 +114,7 @@ class TrainStep:
         factor = jnp.minimum(1.0, self.clip / jnp.maximum(norm, 1e-9))
         return jax.tree.map(lambda g: g * factor, grads)
 
-    def updated(
-        self, state: TrainState, grads: Any, norm: jax.Array, rate: jax.Array
-    ) -> TrainState:
+    def updated(self, state: TrainState, grads: Any, rate: jax.Array) -> TrainState:
         """The state one update on."""
         directions, optimizer = self.optimizer.update(grads, state.optimizer, state.params)
         updates = jax.tree.map(lambda d: -rate * d, directions)
@@ -111,23 +122,19 @@ class TrainStep:
         new = state.replace(
             step=state.step + 1, cursor=state.cursor + 1, params=params, optimizer=optimizer
         )
-        if state.loss_scale is not None:
-            new = self.kept_if_finite(state, new, norm)
         if state.ema is None:
             return new
-        return new.replace(ema=moved(state.ema, new.params, state.step, self.ema_decay))
+        return new.replace(ema=moved(state.ema, params, state.step, self.ema_decay))
 
-    def kept_if_finite(self, state: TrainState, new: TrainState, norm: jax.Array) -> TrainState:
-        """The new state, or where gradients overflowed the weights and moments of the old one."""
-        assert state.loss_scale is not None
-        finite = jnp.isfinite(norm)
-        kept = jax.tree.map(
-            lambda n, o: jnp.where(finite, n, o),
-            (new.params, new.optimizer),
-            (state.params, state.optimizer),
-        )
-        after = state.loss_scale.after(finite, self.loss_scale)
-        return new.replace(params=kept[0], optimizer=kept[1], loss_scale=after)
+
+def kept(fine: jax.Array, new: TrainState, old: TrainState) -> TrainState:
+    """The new state; where its update is not fine, with weights, moments and average of the old."""
+
+    def learned(state: TrainState) -> Any:
+        return state.params, state.optimizer, state.ema
+
+    chosen = jax.tree.map(lambda n, o: jnp.where(fine, n, o), learned(new), learned(old))
+    return new.replace(params=chosen[0], optimizer=chosen[1], ema=chosen[2])
 
 
 def example_keys(state: TrainState, batch: Batch) -> jax.Array:  # [B]

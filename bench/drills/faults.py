@@ -1,0 +1,101 @@
+"""Faults to be planted in a run: in its data, in its gradients, in its weights."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+
+from train.engine import JitEngine, Metrics
+from train.loop import _Fit
+from train.state import TrainState
+from train.step import Batch, TrainStep
+from train.tasks.task import Rows, TrainingSet
+
+_FACTOR = "gradient_factor"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What is wrong, from batch `first` on, with so many batches."""
+
+    first: int
+    count: int = 1
+    words: int = 0
+    """Targets are words drawn from below this number; 0: they are left as they are."""
+    weight: float = 1.0
+    """What the weight of a batch's first targets is multiplied by: NaN, say."""
+    factor: float = 1.0
+    """What the gradients are multiplied by."""
+    bit: int = 0
+    """Of a weight, the bit that flips before the first of these batches, once; 0: none."""
+
+
+@contextlib.contextmanager
+def planted(fault: Fault) -> Iterator[None]:
+    """Has every run inside meet the fault."""
+    begin, gradients, step = _Fit.__init__, TrainStep.gradients, JitEngine.step
+    flipped = [not fault.bit]
+
+    def with_bad_batches(self: _Fit, *given: Any) -> None:
+        begin(self, *given)
+        self.batches = _Batches(self.batches, fault)
+
+    def with_factor(self: TrainStep, state: TrainState, batch: Batch, scale: jax.Array) -> Any:
+        rest = {name: array for name, array in batch.items() if name != _FACTOR}
+        grads, sums = gradients(self, state, rest, scale)
+        factor = batch[_FACTOR][0]
+        return jax.tree.map(lambda g: g * factor, grads), sums
+
+    def with_bad_weight(
+        self: JitEngine, state: TrainState, batch: Batch
+    ) -> tuple[TrainState, Metrics]:
+        if not flipped[0] and int(state.cursor) >= fault.first:
+            flipped[0] = True
+            state = state.replace(params=_flipped(state.params, fault.bit))
+        return step(self, state, batch)
+
+    with (
+        mock.patch.object(_Fit, "__init__", with_bad_batches),
+        mock.patch.object(TrainStep, "gradients", with_factor),
+        mock.patch.object(JitEngine, "step", with_bad_weight),
+    ):
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batches(TrainingSet):
+    """Those of a run, and among them those with a fault."""
+
+    sound: TrainingSet
+    fault: Fault
+
+    def host(self, cursor: int, host: int, hosts: int) -> Rows:
+        rows, fault = self.sound.host(cursor, host, hosts), self.fault
+        bad = fault.first <= cursor < fault.first + fault.count
+        factor = fault.factor if bad else 1.0
+        rows = {**rows, _FACTOR: np.full(len(rows["examples"]), factor, np.float32)}
+        if bad and fault.words:
+            drawn = np.random.RandomState(cursor)
+            targets = drawn.randint(0, fault.words, rows["targets"].shape)
+            rows["targets"] = targets.astype(rows["targets"].dtype)
+        if bad and fault.weight != 1:
+            rows["weights"] = rows["weights"].copy()
+            rows["weights"][:, 0] *= fault.weight
+        return rows
+
+
+def _flipped(params: Any, bit: int) -> Any:
+    """With one bit of one number flipped, in the middle of the largest matrix."""
+    leaves, structure = jax.tree.flatten(params)
+    largest = max(range(len(leaves)), key=lambda i: (leaves[i].ndim > 1, leaves[i].size))
+    array = np.array(leaves[largest])
+    bits = array.reshape(-1).view(np.uint32 if array.dtype == np.float32 else np.uint16)
+    bits[bits.size // 2] ^= bits.dtype.type(1 << bit)
+    leaves[largest] = jax.device_put(array, leaves[largest].sharding)
+    return jax.tree.unflatten(structure, leaves)

@@ -1,0 +1,77 @@
+"""Reads what the watch says of each step, one step late: then nothing waits for it."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from train.engine import Metrics
+from train.recovery.config import RecoveryConfig
+from train.recovery.plan import Trouble
+from train.report import Report
+
+
+class _Seen(NamedTuple):
+    """A step that was dispatched."""
+
+    step: int
+    cursor: int
+    metrics: Metrics
+    verdict: jax.Array | None
+
+
+class Lookout:
+    """Tells of every update that was skipped, and of trouble."""
+
+    def __init__(self, config: RecoveryConfig, report: Report):
+        self._config, self._report = config, report
+        self._waiting: _Seen | None = None
+
+    def look(
+        self, step: int, cursor: int, metrics: Metrics, verdict: jax.Array | None, *, now: bool
+    ) -> Trouble | None:
+        """Looks at the step before this one; `now`: at this one too, which waits for its end.
+
+        Args:
+          step: Its number.
+          cursor: The number of its batch.
+          metrics: What the engine said of it.
+          verdict: [4], what the watch said of it, as `Verdict.report`; None if there is no watch.
+          now: Whether its state is about to be saved or judged.
+        """
+        waiting = self._waiting
+        self._waiting = _Seen(step, cursor, metrics, verdict)
+        trouble = self._read(waiting) if waiting else None
+        if now and not trouble:
+            trouble, self._waiting = self._read(self._waiting), None
+        return trouble
+
+    def _read(self, seen: _Seen) -> Trouble | None:
+        if seen.verdict is None:
+            return None
+        skipped, strikes, *limits = np.asarray(seen.verdict).tolist()
+        if not skipped:
+            return None
+        loss, norm = (float(seen.metrics[name]) for name in ("loss", "grad_norm"))
+        why = reason(loss, norm, *limits)
+        self._report.event(
+            "skipped", step=seen.step, batch=seen.cursor, loss=loss, grad_norm=norm, why=why
+        )
+        self._report.say(f"step {seen.step}: the update of batch {seen.cursor} is skipped: {why}")
+        if strikes < self._config.patience:
+            return None
+        return Trouble(seen.step - int(strikes) + 1, seen.step, seen.cursor + 1, why)
+
+
+def reason(loss: float, norm: float, most_loss: float, most_norm: float) -> str:
+    """What is wrong with a step, in words."""
+    wrong = []
+    for name, value, most in (("loss", loss, most_loss), ("grad_norm", norm, most_norm)):
+        if not math.isfinite(value):
+            wrong.append(f"{name} {value}")
+        elif value > most:
+            wrong.append(f"{name} {value:.4g}, more than {most:.4g}")
+    return " and ".join(wrong)

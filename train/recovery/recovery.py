@@ -1,0 +1,149 @@
+"""Going back to a checkpoint from before the trouble, and on with other data.
+
+A rollback is decided, written down, and only then done: what lies beyond the checkpoint is moved
+out of the way, and the run is started as if it were resumed. So a process that is killed at any
+moment of it has nothing to undo: the next one goes on from what is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from train.checkpoints import Checkpoints
+from train.engine import Engine
+from train.errors import UserError
+from train.experiment import Experiment
+from train.recovery.plan import Rollback, Trouble, plan
+from train.recovery.record import Record
+from train.report import Report
+from train.runfolder import RunFolder
+from train.state import TrainState
+
+COUNT = "rollbacks"
+"""What a checkpoint calls the number of rollbacks that the run had made when it was saved."""
+
+
+def kept_due(experiment: Experiment) -> int:
+    """How many checkpoints that were due have to be kept: those that can be gone back to.
+
+    So what a run goes back to is the same whether or not it was stopped, and saved, in between.
+    """
+    return max(2, experiment.checkpoint.keep)
+
+
+class Recovery:
+    """The rollbacks of a run."""
+
+    def __init__(self, experiment: Experiment, folder: RunFolder, *, begun: bool):
+        """Reads what was decided; a run that begins anew has decided nothing."""
+        self._experiment, self._config = experiment, experiment.recovery
+        self._path, self._evidence = folder.recovery, folder.spikes
+        self._record = Record.read(folder.recovery) if begun else Record()
+        self._sent_on = False
+
+    @property
+    def extra(self) -> dict[str, int]:
+        """What a checkpoint has to say."""
+        return {COUNT: len(self._record.rollbacks)}
+
+    def decide(
+        self,
+        trouble: Trouble,
+        state: TrainState,
+        engine: Engine,
+        checkpoints: Checkpoints,
+        extra: dict[str, Any],
+    ) -> Rollback:
+        """Keeps the evidence, and writes down what to do.
+
+        Args:
+          trouble: What there is.
+          state: As it is now. It is deleted: there may be no room for a second one.
+          engine: Makes the first state, if there is no checkpoint to go back to.
+          checkpoints: Those of the run.
+          extra: What is saved with a first state.
+
+        Raises:
+          UserError: It was tried often enough.
+        """
+        checkpoints.wait()
+        due = [step for step in checkpoints.steps() if step == 0 or checkpoints.due(step)]
+        due = due[-kept_due(self._experiment) :]
+        rollback = plan(trouble, self._record.last, due, self._config)
+        evidence = self._keep(state)
+        jax.tree.map(lambda leaf: leaf.delete(), state)
+        if rollback is None:
+            raise UserError(
+                f"step {trouble.step}: {trouble.why}, and {self._config.tries} times going back "
+                f"did not help; {evidence}; look at its batches, or give a lower "
+                "schedule.learning_rate or other recovery settings"
+            )
+        checkpoints.pin(rollback.checkpoint)
+        if rollback.checkpoint not in checkpoints.steps():
+            checkpoints.save(0, engine.init(), {**extra, COUNT: 0})
+            checkpoints.wait()
+        self._write(Record((*self._record.rollbacks, rollback), cleared=False))
+        return rollback
+
+    def clear(self, checkpoints: Checkpoints) -> None:
+        """Moves out of the way what lies beyond the checkpoint that was decided on."""
+        for rollback in self._record.rollbacks:
+            checkpoints.pin(rollback.checkpoint)
+        last = self._record.last
+        if last is None or self._record.cleared:
+            return
+        for step in checkpoints.steps():
+            if step > last.checkpoint:
+                checkpoints.set_aside(step, f"rolled-back-{len(self._record.rollbacks)}")
+        self._write(dataclasses.replace(self._record, cleared=True))
+
+    def applied(self, state: TrainState, extra: dict[str, Any]) -> TrainState:
+        """The state of a checkpoint, sent on as was decided after it had been saved."""
+        last = self._record.last
+        if last is None or extra.get(COUNT, 0) == len(self._record.rollbacks):
+            return state
+        self._sent_on = True
+        cursor = jax.device_put(np.int32(last.cursor), state.cursor.sharding)
+        if state.watch is None:
+            return state.replace(cursor=cursor)
+        rate = jax.device_put(np.float32(last.rate), state.watch.rate.sharding)
+        return state.replace(cursor=cursor, watch=state.watch.replace(rate=rate))
+
+    def tell(self, step: int, report: Report) -> None:
+        """The line of the logbook, when a rollback has led to a step."""
+        last = self._record.last
+        if last is None or not self._sent_on:
+            return
+        self._sent_on = False
+        report.event("rolled back", **{**dataclasses.asdict(last), "checkpoint": step})
+        report.say(
+            f"step {last.step}: back to step {step}, and on with batch {last.cursor}"
+            f"{f', the learning rate times {last.rate:g}' if last.rate != 1 else ''} "
+            f"(try {last.tries} of {self._config.tries})"
+        )
+
+    def passed(self, step: int, report: Report) -> None:
+        """Says so when a run has got beyond its last trouble."""
+        last = self._record.last
+        if last and step == min(last.step + self._config.back, self._experiment.steps):
+            report.event("recovered", step=step, trouble=last.step, tries=last.tries)
+
+    def _write(self, record: Record) -> None:
+        record.write(self._path)
+        self._record = record
+
+    def _keep(self, state: TrainState) -> str:
+        """Saves the state of the trouble. Returns where, or why it is not there, in words."""
+        step = int(state.step)
+        try:
+            with Checkpoints(self._evidence, keep=1_000_000, asynchronous=False) as evidence:
+                if step in evidence.steps():
+                    evidence.set_aside(step, "earlier")
+                evidence.save(step, state, self.extra)
+        except UserError as error:
+            return f"its state is not kept ({error})"
+        return f"its state is in {self._evidence / str(step)}"

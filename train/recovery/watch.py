@@ -1,0 +1,88 @@
+"""The watch over losses and gradient norms: a pure function, part of the compiled step.
+
+What it goes by is part of the state. So it sees every step without a word from the host, all
+devices come to one verdict, and a run that is resumed judges as an unbroken one does.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from train.recovery.config import RecoveryConfig
+
+NORMAL = 1.4826
+"""The standard deviation of a normal distribution over its median absolute deviation."""
+
+LEAST = np.float32([[0.02], [0.1]])
+"""Standard deviations of the logarithms of loss and norm are taken to be this at least: a run that
+is very even is not to be alarmed by a loss 2% higher."""
+
+TINY = 1e-9
+
+
+class Watch(struct.PyTreeNode):
+    """What the last steps were like, and what was made of it."""
+
+    recent: jax.Array  # [2, W] float32, logarithms of loss and norm, newest last; NaN: not yet
+    strikes: jax.Array  # int32, steps out of line in a row, up to the last one
+    rate: jax.Array  # float32, what the learning rate is multiplied by
+
+    @staticmethod
+    def start(config: RecoveryConfig) -> "Watch | None":
+        """Before the first step; None if nothing is to be watched."""
+        if not config.window:
+            return None
+        recent = jnp.full((2, config.window), jnp.nan, jnp.float32)
+        return Watch(recent, jnp.int32(0), jnp.float32(1))
+
+    def limits(self, config: RecoveryConfig) -> jax.Array:  # [2]
+        """The largest loss and norm that are in line; no limit while too few steps are known."""
+        middle = jnp.nanmedian(self.recent, axis=1, keepdims=True)
+        deviation = jnp.nanmedian(jnp.abs(self.recent - middle), axis=1, keepdims=True)
+        reach = config.threshold * jnp.maximum(NORMAL * deviation, LEAST)
+        known = jnp.sum(~jnp.isnan(self.recent[0]))
+        return jnp.where(known >= config.warmup, jnp.exp(middle + reach)[:, 0], jnp.inf)
+
+
+class Verdict(NamedTuple):
+    """What is to be made of a step."""
+
+    fine: jax.Array  # bool: its update is to be made
+    watch: Watch | None
+    report: jax.Array | None  # [4] float32: whether not fine, strikes, limits of loss and norm
+
+
+def judge(
+    watch: Watch | None,
+    loss: jax.Array,
+    norm: jax.Array,
+    scale: jax.Array | None,
+    config: RecoveryConfig,
+) -> Verdict:
+    """Whether a step is in line, and the watch one step on.
+
+    Args:
+      watch: None: only what is not finite is out of line.
+      loss: The mean loss.
+      norm: The global norm of the gradients.
+      scale: The loss scale of float16. While it can be lowered, gradients that overflow are no
+        trouble: the update is skipped, and that is all.
+      config: How it is judged.
+    """
+    seen = jnp.stack([loss, norm])
+    finite = jnp.isfinite(seen)
+    if watch is None:
+        return Verdict(finite.all(), None, None)
+    limits = watch.limits(config)
+    fine = (finite & (seen <= limits)).all()
+    excused = jnp.bool_(False) if scale is None else finite[0] & ~finite[1] & (scale > 1)
+    strikes = jnp.where(fine, 0, watch.strikes + jnp.where(excused, 0, 1))
+    newest = jnp.log(jnp.maximum(seen, TINY))
+    moved = jnp.concatenate([watch.recent[:, 1:], newest[:, None]], axis=1)
+    # What is out of line does not count as what is usual.
+    recent = jnp.where(fine, moved, watch.recent)
+    report = jnp.stack([1 - fine.astype(jnp.float32), strikes.astype(jnp.float32), *limits])
+    return Verdict(fine, watch.replace(recent=recent, strikes=strikes), report)

@@ -1,10 +1,14 @@
-"""What `auto` means for an experiment on some hardware: saved with the run."""
+"""What `auto` means for an experiment on some hardware: saved with the run, and read from it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import cast
 
 from train.experiment import Experiment
-from transformer.attend import choose
+from transformer.attend import Form, choose
 from transformer.attention import AttentionConfig
 from transformer.hardware import Hardware
-from transformer.stack import unrolls
+from transformer.stack import Loop, unrolls
 
 
 def choices(experiment: Experiment, hardware: Hardware) -> dict[str, str]:
@@ -28,3 +32,26 @@ def choices(experiment: Experiment, hardware: Hardware) -> dict[str, str]:
     chosen["model.loop"] = "unroll" if unrolled else "scan"
     chosen["flattened tokens"] = "yes" if hardware.flattens_tokens else "no"
     return chosen
+
+
+def kept(experiment: Experiment, saved: Mapping[str, str], hardware: Hardware) -> Experiment:
+    """The experiment with what a run chose before, where `auto` would be something else by now.
+
+    Raises ValueError for a form that there is not.
+    """
+    now, model = choices(experiment, hardware), experiment.model
+    pattern = list(model.pattern)
+    for place, block in enumerate(pattern):
+        name = f"model.pattern.{place}.mixer.form"
+        form = saved.get(name, "").partition(" ")[0]
+        if not isinstance(block.mixer, AttentionConfig) or block.mixer.form != "auto" or not form:
+            continue
+        if form != now[name].partition(" ")[0]:
+            mixer = dataclasses.replace(block.mixer, form=cast(Form, form))
+            pattern[place] = dataclasses.replace(block, mixer=mixer)
+    if tuple(pattern) != model.pattern:
+        model = dataclasses.replace(model, pattern=tuple(pattern))
+    loop = saved.get("model.loop")
+    if model.loop == "auto" and loop in ("scan", "unroll") and loop != now["model.loop"]:
+        model = dataclasses.replace(model, loop=cast(Loop, loop))
+    return dataclasses.replace(experiment, model=model)

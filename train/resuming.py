@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any, NamedTuple
 
-from train.checkpoints import Checkpoints
+from train.checkpoints import Checkpoints, PassedOver, none_good
+from train.choices import kept
 from train.data import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
 from train.judge import Judge
 from train.logbook import Logbook
-from train.run import saved_experiment, saved_labels
+from train.recovery.recovery import Recovery
+from train.run import saved_choices, saved_experiment, saved_labels
 from train.runfolder import RunFolder, write_atomically
 from train.settings import as_text, changes, forbidden, to_plain
 from train.state import TrainState
 from train.stopping import Best
 from train.tasks.task import Labels
+from transformer.hardware import Hardware
 
 
 class Begun(NamedTuple):
@@ -25,9 +29,11 @@ class Begun(NamedTuple):
     experiment: Experiment
     tokenizer: Tokenizer
     labels: Labels
+    chosen: dict[str, str]
+    """What `auto` was, on hardware like this."""
 
 
-def begun(folder: RunFolder) -> Begun | None:
+def begun(folder: RunFolder, hardware: Hardware) -> Begun | None:
     """The run that a folder holds.
 
     One without a checkpoint has nothing to be true to: it begins anew, as it is asked for.
@@ -35,8 +41,22 @@ def begun(folder: RunFolder) -> Begun | None:
     with Checkpoints(folder.checkpoints, read_only=True) as checkpoints:
         if checkpoints.latest_step() is None:
             return None
-    tokenizer = Tokenizer.load(folder.tokenizer)
-    return Begun(saved_experiment(folder), tokenizer, saved_labels(folder))
+    return Begun(
+        saved_experiment(folder),
+        Tokenizer.load(folder.tokenizer),
+        saved_labels(folder),
+        saved_choices(folder, hardware),
+    )
+
+
+def with_choices(experiment: Experiment, before: Begun | None, hardware: Hardware) -> Experiment:
+    """The experiment with what `auto` was when its run began, as long as nothing asks anew."""
+    if before is None or experiment.model.remat != before.experiment.model.remat:
+        return experiment
+    try:
+        return kept(experiment, before.chosen, hardware)
+    except ValueError as error:
+        raise UserError(f"config.json: chosen.{error}; put the file back as it was") from error
 
 
 def differences(
@@ -57,24 +77,55 @@ def differences(
     return found
 
 
-def start(judge: Judge, checkpoints: Checkpoints) -> tuple[TrainState, int]:
-    """The state to go on from, and its step; the judge is told what was best before."""
-    latest = checkpoints.latest_step()
-    if latest is None:
-        return judge.engine.init(), 0
-    if latest > judge.experiment.steps:
+class Start(NamedTuple):
+    """Where a run goes on from."""
+
+    state: TrainState
+    step: int
+    passed_over: list[PassedOver]
+
+
+def start(judge: Judge, checkpoints: Checkpoints, recovery: Recovery) -> Start:
+    """The newest state that is as it was saved; the judge is told what was best before.
+
+    Damaged checkpoints that are newer are set aside, so that their steps can be saved again. A
+    rollback that was decided is done to its end.
+
+    Raises:
+      UserError: no checkpoint can be gone on from, or it is not of this run.
+    """
+    recovery.clear(checkpoints)
+    found, cut_off = checkpoints.newest_good(), checkpoints.cut_off()
+    lost = [PassedOver(step, "has no manifest") for step in cut_off if step > (found.step or -1)]
+    passed_over = sorted([*found.passed_over, *lost], reverse=True)
+    if found.step is not None:
+        state, step = _restored(judge, checkpoints, recovery, found.step), found.step
+        aside = found.passed_over  # what was cut off is cleared away by the next save
+    elif found.passed_over or len(lost) > 1:  # one alone may be a first save that was cut off
+        raise none_good(checkpoints.directory, passed_over)
+    else:
+        state, step, aside = judge.engine.init(), 0, lost
+    for each in aside:
+        checkpoints.set_aside(each.step, "damaged")
+    return Start(state, step, passed_over)
+
+
+def _restored(
+    judge: Judge, checkpoints: Checkpoints, recovery: Recovery, step: int
+) -> TrainState:
+    if step > judge.experiment.steps:
         raise UserError(
-            f"{judge.folder.path}: its run is at step {latest} already; "
-            f"give --steps {latest} or more, or another --workdir"
+            f"{judge.folder.path}: its run is at step {step} already; "
+            f"give --steps {step} or more, or another --workdir"
         )
-    state, extra = checkpoints.restore(latest, judge.engine.shapes())
+    state, extra = checkpoints.restore(step, judge.engine.shapes())
     if extra.get("corpus") != judge.corpus.digest:
         raise UserError(
             f"data.path {judge.experiment.data.path}: is not the text that "
             f"{judge.folder.path} was trained on; give that text, or another --workdir"
         )
     judge.remember(Best.from_plain(extra.get("best", {})), checkpoints)
-    return state, latest
+    return recovery.applied(state, extra)
 
 
 def finished_before(folder: RunFolder, step: int) -> dict[str, float] | None:
@@ -91,8 +142,13 @@ def write_settings(judge: Judge) -> None:
 
     config.json comes last: a folder that has it holds a run.
     """
-    folder, corpus, chosen = judge.folder, judge.corpus, judge.engine.choices()
-    plain = {"experiment": to_plain(judge.experiment), "chosen": chosen}
+    folder, corpus, hardware = judge.folder, judge.corpus, judge.engine.model.hardware
+    chosen = judge.engine.choices()
+    plain = {
+        "experiment": to_plain(judge.experiment),
+        "chosen": chosen,
+        "hardware": dataclasses.asdict(hardware),
+    }
     lines = "".join(f"# auto: {name} = {choice}\n" for name, choice in chosen.items())
     write_atomically(folder.tokenizer, corpus.tokenizer.to_json())
     if corpus.labels:

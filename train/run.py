@@ -14,6 +14,7 @@ from train.settings import from_plain
 if TYPE_CHECKING:
     from train.data import Tokenizer
     from train.tasks.task import Labels
+    from transformer.hardware import Hardware
     from transformer.model import Model
 
 
@@ -37,20 +38,32 @@ class Run:
 
 def saved_experiment(folder: RunFolder) -> Experiment:
     """The experiment of a run's folder. Raises UserError if its file is damaged."""
+    return from_plain(_saved(folder, "experiment"), str(folder.config_json))
+
+
+def saved_choices(folder: RunFolder, hardware: Hardware) -> dict[str, str]:
+    """What every `auto` has become in a run, if it ran on hardware of this kind; else nothing."""
+    kind = _saved(folder, "hardware")
+    if (kind.get("platform"), kind.get("kind")) != (hardware.platform, hardware.kind):
+        return {}
+    chosen = _saved(folder, "chosen")
+    return {name: choice for name, choice in chosen.items() if isinstance(choice, str)}
+
+
+def _saved(folder: RunFolder, part: str) -> dict[str, Any]:
+    """A part of config.json. Raises UserError if it is damaged."""
     with reading(folder.config_json):
-        text = folder.config_json.read_text()
+        data = folder.config_json.read_bytes()
     try:
-        data = json.loads(text)
-    except ValueError as error:
+        plain = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
         raise UserError(
             f"{folder.config_json}: is not JSON ({error}); put the file back as it was"
         ) from error
-    plain = data.get("experiment") if isinstance(data, dict) else None
-    if not isinstance(plain, dict):
-        raise UserError(
-            f"{folder.config_json}: has no experiment in it; put the file back as it was"
-        )
-    return from_plain(plain, str(folder.config_json))
+    found = plain.get(part) if isinstance(plain, dict) else None
+    if not isinstance(found, dict):
+        raise UserError(f"{folder.config_json}: has no {part} in it; put the file back as it was")
+    return found
 
 
 def saved_labels(folder: RunFolder) -> Labels:
@@ -58,10 +71,10 @@ def saved_labels(folder: RunFolder) -> Labels:
     with reading(folder.labels):
         if not folder.labels.exists():
             return ()
-        text = folder.labels.read_text(encoding="utf-8")
+        data = folder.labels.read_bytes()
     try:
-        names = json.loads(text)
-    except ValueError as error:
+        names = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
         raise UserError(
             f"{folder.labels}: is not JSON ({error}); put the file back as it was"
         ) from error
@@ -95,7 +108,8 @@ def load(workdir: str, *, step: int | None = None, average: int | None = None) -
     tokenizer = Tokenizer.load(folder.tokenizer)
     check_vocabulary(experiment, tokenizer, str(folder.tokenizer))
     engine = make_engine(experiment, hardware)
-    with Checkpoints(folder.checkpoints, read_only=True) as checkpoints:
+    verify = experiment.checkpoint.verify
+    with Checkpoints(folder.checkpoints, read_only=True, verify=verify) as checkpoints:
         params, steps = serve(checkpoints, engine, experiment, step=step, average=average)
     labels = saved_labels(folder)
     return Run(experiment, folder, engine.model, params, tokenizer, steps[-1], labels=labels)

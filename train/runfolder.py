@@ -21,7 +21,9 @@ _STEMS = frozenset(
         "logbook",
         "loss",
         "metrics",
+        "recovery",
         "samples",
+        "spikes",
         "tensorboard",
         "tokenizer",
     )
@@ -87,6 +89,16 @@ class RunFolder:
     def checkpoints(self) -> Location:
         """A folder for each saved step. See `train.checkpoints`."""
         return self.path / "checkpoints"
+
+    @property
+    def recovery(self) -> Location:
+        """What was decided about trouble. See `train.recovery.record`."""
+        return self.path / "recovery.json"
+
+    @property
+    def spikes(self) -> Location:
+        """The states that a run was in when there was trouble, a folder for each step."""
+        return self.path / "spikes"
 
     @property
     def curve(self) -> Location:
@@ -157,15 +169,15 @@ def write_atomically(path: Location, data: str | bytes) -> None:
     Raises:
       UserError: It cannot be written; what was there is still there.
     """
-    data = data.encode() if isinstance(data, str) else data
     with writing(path):
-        if isinstance(path, pathlib.Path):
-            _replace(path, data)
-        else:  # an object store shows a file only once it is whole
-            path.write_bytes(data)
+        replace_atomically(path, data.encode() if isinstance(data, str) else data)
 
 
-def _replace(path: pathlib.Path, data: bytes) -> None:
+def replace_atomically(path: Location, data: bytes) -> None:
+    """The same for those who have their own words for an OSError."""
+    if not isinstance(path, pathlib.Path):
+        path.write_bytes(data)  # an object store shows a file only once it is whole
+        return
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with temporary.open("wb") as file:

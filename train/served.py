@@ -7,13 +7,14 @@ moving average of its weights, that is what is meant by the weights of a checkpo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from train.checkpoints import Checkpoints
+from train.checkpoints import Checkpoints, PassedOver, none_good
 from train.errors import UsageError, UserError
 from train.experiment import Experiment
 from train.state import TrainState
@@ -55,24 +56,42 @@ def serve(
         `checkpoint.every`.
 
     Raises:
-      UserError: there is no such checkpoint, or not as many.
+      UserError: there is no such checkpoint, not as many, or none that is as it was saved.
     """
     if average is not None and average < 1:
         raise UsageError(f"average {average}: give 1 or more")
-    newest = checkpoints.latest_step() if step is None else step
-    if newest is None:
-        raise UserError(f"{checkpoints.directory}: holds no checkpoint yet; train with fit first")
+    newest = newest_good(checkpoints) if step is None else step
     count = average or (experiment.evaluation.average if step is None else 1)
     if count == 1 and step is None and experiment.judged_at_best:
         best = Best.from_plain(checkpoints.extra(newest).get("best", {})).step
-        newest = best if best in checkpoints.steps() else newest
-    steps = averaged_steps(checkpoints.steps(), newest, experiment.checkpoint.every, count)
+        if why := checkpoints.problem(best) if best in checkpoints.steps() else None:
+            _say(PassedOver(best, why))
+        newest = best if checkpoints.good([best]) else newest
+    there = checkpoints.steps() if count == 1 else checkpoints.good(checkpoints.steps())
+    steps = averaged_steps(there, newest, experiment.checkpoint.every, count)
     if average and len(steps) < average:
         raise UserError(
             f"average {average}: there are only checkpoints of steps {', '.join(map(str, steps))} "
             f"to average; give at most {len(steps)}"
         )
     return Served(_mean(checkpoints, engine, steps), steps)
+
+
+def newest_good(checkpoints: Checkpoints) -> int:
+    """The newest that is as it was saved; a word on standard error for each that is not."""
+    found = checkpoints.newest_good()
+    for each in found.passed_over:
+        _say(each)
+    if found.step is not None:
+        return found.step
+    if found.passed_over:
+        raise none_good(checkpoints.directory, found.passed_over)
+    raise UserError(f"{checkpoints.directory}: holds no checkpoint yet; train with fit first")
+
+
+def _say(one: PassedOver) -> None:
+    if jax.process_index() == 0:
+        print(f"checkpoint of step {one.step}: {one.why}; passed over", file=sys.stderr)
 
 
 def averaged_steps(steps: Sequence[int], newest: int, every: int, count: int) -> list[int]:

@@ -24,6 +24,13 @@ FREE = (
     "sample.",
     "checkpoint.",
     "stopping.",
+    "recovery.threshold",
+    "recovery.warmup",
+    "recovery.patience",
+    "recovery.back",
+    "recovery.skip",
+    "recovery.tries",
+    "recovery.rate",
     "mesh.",
     "compile",
     "accumulate",
@@ -33,8 +40,18 @@ FREE = (
     "data.cache",
     "model.loop",
     "model.remat",
+    "optimizer.",
+    "schedule.",
+    "loss_scale.growth_every",
+    "loss_scale.largest",
+    "ema.decay",
 )
-"""Settings that may differ when a run is resumed; what the data are is told by their digest."""
+"""Settings that may differ when a run is resumed: what is asked for holds from there on, whatever
+was asked for when the checkpoint was saved. What the data are is told by their digest."""
+
+SHAPING = ("optimizer.kind", "optimizer.momentum", "ema.decay")
+"""Those of them that decide what the state holds: a kind may not differ, a number not be 0 in one
+place alone."""
 
 
 @functools.cache
@@ -121,4 +138,10 @@ def changes(saved: Experiment, asked: Experiment) -> dict[str, tuple[Any, Any]]:
 
 def forbidden(differences: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
     """Those of the changes that a run cannot be resumed with."""
-    return {name: pair for name, pair in differences.items() if not name.startswith(FREE)}
+    return {name: pair for name, pair in differences.items() if not _may_differ(name, *pair)}
+
+
+def _may_differ(name: str, old: Any, new: Any) -> bool:
+    if name in SHAPING and (isinstance(old, str) or bool(old) != bool(new)):
+        return False
+    return name.startswith(FREE)

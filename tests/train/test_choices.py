@@ -1,7 +1,9 @@
 import dataclasses
 from typing import Any
 
-from train.choices import choices
+import pytest
+
+from train.choices import choices, kept
 from train.data.config import DataConfig
 from train.experiment import Experiment
 from transformer import AttentionConfig, BlockConfig, Hardware, Precision, TransformerConfig
@@ -82,3 +84,17 @@ def test_each_place_of_the_pattern_has_its_own() -> None:
     found = choices(dataclasses.replace(experiment, model=model), Hardware("gpu"))
     assert found["model.pattern.0.mixer.form"].startswith("cudnn")
     assert found["model.pattern.1.mixer.form"].startswith("reference")
+
+
+def test_what_was_chosen_before_is_kept_where_auto_would_choose_otherwise() -> None:
+    experiment, hardware = an_experiment(length=512), Hardware("cpu")
+    same = choices(experiment, hardware)
+    assert kept(experiment, same, hardware) == experiment
+    assert kept(experiment, {}, hardware) == experiment
+    found = kept(experiment, {FORM: "blockwise (as it was)", "model.loop": "scan"}, hardware)
+    assert found.model.pattern[0].mixer == AttentionConfig(heads=8, form="blockwise")
+    assert found.model.loop == "scan"
+    asked = an_experiment(attention=AttentionConfig(heads=8, form="reference"), loop="unroll")
+    assert kept(asked, {FORM: "blockwise", "model.loop": "scan"}, hardware) == asked
+    with pytest.raises(ValueError, match=r"attention.form swift: .*"):
+        kept(experiment, {FORM: "swift (as it was)"}, hardware)

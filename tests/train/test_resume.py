@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from train.engine import JitEngine, make_engine
 from train.errors import UserError
 from train.experiment import CheckpointConfig, Experiment
 from train.hardware import local_hardware
+from train.optimizers import AdamW, Lion
 from train.preemption import PreemptedError
 from train.report import Report
 from train.run import saved_experiment
@@ -25,6 +27,7 @@ from train.runfolder import RunFolder
 from train.schedules import ScheduleConfig
 from train.sharding import MeshConfig
 from train.state import TrainState
+from train.tasks.registry import make_task
 from transformer import AttentionConfig, BlockConfig
 
 STEPS = 12
@@ -263,11 +266,11 @@ def with_bytes(experiment: Experiment) -> Experiment:
         (with_heads, "and 2 more differ"),
         (with_bytes, "data.tokenizer.kind = character, not byte;"),
         (
-            lambda e: dataclasses.replace(e, schedule=ScheduleConfig("cosine", 0.02, warmup=3)),
-            "schedule.learning_rate = 0.01, not 0.02;",
+            lambda e: dataclasses.replace(e, optimizer=Lion()),
+            "optimizer.kind = adamw, not lion;",
         ),
     ],
-    ids=["batch_size", "seed", "model", "several", "tokenizer", "schedule"],
+    ids=["batch_size", "seed", "model", "several", "tokenizer", "optimizer"],
 )
 def test_a_run_is_not_resumed_with_other_settings(
     unbroken: Unbroken,
@@ -293,6 +296,111 @@ def test_a_run_is_not_resumed_with_another_text(
     with pytest.raises(UserError, match=r"other.txt: is not the text that .* was trained on; give"):
         fit(dataclasses.replace(experiment, data=data), stopped)
     assert contents(stopped) == before
+
+
+def one_step(experiment: Experiment, state: TrainState) -> TrainState:
+    """What a step makes of a state."""
+    task = make_task(experiment)
+    corpus = task.prepare()
+    experiment = task.resolved(corpus)
+    engine = make_engine(experiment, local_hardware())
+    rows = make_task(experiment).batches(corpus).host(int(state.cursor), 0, 1)
+    return engine.step(state, engine.put(rows))[0]
+
+
+@pytest.mark.slow
+def test_settings_of_the_optimizer_are_those_asked_for(unbroken: Unbroken, copy: Path) -> None:
+    """And not what they were when the checkpoint was saved."""
+    settings = {
+        "optimizer": AdamW(beta1=0.5, beta2=0.7, weight_decay=0.3, clip=0.2),
+        "schedule": ScheduleConfig("linear", learning_rate=2e-2, warmup=2),
+        "steps": 6,
+    }
+    asked, before = an_experiment(unbroken.folder, **settings), state_at(copy, 5)
+    fit(asked, copy)
+    assert_same_bits(state_at(copy, 6), one_step(asked, before))
+    old = an_experiment(unbroken.folder, **{**settings, "optimizer": AdamW()})
+    moments = one_step(old, state_at(copy, 5)).optimizer
+    assert not np.array_equal(
+        jax.tree.leaves(moments)[1], jax.tree.leaves(state_at(copy, 6).optimizer)[1]
+    )
+    changed = lines_of(copy / "logbook.jsonl")[2]["changed"]
+    assert changed["optimizer.beta1"] == 0.5
+    assert changed["schedule.learning_rate"] == 2e-2
+
+
+def damage(checkpoint: Path) -> None:
+    """One bit of the weights."""
+    largest = max((checkpoint / "state" / "d").iterdir(), key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 8
+    largest.write_bytes(data)
+
+
+def test_a_damaged_checkpoint_is_passed_over(unbroken: Unbroken, copy: Path) -> None:
+    damage(copy / "checkpoints" / "5")
+    fit(an_experiment(unbroken.folder), copy)
+    assert losses(copy) == unbroken.losses
+    assert_same_bits(state_at(copy, STEPS), state_at(unbroken.workdir, STEPS))
+    events = lines_of(copy / "logbook.jsonl")[2:4]
+    assert [(line["event"], line["step"]) for line in events] == [
+        ("passed over", 5),
+        ("resumed", 4),
+    ]
+    assert events[0]["why"].endswith("has other bytes than were saved")
+    assert (copy / "checkpoints" / "damaged-5" / "manifest.json").exists()
+
+
+def test_a_run_is_read_from_the_newest_that_is_whole(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(copy / "checkpoints" / "5")
+    before = contents(copy)
+    assert train.load(str(copy)).step == 4
+    assert "has other bytes than were saved; passed over\n" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"/5: is damaged \(.+\); ask for another step"):
+        train.load(str(copy), step=5)
+    assert contents(copy) == before
+
+
+@pytest.mark.parametrize("how", ["damaged", "without manifests"])
+def test_a_run_never_begins_anew_for_want_of_a_whole_checkpoint(
+    unbroken: Unbroken, copy: Path, how: str
+) -> None:
+    for step in (4, 5):
+        checkpoint = copy / "checkpoints" / str(step)
+        damage(checkpoint) if how == "damaged" else (checkpoint / "manifest.json").unlink()
+    before = contents(copy)
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"none is as it was saved \(step 5: .+; step 4: .+\);"):
+            fit(an_experiment(unbroken.folder), copy)
+    assert contents(copy) == before
+
+
+@pytest.mark.slow
+def test_a_first_save_that_was_cut_off_is_none(unbroken: Unbroken, copy: Path) -> None:
+    shutil.rmtree(copy / "checkpoints" / "4")
+    (copy / "checkpoints" / "5" / "manifest.json").unlink()
+    fit(an_experiment(unbroken.folder), copy)
+    assert losses(copy) == unbroken.losses
+    assert (copy / "checkpoints" / "damaged-5").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_what_auto_chose_stays_on_hardware_of_a_kind(
+    unbroken: Unbroken, copy: Path, platform: str
+) -> None:
+    name, path = "model.pattern.0.mixer.form", copy / "config.json"
+    saved = json.loads(path.read_text())
+    assert saved["chosen"][name].startswith("reference")
+    saved["chosen"][name] = "blockwise (the fastest then)"
+    saved["hardware"]["platform"] = platform
+    path.write_text(json.dumps(saved))
+    fit(an_experiment(unbroken.folder), copy)
+    resumed = lines_of(copy / "logbook.jsonl")[2]
+    assert resumed["kept"] == ({name: "blockwise"} if platform == "cpu" else {})
+    assert losses(copy) == pytest.approx(unbroken.losses, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -142,7 +142,12 @@ def test_changes_are_told_by_name() -> None:
         "mesh.fsdp",
         "model.loop",
         "model.remat",
+        "loss_scale.largest",
         "name",
+        "optimizer.beta1",
+        "optimizer.clip",
+        "schedule.kind",
+        "schedule.learning_rate",
         "sample.prompt",
         "steps",
     ],
@@ -163,14 +168,20 @@ def test_a_run_may_be_resumed_with_another(name: str) -> None:
         "model.dropout",
         "model.pattern.0.mixer.heads",
         "model.precision",
-        "optimizer.beta1",
-        "schedule.learning_rate",
         "seed",
     ],
 )
 def test_a_run_may_not_be_resumed_with_another(name: str) -> None:
     assert forbidden({name: (1, 2)}) == {name: (1, 2)}
     assert name in flat(UNUSUAL)
+
+
+@pytest.mark.parametrize("name", ["optimizer.momentum", "ema.decay"])
+def test_what_the_state_holds_may_not_change(name: str) -> None:
+    assert forbidden({name: (0.9, 0.0)})
+    assert forbidden({name: (0.0, 0.9)})
+    assert not forbidden({name: (0.9, 0.5)})
+    assert forbidden({"optimizer.kind": ("adamw", "lion")})
 
 
 def damaged(**at_top: Any) -> dict[str, Any]:

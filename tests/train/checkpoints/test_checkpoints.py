@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from etils import epath
 from flax import struct
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from train.checkpoints import Checkpoints
+from train.checkpoints import Checkpoints, Found, manifest
+from train.checkpoints.sealing import seal
 from train.errors import UserError
 
 
@@ -254,15 +256,22 @@ def test_what_no_checkpoint_can_hold_is_refused_before_anything_is_written(
     assert not folder.exists()
 
 
+def sealed_again(folder: pathlib.Path) -> None:
+    """A manifest of the files as they are now: what is wrong with them was there when saved."""
+    (folder / "manifest.json").unlink()
+    seal(epath.Path(folder))
+
+
 @pytest.mark.parametrize("item", ["leaves", "extra"])
 def test_a_checkpoint_that_cannot_be_read_is_one_line(item: str, tmp_path: pathlib.Path) -> None:
     state = {"w": jnp.ones(3)}
     save(tmp_path, state)
     file = tmp_path / "1" / item / "metadata"
     file.write_bytes(file.read_bytes()[:-1])
+    sealed_again(tmp_path / "1")
     with (
         Checkpoints(tmp_path, read_only=True) as checkpoints,
-        pytest.raises(UserError, match=r"/1: cannot be read \(.+\); move it away") as caught,
+        pytest.raises(UserError, match=r"/1: cannot be read \(.+\); --checkpoint.ver") as caught,
     ):
         checkpoints.restore(1, abstract(state))
     assert "\n" not in str(caught.value)
@@ -272,11 +281,79 @@ def test_random_keys_that_lost_their_type_are_noticed(tmp_path: pathlib.Path) ->
     state = {"key": jax.random.key(0)}
     save(tmp_path, state)
     (tmp_path / "1" / "state" / "array_metadatas" / "process_0").unlink()
+    sealed_again(tmp_path / "1")
     with (
         Checkpoints(tmp_path, read_only=True) as checkpoints,
         pytest.raises(UserError, match=r"cannot be read \(types were lost\)"),
     ):
         checkpoints.restore(1, abstract(state))
+
+
+def test_an_older_one_goes_once_a_newer_one_counts(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, write = {"w": jnp.ones(3)}, manifest.write
+
+    def look_and_write(folder: epath.Path, files: manifest.Files) -> None:
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+        write(folder, files)
+
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, state, {})
+        checkpoints.wait()
+        monkeypatch.setattr(manifest, "write", look_and_write)
+        checkpoints.save(2, state, {})
+        checkpoints.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["2"]
+
+
+def damage(folder: pathlib.Path) -> None:
+    """One bit of the weights, which Orbax would restore without a word."""
+    largest = max((folder / "state" / "d").iterdir(), key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 1
+    largest.write_bytes(data)
+
+
+def test_what_is_not_as_it_was_saved_is_not_restored(tmp_path: pathlib.Path) -> None:
+    state = make_state()
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, state, {})
+        checkpoints.wait()
+        damage(tmp_path / "3")
+        (tmp_path / "2" / "extra" / "metadata").unlink()
+        found = checkpoints.newest_good()
+        assert found.step == 1
+        assert [step for step, _ in found.passed_over] == [3, 2]
+        assert found.passed_over[0].why.endswith("has other bytes than were saved")
+        assert found.passed_over[1].why == "extra/metadata is missing"
+        assert checkpoints.newest_good(below=1) == Found(None, [])
+        assert checkpoints.good([1, 2, 3, 4]) == [1]
+        with pytest.raises(UserError, match=r"/3: is damaged \(state/d/.+ other bytes .+; ask for"):
+            checkpoints.restore(3, abstract(state))
+        assert_same(checkpoints.restore(1, abstract(state)).state, state)
+
+
+def test_what_is_set_aside_can_be_saved_again(tmp_path: pathlib.Path) -> None:
+    state = {"w": jnp.ones(3)}
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for _ in range(2):
+            checkpoints.save(2, state, {})
+            checkpoints.wait()
+            checkpoints.set_aside(2, "damaged")
+            assert checkpoints.steps() == []
+        checkpoints.save(2, state, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "damaged-2", "damaged-2-2"]
+
+
+def test_digests_are_left_alone_where_sizes_are_to_do(tmp_path: pathlib.Path) -> None:
+    save(tmp_path, {"w": jnp.ones(3)})
+    damage(tmp_path / "1")
+    with Checkpoints(tmp_path, verify="sizes") as checkpoints:
+        assert checkpoints.newest_good().step == 1
+    with Checkpoints(tmp_path, verify="full") as checkpoints:
+        assert checkpoints.newest_good().step is None
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: pathlib.Path) -> None:
@@ -291,11 +368,13 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: pathlib.Path) -> Non
 PROGRAM = """
 import os, resource, signal, sys
 import jax, jax.numpy as jnp
-from train.checkpoints import Checkpoints
+import train.checkpoints.manifest, train.runfolder
+from train.checkpoints import Checkpoints, Found, manifest
+from train.checkpoints.sealing import seal
 from train.errors import UserError
 
 folder, mode = sys.argv[1:]
-state = {"w": jax.random.normal(jax.random.key(0), (4000, 1000)), "b": jnp.arange(5)}
+state = {"w": jnp.arange(4e6).reshape(4000, 1000), "b": jnp.arange(5)}
 checkpoints = Checkpoints(folder, keep=1, asynchronous=mode != "full disk, synchronous")
 checkpoints.save(1, state, {"step": 1})
 checkpoints.wait()
@@ -322,6 +401,16 @@ die()
 """,
     "before it commits": """
 os.rename = os.replace = die
+checkpoints.save(2, state, {"step": 2})
+checkpoints.wait()
+""",
+    "before its manifest is written": """
+train.checkpoints.manifest.write = die
+checkpoints.save(2, state, {"step": 2})
+checkpoints.wait()
+""",
+    "before its manifest has its name": """
+train.runfolder.os.fsync = die
 checkpoints.save(2, state, {"step": 2})
 checkpoints.wait()
 """,
@@ -356,7 +445,8 @@ def run_program(body: str, folder: pathlib.Path, mode: str) -> subprocess.Comple
 def test_a_save_that_was_killed_is_no_checkpoint(moment: str, tmp_path: pathlib.Path) -> None:
     killed = run_program(KILLED[moment], tmp_path, "")
     assert killed.returncode == -signal.SIGKILL
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2.orbax-checkpoint-tmp"]
+    left = "2" if "manifest" in moment else "2.orbax-checkpoint-tmp"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", left]
     like = {
         "w": jax.ShapeDtypeStruct((4000, 1000), jnp.float32),
         "b": jax.ShapeDtypeStruct((5,), jnp.int32),
@@ -365,7 +455,7 @@ def test_a_save_that_was_killed_is_no_checkpoint(moment: str, tmp_path: pathlib.
         assert checkpoints.steps() == [1]
         state, extra = checkpoints.restore(1, like)
         assert extra == {"step": 1}
-        assert_same(state["w"], jax.random.normal(jax.random.key(0), (4000, 1000)))
+        assert_same(state["w"], jnp.arange(4e6).reshape(4000, 1000))
         checkpoints.save(2, state, {})
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
 

@@ -1,0 +1,136 @@
+"""What the files of a checkpoint must be: the size and the SHA-256 of each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, NamedTuple
+
+from etils import epath
+
+from train.runfolder import replace_atomically
+
+Verify = Literal["auto", "sizes", "full"]
+
+NAME = "manifest.json"
+
+AUTO_BYTES = 4 * 2**30
+"""Up to so many, `auto` looks at digests too: ten seconds or less, on one core."""
+
+_CHUNK = 2**22
+_THREADS = 4
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+class File(NamedTuple):
+    """What a file must be."""
+
+    bytes: int
+    sha256: str
+
+
+Files = Mapping[str, File]
+"""By their paths within the checkpoint, with slashes."""
+
+
+def names(folder: epath.Path) -> list[str]:
+    """All that a manifest lists, in a fixed order."""
+    found = []
+    waiting = [folder]
+    while waiting:
+        for path in waiting.pop().iterdir():
+            if path.is_dir():
+                waiting.append(path)
+            else:
+                found.append(path.relative_to(folder).as_posix())
+    return sorted(name for name in found if not name.startswith(NAME))
+
+
+def measure(folder: epath.Path, files: Iterable[str]) -> dict[str, File]:
+    """Reads files, and says what they are (OSError: one cannot be read)."""
+    files = list(files)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return dict(zip(files, pool.map(lambda name: _measured(folder / name), files), strict=True))
+
+
+def to_text(files: Files) -> str:
+    """The manifest as it is on disk: one way to write each."""
+    plain = {name: files[name]._asdict() for name in sorted(files)}
+    return json.dumps({"files": plain}, indent=1) + "\n"
+
+
+def from_text(text: str) -> dict[str, File]:
+    """The files again (ValueError: this is not, to the last character, what `to_text` writes)."""
+    try:
+        plain = json.loads(text)["files"]
+        files = {name: File(each["bytes"], each["sha256"]) for name, each in plain.items()}
+        sound = all(map(_sound, files, files.values())) and to_text(files) == text
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError("is no manifest") from error
+    if not sound:
+        raise ValueError("is no manifest")
+    return files
+
+
+def write(folder: epath.Path, files: Files) -> None:
+    """Makes a checkpoint count. At every moment there is a whole manifest or none."""
+    path = folder / NAME
+    remote = "://" in os.fspath(path)
+    replace_atomically(path if remote else pathlib.Path(path), to_text(files).encode())
+
+
+def problem(folder: epath.Path, verify: Verify) -> str | None:
+    """What of a checkpoint is not as its manifest says, in a few words; None if nothing is."""
+    try:
+        files = from_text((folder / NAME).read_bytes().decode())
+    except FileNotFoundError:
+        return "has no manifest"
+    except (OSError, ValueError):
+        return f"{NAME} is damaged"
+    for name, file in files.items():
+        if wrong := _size_problem(folder / name, file):
+            return f"{name} {wrong}"
+    small = sum(file.bytes for file in files.values()) <= AUTO_BYTES
+    if verify == "full" or (verify == "auto" and small):
+        return _digest_problem(folder, files)
+    return None
+
+
+def _size_problem(path: epath.Path, file: File) -> str | None:
+    try:
+        found = path.stat().length
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+    return None if found == file.bytes else f"has {found:,} bytes and not {file.bytes:,}"
+
+
+def _digest_problem(folder: epath.Path, files: Files) -> str | None:
+    try:
+        found = measure(folder, files)
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+    wrong = [name for name, file in files.items() if found[name] != file]
+    return f"{wrong[0]} has other bytes than were saved" if wrong else None
+
+
+def _measured(path: epath.Path) -> File:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return File(size, digest.hexdigest())
+
+
+def _sound(name: str, file: File) -> bool:
+    """Whether this may stand in a manifest: no file outside of the checkpoint may."""
+    parts = pathlib.PurePosixPath(name).parts
+    inside = parts and not name.startswith("/") and ".." not in parts and "\0" not in name
+    return bool(inside and type(file.bytes) is int and _DIGEST.fullmatch(file.sha256))

@@ -105,8 +105,8 @@ class Attention(Mixer):
             keys=fold(keys, 0),
         )
         sinks = sink_scores(self, config.heads, shared) if config.sinks else None
-        how: Any = dict(form=config.form, hardware=shared.hardware, want=want)
-        attended = attend(q, k, v, mask, scoring, sinks=sinks, **how)
+        how: Any = dict(form=config.form, hardware=shared.hardware, constrain=shared.constrain)
+        attended = attend(q, k, v, mask, scoring, sinks=sinks, want=want, **how)
         y = join(self, attended.y, config, shared)
         return MixerOutput(y, cache, attended.aux)
 

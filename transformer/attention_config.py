@@ -68,6 +68,7 @@ class AttentionConfig(HeadsConfig):
         causal: bool,
         segments: bool,
         cross: bool = False,
+        parts: int = 1,  # devices that the tokens are spread over
     ) -> Case:
         """What its form is chosen by, when nothing is decoded and no weights are wanted."""
         return Case(
@@ -85,4 +86,5 @@ class AttentionConfig(HeadsConfig):
             relative=isinstance(self.position, RelativePositions),
             sinks=self.sinks,
             dropout=self.dropout > 0,
+            parts=parts,
         )

@@ -14,9 +14,11 @@ from transformer.attend.cudnn import attend_cudnn
 from transformer.attend.merge import merge, sink
 from transformer.attend.query_blocks import attend_query_blocks
 from transformer.attend.reference import attend_reference
+from transformer.attend.ring import attend_ring
 from transformer.attend.scoring import Bias, Meet, Scoring, products
 from transformer.hardware import Hardware
 from transformer.masks import Mask
+from transformer.shared import Constrain, unconstrained
 
 __all__ = [
     "Attended",
@@ -55,6 +57,7 @@ def attend(
     sinks: jax.Array | None = None,  # [N] scores of a key without a value
     form: Form = "auto",
     hardware: Hardware,
+    constrain: Constrain = unconstrained,
     want: frozenset[str] = frozenset(),
 ) -> Attended:
     """softmax(scores under the mask) v. A query that sees nothing gets zeros."""
@@ -75,6 +78,7 @@ def attend(
         sinks=sinks is not None,
         dropout=bool(scoring.rate) and scoring.keys is not None,
         weights="weights" in want,
+        parts=_parts(constrain, q.shape[1]),
     )
     choice = choose(form, case)
     if choice.fell_back:
@@ -92,5 +96,14 @@ def attend(
         case "blockwise":
             looked = attend_blockwise(q, k, v, mask, scoring, block=hardware.tile)
             return Attended(looked.y if sinks is None else sink(looked, sinks).y, {})
+        case "ring":
+            around = attend_ring(q, k, v, mask, scoring, constrain, block=hardware.tile)
+            return Attended(around.y if sinks is None else sink(around, sinks).y, {})
     y, weights = attend_reference(q, k, v, mask, scoring, sinks)
     return Attended(y, {"weights": weights} if "weights" in want else {})
+
+
+def _parts(constrain: Constrain, length: int) -> int:
+    """Into how many parts so many tokens are cut: not at all if they do not divide."""
+    parts = constrain.parts("length")
+    return 1 if length % parts else parts

@@ -6,24 +6,15 @@ algorithms 1 and 4). Tiles that a causal mask or a window hides whole are never 
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from transformer.attend.scoring import Scoring, averages
-from transformer.attend.tiles import (
-    Tiling,
-    blocks,
-    padded,
-    tile_mask,
-    tiling_of,
-    unblocked,
-    whole,
-)
-from transformer.dropout import dropout, fold
-from transformer.masks import Mask, dense
+from transformer.attend.scoring import Scoring
+from transformer.attend.tile import How, tile_of, weighed, where_seen
+from transformer.attend.tiles import blocks, padded, tile_mask, tiling_of, unblocked, whole
+from transformer.masks import Mask
 
 BLOCK = 128
 """Queries, and keys, of a tile: small enough for the scores of one to stay in a CPU's cache."""
@@ -44,13 +35,59 @@ def attend_blockwise(
     scoring: Scoring,
     *,
     block: int = BLOCK,
+    looks_first: bool = False,
 ) -> Looked:
     """The same numbers as `attend_reference`, without the scores [T, S] ever existing.
 
-    Not with relative tables (Shaw's), which act on values too.
+    Not with relative tables (Shaw's), which act on values too. With `looks_first`, a tile that the
+    mask hides is left out whatever the order of the tokens.
     """
-    queries, keys = q.shape[1], k.shape[1]
-    tiling = tiling_of(mask, queries, keys, block)
+    how, *given = _given(q, k, v, mask, scoring, block, looks_first)
+    y, lse = _blockwise(how, *given)
+    return Looked(y[:, : q.shape[1]], lse[:, :, : q.shape[1]])
+
+
+def blockwise_gradients(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, S, K, H]
+    v: jax.Array,  # [B, S, K, H of values]
+    mask: Mask,
+    scoring: Scoring,  # without weights of its own
+    out: Looked,
+    cotangent: Looked,
+    *,
+    block: int = BLOCK,
+    looks_first: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # like q, k, v
+    """What these keys and values have to do with the gradients of attention over more of them.
+
+    `out` is what attention over all keys has found, `cotangent` the gradient of the loss in it.
+    Sums over sets of keys are the gradients over their union.
+    """
+    how, *given = _given(q, k, v, mask, scoring, block, looks_first)
+    missing = given[0].shape[1] - q.shape[1]
+    longer = [
+        Looked(
+            jnp.pad(each.y, ((0, 0), (0, missing), (0, 0), (0, 0))),
+            jnp.pad(each.lse, ((0, 0), (0, 0), (0, missing))),
+        )
+        for each in (out, cotangent)
+    ]
+    dq, dk, dv, *_ = _backward(how, (*given, longer[0]), longer[1])
+    return dq[:, : q.shape[1]], dk[:, : k.shape[1]], dv[:, : k.shape[1]]
+
+
+def _given(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: Mask,
+    scoring: Scoring,
+    block: int,
+    looks_first: bool,
+) -> tuple[Any, ...]:
+    """What `_blockwise` takes: all of it padded to whole tiles."""
+    tiling = tiling_of(mask, q.shape[1], k.shape[1], block)
     pad = functools.partial(padded, tiling=tiling)
     q, k, v = pad(q, queries=True), pad(k, queries=False), pad(v, queries=False)
 
@@ -61,66 +98,13 @@ def attend_blockwise(
     example = tile_mask(mask, tiling, 0, 0).places(tiling.rows, tiling.columns)
     tile = q[:, : tiling.rows], k[:, : tiling.columns], *example
     pure, captured = jax.closure_convert(scores, *tile)
-    how = _How(pure, tiling, scoring.rate, scoring.softmax_dtype)
-    y, lse = _blockwise(how, q, k, v, mask, scoring.keys, tuple(captured))
-    return Looked(y[:, :queries], lse[:, :, :queries])
-
-
-class _How(NamedTuple):
-    """What a pass does; hashable."""
-
-    scores: Callable[..., jax.Array]
-    tiling: Tiling
-    rate: float
-    softmax_dtype: str
-
-
-class _Tile(NamedTuple):
-    """One block of queries and one of keys."""
-
-    scores: jax.Array  # [B, N, rows, columns]
-    seen: jax.Array  # [B or 1, 1, rows, columns]
-    keys: jax.Array | None  # [B] random keys
-    pull: Any  # cotangent of scores -> those of q, k and what the scores have captured
-
-
-def _tile(
-    how: _How,
-    q: jax.Array,  # [B, N, rows, H]
-    k: jax.Array,  # [B, K, columns, H]
-    mask: Mask,
-    keys: jax.Array | None,
-    captured: tuple[Any, ...],
-    row: Any,
-    column: Any,
-    *,
-    backward: bool = False,
-) -> _Tile:
-    tiling = how.tiling
-    here = tile_mask(mask, tiling, row, column)
-    rows, columns = here.places(tiling.rows, tiling.columns)
-
-    def scores(q: jax.Array, k: jax.Array, captured: Any) -> jax.Array:
-        return how.scores(q.swapaxes(1, 2), k.swapaxes(1, 2), rows, columns, *captured)
-
-    pull = None
-    if backward:
-        made, pull = jax.vjp(scores, q, k, captured)
-    else:
-        made = scores(q, k, captured)
-    seen = dense(here, tiling.rows, tiling.columns)[:, None]
-    return _Tile(made, seen, fold(fold(keys, row), column), pull)
-
-
-def _weighed(rate: float, weights: jax.Array, v: jax.Array, keys: Any) -> jax.Array:
-    """weights [B, N, rows, columns], v [B, K, columns, H] -> [B, N, rows, H]."""
-    dropped = dropout(weights, rate, keys).astype(v.dtype)
-    return averages(dropped, v.swapaxes(1, 2)).swapaxes(1, 2)
+    how = How(pure, tiling, scoring.rate, scoring.softmax_dtype, looks_first)
+    return how, q, k, v, mask, scoring.keys, tuple(captured)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _blockwise(
-    how: _How,
+    how: How,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -136,17 +120,20 @@ def _blockwise(
         row, q_block = inputs
         b, n, size, _ = q_block.shape
 
-        def body(column: Any, state: Any) -> Any:
+        def look(column: Any, state: Any) -> Any:
             total, largest, y = state
-            tile = _tile(how, q_block, k_blocks[column], mask, keys, captured, row, column)
+            tile = tile_of(how, q_block, k_blocks[column], mask, keys, captured, row, column)
             scores = jnp.where(tile.seen, tile.scores, -jnp.inf)
             larger = jnp.maximum(largest, scores.max(-1))
             finite = jnp.where(jnp.isfinite(larger), larger, 0)
             raised = jnp.exp(scores - finite[..., None])
             shrink = jnp.exp(largest - finite)
-            found = _weighed(how.rate, raised, v_blocks[column], tile.keys)
+            found = weighed(how.rate, raised, v_blocks[column], tile.keys)
             total = total * shrink + raised.sum(-1)
             return total, larger, y * shrink[..., None].astype(y.dtype) + found.astype(y.dtype)
+
+        def body(column: Any, state: Any) -> Any:
+            return where_seen(how, mask, row, column, functools.partial(look, column), state)
 
         start = (
             jnp.zeros((b, n, size), dtype),
@@ -164,12 +151,12 @@ def _blockwise(
     return Looked(unblocked(y), jnp.moveaxis(lse, 0, 2).reshape(*lse.shape[1:3], -1))
 
 
-def _forward(how: _How, q: Any, k: Any, v: Any, mask: Any, keys: Any, captured: Any) -> Any:
+def _forward(how: How, q: Any, k: Any, v: Any, mask: Any, keys: Any, captured: Any) -> Any:
     out = _blockwise(how, q, k, v, mask, keys, captured)
     return out, (q, k, v, mask, keys, captured, out)
 
 
-def _backward(how: _How, kept: Any, cotangent: Looked) -> Any:
+def _backward(how: How, kept: Any, cotangent: Looked) -> Any:
     q, k, v, mask, keys, captured, out = kept
     tiling, dtype = how.tiling, how.softmax_dtype
     dy = cotangent.y.astype(out.y.dtype)
@@ -184,20 +171,23 @@ def _backward(how: _How, kept: Any, cotangent: Looked) -> Any:
     def one_column(carry: Any, inputs: Any) -> Any:
         column, k_block, v_block = inputs
 
-        def body(row: Any, state: Any) -> Any:
+        def look(row: Any, state: Any) -> Any:
             dq, d_captured, dk, dv = state
-            tile = _tile(
+            tile = tile_of(
                 how, q_blocks[row], k_block, mask, keys, captured, row, column, backward=True
             )
             raised = jnp.exp(tile.scores - lse[row][..., None])
             weights = jnp.where(tile.seen, raised, 0)
-            _, pull = jax.vjp(lambda w, x: _weighed(how.rate, w, x, tile.keys), weights, v_block)
+            _, pull = jax.vjp(lambda w, x: weighed(how.rate, w, x, tile.keys), weights, v_block)
             d_weights, dv_here = pull(dy_blocks[row])
             d_scores = weights * (d_weights - shift[row][..., None])
             dq_here, dk_here, d_here = tile.pull(d_scores)
             dq = dq.at[row].add(dq_here.astype(dtype))
             add = lambda old, new: old + new.astype(old.dtype)  # noqa: E731
             return dq, jax.tree.map(add, d_captured, d_here), add(dk, dk_here), add(dv, dv_here)
+
+        def body(row: Any, state: Any) -> Any:
+            return where_seen(how, mask, row, column, functools.partial(look, row), state)
 
         zeros = lambda x: jnp.zeros(x.shape, dtype)  # noqa: E731
         start = (*carry, zeros(k_block), zeros(v_block))

@@ -7,7 +7,7 @@ from transformer.attend.query_blocks import SMALLEST_BLOCK
 from transformer.hardware import Hardware
 from transformer.masks import Pattern
 
-Form = Literal["auto", "reference", "query_blocks", "blockwise", "cudnn", "splash"]
+Form = Literal["auto", "reference", "query_blocks", "blockwise", "cudnn", "splash", "ring"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Case:
     dropout: bool = False
     weights: bool = False
     """Whether the weights themselves are wanted."""
+    parts: int = 1
+    """Devices that the tokens of a sequence are spread over."""
 
 
 class Choice(NamedTuple):
@@ -49,7 +51,20 @@ class Choice(NamedTuple):
 
 
 def choose(form: Form, case: Case) -> Choice:
-    """The form that serves `case`: the one asked for if it can, else the reference, with a word."""
+    """The form that serves `case`: the one asked for if it can, else the reference, with a word.
+
+    Raises ValueError where tokens are spread over devices, and what is asked of their attention
+    cannot be had without gathering them.
+    """
+    if case.parts > 1 and case.own_keys:
+        obstacle = _ring_obstacle(case)
+        if obstacle or form not in ("auto", "ring"):
+            obstacle = obstacle or "keys and values have to go around"
+            raise ValueError(
+                f"attention.form {form}: cannot serve tokens that are spread over {case.parts} "
+                f"devices: {obstacle}; set mesh.context to 1, or the form to auto"
+            )
+        return Choice("ring", f"tokens are spread over {case.parts} devices")
     if form == "auto":
         return _auto(case)
     obstacle = OBSTACLES[form](case)
@@ -154,10 +169,25 @@ def _splash_obstacle(case: Case) -> str:
     return ""
 
 
+def _ring_obstacle(case: Case) -> str:
+    if case.parts == 1:
+        return "tokens are not spread over devices"
+    if case.relative or not (case.products or case.capped):
+        return "its scores are products alone, without a bias"
+    if case.weights:
+        return "it does not return attention weights"
+    if case.irregular or case.pattern.prefix:
+        return "the mask is more than causal, a window and segments"
+    if not case.own_keys:
+        return "it needs the queries' own keys"
+    return ""
+
+
 OBSTACLES = {
     "reference": lambda case: "",
     "query_blocks": _query_blocks_obstacle,
     "blockwise": _blockwise_obstacle,
     "cudnn": _cudnn_obstacle,
     "splash": _splash_obstacle,
+    "ring": _ring_obstacle,
 }

@@ -1,10 +1,14 @@
 """Being asked to stop: the step under way is finished, a checkpoint saved, and the run ends."""
 
+import os
 import signal
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from train.errors import PlainError
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""What schedulers and people stop a run with; SLURM warns with USR1 if asked (--signal=USR1@60)."""
 
 
 class PreemptedError(PlainError):
@@ -12,14 +16,24 @@ class PreemptedError(PlainError):
 
 
 class StopRequest:
-    """While entered, SIGTERM and SIGINT set `.signal`; a second one ends the process at once."""
+    """While entered, `SIGNALS` ask the run to stop; a second one ends the process at once.
+
+    Where several processes train together, JAX passes the notice of one to all, and they stop after
+    the same step. It hears SIGTERM itself; the other signals are made into one.
+    """
 
     def __init__(self) -> None:
         self.signal: str | None = None
         self._before: dict[int, Any] = {}
+        self._together = False
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        import jax  # whoever asks what a verb does need not wait for it
+
+        self._together = jax.process_count() > 1
+        for number in SIGNALS:
+            if self._together and number == signal.SIGTERM:
+                continue
             try:
                 self._before[number] = signal.signal(number, self._note)
             except ValueError:  # only the main thread may; elsewhere signals are left alone
@@ -35,8 +49,19 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def asked(self, step: int) -> str | None:
+        """By what the run was asked to stop after this step; every step has to ask."""
+        if not self._together:
+            return self.signal
+        from jax.experimental import multihost_utils
+
+        reached = multihost_utils.reached_preemption_sync_point(step)
+        return (self.signal or signal.SIGTERM.name) if reached else None
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.signal = signal.Signals(number).name
+        if self._together:
+            os.kill(os.getpid(), signal.SIGTERM)

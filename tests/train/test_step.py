@@ -11,6 +11,8 @@ from tests.train.support import assert_close, assert_same_bits, state_of
 from tests.train.support import light_compiler as light_compiler
 from train.loss_scale import LossScale, LossScaleConfig
 from train.optimizers import AdamW, make_optimizer
+from train.recovery.config import RecoveryConfig
+from train.recovery.watch import Watch
 from train.state import TrainState
 from train.step import Batch, TrainStep, example_keys, mean
 from transformer.dropout import dropout
@@ -71,7 +73,8 @@ def test_one_step_by_hand() -> None:
     assert float(metrics["error"]) == pytest.approx(np.abs(error).mean(), rel=1e-6)
     assert float(metrics["grad_norm"]) == pytest.approx(np.linalg.norm(grad), rel=1e-6)
     assert float(metrics["learning_rate"]) == pytest.approx(0.1)
-    assert set(metrics) == {"loss", "error", "grad_norm", "learning_rate"}
+    assert set(metrics) == {"loss", "error", "grad_norm", "learning_rate", "skipped"}
+    assert float(metrics["skipped"]) == 0
     assert (int(after.step), int(after.cursor)) == (1, 1)
     assert_same_bits(after.key, state.key)
 
@@ -206,6 +209,56 @@ def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
     state, _ = step(state, batch)
     assert state.loss_scale is not None
     assert (float(state.loss_scale.scale), int(state.loss_scale.good_steps)) == (2.0**9, 0)
+
+
+def test_an_update_that_is_not_finite_is_skipped() -> None:
+    """In float32 too: weights, moments and average stay; the numbers of step and batch go on."""
+    optimizer = optax.scale_by_adam()
+    step = jax.jit(dataclasses.replace(STEP, optimizer=optimizer, ema_decay=0.5, clip=1.0))
+    state, _ = step(a_state(optimizer).replace(ema={"w": jnp.ones(WIDTH)}), a_batch())
+    bad = a_batch(1)
+    bad["targets"] = bad["targets"].at[0, 0].set(jnp.nan)
+    bad["weights"] = bad["weights"].at[0, 0].set(1.0)
+    after, metrics = step(state, bad)
+    assert float(metrics["skipped"]) == 1
+    assert_same_bits(
+        (after.params, after.optimizer, after.ema), (state.params, state.optimizer, state.ema)
+    )
+    assert (int(after.step), int(after.cursor)) == (2, 2)
+    assert np.isfinite(step(after, a_batch(2))[1]["loss"])
+
+
+def test_an_update_out_of_line_is_skipped() -> None:
+    config = RecoveryConfig(window=8, warmup=4)
+    step = jax.jit(dataclasses.replace(STEP, recovery=config))
+    state = a_state().replace(watch=Watch.start(config))
+    for n in range(6):
+        state, metrics = step(state, a_batch(n))
+        assert float(metrics["skipped"]) == 0
+    bad = a_batch(6)
+    bad["targets"] *= 1000
+    after, metrics = step(state, bad)
+    skipped, strikes, most_loss, most_norm = metrics["watch"].tolist()
+    assert (skipped, strikes, float(metrics["skipped"])) == (1, 1, 1)
+    assert float(metrics["loss"]) > most_loss
+    assert float(metrics["grad_norm"]) > most_norm
+    assert_same_bits(after.params, state.params)
+    after, metrics = step(after, a_batch(7))
+    assert float(metrics["skipped"]) == int(after.watch.strikes) == 0
+
+
+def test_recovery_lowers_the_learning_rate() -> None:
+    config = RecoveryConfig()
+    start = a_state().replace(watch=Watch.start(config))
+    step = jax.jit(dataclasses.replace(STEP, recovery=config, clip=0.0))
+    whole, metrics = step(start, a_batch())
+    assert start.watch is not None
+    lowered = start.replace(watch=start.watch.replace(rate=jnp.float32(0.5)))
+    half, halved_metrics = step(lowered, a_batch())
+    assert float(halved_metrics["learning_rate"]) == float(metrics["learning_rate"]) / 2
+    moved = (np.asarray(each.params["w"] - start.params["w"]) for each in (half, whole))
+    np.testing.assert_allclose(next(moved), next(moved) / 2, rtol=1e-4)
+    assert step._cache_size() == 1  # compiled once
 
 
 def test_a_loss_scale_changes_no_result() -> None:

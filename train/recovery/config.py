@@ -19,7 +19,7 @@ class RecoveryConfig:
     that are not finite."""
     warmup: int = 50
     """Of these, how many there have to be before the watch begins."""
-    threshold: float = 10.0
+    threshold: float = 8.0
     """A loss or a gradient norm is out of line from so many robust standard deviations above the
     median of the window, in logarithms. Out of line too: what is not finite."""
     patience: int = 3
@@ -36,6 +36,8 @@ class RecoveryConfig:
     def __post_init__(self) -> None:
         for name in ("window", "warmup", "back", "skip", "tries"):
             check_least(f"recovery.{name}", getattr(self, name), 0)
+        if self.window == 1:
+            raise ValueError("recovery.window 1: is no window; give more, or 0")
         check_least("recovery.patience", self.patience, 1)
         if not self.threshold > 0:
             raise ValueError(f"recovery.threshold {self.threshold}: give more than 0")

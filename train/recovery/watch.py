@@ -16,7 +16,7 @@ from train.recovery.config import RecoveryConfig
 NORMAL = 1.4826
 """The standard deviation of a normal distribution over its median absolute deviation."""
 
-LEAST = np.float32([[0.02], [0.1]])
+LEAST = np.float32([0.02, 0.1])
 """Standard deviations of the logarithms of loss and norm are taken to be this at least: a run that
 is very even is not to be alarmed by a loss 2% higher."""
 
@@ -40,11 +40,35 @@ class Watch(struct.PyTreeNode):
 
     def limits(self, config: RecoveryConfig) -> jax.Array:  # [2]
         """The largest loss and norm that are in line; no limit while too few steps are known."""
-        middle = jnp.nanmedian(self.recent, axis=1, keepdims=True)
-        deviation = jnp.nanmedian(jnp.abs(self.recent - middle), axis=1, keepdims=True)
-        reach = config.threshold * jnp.maximum(NORMAL * deviation, LEAST)
+        reach = config.threshold * jnp.maximum(deviation(self.recent), LEAST)
         known = jnp.sum(~jnp.isnan(self.recent[0]))
-        return jnp.where(known >= config.warmup, jnp.exp(middle + reach)[:, 0], jnp.inf)
+        return jnp.where(known >= config.warmup, jnp.exp(median(self.recent) + reach), jnp.inf)
+
+
+def median(
+    values: jax.Array,  # [..., W], NaN: none
+) -> jax.Array:  # [...]
+    """The middle of the values that there are."""
+    return jnp.nanmedian(values, axis=-1)
+
+
+def deviation(
+    values: jax.Array,  # [..., W], NaN: none
+) -> jax.Array:  # [...]
+    """The standard deviation of values about their trend, by medians, if they fall.
+
+    A loss that falls steeply would else seem to vary much, and hide a spike. If they rise, that
+    counts as variation: so it takes more to be called a spike.
+    """
+    width = values.shape[-1]
+    half = width // 2
+    slope = (median(values[..., half:]) - median(values[..., :half])) / (width - half)
+    falling = jnp.minimum(jnp.nan_to_num(slope), 0)
+    trend = falling[..., None] * jax.lax.broadcasted_iota(
+        values.dtype, values.shape, values.ndim - 1
+    )
+    level = values - trend
+    return NORMAL * median(jnp.abs(level - median(level)[..., None]))
 
 
 class Verdict(NamedTuple):

@@ -1,0 +1,29 @@
+from typing import Any
+
+import pytest
+
+from train.recovery.config import RecoveryConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"window": -1}, "recovery.window -1: give 0 or more"),
+        ({"window": 1, "warmup": 1}, "recovery.window 1: is no window; give more, or 0"),
+        ({"warmup": 101}, "recovery.warmup 101: give from 1 to recovery.window 100"),
+        ({"warmup": 0}, "recovery.warmup 0: give from 1 to"),
+        ({"threshold": 0.0}, "recovery.threshold 0.0: give more than 0"),
+        ({"patience": 0}, "recovery.patience 0: give 1 or more"),
+        ({"back": -1}, "recovery.back -1: give 0 or more"),
+        ({"tries": -1}, "recovery.tries -1: give 0 or more"),
+        ({"rate": 0.0}, r"recovery.rate 0.0: give a factor in \(0, 1\]"),
+        ({"rate": 1.5}, r"recovery.rate 1.5: give a factor in \(0, 1\]"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RecoveryConfig(**settings)
+
+
+def test_no_watch_has_no_warmup() -> None:
+    assert RecoveryConfig(window=0).warmup

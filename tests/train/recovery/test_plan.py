@@ -1,0 +1,59 @@
+import dataclasses
+
+import pytest
+
+from train.recovery.config import RecoveryConfig
+from train.recovery.plan import Rollback, Trouble, plan, target
+
+CONFIG = RecoveryConfig(back=100, skip=200, tries=3, rate=0.5)
+TROUBLE = Trouble(first=1151, step=1153, cursor=1353, why="loss 9, more than 4")
+
+
+def test_the_first_time_it_goes_back_and_on_with_other_data() -> None:
+    found = plan(TROUBLE, None, [500, 1000], CONFIG)
+    assert found == Rollback(first=1151, step=1153, checkpoint=1000, cursor=1553, rate=1.0, tries=1)
+
+
+def test_the_ladder() -> None:
+    """The same trouble again and again: the rate is lowered, until there is no more trying."""
+    before, found = None, []
+    for n in range(4):
+        trouble = dataclasses.replace(TROUBLE, cursor=2000 + 300 * n)
+        rollback = plan(trouble, before, [1000], CONFIG)
+        if rollback is None:
+            break
+        found.append((rollback.tries, rollback.rate, rollback.cursor))
+        before = rollback
+    assert found == [(1, 1.0, 2200), (2, 0.5, 2500), (3, 0.25, 2800)]
+
+
+@pytest.mark.parametrize(("first", "tries"), [(900, 2), (1253, 2), (1254, 1)])
+def test_trouble_is_new_once_the_run_has_got_beyond_the_old(first: int, tries: int) -> None:
+    before = Rollback(first=1151, step=1153, checkpoint=1000, cursor=1553, rate=0.5, tries=1)
+    trouble = Trouble(first, first + 2, 5000, "")
+    found = plan(trouble, before, [500], CONFIG)
+    assert found is not None
+    assert found.tries == tries
+    assert found.rate == (0.25 if tries == 2 else 0.5)  # what was lowered stays so
+
+
+def test_no_try_at_all() -> None:
+    assert plan(TROUBLE, None, [1000], RecoveryConfig(tries=0)) is None
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "expected"),
+    [
+        ([500, 1000, 1052], 1000),
+        ([1051], 1051),
+        ([1052, 1100], 1052),
+        ([1100, 1150], 1100),
+        ([1150, 1151], 1150),
+        ([1151, 1200], 0),
+        ([], 0),
+        ([0], 0),
+    ],
+)
+def test_how_far_back(checkpoints: list[int], expected: int) -> None:
+    """A checkpoint of step s has not seen step s + 1: of trouble at 1151, that of 1150 is free."""
+    assert target(1151, checkpoints, 100) == expected

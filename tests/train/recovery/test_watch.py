@@ -1,0 +1,152 @@
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.train.support import light_compiler as light_compiler
+from train.recovery.config import RecoveryConfig
+from train.recovery.watch import LEAST, Watch, deviation, judge
+
+CONFIG = RecoveryConfig()
+QUIET = RecoveryConfig(window=11, warmup=7, threshold=3.0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def watched(config: RecoveryConfig, steps: Any) -> tuple[Watch, jax.Array]:
+    """The watch at the end of (losses, norms, scales or None), and every verdict."""
+
+    def one(watch: Watch, step: Any) -> tuple[Watch, jax.Array]:
+        verdict = judge(watch, *step, config)
+        assert verdict.watch is not None
+        assert verdict.report is not None
+        return verdict.watch, verdict.report
+
+    start = Watch.start(config)
+    assert start is not None
+    return jax.lax.scan(one, start, steps)
+
+
+def seen(
+    losses: np.ndarray,  # [steps]
+    norms: np.ndarray,  # [steps]
+    scales: np.ndarray | None = None,  # [steps]
+) -> tuple[np.ndarray, Watch]:  # [steps, 4], the verdicts
+    """What the watch makes of a run."""
+    steps = jax.tree.map(np.float32, (losses, norms, scales))
+    watch, verdicts = watched(CONFIG, steps)
+    return np.asarray(verdicts), watch
+
+
+def a_run(steps: int, *, noise: float = 0.05, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A loss that falls as a power of the step, and norms that do so more slowly."""
+    drawn, n = np.random.RandomState(seed), np.arange(1, steps + 1)
+    losses = 7 * (1 + n / 20) ** -0.25 * np.exp(noise * drawn.randn(steps))
+    norms = 2 * (1 + n / 20) ** -0.1 * np.exp(3 * noise * drawn.randn(steps))
+    return losses, norms
+
+
+def skipped(verdicts: np.ndarray) -> list[int]:
+    return np.flatnonzero(verdicts[:, 0]).tolist()
+
+
+def test_the_limits_by_hand() -> None:
+    """The median of the logarithms, and three of their deviations: medians of |x - median|."""
+    logs = np.float32([0.0, 2.0, 1.0, 2.0, 0.0, 1.0, 5.0])
+    recent = np.full((2, 11), np.nan, np.float32)
+    recent[0, 4:], recent[1, 4:] = logs, 1
+    watch = Watch(jnp.asarray(recent), jnp.int32(0), jnp.float32(1))
+    limits = np.log(watch.limits(QUIET))
+    np.testing.assert_allclose(limits, [1 + 3 * 1.4826, 1 + 3 * LEAST[1]], rtol=1e-5)
+    recent[:, 4] = np.nan  # one less than there have to be
+    assert np.isinf(watch.replace(recent=jnp.asarray(recent)).limits(QUIET)).all()
+
+
+def test_a_fall_is_no_variation_and_a_rise_is() -> None:
+    line = jnp.arange(10, dtype=jnp.float32)
+    assert float(deviation(-line)) == pytest.approx(0, abs=1e-6)
+    assert float(deviation(line)) == pytest.approx(1.4826 * 2.5)
+
+
+def test_ordinary_runs_give_no_alarm() -> None:
+    for noise in (0.001, 0.02, 0.1, 0.3):
+        for seed in range(5):
+            verdicts, _ = seen(*a_run(1000, noise=noise, seed=seed))
+            assert not skipped(verdicts)
+
+
+def test_noise_with_heavy_tails_is_no_trouble() -> None:
+    """Student's t with three degrees of freedom: here and there an update, never some in a row."""
+    drawn = np.random.RandomState(0)
+    steps = 10_000
+    losses = 3 * np.exp(0.03 * drawn.standard_t(3, steps))
+    norms = np.exp(0.2 * drawn.standard_t(3, steps))
+    verdicts, _ = seen(losses, norms)
+    assert len(skipped(verdicts)) < steps / 200
+    assert verdicts[:, 1].max() < CONFIG.patience
+
+
+@pytest.mark.parametrize("at", [60, 980])
+@pytest.mark.parametrize("which", ["loss", "norm"])
+def test_a_spike_is_noticed_at_once(at: int, which: str) -> None:
+    losses, norms = a_run(1000)
+    (losses if which == "loss" else norms)[at : at + 5] *= 10
+    verdicts, _ = seen(losses, norms)
+    assert skipped(verdicts) == list(range(at, at + 5))
+    assert verdicts[at : at + 6, 1].tolist() == [1, 2, 3, 4, 5, 0]
+
+
+def test_what_is_out_of_line_does_not_become_usual() -> None:
+    losses, norms = a_run(1000)
+    losses[100:] *= 10
+    verdicts, _ = seen(losses, norms)
+    assert skipped(verdicts) == list(range(100, 1000))
+
+
+def test_there_is_no_alarm_before_enough_is_known() -> None:
+    losses, norms = a_run(100)
+    losses[48:50] *= 100
+    verdicts, _ = seen(losses, norms)
+    assert not skipped(verdicts)
+    assert np.isinf(verdicts[:50, 2:]).all()
+    assert np.isfinite(verdicts[50:, 2:]).all()
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(np.nan, 1.0), (1.0, np.inf), (np.inf, np.nan)])
+def test_what_is_not_finite_is_out_of_line_at_any_time(loss: float, norm: float) -> None:
+    losses, norms = a_run(3)
+    losses[0], norms[0] = loss, norm
+    verdicts, watch = seen(losses, norms)
+    assert skipped(verdicts) == [0]
+    assert np.isfinite(np.asarray(watch.recent)).sum() == 4
+
+
+def test_gradients_that_overflow_are_excused_while_the_scale_can_be_lowered() -> None:
+    losses, norms = a_run(6)
+    norms[:] = np.inf
+    losses[3] = np.nan
+    scales = np.array([8, 4, 2, 1, 1, 1])
+    verdicts, _ = seen(losses, norms, scales)
+    assert skipped(verdicts) == list(range(6))
+    assert verdicts[:, 1].tolist() == [0, 0, 0, 1, 2, 3]
+
+
+def test_without_a_watch_only_what_is_not_finite_is_skipped() -> None:
+    config = dataclasses.replace(CONFIG, window=0)
+    assert Watch.start(config) is None
+    for norm, fine in ((1e30, True), (np.inf, False)):
+        verdict = judge(None, jnp.float32(1), jnp.float32(norm), None, config)
+        assert bool(verdict.fine) is fine
+        assert verdict.watch is None
+
+
+def test_nothing_to_learn_from_is_in_line() -> None:
+    """A batch without targets: its loss and its gradients are zero."""
+    losses, norms = a_run(100)
+    losses[60] = norms[60] = 0
+    verdicts, watch = seen(losses, norms)
+    assert not skipped(verdicts)
+    assert np.isfinite(np.asarray(watch.recent)).all()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from train.checkpoints import Checkpoints
+from train.checkpoints import Checkpoints, PassedOver
 from train.data import Tokenizer
 from train.data.prefetch import prefetch
 from train.engine import Metrics, check_rows, make_engine
@@ -19,12 +21,24 @@ from train.judge import Judge
 from train.memory import explain_exhaustion, smaller
 from train.preemption import PreemptedError, StopRequest
 from train.progress import Progress
+from train.recovery.lookout import Lookout
+from train.recovery.plan import Trouble
+from train.recovery.recovery import Recovery, kept_due
 from train.report import Report
-from train.resuming import begun, differences, finished_before, start, write_settings
+from train.resuming import (
+    begun,
+    differences,
+    finished_before,
+    start,
+    with_choices,
+    write_settings,
+)
 from train.run import Run
 from train.runfolder import RunFolder
+from train.settings import changes
 from train.state import TrainState
 from train.step import Batch
+from train.stopping import Best
 from train.tasks.registry import make_task
 from train.tasks.task import Rows, Task
 from transformer.hardware import Hardware
@@ -54,7 +68,7 @@ class _Fit:
 
     def __init__(self, experiment: Experiment, folder: RunFolder, hardware: Hardware, quiet: bool):
         self.folder, self.quiet = folder, quiet
-        before = begun(folder)
+        before = begun(folder, hardware)
         task, tokenizer = make_task(experiment), before.tokenizer if before else None
         self.corpus = task.prepare(tokenizer, before.labels if before else None)
         self.experiment = task.resolved(self.corpus)
@@ -63,9 +77,12 @@ class _Fit:
         self.batches = self.task.batches(self.corpus)
         if self.experiment.sample.every:
             check_prompt(self.task, self.experiment.sample.prompt, self.corpus.tokenizer)
-        self.engine = make_engine(self.experiment, hardware)
+        chosen = with_choices(self.experiment, before, hardware)
+        self.kept = changes(self.experiment, chosen)
+        self.engine = make_engine(chosen, hardware)
         check_rows(self.experiment, self.engine.mesh)
         self.judge = Judge(self.experiment, self.engine, self.corpus, folder)
+        self.recovery = Recovery(self.experiment, folder, begun=before is not None)
 
     def run(self) -> Run:
         settings, path = self.experiment.checkpoint, self.folder.checkpoints
@@ -74,9 +91,10 @@ class _Fit:
             every=settings.every,
             keep=settings.keep,
             keep_every=settings.keep_every,
-            average=self.experiment.evaluation.average,
+            average=max(self.experiment.evaluation.average, kept_due(self.experiment)),
+            verify=settings.verify,
         ) as checkpoints:
-            state, done = start(self.judge, checkpoints)
+            state, done, passed_over = start(self.judge, checkpoints, self.recovery)
             speaks = jax.process_index() == 0
             ended = self.judge.ended(done)
             metrics = finished_before(self.folder, done) if ended else None
@@ -95,14 +113,15 @@ class _Fit:
                 self.folder, self.experiment, done=done, speaks=speaks, quiet=self.quiet
             )
             with report, StopRequest() as stop:
-                self.announce(report, done)
+                self.announce(report, done, passed_over)
                 if not ended:
                     state = self.train(state, done, checkpoints, report, stop)
                 served = self.judge.served(state, int(state.step), checkpoints)
                 metrics = self.judge.finish(served, int(state.step), report)
         return self.judge.result(served, metrics)
 
-    def announce(self, report: Report, done: int) -> None:
+    def announce(self, report: Report, done: int, passed_over: Sequence[PassedOver]) -> None:
+        self.tell(report, done, passed_over)
         count = sum(leaf.size for leaf in jax.tree.leaves(self.engine.shapes().params))
         hardware = self.engine.model.hardware
         report.event(
@@ -111,6 +130,7 @@ class _Fit:
             hardware=dataclasses.asdict(hardware),
             mesh=dict(self.engine.mesh.shape),
             changed={name: new for name, (_, new) in self.differences.items()},
+            kept={name: choice for name, (_, choice) in self.kept.items()},
         )
         amount = self.task.amount(self.corpus)
         verb = f"goes on from step {done}" if done else "begins"
@@ -118,8 +138,17 @@ class _Fit:
             f"{self.experiment.name} {verb}: {count:,} parameters, {amount}, "
             f"{hardware.count} {hardware.kind or hardware.platform}; in {self.folder.path}"
         )
+        for name, (old, new) in self.differences.items():
+            report.say(f"{name} is {new} from here on, and was {old}")
         for note in self.corpus.notes:
             report.say(note)
+
+    def tell(self, report: Report, done: int, passed_over: Sequence[PassedOver]) -> None:
+        """What has led to the step that is gone on from."""
+        for step, why in passed_over:
+            report.event("passed over", step=step, why=why)
+            report.say(f"checkpoint of step {step}: {why}; passed over")
+        self.recovery.tell(done, report)
 
     def train(
         self,
@@ -129,21 +158,48 @@ class _Fit:
         report: Report,
         stop: StopRequest,
     ) -> TrainState:
+        """Stretches of steps, each but the last of which has ended in trouble."""
+        while True:
+            state, trouble = self.stretch(state, done, checkpoints, report, stop)
+            if trouble is None:
+                return state
+            with report.pause():
+                first = self.extra(Best())
+                self.recovery.decide(trouble, state, self.engine, checkpoints, first)
+                state, done, passed_over = start(self.judge, checkpoints, self.recovery)
+            report.go_back(done)
+            self.tell(report, done, passed_over)
+
+    def stretch(
+        self,
+        state: TrainState,
+        done: int,
+        checkpoints: Checkpoints,
+        report: Report,
+        stop: StopRequest,
+    ) -> tuple[TrainState, Trouble | None]:
+        """Steps until the run is at its end, or has trouble."""
         experiment, engine = self.experiment, self.engine
-        cursor = int(state.cursor)
-        with contextlib.closing(prefetch(self.load, cursor)) as batches:
+        lookout = Lookout(experiment.recovery, report)
+        with contextlib.closing(prefetch(self.load, int(state.cursor))) as batches:
             for step in range(done + 1, experiment.steps + 1):
-                _, (tokens, batch) = next(batches)
+                cursor, (tokens, batch) = next(batches)
                 state, metrics = engine.step(state, batch)
+                verdict = metrics.pop("watch", None)
                 report.step(tokens)
                 if step == done + 1:
                     jax.block_until_ready(metrics)
                     report.compiled(step)
                 if step % experiment.log_every == 0 or step == experiment.steps:
                     report.train(step, fetched(metrics))
+                asked = stop.asked(step)
+                # Nothing is saved or judged before it is known to be in line.
+                now = bool(asked) or self.judge.looks(step) or checkpoints.due(step)
+                if trouble := lookout.look(step, cursor, metrics, verdict, now=now):
+                    return state, trouble
+                self.recovery.passed(step, report)
                 self.judge.look(step, state, report)
                 last = self.judge.ended(step)
-                asked = stop.signal  # read once: it may come at any moment
                 if last or asked or checkpoints.due(step) or self.judge.is_best(step):
                     with report.pause():
                         self.save(step, state, checkpoints)
@@ -156,13 +212,16 @@ class _Fit:
                         f"{self.folder.path}: stopped by {asked} at step {step}, "
                         "checkpoint saved; the same command goes on from there"
                     )
-        return state
+        return state, None
 
     def save(self, step: int, state: TrainState, checkpoints: Checkpoints) -> None:
         if self.judge.is_best(step):
             checkpoints.keep_best(step)
-        extra = {"corpus": self.corpus.digest, "best": self.judge.best.as_plain()}
-        checkpoints.save(step, state, extra)
+        checkpoints.save(step, state, self.extra(self.judge.best))
+
+    def extra(self, best: Best) -> dict[str, Any]:
+        """What a checkpoint holds beside the state."""
+        return {"corpus": self.corpus.digest, "best": best.as_plain(), **self.recovery.extra}
 
     def load(self, cursor: int) -> tuple[int, Batch]:
         """How many tokens a batch has, and the batch on the devices."""

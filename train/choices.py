@@ -11,8 +11,8 @@ from transformer.hardware import Hardware
 from transformer.stack import Loop, unrolls
 
 
-def choices(experiment: Experiment, hardware: Hardware) -> dict[str, str]:
-    """Setting -> what is used, and why."""
+def choices(experiment: Experiment, hardware: Hardware, parts: int = 1) -> dict[str, str]:
+    """Setting -> what is used, and why; the tokens of a sequence lie in so many `parts`."""
     model, length = experiment.model, experiment.length
     chosen = {}
     for place, block in enumerate(model.pattern):
@@ -24,13 +24,14 @@ def choices(experiment: Experiment, hardware: Hardware) -> dict[str, str]:
                 hardware=hardware,
                 causal=model.causal,
                 segments=experiment.segments,
+                parts=parts,
             )
             choice = choose(block.mixer.form, case)
             name = f"model.pattern.{place}.mixer.form"
             chosen[name] = f"{choice.form} ({choice.why})"
     unrolled = unrolls(model.loop, model.remat, model.layers, hardware)
     chosen["model.loop"] = "unroll" if unrolled else "scan"
-    chosen["flattened tokens"] = "yes" if hardware.flattens_tokens else "no"
+    chosen["flattened tokens"] = "yes" if hardware.flattens_tokens and parts == 1 else "no"
     return chosen
 
 

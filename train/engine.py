@@ -12,6 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from train.choices import choices
+from train.context import check_context
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.loss_scale import LossScale
@@ -92,6 +93,7 @@ class JitEngine(Engine):
 
     def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
         self.experiment, self.mesh = experiment, mesh
+        check_context(experiment, mesh, hardware)
         self.model = make_task(experiment).model(hardware, constrain_to(mesh))
         self.axes = self.model.axes()
         self.train_step = make_step(experiment, self.model, self.axes)
@@ -136,7 +138,7 @@ class JitEngine(Engine):
         return self._step.lower(state, batch)
 
     def choices(self) -> dict[str, str]:
-        return choices(self.experiment, self.model.hardware)
+        return choices(self.experiment, self.model.hardware, self.mesh.shape["context"])
 
     def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
         return self._evaluate(params, batch)

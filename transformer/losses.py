@@ -36,6 +36,8 @@ class ChunkedCrossEntropy:
     smoothing: float = 0.0
     """Share of each target that is spread evenly over all V words (Szegedy et al. 2016, section 7;
     Vaswani et al. 2017, section 5.4)."""
+    spread: bool = False
+    """Whether T is spread over devices: each then has its share of every chunk."""
 
     def __call__(
         self,
@@ -62,9 +64,9 @@ class ChunkedCrossEntropy:
         output, weights = _output(hidden, matrix, bias), weights.astype(self.dtype)
 
         def add(total: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-            h, t, w = chunk
+            h, t, w = _rows(self, chunk)
             best = jnp.argmax(_logits(self, output, h), axis=-1)
-            return total + jnp.sum((best == t.reshape(-1)) * w.reshape(-1)), None
+            return total + jnp.sum((best == t) * w), None
 
         start, chunks = jnp.zeros((), self.dtype), _cut(self, hidden, targets, weights)
         total, _ = jax.lax.scan(add, start, chunks, unroll=self.unroll or 1)
@@ -88,11 +90,19 @@ def chunk_count(
     length: int,  # T
     vocab_rows: int,
     hardware: Hardware,
+    parts: int = 1,  # that T is spread over
 ) -> int:
-    """How many chunks keep one chunk's float32 logits on a device within a budget."""
+    """How many chunks keep one chunk's float32 logits on a device within a budget.
+
+    Of tokens that are spread, each part is cut evenly.
+    """
     budget = 64 * 2**20 if hardware.platform == "cpu" else 512 * 2**20
     per_device = -(-batch // hardware.count) * length * vocab_rows * 4
-    return max(1, min(length, math.ceil(per_device / budget)))
+    least = max(1, min(length, math.ceil(per_device / budget)))
+    if parts == 1:
+        return least
+    each = length // parts
+    return next((count for count in range(least, each) if each % count == 0), each)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -134,7 +144,7 @@ def _forward(
     start, chunks = (jnp.zeros((), form.dtype), zeros), _cut(form, hidden, targets, weights)
     (total, d_output), d_hidden = jax.lax.scan(add, start, chunks, unroll=form.unroll or 1)
     b, t, d = hidden.shape
-    d_hidden = d_hidden.swapaxes(0, 1).reshape(b, -1, d)[:, :t]
+    d_hidden = jnp.moveaxis(d_hidden, 0, 2 if form.spread else 1).reshape(b, -1, d)[:, :t]
     d_output = jax.tree.map(lambda d, leaf: d.astype(leaf.dtype), d_output, output)
     return total, (d_hidden, d_output)
 
@@ -157,34 +167,44 @@ def _chunk_loss(
     weights: jax.Array,  # [B, t]
 ) -> jax.Array:
     """The weighted sum over one chunk."""
+    hidden, targets, weights = _rows(form, (hidden, targets, weights))
     logits = _logits(form, output, hidden)
-    chosen = jnp.take_along_axis(logits, targets.reshape(-1, 1), axis=-1)[:, 0]
+    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     if form.smoothing:
-        mean = jnp.mean(logits[:, : form.vocab_size], axis=-1)
+        mean = jnp.mean(logits[..., : form.vocab_size], axis=-1)
         chosen = (1 - form.smoothing) * chosen + form.smoothing * mean
     losses = jax.nn.logsumexp(logits, axis=-1) - chosen
-    return jnp.sum(losses * weights.reshape(-1))
+    return jnp.sum(losses * weights)
+
+
+def _rows(form: ChunkedCrossEntropy, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """[B, t, ...] -> [B t, ...]; as they are where T is spread, for both axes are then split."""
+    if form.spread:
+        return chunk
+    return tuple(array.reshape(-1, *array.shape[2:]) for array in chunk)
 
 
 def _logits(
     form: ChunkedCrossEntropy,
     output: Output,
-    hidden: jax.Array,  # [B, t, D]
-) -> jax.Array:  # [B t, V padded]
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    logits = jnp.dot(flat, output.matrix, preferred_element_type=jnp.dtype(form.dtype))
+    hidden: jax.Array,  # [B t, D], or [B, t, D]
+) -> jax.Array:  # [B t, V padded], or [B, t, V padded]
+    logits = jnp.dot(hidden, output.matrix, preferred_element_type=jnp.dtype(form.dtype))
     if output.bias is not None:
-        logits = logits + output.bias.astype(logits.dtype)[None]
+        bias = output.bias.astype(logits.dtype)
+        logits = logits + bias.reshape((1,) * (logits.ndim - 1) + (-1,))
     return without_padding(logits, form.vocab_size)
 
 
 def _cut(form: ChunkedCrossEntropy, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """[B, T, ...] -> [chunks, B, t, ...]; what T lacks to a multiple has weight 0."""
-    return tuple(_cut_one(array, form.chunks) for array in arrays)
+    return tuple(_cut_one(array, form.chunks, form.spread) for array in arrays)
 
 
-def _cut_one(array: jax.Array, chunks: int) -> jax.Array:
+def _cut_one(array: jax.Array, chunks: int, spread: bool) -> jax.Array:
     length = array.shape[1]
+    if spread:  # every so-manyth token
+        return jnp.moveaxis(array.reshape(len(array), -1, chunks, *array.shape[2:]), 2, 0)
     size = -(-length // chunks)
     pads = [(0, 0)] * array.ndim
     pads[1] = (0, size * chunks - length)

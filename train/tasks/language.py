@@ -65,12 +65,13 @@ class LanguageTask(Task):
         `segments` and `positions` [B, T].
         """
         segments = self.data.segments
+        spread = model.constrain.parts("length") > 1  # then tokens do not lie in order
 
         def loss(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
             output = model.apply(
                 {"params": params},
                 batch["tokens"],
-                positions=batch["positions"] if segments else None,
+                positions=batch["positions"] if segments or spread else None,
                 segments=batch["segments"] if segments else None,
                 keys=keys,
                 want=wanted(keys),

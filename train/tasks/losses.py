@@ -34,13 +34,16 @@ def word_loss(
     """
     config, hardware = model.config, model.hardware
     batch_size, length, _ = hidden.shape
-    chunks = chunk_count(batch_size, length, config.vocab_rows, hardware)
+    parts = model.constrain.parts("length")
+    parts = 1 if length % parts else parts
+    chunks = chunk_count(batch_size, length, config.vocab_rows, hardware, parts)
     cross_entropy = ChunkedCrossEntropy(
         vocab_size=config.vocab_size,
         chunks=chunks,
         unroll=hardware.platform == "cpu" and chunks <= 8,
         dtype=config.precision.loss,
         smoothing=smoothing,
+        spread=parts > 1,
     )
     inputs = hidden, output_matrix(params, config), batch["targets"], batch["weights"], bias
     found = {"loss": cross_entropy(*inputs)}

@@ -20,5 +20,5 @@ def evaluate_run(run: Run, split: str) -> dict[str, float]:
     task = make_task(run.experiment)
     corpus = task.prepare(run.tokenizer, run.labels)
     engine = make_engine(run.experiment, run.model.hardware)
-    with explain_exhaustion([ELSEWHERE]):
+    with explain_exhaustion(lambda: [ELSEWHERE]):
         return task.evaluate(engine, run.params, corpus, split, whole=True)

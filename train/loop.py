@@ -59,7 +59,7 @@ def fit(experiment: Experiment, workdir: str = "", *, quiet: bool = False) -> Ru
     hardware = local_hardware()
     keep_compiled_programs()
     folder = RunFolder.create(workdir or f"runs/{experiment.name}")
-    with explain_exhaustion(smaller(experiment)):
+    with explain_exhaustion(lambda: smaller(experiment)):
         return _Fit(experiment, folder, hardware, quiet).run()
 
 

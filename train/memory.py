@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
@@ -15,14 +15,14 @@ ELSEWHERE = "use devices with more memory, or more of them"
 
 
 @contextlib.contextmanager
-def explain_exhaustion(remedies: Sequence[str]) -> Iterator[None]:
+def explain_exhaustion(remedies: Callable[[], Sequence[str]]) -> Iterator[None]:
     """Turns the compiler's or the device's out-of-memory error into one line with remedies."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
         if not exhausted(error):
             raise
-        raise UserError(advice(remedies, str(error))) from error
+        raise UserError(advice(remedies(), str(error))) from error
 
 
 def exhausted(error: BaseException) -> bool:
@@ -45,7 +45,18 @@ def advice(remedies: Sequence[str], message: str) -> str:
 
 
 def smaller(experiment: Experiment) -> list[str]:
-    """The settings that take less memory to train with, those that help most first."""
+    """What is large, and the settings that would make it fit, by the estimates of a plan.
+
+    Where those cannot tell, the settings that take less memory, those that help most first.
+    """
+    from train.plan.remedies import remedies as planned
+    from train.plan.target import local_target
+
+    return planned(experiment, local_target()) or known_to_help(experiment)
+
+
+def known_to_help(experiment: Experiment) -> list[str]:
+    """The settings that take less memory to train with."""
     length, batch = experiment.length, experiment.batch_size
     remedies = []
     if batch > experiment.accumulate:

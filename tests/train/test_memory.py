@@ -6,7 +6,7 @@ import pytest
 
 from train.errors import UserError
 from train.experiment import Experiment
-from train.memory import advice, exhausted, explain_exhaustion, smaller
+from train.memory import advice, exhausted, explain_exhaustion, known_to_help
 from train.sharding import MeshConfig
 from transformer import TransformerConfig
 
@@ -39,7 +39,7 @@ def test_how_much_was_asked_for(message: str, amount: str) -> None:
 
 
 def test_the_remedies_name_the_largest_settings_and_their_values() -> None:
-    text = advice(smaller(EXPERIMENT), CPU)
+    text = advice(known_to_help(EXPERIMENT), CPU)
     places = [
         text.index(part)
         for part in (
@@ -63,20 +63,20 @@ def test_the_remedies_name_the_largest_settings_and_their_values() -> None:
     ],
 )
 def test_what_is_done_already_is_no_remedy(changes: dict[str, Any], remedy: str) -> None:
-    assert any(remedy in each for each in smaller(EXPERIMENT))
-    assert not any(remedy in each for each in smaller(dataclasses.replace(EXPERIMENT, **changes)))
+    assert any(remedy in each for each in known_to_help(EXPERIMENT))
+    assert not any(remedy in each for each in known_to_help(dataclasses.replace(EXPERIMENT, **changes)))
 
 
 @pytest.mark.parametrize("error", [jax.errors.JaxRuntimeError(CPU), MemoryError()])
 def test_running_out_of_memory_is_explained(error: Exception) -> None:
     lower = pytest.raises(UserError, match=r"memory: ran out.*lower batch_size")
-    with lower, explain_exhaustion(smaller(EXPERIMENT)):
+    with lower, explain_exhaustion(lambda: known_to_help(EXPERIMENT)):
         raise error
 
 
 @pytest.mark.parametrize("error", [jax.errors.JaxRuntimeError("INTERNAL: no"), ValueError(CPU)])
 def test_other_errors_pass_as_they_are(error: Exception) -> None:
-    with pytest.raises(type(error)) as caught, explain_exhaustion([]):
+    with pytest.raises(type(error)) as caught, explain_exhaustion(list):
         raise error
     assert caught.value is error
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import sys
 from typing import Annotated
 
 import tyro
 
 from train.cli.kinds import explained, with_kinds
-from train.cli.parsing import parse, positional, settings_errors, wants_json
+from train.cli.parsing import parse, positional, settings_errors, wants, wants_json
 from train.experiment import Experiment
 from train.registry import find
+
+AUTO = "--mesh auto takes the mesh that `plan` finds best for the devices that are here."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,14 +32,36 @@ class FitArguments:
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     json_wanted = wants_json(arguments)
+    planned = wants(arguments, "--mesh=auto") or _wants_auto(arguments)
     name = positional(arguments, "CONFIG", "fit")
     with settings_errors():
         experiment, left = with_kinds(find(name), arguments)
-        default, more = FitArguments(experiment), explained(experiment)
+        default, more = FitArguments(experiment), f"{AUTO}\n\n{explained(experiment)}"
         given = parse(FitArguments, left, verb=f"fit {name}", default=default, more=more)
     from train.loop import fit
 
-    run = fit(given.experiment, given.workdir, quiet=given.quiet or json_wanted)
+    experiment = _planned(given) if planned else given.experiment
+    run = fit(experiment, given.workdir, quiet=given.quiet or json_wanted)
     if json_wanted:
         print(json.dumps({"workdir": str(run.folder.path), "step": run.step, **run.metrics}))
     return 0
+
+
+def _wants_auto(arguments: list[str]) -> bool:
+    """Takes `--mesh auto` out of the arguments, and tells whether it was there."""
+    for index, pair in enumerate(itertools.pairwise(arguments)):
+        if pair == ("--mesh", "auto"):
+            del arguments[index : index + 2]
+            return True
+    return False
+
+
+def _planned(given: FitArguments) -> Experiment:
+    """On the mesh that suits the devices that are here."""
+    from train.plan.automatic import with_mesh
+    from train.plan.target import local_target
+
+    experiment, candidate = with_mesh(given.experiment, local_target())
+    if not given.quiet:
+        print(f"mesh auto: {candidate.shown()}; {candidate.flags()}", file=sys.stderr)
+    return experiment

@@ -42,7 +42,9 @@ def main(arguments: list[str]) -> int:
 
     with settings_errors():
         sampling = SamplingConfig(given.temperature, given.top_k, given.top_p)
-    with explain_exhaustion(["give fewer prompts or a smaller --max-new-tokens", ELSEWHERE]):
+    with explain_exhaustion(
+        lambda: ["give fewer prompts or a smaller --max-new-tokens", ELSEWHERE]
+    ):
         run = load(workdir, step=given.step)
         goes_on = make_task(run.experiment).continues
         shown = given.prompt if goes_on else [""] * len(given.prompt)

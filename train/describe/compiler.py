@@ -64,7 +64,7 @@ def ask_compiler(experiment: "Experiment", memory: Memory, hardware: "Hardware")
     assert isinstance(engine, JitEngine)  # as all are
     state: Any = engine.shapes()
     batch: Any = batch_shapes(experiment, engine.mesh)
-    with explain_exhaustion(smaller(experiment)):
+    with explain_exhaustion(lambda: smaller(experiment)):
         stats: Any = engine.lower(state, batch).compile().memory_analysis()
     shards = row_parts(engine.mesh) * parts(engine.mesh, "length")
     kept_activations, kept_weights = traced(engine, batch, experiment.accumulate)

@@ -24,17 +24,28 @@ def window(experiment: "Experiment") -> tuple[int, int]:
 
 
 def batch_shapes(experiment: "Experiment", mesh: "Mesh") -> "dict[str, jax.ShapeDtypeStruct]":
-    """What a step is given, by shapes: all that any task's batches have, laid over a mesh.
+    """What a step is given, by shapes, laid over a mesh.
 
     Raises UsageError if the mesh cannot cut it.
     """
     import jax
-    import numpy as np
 
     from train.sharding import partition
 
-    rows, length = window(experiment)
-    text = (rows, length)
+    def laid(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        sharding = partition(mesh, ("batch", "length")[: leaf.ndim], leaf.shape)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    rows, _ = window(experiment)
+    return {name: laid(leaf) for name, leaf in row_shapes(experiment, rows).items()}
+
+
+def row_shapes(experiment: "Experiment", rows: int) -> "dict[str, jax.ShapeDtypeStruct]":
+    """So many rows of a batch, by shapes: all that any task's batches have."""
+    import jax
+    import numpy as np
+
+    text = (rows, window(experiment)[1])
     target = (rows,) if isinstance(experiment.task, Classification) else text
     names = ("tokens", "segments", "positions", "source", "source_segments")
     shapes = dict.fromkeys(names, (text, np.int32)) | {
@@ -42,13 +53,7 @@ def batch_shapes(experiment: "Experiment", mesh: "Mesh") -> "dict[str, jax.Shape
         "weights": (target, np.float32),
         "examples": ((rows,), np.uint32),
     }
-    axes = ("batch", "length")
-    return {
-        name: jax.ShapeDtypeStruct(
-            shape, dtype, sharding=partition(mesh, axes[: len(shape)], shape)
-        )
-        for name, (shape, dtype) in shapes.items()
-    }
+    return {name: jax.ShapeDtypeStruct(*each) for name, each in shapes.items()}
 
 
 def with_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ...]]:

@@ -1,0 +1,144 @@
+"""What is known of each accelerator: its speed, memory and links, as its maker states them.
+
+Figures of TPUs are those of Google's pages (docs.cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e),
+where bandwidth between chips is given for both directions of all links together; those of GPUs are
+from NVIDIA's data sheets, dense products without sparsity. The memory that a program may take is
+what the compiler itself allows where it says so.
+"""
+
+import dataclasses
+
+from transformer.hardware import Platform
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One accelerator."""
+
+    name: str
+    """As targets and prices call it."""
+    kind: str
+    """As JAX calls it."""
+    platform: Platform
+    flops: float
+    """Operations a second, products of bfloat16 with sums in float32."""
+    memory: int
+    """Bytes that a program can have."""
+    bandwidth: float
+    """Bytes a second between memory and chip."""
+    links: float
+    """Bytes a second that a chip sends to its neighbours, over all links together."""
+    per_host: int
+    """Chips of one host."""
+    network: float
+    """Bytes a second that a chip sends beyond its links, through the network."""
+    dimensions: int = 0
+    """Of the torus that links make; 0: all chips of a host reach each other alike."""
+    largest: tuple[int, ...] = ()
+    """The largest slice."""
+    latency: float = 1e-6
+    """Seconds from one chip to the next."""
+
+    @property
+    def link(self) -> float:
+        """Bytes a second of a ring along one dimension, both ways round together."""
+        return self.links / max(self.dimensions, 1)
+
+
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip(
+            name="v4",
+            kind="TPU v4",
+            platform="tpu",
+            flops=275e12,
+            memory=int(30.75 * GIB),
+            bandwidth=1228e9,
+            links=300e9,
+            per_host=4,
+            network=6.25e9,
+            dimensions=3,
+            largest=(16, 16, 16),
+        ),
+        Chip(
+            name="v5e",
+            kind="TPU v5 lite",
+            platform="tpu",
+            flops=197e12,
+            memory=int(15.75 * GIB),
+            bandwidth=819e9,
+            links=200e9,
+            per_host=8,
+            network=3.1e9,
+            dimensions=2,
+            largest=(16, 16),
+        ),
+        Chip(
+            name="v5p",
+            kind="TPU v5",
+            platform="tpu",
+            flops=459e12,
+            memory=int(95.74 * GIB),
+            bandwidth=2765e9,
+            links=600e9,
+            per_host=4,
+            network=6.25e9,
+            dimensions=3,
+            largest=(16, 16, 24),
+        ),
+        Chip(
+            name="v6e",
+            kind="TPU v6 lite",
+            platform="tpu",
+            flops=918e12,
+            memory=int(31.24 * GIB),
+            bandwidth=1638e9,
+            links=400e9,
+            per_host=8,
+            network=12.5e9,
+            dimensions=2,
+            largest=(16, 16),
+        ),
+        Chip(
+            name="h100",
+            kind="NVIDIA H100 80GB HBM3",
+            platform="gpu",
+            flops=989.4e12,
+            memory=84_942_979_072,
+            bandwidth=3352e9,
+            links=450e9,
+            per_host=8,
+            network=50e9,
+            latency=5e-6,
+        ),
+        Chip(
+            name="h200",
+            kind="NVIDIA H200",
+            platform="gpu",
+            flops=989.4e12,
+            memory=150_000_000_000,
+            bandwidth=4800e9,
+            links=450e9,
+            per_host=8,
+            network=50e9,
+            latency=5e-6,
+        ),
+        Chip(
+            name="b200",
+            kind="NVIDIA B200",
+            platform="gpu",
+            flops=2250e12,
+            memory=191_514_411_008,
+            bandwidth=7672e9,
+            links=900e9,
+            per_host=8,
+            network=50e9,
+            latency=5e-6,
+        ),
+    )
+}
+"""By name. The network is 50 Gbit/s a chip for v4 and v5p, 200 Gbit/s for eight v5e, 400 Gbit/s a
+GPU."""

@@ -1,0 +1,110 @@
+"""The real training step, compiled for a target by its own compiler, and what that says of it."""
+
+import dataclasses
+import math
+import re
+import time
+from typing import Any
+
+import jax
+
+from train.collectives import Collective, collectives
+from train.describe.shape import batch_shapes
+from train.engine import JitEngine
+from train.errors import UsageError
+from train.experiment import Experiment
+from train.memory import exhausted
+from train.plan.target import Target, devices_of
+from train.sharding import make_mesh
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """A step as the compiler has made it; bytes are those of one chip."""
+
+    weights: int
+    optimizer: int
+    other_state: int
+    """The moving average of the weights, counters and keys."""
+    batch: int
+    arguments: int
+    """What the step is given, as the compiler lays it out."""
+    temporaries: int
+    results: int
+    """Those that do not take the place of arguments."""
+    peak: int
+    """All of it, at the moment when it is most."""
+    collectives: tuple[Collective, ...]
+    seconds: float
+    """That compiling took."""
+    refused: str = ""
+    """The largest allocations of a step that the compiler refuses, as too large for a chip."""
+
+
+def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
+    """Compiles the step of an experiment that has its sizes; nothing is allocated.
+
+    Raises UserError for a target without its compiler, UsageError for what cannot be divided.
+    """
+    mesh = make_mesh(experiment.mesh, devices_of(target))
+    try:
+        engine = JitEngine(experiment, mesh, target.hardware)
+        state: Any = engine.shapes()
+        batch: Any = batch_shapes(experiment, mesh)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    weights, optimizer = of_one_chip(state.params), of_one_chip(state.optimizer)
+    known: dict[str, Any] = dict(
+        weights=weights,
+        optimizer=optimizer,
+        other_state=of_one_chip(state) - weights - optimizer,
+        batch=of_one_chip(batch),
+    )
+    begun = time.perf_counter()
+    try:
+        program = engine.lower(state, batch).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if not exhausted(error):
+            raise
+        return CompiledStep(
+            **known, **_refused(str(error), known), seconds=time.perf_counter() - begun
+        )
+    seconds = time.perf_counter() - begun
+    stats: Any = program.memory_analysis()
+    results = stats.output_size_in_bytes - stats.alias_size_in_bytes
+    parts = stats.argument_size_in_bytes + results + stats.temp_size_in_bytes
+    return CompiledStep(
+        **known,
+        arguments=stats.argument_size_in_bytes,
+        temporaries=stats.temp_size_in_bytes,
+        results=results,
+        peak=parts + stats.generated_code_size_in_bytes,
+        collectives=collectives(program.as_text() or "", mesh),
+        seconds=seconds,
+    )
+
+
+def _refused(message: str, known: dict[str, int]) -> dict[str, Any]:
+    """What the words of a compiler that refuses tell of memory."""
+    used = re.search(r"Used ([\d.]+)([KMGT]?)\s+of ([\d.]+)([KMGT]?) hbm", message)
+    arguments = sum(known.values())
+    peak = int(float(used[1]) * UNITS[used[2]]) if used else arguments
+    largest = re.findall(r"Size: ([\d.]+[KMGT]?)\s+Operator: op_name=\"([^\"]*)\"", message)
+    return dict(
+        arguments=arguments,
+        temporaries=max(peak - arguments, 0),
+        results=0,
+        peak=peak,
+        collectives=(),
+        refused="; ".join(f"{size} {operation}" for size, operation in largest[:3]) or message,
+    )
+
+
+def of_one_chip(tree: Any) -> int:
+    """Bytes of the part of each array that a chip has."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )

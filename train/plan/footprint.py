@@ -1,0 +1,119 @@
+"""How much memory a step takes on a chip: a model fitted to what compilers reserve.
+
+The state and the batch are exact. What is reserved beside them is made of what differentiation
+keeps (traced), gradients, and the working set of either a layer or the loss, whichever is larger,
+each times a coefficient of the platform. The coefficients are fitted to compiled steps, see
+`docs/plan.md`.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+from train.plan.candidate import Candidate
+from train.plan.quantities import Quantities
+from transformer.losses import chunk_count
+
+
+class Coefficients(NamedTuple):
+    """What a compiler makes of each part."""
+
+    kept: float
+    """Of what is kept for the backward pass as it is traced, layers without rematerialisation."""
+    dots: float
+    """The same with products kept."""
+    full: float
+    """The same with inputs of layers kept."""
+    gradients: float
+    layer: float
+    """Of what one layer would keep: its working set while it is computed again."""
+    gathered: float
+    """Of one layer's weights."""
+    loss: float
+    """Of the logits of a chunk, in float32."""
+
+
+COEFFICIENTS = {
+    "tpu": Coefficients(0.4, 1.0, 1.0, 1.0, 0.6, 2.0, 2.0),
+    "gpu": Coefficients(0.4, 1.0, 1.0, 1.0, 0.6, 2.0, 2.0),
+    "cpu": Coefficients(0.6, 1.0, 1.0, 1.0, 0.6, 1.0, 2.0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Footprint:
+    """Bytes of one chip."""
+
+    weights: int
+    optimizer: int
+    other_state: int
+    batch: int
+    gradients: int
+    kept: int
+    """For the backward pass."""
+    working: int
+    """Of the layer or the loss that is being computed."""
+
+    @property
+    def arguments(self) -> int:
+        return self.weights + self.optimizer + self.other_state + self.batch
+
+    @property
+    def temporaries(self) -> int:
+        return self.gradients + self.kept + self.working
+
+    @property
+    def total(self) -> int:
+        return self.arguments + self.temporaries
+
+
+BATCH_BYTES = 7 * 4
+"""Of one token: tokens, segments, positions, targets, weights; of a pair, those of the source."""
+
+
+def parts(quantities: Quantities, candidate: Candidate) -> dict[str, float]:
+    """What coefficients are applied to, by their names."""
+    mesh, model = candidate.mesh, quantities.experiment.model
+    rows = quantities.rows / (mesh.data * mesh.fsdp * mesh.expert * candidate.accumulate)
+    share = rows / mesh.context
+    none = quantities.kept("none")
+    kept = quantities.kept(candidate.remat).of(share, mesh.tensor)
+    held = {"none": "kept"}.get(candidate.remat, candidate.remat)
+    target = quantities.target
+    chunks = chunk_count(
+        quantities.rows // candidate.accumulate,
+        quantities.length,
+        model.vocab_rows,
+        target.hardware,
+    )
+    logits = 4 * share * quantities.length / chunks * model.vocab_rows / mesh.tensor
+    gathered = quantities.largest_layer * quantities.item / (mesh.tensor * mesh.expert)
+    return {
+        held: kept,
+        "gradients": quantities.state(mesh).gradients * (1 if candidate.accumulate == 1 else 2),
+        "layer": none.of(share, mesh.tensor) / quantities.layers,
+        "gathered": gathered,
+        "loss": logits,
+    }
+
+
+def footprint(quantities: Quantities, candidate: Candidate) -> Footprint:
+    """The estimate. Raises UsageError for a mesh that does not divide the model."""
+    state = quantities.state(candidate.mesh)
+    known = COEFFICIENTS[quantities.target.chip.platform]
+    sized = {
+        name: getattr(known, name) * size for name, size in parts(quantities, candidate).items()
+    }
+    held = next(sized[name] for name in ("kept", "dots", "full") if name in sized)
+    mesh = candidate.mesh
+    tokens = (
+        quantities.rows * quantities.length / (mesh.data * mesh.fsdp * mesh.expert * mesh.context)
+    )
+    return Footprint(
+        weights=state.weights,
+        optimizer=state.optimizer,
+        other_state=state.other,
+        batch=int(tokens * BATCH_BYTES),
+        gradients=int(sized["gradients"]),
+        kept=int(held),
+        working=int(max(sized["layer"] + sized["gathered"], sized["loss"])),
+    )

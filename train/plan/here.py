@@ -1,0 +1,66 @@
+"""The devices of this process as a chip: known by their name, or measured in a second."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from train.plan.chips import CHIPS, Chip
+
+SIZE = 1024
+"""Of the matrices that are multiplied."""
+COPIED = 2**26
+"""Bytes that are copied."""
+
+
+def local_chip(device: Any) -> Chip:
+    """A known chip by its kind, with the memory that is really there; else one that is measured."""
+    stats = device.memory_stats() or {}
+    memory = stats.get("bytes_limit", 0) or _host_memory() // jax.local_device_count()
+    for chip in CHIPS.values():
+        if chip.kind == device.device_kind:
+            return dataclasses.replace(chip, memory=memory)
+    return measured(device, memory)
+
+
+def measured(device: Any, memory: int) -> Chip:
+    """A chip of one host, from a product of matrices in float32 and a copy.
+
+    Divided by `ATTAINED`, which the estimates multiply with: this is what was attained.
+    """
+    from train.plan.roofline import ATTAINED
+
+    share = ATTAINED * jax.local_device_count()  # CPU devices share the cores
+    matrix = jax.device_put(jnp.ones((SIZE, SIZE), jnp.float32), device)
+    array = jax.device_put(jnp.ones(COPIED // 4, jnp.float32), device)
+    copy = 2 * COPIED / _fastest(jax.jit(lambda x: x + 1), array)
+    return Chip(
+        name="here",
+        kind=device.device_kind,
+        platform="cpu" if device.platform == "cpu" else "gpu",
+        flops=2 * SIZE**3 / _fastest(jax.jit(lambda x: x @ x), matrix) / share,
+        memory=memory,
+        bandwidth=copy / share,
+        links=copy / share,
+        per_host=jax.local_device_count(),
+        network=copy / share,
+    )
+
+
+def _fastest(run: Callable[[Any], Any], argument: Any, times: int = 5) -> float:
+    """Seconds of the fastest of some runs."""
+    jax.block_until_ready(run(argument))
+    seconds = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        jax.block_until_ready(run(argument))
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds)
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

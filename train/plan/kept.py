@@ -1,0 +1,71 @@
+"""What differentiation keeps of a forward pass, by tracing the real loss.
+
+Arrays are counted by their shapes: those whose last axis is the model's width lie whole on every
+part of the `tensor` axis, the others (heads, hidden units, scores) are cut by it.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+
+from train.describe.shape import row_shapes
+from train.experiment import Experiment
+from train.tasks.registry import make_task
+from transformer.hardware import Hardware
+from transformer.shared import unconstrained
+from transformer.sizes import abstract
+from transformer.stack import Remat
+
+
+class Kept(NamedTuple):
+    """Bytes."""
+
+    whole: int
+    """Of one row of a batch, not cut by `tensor`."""
+    cut: int
+    """Of one row, cut by it."""
+    weights: int
+    """That do not grow with the batch: weights in another dtype, gradients that the loss takes."""
+
+    def of(self, rows: float, tensor: int) -> float:
+        """On one chip, for its rows of a microbatch."""
+        return rows * (self.whole + self.cut / tensor)
+
+
+def kept(experiment: Experiment, hardware: Hardware, remat: Remat) -> Kept:
+    """Of the experiment's model with another rematerialisation."""
+    model = dataclasses.replace(experiment.model, remat=remat)
+    experiment = dataclasses.replace(experiment, model=model)
+    once, twice = (_residuals(experiment, hardware, rows) for rows in (1, 2))
+    whole = cut = weights = 0
+    for one, two in zip(once, twice, strict=True):
+        growth = _bytes(two) - _bytes(one)
+        weights += _bytes(one) - growth
+        if one.shape and one.shape[-1] == model.width:
+            whole += growth
+        else:
+            cut += growth
+    return Kept(whole, cut, weights)
+
+
+def _residuals(experiment: Experiment, hardware: Hardware, rows: int) -> list[Any]:
+    """Arrays that the backward pass of so many rows is given, the weights themselves left out."""
+    task = make_task(experiment)
+    model = task.model(hardware, unconstrained)
+    loss = task.loss(model)
+    batch = row_shapes(experiment, rows)
+
+    def pull(params: Any, batch: Any) -> Any:
+        keys = jax.vmap(jax.random.key)(batch["examples"])
+        return jax.vjp(lambda params: loss(params, batch, keys)["loss"].total, params)[1]
+
+    program = jax.make_jaxpr(pull)(abstract(model).shapes, batch).jaxpr
+    given = {id(variable) for variable in program.invars}
+    found = {id(variable): variable.aval for variable in program.outvars}
+    return [aval for name, aval in found.items() if name not in given]
+
+
+def _bytes(aval: Any) -> int:
+    return math.prod(aval.shape) * int(aval.dtype.itemsize)

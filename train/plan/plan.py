@@ -1,0 +1,159 @@
+"""The answer: what fits, how fast, and at what cost."""
+
+import dataclasses
+import math
+from typing import Any
+
+from train.describe.shape import window
+from train.experiment import Experiment
+from train.plan.candidate import Candidate
+from train.plan.compiled import CompiledStep, compile_step
+from train.plan.prices import price
+from train.plan.quantities import Quantities
+from train.plan.roofline import utilisation
+from train.plan.search import Ranked, ranked, search
+from train.plan.target import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to plan."""
+
+    search: bool = True
+    """Try every mesh, rematerialisation and number of microbatches, and take the best; else the
+    experiment as it is."""
+    compile: int = 1
+    """Compile the real step of at most so many of the best, until one fits; 0: estimates alone."""
+    tokens: float = 0.0
+    """To train on, for the time and the price; 0: as many as the experiment does."""
+    prices: str = ""
+    """A TOML file with the price of a chip and hour; empty: the list prices that are shipped."""
+    show: int = 8
+    """Candidates of the ranking that are shown."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How an experiment is best trained on a target."""
+
+    experiment: Experiment
+    """As it is to be trained."""
+    target: Target
+    chosen: Ranked
+    compiled: CompiledStep | None
+    others: tuple[Ranked, ...]
+    """The ranking, best first; the experiment as it is, if nothing was searched."""
+    tried: int
+    """Candidates that were estimated."""
+    refused: tuple[tuple[Ranked, CompiledStep], ...]
+    """Better ones, by the estimates, that the compiler found too large."""
+    tokens: float
+    dollars_an_hour: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def memory(self) -> int:
+        """Bytes of one chip: as compiled, else as estimated."""
+        return self.compiled.peak if self.compiled else self.chosen.footprint.total
+
+    @property
+    def fits(self) -> bool:
+        return self.memory <= self.target.memory
+
+    @property
+    def tokens_per_second(self) -> float:
+        rows, length = window(self.experiment)
+        return rows * length / self.chosen.time.step
+
+    @property
+    def mfu(self) -> float:
+        return utilisation(self.chosen.time, self.target.chip, self.target.count)
+
+    @property
+    def hours(self) -> float:
+        """For all tokens."""
+        return self.tokens / self.tokens_per_second / 3600
+
+    @property
+    def dollars(self) -> float:
+        return self.hours * self.dollars_an_hour * self.target.count
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, for `--json`."""
+        time, size = self.chosen.time, self.chosen.footprint
+        return {
+            "target": self.target.name,
+            "chips": self.target.count,
+            "fits": self.fits,
+            "mesh": dataclasses.asdict(self.chosen.candidate.mesh),
+            "accumulate": self.chosen.candidate.accumulate,
+            "remat": self.chosen.candidate.remat,
+            "flags": self.chosen.candidate.flags(),
+            "memory_bytes_per_chip": self.memory,
+            "memory_bytes_available": self.target.memory,
+            "estimated_bytes": dataclasses.asdict(size) | {"total": size.total},
+            "compiled_bytes": _plain(self.compiled),
+            "step_seconds": time.step,
+            "step_seconds_overlapped": time.overlapped,
+            "step_seconds_in_turn": time.in_turn,
+            "compute_seconds": time.compute,
+            "memory_seconds": time.memory,
+            "link_seconds": time.links,
+            "tokens_per_second": self.tokens_per_second,
+            "mfu": self.mfu,
+            "tokens": self.tokens,
+            "hours": self.hours,
+            "dollars": self.dollars,
+            "candidates": self.tried,
+            "notes": list(self.notes),
+        }
+
+
+def _plain(compiled: CompiledStep | None) -> dict[str, Any] | None:
+    if compiled is None:
+        return None
+    return {
+        field.name: getattr(compiled, field.name)
+        for field in dataclasses.fields(compiled)
+        if field.name not in ("collectives",)
+    }
+
+
+def plan(
+    experiment: Experiment,
+    target: Target,
+    options: Options = Options(),
+    notes: tuple[str, ...] = (),
+) -> Plan:
+    """Plans an experiment that has its sizes.
+
+    Raises UsageError for a model that cannot be divided, UserError for a target whose compiler is
+    not installed.
+    """
+    quantities = Quantities.of(experiment, target)
+    if options.search:
+        every = search(quantities)
+    else:
+        every = [ranked(quantities, Candidate.of(experiment, target.count))]
+    refused = []
+    chosen, compiled = every[0], None
+    for each in every[: options.compile]:
+        chosen, compiled = each, compile_step(each.candidate.applied(experiment), target)
+        if compiled.peak <= target.memory:
+            break
+        refused.append((each, compiled))
+    else:
+        refused = refused[:-1]
+    rows, length = window(experiment)
+    return Plan(
+        experiment=chosen.candidate.applied(experiment),
+        target=target,
+        chosen=chosen,
+        compiled=compiled,
+        others=tuple(every[: options.show]),
+        tried=len(every),
+        refused=tuple(refused),
+        tokens=options.tokens or math.prod((experiment.steps, rows, length)),
+        dollars_an_hour=price(target.chip, options.prices),
+        notes=notes,
+    )

@@ -1,0 +1,149 @@
+"""How long a step takes: a roofline of products, memory and links.
+
+Compute: the operations that are really done (what is computed again counts, masked scores too where
+they are all computed), at `ATTAINED` of the peak. Memory: weights for each microbatch and pass,
+optimizer state and gradients once, and what each layer writes and reads between products, at
+`ATTAINED` of the bandwidth. Links: the bytes of `traffic`, each mesh axis over the links that it
+lies on, and for each message the way round the ring. What `data` and `fsdp` send can go on while
+the chip computes; what `tensor`, `context` and `expert` send is waited for. So a step takes
+
+    max(compute, memory, data + fsdp) + tensor + context + expert.
+
+Everything at the same time is the least that it could take, one after the other the most.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+from train.plan.candidate import Candidate
+from train.plan.chips import Chip
+from train.plan.quantities import Quantities
+from train.plan.target import Target
+from train.plan.traffic import local_tokens, messages, sent
+from train.sharding.mesh import AXES
+
+ATTAINED = 0.8
+"""Share of the peak that one large product attains: 790 of 989 TFLOP/s on an H200 (measured)."""
+
+HIDDEN = ("data", "fsdp")
+"""Axes whose messages need not be waited for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step."""
+
+    compute: float
+    memory: float
+    links: dict[str, float]
+    """By mesh axis."""
+    model_flops: float
+    """Of all chips together: forward and backward once, causal scores counted as causal."""
+
+    @property
+    def step(self) -> float:
+        """The estimate."""
+        hidden = sum(self.links.get(axis, 0.0) for axis in HIDDEN)
+        waited = sum(self.links.values()) - hidden
+        return max(self.compute, self.memory, hidden) + waited
+
+    @property
+    def overlapped(self) -> float:
+        """If all went on at the same time."""
+        return max(self.compute, self.memory, sum(self.links.values()))
+
+    @property
+    def in_turn(self) -> float:
+        """If nothing did."""
+        return self.compute + self.memory + sum(self.links.values())
+
+
+def step_time(quantities: Quantities, candidate: Candidate) -> StepTime:
+    """The estimate for one candidate."""
+    chip = quantities.target.chip
+    tokens = quantities.rows * quantities.length
+    each = local_tokens(quantities, candidate) / quantities.sides / candidate.mesh.tensor
+    volumes, counts = sent(quantities, candidate), messages(quantities, candidate)
+    rings = {axis: ring(quantities.target, candidate, axis) for axis in volumes}
+    return StepTime(
+        compute=each * _operations(quantities, candidate) / (chip.flops * ATTAINED),
+        memory=_moved(quantities, candidate) / (chip.bandwidth * ATTAINED),
+        links={
+            axis: size / rings[axis].bandwidth + counts[axis] * rings[axis].latency
+            for axis, size in volumes.items()
+        },
+        model_flops=3 * tokens * quantities.flops.total(causal=True),
+    )
+
+
+def _operations(quantities: Quantities, candidate: Candidate) -> float:
+    """Of one token, forward and backward, with what is computed again."""
+    flops = quantities.flops
+    scores = flops.scores if quantities.scored else flops.scores_causal
+    again = {
+        "none": 0.0,
+        "dots": scores,
+        "full": flops.projections + flops.feed_forward + scores,
+    }
+    forward = flops.projections + flops.feed_forward + scores + flops.vocabulary
+    return 3 * forward + again[candidate.remat]
+
+
+def _moved(quantities: Quantities, candidate: Candidate) -> float:
+    """Bytes between a chip and its memory."""
+    mesh = candidate.mesh
+    state = quantities.state(mesh)
+    passes = 3 if candidate.remat == "full" else 2
+    weights = (quantities.layer_weights + quantities.other_weights) * quantities.item
+    a_pass = weights / (mesh.tensor * mesh.expert)
+    between = quantities.kept("none").of(1, mesh.tensor)
+    rows = local_tokens(quantities, candidate) / (quantities.length * quantities.sides)
+    times = 3 if candidate.remat == "full" else 2  # written, and read; again where computed again
+    updated = 2 * (state.weights + state.optimizer + state.other) + 2 * state.gradients
+    return candidate.accumulate * passes * a_pass + times * rows * between + updated
+
+
+class Ring(NamedTuple):
+    """What a mesh axis lies on."""
+
+    bandwidth: float
+    """Bytes a second that a chip sends."""
+    latency: float
+    """Seconds once round."""
+
+
+def ring(target: Target, candidate: Candidate, axis: str) -> Ring:
+    """Where an axis of a mesh lies on a target's links.
+
+    The last axis of a mesh lies on the nearest chips. On a torus an axis has the links of as many
+    dimensions as it fills, and messages go both ways round. GPUs of one host reach each other
+    alike; a ring through several hosts goes through the network, with as many cards as it has GPUs
+    in each host.
+    """
+    chip, parts = target.chip, getattr(candidate.mesh, axis)
+    inner = math.prod(getattr(candidate.mesh, name) for name in AXES[AXES.index(axis) + 1 :])
+    if chip.dimensions:
+        filled = _filled(target.shape, inner, parts)
+        return Ring(chip.link * len(filled), chip.latency * sum(filled) / 2)
+    if inner * parts <= chip.per_host:
+        return Ring(chip.links, chip.latency)
+    cards = max(1, chip.per_host // inner)
+    hosts = inner * parts / chip.per_host
+    return Ring(min(chip.links, chip.network * cards), chip.latency * hosts)
+
+
+def _filled(shape: tuple[int, ...], inner: int, parts: int) -> list[int]:
+    """The dimensions of the torus that an axis fills, when `inner` chips within are taken."""
+    left = [size for size in sorted(shape) if size > 1]
+    while left and inner >= left[0]:
+        inner //= left.pop(0)
+    filled: list[int] = []
+    while left and math.prod(filled) < parts:
+        filled.append(left.pop(0))
+    return filled or [parts]
+
+
+def utilisation(time: StepTime, chip: Chip, count: int) -> float:
+    """Share of the peak that the model itself makes use of (MFU; Chowdhery et al. 2022)."""
+    return time.model_flops / (time.step * chip.flops * count)

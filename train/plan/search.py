@@ -1,0 +1,119 @@
+"""Every way of cutting a step for a target, ranked by the estimates."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from train.errors import UsageError
+from train.plan.candidate import POLICIES, Candidate
+from train.plan.footprint import Footprint, footprint
+from train.plan.quantities import Quantities
+from train.plan.roofline import StepTime, step_time
+from train.sharding import MeshConfig
+from transformer.attention import AttentionConfig
+from transformer.mixture import MixtureConfig
+
+LONG = 8192
+"""Tokens from which on it is tried to cut sequences."""
+
+SPARE = 0.05
+"""Share of a chip's memory that is left free: the estimate is none too exact."""
+
+
+class Ranked(NamedTuple):
+    """A candidate with its estimates."""
+
+    candidate: Candidate
+    footprint: Footprint
+    time: StepTime
+    fits: bool
+
+    @property
+    def order(self) -> tuple[bool, float, float, int]:
+        """What fits first: the fastest of it, and of those alike the one with least to overlap.
+
+        Of what does not fit the smallest.
+        """
+        time, size = self.time, self.footprint.total
+        return (False, time.step, time.in_turn, size) if self.fits else (True, size, 0.0, 0)
+
+
+def search(quantities: Quantities) -> list[Ranked]:
+    """All candidates that divide, the best first. Raises UsageError if none does."""
+    found, problems = [], []
+    for mesh in meshes(quantities):
+        try:
+            quantities.state(mesh)
+        except UsageError as error:
+            problems.append(str(error))
+            continue
+        for remat in POLICIES:
+            for accumulate in _microbatches(quantities, mesh):
+                found.append(ranked(quantities, Candidate(mesh, remat, accumulate)))
+    if not found:
+        setting, rows = quantities.experiment.rows
+        why = problems[0] if problems else f"{setting} {rows}: has too few rows to cut"
+        raise UsageError(f"target {quantities.target.name}: no mesh divides the model ({why})")
+    return sorted(found, key=lambda each: each.order)
+
+
+def ranked(quantities: Quantities, candidate: Candidate) -> Ranked:
+    """One candidate with its estimates. Raises UsageError if its mesh does not divide the model."""
+    size = footprint(quantities, candidate)
+    fits = size.total <= quantities.target.memory * (1 - SPARE)
+    return Ranked(candidate, size, step_time(quantities, candidate), fits)
+
+
+def meshes(quantities: Quantities) -> Iterator[MeshConfig]:
+    """Every mesh over all chips of the target that divides the batch and the heads."""
+    count = quantities.target.count
+    for tensor in _divisors(count):
+        for context in _contexts(quantities, count // tensor):
+            for expert in _experts(quantities, count // tensor // context):
+                rest = count // (tensor * context * expert)
+                for fsdp in _divisors(rest):
+                    yield MeshConfig(
+                        data=rest // fsdp, fsdp=fsdp, tensor=tensor, context=context, expert=expert
+                    )
+
+
+def _contexts(quantities: Quantities, most: int) -> list[int]:
+    """How sequences may be cut: long ones, where attention can go round a ring."""
+    model = quantities.experiment.model
+    rings = all(isinstance(block.mixer, AttentionConfig) for block in model.pattern)
+    if quantities.length < LONG or not rings or model.encoder is not None:
+        return [1]
+    return [size for size in _divisors(most) if quantities.length % (2 * size) == 0]
+
+
+def _experts(quantities: Quantities, most: int) -> list[int]:
+    counts = [
+        block.feed_forward.experts
+        for block in quantities.experiment.model.pattern
+        if isinstance(block.feed_forward, MixtureConfig)
+    ]
+    return [size for size in _divisors(most) if all(count % size == 0 for count in counts or [1])]
+
+
+def _microbatches(quantities: Quantities, mesh: MeshConfig) -> list[int]:
+    """Numbers of microbatches: those that leave every chip whole rows."""
+    _, rows = quantities.experiment.rows
+    parts = mesh.data * mesh.fsdp * mesh.expert
+    if rows % parts:
+        return []
+    return [count for count in _divisors(rows // parts) if _accumulates(quantities, count)]
+
+
+def _accumulates(quantities: Quantities, count: int) -> bool:
+    """Whether the experiment may be trained in so many microbatches."""
+    try:
+        dataclasses.replace(quantities.experiment, accumulate=count)
+    except ValueError:
+        return False
+    except UsageError:
+        return False
+    return True
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]

@@ -1,0 +1,68 @@
+"""What a chip has of the state of a run, exactly, for any mesh, without a device."""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+
+from train.engine import init_state, make_step
+from train.experiment import Experiment
+from train.sharding import MeshConfig, like_parameters, parameter_shardings, replicated
+from train.sharding.mesh import AXES
+from train.state import TrainState
+from train.tasks.registry import make_task
+from transformer.hardware import Hardware
+from transformer.model import Model
+from transformer.shared import unconstrained
+
+
+class StateBytes(NamedTuple):
+    """Of one chip."""
+
+    weights: int
+    optimizer: int
+    other: int
+    gradients: int
+    """In float32."""
+
+
+class StateShapes(NamedTuple):
+    """A run's state without arrays, and how its axes are called."""
+
+    shapes: TrainState
+    axes: Any
+    model: Model
+
+    @classmethod
+    def of(cls, experiment: Experiment, hardware: Hardware) -> "StateShapes":
+        model = make_task(experiment).model(hardware, unconstrained)
+        axes = model.axes()
+        step = make_step(experiment, model, axes)
+        start = functools.partial(init_state, experiment, model, step.optimizer)
+        return cls(jax.eval_shape(start), axes, model)
+
+    def on(self, mesh: MeshConfig) -> StateBytes:
+        """A chip's part. Raises UsageError for a mesh that does not divide the model."""
+        abstract: Any = abstract_mesh(mesh)
+        shapes = self.shapes
+        params = parameter_shardings(abstract, self.axes, shapes.params)
+        whole = replicated(abstract)
+        optimizer = like_parameters(shapes.optimizer, shapes.params, params, whole)
+        weights = _bytes(shapes.params, params)
+        moments = _bytes(shapes.optimizer, optimizer)
+        average = 0 if shapes.ema is None else _bytes(shapes.ema, params)
+        wide = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), shapes.params)
+        return StateBytes(weights, moments, average, _bytes(wide, params))
+
+
+def abstract_mesh(mesh: MeshConfig) -> AbstractMesh:
+    """The mesh without devices."""
+    return AbstractMesh(tuple(getattr(mesh, name) for name in AXES), AXES)
+
+
+def _bytes(shapes: Any, shardings: Any) -> int:
+    leaves = zip(jax.tree.leaves(shapes), jax.tree.leaves(shardings), strict=True)
+    return sum(math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize for x, s in leaves)

@@ -1,0 +1,138 @@
+"""A plan as tables, for people."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from train.collectives import totals
+from train.describe.layout import in_bytes, in_thousands, new_table
+from train.plan.plan import Plan
+from train.plan.roofline import utilisation
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+
+def show(plan: Plan, console: "Console | None" = None) -> None:
+    """Prints the verdict, then what it rests on."""
+    from rich.console import Console
+
+    console = console or Console(highlight=False)
+    for line in (
+        *_verdict(plan),
+        *_memory(plan),
+        *_time(plan),
+        *_collectives(plan),
+        *_ranking(plan),
+    ):
+        console.print(line)
+    for note in plan.notes:
+        console.print(f"Note: {note}.")
+
+
+def _verdict(plan: Plan) -> Iterable["RenderableType"]:
+    target, time = plan.target, plan.chosen.time
+    spare = target.memory - plan.memory
+    word = "fits" if plan.fits else "does not fit"
+    room = f"{in_bytes(abs(spare))} a chip {'to spare' if spare >= 0 else 'too much'}"
+    source = "compiled" if plan.compiled else "estimated"
+    yield (
+        f"[bold]{plan.experiment.name} on {target.name}[/bold] ({target.count} x "
+        f"{target.chip.kind}): [bold]{word}[/bold], {in_bytes(plan.memory)} of "
+        f"{in_bytes(target.memory)} ({source}), {room}"
+    )
+    yield (
+        f"about {_seconds(time.step)} a step, {in_thousands(plan.tokens_per_second)} tokens a "
+        f"second, {plan.mfu:.0%} of peak; "
+        f"{in_thousands(plan.tokens)} tokens in {_hours(plan.hours)} for "
+        f"${plan.dollars:,.0f} (${plan.dollars_an_hour:.2f} a chip and hour)"
+    )
+    yield f"python -m train fit ... {plan.chosen.candidate.flags()}\n"
+
+
+def _memory(plan: Plan) -> Iterable["RenderableType"]:
+    size, real = plan.chosen.footprint, plan.compiled
+    table = new_table("Memory of one chip", "what", "estimated", "compiled")
+    rows: dict[str, tuple[int, int | None]] = {
+        "weights": (size.weights, real.weights if real else None),
+        "optimizer": (size.optimizer, real.optimizer if real else None),
+        "other state": (size.other_state, real.other_state if real else None),
+        "batch": (size.batch, real.batch if real else None),
+        "gradients": (size.gradients, None),
+        "kept for the backward pass": (size.kept, None),
+        "layer or loss under way": (size.working, None),
+        "temporaries": (size.temporaries, real.temporaries if real else None),
+        "results and program": (0, real.peak - real.arguments - real.temporaries if real else None),
+        "all": (size.total, real.peak if real else None),
+    }
+    for name, (estimate, found) in rows.items():
+        style = "bold" if name in ("all", "temporaries") else None
+        table.add_row(
+            name, in_bytes(estimate), "" if found is None else in_bytes(found), style=style
+        )
+    yield table
+    if real and real.refused:
+        yield f"The compiler refuses the step; its largest arrays: {real.refused}"
+
+
+def _time(plan: Plan) -> Iterable["RenderableType"]:
+    time = plan.chosen.time
+    table = new_table("Time of one step, estimated", "what", "seconds")
+    table.add_row("products", _seconds(time.compute))
+    table.add_row("memory", _seconds(time.memory))
+    for axis, seconds in time.links.items():
+        table.add_row(f"links, {axis}", _seconds(seconds))
+    table.add_row("a step", _seconds(time.step), style="bold")
+    table.add_row("if all overlapped", _seconds(time.overlapped))
+    table.add_row("if nothing did", _seconds(time.in_turn))
+    yield table
+
+
+def _collectives(plan: Plan) -> Iterable["RenderableType"]:
+    if plan.compiled is None or not plan.compiled.collectives:
+        return
+    table = new_table("Sent in one step, as compiled", "collective", "along", "times", "bytes")
+    for (kind, axes), (count, size) in sorted(totals(plan.compiled.collectives).items()):
+        table.add_row(kind, ", ".join(axes), f"{count:,}", in_bytes(size))
+    yield table
+    yield f"[dim]Compiled in {plan.compiled.seconds:.0f} s.[/dim]"
+
+
+def _ranking(plan: Plan) -> Iterable["RenderableType"]:
+    if plan.tried < 2:
+        return
+    table = new_table(
+        f"The best of {plan.tried:,} by the estimates",
+        "mesh",
+        "remat",
+        "microbatches",
+        "memory",
+        "a step",
+        "of peak",
+    )
+    for each in plan.others:
+        share = utilisation(each.time, plan.target.chip, plan.target.count)
+        table.add_row(
+            each.candidate.shown(),
+            each.candidate.remat,
+            str(each.candidate.accumulate),
+            in_bytes(each.footprint.total),
+            _seconds(each.time.step),
+            f"{share:.0%}",
+            style="bold" if each is plan.chosen else (None if each.fits else "dim"),
+        )
+    yield table
+    for each, found in plan.refused:
+        yield (
+            f"{each.candidate.shown()}, {each.candidate.remat}: was estimated at "
+            f"{in_bytes(each.footprint.total)}, and takes {in_bytes(found.peak)} as compiled"
+        )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _hours(hours: float) -> str:
+    if hours < 1:
+        return f"{hours * 60:.0f} minutes"
+    return f"{hours:,.1f} hours" if hours < 48 else f"{hours / 24:,.0f} days"

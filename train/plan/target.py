@@ -1,0 +1,170 @@
+"""Hardware by name, whether it is here or not: `v5p:8x8x16`, `h200:8`, `here`."""
+
+import dataclasses
+import importlib.resources
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from train.errors import UsageError, UserError
+from train.hardware import local_hardware
+from train.plan.chips import CHIPS, Chip
+from train.plan.here import local_chip
+from transformer.hardware import Hardware
+
+SMALL = {
+    "v4": ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
+    "v5p": ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
+    "v5e": ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
+    "v6e": ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
+}
+"""Slices that are no whole cubes of 4 x 4 x 4; of the flat kinds, all there are."""
+
+FREE_MEMORY = 0.92
+"""Share of a GPU's memory that a program can have: the rest is the driver's and the libraries'."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Some chips of one kind."""
+
+    name: str
+    chip: Chip
+    shape: tuple[int, ...]
+    """Of a TPU slice, its chips in each dimension; of others, their number."""
+    here: bool = False
+    """Whether it is the devices of this process."""
+
+    @property
+    def count(self) -> int:
+        """Chips."""
+        return math.prod(self.shape)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that a program can have on one chip."""
+        share = FREE_MEMORY if self.chip.platform == "gpu" and not self.here else 1.0
+        return int(self.chip.memory * share)
+
+    @property
+    def hardware(self) -> Hardware:
+        """As a model sees it."""
+        return Hardware(self.chip.platform, self.chip.kind, self.count)
+
+
+def parse_target(text: str) -> Target:
+    """The target of a name. Raises UsageError, with those there are, if there is no such."""
+    kind, _, shape = text.lower().partition(":")
+    if text == "here":
+        return local_target()
+    if kind not in CHIPS:
+        raise UsageError(
+            f"target {text}: is not known; give one of {', '.join(CHIPS)} with a size "
+            "(v5e:4x4, v5p:8x8x16, h200:8), or here"
+        )
+    chip = CHIPS[kind]
+    sizes = _sizes(text, shape)
+    if chip.platform == "gpu":
+        return Target(text, chip, _gpus(text, chip, sizes))
+    if not _is_slice(chip, sizes):
+        raise UsageError(f"target {text}: is no slice of {chip.kind}; {_known_slices(chip)}")
+    return Target(text, chip, sizes)
+
+
+def local_target() -> Target:
+    """The devices of this process."""
+    hardware = local_hardware()
+    return Target("here", local_chip(jax.devices()[0]), (hardware.count,), here=True)
+
+
+def _sizes(text: str, shape: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d+(x\d+)*", shape):
+        raise UsageError(
+            f"target {text}: has no size; give one as in v5e:4x4, v5p:8x8x16 or h200:8"
+        )
+    return tuple(int(size) for size in shape.split("x"))
+
+
+def _gpus(text: str, chip: Chip, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """One host with some of its GPUs, or whole hosts."""
+    count = math.prod(sizes)
+    if count < 1 or (count > chip.per_host and count % chip.per_host):
+        raise UsageError(
+            f"target {text}: give up to {chip.per_host} GPUs, or a multiple of {chip.per_host}"
+        )
+    return (count,)
+
+
+def _is_slice(chip: Chip, sizes: tuple[int, ...]) -> bool:
+    if sizes in SMALL[chip.name]:
+        return True
+    cubes = all(size % 4 == 0 for size in sizes) and sizes == tuple(sorted(sizes))
+    within = all(size <= most for size, most in zip(sizes, chip.largest, strict=False))
+    return chip.dimensions == 3 and len(sizes) == 3 and min(sizes) > 0 and cubes and within
+
+
+def _known_slices(chip: Chip) -> str:
+    small = ", ".join("x".join(map(str, sizes)) for sizes in SMALL[chip.name])
+    if chip.dimensions == 2:
+        return f"give one of {small}"
+    most = "x".join(map(str, chip.largest))
+    return f"give one of {small}, or three multiples of 4 that do not fall (4x4x8), up to {most}"
+
+
+def devices_of(target: Target) -> Sequence[Any]:
+    """Devices to compile for, which need not be there.
+
+    Raises UserError if the compiler for them is not installed.
+    """
+    if target.here:
+        return jax.devices()
+    if target.chip.platform == "tpu":
+        _need("libtpu", "tpu", target)
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # asks no cloud what machine this is
+        name, settings = f"{target.chip.name}:{_text(target.shape)}", {}
+    else:
+        _need("jax_cuda13_plugin", "cuda13", target)
+        hosts = -(-target.count // target.chip.per_host)
+        name = f"{target.chip.name}x{target.count}"
+        settings = {
+            "topology": f"1x{hosts}x{target.count // hosts}",
+            "target_config": _description(target.chip),
+        }
+    try:
+        jax.devices()  # finds the plugins
+        platform = "tpu" if target.chip.platform == "tpu" else "cuda"
+        found = topologies.get_topology_desc(name, platform, **settings)
+    except Exception as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"target {target.name}: its compiler cannot make it ({why}); "
+            "upgrade the compiler, or give another size"
+        ) from error
+    devices: Sequence[Any] = found.devices
+    return devices
+
+
+def _need(package: str, extra: str, target: Target) -> None:
+    """Raises UserError if a compiler is not installed."""
+    found = importlib.util.find_spec(package)
+    if found is None:
+        raise UserError(
+            f"target {target.name}: needs the compiler of {extra}, which is not installed; "
+            f"pip install 'linen-transformer[{extra}]', or --no-compile for the estimate alone"
+        )
+
+
+def _description(chip: Chip) -> str:
+    """What XLA wants to know of a GPU."""
+    folder = importlib.resources.files("train.plan") / "targets"
+    return (folder / f"{chip.name}.txtpb").read_text()
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))

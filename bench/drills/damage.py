@@ -1,0 +1,190 @@
+"""Checkpoints damaged in every way that a disk knows: all noticed, all recovered.
+
+    python -m bench.drills.damage [--count 500] [--resumed 8] [--seed 0]
+
+A small run has two checkpoints. In copies of its folder every file of the newer one is truncated,
+emptied, deleted, or has one bit flipped at a random place, over and over. Noticed: the older one is
+what is gone on from. Recovered: its state is restored, and equals what it was bit for bit; some of
+the copies are resumed to the end, with the weights that the run came to.
+"""
+
+import os
+import pathlib
+import random
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import train
+from train.checkpoints import Checkpoints
+from train.data.config import DataConfig, TokenizerConfig
+from train.engine import make_engine
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
+from train.hardware import local_hardware
+from train.run import saved_experiment
+from train.runfolder import RunFolder
+from transformer import TransformerConfig
+
+OLDER, NEWER = 4, 8
+
+Damage = Callable[[bytes, random.Random], bytes | None]
+"""The bytes of a file, which are not the same, or None if it goes."""
+
+
+def truncated(data: bytes, drawn: random.Random) -> bytes:
+    """Less than there was, but something if there can be."""
+    return data[: drawn.randrange(min(1, len(data) - 1), len(data))]
+
+
+def flipped(data: bytes, drawn: random.Random) -> bytes:
+    """One bit is another."""
+    place, bit = drawn.randrange(len(data)), drawn.randrange(8)
+    return data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
+
+
+KINDS: dict[str, Damage] = {
+    "truncated": truncated,
+    "emptied": lambda data, drawn: b"",
+    "deleted": lambda data, drawn: None,
+    "one bit flipped": flipped,
+}
+
+
+def files_of(folder: pathlib.Path) -> list[pathlib.Path]:
+    """All files under a folder, by their names in it."""
+    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+
+
+def apply(kind: str, file: pathlib.Path, drawn: random.Random) -> None:
+    """Damages a file; others that are linked to it stay as they are."""
+    data = KINDS[kind](file.read_bytes(), drawn)
+    file.unlink()
+    if data is not None:
+        file.write_bytes(data)
+
+
+def cases(folder: pathlib.Path, count: int) -> Iterator[tuple[str, pathlib.Path]]:
+    """Every kind for every file, again and again; what is empty can only be deleted."""
+    done = 0
+    while done < count:
+        for file in files_of(folder):
+            for kind in KINDS if (folder / file).stat().st_size else ("deleted",):
+                yield kind, file
+                done += 1
+
+
+def experiment(folder: pathlib.Path) -> Experiment:
+    """Small, and done in a second."""
+    return Experiment(
+        name="damage",
+        model=TransformerConfig(width=16, layers=1, dropout=0.1),
+        data=DataConfig(
+            path="python:library",
+            limit_bytes=100_000,
+            sequence_length=16,
+            tokenizer=TokenizerConfig("byte"),
+            cache=str(folder / "cache"),
+        ),
+        steps=NEWER,
+        batch_size=8,
+        evaluation=EvaluationConfig(every=0, batches=1),
+        checkpoint=CheckpointConfig(every=OLDER, keep=2),
+    )
+
+
+def copied(run: pathlib.Path, copy: pathlib.Path) -> None:
+    """A copy of a run's folder. Files of checkpoints, which nobody writes into, are linked."""
+
+    def put(source: str, target: str) -> None:
+        if "checkpoints" in pathlib.Path(source).relative_to(run).parts:
+            os.link(source, target)
+        else:
+            shutil.copy(source, target)
+
+    shutil.copytree(run, copy, copy_function=put)
+
+
+def state_of(run: pathlib.Path, step: int, shapes: Any) -> list[bytes]:
+    """All that a checkpoint holds, bit for bit."""
+    with Checkpoints(run / "checkpoints", read_only=True) as checkpoints:
+        state = checkpoints.restore(step, shapes).state
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state.replace(key=None))]
+
+
+class Drill:
+    """A run, copies of which are damaged."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.run, self.copy = folder / "run", folder / "copy"
+        self.experiment = experiment(folder)
+        train.fit(self.experiment, str(self.run), quiet=True)
+        saved = saved_experiment(RunFolder.existing(self.run))
+        self.shapes = make_engine(saved, local_hardware()).shapes()
+        self.older, self.newer = (state_of(self.run, s, self.shapes) for s in (OLDER, NEWER))
+
+    def case(
+        self, kind: str, file: pathlib.Path, drawn: random.Random, *, resume: bool
+    ) -> list[str]:
+        """What went well with one damage."""
+        copied(self.run, self.copy)
+        apply(kind, self.copy / "checkpoints" / str(NEWER) / file, drawn)
+        with Checkpoints(self.copy / "checkpoints", read_only=True) as checkpoints:
+            noticed = checkpoints.newest_good().step == OLDER
+        went_well = ["noticed"] if noticed else []
+        if noticed and state_of(self.copy, OLDER, self.shapes) == self.older:
+            went_well.append("recovered")
+        if resume:
+            train.fit(self.experiment, str(self.copy), quiet=True)
+            same = state_of(self.copy, NEWER, self.shapes) == self.newer
+            went_well += ["resumed"] if same else []
+        shutil.rmtree(self.copy)
+        return went_well
+
+
+def main(count: int = 500, resumed: int = 8, seed: int = 0) -> None:
+    """Prints a table; exits with 1 if a damage went unnoticed, or a run was not recovered.
+
+    Args:
+      count: Cases, or a few more.
+      resumed: How many of them are trained to the end.
+      seed: Of the places.
+    """
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    drawn = random.Random(seed)
+    tried: Counter[str] = Counter()
+    well: Counter[tuple[str, str]] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        drill = Drill(pathlib.Path(folder))
+        planned = list(cases(drill.run / "checkpoints" / str(NEWER), count))
+        chosen = set(drawn.sample(range(len(planned)), resumed))
+        for number, (kind, file) in enumerate(planned):
+            resume = number in chosen
+            tried.update([kind, *(["resumed"] if resume else [])])
+            went_well = drill.case(kind, file, drawn, resume=resume)
+            well.update((kind, what) for what in went_well)
+    sys.exit(show(tried, well))
+
+
+def show(tried: Counter[str], well: Counter[tuple[str, str]]) -> int:
+    """The table; returns the exit status."""
+    table = Table("damage", "cases", "noticed", "recovered", "and resumed to the same end")
+    for kind in KINDS:
+        results = (str(well[kind, what]) for what in ("noticed", "recovered", "resumed"))
+        table.add_row(kind, str(tried[kind]), *results)
+    Console().print(table)
+    resumed = sum(well[kind, "resumed"] for kind in KINDS)
+    all_well = all(well[k, "noticed"] == well[k, "recovered"] == tried[k] for k in KINDS)
+    return 0 if all_well and resumed == tried["resumed"] else 1
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -60,7 +60,7 @@ class TrainStep:
         known = None if state.loss_scale is None else state.loss_scale.scale
         verdict = judge(state.watch, metrics["loss"], norm, known, self.recovery)
         rate = self.schedule(state.step + 1)
-        if state.watch is not None:
+        if state.watch is not None and verdict.report is not None:
             rate = rate * state.watch.rate
             metrics["watch"] = verdict.report
         new = kept(verdict.fine, self.updated(state, self.clipped(grads, norm), rate), state)

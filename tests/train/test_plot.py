@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from train.errors import UserError
-from train.plot import _points, _smoothed, plot_losses
+from train.plot import _points, _smoothed, marks, plot_losses
 
 TRAINING: list[dict[str, Any]] = [
     {"step": step, "split": "train", "loss": 9 / step + 2} for step in range(1, 101)
@@ -98,3 +98,22 @@ def test_smoothing_is_a_mean_whose_window_grows() -> None:
     assert smoothed[10] == (9**2 + 10**2 + 11**2) / 3
     assert smoothed[200] == values[190:211].mean()
     assert smoothed[399] == values[389:].mean()
+
+
+def test_events_of_the_logbook_are_marked(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "loss.png"
+    logbook: list[dict[str, Any]] = [
+        {"event": "started", "step": 0},
+        {"event": "skipped", "step": 40, "why": "loss 9, more than 3"},
+        {"event": "skipped", "step": 41},
+        {"event": "rolled back", "step": 41, "checkpoint": 20},
+        {"event": "skipped", "step": 40},
+    ]
+    events = marks(logbook)
+    assert events == {"skipped": [40, 41, 40], "rolled back": [41]}
+    assert plot_losses(TRAINING, path)
+    without = pixels(path)
+    assert plot_losses(TRAINING, path, None, events)
+    changed = (pixels(path) != without).any(-1)
+    assert changed[500:, 300:500].any()  # below, near step 40 of 100
+    assert not changed[500:, 700:].any()

@@ -30,8 +30,7 @@ class Record:
         """All processes go on once it is on disk (UserError: it cannot be written)."""
         if jax.process_index() == 0:
             write_atomically(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
-        if jax.process_count() > 1:
-            multihost_utils.sync_global_devices("recovery.json")
+        together()
 
     @classmethod
     def read(cls, path: Location) -> Record:
@@ -48,3 +47,9 @@ class Record:
             raise UserError(
                 f"{path}: tells of no rollbacks ({error}); put the file back as it was"
             ) from error
+
+
+def together() -> None:
+    """Waits until all processes are here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("recovery")

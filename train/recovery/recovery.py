@@ -18,7 +18,7 @@ from train.engine import Engine
 from train.errors import UserError
 from train.experiment import Experiment
 from train.recovery.plan import Rollback, Trouble, plan
-from train.recovery.record import Record
+from train.recovery.record import Record, together
 from train.report import Report
 from train.runfolder import RunFolder
 from train.state import TrainState
@@ -91,14 +91,17 @@ class Recovery:
 
     def clear(self, checkpoints: Checkpoints) -> None:
         """Moves out of the way what lies beyond the checkpoint that was decided on."""
+        last = self._record.last
+        if last is None:
+            return
         for rollback in self._record.rollbacks:
             checkpoints.pin(rollback.checkpoint)
-        last = self._record.last
-        if last is None or self._record.cleared:
+        beyond = [step for step in checkpoints.steps() if step > last.checkpoint]
+        together()  # all have read what is there before anything changes
+        if self._record.cleared:
             return
-        for step in checkpoints.steps():
-            if step > last.checkpoint:
-                checkpoints.set_aside(step, f"rolled-back-{len(self._record.rollbacks)}")
+        for step in beyond:
+            checkpoints.set_aside(step, f"rolled-back-{len(self._record.rollbacks)}")
         self._write(dataclasses.replace(self._record, cleared=True))
 
     def applied(self, state: TrainState, extra: dict[str, Any]) -> TrainState:

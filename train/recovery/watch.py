@@ -16,7 +16,7 @@ from train.recovery.config import RecoveryConfig
 NORMAL = 1.4826
 """The standard deviation of a normal distribution over its median absolute deviation."""
 
-LEAST = np.float32([0.02, 0.1])
+LEAST = np.array([0.02, 0.1], np.float32)
 """Standard deviations of the logarithms of loss and norm are taken to be this at least: a run that
 is very even is not to be alarmed by a loss 2% higher."""
 

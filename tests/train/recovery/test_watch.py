@@ -20,7 +20,8 @@ def watched(config: RecoveryConfig, steps: Any) -> tuple[Watch, jax.Array]:
     """The watch at the end of (losses, norms, scales or None), and every verdict."""
 
     def one(watch: Watch, step: Any) -> tuple[Watch, jax.Array]:
-        verdict = judge(watch, *step, config)
+        loss, norm, scale = step
+        verdict = judge(watch, loss, norm, scale, config)
         assert verdict.watch is not None
         assert verdict.report is not None
         return verdict.watch, verdict.report
@@ -55,7 +56,7 @@ def skipped(verdicts: np.ndarray) -> list[int]:
 
 def test_the_limits_by_hand() -> None:
     """The median of the logarithms, and three of their deviations: medians of |x - median|."""
-    logs = np.float32([0.0, 2.0, 1.0, 2.0, 0.0, 1.0, 5.0])
+    logs = np.array([0.0, 2.0, 1.0, 2.0, 0.0, 1.0, 5.0])
     recent = np.full((2, 11), np.nan, np.float32)
     recent[0, 4:], recent[1, 4:] = logs, 1
     watch = Watch(jnp.asarray(recent), jnp.int32(0), jnp.float32(1))
@@ -72,8 +73,8 @@ def test_a_fall_is_no_variation_and_a_rise_is() -> None:
 
 
 def test_ordinary_runs_give_no_alarm() -> None:
-    for noise in (0.001, 0.02, 0.1, 0.3):
-        for seed in range(5):
+    for noise in (0.001, 0.05, 0.3):
+        for seed in range(2):
             verdicts, _ = seen(*a_run(1000, noise=noise, seed=seed))
             assert not skipped(verdicts)
 
@@ -81,7 +82,7 @@ def test_ordinary_runs_give_no_alarm() -> None:
 def test_noise_with_heavy_tails_is_no_trouble() -> None:
     """Student's t with three degrees of freedom: here and there an update, never some in a row."""
     drawn = np.random.RandomState(0)
-    steps = 10_000
+    steps = 3000
     losses = 3 * np.exp(0.03 * drawn.standard_t(3, steps))
     norms = np.exp(0.2 * drawn.standard_t(3, steps))
     verdicts, _ = seen(losses, norms)

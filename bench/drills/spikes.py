@@ -1,0 +1,182 @@
+"""Faults planted in small runs: are they noticed within two steps, and what do they cost?
+
+    python -m bench.drills.spikes [--steps 300] [--only decoder]
+
+Each kind of run is trained once untouched and once with each fault: gradients a thousand times too
+large, batches with random targets, a batch that is not finite, a bit that flips in a weight. The
+text is random sentences, so that there is a loss that no model gets below. The watch is that of the
+default settings; distances are shorter, as the runs are.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import pathlib
+import random
+import sys
+import tempfile
+from typing import Any, NamedTuple
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import train
+from bench.drills.faults import Fault, planted
+from train.data.config import DataConfig, TokenizerConfig
+from train.data.parallel_config import ParallelDataConfig
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
+from train.optimizers import AdamW8bit
+from train.recovery.config import RecoveryConfig
+from train.schedules import ScheduleConfig
+from train.tasks.config import Translation
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    EncoderConfig,
+    FeedForwardConfig,
+    TransformerConfig,
+)
+from transformer.precision import Precision
+
+WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "red", "fish", "swim", "by")
+
+_BLOCK = BlockConfig(mixer=AttentionConfig(heads=2), feed_forward=FeedForwardConfig(hidden=64))
+
+
+class Outcome(NamedTuple):
+    """What became of a run."""
+
+    loss: float
+    noticed: int | None
+    """The first step out of line."""
+    done: str
+
+
+def write_text(path: pathlib.Path, lines: int) -> str:
+    """Sentences of nine words drawn at random."""
+    drawn = random.Random(0)
+    sentences = (" ".join(drawn.choice(WORDS) for _ in range(9)) for _ in range(lines))
+    path.write_text("".join(f"{sentence}.\n" for sentence in sentences))
+    return str(path)
+
+
+def write_pairs(stem: pathlib.Path, pairs: int, seed: int) -> str:
+    """Words, and each in another language, which has two for it and no rule which to take."""
+    drawn = random.Random(seed)
+    sources = [[drawn.choice(WORDS) for _ in range(drawn.randint(3, 9))] for _ in range(pairs)]
+    targets = [[word + drawn.choice(("en", "er")) for word in source] for source in sources]
+    for ending, sentences in (("en", sources), ("de", targets)):
+        lines = "".join(f"{' '.join(sentence)}\n" for sentence in sentences)
+        stem.with_suffix(f".{ending}").write_text(lines)
+    return str(stem)
+
+
+def decoder(folder: pathlib.Path, steps: int) -> Experiment:
+    """A small language model of characters."""
+    return Experiment(
+        name="spikes",
+        model=TransformerConfig(width=32, layers=2, pattern=(_BLOCK,), vocab_multiple=32),
+        data=DataConfig(
+            path=write_text(folder / "text.txt", 4000),
+            sequence_length=32,
+            tokenizer=TokenizerConfig("character"),
+            cache=str(folder / "cache"),
+        ),
+        schedule=ScheduleConfig("cosine", learning_rate=1e-2, warmup=10),
+        steps=steps,
+        batch_size=16,
+        evaluation=EvaluationConfig(every=0),
+        checkpoint=CheckpointConfig(every=steps // 15),
+        recovery=RecoveryConfig(back=steps // 15, skip=steps // 15),
+    )
+
+
+def encoder_decoder(folder: pathlib.Path, steps: int) -> Experiment:
+    """A small translator of words."""
+    base = decoder(folder, steps)
+    block = dataclasses.replace(_BLOCK, cross=AttentionConfig(heads=2))
+    encoder = EncoderConfig(layers=1, pattern=(_BLOCK,))
+    return dataclasses.replace(
+        base,
+        task=Translation(beams=1, extra_length=3),
+        model=dataclasses.replace(base.model, layers=1, pattern=(block,), encoder=encoder),
+        data=ParallelDataConfig(
+            path=write_pairs(folder / "train", 4000, 0),
+            test_path=write_pairs(folder / "test", 200, 1),
+            max_length=16,
+            tokenizer=TokenizerConfig("word"),
+        ),
+        batch_size=160,
+    )
+
+
+def experiments(folder: pathlib.Path, steps: int) -> dict[str, Experiment]:
+    """Each kind of run by name."""
+    base = decoder(folder, steps)
+    half = dataclasses.replace(base.model, precision=Precision.named("float16"))
+    return {
+        "decoder": base,
+        "encoder-decoder": encoder_decoder(folder, steps),
+        "float16, loss scale": dataclasses.replace(base, model=half),
+        "8-bit optimizer": dataclasses.replace(base, optimizer=AdamW8bit()),
+        "accumulation": dataclasses.replace(base, accumulate=4),
+    }
+
+
+def faults(first: int) -> dict[str, Fault]:
+    """Each fault by name, from batch `first` on."""
+    return {
+        "gradients x 1,000": Fault(first, count=5, factor=1000.0),
+        "poisoned batches": Fault(first, count=5, words=16),
+        "batch not finite": Fault(first, weight=float("nan")),
+        "flipped bit": Fault(first, bit=30),
+    }
+
+
+def outcome(experiment: Experiment, workdir: pathlib.Path, fault: Fault) -> Outcome:
+    """Trains with a fault planted."""
+    with planted(fault), contextlib.redirect_stderr(io.StringIO()):
+        run = train.fit(experiment, str(workdir), quiet=True)
+    lines = (workdir / "logbook.jsonl").read_text().splitlines()
+    events: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    skipped = [line["step"] for line in events if line["event"] == "skipped"]
+    bad = [step for step in skipped if step > fault.first]
+    rollbacks = [line for line in events if line["event"] == "rolled back"]
+    done = f"{len(skipped)} skipped" if skipped else "nothing"
+    for line in rollbacks:
+        done += f"; from {line['step']} back to {line['checkpoint']}"
+    return Outcome(run.metrics["loss"], min(bad, default=None), done)
+
+
+def main(steps: int = 300, only: str = "") -> None:
+    """Prints a table; exits with 1 if a fault is noticed late, or costs 1% of the loss."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    table = Table("run", "fault", "noticed after", "what was done", "loss", "clean", "more", "")
+    failed = False
+    with tempfile.TemporaryDirectory() as name:
+        folder, first = pathlib.Path(name), steps // 2
+        for kind, experiment in experiments(folder, steps).items():
+            if only not in kind:
+                continue
+            clean = outcome(experiment, folder / kind, Fault(steps * 1000))
+            for what, fault in faults(first).items():
+                found = outcome(experiment, folder / f"{kind}, {what}", fault)
+                late = found.noticed is None or found.noticed - first > 2
+                more = found.loss / clean.loss - 1
+                bad = late or not more <= 0.01
+                failed |= bad
+                after = "never" if found.noticed is None else f"{found.noticed - first} step"
+                losses = f"{found.loss:.4f}", f"{clean.loss:.4f}", f"{more:+.2%}"
+                table.add_row(kind, what, after, found.done, *losses, "FAILED" if bad else "")
+                print(kind, what, *losses, found.done, file=sys.stderr, flush=True)
+            failed |= clean.done != "nothing"
+            table.add_row(kind, "none", "", clean.done, "", f"{clean.loss:.4f}", "", "")
+    Console().print(table)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

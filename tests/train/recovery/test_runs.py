@@ -1,0 +1,230 @@
+"""Whole runs with a planted fault."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import train
+from bench.drills.faults import Fault, planted
+from tests.train.support import assert_same_bits, lines_of, losses, tiny
+from tests.train.support import light_compiler as light_compiler
+from train.checkpoints import Checkpoints
+from train.engine import make_engine
+from train.errors import UserError
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
+from train.hardware import local_hardware
+from train.recovery.config import RecoveryConfig
+from train.recovery.record import Record
+from train.report import Report
+from train.schedules import ScheduleConfig
+from train.state import TrainState
+
+pytestmark = pytest.mark.slow
+
+STEPS = 96
+POISON = Fault(first=25, count=3, words=20)
+NAN = Fault(first=25, weight=float("nan"))
+HOPELESS = Fault(first=25, count=1000, words=20)
+
+
+class CrashError(Exception):
+    """The process is gone."""
+
+
+def an_experiment(folder: Path, **changes: Any) -> Experiment:
+    """With checkpoints 8, 16, 24, ...: of trouble at step 26, four steps back is 16."""
+    settings = {
+        "steps": STEPS,
+        "schedule": ScheduleConfig("cosine", learning_rate=3e-2, warmup=3),
+        "checkpoint": CheckpointConfig(every=8, keep=2, best=True),
+        "evaluation": EvaluationConfig(every=8, batches=1),
+        "recovery": RecoveryConfig(window=16, warmup=8, patience=2, back=4, skip=3, tries=2),
+    }
+    return tiny(folder, **{**settings, **changes})
+
+
+def fit(folder: Path, name: str, fault: Fault) -> train.Run:
+    with planted(fault):
+        return train.fit(an_experiment(folder), str(folder / name), quiet=True)
+
+
+def events(workdir: Path, *names: str) -> list[dict[str, Any]]:
+    return [line for line in lines_of(workdir / "logbook.jsonl") if line["event"] in names]
+
+
+def last_state(run: train.Run) -> TrainState:
+    engine = make_engine(run.experiment, local_hardware())
+    with Checkpoints(run.folder.checkpoints, read_only=True) as checkpoints:
+        state: TrainState = checkpoints.restore(STEPS, engine.shapes()).state
+    return state
+
+
+class Runs(NamedTuple):
+    folder: Path
+    clean: train.Run
+    poisoned: train.Run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("recovery")
+    clean = fit(folder, "clean", Fault(first=10**9))
+    return Runs(folder, clean, fit(folder, "poisoned", POISON))
+
+
+def test_a_clean_run_is_left_alone(runs: Runs) -> None:
+    names = [line["event"] for line in lines_of(runs.folder / "clean" / "logbook.jsonl")]
+    assert set(names) <= {"started", "weights", "finished"}
+    assert not (runs.folder / "clean" / "recovery.json").exists()
+    assert int(last_state(runs.clean).cursor) == STEPS
+
+
+def test_a_batch_that_is_not_finite_is_skipped(runs: Runs) -> None:
+    run = fit(runs.folder, "nan", NAN)
+    [skipped] = events(runs.folder / "nan", "skipped")
+    assert (skipped["step"], skipped["batch"], skipped["loss"]) == (26, 25, "NaN")
+    assert not events(runs.folder / "nan", "rolled back")
+    assert run.metrics["loss"] == pytest.approx(runs.clean.metrics["loss"], rel=0.01)
+    assert int(last_state(run).cursor) == STEPS
+
+
+def test_poisoned_batches_are_noticed_and_left_out(runs: Runs) -> None:
+    """Batches 25 to 27 are bad: after two of them, back to step 16 and on with batch 30."""
+    workdir = runs.folder / "poisoned"
+    assert [line["step"] for line in events(workdir, "skipped")] == [26, 27]
+    [rollback] = events(workdir, "rolled back")
+    found = {name: rollback[name] for name in rollback if name not in ("time", "event")}
+    expected = dict(first=26, step=27, checkpoint=16, cursor=30, rate=1.0, tries=1)
+    assert found == expected
+    [recovered] = events(workdir, "recovered")
+    assert (recovered["step"], recovered["trouble"]) == (31, 27)
+    assert runs.poisoned.metrics["loss"] == pytest.approx(runs.clean.metrics["loss"], rel=0.01)
+    state = last_state(runs.poisoned)
+    assert (int(state.step), int(state.cursor)) == (STEPS, STEPS + 30 - 16)
+
+
+def test_the_evidence_is_kept(runs: Runs) -> None:
+    """The checkpoints on both sides, and the state of the moment; nothing is written over."""
+    workdir = runs.folder / "poisoned"
+    kept = {path.name for path in (workdir / "checkpoints").iterdir()}
+    assert {"16", "rolled-back-1-24", "88", "96"} <= kept
+    assert [path.name for path in (workdir / "spikes").iterdir()] == ["28"]
+    engine = make_engine(runs.poisoned.experiment, local_hardware())
+    with Checkpoints(workdir / "spikes", read_only=True) as spikes:
+        state = spikes.restore(28, engine.shapes()).state
+    assert int(state.watch.strikes) == 3
+    assert sorted(losses(workdir)) == list(range(1, STEPS + 1))
+    aside = lines_of(workdir / "metrics.jsonl.beyond-16")
+    assert {line["step"] for line in aside} == set(range(17, 29))
+
+
+def test_the_best_is_of_what_the_run_has_come_to(runs: Runs) -> None:
+    """The evaluation of step 24 that was the best is not of this run any more."""
+    lines = lines_of(runs.folder / "poisoned" / "metrics.jsonl")
+    judged = {line["step"]: line["loss"] for line in lines if line["split"] == "validation"}
+    assert runs.poisoned.step in judged
+    with Checkpoints(runs.folder / "poisoned" / "checkpoints", read_only=True) as checkpoints:
+        best = checkpoints.extra(STEPS)["best"]
+        assert best["step"] in checkpoints.steps()
+    if best["step"] != STEPS:  # of the last step, the line is that of the whole split
+        assert judged[best["step"]] == best["value"]
+
+
+def killed_when_it_is_decided(patch: pytest.MonkeyPatch) -> None:
+    write = Record.write
+
+    def write_and_crash(self: Record, path: Any) -> None:
+        write(self, path)
+        raise CrashError
+
+    patch.setattr(Record, "write", write_and_crash)
+
+
+def killed_while_checkpoints_are_moved(patch: pytest.MonkeyPatch) -> None:
+    def crash(self: Checkpoints, step: int, name: str) -> None:
+        raise CrashError
+
+    patch.setattr(Checkpoints, "set_aside", crash)
+
+
+def killed_before_the_next_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    train_line, gone_back = Report.train, []
+    go_back = Report.go_back
+
+    def note(self: Report, step: int) -> None:
+        go_back(self, step)
+        gone_back.append(step)
+
+    def crash(self: Report, step: int, metrics: dict[str, float]) -> None:
+        train_line(self, step, metrics)
+        if gone_back and step == gone_back[0] + 5:
+            raise CrashError
+
+    patch.setattr(Report, "go_back", note)
+    patch.setattr(Report, "train", crash)
+
+
+@pytest.mark.parametrize(
+    "killed",
+    [
+        killed_when_it_is_decided,
+        killed_while_checkpoints_are_moved,
+        killed_before_the_next_checkpoint,
+    ],
+    ids=lambda each: each.__name__,
+)
+def test_a_crash_during_recovery_changes_nothing(runs: Runs, killed: Any) -> None:
+    """To the last bit: weights, moments, place in the data, what the watch knows."""
+    name = killed.__name__
+    with pytest.MonkeyPatch.context() as patch:
+        killed(patch)
+        with pytest.raises(CrashError):
+            fit(runs.folder, name, POISON)
+    run = fit(runs.folder, name, POISON)
+    assert_same_bits(last_state(run), last_state(runs.poisoned))
+    assert losses(runs.folder / name) == losses(runs.folder / "poisoned")
+    assert run.metrics == runs.poisoned.metrics
+    assert len(events(runs.folder / name, "rolled back")) in (1, 2)
+
+
+def test_tries_are_bounded(runs: Runs) -> None:
+    """All data are bad from some batch on."""
+    workdir = runs.folder / "hopeless"
+    with pytest.raises(UserError, match="2 times going back did not help") as caught:
+        fit(runs.folder, "hopeless", HOPELESS)
+    assert len(str(caught.value).splitlines()) == 1
+    assert f"its state is in {workdir / 'spikes'}" in str(caught.value)
+    rollbacks = events(workdir, "rolled back")
+    assert [line["tries"] for line in rollbacks] == [1, 2]
+    assert [line["rate"] for line in rollbacks] == [1.0, 0.5]
+    before = (workdir / "recovery.json").read_text()
+    with pytest.raises(UserError, match="2 times going back did not help"):
+        fit(runs.folder, "hopeless", HOPELESS)
+    assert (workdir / "recovery.json").read_text() == before
+
+
+def test_without_a_checkpoint_it_begins_anew(runs: Runs) -> None:
+    """With the seed's own weights, and other data."""
+    experiment = dataclasses.replace(
+        an_experiment(runs.folder), checkpoint=CheckpointConfig(every=0), steps=34
+    )
+    workdir = runs.folder / "anew"
+    with planted(POISON):
+        train.fit(experiment, str(workdir), quiet=True)
+    [rollback] = events(workdir, "rolled back")
+    assert (rollback["checkpoint"], rollback["cursor"]) == (0, 30)
+    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+        assert checkpoints.steps() == [0, 34]
+        engine = make_engine(experiment_of(workdir), local_hardware())
+        first, last = (checkpoints.restore(step, engine.shapes()).state for step in (0, 34))
+    start = jax.tree.map(np.asarray, engine.init().params)
+    assert_same_bits(first.params, start)
+    assert int(last.cursor) == 30 + 34
+
+
+def experiment_of(workdir: Path) -> Experiment:
+    return train.load(str(workdir)).experiment

@@ -13,6 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from transformer.routing import Routing
+from transformer.shared import Constrain, unconstrained
+
+AT_TOKENS = ("batch", None, None, None)
+AT_EXPERTS = ("experts", "batch", None, None)
+"""Where slots lie [B, E, places, D] or [E, B, places, D]: with their tokens, or with their experts.
+From one to the other, each device sends to each other what is its."""
 
 
 class Dispatch(Protocol):
@@ -36,20 +42,23 @@ class Dispatch(Protocol):
 
 
 class Dense(NamedTuple):
-    """All tokens for each expert: rows are [E, B T, D]."""
+    """All tokens for each expert: rows are [E, B T, D], or [E, B, T, D] if T is spread."""
 
     routing: Routing
+    constrain: Constrain = unconstrained
 
     def spread(self, x: jax.Array) -> jax.Array:
         count = self.routing.probabilities.shape[-1]
-        flat = x.reshape(-1, x.shape[-1])
-        return jnp.broadcast_to(flat[None], (count, *flat.shape))
+        x = x if self.constrain.parts("length") > 1 else x.reshape(-1, x.shape[-1])
+        return jnp.broadcast_to(x[None], (count, *x.shape))
 
     def product(self, rows: jax.Array, matrices: jax.Array) -> jax.Array:
+        if rows.ndim == 4:  # both axes of tokens are split over devices
+            return jnp.einsum("EBTD,EDF->EBTF", rows, matrices)
         return rows @ matrices
 
     def vectors(self, each: jax.Array) -> jax.Array:
-        return each[:, None]
+        return each[:, None] if self.constrain.parts("length") == 1 else each[:, None, None]
 
     def collect(self, rows: jax.Array) -> jax.Array:
         experts, gates = self.routing.experts, self.routing.gates
@@ -106,9 +115,10 @@ class Slots(NamedTuple):
     routing: Routing
     slots: jax.Array  # [B, T, C] among the E places of an example; E places if there was none
     places: int  # of each expert
+    constrain: Constrain = unconstrained
 
     @staticmethod
-    def of(routing: Routing, capacity: float) -> "Slots":
+    def of(routing: Routing, capacity: float, constrain: Constrain = unconstrained) -> "Slots":
         """With `capacity` times the places that tokens spread evenly would need."""
         count = routing.probabilities.shape[-1]
         _, length, chosen = routing.experts.shape
@@ -120,7 +130,7 @@ class Slots(NamedTuple):
         rank = jnp.sum(before.swapaxes(1, 2) * asked, axis=-1)  # [B, T, C]
         placed = (rank < places) & routing.real[..., None]
         slots = jnp.where(placed, routing.experts * places + rank, count * places)
-        return Slots(routing, slots, places)
+        return Slots(routing, slots, places, constrain)
 
     def spread(self, x: jax.Array) -> jax.Array:
         count, batch = self.routing.probabilities.shape[-1], len(x)
@@ -130,7 +140,8 @@ class Slots(NamedTuple):
             return empty.at[slots].set(x[:, None], mode="drop")
 
         rows = jax.vmap(place)(self.slots, x).reshape(batch, count, self.places, -1)
-        return rows.swapaxes(0, 1).reshape(count, batch * self.places, -1)
+        rows = self.constrain(rows, AT_TOKENS).swapaxes(0, 1)
+        return self.constrain(rows, AT_EXPERTS).reshape(count, batch * self.places, -1)
 
     def product(self, rows: jax.Array, matrices: jax.Array) -> jax.Array:
         return rows @ matrices
@@ -140,8 +151,9 @@ class Slots(NamedTuple):
 
     def collect(self, rows: jax.Array) -> jax.Array:
         batch = len(self.slots)
-        rows = rows.reshape(len(rows), batch, self.places, -1).swapaxes(0, 1)
-        rows = rows.reshape(batch, -1, rows.shape[-1])
+        rows = rows.reshape(len(rows), batch, self.places, -1)
+        rows = self.constrain(rows, AT_EXPERTS).swapaxes(0, 1)
+        rows = self.constrain(rows, AT_TOKENS).reshape(batch, -1, rows.shape[-1])
         take = lambda rows, slots: rows.at[slots].get(mode="fill", fill_value=0)  # noqa: E731
         gates = self.routing.gates.astype(rows.dtype)[..., None]
         return jnp.sum(jax.vmap(take)(rows, self.slots) * gates, axis=2)

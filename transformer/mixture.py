@@ -12,7 +12,7 @@ from transformer.checks import check_choice, check_least
 from transformer.dispatch import Dense, Dispatch, Slots, Sorted
 from transformer.dropout import dropout
 from transformer.feedforward import FeedForwardConfig, FeedForwardOutput, nonlinearity
-from transformer.hardware import Hardware
+from transformer.gathered import Gathered, spreads_experts
 from transformer.linear import apply_matrix
 from transformer.mixers import NOTHING, Want
 from transformer.routing import Routing, load_balance, route, router_z
@@ -93,7 +93,7 @@ class Mixture(nn.Module):
         config = self.config
         logits = self.router(x)
         routing = route(logits, config.chosen, renormalise=config.renormalise, real=real)
-        y = self.experts(dispatch(config, routing, self.shared.hardware), x, keys)
+        y = self.experts(dispatch(config, routing, self.shared), x, keys)
         if "losses" not in want:
             return FeedForwardOutput(y, {})
         losses = {
@@ -113,8 +113,10 @@ class Mixture(nn.Module):
             init=shared.initialization.matrix(inputs),
             dtype=shared.precision.parameters,
         )
+        matrix = shared.constrain(matrix, (None, None))  # small: whole on each device
         wide = x.astype(jnp.float32)
-        return apply_matrix(wide, matrix.astype(wide.dtype), 1, shared.flattens_tokens)
+        logits = apply_matrix(wide, matrix.astype(wide.dtype), 1, shared.flattens_tokens)
+        return shared.constrain(logits, ("batch", "length", None))
 
     def experts(
         self,
@@ -160,15 +162,18 @@ class Mixture(nn.Module):
         return rows + groups.vectors(bias.astype(rows.dtype))
 
 
-def dispatch(config: MixtureConfig, routing: Routing, hardware: Hardware) -> Dispatch:
+def dispatch(config: MixtureConfig, routing: Routing, shared: Shared) -> Dispatch:
     """How tokens reach their experts.
 
     XLA's CPU compiler makes a ragged product from E dense ones. On several devices a sort would
     bring all tokens to each.
     """
     if config.capacity:
-        return Slots.of(routing, config.capacity)
+        return Slots.of(routing, config.capacity, shared.constrain)
+    hardware = shared.hardware
     alone = hardware.platform != "cpu" and hardware.count == 1
     if config.form == "sorted" or (config.form == "auto" and alone):
         return Sorted.of(routing)
-    return Dense(routing)
+    if spreads_experts(routing, shared.constrain):
+        return Gathered(routing, shared.constrain)
+    return Dense(routing, shared.constrain)

@@ -33,10 +33,21 @@ def route(
     """
     real = jnp.ones(logits.shape[:2], bool) if real is None else real
     probabilities = jax.nn.softmax(logits, axis=-1)
-    gates, experts = jax.lax.top_k(probabilities, chosen)
+    experts = _likeliest(probabilities, chosen)
+    gates = jnp.take_along_axis(probabilities, experts, axis=-1)
     if renormalise:
         gates = gates / jnp.sum(gates, axis=-1, keepdims=True)
     return Routing(experts, jnp.where(real[..., None], gates, 0), probabilities, real)
+
+
+def _likeliest(probabilities: jax.Array, chosen: int) -> jax.Array:  # [B, T, E] -> [B, T, C]
+    """The places of the C largest. `top_k` would gather tokens that are spread over devices."""
+    left, found = probabilities, []
+    for _ in range(chosen):
+        found.append(jnp.argmax(left, axis=-1))
+        taken = jax.nn.one_hot(found[-1], left.shape[-1], dtype=bool)
+        left = jnp.where(taken, -1, left)
+    return jnp.stack(found, axis=-1)
 
 
 def load_balance(routing: Routing) -> jax.Array:  # a number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -206,13 +206,17 @@ class _Fit:
                 if last:
                     break
                 if asked:
-                    checkpoints.wait()
-                    report.event("preempted", step=step, why=asked)
-                    raise PreemptedError(
-                        f"{self.folder.path}: stopped by {asked} at step {step}, "
-                        "checkpoint saved; the same command goes on from there"
-                    )
+                    self.leave(step, asked, checkpoints, report)
         return state, None
+
+    def leave(self, step: int, asked: str, checkpoints: Checkpoints, report: Report) -> NoReturn:
+        """Stops, the checkpoint of this step being on its way."""
+        checkpoints.wait()
+        report.event("preempted", step=step, why=asked)
+        raise PreemptedError(
+            f"{self.folder.path}: stopped by {asked} at step {step}, "
+            "checkpoint saved; the same command goes on from there"
+        )
 
     def save(self, step: int, state: TrainState, checkpoints: Checkpoints) -> None:
         if self.judge.is_best(step):

@@ -38,12 +38,12 @@ class Record:
         with reading(path):
             if not path.exists():
                 return cls()
-            text = path.read_text()
+            data = path.read_bytes()
         try:
-            plain = json.loads(text)
+            plain = json.loads(data.decode())
             rollbacks = tuple(Rollback(**each) for each in plain["rollbacks"])
             return cls(rollbacks, bool(plain["cleared"]))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UserError(
                 f"{path}: tells of no rollbacks ({error}); put the file back as it was"
             ) from error

@@ -28,11 +28,12 @@ COUNT = "rollbacks"
 
 
 def kept_due(experiment: Experiment) -> int:
-    """How many checkpoints that were due have to be kept: those that can be gone back to.
+    """How many of the newest checkpoints that were due are kept, to be gone back to.
 
     So what a run goes back to is the same whether or not it was stopped, and saved, in between.
     """
-    return max(2, experiment.checkpoint.keep)
+    goes_back = experiment.recovery.window and experiment.recovery.tries
+    return max(2, experiment.checkpoint.keep) if goes_back else 1
 
 
 class Recovery:
@@ -43,7 +44,7 @@ class Recovery:
         self._experiment, self._config = experiment, experiment.recovery
         self._path, self._evidence = folder.recovery, folder.spikes
         self._record = Record.read(folder.recovery) if begun else Record()
-        self._sent_on = False
+        self._left_out: int | None = None
 
     @property
     def extra(self) -> dict[str, int]:
@@ -77,10 +78,12 @@ class Recovery:
         evidence = self._keep(state)
         jax.tree.map(lambda leaf: leaf.delete(), state)
         if rollback is None:
+            tries = self._config.tries
             raise UserError(
-                f"step {trouble.step}: {trouble.why}, and {self._config.tries} times going back "
-                f"did not help; {evidence}; look at its batches, or give a lower "
-                "schedule.learning_rate or other recovery settings"
+                f"step {trouble.step}: {trouble.why}, and "
+                f"{f'going back {tries} times did not help' if tries else 'recovery.tries is 0'}; "
+                f"{evidence}; look at its batches, or give a lower schedule.learning_rate or other "
+                "recovery settings"
             )
         checkpoints.pin(rollback.checkpoint)
         if rollback.checkpoint not in checkpoints.steps():
@@ -109,7 +112,7 @@ class Recovery:
         last = self._record.last
         if last is None or extra.get(COUNT, 0) == len(self._record.rollbacks):
             return state
-        self._sent_on = True
+        self._left_out = int(state.cursor)
         cursor = jax.device_put(np.int32(last.cursor), state.cursor.sharding)
         if state.watch is None:
             return state.replace(cursor=cursor)
@@ -117,12 +120,13 @@ class Recovery:
         return state.replace(cursor=cursor, watch=state.watch.replace(rate=rate))
 
     def tell(self, step: int, report: Report) -> None:
-        """The line of the logbook, when a rollback has led to a step."""
+        """The line of the logbook, where a rollback has led to this step."""
         last = self._record.last
-        if last is None or not self._sent_on:
+        if last is None or self._left_out is None:
             return
-        self._sent_on = False
-        report.event("rolled back", **{**dataclasses.asdict(last), "checkpoint": step})
+        what = {**dataclasses.asdict(last), "checkpoint": step}
+        report.event("rolled back", **what, left_out=[self._left_out, last.cursor - 1])
+        self._left_out = None
         report.say(
             f"step {last.step}: back to step {step}, and on with batch {last.cursor}"
             f"{f', the learning rate times {last.rate:g}' if last.rate != 1 else ''} "

@@ -99,7 +99,7 @@ def test_poisoned_batches_are_noticed_and_left_out(runs: Runs) -> None:
     [rollback] = events(workdir, "rolled back")
     found = {name: rollback[name] for name in rollback if name not in ("time", "event")}
     expected = dict(first=26, step=27, checkpoint=16, cursor=30, rate=1.0, tries=1)
-    assert found == expected
+    assert found == {**expected, "left_out": [16, 29]}
     [recovered] = events(workdir, "recovered")
     assert (recovered["step"], recovered["trouble"]) == (31, 27)
     assert runs.poisoned.metrics["loss"] == pytest.approx(runs.clean.metrics["loss"], rel=0.01)
@@ -194,7 +194,7 @@ def test_a_crash_during_recovery_changes_nothing(runs: Runs, killed: Any) -> Non
 def test_tries_are_bounded(runs: Runs) -> None:
     """All data are bad from some batch on."""
     workdir = runs.folder / "hopeless"
-    with pytest.raises(UserError, match="2 times going back did not help") as caught:
+    with pytest.raises(UserError, match="going back 2 times did not help") as caught:
         fit(runs.folder, "hopeless", HOPELESS)
     assert len(str(caught.value).splitlines()) == 1
     assert f"its state is in {workdir / 'spikes'}" in str(caught.value)
@@ -202,7 +202,7 @@ def test_tries_are_bounded(runs: Runs) -> None:
     assert [line["tries"] for line in rollbacks] == [1, 2]
     assert [line["rate"] for line in rollbacks] == [1.0, 0.5]
     before = (workdir / "recovery.json").read_text()
-    with pytest.raises(UserError, match="2 times going back did not help"):
+    with pytest.raises(UserError, match="going back 2 times did not help"):
         fit(runs.folder, "hopeless", HOPELESS)
     assert (workdir / "recovery.json").read_text() == before
 

@@ -1,9 +1,8 @@
 """How much memory a step takes on a chip: a model fitted to what compilers reserve.
 
 The state and the batch are exact. What is reserved beside them is made of what differentiation
-keeps (traced), gradients, and the working set of either a layer or the loss, whichever is larger,
-each times a coefficient of the platform. The coefficients are fitted to compiled steps, see
-`docs/plan.md`.
+keeps (traced), gradients, and what a layer and the loss work with, each times a coefficient of the
+platform. The coefficients are fitted to compiled steps (`bench/drills/plan.py`).
 """
 
 import dataclasses
@@ -30,12 +29,14 @@ class Coefficients(NamedTuple):
     """Of one layer's weights."""
     loss: float
     """Of the logits of a chunk, in float32."""
+    output: float
+    """Of the matrix that makes logits, whole, in float32: gathered, and its gradient."""
 
 
 COEFFICIENTS = {
-    "tpu": Coefficients(0.4, 1.0, 1.0, 1.0, 0.6, 2.0, 2.0),
-    "gpu": Coefficients(0.4, 1.0, 1.0, 1.0, 0.6, 2.0, 2.0),
-    "cpu": Coefficients(0.6, 1.0, 1.0, 1.0, 0.6, 1.0, 2.0),
+    "tpu": Coefficients(0.4, 1.0, 1.0, 1.0, 0.6, 1.0, 0.5, 1.0),
+    "gpu": Coefficients(0.4, 1.0, 1.0, 1.0, 0.6, 1.0, 0.5, 1.0),
+    "cpu": Coefficients(0.6, 1.0, 1.0, 1.0, 0.6, 1.0, 0.5, 1.0),
 }
 
 
@@ -93,18 +94,23 @@ def parts(quantities: Quantities, candidate: Candidate) -> dict[str, float]:
         "layer": none.of(share, mesh.tensor) / quantities.layers,
         "gathered": gathered,
         "loss": logits,
+        "output": 4 * model.vocab_rows * model.width / mesh.tensor,
     }
+
+
+def assembled(platform: str, found: dict[str, float]) -> dict[str, float]:
+    """Bytes of gradients, of what is kept, and of what is worked with, from `parts`."""
+    known = COEFFICIENTS[platform]
+    sized = {name: getattr(known, name) * size for name, size in found.items()}
+    held = sum(sized.pop(name, 0.0) for name in ("kept", "dots", "full"))
+    gradients = sized.pop("gradients")
+    return {"gradients": gradients, "kept": held, "working": sum(sized.values())}
 
 
 def footprint(quantities: Quantities, candidate: Candidate) -> Footprint:
     """The estimate. Raises UsageError for a mesh that does not divide the model."""
-    state = quantities.state(candidate.mesh)
-    known = COEFFICIENTS[quantities.target.chip.platform]
-    sized = {
-        name: getattr(known, name) * size for name, size in parts(quantities, candidate).items()
-    }
-    held = next(sized[name] for name in ("kept", "dots", "full") if name in sized)
-    mesh = candidate.mesh
+    mesh, state = candidate.mesh, quantities.state(candidate.mesh)
+    found = assembled(quantities.target.chip.platform, parts(quantities, candidate))
     tokens = (
         quantities.rows * quantities.length / (mesh.data * mesh.fsdp * mesh.expert * mesh.context)
     )
@@ -113,7 +119,5 @@ def footprint(quantities: Quantities, candidate: Candidate) -> Footprint:
         optimizer=state.optimizer,
         other_state=state.other,
         batch=int(tokens * BATCH_BYTES),
-        gradients=int(sized["gradients"]),
-        kept=int(held),
-        working=int(max(sized["layer"] + sized["gathered"], sized["loss"])),
+        **{name: int(size) for name, size in found.items()},
     )

@@ -12,6 +12,7 @@ import jax
 
 from train.describe.shape import row_shapes
 from train.experiment import Experiment
+from train.plan.forms import traceable
 from train.tasks.registry import make_task
 from transformer.hardware import Hardware
 from transformer.shared import unconstrained
@@ -37,7 +38,7 @@ class Kept(NamedTuple):
 def kept(experiment: Experiment, hardware: Hardware, remat: Remat) -> Kept:
     """Of the experiment's model with another rematerialisation."""
     model = dataclasses.replace(experiment.model, remat=remat)
-    experiment = dataclasses.replace(experiment, model=model)
+    experiment = traceable(dataclasses.replace(experiment, model=model), hardware)
     once, twice = (_residuals(experiment, hardware, rows) for rows in (1, 2))
     whole = cut = weights = 0
     for one, two in zip(once, twice, strict=True):

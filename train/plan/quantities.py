@@ -7,12 +7,11 @@ import jax.numpy as jnp
 
 from train.describe.shape import window
 from train.experiment import Experiment
+from train.plan.forms import form_of
 from train.plan.kept import Kept, kept
 from train.plan.state_bytes import StateBytes, StateShapes
 from train.plan.target import Target
 from train.sharding import MeshConfig
-from transformer.attend import choose
-from transformer.attention import AttentionConfig
 from transformer.costs import Flops, count_flops
 from transformer.sizes import Leaf, abstract, layer_mixers
 from transformer.stack import Remat
@@ -45,7 +44,7 @@ class Quantities:
 
     @classmethod
     def of(cls, experiment: Experiment, target: Target) -> "Quantities":
-        states = StateShapes.of(experiment, target.hardware)
+        states = StateShapes.of(experiment)
         model, config = states.model, experiment.model
         rows, length = window(experiment)
         inside = [leaf for leaf in abstract(model).leaves() if leaf.inner[0] == "layers"]
@@ -78,21 +77,9 @@ class Quantities:
     @functools.cached_property
     def scored(self) -> bool:
         """Whether some layer's attention computes all T x S scores and writes them down."""
-        model = self.states.model
-        for layer in layer_mixers(model.config):
-            if isinstance(layer.mixer, AttentionConfig):
-                case = layer.mixer.case(
-                    model.config.width,
-                    self.length,
-                    dtype=model.config.precision.compute,
-                    hardware=model.hardware,
-                    causal=layer.causal,
-                    segments=self.experiment.segments,
-                    cross=layer.cross,
-                )
-                if choose(layer.mixer.form, case).form in SCORED:
-                    return True
-        return False
+        layers = layer_mixers(self.experiment.model)
+        forms = (form_of(self.experiment, self.target.hardware, layer) for layer in layers)
+        return any(form in SCORED for form in forms)
 
     def state(self, mesh: MeshConfig) -> StateBytes:
         """A chip's part of the state. Raises UsageError for a mesh that does not divide."""

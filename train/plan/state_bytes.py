@@ -37,8 +37,9 @@ class StateShapes(NamedTuple):
     model: Model
 
     @classmethod
-    def of(cls, experiment: Experiment, hardware: Hardware) -> "StateShapes":
-        model = make_task(experiment).model(hardware, unconstrained)
+    def of(cls, experiment: Experiment) -> "StateShapes":
+        # The same for any hardware; but some have kernels that only they can trace.
+        model = make_task(experiment).model(Hardware(), unconstrained)
         axes = model.axes()
         step = make_step(experiment, model, axes)
         start = functools.partial(init_state, experiment, model, step.optimizer)

@@ -1,0 +1,131 @@
+"""The memory that a plan estimates, beside what compilers reserve.
+
+    python -m bench.drills.plan [--platform tpu | gpu] [--write]
+
+Compiles the real step of each case for its target and prints both, with the share of cases that
+are within a tenth. It needs libtpu (`pip install '.[tpu]'`) or the plugin for CUDA
+(`pip install '.[cuda13]'`), and takes a minute or two a case; cases whose compiler is not installed
+are told and left out. With --write the numbers go to tests/train/plan/cases.json, which the tests
+hold the estimates against; --fit prints the coefficients that suit them best.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+from scipy.optimize import nnls
+
+from train.cli.kinds import with_kinds
+from train.cli.parsing import parse
+from train.describe.layout import in_bytes
+from train.describe.shape import with_sizes
+from train.errors import UserError
+from train.experiment import Experiment
+from train.plan.candidate import Candidate
+from train.plan.compiled import compile_step
+from train.plan.footprint import Coefficients, assembled, parts
+from train.plan.quantities import Quantities
+from train.plan.target import parse_target
+from train.registry import find
+
+FILE = Path("tests/train/plan/cases.json")
+
+CASES = Path(__file__).with_suffix(".txt")
+"""A config, a target and settings on each line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to compile."""
+
+    platform: Literal["all", "tpu", "gpu"] = "all"
+    write: bool = False
+    """Keep the numbers for the tests."""
+    fit: bool = False
+    """Compile nothing, and fit the coefficients to the numbers that are kept."""
+
+
+def cases(options: Options) -> Iterator[str]:
+    """The lines of the file."""
+    for line in CASES.read_text().splitlines():
+        if line and not line.startswith("#"):
+            platform = parse_target(line.split()[1]).chip.platform
+            if options.platform in ("all", platform):
+                yield line
+
+
+def compiled(case: str) -> dict[str, Any]:
+    """What the compiler says of a case, and what the estimate is made of."""
+    config, name, *settings = case.split()
+    default, left = with_kinds(find(config), settings)
+    experiment = parse(Experiment, left, verb="plan", default=default)
+    experiment, _ = with_sizes(experiment)
+    target = parse_target(name)
+    quantities = Quantities.of(experiment, target)
+    candidate = Candidate.of(experiment, target.count)
+    step = compile_step(experiment, target)
+    return {
+        "case": case,
+        "platform": target.chip.platform,
+        "parts": parts(quantities, candidate),
+        "arguments": step.arguments,
+        "temporaries": step.temporaries,
+        "peak": step.peak,
+        "refused": bool(step.refused),
+        "seconds": round(step.seconds),
+    }
+
+
+def ratio(found: dict[str, Any]) -> float:
+    """The estimate of all memory over the compiler's."""
+    size = sum(assembled(found["platform"], found["parts"]).values())
+    return float(found["arguments"] + size) / float(found["peak"])
+
+
+def main(options: Options) -> None:
+    """Prints a table."""
+    kept = {each["case"]: each for each in json.loads(FILE.read_text())} if FILE.exists() else {}
+    if options.fit:
+        fit(list(kept.values()))
+        return
+    table = Table("case", "estimated", "compiled", "ratio", "seconds", box=None)
+    ratios = []
+    for case in cases(options):
+        try:
+            found = compiled(case)
+        except UserError as error:
+            Console().print(f"{case}: {error}")
+            continue
+        ratios.append(ratio(found))
+        shown = in_bytes(ratios[-1] * found["peak"]), in_bytes(found["peak"])
+        table.add_row(case, *shown, f"{ratios[-1]:.2f}", str(found["seconds"]))
+        if options.write:
+            kept[case] = found
+            FILE.write_text(json.dumps(list(kept.values()), indent=1) + "\n")
+    Console(width=160).print(table)
+    within = sum(abs(each - 1) <= 0.1 for each in ratios)
+    Console().print(f"{within} of {len(ratios)} within a tenth")
+
+
+def fit(found: list[dict[str, Any]]) -> None:
+    """Prints coefficients fitted to each platform's cases, errors relative to all memory."""
+    names = Coefficients._fields
+    for platform in sorted({each["platform"] for each in found}):
+        own = [each for each in found if each["platform"] == platform and not each["refused"]]
+        peak = np.array([each["peak"] for each in own])
+        matrix = np.array([[each["parts"].get(name, 0) for name in names] for each in own])
+        wanted = np.array([each["peak"] - each["arguments"] for each in own])
+        coefficients, _ = nnls(matrix / peak[:, None], wanted / peak)
+        error = abs(matrix @ coefficients - wanted) / peak
+        Console().print(platform, dict(zip(names, coefficients.round(2).tolist(), strict=True)))
+        Console().print(f"  {np.mean(error <= 0.1):.0%} within a tenth, {len(own)} cases")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

@@ -1,0 +1,173 @@
+"""The estimates against numbers by hand: D 8, N 4, H 2, F 16, V 32, L 3, B 16, T 64."""
+
+import dataclasses
+
+import pytest
+
+from train.data.config import DataConfig
+from train.experiment import Experiment
+from train.plan.candidate import Candidate
+from train.plan.chips import Chip
+from train.plan.quantities import Quantities
+from train.plan.roofline import ATTAINED, ring, step_time, utilisation
+from train.plan.target import Target
+from train.plan.traffic import GATHERS, sent
+from train.sharding import MeshConfig
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    Precision,
+    TransformerConfig,
+)
+
+D, F, V, L, B, T = 8, 16, 32, 3, 16, 64
+CHIP = Chip(
+    name="toy",
+    kind="toy",
+    platform="tpu",
+    flops=1e9,
+    memory=2**30,
+    bandwidth=1e8,
+    links=6e6,
+    per_host=4,
+    network=1e5,
+    dimensions=3,
+    latency=0.0,
+)
+EXPERIMENT = Experiment(
+    model=TransformerConfig(
+        vocab_size=V,
+        vocab_multiple=1,
+        width=D,
+        layers=L,
+        pattern=(
+            BlockConfig(
+                mixer=AttentionConfig(heads=4, bias=False),
+                feed_forward=FeedForwardConfig(hidden=F, bias=False),
+            ),
+        ),
+        tied=True,
+        precision=Precision.named("bfloat16"),
+        remat="full",
+        loop="scan",
+    ),
+    data=DataConfig(sequence_length=T),
+    batch_size=B,
+)
+MATRICES = 4 * D * D + 2 * D * F
+NORMS = 2 * 2 * D
+LAYERS = L * (MATRICES + NORMS)
+OTHERS = V * D + 2 * D
+
+
+@pytest.fixture(scope="module")
+def quantities() -> Quantities:
+    return Quantities.of(EXPERIMENT, Target("toy", CHIP, (2, 4, 4)))
+
+
+def candidate(**sizes: int) -> Candidate:
+    accumulate = sizes.pop("accumulate", 1)
+    return Candidate(MeshConfig(**{"data": 1, **sizes}), "full", accumulate)
+
+
+def test_what_there_is_to_count(quantities: Quantities) -> None:
+    assert quantities.layer_weights == LAYERS
+    assert quantities.other_weights == OTHERS
+    assert quantities.largest_layer == MATRICES + NORMS
+    assert quantities.item == 2
+    assert quantities.scored
+
+
+def test_what_is_kept_of_a_layer_that_is_computed_again_is_its_input(
+    quantities: Quantities,
+) -> None:
+    full, none = quantities.kept("full"), quantities.kept("none")
+    inputs = L * T * D * 2
+    assert inputs <= full.whole < 4 * inputs  # and what is there once
+    # Scores of every head at least, whatever else.
+    assert none.cut > L * 4 * T * T * 2 > full.cut
+
+
+def test_data_parallelism_sends_gradients_twice_around(quantities: Quantities) -> None:
+    weights = 2 * (LAYERS + OTHERS)
+    assert sent(quantities, candidate(data=4)) == {"data": pytest.approx(2 * weights * 3 / 4)}
+    twice = sent(quantities, candidate(data=4, accumulate=2))
+    assert twice == {"data": pytest.approx(2 * 2 * weights * 3 / 4)}
+
+
+def test_fsdp_gathers_weights_and_scatters_gradients(quantities: Quantities) -> None:
+    weights = 2 * (LAYERS + OTHERS)
+    found = sent(quantities, candidate(fsdp=8, accumulate=2))
+    assert found == {"fsdp": pytest.approx(2 * weights * (GATHERS + 1) * 7 / 8)}
+
+
+def test_tensor_parallelism_sums_activations(quantities: Quantities) -> None:
+    activations = B * T // 2 * D * 2
+    found = sent(quantities, candidate(data=2, tensor=4))
+    assert found["tensor"] == pytest.approx(5 * L * 2 * activations * 3 / 4)
+    # Each chip has a quarter of the gradients to sum over its copy.
+    weights = 2 * (LAYERS + OTHERS) / 4
+    assert found["data"] == pytest.approx(2 * weights * 1 / 2)
+
+
+def test_keys_and_values_go_round(quantities: Quantities) -> None:
+    a_hop = B * T // 4 * 2 * D * 2
+    assert sent(quantities, candidate(context=4)) == {"context": pytest.approx(4 * L * a_hop * 3)}
+
+
+def test_the_time_of_one_chip(quantities: Quantities) -> None:
+    time = step_time(quantities, candidate())
+    layer = 2 * MATRICES + 4 * T * D
+    operations = 3 * (L * layer + 2 * V * D) + L * layer
+    assert time.compute == pytest.approx(B * T * operations / (1e9 * ATTAINED))
+    causal = 2 * MATRICES + 4 * (T + 1) / 2 * D
+    assert time.model_flops == pytest.approx(3 * B * T * (L * causal + 2 * V * D))
+    assert time.links == {}
+    assert time.step == max(time.compute, time.memory) == time.overlapped
+    assert time.in_turn == time.compute + time.memory
+    share = utilisation(time, CHIP, 1)
+    assert share == pytest.approx(time.model_flops / time.step / 1e9)
+
+
+def test_tensor_messages_are_waited_for_and_others_are_not(quantities: Quantities) -> None:
+    time = step_time(quantities, candidate(fsdp=8, tensor=4))
+    busy = max(time.compute, time.memory, time.links["fsdp"])
+    assert time.step == pytest.approx(busy + time.links["tensor"])
+    assert time.overlapped <= time.step <= time.in_turn
+
+
+@pytest.mark.parametrize(
+    ("mesh", "axis", "dimensions", "hops"),
+    [
+        (dict(tensor=2), "tensor", 1, 1),
+        (dict(tensor=4), "tensor", 2, 3),  # fills the dimension of 2, then that of 4
+        (dict(fsdp=32), "fsdp", 3, 5),
+        (dict(fsdp=16, tensor=2), "fsdp", 2, 4),
+        (dict(data=4, fsdp=8), "data", 1, 2),
+    ],
+)
+def test_an_axis_has_the_links_of_the_dimensions_that_it_fills(
+    mesh: dict[str, int], axis: str, dimensions: int, hops: int
+) -> None:
+    torus = Target("toy", dataclasses.replace(CHIP, latency=1.0), (2, 4, 4))
+    found = ring(torus, candidate(**mesh), axis)
+    assert found.bandwidth == dimensions * 2e6
+    assert found.latency == hops
+
+
+@pytest.mark.parametrize(
+    ("mesh", "axis", "bandwidth"),
+    [
+        (dict(tensor=8), "tensor", 100.0),
+        (dict(fsdp=8), "fsdp", 100.0),
+        (dict(fsdp=16), "fsdp", 8.0),  # eight cards of each host
+        (dict(fsdp=2, tensor=8), "fsdp", 1.0),  # each GPU has its own ring
+        (dict(fsdp=4, tensor=4), "fsdp", 2.0),
+    ],
+)
+def test_gpus_of_a_host_and_of_several(mesh: dict[str, int], axis: str, bandwidth: float) -> None:
+    chip = dataclasses.replace(
+        CHIP, platform="gpu", dimensions=0, per_host=8, links=100.0, network=1.0
+    )
+    assert ring(Target("gpus", chip, (16,)), candidate(**mesh), axis).bandwidth == bandwidth

@@ -1,0 +1,110 @@
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.train.support import light_compiler as light_compiler
+from tests.train.support import tiny
+from train.describe.shape import with_sizes
+from train.errors import UserError
+from train.experiment import Experiment
+from train.plan import Options, Plan, plan
+from train.plan.chips import CHIPS
+from train.plan.prices import price
+from train.plan.tables import show
+from train.plan.target import Target, parse_target
+from train.sharding import MeshConfig
+
+CONTRACT = {
+    "fits",
+    "mesh",
+    "memory_bytes_per_chip",
+    "step_seconds",
+    "tokens_per_second",
+    "mfu",
+}
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    return with_sizes(tiny(tmp_path_factory.mktemp("text"), batch_size=16))[0]
+
+
+@pytest.fixture(scope="module")
+def here() -> Target:
+    return parse_target("here")
+
+
+@pytest.fixture(scope="module")
+def found(experiment: Experiment, here: Target) -> Plan:
+    return plan(experiment, here, Options(tokens=1e6))
+
+
+def test_the_step_is_compiled_for_all_devices(found: Plan) -> None:
+    compiled = found.compiled
+    assert compiled is not None
+    size = found.chosen.footprint
+    assert compiled.weights == size.weights
+    assert compiled.optimizer == size.optimizer
+    assert compiled.peak >= compiled.arguments + compiled.temporaries > size.weights
+    assert found.fits
+    assert found.memory == compiled.peak
+    assert compiled.collectives
+    sizes = dataclasses.asdict(found.chosen.candidate.mesh)
+    used = {axis for one in compiled.collectives for axis in one.axes}
+    assert used <= {axis for axis, size in sizes.items() if size > 1}
+
+
+def test_what_it_costs(found: Plan) -> None:
+    assert found.tokens == 1e6
+    assert found.hours == pytest.approx(1e6 / found.tokens_per_second / 3600)
+    assert found.dollars == 0  # here costs nothing
+    assert 0 < found.mfu < 1
+
+
+def test_numbers_for_programs(found: Plan) -> None:
+    plain = json.loads(json.dumps(found.as_dict()))
+    assert plain.keys() >= CONTRACT
+    assert plain["flags"] == found.chosen.candidate.flags()
+    assert plain["candidates"] == found.tried > 10
+
+
+def test_tables_for_people(found: Plan) -> None:
+    console = Console(width=100, record=True, file=io.StringIO())
+    show(found, console)
+    text = console.export_text()
+    assert "fits" in text
+    assert found.chosen.candidate.shown() in text
+    assert "Memory of one chip" in text
+    assert "Sent in one step, as compiled" in text
+
+
+def test_a_step_that_does_not_fit(experiment: Experiment, here: Target) -> None:
+    small = dataclasses.replace(here, chip=dataclasses.replace(here.chip, memory=10_000))
+    found = plan(experiment, small, Options(compile=0))
+    assert not found.fits
+    assert found.memory > 10_000
+
+
+def test_the_experiment_as_it_is(experiment: Experiment, here: Target) -> None:
+    cut = dataclasses.replace(experiment, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
+    found = plan(cut, here, Options(search=False, compile=0))
+    assert found.tried == 1
+    assert found.experiment == cut
+
+
+def test_prices(tmp_path: Path) -> None:
+    assert all(price(chip) > 0 for chip in CHIPS.values())
+    own = tmp_path / "prices.toml"
+    own.write_text("v5e = 0.5\n")
+    assert price(CHIPS["v5e"], str(own)) == 0.5
+    with pytest.raises(UserError, match=r"has no number for v5p; add v5p = 1.20, say"):
+        price(CHIPS["v5p"], str(own))
+    own.write_text("v5e: 1")
+    with pytest.raises(UserError, match="is not TOML"):
+        price(CHIPS["v5e"], str(own))
+    with pytest.raises(UserError, match="No such file"):
+        price(CHIPS["v5e"], str(tmp_path / "none.toml"))

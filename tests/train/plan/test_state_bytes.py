@@ -1,0 +1,43 @@
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.support import light_compiler as light_compiler
+from tests.train.support import tiny
+from train.engine import make_engine
+from train.errors import UsageError
+from train.experiment import EmaConfig
+from train.optimizers import OPTIMIZERS
+from train.plan.compiled import of_one_chip
+from train.plan.state_bytes import StateShapes
+from train.sharding import MeshConfig
+from transformer import Hardware
+
+HARDWARE = Hardware("cpu", count=8)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adafactor", "adamw8bit", "muon"])
+@pytest.mark.parametrize(
+    "mesh", [MeshConfig(data=8), MeshConfig(2, fsdp=4), MeshConfig(1, fsdp=2, tensor=4)]
+)
+def test_a_chip_has_what_the_engine_gives_it(tmp_path: Path, kind: Any, mesh: MeshConfig) -> None:
+    experiment = tiny(tmp_path, optimizer=OPTIMIZERS[kind](), ema=EmaConfig(0.9), mesh=mesh)
+    experiment = dataclasses.replace(
+        experiment, model=dataclasses.replace(experiment.model, vocab_size=24)
+    )
+    found = StateShapes.of(experiment).on(mesh)
+    state = make_engine(experiment, HARDWARE).shapes()
+    assert found.weights == of_one_chip(state.params)
+    assert found.optimizer == of_one_chip(state.optimizer)
+    assert found.other == of_one_chip(state.ema)
+    assert found.gradients == found.weights  # parameters are float32
+
+
+def test_a_mesh_that_does_not_divide(tmp_path: Path) -> None:
+    experiment = tiny(tmp_path)
+    model = dataclasses.replace(experiment.model, vocab_size=24)
+    states = StateShapes.of(dataclasses.replace(experiment, model=model))
+    with pytest.raises(UsageError, match="does not divide into 3 parts"):
+        states.on(MeshConfig(data=1, tensor=3))

@@ -1,0 +1,78 @@
+import pytest
+
+from train.errors import UsageError, UserError
+from train.plan.chips import CHIPS, GIB
+from train.plan.target import devices_of, parse_target
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "platform"),
+    [
+        ("v5e:1x1", 1, "tpu"),
+        ("v5e:4x4", 16, "tpu"),
+        ("v4:2x2x4", 16, "tpu"),
+        ("v5p:8x8x16", 1024, "tpu"),
+        ("V5P:16x16x24", 6144, "tpu"),
+        ("v6e:16x16", 256, "tpu"),
+        ("h200:8", 8, "gpu"),
+        ("h100:3", 3, "gpu"),
+        ("b200:64", 64, "gpu"),
+    ],
+)
+def test_targets(name: str, count: int, platform: str) -> None:
+    target = parse_target(name)
+    assert target.count == count
+    assert target.hardware.platform == platform
+    assert target.hardware.count == count
+    assert 0 < target.memory <= target.chip.memory
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v9:2x2", r"target v9:2x2: is not known; give one of v4, v5e, .*, or here"),
+        ("v5e", r"target v5e: has no size; give one as in v5e:4x4, v5p:8x8x16 or h200:8"),
+        ("v5e:4by4", r"target v5e:4by4: has no size; .*"),
+        ("v5e:3x3", r"target v5e:3x3: is no slice of TPU v5 lite; give one of 1x1, 2x2, .*16x16"),
+        ("v5e:4x4x4", r"target v5e:4x4x4: is no slice .*"),
+        ("v5p:8x8", r"target v5p:8x8: is no slice of TPU v5; give one of 2x2x1, .*up to 16x16x24"),
+        ("v5p:16x8x8", r"target v5p:16x8x8: is no slice .*do not fall.*"),
+        ("v5p:32x32x32", r"target v5p:32x32x32: is no slice .*"),
+        ("v4:0x4x4", r"target v4:0x4x4: is no slice .*"),
+        ("h100:12", r"target h100:12: give up to 8 GPUs, or a multiple of 8"),
+        ("h100:0", r"target h100:0: give up to 8 GPUs, .*"),
+    ],
+)
+def test_targets_that_there_are_not(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        parse_target(name)
+
+
+def test_a_compiler_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    message = (
+        r"target v5e:2x2: needs .* pip install 'linen-transformer\[tpu\]', or --compile-best 0"
+    )
+    with pytest.raises(UserError, match=message):
+        devices_of(parse_target("v5e:2x2"))
+
+
+def test_here_is_measured() -> None:
+    target = parse_target("here")
+    assert target.here
+    assert target.count == 8  # of this test process
+    assert target.chip.platform == "cpu"
+    # A core does at least a billion operations a second and no chip a quintillion.
+    assert 1e8 < target.chip.flops < 1e18
+    assert 1e7 < target.chip.bandwidth < 1e15
+    assert target.memory > GIB / 64
+
+
+def test_chips_are_described_for_the_compiler_of_gpus() -> None:
+    from importlib import resources
+
+    for chip in CHIPS.values():
+        if chip.platform == "gpu":
+            text = (resources.files("train.plan") / "targets" / f"{chip.name}.txtpb").read_text()
+            assert f"device_memory_size: {chip.memory}" in text
+            assert f'device_description_str: "{chip.kind}"' in text

@@ -1,0 +1,46 @@
+"""Which forms of attention a step takes on its target."""
+
+import dataclasses
+
+from train.describe.shape import window
+from train.experiment import Experiment
+from transformer.attend import choose
+from transformer.attend.choose import Form
+from transformer.attention import AttentionConfig
+from transformer.block import BlockConfig
+from transformer.hardware import Hardware
+from transformer.sizes import LayerMixer
+
+KERNELS = ("cudnn", "splash")
+"""Forms that only their own hardware, or its libraries, can trace."""
+
+
+def form_of(experiment: Experiment, hardware: Hardware, layer: LayerMixer) -> Form | None:
+    """The form of a layer's attention; None of other mixers."""
+    mixer, model = layer.mixer, experiment.model
+    if not isinstance(mixer, AttentionConfig):
+        return None
+    case = mixer.case(
+        model.width,
+        window(experiment)[1],
+        dtype=model.precision.compute,
+        hardware=hardware,
+        causal=layer.causal,
+        segments=experiment.segments,
+        cross=layer.cross,
+    )
+    return choose(mixer.form, case).form
+
+
+def traceable(experiment: Experiment, hardware: Hardware) -> Experiment:
+    """The experiment with tiles in place of kernels: both keep the same for the backward pass."""
+    model = experiment.model
+
+    def replaced(block: BlockConfig) -> BlockConfig:
+        layer = LayerMixer(block.mixer, model.causal, cross=False)
+        if form_of(experiment, hardware, layer) not in KERNELS:
+            return block
+        return dataclasses.replace(block, mixer=dataclasses.replace(block.mixer, form="blockwise"))
+
+    pattern = tuple(replaced(block) for block in model.pattern)
+    return dataclasses.replace(experiment, model=dataclasses.replace(model, pattern=pattern))

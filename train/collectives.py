@@ -115,30 +115,53 @@ def _collective(
 
 def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
     """Which devices exchange data, by their places in the mesh."""
+    if found := _NAMED.search(instruction.rest):
+        return _groups_of_mesh(found[1], found[2], found[3])
     pairs = instruction.attribute("source_target_pairs")
     text = pairs or instruction.attribute("replica_groups")
-    if found := re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
-        shape, iota, order = (
-            [int(n) for n in (part or "").split(",") if n] for part in found.groups()
-        )
-        ids = np.arange(math.prod(iota)).reshape(iota)
-        ids = ids.transpose(order) if order else ids
-        groups: list[list[int]] = ids.reshape(shape).tolist()
+    if found := re.match(r"\[([\d,]+)\]<=(\[.*)", text):
+        groups: list[list[int]] = _iota(found[2]).reshape(_numbers(found[1])).tolist()
         return groups
-    if found := re.match(r"mesh\[(.*)\] \{(.*)\}", text):
-        return _groups_of_mesh(found[1], re.findall(r"'(\w+)'", found[2]))
-    listed = [[int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", text)]
+    listed = [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", text)]
     return listed or [list(range(devices))]
 
 
-def _groups_of_mesh(sizes: str, along: list[str]) -> list[list[int]]:
-    """Those of `mesh['data'=2,'fsdp'=4] {'fsdp'}`."""
-    shape = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", sizes)}
-    ids = np.arange(math.prod(shape.values())).reshape(tuple(shape.values()))
-    order = sorted(range(len(shape)), key=lambda place: list(shape)[place] in along)
-    members = math.prod(shape[name] for name in along)
-    groups: list[list[int]] = ids.transpose(order).reshape(-1, members).tolist()
+_NAMED = re.compile(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?\)?)\))? \{(.*?)\}")
+
+
+def _groups_of_mesh(sizes: str, ids: str | None, along: str) -> list[list[int]]:
+    """Those of `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b':(1)2}`.
+
+    The last are the first two of the four along b, as if it were two axes of two.
+    """
+    shape: list[int] = []
+    chosen: list[int] = []
+    parts = {
+        name: (pre, size) for name, pre, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", along)
+    }
+    for name, size in re.findall(r"'(\w+)'=(\d+)", sizes):
+        before, some = (int(each or 0) for each in parts.get(name, ("", "")))
+        cut = [before, some, int(size) // (before * some)] if some else [int(size)]
+        chosen += [len(shape) + (1 if some else 0)] if name in parts else []
+        shape += cut
+    devices = np.arange(math.prod(shape)) if ids is None else _iota(ids)
+    order = [place for place in range(len(shape)) if place not in chosen] + chosen
+    members = math.prod(shape[place] for place in chosen)
+    groups: list[list[int]] = devices.reshape(shape).transpose(order).reshape(-1, members).tolist()
     return groups
+
+
+def _iota(text: str) -> np.ndarray:
+    """The numbers of `[2,4]T(1,0)`: 0 to 7 as [2, 4], with its axes in this order."""
+    found = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    if found is None:
+        raise ValueError(f"replica groups {text}: are written in a way that is not known")
+    numbers = np.arange(math.prod(_numbers(found[1]))).reshape(_numbers(found[1]))
+    return numbers.transpose(_numbers(found[2])) if found[2] else numbers
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
 def _axes(groups: list[list[int]], mesh: Mesh) -> tuple[str, ...]:

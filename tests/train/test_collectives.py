@@ -39,6 +39,9 @@ def only(mesh: Mesh, line: str) -> Collective:
         ("{}", ("data", "fsdp", "tensor"), 8),
         ("mesh['data'=2,'fsdp'=2,'tensor'=2] {'fsdp'}", ("fsdp",), 2),
         ("mesh['axis_0'=4,'axis_1'=2] {'axis_0'}", ("data", "fsdp"), 4),
+        ("mesh['a'=2,'b'=4], device_ids=([2,2,2]T(1,0,2)) {'a'}", ("fsdp",), 2),
+        ("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}", ("data",), 2),
+        ("mesh['a'=8] {'a':(2)2}", ("fsdp",), 2),
     ],
 )
 def test_groups(mesh: Mesh, groups: str, axes: tuple[str, ...], parts: int) -> None:

@@ -53,7 +53,7 @@ def parse(line: str) -> Record | None:
     """The object that a line holds; None if it holds none, being torn."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -114,11 +115,26 @@ class MetricsLog:
 
 
 def read_metrics(path: Location) -> list[jsonl.Record]:
-    """The lines of a metrics.jsonl as they were written: what is not finite is a float again."""
+    """The lines of a metrics.jsonl as they were written: what is not finite is a float again.
+
+    What no run has written (a line without a step or a split, a value that is no number) is left
+    out.
+    """
     return [
-        {name: float(value) if value in _NOT_FINITE else value for name, value in line.items()}
+        {name: _value(value) for name, value in line.items() if _is_measured(name, value)}
         for line in jsonl.read(path)
+        if isinstance(line.get("split"), str) and isinstance(line.get("step"), int)
     ]
+
+
+def _value(value: Any) -> Any:
+    return float(value) if value in _NOT_FINITE else value
+
+
+def _is_measured(name: str, value: Any) -> bool:
+    if name == "split" or value in _NOT_FINITE:
+        return True
+    return isinstance(value, int | float) and abs(value) < sys.float_info.max
 
 
 def _is_at_most(line: str, step: int) -> bool:

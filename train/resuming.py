@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from typing import Any, NamedTuple
@@ -110,9 +111,7 @@ def start(judge: Judge, checkpoints: Checkpoints, recovery: Recovery) -> Start:
     return Start(state, step, passed_over)
 
 
-def _restored(
-    judge: Judge, checkpoints: Checkpoints, recovery: Recovery, step: int
-) -> TrainState:
+def _restored(judge: Judge, checkpoints: Checkpoints, recovery: Recovery, step: int) -> TrainState:
     if step > judge.experiment.steps:
         raise UserError(
             f"{judge.folder.path}: its run is at step {step} already; "
@@ -133,7 +132,8 @@ def finished_before(folder: RunFolder, step: int) -> dict[str, float] | None:
     for line in reversed(Logbook(folder.logbook).read()):
         if line.get("event") == "finished" and line.get("step") == step:
             known = {name: line[name] for name in line if name not in ("time", "event", "step")}
-            return {name: float(value) for name, value in known.items()}
+            with contextlib.suppress(TypeError, ValueError, OverflowError):  # of a damaged line
+                return {name: float(value) for name, value in known.items()}
     return None
 
 

@@ -65,7 +65,7 @@ def _gpt2(vocabulary_file: Location, merges_file: Location) -> tokenizers.Tokeni
 
     try:
         vocabulary = json.loads(_text(vocabulary_file))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{vocabulary_file}: not JSON ({error}); fetch it again") from error
     lines = _text(merges_file).splitlines()
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
@@ -112,5 +112,7 @@ def _text(file: Location) -> str:
 def _damaged(file: Location) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # the tokenizers library raises no narrower class
+    except BaseException as error:  # the tokenizers library raises no narrower class
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise UserError(f"{file}: damaged, or no tokenizer ({error}); fetch it again") from error

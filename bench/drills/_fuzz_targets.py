@@ -1,0 +1,246 @@
+"""What the drill of broken input is let loose on."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from train.checkpoints import Checkpoints
+from train.cli.fit import FitArguments
+from train.cli.kinds import explained, with_kinds
+from train.cli.parsing import parse, settings_errors
+from train.data.config import DataConfig, TokenizerConfig
+from train.data.corpus import prepare
+from train.data.labelled import prepare_labelled
+from train.data.labelled_config import LabelledDataConfig
+from train.data.parallel import prepare_parallel
+from train.data.parallel_config import ParallelDataConfig
+from train.data.tagged import prepare_tagged
+from train.data.tagged_config import TaggedDataConfig
+from train.data.tokenizer import Tokenizer
+from train.data.tokenizer_training import train_tokenizer
+from train.experiment import Experiment
+from train.metrics import MetricsLog, read_metrics
+from train.plot import plot_losses
+from train.recovery.record import Record
+from train.registry import find
+from train.resuming import finished_before
+from train.run import saved_choices, saved_experiment, saved_labels
+from train.runfolder import RunFolder
+from train.settings import flat, to_plain
+from transformer.hardware import Hardware
+
+Use = Callable[[pathlib.Path, Any], None]
+"""(an empty folder, what is given): all that is done with it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Something that reads what it is given."""
+
+    name: str
+    use: Use
+    seeds: Sequence[bytes] = (b"",)
+    """Files that are as they should be."""
+    weight: int = 10
+    """Its share of the cases."""
+    packed: bool = False
+    """Whether files are gzip."""
+    arguments: Sequence[str] | None = None
+    """Names of settings, if it is given arguments and not a file."""
+
+
+def targets(scratch: pathlib.Path) -> list[Target]:
+    """All of them; a small checkpoint is made in the scratch folder."""
+    return [*run_folder(scratch), settings(), *datasets(), *tokenizers()]
+
+
+def run_folder(scratch: pathlib.Path) -> list[Target]:
+    """The files of a run, each damaged alone."""
+    config = {
+        "experiment": to_plain(Experiment()),
+        "chosen": {"model.loop": "scan"},
+        "hardware": dataclasses.asdict(Hardware("cpu")),
+    }
+    metrics = [{"step": n, "split": "train", "loss": 3.0 - n / 10} for n in range(4)]
+    events = [{"time": "t", "event": "finished", "step": 3, "loss": 1.5}]
+    rollbacks = {"rollbacks": [], "cleared": True}
+    return [
+        Target("config.json", _config, [json.dumps(config).encode()], weight=20),
+        Target("labels.json", _labels, [b'["a", "b"]']),
+        Target("metrics.jsonl", _metrics, [_lines(metrics)]),
+        Target("metrics.jsonl, drawn", _drawn, [_lines(metrics)], weight=1),
+        Target("logbook.jsonl", _logbook, [_lines(events)]),
+        Target("recovery.json", _recovery, [json.dumps(rollbacks).encode()]),
+        _checkpoint(scratch),
+    ]
+
+
+def _lines(records: Sequence[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def _config(folder: pathlib.Path, data: bytes) -> None:
+    (folder / "config.json").write_bytes(data)
+    found = RunFolder.existing(folder)
+    saved_experiment(found)
+    saved_choices(found, Hardware("cpu"))
+
+
+def _labels(folder: pathlib.Path, data: bytes) -> None:
+    (folder / "labels.json").write_bytes(data)
+    saved_labels(RunFolder(folder))
+
+
+def _metrics(folder: pathlib.Path, data: bytes) -> None:
+    (folder / "metrics.jsonl").write_bytes(data)
+    with MetricsLog(RunFolder(folder)) as log:
+        log.resume(2)
+    read_metrics(folder / "metrics.jsonl")
+
+
+def _drawn(folder: pathlib.Path, data: bytes) -> None:
+    (folder / "metrics.jsonl").write_bytes(data)
+    plot_losses(read_metrics(folder / "metrics.jsonl"), folder / "loss.png", {})
+
+
+def _logbook(folder: pathlib.Path, data: bytes) -> None:
+    (folder / "logbook.jsonl").write_bytes(data)
+    finished_before(RunFolder(folder), 3)
+
+
+def _recovery(folder: pathlib.Path, data: bytes) -> None:
+    (folder / "recovery.json").write_bytes(data)
+    Record.read(folder / "recovery.json")
+
+
+def _checkpoint(scratch: pathlib.Path) -> Target:
+    """A manifest, which is never taken for one that it is not."""
+    with Checkpoints(scratch) as checkpoints:
+        checkpoints.save(1, {"w": jnp.ones(3)}, {})
+    files = {path.relative_to(scratch): path for path in scratch.rglob("*") if path.is_file()}
+    whole = (scratch / "1" / "manifest.json").read_bytes()
+
+    def use(folder: pathlib.Path, data: bytes) -> None:
+        for name, path in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(path.read_bytes())
+        (folder / "1" / "manifest.json").write_bytes(data)
+        with Checkpoints(folder, read_only=True) as checkpoints:
+            found = checkpoints.newest_good().step
+        assert found == (1 if data == whole else None) or _fewer(data, whole)
+
+    return Target("manifest.json", use, [whole])
+
+
+def _fewer(data: bytes, whole: bytes) -> bool:
+    """Whether this is a manifest of some of the files, which nobody has written."""
+    return json.loads(data)["files"].items() <= json.loads(whole)["files"].items()
+
+
+def settings() -> Target:
+    """Arguments of the command line."""
+    default = find("quickstart")
+    names = [f"--{name.replace('_', '-')}" for name in flat(default)]
+    names += ["--optimizer.kind", "--data.kind", "--task.kind", "--help", "--", "--model"]
+
+    def use(folder: pathlib.Path, arguments: list[str]) -> None:
+        with settings_errors():
+            experiment, left = with_kinds(default, arguments)
+            given = FitArguments(experiment)
+            parse(FitArguments, left, verb="fit", default=given, more=explained(experiment))
+
+    return Target("settings", use, weight=4, arguments=names)
+
+
+BYTES = TokenizerConfig("byte")
+VOCABULARY = b'{"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}'
+
+
+def datasets() -> list[Target]:
+    """Files of text and examples, read, split and encoded."""
+    text = "".join(f"Line {n} of a text, naïve enough.\n" for n in range(20)).encode()
+    json_lines = _lines([{"text": f"document {n}"} for n in range(9)])
+    tsv = b"label\ttext\n" + b"".join(b"%d\ttext %d\n" % (n % 2, n) for n in range(9))
+    first = b"".join(b"%s a question %d\n" % (b"DESC:x HUM:y".split()[n % 2], n) for n in range(9))
+    word = "{}\tword{}\tlemma\tNOUN\tNN\t_\t0\troot\t_\t_\n"
+    conllu = "".join(f"# s\n{word.format(1, n)}{word.format(2, n)}\n" for n in range(5)).encode()
+    columns = b"-DOCSTART- -X- O O\n\n" + b"word NN B-NP\nof IN O\n\n" * 4
+    return [
+        Target("text", _text("a.txt"), [text]),
+        Target("text, gzip", _text("a.txt.gz"), [text, b"\0" * 10**6], packed=True),
+        Target("JSON lines", _text("a.jsonl"), [json_lines]),
+        Target("JSON lines, gzip", _text("a.jsonl.gz"), [json_lines], packed=True),
+        Target("TSV", _labelled("tsv"), [tsv]),
+        Target("labels first", _labelled("label_first"), [first]),
+        Target("CoNLL-U", _tagged("conllu"), [conllu]),
+        Target("columns", _tagged("columns"), [columns]),
+        Target("translations", _parallel, [text]),
+    ]
+
+
+def _text(name: str) -> Use:
+    def use(folder: pathlib.Path, data: bytes) -> None:
+        (folder / name).write_bytes(data)
+        config = DataConfig(path=str(folder / name), sequence_length=8, tokenizer=BYTES)
+        prepare(config, cache=folder / "cache")
+
+    return use
+
+
+def _labelled(kind: Any) -> Use:
+    def use(folder: pathlib.Path, data: bytes) -> None:
+        (folder / "a.tsv").write_bytes(data)
+        path = str(folder / "a.tsv")
+        prepare_labelled(LabelledDataConfig(path=path, format=kind, tokenizer=BYTES))
+
+    return use
+
+
+def _tagged(kind: Any) -> Use:
+    def use(folder: pathlib.Path, data: bytes) -> None:
+        (folder / "a.conllu").write_bytes(data)
+        path = str(folder / "a.conllu")
+        prepare_tagged(TaggedDataConfig(path=path, format=kind, tokenizer=BYTES))
+
+    return use
+
+
+def _parallel(folder: pathlib.Path, data: bytes) -> None:
+    for name in ("a.en", "a.de"):
+        (folder / name).write_bytes(data)
+    prepare_parallel(ParallelDataConfig(path=str(folder / "a"), tokenizer=BYTES))
+
+
+def tokenizers() -> list[Target]:
+    """Tokenizers of others."""
+    learned = train_tokenizer(TokenizerConfig("bpe", vocab_size=300), ["a few words of text"] * 3)
+    vocabulary = b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nword\n##s\n"
+    return [
+        Target("tokenizer.json", _tokenizer("tokenizer.json"), [learned.to_json().encode()]),
+        Target("vocab.txt", _tokenizer("vocab.txt"), [vocabulary]),
+        Target("vocab.json", _gpt2("vocab.json"), [VOCABULARY]),
+        Target("merges.txt", _gpt2("merges.txt"), [b"#version: 0.2\na b\n"]),
+    ]
+
+
+def _tokenizer(name: str) -> Use:
+    def use(folder: pathlib.Path, data: bytes) -> None:
+        (folder / name).write_bytes(data)
+        tokenizer = Tokenizer.load(folder / name)
+        tokenizer.decode(tokenizer.encode("a word"))
+
+    return use
+
+
+def _gpt2(name: str) -> Use:
+    def use(folder: pathlib.Path, data: bytes) -> None:
+        (folder / "vocab.json").write_bytes(VOCABULARY)
+        (folder / "merges.txt").write_bytes(b"a b\n")
+        (folder / name).write_bytes(data)
+        Tokenizer.load(folder)
+
+    return use

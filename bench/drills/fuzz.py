@@ -1,0 +1,201 @@
+"""Broken input of every kind, drawn by Hypothesis: it ends well, or in an error for a person.
+
+    python -m bench.drills.fuzz [--cases 10000] [--only WORD] [--seed 0]
+
+Run folders, settings, datasets and tokenizers, in process. Each case is a file that was damaged, or
+arguments that nobody would give. Anything but success or a UserError is a finding, as are a case
+that takes longer than `SECONDS` and a file outside of the folder that the case was given.
+"""
+
+import contextlib
+import gzip
+import io
+import json
+import pathlib
+import resource
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import hypothesis
+import tyro
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.table import Table
+
+from bench.drills import _fuzz_targets
+from bench.drills._fuzz_targets import Target
+from train.errors import UserError
+
+SECONDS = 30
+
+
+class HangError(Exception):
+    """A case took too long."""
+
+
+WORDS = st.sampled_from(["", "0", "-1", "1e400", "nan", "../../x", "/etc/passwd", "\0", "ü\u2028"])
+
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.sampled_from([10**30, -(2**63), 1e308]),
+        st.floats(),
+        st.text(max_size=9),
+        WORDS,
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=5,
+)
+"""What JSON can say, and a little more: NaN, infinities, half a surrogate pair."""
+
+
+def places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container in a tree, with each of its keys."""
+    if isinstance(tree, dict | list):
+        for key in list(tree if isinstance(tree, dict) else range(len(tree))):
+            yield tree, key
+            yield from places(tree[key])
+
+
+@st.composite
+def other_json(draw: st.DrawFn, data: bytes) -> bytes:
+    """A value somewhere is another, is gone, or has a companion. Of JSON lines: in one line."""
+    lines = data.splitlines()
+    try:
+        json.loads(data)
+        chosen, lines = 0, [data]
+    except ValueError:
+        chosen = draw(st.integers(0, max(0, len(lines) - 1)))
+    try:
+        tree = [json.loads(lines[chosen])]
+    except (ValueError, IndexError):
+        return draw(st.binary(max_size=99))
+    container, key = draw(st.sampled_from(list(places(tree))[:2000]))
+    match draw(st.sampled_from(["replace", "delete", "add"])):
+        case "replace":
+            container[key] = draw(VALUES)
+        case "delete":
+            del container[key]
+        case "add" if isinstance(container, dict):
+            container[draw(st.text(max_size=9))] = draw(VALUES)
+    lines[chosen] = json.dumps(tree[0] if tree else None).encode()
+    return b"\n".join(lines)
+
+
+@st.composite
+def other_bytes(draw: st.DrawFn, data: bytes) -> bytes:
+    """Cut short, or with some bytes in place of others."""
+    start = draw(st.integers(0, len(data)))
+    stop = draw(st.integers(start, min(len(data), start + 99)))
+    new = draw(
+        st.one_of(
+            st.binary(max_size=99),
+            st.text(max_size=30).map(lambda text: text.encode(errors="surrogatepass")),
+            st.sampled_from([b"\0", b"\xff\xfe", b"\t", b"\r", b"\n\n", b"[" * 99_999, b'"']),
+            st.sampled_from([b"9" * 5000, b"{}", b"a" * 999_999, "\u2028\ufeff".encode()]),
+        )
+    )
+    rest = data[stop:] if draw(st.booleans()) else b""
+    return data[:start] + new + rest
+
+
+def inputs(target: Target) -> st.SearchStrategy[Any]:
+    """What a target is given."""
+    if target.arguments is not None:
+        value = WORDS | st.text(max_size=9) | st.sampled_from(["9" * 5000, "[" * 500, "1", "True"])
+        names = st.sampled_from(target.arguments) | st.text(max_size=9).map("--{}".format)
+        word = st.one_of(names, value, st.tuples(names, value).map("=".join))
+        return st.lists(word, max_size=6)
+    seeds = st.sampled_from(target.seeds)
+    changed = seeds.flatmap(lambda seed: other_json(seed) | other_bytes(seed))
+    whole = st.one_of(changed, changed, st.binary(max_size=300), seeds)
+    if target.packed:
+        packed = whole.map(lambda data: gzip.compress(data, 1))
+        return st.one_of(packed, packed.flatmap(other_bytes), whole)
+    return whole
+
+
+@contextlib.contextmanager
+def within(seconds: int) -> Iterator[None]:
+    """Raises HangError after so long."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise HangError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def attempt(target: Target, root: pathlib.Path, given: Any) -> bool:
+    """One case. Returns whether the input was refused; raises what nobody should see."""
+    folder = root / "folder"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    refused = False
+    with within(SECONDS), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            target.use(folder, given)
+        except UserError:
+            refused = True
+        except SystemExit as stop:
+            if stop.code:  # without one it is --help
+                raise
+    assert [path.name for path in root.iterdir()] == ["folder"], "there is a file outside"
+    return refused
+
+
+def fuzz(target: Target, root: pathlib.Path, cases: int, seed: int) -> dict[str, int]:
+    """Many cases, counted. The first finding is shrunk and raised."""
+    counts = {"cases": 0, "refused": 0}
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=cases,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(inputs(target))
+    def case(given: Any) -> None:
+        counts["cases"] += 1
+        counts["refused"] += attempt(target, root, given)
+
+    case()
+    return counts
+
+
+def main(cases: int = 10_000, only: str = "", seed: int = 0) -> None:
+    """Prints a table; ends with a traceback of the first finding.
+
+    Args:
+      cases: Over all targets, which share them by how quick they are.
+      only: Those targets alone that have this in their names.
+      seed: Of what is drawn.
+    """
+    table = Table("input", "cases", "refused", "peak memory, MiB")
+    with tempfile.TemporaryDirectory() as name:
+        base = pathlib.Path(name)
+        targets = [each for each in _fuzz_targets.targets(base / "run") if only in each.name]
+        weight = sum(each.weight for each in targets)
+        for number, target in enumerate(targets):
+            root = base / f"root-{number}"
+            root.mkdir()
+            counts = fuzz(target, root, -(-cases * target.weight // weight), seed)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            table.add_row(target.name, *map(str, counts.values()), str(peak))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

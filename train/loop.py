@@ -24,6 +24,7 @@ from train.progress import Progress
 from train.recovery.lookout import Lookout
 from train.recovery.plan import Trouble
 from train.recovery.recovery import Recovery, kept_due
+from train.recovery.watch import REPORT
 from train.report import Report
 from train.resuming import (
     begun,
@@ -185,7 +186,6 @@ class _Fit:
             for step in range(done + 1, experiment.steps + 1):
                 cursor, (tokens, batch) = next(batches)
                 state, metrics = engine.step(state, batch)
-                verdict = metrics.pop("watch", None)
                 report.step(tokens)
                 if step == done + 1:
                     jax.block_until_ready(metrics)
@@ -195,7 +195,7 @@ class _Fit:
                 asked = stop.asked(step)
                 # Nothing is saved or judged before it is known to be in line.
                 now = bool(asked) or self.judge.looks(step) or checkpoints.due(step)
-                if trouble := lookout.look(step, cursor, metrics, verdict, now=now):
+                if trouble := lookout.look(step, cursor, metrics, now=now):
                     return state, trouble
                 self.recovery.passed(step, report)
                 self.judge.look(step, state, report)
@@ -249,5 +249,6 @@ def tokens_in(rows: Rows) -> int:
 
 
 def fetched(metrics: Metrics) -> dict[str, float]:
-    """Metrics as numbers: this waits for the step to end."""
-    return {name: float(value) for name, value in jax.device_get(metrics).items()}
+    """Metrics as numbers, without those of the watch: this waits for the step to end."""
+    told = {name: value for name, value in metrics.items() if name not in REPORT}
+    return {name: float(value) for name, value in jax.device_get(told).items()}

@@ -60,15 +60,14 @@ class TrainStep:
         known = None if state.loss_scale is None else state.loss_scale.scale
         verdict = judge(state.watch, metrics["loss"], norm, known, self.recovery)
         rate = self.schedule(state.step + 1)
-        if state.watch is not None and verdict.report is not None:
+        if state.watch is not None:
             rate = rate * state.watch.rate
-            metrics["watch"] = verdict.report
         new = kept(verdict.fine, self.updated(state, self.clipped(grads, norm), rate), state)
         if state.loss_scale is not None:
             scaled = state.loss_scale.after(jnp.isfinite(norm), self.loss_scale)
             new = new.replace(loss_scale=scaled)
         skipped = 1 - verdict.fine.astype(jnp.float32)
-        metrics.update(grad_norm=norm, learning_rate=rate, skipped=skipped)
+        metrics.update(grad_norm=norm, learning_rate=rate, skipped=skipped, **verdict.report)
         return new.replace(watch=verdict.watch), metrics
 
     def accumulated(

@@ -14,6 +14,7 @@ from train.errors import UsageError
 from train.experiment import Experiment
 from train.loss_scale import LossScale, LossScaleConfig
 from train.optimizers import OPTIMIZERS
+from train.recovery.watch import REPORT
 from train.sharding import MeshConfig, make_mesh
 from train.state import TrainState
 from transformer import Hardware, Precision
@@ -79,7 +80,8 @@ def assert_same_curve(found: Curve, expected: Curve) -> None:
 
 def test_the_first_loss_is_that_of_chance(expected: Curve) -> None:
     assert expected.metrics[0]["loss"] == pytest.approx(np.log(VOCAB), abs=0.1)
-    assert set(expected.metrics[0]) == {"loss", "grad_norm", "learning_rate"}
+    named = {"loss", "grad_norm", "learning_rate", "skipped", *REPORT}
+    assert set(expected.metrics[0]) == named
 
 
 @pytest.mark.slow

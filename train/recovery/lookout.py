@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import jax
-import numpy as np
-
 from train.engine import Metrics
 from train.recovery.config import RecoveryConfig
 from train.recovery.plan import Trouble
+from train.recovery.watch import REPORT
 from train.report import Report
 
 
@@ -20,7 +18,6 @@ class _Seen(NamedTuple):
     step: int
     cursor: int
     metrics: Metrics
-    verdict: jax.Array | None
 
 
 class Lookout:
@@ -30,32 +27,27 @@ class Lookout:
         self._config, self._report = config, report
         self._waiting: _Seen | None = None
 
-    def look(
-        self, step: int, cursor: int, metrics: Metrics, verdict: jax.Array | None, *, now: bool
-    ) -> Trouble | None:
+    def look(self, step: int, cursor: int, metrics: Metrics, *, now: bool) -> Trouble | None:
         """Looks at the step before this one; `now`: at this one too, which waits for its end.
 
         Args:
           step: Its number.
           cursor: The number of its batch.
           metrics: What the engine said of it.
-          verdict: [4], what the watch said of it, as `Verdict.report`; None if there is no watch.
           now: Whether its state is about to be saved or judged.
         """
         waiting = self._waiting
-        self._waiting = _Seen(step, cursor, metrics, verdict)
+        self._waiting = _Seen(step, cursor, metrics)
         trouble = self._read(waiting) if waiting else None
         if now and not trouble:
             trouble, self._waiting = self._read(self._waiting), None
         return trouble
 
     def _read(self, seen: _Seen) -> Trouble | None:
-        if seen.verdict is None:
-            return None
-        skipped, strikes, *limits = np.asarray(seen.verdict).tolist()
-        if not skipped:
+        if "strikes" not in seen.metrics or not float(seen.metrics["skipped"]):
             return None
         loss, norm = (float(seen.metrics[name]) for name in ("loss", "grad_norm"))
+        strikes, *limits = (float(seen.metrics[name]) for name in REPORT)
         why = reason(loss, norm, *limits)
         self._report.event(
             "skipped", step=seen.step, batch=seen.cursor, loss=loss, grad_norm=norm, why=why

@@ -21,6 +21,10 @@ LEAST = np.array([0.02, 0.1], np.float32)
 is very even is not to be alarmed by a loss 2% higher."""
 
 TINY = 1e-9
+NO_LIMIT = float(np.finfo(np.float32).max)
+
+REPORT = ("strikes", "loss_limit", "grad_norm_limit")
+"""The metrics of a step that are the watch's own."""
 
 
 class Watch(struct.PyTreeNode):
@@ -39,10 +43,10 @@ class Watch(struct.PyTreeNode):
         return Watch(recent, jnp.int32(0), jnp.float32(1))
 
     def limits(self, config: RecoveryConfig) -> jax.Array:  # [2]
-        """The largest loss and norm that are in line; no limit while too few steps are known."""
+        """The largest loss and norm that are in line; any while too few steps are known."""
         reach = config.threshold * jnp.maximum(deviation(self.recent), LEAST)
         known = jnp.sum(~jnp.isnan(self.recent[0]))
-        return jnp.where(known >= config.warmup, jnp.exp(median(self.recent) + reach), jnp.inf)
+        return jnp.where(known >= config.warmup, jnp.exp(median(self.recent) + reach), NO_LIMIT)
 
 
 def median(
@@ -76,7 +80,7 @@ class Verdict(NamedTuple):
 
     fine: jax.Array  # bool: its update is to be made
     watch: Watch | None
-    report: jax.Array | None  # [4] float32: whether not fine, strikes, limits of loss and norm
+    report: dict[str, jax.Array]  # float32 each, by the names in `REPORT`; none without a watch
 
 
 def judge(
@@ -99,7 +103,7 @@ def judge(
     seen = jnp.stack([loss, norm])
     finite = jnp.isfinite(seen)
     if watch is None:
-        return Verdict(finite.all(), None, None)
+        return Verdict(finite.all(), None, {})
     limits = watch.limits(config)
     fine = (finite & (seen <= limits)).all()
     excused = jnp.bool_(False) if scale is None else finite[0] & ~finite[1] & (scale > 1)
@@ -108,5 +112,5 @@ def judge(
     moved = jnp.concatenate([watch.recent[:, 1:], newest[:, None]], axis=1)
     # What is out of line does not count as what is usual.
     recent = jnp.where(fine, moved, watch.recent)
-    report = jnp.stack([1 - fine.astype(jnp.float32), strikes.astype(jnp.float32), *limits])
+    report = dict(zip(REPORT, (strikes.astype(jnp.float32), *limits), strict=True))
     return Verdict(fine, watch.replace(recent=recent, strikes=strikes), report)

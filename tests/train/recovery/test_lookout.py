@@ -26,22 +26,23 @@ def a_lookout(patience: int) -> tuple[Lookout, Heard]:
     return Lookout(RecoveryConfig(patience=patience), heard), heard
 
 
-def metrics(loss: float = 2.0, norm: float = 1.0) -> Any:
-    return {"loss": jnp.float32(loss), "grad_norm": jnp.float32(norm)}
-
-
-def verdict(strikes: int, *, skipped: bool | None = None) -> Any:
+def metrics(
+    strikes: int, *, loss: float = 2.0, norm: float = 1.0, skipped: bool | None = None
+) -> Any:
+    """Of a step whose loss may be 3 and whose norm 4."""
     bad = strikes > 0 if skipped is None else skipped
-    return jnp.array([bad, strikes, 3.0, 4.0], jnp.float32)
+    values = {"loss": loss, "grad_norm": norm, "skipped": bad, "strikes": strikes}
+    limits = {"loss_limit": 3.0, "grad_norm_limit": 4.0}
+    return {name: jnp.float32(value) for name, value in {**values, **limits}.items()}
 
 
 def test_it_looks_one_step_late() -> None:
     lookout, heard = a_lookout(patience=2)
     for step, strikes in ((5, 0), (6, 1), (7, 2)):
         batch = step + 100
-        assert lookout.look(step, batch, metrics(loss=9.0), verdict(strikes), now=False) is None
+        assert lookout.look(step, batch, metrics(strikes, loss=9.0), now=False) is None
     assert [(each["step"], each["batch"]) for each in heard.events] == [(6, 106)]
-    trouble = lookout.look(8, 108, metrics(), verdict(0), now=False)
+    trouble = lookout.look(8, 108, metrics(0), now=False)
     assert trouble is not None
     assert (trouble.first, trouble.step, trouble.cursor) == (6, 7, 108)
     assert trouble.why == "loss 9, more than 3"
@@ -49,33 +50,34 @@ def test_it_looks_one_step_late() -> None:
 
 def test_it_looks_at_once_when_asked_to() -> None:
     lookout, heard = a_lookout(patience=1)
-    assert lookout.look(5, 5, metrics(), verdict(0), now=False) is None
-    trouble = lookout.look(6, 6, metrics(norm=5.0), verdict(1), now=True)
+    assert lookout.look(5, 5, metrics(0), now=False) is None
+    trouble = lookout.look(6, 6, metrics(1, norm=5.0), now=True)
     assert trouble is not None
     assert (trouble.first, trouble.step, trouble.cursor) == (6, 6, 7)
-    assert lookout.look(7, 7, metrics(), verdict(0), now=True) is None
+    assert lookout.look(7, 7, metrics(0), now=True) is None
     assert len(heard.events) == 1
 
 
 def test_the_first_of_two_troubles_is_told() -> None:
     lookout, _ = a_lookout(patience=1)
-    lookout.look(5, 5, metrics(), verdict(1), now=False)
-    trouble = lookout.look(6, 6, metrics(), verdict(2), now=True)
+    lookout.look(5, 5, metrics(1), now=False)
+    trouble = lookout.look(6, 6, metrics(2), now=True)
     assert trouble is not None
     assert trouble.step == 5
 
 
 def test_an_overflow_is_told_and_is_no_trouble() -> None:
     lookout, heard = a_lookout(patience=1)
-    bad = verdict(0, skipped=True)
-    assert lookout.look(5, 5, metrics(norm=math.inf), bad, now=True) is None
+    bad = metrics(0, norm=math.inf, skipped=True)
+    assert lookout.look(5, 5, bad, now=True) is None
     [event] = heard.events
     assert event["why"] == "grad_norm inf"
 
 
 def test_without_a_watch_there_is_nothing_to_see() -> None:
     lookout, heard = a_lookout(patience=1)
-    assert lookout.look(5, 5, metrics(loss=math.nan), None, now=True) is None
+    unwatched = {"loss": jnp.float32(math.nan), "skipped": jnp.float32(1)}
+    assert lookout.look(5, 5, unwatched, now=True) is None
     assert not heard.events
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import IO, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 from train.data.files import TextFile, explained
 from train.errors import UserError
 
 _JSON_LINES = (".jsonl", ".ndjson")
+
+_RATIO, _SMALL = 200, 2**26  # text is packed to a twentieth, say; zeros to a thousandth
+_BUFFER = 2**17
 
 
 class Document(NamedTuple):
@@ -73,9 +77,31 @@ def opened(file: TextFile) -> Iterator[IO[bytes]]:
             return
         try:
             with gzip.open(cast("IO[bytes]", stream)) as unzipped:
-                yield cast("IO[bytes]", unzipped)
+                bounded = io.BufferedReader(_Bounded(unzipped, file), _BUFFER)
+                yield cast("IO[bytes]", bounded)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise UserError(f"{file.path}: damaged gzip ({error}); fetch it again") from error
+
+
+class _Bounded(io.RawIOBase):
+    """What a gzip file unpacks to, as long as it can be text: a bomb would fill the memory."""
+
+    def __init__(self, unzipped: gzip.GzipFile, file: TextFile):
+        self._unzipped, self._file, self._bytes = unzipped, file, 0
+        self._most = max(_SMALL, _RATIO * file.fingerprint()[1])
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._unzipped.readinto(buffer)
+        self._bytes += count
+        if self._bytes > self._most:
+            raise UserError(
+                f"{self._file.path}: unpacks to more than {_RATIO} times its size, which no text "
+                "does; leave it out, or unpack it yourself"
+            )
+        return count
 
 
 def _decode(encoded: bytes, place: str, offset: int = 0) -> str:

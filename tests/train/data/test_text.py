@@ -4,6 +4,7 @@ import pathlib
 
 import pytest
 
+from train.data import text as text_files
 from train.data.files import find_files
 from train.data.text import Document, limit, read_documents
 from train.errors import UserError
@@ -88,3 +89,16 @@ def test_the_limit_counts_bytes_and_keeps_characters_whole() -> None:
     assert list(limit(documents, 3)) == [("a", "abc")]
     assert list(limit(documents, 7)) == documents[:2]
     assert list(limit(documents, 100)) == documents
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
+def test_a_gzip_bomb_is_refused_before_it_fills_the_memory(
+    tmp_path: pathlib.Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_files, "_SMALL", 1000)
+    (tmp_path / name).write_bytes(gzip.compress(bytes(300_000)))
+    with pytest.raises(UserError, match=r"gz: unpacks to more than 200 times its size, which no"):
+        read(tmp_path)
+    words = "".join(f'{{"text": "line {n}"}}\n' for n in range(999))
+    (tmp_path / name).write_bytes(gzip.compress(words.encode()))
+    assert read(tmp_path)

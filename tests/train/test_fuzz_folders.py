@@ -1,0 +1,65 @@
+"""A little of `bench.drills.fuzz`: the files of a run's folder, and arguments."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.drills import _fuzz_targets
+from bench.drills.fuzz import fuzz
+
+CASES = 25
+
+NAMES = (
+    "config.json",
+    "labels.json",
+    "logbook.jsonl",
+    "manifest.json",
+    "metrics.jsonl",
+    "recovery.json",
+    "tokenizer.json",
+)
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, _fuzz_targets.Target]:
+    found = _fuzz_targets.targets(tmp_path_factory.mktemp("scratch") / "checkpoints")
+    return {target.name: target for target in found}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_damaged_file_is_read_or_refused(
+    targets: dict[str, _fuzz_targets.Target], name: str, tmp_path: Path
+) -> None:
+    counts = fuzz(targets[name], tmp_path, CASES, seed=0)
+    assert counts["cases"] >= CASES
+    assert counts["refused"] < counts["cases"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "text",
+        "text, gzip",
+        "JSON lines",
+        "JSON lines, gzip",
+        "TSV",
+        "labels first",
+        "CoNLL-U",
+        "columns",
+        "translations",
+        "vocab.txt",
+        "merges.txt",
+    ],
+)
+def test_so_is_a_damaged_dataset(
+    targets: dict[str, _fuzz_targets.Target], name: str, tmp_path: Path
+) -> None:
+    assert fuzz(targets[name], tmp_path, CASES, seed=0)["cases"] >= CASES
+
+
+@pytest.mark.slow
+def test_so_are_arguments_that_nobody_would_give(
+    targets: dict[str, _fuzz_targets.Target], tmp_path: Path
+) -> None:
+    assert fuzz(targets["settings"], tmp_path, CASES, seed=0)["refused"]

@@ -66,7 +66,7 @@ def write_text(path: pathlib.Path, lines: int) -> str:
 def write_pairs(stem: pathlib.Path, pairs: int, seed: int) -> str:
     """Words, and each in another language, which has two for it and no rule which to take."""
     drawn = random.Random(seed)
-    sources = [[drawn.choice(WORDS) for _ in range(drawn.randint(3, 9))] for _ in range(pairs)]
+    sources = [[drawn.choice(WORDS) for _ in range(drawn.randint(2, 5))] for _ in range(pairs)]
     targets = [[word + drawn.choice(("en", "er")) for word in source] for source in sources]
     for ending, sentences in (("en", sources), ("de", targets)):
         lines = "".join(f"{' '.join(sentence)}\n" for sentence in sentences)
@@ -109,7 +109,8 @@ def encoder_decoder(folder: pathlib.Path, steps: int) -> Experiment:
             max_length=16,
             tokenizer=TokenizerConfig("word"),
         ),
-        batch_size=160,
+        batch_size=320,
+        schedule=ScheduleConfig("cosine", learning_rate=2e-2, warmup=10),
     )
 
 

@@ -1,0 +1,32 @@
+# What the scripts of this folder share. Source it.
+# shellcheck shell=bash
+
+# Runs a command, or only prints it where DRY_RUN is set.
+run() {
+	if [ -n "${DRY_RUN:-}" ]; then
+		printf '+'
+		printf ' %q' "$@"
+		printf '\n'
+	else
+		"$@"
+	fi
+}
+
+# Ends with status 2 unless every variable that is named has a value.
+need() {
+	local name
+	for name in "$@"; do
+		if [ -z "${!name:-}" ]; then
+			echo "$0: $name is not set; see the top of the script" >&2
+			exit 2
+		fi
+	done
+}
+
+# Ends with status 2 unless a program is there; a dry run needs none.
+program() {
+	if [ -z "${DRY_RUN:-}" ] && ! command -v "$1" >/dev/null; then
+		echo "$0: $1 is not installed; $2" >&2
+		exit 2
+	fi
+}

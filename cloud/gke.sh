@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Trains on a slice of TPUs in Google Kubernetes Engine, as a JobSet (cloud/jobset.yaml).
+#
+#   NAME=llama IMAGE=us-docker.pkg.dev/you/images/it:1 CHIP=tpu-v5p-slice TOPOLOGY=4x4x4 HOSTS=16 \
+#   CONFIG=llama:3-8b WORKDIR=gs://bucket/runs/llama cloud/gke.sh up
+#
+#   up     start; the JobSet starts hosts again that fail or are preempted, and the run goes on
+#   show   print the JobSet
+#   logs   what the first host says
+#   down   stop, and give the hosts back: they cost money as long as they are there
+#   xpk    print the like command of xpk, for clusters that were made by it
+#
+# NAME      of the JobSet               CONFIG     what to train
+# IMAGE     built from cloud/Dockerfile  WORKDIR    the run's folder, in a bucket
+# CHIP      tpu-v4-podslice, tpu-v5-lite-podslice, tpu-v5p-slice, tpu-v6e-slice
+# TOPOLOGY  of the slice: 4x4x4          HOSTS      chips of the slice divided by CHIPS
+# CHIPS     of one host (4 if not set)   CLUSTER, TYPE  for xpk alone: v5p-128
+# ARGUMENTS more settings for fit        DRY_RUN=1  print what would be done
+# shellcheck disable=SC2153 # what is in capitals is set by the caller
+set -eu
+cd "$(dirname "$0")"
+# shellcheck source=cloud/common.sh
+. ./common.sh
+
+# The JobSet with its variables filled in; nothing else in it is touched.
+show() {
+	python3 - jobset.yaml <<'PYTHON'
+import json, os, pathlib, re, shlex, sys
+arguments = ["fit", os.environ["CONFIG"], "--workdir", os.environ["WORKDIR"]]
+arguments += shlex.split(os.environ.get("ARGUMENTS", ""))
+known = {**os.environ, "ARGUMENTS_JSON": json.dumps(arguments)}
+text = pathlib.Path(sys.argv[1]).read_text()
+print(re.sub(r"\$\{(\w+)\}", lambda found: known[found[1]], text), end="")
+PYTHON
+}
+
+up() {
+	if [ -n "${DRY_RUN:-}" ]; then
+		run kubectl apply -f -
+		show
+	else
+		show | kubectl apply -f -
+	fi
+}
+
+logs() {
+	run kubectl logs --follow "job/$NAME-host-0"
+}
+
+down() {
+	run kubectl delete jobset "$NAME"
+}
+
+xpk() {
+	need CLUSTER TYPE
+	DRY_RUN=1 run xpk workload create --cluster "$CLUSTER" --workload "$NAME" \
+		--docker-image "$IMAGE" --tpu-type "$TYPE" --max-restarts 100 \
+		--command "python -m train fit $CONFIG --workdir $WORKDIR ${ARGUMENTS:-}"
+}
+
+case "${1:-}" in
+up | show | xpk) need NAME IMAGE CHIP TOPOLOGY HOSTS CONFIG WORKDIR ;;
+logs | down) need NAME ;;
+*)
+	echo "usage: cloud/gke.sh up | show | logs | down | xpk" >&2
+	exit 2
+	;;
+esac
+export CHIPS="${CHIPS:-4}"
+case "$1" in
+up | logs | down) program kubectl "see kubernetes.io/docs/tasks/tools" ;;
+esac
+"$1"

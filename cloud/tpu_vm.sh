@@ -1,0 +1,135 @@
+#!/usr/bin/env bash
+# Trains on Cloud TPU VMs, through a queued resource.
+#
+#   NAME=llama ZONE=us-east5-a TYPE=v5p-128 REPOSITORY=https://github.com/you/it.git \
+#   CONFIG=llama:3-8b WORKDIR=gs://bucket/runs/llama cloud/tpu_vm.sh train
+#
+#   up      ask for the TPU, and wait until it is there
+#   setup   install the project on every host of it
+#   fit     start the training on every host; it goes on from its newest checkpoint
+#   train   all of these, again and again until the training has ended, whatever is preempted
+#   status  what the queued resource is doing
+#   down    give the TPU back: it costs money as long as it is there
+#
+# NAME        of the queued resource and its node
+# ZONE        where (gcloud compute tpus locations list)
+# TYPE        accelerator type: v4-64, v5litepod-16, v5p-128, v6e-16
+# CONFIG      what to train
+# WORKDIR     the run's folder, in a bucket: hosts come and go
+# REPOSITORY  where to clone this project from
+# SPOT=1      take capacity that can be preempted, at a fraction of the price
+# ARGUMENTS   more settings for fit, such as "--mesh.fsdp -1 --mesh.data 1"
+# PROJECT     gcloud's own if not set
+# DRY_RUN=1   print what would be done
+# shellcheck disable=SC2153 # what is in capitals is set by the caller
+set -eu
+cd "$(dirname "$0")"
+# shellcheck source=cloud/common.sh
+. ./common.sh
+
+PREEMPTED=75 # the exit status of `fit` that was told to stop and has saved a checkpoint
+PAUSE="${PAUSE:-60}"
+
+tpus() {
+	run gcloud compute tpus "$@" --zone "$ZONE" ${PROJECT:+--project "$PROJECT"}
+}
+
+# The image of a kind of TPU.
+image() {
+	case "$TYPE" in
+	v4-*) echo tpu-ubuntu2204-base ;;
+	v5litepod-*) echo v2-alpha-tpuv5-lite ;;
+	v5p-*) echo v2-alpha-tpuv5 ;;
+	v6e-*) echo v2-alpha-tpuv6e ;;
+	*)
+		echo "$0: TYPE $TYPE: is not known; give v4-N, v5litepod-N, v5p-N or v6e-N" >&2
+		exit 2
+		;;
+	esac
+}
+
+state() {
+	if [ -n "${DRY_RUN:-}" ]; then
+		echo ACTIVE
+	else
+		tpus queued-resources describe "$NAME" --format 'value(state.state)' 2>/dev/null || echo NONE
+	fi
+}
+
+everywhere() {
+	tpus tpu-vm ssh "$NAME" --worker all --command "$1"
+}
+
+up() {
+	local chosen
+	chosen="$(image)"
+	case "$(state)" in
+	SUSPENDED | SUSPENDING | FAILED) down ;; # preempted: a new one has to be asked for
+	esac
+	if [ "$(state)" = NONE ] || [ -n "${DRY_RUN:-}" ]; then
+		tpus queued-resources create "$NAME" --node-id "$NAME" \
+			--accelerator-type "$TYPE" --runtime-version "$chosen" ${SPOT:+--spot}
+	fi
+	until [ "$(state)" = ACTIVE ]; do
+		case "$(state)" in
+		FAILED | NONE)
+			echo "$NAME: was not granted; see cloud/tpu_vm.sh status" >&2
+			return 1
+			;;
+		esac
+		sleep "$PAUSE"
+	done
+}
+
+setup() {
+	everywhere "test -d it || git clone --depth 1 $(printf %q "$REPOSITORY") it; \
+cd it && python3 -m venv .venv && .venv/bin/pip install --quiet -c constraints.txt '.[tpu]' gcsfs"
+}
+
+fit() {
+	everywhere "cd it && .venv/bin/python -m train fit $(printf %q "$CONFIG") \
+--workdir $(printf %q "$WORKDIR") ${ARGUMENTS:-}"
+}
+
+train() {
+	local status
+	while :; do
+		status=0
+		up && setup && fit || status=$?
+		if [ "$status" = 0 ]; then
+			down
+			return 0
+		fi
+		if [ "$status" != "$PREEMPTED" ] && [ "$(state)" = ACTIVE ]; then
+			echo "$NAME: training ended with status $status on a TPU that is still there;" \
+				"look at it, then cloud/tpu_vm.sh train or down" >&2
+			return "$status"
+		fi
+		echo "$NAME: was preempted; asking for another" >&2
+		sleep "$PAUSE"
+	done
+}
+
+status() {
+	tpus queued-resources describe "$NAME"
+}
+
+down() {
+	tpus queued-resources delete "$NAME" --force --quiet
+}
+
+case "${1:-}" in
+up | setup | fit | train | status | down) ;;
+*)
+	echo "usage: cloud/tpu_vm.sh up | setup | fit | train | status | down" >&2
+	exit 2
+	;;
+esac
+need NAME ZONE TYPE
+case "$1" in
+setup) need REPOSITORY ;;
+fit) need CONFIG WORKDIR ;;
+train) need REPOSITORY CONFIG WORKDIR ;;
+esac
+program gcloud "see cloud.google.com/sdk"
+"$1"

@@ -1,0 +1,202 @@
+"""The launch recipes, offline: they parse, validate, and print what they would do."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+CLOUD = Path(__file__).parents[2] / "cloud"
+SCRIPTS = ("tpu_vm.sh", "gke.sh", "slurm.sbatch")
+TPU = dict(
+    NAME="run",
+    ZONE="us-east5-a",
+    TYPE="v5p-128",
+    REPOSITORY="https://example.org/it.git",
+    CONFIG="llama:3-8b",
+    WORKDIR="gs://bucket/a run",
+)
+GKE = dict(
+    NAME="run",
+    IMAGE="example.org/it:1",
+    CHIP="tpu-v5p-slice",
+    TOPOLOGY="4x4x4",
+    HOSTS="16",
+    CONFIG="llama:3-8b",
+    WORKDIR="gs://bucket/run",
+)
+
+
+def ran(
+    script: str, *arguments: str, dry: bool = True, **variables: str
+) -> "subprocess.CompletedProcess[str]":
+    folder = Path(sys.executable).parent  # of python3 and shellcheck
+    known = {"PATH": f"{folder}:{os.environ['PATH']}", "PAUSE": "0", **variables}
+    known |= {"DRY_RUN": "1"} if dry else {}
+    command = ["bash", str(CLOUD / script), *arguments]
+    return subprocess.run(command, env=known, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_shell_has_no_complaint(script: str) -> None:
+    checker = shutil.which("shellcheck", path=str(Path(sys.executable).parent))
+    assert checker
+    command = [checker, "-x", f"cloud/{script}"]
+    found = subprocess.run(command, cwd=CLOUD.parent, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_a_tpu_is_asked_for_set_up_used_and_given_back() -> None:
+    found = ran("tpu_vm.sh", "train", **TPU, SPOT="1", PROJECT="mine")
+    assert (found.returncode, found.stderr) == (0, "")
+    steps = found.stdout.splitlines()
+    assert len(steps) == 4
+    assert all(step.endswith("--zone us-east5-a --project mine") for step in steps)
+    create, setup, fit, delete = steps
+    assert "queued-resources create run --node-id run --accelerator-type v5p-128" in create
+    assert "--runtime-version v2-alpha-tpuv5 --spot" in create
+    assert "constraints.txt" in setup
+    assert "--worker all" in fit
+    # Quoted once for the shell here and once for the shell there.
+    assert re.search(r"fit\\ llama:3-8b\\ --workdir\\ gs://bucket/a\\\\\\ run", fit)
+    assert "delete run --force" in delete
+
+
+@pytest.mark.parametrize(
+    ("kind", "image"),
+    [
+        ("v4-64", "tpu-ubuntu2204-base"),
+        ("v5litepod-16", "v2-alpha-tpuv5-lite"),
+        ("v6e-16", "v2-alpha-tpuv6e"),
+    ],
+)
+def test_each_kind_of_tpu_has_its_image(kind: str, image: str) -> None:
+    found = ran("tpu_vm.sh", "up", **{**TPU, "TYPE": kind})
+    assert f"--runtime-version {image} " in found.stdout
+    assert "--spot" not in found.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_is_missing_is_named(script: str) -> None:
+    verb = {"tpu_vm.sh": ["up"], "gke.sh": ["up"]}.get(script, [])
+    found = ran(script, *verb)
+    assert found.returncode == 2
+    assert re.search(r"(NAME|CONFIG) is not set; see the top of the script", found.stderr)
+    assert found.stdout == ""
+
+
+def test_a_kind_that_there_is_not() -> None:
+    found = ran("tpu_vm.sh", "up", **{**TPU, "TYPE": "v9-8"})
+    assert found.returncode == 2
+    assert "TYPE v9-8: is not known" in found.stderr
+
+
+def test_no_verb_is_told_the_verbs() -> None:
+    for script in ("tpu_vm.sh", "gke.sh"):
+        found = ran(script, **TPU)
+        assert found.returncode == 2
+        assert found.stderr.startswith(f"usage: cloud/{script}")
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    for name in ("bash", "dirname"):
+        found = shutil.which(name)
+        assert found
+        (tmp_path / name).symlink_to(found)
+    shown = ran("tpu_vm.sh", "status", dry=False, **TPU | {"PATH": str(tmp_path)})
+    assert shown.returncode == 2
+    assert "gcloud is not installed" in shown.stderr
+
+
+@pytest.fixture(scope="module")
+def jobset() -> dict[str, Any]:
+    found = ran("gke.sh", "show", **GKE, ARGUMENTS="--mesh.fsdp -1 --seed '3'", CHIPS="8")
+    assert (found.returncode, found.stderr) == (0, "")
+    loaded: dict[str, Any] = yaml.safe_load(found.stdout)
+    return loaded
+
+
+def test_the_jobset_is_what_was_asked_for(jobset: dict[str, Any]) -> None:
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 10
+    [job] = jobset["spec"]["replicatedJobs"]
+    assert job["template"]["spec"]["completions"] == 16
+    pod = job["template"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["args"] == [
+        "fit",
+        "llama:3-8b",
+        "--workdir",
+        "gs://bucket/run",
+        "--mesh.fsdp",
+        "-1",
+        "--seed",
+        "3",
+    ]
+    assert container["resources"]["limits"] == {"google.com/tpu": "8"}
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4x4"
+
+
+def test_its_jobs_are_jobs_of_kubernetes(jobset: dict[str, Any]) -> None:
+    [job] = jobset["spec"]["replicatedJobs"]
+    whole = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "host"},
+        "spec": job["template"]["spec"],
+    }
+    kubernetes_validate.validate(whole, "1.31", strict=True)
+    whole["spec"]["completion"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(whole, "1.31", strict=True)
+
+
+def test_gke_says_what_it_would_do() -> None:
+    applied = ran("gke.sh", "up", **GKE).stdout
+    assert applied.startswith("+ kubectl apply -f -\n")
+    assert "kind: JobSet" in applied
+    assert ran("gke.sh", "down", **GKE).stdout == "+ kubectl delete jobset run\n"
+    line = ran("gke.sh", "xpk", **GKE, CLUSTER="pod", TYPE="v5p-128").stdout
+    assert line.startswith("+ xpk workload create --cluster pod --workload run")
+
+
+def test_slurm_says_what_it_would_do() -> None:
+    found = ran("slurm.sbatch", CONFIG="gpt2", WORKDIR="/shared/a run", ARGUMENTS="--seed 1")
+    assert found.stdout == (
+        "+ srun --kill-on-bad-exit=1 .venv/bin/python -m train fit gpt2 "
+        "--workdir /shared/a\\ run --seed 1\n"
+    )
+
+
+def test_a_job_that_was_preempted_is_put_back(tmp_path: Path) -> None:
+    for name, text in {"srun": "exit 75", "scontrol": 'echo "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    found = ran("slurm.sbatch", dry=False, CONFIG="a", WORKDIR="b", PATH=path, SLURM_JOB_ID="7")
+    assert (found.returncode, found.stdout) == (0, "requeue 7\n")
+    (tmp_path / "srun").write_text("#!/bin/sh\nexit 1\n")
+    found = ran("slurm.sbatch", dry=False, CONFIG="a", WORKDIR="b", PATH=path)
+    assert (found.returncode, found.stdout) == (1, "")
+
+
+def test_slurm_gives_a_warning_and_puts_jobs_back() -> None:
+    text = (CLOUD / "slurm.sbatch").read_text()
+    assert "#SBATCH --requeue" in text
+    assert re.search(r"#SBATCH --signal=USR1@(\d+)", text)
+
+
+def test_skypilots_task_has_what_fit_needs() -> None:
+    task = yaml.safe_load((CLOUD / "sky.yaml").read_text())
+    assert set(task) == {"name", "num_nodes", "workdir", "resources", "envs", "setup", "run"}
+    used = set(re.findall(r"\$(?!SKYPILOT)([A-Z]+)\b", task["run"]))
+    assert used == set(task["envs"])
+    assert task["resources"]["use_spot"]
+    for part in ("setup", "run"):
+        subprocess.run(["bash", "-n", "-c", task[part]], check=True)

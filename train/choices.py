@@ -25,6 +25,7 @@ def choices(experiment: Experiment, hardware: Hardware, parts: int = 1) -> dict[
                 causal=model.causal,
                 segments=experiment.segments,
                 parts=parts,
+                meshed=experiment.compile == "jit",
             )
             choice = choose(block.mixer.form, case)
             name = f"model.pattern.{place}.mixer.form"

@@ -69,6 +69,7 @@ class AttentionConfig(HeadsConfig):
         segments: bool,
         cross: bool = False,
         parts: int = 1,  # devices that the tokens are spread over
+        meshed: bool = False,  # whether it is known how arrays lie on several devices
     ) -> Case:
         """What its form is chosen by, when nothing is decoded and no weights are wanted."""
         return Case(
@@ -87,4 +88,5 @@ class AttentionConfig(HeadsConfig):
             sinks=self.sinks,
             dropout=self.dropout > 0,
             parts=parts,
+            meshed=meshed,
         )

@@ -79,6 +79,7 @@ def attend(
         dropout=bool(scoring.rate) and scoring.keys is not None,
         weights="weights" in want,
         parts=_parts(constrain, q.shape[1]),
+        meshed=constrain.mesh is not None,
     )
     choice = choose(form, case)
     if choice.fell_back:
@@ -90,7 +91,7 @@ def attend(
             # Pallas takes a while to import, and is for TPUs alone.
             from transformer.attend.splash import attend_splash
 
-            return Attended(attend_splash(q, k, v, mask, scoring), {})
+            return Attended(attend_splash(q, k, v, mask, scoring, constrain=constrain), {})
         case "query_blocks":
             return Attended(attend_query_blocks(q, k, v, mask, scoring, sinks), {})
         case "blockwise":

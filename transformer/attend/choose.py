@@ -40,6 +40,8 @@ class Case:
     """Whether the weights themselves are wanted."""
     parts: int = 1
     """Devices that the tokens of a sequence are spread over."""
+    meshed: bool = False
+    """Whether it is known how arrays lie on several devices."""
 
 
 class Choice(NamedTuple):
@@ -152,8 +154,8 @@ def _cudnn_obstacle(case: Case) -> str:
 def _splash_obstacle(case: Case) -> str:
     if case.hardware.platform != "tpu":
         return f"it runs on TPUs, not on {case.hardware.platform}"
-    if case.hardware.count > 1:
-        return "its kernel is for one chip, and the mesh has several"
+    if case.hardware.count > 1 and not case.meshed:
+        return "its kernel is for one chip, and how several share the work is not known"
     if case.query_width != case.value_width:
         return "queries and values have different widths"
     if case.relative or not (case.products or case.capped):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from transformer.attend.blockwise import Looked, attend_blockwise, blockwise_gradients
 from transformer.attend.merge import merge
+from transformer.attend.parts import for_each_part
 from transformer.attend.scoring import Scoring
 from transformer.dropout import fold
 from transformer.masks import Mask, Pattern
@@ -55,7 +56,7 @@ def attend_ring(
     assert mesh is not None
     (axis,) = constrain.spec(("length",), q.shape[1:2])
     assert isinstance(axis, str)  # a ring goes along one axis
-    k, v = (_for_each_part(each, constrain.parts("heads")) for each in (k, v))
+    k, v = (for_each_part(each, constrain.parts("heads")) for each in (k, v))
     tokens = _Tokens(mask.places(q.shape[1], k.shape[1])[0], mask.segments)
     ring = _Ring(axis, mesh.shape[axis], mask.pattern, scoring._replace(keys=None), block)
     given = q, k, v, tokens, scoring.keys
@@ -72,12 +73,6 @@ def attend_ring(
     out: Any = Looked(lay(q, heads), constrain.spec(rows, (b, n, t)))  # type: ignore[arg-type]
     turn = functools.partial(_around, ring)
     return jax.shard_map(turn, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)(*given)
-
-
-def _for_each_part(x: jax.Array, parts: int) -> jax.Array:  # [B, T, K, H] -> [B, T, K or parts, H]
-    """Copies of shared heads, one for each part of the queries' heads that shares them."""
-    heads = x.shape[2]
-    return x if heads % parts == 0 else jnp.repeat(x, parts // heads, axis=2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

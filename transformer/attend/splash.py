@@ -7,13 +7,16 @@ padded with zeros here, which change no product.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
+from transformer.attend.parts import for_each_part
 from transformer.attend.scoring import Scoring
 from transformer.masks import Mask, Pattern
+from transformer.shared import Constrain, unconstrained
 
 LANES = 128
 """What the last axes of a tile are multiples of on a TPU."""
@@ -28,9 +31,40 @@ def attend_splash(
     mask: Mask,  # causal or not, a window, segments
     scoring: Scoring,  # products, soft cap
     *,
+    constrain: Constrain = unconstrained,
     interpret: bool = False,
 ) -> jax.Array:  # [B, T, N, H]
-    """The same numbers as `attend_reference`. `interpret` runs the kernel on any hardware."""
+    """The same numbers as `attend_reference`. `interpret` runs the kernel on any hardware.
+
+    On several devices each runs the kernel on its rows and heads: the compiler cannot cut it.
+    """
+    if constrain.mesh is None:
+        return _attend(q, k, v, mask, scoring, interpret)
+    k, v = (for_each_part(each, constrain.parts("heads")) for each in (k, v))
+    lay: Any = lambda x, *axes: constrain.spec(axes, x.shape)  # noqa: E731
+    segments, pattern = mask.segments, mask.pattern
+    specs = [lay(each, "batch", None, "heads", None) for each in (q, k, v)]
+    specs += [None if segments is None else lay(segments, "batch", None)]
+
+    def own(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> jax.Array:
+        return _attend(q, k, v, Mask(pattern, segments=segments), scoring, interpret)
+
+    run = jax.shard_map(
+        own, mesh=constrain.mesh, in_specs=tuple(specs), out_specs=specs[0], check_vma=False
+    )
+    y: jax.Array = run(q, k, v, segments)
+    return y
+
+
+def _attend(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, T, K, H]
+    v: jax.Array,  # [B, T, K, H]
+    mask: Mask,
+    scoring: Scoring,
+    interpret: bool,
+) -> jax.Array:  # [B, T, N, H]
+    """On one device."""
     length, heads, width = q.shape[1:]
     segments = mask.segments
     if segments is None:

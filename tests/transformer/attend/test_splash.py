@@ -1,13 +1,16 @@
 """The TPU's kernel, interpreted, is the reference; and it compiles where the TPU's compiler is."""
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.transformer.formulas import assert_close, normal
+from train.sharding import MeshConfig, constrain_to, make_mesh
 from transformer import Hardware, Mask, Pattern
 from transformer.attend import Scoring
 from transformer.attend.choose import Case, choose
@@ -56,15 +59,34 @@ def test_the_kernel_interpreted_is_the_reference(name: str) -> None:
         assert_close(got, expected)
 
 
+def test_each_of_several_devices_runs_the_kernel_on_its_rows_and_heads() -> None:
+    """Two heads of keys for four parts of the queries' heads."""
+    constrain = constrain_to(make_mesh(MeshConfig(data=2, tensor=4)))
+    arrays = normal(0, B, T, N, H), normal(1, B, T, 2, H), normal(2, B, T, 2, H)
+    mask = Mask(Pattern(causal=True), segments=jnp.array(documents()))
+
+    def run(q: Any, k: Any, v: Any) -> Any:
+        return attend_splash(q, k, v, mask, Scoring(0.3), constrain=constrain, interpret=True)
+
+    found = jax.jit(lambda *x: jax.vjp(run, *x)[1](arrays[0]))(*arrays)
+
+    def plain(q: Any, k: Any, v: Any) -> Any:
+        return attend_reference(q, k, v, mask, Scoring(0.3))[0]
+
+    expected = jax.jit(lambda *x: jax.vjp(plain, *x)[1](arrays[0]))(*arrays)
+    for got, wanted in zip(found, expected, strict=True):
+        assert_close(got, wanted)
+
+
 CASE = Case(Hardware("tpu", "TPU v5e"), Pattern(causal=True), "bfloat16", 4096, 4096, 128, 128)
 
 
 def test_auto_takes_it_on_one_tpu() -> None:
     assert choose("auto", CASE).form == "splash"
-    several = CASE.__class__(**{**vars(CASE), "hardware": Hardware("tpu", "TPU v5e", 8)})
-    choice = choose("auto", several)
-    assert choice.form == "blockwise"
-    assert choice.why == "splash cannot serve: its kernel is for one chip, and the mesh has several"
+    several = dataclasses.replace(CASE, hardware=Hardware("tpu", "TPU v5e", 8))
+    assert choose("auto", several).form == "blockwise"
+    assert choose("auto", several).why.startswith("splash cannot serve: its kernel is for one chip")
+    assert choose("auto", dataclasses.replace(several, meshed=True)).form == "splash"
 
 
 @pytest.mark.parametrize(

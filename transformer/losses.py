@@ -171,10 +171,20 @@ def _chunk_loss(
     logits = _logits(form, output, hidden)
     chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     if form.smoothing:
-        mean = jnp.mean(logits[..., : form.vocab_size], axis=-1)
+        mean = _mean(logits, form.vocab_size)
         chosen = (1 - form.smoothing) * chosen + form.smoothing * mean
     losses = jax.nn.logsumexp(logits, axis=-1) - chosen
     return jnp.sum(losses * weights)
+
+
+def _mean(
+    logits: jax.Array,  # [..., V padded]
+    vocab_size: int,  # V
+) -> jax.Array:  # [...]
+    """Over the words that are there. To cut out the others would move words between devices."""
+    real = jnp.arange(logits.shape[-1]) < vocab_size
+    real = real.reshape((1,) * (logits.ndim - 1) + (-1,))
+    return jnp.sum(jnp.where(real, logits, 0), axis=-1) / vocab_size
 
 
 def _rows(form: ChunkedCrossEntropy, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

@@ -1,0 +1,133 @@
+"""Every mesh trains as one device does, and sends what is expected and nothing else."""
+
+import dataclasses
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.train.meshes import (
+    CONTEXT,
+    KINDS,
+    Outcome,
+    an_experiment,
+    kinds_by_axis,
+    largest_weight,
+    train,
+)
+from tests.train.support import light_compiler as light_compiler
+from train.context import check_context
+from train.engine import make_engine
+from train.errors import UsageError
+from train.optimizers import OPTIMIZERS
+from train.sharding import MeshConfig, make_mesh
+from transformer import FeedForwardConfig, Hardware
+from transformer.mixture import MixtureConfig
+from transformer.variants.sliding_window import SlidingWindowConfig
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("meshes")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Callable[[str], Outcome]:
+    """What one device makes of a model."""
+    return functools.cache(lambda model: train(folder, model, None))
+
+
+def slow(model: str, mesh: MeshConfig) -> Any:
+    return pytest.param(model, mesh, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh"),
+    [
+        slow("decoder", MeshConfig(data=8)),
+        ("decoder", MeshConfig(data=2, fsdp=2, tensor=2)),
+        slow("decoder", MeshConfig(data=2, context=4)),
+        ("decoder", MeshConfig(data=1, fsdp=2, context=2, tensor=2)),
+        slow("encoder-decoder", MeshConfig(data=2, fsdp=2, tensor=2)),
+        ("experts", MeshConfig(data=2, expert=2, context=2)),
+        slow("experts", MeshConfig(data=1, fsdp=2, expert=2, tensor=2)),
+        slow("capacity", MeshConfig(data=2, fsdp=2, expert=2)),
+    ],
+    ids=str,
+)
+def test_a_mesh_is_one_device(
+    folder: Path, alone: Callable[[str], Outcome], model: str, mesh: MeshConfig
+) -> None:
+    found, expected = train(folder, model, mesh), alone(model)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=0, atol=1e-5)
+    assert abs(expected.losses[-1] - expected.losses[0]) > 1e-3  # weights that move
+    several = {axis: size for axis, size in found.mesh.shape.items() if size > 1}
+    wanted = {axis: KINDS[axis] for axis in several}
+    if model == "capacity":
+        wanted["expert"] = {"all-reduce", "all-to-all"}
+    assert kinds_by_axis(found.collectives) == wanted
+    for one in found.collectives:
+        if one.kind == "all-gather" and "fsdp" in one.axes:
+            assert one.axes == ("fsdp",)
+            assert one.bytes <= largest_weight(found)
+        if one.kind == "collective-permute":
+            assert one.count == 3 * mesh.context  # of each layer, forward or backward
+
+
+@pytest.mark.slow
+def test_sixteen_devices(folder: Path) -> None:
+    """Four axes at once, in a process that has so many devices."""
+    program = "from tests.train.meshes import sixteen; sixteen()"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_no_device_has_the_whole_of_a_weight(folder: Path, optimizer: str) -> None:
+    """Nor of a moment of it, as it is laid out: 8-bit codes and their scales too."""
+    experiment = an_experiment(folder, "decoder", MeshConfig(data=1, fsdp=2, tensor=4), width=64)
+    experiment = dataclasses.replace(experiment, optimizer=OPTIMIZERS[optimizer]())
+    shapes = make_engine(experiment, Hardware(count=8)).shapes()
+    largest = max(leaf.size for leaf in jax.tree.leaves(shapes.params))
+    for path, leaf in jax.tree_util.tree_leaves_with_path((shapes.params, shapes.optimizer)):
+        if leaf.size * 16 >= largest:
+            share = np.prod(leaf.sharding.shard_shape(leaf.shape)) / leaf.size
+            assert share <= 1 / 2, jax.tree_util.keystr(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"mixer": SlidingWindowConfig(heads=4, window=4)},
+            r"mesh.context 2: model.pattern.0.mixer is sliding_window, which cannot",
+        ),
+        ({"position": CONTEXT["alibi"]}, "its scores are products alone, without a bias; set mesh"),
+        ({"form": "reference"}, "attention.form reference: cannot serve tokens that are spread"),
+        ({"sequence_length": 14}, "data.sequence_length 14: does not divide into 4 pieces"),
+    ],
+)
+def test_what_cannot_be_spread(folder: Path, changes: dict[str, Any], message: str) -> None:
+    mesh = MeshConfig(context=2)
+    experiment = an_experiment(folder, "decoder", mesh, **changes)
+    with pytest.raises((UsageError, ValueError), match=message):
+        check_context(experiment, make_mesh(mesh), Hardware())
+
+
+def test_sentences_cannot_be_spread(folder: Path) -> None:
+    mesh = MeshConfig(context=2)
+    experiment = an_experiment(folder, "encoder-decoder", mesh)
+    with pytest.raises(UsageError, match=r"mesh.context 2: task Translation has sequences of sev"):
+        check_context(experiment, make_mesh(mesh), Hardware())
+
+
+def test_experts_that_do_not_divide(folder: Path) -> None:
+    mixture = MixtureConfig(3, 2, FeedForwardConfig(24))
+    experiment = an_experiment(folder, "decoder", MeshConfig(expert=2), feed_forward=mixture)
+    with pytest.raises(UsageError, match="axis experts of size 3: does not divide into 2 parts"):
+        make_engine(experiment, Hardware(count=8))

@@ -1,0 +1,48 @@
+"""The estimates of memory against what compilers reserved (`bench/drills/plan.py`)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.drills.plan import CASES, parts, ratio
+from train.cli.kinds import with_kinds
+from train.cli.parsing import parse
+from train.describe.shape import with_sizes
+from train.experiment import Experiment
+from train.plan.candidate import Candidate
+from train.plan.quantities import Quantities
+from train.plan.target import parse_target
+from train.registry import find
+
+COMPILED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("cases.json").read_text())
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+def test_nine_of_ten_are_within_a_tenth(platform: str) -> None:
+    ratios = [ratio(each) for each in COMPILED if each["platform"] == platform]
+    within = sum(abs(each - 1) <= 0.1 for each in ratios)
+    assert within >= 0.9 * len(ratios), sorted(ratios)
+    assert len(ratios) >= 12
+
+
+def test_there_are_forty_cases_and_the_drill_compiles_them() -> None:
+    assert len(COMPILED) >= 40
+    assert {each["case"] for each in COMPILED} <= set(CASES.read_text().splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [each for each in COMPILED if each["case"].startswith("llama:3.2-1b")][:2],
+    ids=lambda each: each["case"].split()[1].replace(":", "-"),
+)
+def test_the_parts_are_those_of_the_code_as_it_is(case: dict[str, Any]) -> None:
+    config, name, *settings = case["case"].split()
+    default, left = with_kinds(find(config), settings)
+    experiment, _ = with_sizes(parse(Experiment, left, verb="plan", default=default))
+    target = parse_target(name)
+    quantities = Quantities.of(experiment, target)
+    found = parts(quantities, Candidate.of(experiment, target.count))
+    assert found == pytest.approx(case["parts"], rel=0.01)

@@ -175,7 +175,7 @@ def main(steps: int = 300, only: str = "") -> None:
                 print(kind, what, *losses, found.done, file=sys.stderr, flush=True)
             failed |= clean.done != "nothing"
             table.add_row(kind, "none", "", clean.done, "", f"{clean.loss:.4f}", "", "")
-    Console().print(table)
+    Console(width=140).print(table)
     sys.exit(failed)
 
 

@@ -1,7 +1,7 @@
 # make train    train the quickstart and sample from it     make test    run the tests
 # make .venv    the environment alone                       make quick   the fast part of the tests
 # make drills   large drills, as long as they take          make lint    ruff and mypy
-# make format   lay the code out as ruff wants it
+# make format   lay the code out as ruff wants it        make audit   known holes in what we build on
 #
 # PYTHON=python3.12 builds the environment with that Python, in place of one with another.
 # VENV=.venv-3.12 puts it elsewhere, so that several can live side by side.
@@ -14,7 +14,7 @@ SPREAD := --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train test quick drills lint format .venv
+.PHONY: help train test quick drills lint format audit .venv
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -45,6 +45,11 @@ lint: .venv
 format: .venv
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
+
+# Asks the network; the versions that were tested, whatever is installed.
+audit: .venv
+	$(RUN) -m pip install --quiet --constraint constraints.txt pip-audit
+	$(RUN) -m pip_audit --requirement constraints.txt --no-deps --disable-pip
 
 # Without PYTHON, an environment that is there is kept; else the first Python that will do is taken.
 # Each is tried by running it: a pyenv shim exists for versions that are not switched on.

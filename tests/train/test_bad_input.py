@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import pytest
-from orbax.checkpoint import CheckpointManager
+from orbax.checkpoint import AsyncCheckpointer
 
 import train
 from tests.train.support import (
@@ -192,13 +192,15 @@ def test_a_run_without_checkpoints(capsys: Capture, copy: Path) -> None:
 
 @pytest.mark.slow
 def test_a_damaged_checkpoint(capsys: Capture, whole: Whole, copy: Path) -> None:
-    """The one before it serves once it is out of the way."""
+    """The one before it serves; what was asked for by its step is refused."""
     for file in (copy / "checkpoints" / "6" / "state").rglob("*"):
         if file.is_file():
             file.write_bytes(b"")
     found = command(capsys, "evaluate", str(copy), "--json")
-    assert_refused(found, 1, "checkpoints/6: cannot be read", "move it away to go on from the one")
-    shutil.rmtree(copy / "checkpoints" / "6")
+    assert (found.status, json.loads(found.output)["step"]) == (0, 4)
+    assert "checkpoint of step 6: state/" in found.error
+    found = command(capsys, "evaluate", str(copy), "--step", "6")
+    assert_refused(found, 1, "checkpoints/6: is damaged (state/", "ask for another step")
     found = fit(capsys, whole, copy)
     assert (found.status, found.error) == (0, "")
     assert losses(copy) == losses(whole.workdir)
@@ -248,15 +250,15 @@ def test_a_disk_that_is_full_when_a_checkpoint_is_saved(
 ) -> None:
     """What was saved before is whole, and once there is room the run goes on from it."""
     workdir = tmp_path / "run"
-    save = CheckpointManager.save
+    save = AsyncCheckpointer.save
 
-    def on_a_full_disk(self: CheckpointManager, step: int, **rest: Any) -> bool:
-        if step == 4:
+    def on_a_full_disk(self: AsyncCheckpointer, folder: Any, **rest: Any) -> None:
+        if folder.name == "4":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return bool(save(self, step, **rest))
+        save(self, folder, **rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointManager, "save", on_a_full_disk)
+        patch.setattr(AsyncCheckpointer, "save", on_a_full_disk)
         found = fit(capsys, whole, workdir)
     problem = "could not be written (No space left on device); make room there"
     words = (f"checkpoint {workdir}/checkpoints/4: {problem}",)

@@ -400,7 +400,8 @@ def test_what_auto_chose_stays_on_hardware_of_a_kind(
     fit(an_experiment(unbroken.folder), copy)
     resumed = lines_of(copy / "logbook.jsonl")[2]
     assert resumed["kept"] == ({name: "blockwise"} if platform == "cpu" else {})
-    assert losses(copy) == pytest.approx(unbroken.losses, abs=1e-5)
+    # Tile by tile, other attention weights are dropped.
+    assert (losses(copy) == unbroken.losses) == (platform == "tpu")
 
 
 @pytest.mark.slow

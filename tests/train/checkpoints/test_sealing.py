@@ -1,0 +1,70 @@
+"""Two processes write a manifest together, and come to the same checkpoint."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from train.checkpoints import manifest
+from train.checkpoints.sealing import seal
+
+PROGRAM = """
+import sys, jax, jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from train.checkpoints import Checkpoints
+
+address, index, folder, damaged = sys.argv[1:]
+jax.distributed.initialize(address, 2, int(index))
+mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+cut = NamedSharding(mesh, PartitionSpec("data"))
+state = {"w": jax.jit(lambda: jnp.arange(6.0).reshape(2, 3), out_shardings=cut)()}
+like = {"w": jax.ShapeDtypeStruct((2, 3), jnp.float32, sharding=cut)}
+with Checkpoints(folder, keep=2) as checkpoints:
+    for step in (1, 2):
+        checkpoints.save(step, state, {})
+    checkpoints.wait()
+    if int(index) == 0:
+        (checkpoints.directory / "2" / damaged).unlink()
+    found = checkpoints.newest_good()
+    checkpoints.set_aside(2, "damaged")
+    restored = checkpoints.restore(found.step, like).state["w"]
+    same = bool((restored.addressable_data(0) == state["w"].addressable_data(0)).all())
+    print(found.step, [each.step for each in found.passed_over], checkpoints.steps(), same)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_write_one_manifest_and_pass_over_the_same(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, address, str(index), str(tmp_path), "extra/metadata"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in (0, 1)
+    ]
+    outcomes = [process.communicate() for process in processes]
+    last = [output.splitlines()[-1:] for output, _ in outcomes]  # gloo has a line of its own
+    assert last == [["1 [2] [1] True"]] * 2, outcomes
+    folder = epath.Path(tmp_path / "1")
+    assert {path.name for path in tmp_path.iterdir()} == {"1", "damaged-2"}
+    assert set(manifest.from_text((folder / manifest.NAME).read_text())) == set(
+        manifest.names(folder)
+    )
+    assert not list(folder.glob("manifest.json.*"))
+    assert manifest.problem(folder, "full") is None
+
+
+def test_one_process_writes_it_alone(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"three")
+    seal(epath.Path(tmp_path))
+    found = json.loads((tmp_path / "manifest.json").read_text())["files"]
+    assert {name: each["bytes"] for name, each in found.items()} == {"a": 5}

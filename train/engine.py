@@ -21,7 +21,10 @@ from train.recovery.watch import Watch
 from train.schedules import make_schedule
 from train.sharding import (
     check_batches,
+    check_memory,
     constrain_to,
+    in_device_memory,
+    in_host_memory,
     like_parameters,
     make_mesh,
     parameter_shardings,
@@ -36,6 +39,7 @@ from transformer.model import Model
 from transformer.shared import unconstrained
 
 Metrics = dict[str, jax.Array]
+StepFunction = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
 class Engine(abc.ABC):
@@ -97,9 +101,12 @@ class JitEngine(Engine):
         self.model = make_task(experiment).model(hardware, constrain_to(mesh))
         self.axes = self.model.axes()
         self.train_step = make_step(experiment, self.model, self.axes)
+        check_memory(experiment.mesh, hardware)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes())
         self._step = jax.jit(
-            self.train_step, donate_argnums=0, out_shardings=(shardings, replicated(mesh))
+            self.fetching(self.train_step),
+            donate_argnums=0,
+            out_shardings=(shardings, replicated(mesh)),
         )
         loss = self.train_step.loss
         self._evaluate = jax.jit(lambda params, batch: loss(params, batch, None))
@@ -117,6 +124,8 @@ class JitEngine(Engine):
         params = parameter_shardings(self.mesh, self.axes, shapes.params)
         whole = replicated(self.mesh)
         optimizer = like_parameters(shapes.optimizer, shapes.params, params, whole)
+        if self.experiment.mesh.optimizer == "host":
+            optimizer = in_host_memory(optimizer)
         rest = jax.tree.map(lambda _: whole, shapes)
         ema = None if shapes.ema is None else params
         shardings = rest.replace(params=params, optimizer=optimizer, ema=ema)
@@ -125,6 +134,17 @@ class JitEngine(Engine):
             shapes,
             shardings,
         )
+
+    def fetching(self, step: StepFunction) -> StepFunction:
+        """The step on a state of which a part lies in the memory of the host."""
+        if self.experiment.mesh.optimizer == "device":
+            return step
+        near = jax.tree.map(lambda leaf: in_device_memory(leaf.sharding), self.shapes().optimizer)
+
+        def run(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+            return step(state.replace(optimizer=jax.device_put(state.optimizer, near)), batch)
+
+        return run
 
     def put(self, rows: dict[str, np.ndarray]) -> Batch:
         count = len(next(iter(rows.values()))) * jax.process_count()

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from train.errors import UserError
+from train.xla_flags import likely_platform, set_overlap_flags
 from transformer.hardware import Hardware, Platform
 
 PLATFORMS: dict[str, Platform] = {
@@ -20,6 +21,7 @@ PLATFORMS: dict[str, Platform] = {
 
 def local_hardware() -> Hardware:
     """What this process and those beside it run on. Raises UserError if JAX has no device."""
+    set_overlap_flags(likely_platform())
     try:
         device = jax.devices()[0]
     except RuntimeError as error:

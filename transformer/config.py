@@ -65,7 +65,8 @@ class TransformerConfig:
     layer. The same weights serve both."""
     remat: Remat = "none"
     """What is computed again in the backward pass in place of being kept: nothing; all but products
-    with weights; all but each layer's input."""
+    with weights; all but each layer's input. Or nothing is computed again but what is no product
+    with a weight, and those products wait in the host's memory."""
     vocab_multiple: int = 128
     """Rows of the embedding are padded to a multiple of this, so that they divide among devices."""
 

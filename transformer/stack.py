@@ -23,13 +23,15 @@ from transformer.shared import Shared
 from transformer.weights import is_weight
 
 Loop = Literal["auto", "scan", "unroll"]
-Remat = Literal["none", "dots", "full"]
+Remat = Literal["none", "dots", "full", "offload"]
 
 KEPT = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
+    "offload": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
 }
-"""What of a layer is kept for the backward pass: products with weights, or only its input."""
+"""What of a layer is kept for the backward pass: products with weights, or only its input; or
+products with weights in the memory of the host, from where they are fetched again."""
 
 
 class StackOutput(NamedTuple):
@@ -79,6 +81,10 @@ class Stack(nn.Module):
         keys: jax.Array | None = None,  # [B]
         want: Want = NOTHING,
     ) -> StackOutput:
+        if self.remat == "offload" and self.shared.hardware.platform == "cpu":
+            raise ValueError(
+                "model.remat offload: a CPU computes in the host's memory already; set it to dots"
+            )
         places, layers = len(self.pattern), self.shared.layers
         stacks = [self.stacked(place) for place in range(places)]
         caches = [None] * layers if cache is None else list(cache)

@@ -126,6 +126,28 @@ def test_sentences_cannot_be_spread(folder: Path) -> None:
         check_context(experiment, make_mesh(mesh), Hardware())
 
 
+def test_a_cpu_has_no_other_memory(folder: Path) -> None:
+    experiment = an_experiment(folder, "decoder", MeshConfig(optimizer="host"))
+    with pytest.raises(UsageError, match="mesh.optimizer host: a CPU computes in the host's memor"):
+        make_engine(experiment, Hardware(count=8))
+    experiment = an_experiment(folder, "decoder", MeshConfig())
+    model = dataclasses.replace(experiment.model, remat="offload")
+    with pytest.raises(UsageError, match="model.remat offload: a CPU computes in the host's memor"):
+        make_engine(dataclasses.replace(experiment, model=model), Hardware(count=8))
+
+
+def test_moments_in_the_hosts_memory(folder: Path) -> None:
+    """Each where its weight lies, in the other memory; counters stay."""
+    experiment = an_experiment(folder, "decoder", MeshConfig(fsdp=2, optimizer="host"))
+    shapes = make_engine(experiment, Hardware("tpu", "TPU v5e", 8)).shapes()
+    moments = shapes.optimizer[0].mu
+    for leaf, weight in zip(jax.tree.leaves(moments), jax.tree.leaves(shapes.params), strict=True):
+        assert leaf.sharding.memory_kind == "pinned_host"
+        assert leaf.sharding.spec == weight.sharding.spec
+        assert weight.sharding.memory_kind != "pinned_host"
+    assert shapes.step.sharding.memory_kind != "pinned_host"
+
+
 def test_experts_that_do_not_divide(folder: Path) -> None:
     mixture = MixtureConfig(3, 2, FeedForwardConfig(24))
     experiment = an_experiment(folder, "decoder", MeshConfig(expert=2), feed_forward=mixture)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 from jax.sharding import AxisType, Mesh
@@ -16,7 +17,7 @@ Stages of a pipeline, which talk least, would stand first."""
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """The size of each axis. At most one may be -1: the devices that are left."""
+    """The size of each axis, of which at most one may be -1: the devices that are left."""
 
     data: int = -1
     """Copies of the model, each with its part of the batch."""
@@ -28,10 +29,13 @@ class MeshConfig:
     """Parts that the tokens of a sequence are cut into."""
     expert: int = 1
     """Parts that the experts of a mixture are cut into; the batch too."""
+    optimizer: Literal["device", "host"] = "device"
+    """Where the optimizer's state lies: with the weights, or in the host's memory, which is larger
+    and slower to reach."""
 
     def sizes(self, devices: int) -> dict[str, int]:
         """The size of each axis. Raises UsageError if they cannot be that many devices."""
-        given = dataclasses.asdict(self)
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in AXES}
         often = ("data", "fsdp", "tensor")
         shown = " x ".join(f"{n} {size}" for n, size in given.items() if n in often or size != 1)
         sizes = {name: given[name] for name in AXES}

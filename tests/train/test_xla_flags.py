@@ -1,0 +1,53 @@
+import subprocess
+import sys
+
+import pytest
+
+from train.xla_flags import GPU, TPU, likely_platform, set_overlap_flags
+
+
+def test_each_platform_has_its_variable() -> None:
+    environment: dict[str, str] = {}
+    set_overlap_flags("tpu", environment)
+    assert set(environment) == {"LIBTPU_INIT_ARGS"}
+    assert len(environment["LIBTPU_INIT_ARGS"].split()) == len(TPU)
+    set_overlap_flags("gpu", environment)
+    assert environment["XLA_FLAGS"].split() == [f"--{name}={GPU[name]}" for name in GPU]
+
+
+def test_nothing_is_set_for_a_cpu() -> None:
+    environment = {"XLA_FLAGS": "--one=1"}
+    set_overlap_flags("cpu", environment)
+    assert environment == {"XLA_FLAGS": "--one=1"}
+
+
+def test_what_the_user_has_set_stays() -> None:
+    mine = "--xla_gpu_enable_latency_hiding_scheduler=false --mine"
+    environment = {"XLA_FLAGS": mine}
+    for _ in range(2):  # once more changes nothing
+        set_overlap_flags("gpu", environment)
+    flags = environment["XLA_FLAGS"].split()
+    assert " ".join(flags[:2]) == mine
+    assert len(flags) == 2 + len(GPU) - 1
+    assert "--xla_gpu_enable_latency_hiding_scheduler=true" not in flags
+
+
+@pytest.mark.parametrize(
+    ("asked", "platform"), [("cpu", "cpu"), ("cuda,cpu", "gpu"), ("tpu", "tpu")]
+)
+def test_the_platform_asked_for(asked: str, platform: str) -> None:
+    assert likely_platform({"JAX_PLATFORMS": asked}) == platform
+
+
+def test_xla_knows_the_flags_that_every_backend_reads() -> None:
+    """It ends a process over a name that it does not know."""
+    flags: dict[str, str] = {"JAX_PLATFORMS": "cpu"}
+    set_overlap_flags("gpu", flags)
+    program = "import os; os.environ.update({}); import jax; print(jax.devices())"
+    found = subprocess.run(
+        [sys.executable, "-c", program.replace("{}", repr(flags))],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr

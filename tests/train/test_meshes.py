@@ -128,11 +128,11 @@ def test_sentences_cannot_be_spread(folder: Path) -> None:
 
 def test_a_cpu_has_no_other_memory(folder: Path) -> None:
     experiment = an_experiment(folder, "decoder", MeshConfig(optimizer="host"))
-    with pytest.raises(UsageError, match="mesh.optimizer host: a CPU computes in the host's memor"):
+    with pytest.raises(UsageError, match=r"mesh.optimizer host: a CPU computes in"):
         make_engine(experiment, Hardware(count=8))
     experiment = an_experiment(folder, "decoder", MeshConfig())
     model = dataclasses.replace(experiment.model, remat="offload")
-    with pytest.raises(UsageError, match="model.remat offload: a CPU computes in the host's memor"):
+    with pytest.raises(UsageError, match=r"model.remat offload: a CPU computes in"):
         make_engine(dataclasses.replace(experiment, model=model), Hardware(count=8))
 
 

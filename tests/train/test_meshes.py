@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,9 +23,11 @@ from tests.train.meshes import (
     train,
 )
 from tests.train.support import light_compiler as light_compiler
+from train.collectives import collectives
 from train.context import check_context
 from train.engine import make_engine
 from train.errors import UsageError
+from train.hlo import Program, shapes_of
 from train.optimizers import OPTIMIZERS
 from train.sharding import MeshConfig, make_mesh
 from transformer import FeedForwardConfig, Hardware
@@ -98,6 +101,24 @@ def test_no_device_has_the_whole_of_a_weight(folder: Path, optimizer: str) -> No
         if leaf.size * 16 >= largest:
             share = np.prod(leaf.sharding.shard_shape(leaf.shape)) / leaf.size
             assert share <= 1 / 2, jax.tree_util.keystr(path)
+
+
+def test_weights_are_drawn_where_they_lie(folder: Path) -> None:
+    """The program that makes the first state sends nothing, and has no weight whole on a device."""
+    mesh = MeshConfig(data=1, fsdp=2, tensor=4)
+    engine = make_engine(an_experiment(folder, "decoder", mesh, width=64), Hardware(count=8))
+    text = jax.jit(engine.init).lower().compile().as_text() or ""
+    assert collectives(text, engine.mesh) == ()
+    program = Program.parse(text)
+    arrays = {
+        shape
+        for name, count in program.runs().items()
+        for instruction in program.computations[name].values()
+        for shape in shapes_of(instruction.type)
+        if count
+    }
+    largest = max(leaf.size for leaf in jax.tree.leaves(engine.shapes().params))
+    assert max(math.prod(shape) for shape in arrays) <= largest // 4
 
 
 @pytest.mark.parametrize(

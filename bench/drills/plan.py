@@ -47,6 +47,8 @@ class Options:
     platform: Literal["all", "tpu", "gpu"] = "all"
     write: bool = False
     """Keep the numbers for the tests."""
+    missing: bool = False
+    """Only the cases whose numbers are not kept."""
     fit: bool = False
     """Compile nothing, and fit the coefficients to the numbers that are kept."""
 
@@ -97,6 +99,8 @@ def main(options: Options) -> None:
     table = Table("case", "estimated", "compiled", "ratio", "seconds", box=None)
     ratios = []
     for case in cases(options):
+        if options.missing and case in kept:
+            continue
         try:
             found = compiled(case)
         except UserError as error:

@@ -14,7 +14,7 @@ import yaml
 
 CLOUD = Path(__file__).parents[2] / "cloud"
 SCRIPTS = ("tpu_vm.sh", "gke.sh", "slurm.sbatch")
-TPU = dict(
+TPU: dict[str, Any] = dict(
     NAME="run",
     ZONE="us-east5-a",
     TYPE="v5p-128",
@@ -22,7 +22,7 @@ TPU = dict(
     CONFIG="llama:3-8b",
     WORKDIR="gs://bucket/a run",
 )
-GKE = dict(
+GKE: dict[str, Any] = dict(
     NAME="run",
     IMAGE="example.org/it:1",
     CHIP="tpu-v5p-slice",
@@ -34,7 +34,7 @@ GKE = dict(
 
 
 def ran(
-    script: str, *arguments: str, dry: bool = True, **variables: str
+    script: str, *arguments: str, dry: bool = True, **variables: Any
 ) -> "subprocess.CompletedProcess[str]":
     folder = Path(sys.executable).parent  # of python3 and shellcheck
     known = {"PATH": f"{folder}:{os.environ['PATH']}", "PAUSE": "0", **variables}

@@ -64,7 +64,9 @@ def test_the_remedies_name_the_largest_settings_and_their_values() -> None:
 )
 def test_what_is_done_already_is_no_remedy(changes: dict[str, Any], remedy: str) -> None:
     assert any(remedy in each for each in known_to_help(EXPERIMENT))
-    assert not any(remedy in each for each in known_to_help(dataclasses.replace(EXPERIMENT, **changes)))
+    assert not any(
+        remedy in each for each in known_to_help(dataclasses.replace(EXPERIMENT, **changes))
+    )
 
 
 @pytest.mark.parametrize("error", [jax.errors.JaxRuntimeError(CPU), MemoryError()])

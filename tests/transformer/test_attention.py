@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 from tests.transformer import formulas, mixers
 from tests.transformer.formulas import Array, array, assert_close, normal
 from transformer import AttentionConfig, Mask, MixerConfig, NormConfig, Pattern, Rotary
+from transformer.attend import Form
 from transformer.attention import Attention
 from transformer.cache import MemoryCache
 from transformer.mixers import mixer_type
@@ -187,8 +188,7 @@ def test_axes_of_the_weights() -> None:
         ({"dropout": 1.0}, r"attention.dropout 1.0: give a share in \[0, 1\)"),
         (
             {"form": "flash"},
-            "attention.form flash: is not known; give one of auto, reference, query_blocks, "
-            "blockwise, cudnn, splash",
+            f"attention.form flash: is not known; give one of {', '.join(get_args(Form))}",
         ),
     ],
 )

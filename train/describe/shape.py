@@ -18,7 +18,9 @@ def window(experiment: "Experiment") -> tuple[int, int]:
     """The examples of a batch, and the tokens of each: the most that there may be."""
     data = experiment.data
     if isinstance(data, ParallelDataConfig):
-        return max(1, experiment.batch_size // data.max_length), data.max_length
+        multiple = data.row_multiple
+        rows = experiment.batch_size // data.max_length // multiple * multiple
+        return max(multiple, rows), data.max_length
     length: int = getattr(data, "sequence_length", 0) or getattr(data, "max_length", 1)
     return experiment.batch_size, length
 

@@ -1,13 +1,15 @@
 """One way of training an experiment on a target: what a search goes through."""
 
 import dataclasses
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from train.experiment import Experiment
 from train.sharding import MeshConfig
+from train.sharding.mesh import AXES
 from transformer.stack import Remat
 
-POLICIES: tuple[Remat, ...] = get_args(Remat)
+POLICIES: tuple[Remat, ...] = ("none", "dots", "full")
+"""Those that a search tries."""
 
 
 class Candidate(NamedTuple):
@@ -20,7 +22,8 @@ class Candidate(NamedTuple):
     @classmethod
     def of(cls, experiment: Experiment, devices: int) -> "Candidate":
         """The experiment as it is; -1 in its mesh becomes a number."""
-        mesh = MeshConfig(**experiment.mesh.sizes(devices))
+        sizes: Any = experiment.mesh.sizes(devices)
+        mesh = dataclasses.replace(experiment.mesh, **sizes)
         return cls(mesh, experiment.model.remat, experiment.accumulate)
 
     def applied(self, experiment: Experiment) -> Experiment:
@@ -32,7 +35,7 @@ class Candidate(NamedTuple):
 
     def flags(self) -> str:
         """What to give `fit`."""
-        sizes = dataclasses.asdict(self.mesh)
+        sizes = sizes_of(self.mesh)
         given = [f"--mesh.{name} {size}" for name, size in sizes.items() if size > 1]
         if self.mesh.data == 1:  # by default it takes all devices
             given.insert(0, "--mesh.data 1")
@@ -40,6 +43,11 @@ class Candidate(NamedTuple):
 
     def shown(self) -> str:
         """`fsdp 128 x tensor 8`."""
-        sizes = dataclasses.asdict(self.mesh)
+        sizes = sizes_of(self.mesh)
         parts = [f"{name} {size}" for name, size in sizes.items() if size > 1]
         return " x ".join(parts) or "one chip"
+
+
+def sizes_of(mesh: MeshConfig) -> dict[str, int]:
+    """The size of each axis."""
+    return {axis: getattr(mesh, axis) for axis in AXES}

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from train.plan.candidate import Candidate
 from train.plan.quantities import Quantities
 from transformer.losses import chunk_count
+from transformer.stack import Remat
 
 
 class Coefficients(NamedTuple):
@@ -76,8 +77,9 @@ def parts(quantities: Quantities, candidate: Candidate) -> dict[str, float]:
     rows = quantities.rows / (mesh.data * mesh.fsdp * mesh.expert * candidate.accumulate)
     share = rows / mesh.context
     none = quantities.kept("none")
-    kept = quantities.kept(candidate.remat).of(share, mesh.tensor)
-    held = {"none": "kept"}.get(candidate.remat, candidate.remat)
+    # What is offloaded lies with the host: the chip has the inputs of layers.
+    remat: Remat = "full" if candidate.remat == "offload" else candidate.remat
+    kept = quantities.kept(remat).of(share, mesh.tensor)
     target = quantities.target
     chunks = chunk_count(
         quantities.rows // candidate.accumulate,
@@ -88,7 +90,7 @@ def parts(quantities: Quantities, candidate: Candidate) -> dict[str, float]:
     logits = 4 * share * quantities.length / chunks * model.vocab_rows / mesh.tensor
     gathered = quantities.largest_layer * quantities.item / (mesh.tensor * mesh.expert)
     return {
-        held: kept,
+        "kept" if remat == "none" else remat: kept,
         "gradients": quantities.state(mesh).gradients * (1 if candidate.accumulate == 1 else 2),
         "layer": none.of(share, mesh.tensor) / quantities.layers,
         "gathered": gathered,

@@ -1,6 +1,7 @@
 """Which forms of attention a step takes on its target."""
 
 import dataclasses
+from typing import Any
 
 from train.describe.shape import window
 from train.experiment import Experiment
@@ -40,7 +41,8 @@ def traceable(experiment: Experiment, hardware: Hardware) -> Experiment:
         layer = LayerMixer(block.mixer, model.causal, cross=False)
         if form_of(experiment, hardware, layer) not in KERNELS:
             return block
-        return dataclasses.replace(block, mixer=dataclasses.replace(block.mixer, form="blockwise"))
+        mixer: Any = block.mixer
+        return dataclasses.replace(block, mixer=dataclasses.replace(mixer, form="blockwise"))
 
     pattern = tuple(replaced(block) for block in model.pattern)
     return dataclasses.replace(experiment, model=dataclasses.replace(model, pattern=pattern))

@@ -6,7 +6,7 @@ from typing import Any
 
 from train.describe.shape import window
 from train.experiment import Experiment
-from train.plan.candidate import Candidate
+from train.plan.candidate import Candidate, sizes_of
 from train.plan.compiled import CompiledStep, compile_step
 from train.plan.prices import price
 from train.plan.quantities import Quantities
@@ -85,7 +85,7 @@ class Plan:
             "target": self.target.name,
             "chips": self.target.count,
             "fits": self.fits,
-            "mesh": dataclasses.asdict(self.chosen.candidate.mesh),
+            "mesh": sizes_of(self.chosen.candidate.mesh),
             "accumulate": self.chosen.candidate.accumulate,
             "remat": self.chosen.candidate.remat,
             "flags": self.chosen.candidate.flags(),

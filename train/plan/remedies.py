@@ -1,12 +1,10 @@
 """What would make a step fit that ran out of memory, by the same estimates as a plan's."""
 
-import dataclasses
-
 from train.describe.layout import in_bytes
 from train.describe.shape import with_sizes
 from train.errors import UsageError, UserError
 from train.experiment import Experiment
-from train.plan.candidate import Candidate
+from train.plan.candidate import Candidate, sizes_of
 from train.plan.footprint import Footprint
 from train.plan.quantities import Quantities
 from train.plan.search import Ranked, ranked, search
@@ -66,8 +64,9 @@ def largest(size: Footprint) -> str:
 
 
 def _settings(candidate: Candidate) -> dict[str, object]:
-    mesh = dataclasses.asdict(candidate.mesh)
-    named: dict[str, object] = {f"mesh.{name}": size for name, size in mesh.items()}
+    named: dict[str, object] = {
+        f"mesh.{axis}": size for axis, size in sizes_of(candidate.mesh).items()
+    }
     return {**named, "accumulate": candidate.accumulate, "model.remat": candidate.remat}
 
 

@@ -84,6 +84,7 @@ def _operations(quantities: Quantities, candidate: Candidate) -> float:
     again = {
         "none": 0.0,
         "dots": scores,
+        "offload": scores,
         "full": flops.projections + flops.feed_forward + scores,
     }
     forward = flops.projections + flops.feed_forward + scores + flops.vocabulary

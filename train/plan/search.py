@@ -72,8 +72,13 @@ def meshes(quantities: Quantities) -> Iterator[MeshConfig]:
             for expert in _experts(quantities, count // tensor // context):
                 rest = count // (tensor * context * expert)
                 for fsdp in _divisors(rest):
-                    yield MeshConfig(
-                        data=rest // fsdp, fsdp=fsdp, tensor=tensor, context=context, expert=expert
+                    yield dataclasses.replace(
+                        quantities.experiment.mesh,
+                        data=rest // fsdp,
+                        fsdp=fsdp,
+                        tensor=tensor,
+                        context=context,
+                        expert=expert,
                     )
 
 

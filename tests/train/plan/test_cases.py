@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from bench.drills.plan import CASES, parts, ratio
+from bench.drills.plan import CASES, ratio
 from train.cli.kinds import with_kinds
 from train.cli.parsing import parse
 from train.describe.shape import with_sizes
 from train.experiment import Experiment
 from train.plan.candidate import Candidate
+from train.plan.footprint import parts
 from train.plan.quantities import Quantities
 from train.plan.target import parse_target
 from train.registry import find

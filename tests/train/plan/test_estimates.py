@@ -1,6 +1,7 @@
 """The estimates against numbers by hand: D 8, N 4, H 2, F 16, V 32, L 3, B 16, T 64."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -66,9 +67,9 @@ def quantities() -> Quantities:
     return Quantities.of(EXPERIMENT, Target("toy", CHIP, (2, 4, 4)))
 
 
-def candidate(**sizes: int) -> Candidate:
+def candidate(**sizes: Any) -> Candidate:
     accumulate = sizes.pop("accumulate", 1)
-    return Candidate(MeshConfig(**{"data": 1, **sizes}), "full", accumulate)
+    return Candidate(dataclasses.replace(MeshConfig(data=1), **sizes), "full", accumulate)
 
 
 def test_what_there_is_to_count(quantities: Quantities) -> None:

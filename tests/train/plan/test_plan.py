@@ -12,6 +12,7 @@ from train.describe.shape import with_sizes
 from train.errors import UserError
 from train.experiment import Experiment
 from train.plan import Options, Plan, plan
+from train.plan.candidate import sizes_of
 from train.plan.chips import CHIPS
 from train.plan.prices import price
 from train.plan.tables import show
@@ -53,7 +54,7 @@ def test_the_step_is_compiled_for_all_devices(found: Plan) -> None:
     assert found.fits
     assert found.memory == compiled.peak
     assert compiled.collectives
-    sizes = dataclasses.asdict(found.chosen.candidate.mesh)
+    sizes = sizes_of(found.chosen.candidate.mesh)
     used = {axis for one in compiled.collectives for axis in one.axes}
     assert used <= {axis for axis, size in sizes.items() if size > 1}
 

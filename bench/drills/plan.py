@@ -86,7 +86,7 @@ def compiled(case: str) -> dict[str, Any]:
 
 def ratio(found: dict[str, Any]) -> float:
     """The estimate of all memory over the compiler's."""
-    size = sum(assembled(found["platform"], found["parts"]).values())
+    size = sum(assembled(found["parts"]).values())
     return float(found["arguments"] + size) / float(found["peak"])
 
 
@@ -118,17 +118,19 @@ def main(options: Options) -> None:
 
 
 def fit(found: list[dict[str, Any]]) -> None:
-    """Prints coefficients fitted to each platform's cases, errors relative to all memory."""
+    """Prints coefficients fitted to all cases, errors relative to all memory."""
     names = Coefficients._fields
-    for platform in sorted({each["platform"] for each in found}):
-        own = [each for each in found if each["platform"] == platform and not each["refused"]]
-        peak = np.array([each["peak"] for each in own])
-        matrix = np.array([[each["parts"].get(name, 0) for name in names] for each in own])
-        wanted = np.array([each["peak"] - each["arguments"] for each in own])
-        coefficients, _ = nnls(matrix / peak[:, None], wanted / peak)
-        error = abs(matrix @ coefficients - wanted) / peak
-        Console().print(platform, dict(zip(names, coefficients.round(2).tolist(), strict=True)))
-        Console().print(f"  {np.mean(error <= 0.1):.0%} within a tenth, {len(own)} cases")
+    own = [each for each in found if not each["refused"]]
+    peak = np.array([each["peak"] for each in own])
+    matrix = np.array([[each["parts"].get(name, 0) for name in names] for each in own])
+    wanted = np.array([each["peak"] - each["arguments"] for each in own])
+    coefficients, _ = nnls(matrix / peak[:, None], wanted / peak)
+    Console().print(dict(zip(names, coefficients.round(2).tolist(), strict=True)))
+    error = abs(matrix @ coefficients - wanted) / peak
+    for platform in sorted({each["platform"] for each in own}):
+        errors = [e for e, each in zip(error, own, strict=True) if each["platform"] == platform]
+        within = sum(e <= 0.1 for e in errors)
+        Console().print(f"{platform}: {within} of {len(errors)} within a tenth")
 
 
 if __name__ == "__main__":

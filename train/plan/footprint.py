@@ -1,8 +1,8 @@
 """How much memory a step takes on a chip: a model fitted to what compilers reserve.
 
 The state and the batch are exact. What is reserved beside them is made of what differentiation
-keeps (traced), gradients, and what a layer and the loss work with, each times a coefficient of the
-platform. The coefficients are fitted to compiled steps (`bench/drills/plan.py`).
+keeps (traced), gradients, and what a layer and the loss work with, each times a coefficient. The
+coefficients are fitted to steps compiled for TPUs and GPUs (`bench/drills/plan.py`).
 """
 
 import dataclasses
@@ -32,12 +32,9 @@ class Coefficients(NamedTuple):
     """Of the logits of a chunk, in float32."""
 
 
-COEFFICIENTS = {
-    "tpu": Coefficients(0.3, 0.93, 1.56, 1.27, 0.52, 0.0, 0.0),
-    "gpu": Coefficients(0.96, 0.95, 0.8, 1.12, 0.48, 2.88, 0.95),
-    "cpu": Coefficients(0.6, 1.0, 1.0, 1.0, 0.5, 1.0, 1.0),
-}
-"""Of CPUs roughly: they have memory enough."""
+COEFFICIENTS = Coefficients(
+    kept=0.97, dots=0.93, full=0.8, gradients=1.14, layer=0.53, gathered=3.31, loss=0.71
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +95,9 @@ def parts(quantities: Quantities, candidate: Candidate) -> dict[str, float]:
     }
 
 
-def assembled(platform: str, found: dict[str, float]) -> dict[str, float]:
+def assembled(found: dict[str, float]) -> dict[str, float]:
     """Bytes of gradients, of what is kept, and of what is worked with, from `parts`."""
-    known = COEFFICIENTS[platform]
-    sized = {name: getattr(known, name) * size for name, size in found.items()}
+    sized = {name: getattr(COEFFICIENTS, name) * size for name, size in found.items()}
     held = sum(sized.pop(name, 0.0) for name in ("kept", "dots", "full"))
     gradients = sized.pop("gradients")
     return {"gradients": gradients, "kept": held, "working": sum(sized.values())}
@@ -110,7 +106,7 @@ def assembled(platform: str, found: dict[str, float]) -> dict[str, float]:
 def footprint(quantities: Quantities, candidate: Candidate) -> Footprint:
     """The estimate. Raises UsageError for a mesh that does not divide the model."""
     mesh, state = candidate.mesh, quantities.state(candidate.mesh)
-    found = assembled(quantities.target.chip.platform, parts(quantities, candidate))
+    found = assembled(parts(quantities, candidate))
     tokens = (
         quantities.rows * quantities.length / (mesh.data * mesh.fsdp * mesh.expert * mesh.context)
     )

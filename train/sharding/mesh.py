@@ -57,8 +57,8 @@ class MeshConfig:
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """The mesh over `devices` (all there are, if None).
 
-    On a torus each axis lies along dimensions of it where it can; one of 2 on a torus of 4 x 4 takes
-    half of a dimension, and another axis the other half.
+    On a torus each axis lies along dimensions of it where it can; one of 2 on a torus of 4 x 4
+    takes half of a dimension, and another axis the other half.
     """
     devices = jax.devices() if devices is None else devices
     sizes = config.sizes(len(devices))

@@ -1,0 +1,167 @@
+"""Several processes on this machine, as several hosts are."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from tests.train.support import lines_of, write_config
+from train.errors import UserError
+from train.hosts import Meeting, meeting, together
+
+TWO = {"JAX_COORDINATOR_ADDRESS": "there:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "where"),
+    [
+        ({}, None),
+        (TWO, Meeting("there:1", 2, 1)),
+        ({**TWO, "JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}, None),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}, Meeting(None)),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"SLURM_NTASKS": "4"}, None),  # the batch script itself, not what srun starts
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, Meeting(None)),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, Meeting(None)),
+        ({"TPU_WORKER_HOSTNAMES": "a"}, None),
+        ({"KUBERNETES_SERVICE_HOST": "a", "JOB_COMPLETION_INDEX": "0"}, Meeting(None)),
+        ({"KUBERNETES_SERVICE_HOST": "a"}, None),
+    ],
+)
+def test_where_processes_meet(environment: dict[str, str], where: Meeting | None) -> None:
+    assert meeting({"JAX_PLATFORMS": "cpu", **environment}) == where
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"JAX_NUM_PROCESSES": ""}, r"JAX_NUM_PROCESSES \(not set\): give a number"),
+        ({"JAX_PROCESS_ID": "one"}, "JAX_PROCESS_ID one: give a number"),
+        ({"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID 2: give one from 0 to 1"),
+    ],
+)
+def test_half_a_meeting_is_told(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        meeting({**TWO, **changes})
+
+
+def test_other_errors_are_left_as_they_are() -> None:
+    error = jax.errors.JaxRuntimeError("Gloo: connection closed by peer")
+    with pytest.raises(jax.errors.JaxRuntimeError), together():  # there is but this process
+        raise error
+
+
+class Hosts:
+    """Processes that run `fit` together."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.config = folder, write_config(folder, batch_size="8")
+        self.running: list[subprocess.Popen[str]] = []
+
+    def start(self, count: int, *arguments: str, devices: int = 1) -> None:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            address = f"localhost:{free.getsockname()[1]}"
+        for index in range(count):
+            environment = {
+                **os.environ,
+                "JAX_COORDINATOR_ADDRESS": address,
+                "JAX_NUM_PROCESSES": str(count),
+                "JAX_PROCESS_ID": str(index),
+                "JAX_NUM_CPU_DEVICES": str(devices),
+            }
+            line = ("fit", self.config, "--workdir", str(self.folder / "run"), "--quiet")
+            self.running.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "train", *line, "--log-every", "1", *arguments],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    cwd=Path(__file__).parents[2],
+                    env=environment,
+                )
+            )
+
+    def ends(self, timeout: float = 400) -> list[tuple[int, str]]:
+        """The status of each, and what it said on standard error."""
+        said = [process.communicate(timeout=timeout)[1] for process in self.running]
+        found = [(p.returncode, each) for p, each in zip(self.running, said, strict=True)]
+        self.running = []
+        return found
+
+    def losses(self) -> dict[int, float]:
+        lines = lines_of(self.folder / "run" / "metrics.jsonl")
+        return {line["step"]: line["loss"] for line in lines if line["split"] == "train"}
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    found = Hosts(tmp_path)
+    yield found
+    for process in found.running:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_two_are_one_and_go_on_as_one(hosts: Hosts, tmp_path: Path) -> None:
+    every = ("--steps", "6", "--checkpoint.every", "3")
+    hosts.start(2, *every)
+    assert [status for status, _ in hosts.ends()] == [0, 0]
+    together = hosts.losses()
+    assert sorted(together) == [1, 2, 3, 4, 5, 6]
+    events = [line["event"] for line in lines_of(tmp_path / "run" / "logbook.jsonl")]
+    assert events.count("started") == 1  # one of them speaks
+    (tmp_path / "run").rename(tmp_path / "of two")
+    hosts.start(1, *every, devices=2)
+    assert [status for status, _ in hosts.ends()] == [0]
+    assert hosts.losses() == pytest.approx(together, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_when_one_is_killed_the_other_ends_with_a_word_and_the_run_goes_on(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    many = ("--steps", "100000", "--checkpoint.every", "5")
+    hosts.start(2, *many)
+    until(lambda: len(finished(tmp_path / "run" / "checkpoints")) >= 2)
+    hosts.running[1].send_signal(signal.SIGKILL)
+    first, second = hosts.ends(timeout=120)
+    assert second[0] == -signal.SIGKILL
+    assert first[0] == 1, first
+    assert "error: hosts: another process of the run has gone" in first[1]
+    assert "Traceback" not in first[1]
+    step = max(finished(tmp_path / "run" / "checkpoints"))
+    hosts.start(1, "--steps", str(step + 2), devices=2)
+    [(status, said)] = hosts.ends()
+    assert status == 0, said
+    assert max(hosts.losses()) == step + 2
+
+
+def finished(folder: Path) -> list[int]:
+    """The steps of checkpoints that count."""
+    return [int(each.parent.name) for each in folder.glob("[0-9]*/manifest.json")]
+
+
+def until(condition: Any, seconds: float = 300) -> None:
+    """Waits for something to be so."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to be"
+        time.sleep(0.2)
+
+
+def test_the_meeting_is_read_from_the_environment_of_skypilots_recipe() -> None:
+    import yaml
+
+    task = yaml.safe_load((Path(__file__).parents[2] / "cloud" / "sky.yaml").read_text())
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    assert all(name in task["run"] for name in names)

@@ -1,0 +1,137 @@
+"""Several processes that train one model together: meeting, and parting when one of them has gone.
+
+Each process runs the same command. They meet where `JAX_COORDINATOR_ADDRESS` says (with
+`JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`), or where JAX finds out by itself: under SLURM's srun,
+Open MPI, Kubernetes, and on Cloud TPUs.
+"""
+
+import contextlib
+import importlib.util
+import os
+import pathlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, NoReturn
+
+import jax
+
+from train.errors import UserError
+
+WAIT = 300
+"""Seconds that the others are waited for."""
+SILENCE = 60
+"""Seconds without a word after which a process counts as gone, and ends the others."""
+
+GONE = (
+    "gloo",
+    "nccl",
+    "connection reset",
+    "connection closed",
+    "unavailable",
+    "heartbeat",
+    "barrier",
+)
+"""What errors say when a process that takes part in something is no longer there."""
+
+
+class Meeting(NamedTuple):
+    """Where processes meet."""
+
+    address: str | None
+    """Host and port of the first; None: JAX finds it out, and the rest."""
+    count: int | None = None
+    index: int | None = None
+
+
+def meeting(environment: Mapping[str, str]) -> Meeting | None:
+    """Where this process meets others; None if it is alone.
+
+    Raises UserError if what is given for it is not all there, or makes no sense.
+    """
+    if address := environment.get("JAX_COORDINATOR_ADDRESS"):
+        count = _number(environment, "JAX_NUM_PROCESSES")
+        index = _number(environment, "JAX_PROCESS_ID")
+        if not 0 <= index < count:
+            raise UserError(f"JAX_PROCESS_ID {index}: give one from 0 to {count - 1}")
+        return Meeting(address, count, index) if count > 1 else None
+    several = (
+        _size(environment, "SLURM_STEP_NUM_TASKS") > 1
+        or _size(environment, "OMPI_COMM_WORLD_SIZE") > 1
+        or "," in environment.get("TPU_WORKER_HOSTNAMES", "")
+        or {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys()
+        or _on_a_tpu_vm(environment)
+    )
+    return Meeting(None) if several else None
+
+
+def join(environment: Mapping[str, str] = os.environ) -> None:
+    """Meets the other processes of the run, if there are any; before JAX looks for devices.
+
+    Raises UserError if they do not all come within `WAIT` seconds.
+    """
+    where = meeting(environment)
+    if where is None or jax.distributed.is_initialized():
+        return
+    try:
+        jax.distributed.initialize(
+            where.address,
+            where.count,
+            where.index,
+            initialization_timeout=WAIT,
+            heartbeat_timeout_seconds=SILENCE,
+        )
+    except (RuntimeError, ValueError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"hosts: did not all meet within {WAIT} s ({why}); start the same command on every "
+            "host, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID if need be"
+        ) from error
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Around what processes do together: one that has gone is told of in one line."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, UserError) as error:
+        text = " ".join(str(error).split())
+        if jax.process_count() == 1 or not any(word in text.lower() for word in GONE):
+            raise
+        raise UserError(
+            f"hosts: another process of the run has gone ({text[:160]}); start all of them again: "
+            "the run goes on from its newest checkpoint"
+        ) from error
+
+
+def leave(status: int) -> NoReturn:
+    """Ends a process that has failed, without waiting for those that wait for it."""
+    if status and "jax" in sys.modules and jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "")
+    if not text.isdecimal():
+        raise UserError(
+            f"{name} {text or '(not set)'}: give a number, as JAX_COORDINATOR_ADDRESS is set"
+        )
+    return int(text)
+
+
+def _size(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _on_a_tpu_vm(environment: Mapping[str, str]) -> bool:
+    """Whether this is a machine with a TPU that JAX is to use."""
+    platforms = environment.get("JAX_PLATFORMS", "tpu").split(",")
+    devices = pathlib.Path("/dev")
+    return (
+        "tpu" in platforms
+        and importlib.util.find_spec("libtpu") is not None
+        and any(devices.glob("accel[0-9]*"))
+    )

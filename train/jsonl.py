@@ -43,7 +43,7 @@ def read(path: Location) -> list[Record]:
 def read_lines(path: Location) -> list[str]:
     """The lines of a file without what ends them, torn ones too; a missing file has none."""
     with reading(path):
-        if not path.exists():
+        if not path.is_file():  # nor is a device, which may never end
             return []
         text = path.read_bytes().decode(errors="replace")
     return [line for line in text.split("\n") if line.strip()]

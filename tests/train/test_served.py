@@ -221,7 +221,10 @@ def test_a_run_ends_when_evaluations_get_no_better(
     assert run.step == best
     assert final == pytest.approx(value, rel=1e-6)  # of the best weights, over the same text
     assert_same_bits(run.params, state_at(workdir, best).params)
-    assert steps_of(workdir) == [best, end]
+    kept = steps_of(workdir)  # two that were due are kept for recovery
+    assert {best, end} <= set(kept)
+    assert all(step in (best, end) or step % 5 == 0 for step in kept)
+    assert len(kept) <= 4
     assert max(losses(workdir)) == end
     events = lines_of(workdir / "logbook.jsonl")
     assert [e["event"] for e in events] == ["started", "stopped early", "weights", "finished"]
@@ -273,7 +276,7 @@ def test_with_more_patience_it_goes_on(
     way = evaluations(workdir)
     best = min(way[:-1], key=lambda each: each[1])[0]
     assert longer.step == best
-    assert steps_of(workdir) == sorted({best, 40})
+    assert steps_of(workdir) == sorted({best, 35, 40})  # two that were due, for recovery
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ EXPERIMENT = Experiment(
         layers=L,
         pattern=(
             BlockConfig(
-                mixer=AttentionConfig(heads=4, bias=False),
+                mixer=AttentionConfig(heads=4, bias=False, form="reference"),
                 feed_forward=FeedForwardConfig(hidden=F, bias=False),
             ),
         ),

@@ -6,12 +6,13 @@ Open MPI, Kubernetes, and on Cloud TPUs.
 """
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import jax
 
@@ -34,7 +35,8 @@ GONE = (
 """What errors say when a process that takes part in something is no longer there."""
 
 
-class Meeting(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Meeting:
     """Where processes meet."""
 
     address: str | None

@@ -157,7 +157,7 @@ def _need(package: str, extra: str, target: Target) -> None:
     if found is None:
         raise UserError(
             f"target {target.name}: needs the compiler of {extra}, which is not installed; "
-            f"pip install 'linen-transformer[{extra}]', or --compile-best 0 for the estimate alone"
+            f"pip install 'jax[{extra}]', or --compile-best 0 for the estimate alone"
         )
 
 

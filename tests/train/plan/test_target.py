@@ -50,9 +50,7 @@ def test_targets_that_there_are_not(name: str, message: str) -> None:
 
 def test_a_compiler_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    message = (
-        r"target v5e:2x2: needs .* pip install 'linen-transformer\[tpu\]', or --compile-best 0"
-    )
+    message = r"target v5e:2x2: needs .* pip install 'jax\[tpu\]', or --compile-best 0"
     with pytest.raises(UserError, match=message):
         devices_of(parse_target("v5e:2x2"))
 

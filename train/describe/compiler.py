@@ -70,8 +70,8 @@ def ask_compiler(experiment: "Experiment", memory: Memory, hardware: "Hardware")
     kept_activations, kept_weights = traced(engine, batch, experiment.accumulate)
     return Compiled(
         devices=engine.mesh.size,
-        state=_on_one_device(state),
-        batch=_on_one_device(batch),
+        state=on_one_device(state),
+        batch=on_one_device(batch),
         arguments=stats.argument_size_in_bytes,
         in_place=stats.alias_size_in_bytes,
         results=stats.output_size_in_bytes - stats.alias_size_in_bytes,
@@ -85,7 +85,7 @@ def ask_compiler(experiment: "Experiment", memory: Memory, hardware: "Hardware")
     )
 
 
-def _on_one_device(tree: Any) -> int:
+def on_one_device(tree: Any) -> int:
     """Bytes of the part of each array that a device has."""
     import jax
 

@@ -1,7 +1,6 @@
 """The real training step, compiled for a target by its own compiler, and what that says of it."""
 
 import dataclasses
-import math
 import re
 import time
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import jax
 
 from train.collectives import Collective, collectives
+from train.describe.compiler import on_one_device
 from train.describe.shape import batch_shapes
 from train.engine import JitEngine
 from train.errors import UsageError
@@ -55,12 +55,12 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
         batch: Any = batch_shapes(experiment, mesh)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    weights, optimizer = of_one_chip(state.params), of_one_chip(state.optimizer)
+    weights, optimizer = on_one_device(state.params), on_one_device(state.optimizer)
     known: dict[str, Any] = dict(
         weights=weights,
         optimizer=optimizer,
-        other_state=of_one_chip(state) - weights - optimizer,
-        batch=of_one_chip(batch),
+        other_state=on_one_device(state) - weights - optimizer,
+        batch=on_one_device(batch),
     )
     begun = time.perf_counter()
     try:
@@ -99,12 +99,4 @@ def _refused(message: str, known: dict[str, int]) -> dict[str, Any]:
         peak=peak,
         collectives=(),
         refused="; ".join(f"{size} {operation}" for size, operation in largest[:3]) or message,
-    )
-
-
-def of_one_chip(tree: Any) -> int:
-    """Bytes of the part of each array that a chip has."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
     )

@@ -6,11 +6,11 @@ import pytest
 
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import tiny
+from train.describe.compiler import on_one_device
 from train.engine import make_engine
 from train.errors import UsageError
 from train.experiment import EmaConfig
 from train.optimizers import OPTIMIZERS
-from train.plan.compiled import of_one_chip
 from train.plan.state_bytes import StateShapes
 from train.sharding import MeshConfig
 from transformer import Hardware
@@ -29,9 +29,9 @@ def test_a_chip_has_what_the_engine_gives_it(tmp_path: Path, kind: Any, mesh: Me
     )
     found = StateShapes.of(experiment).on(mesh)
     state = make_engine(experiment, HARDWARE).shapes()
-    assert found.weights == of_one_chip(state.params)
-    assert found.optimizer == of_one_chip(state.optimizer)
-    assert found.other == of_one_chip(state.ema)
+    assert found.weights == on_one_device(state.params)
+    assert found.optimizer == on_one_device(state.optimizer)
+    assert found.other == on_one_device(state.ema)
     assert found.gradients == found.weights  # parameters are float32
 
 

@@ -46,7 +46,7 @@ EXPERIMENTS = {
         data=DATA,
         optimizer=Muon(beta2=0.99),
         schedule=ScheduleConfig("cosine", learning_rate=4e-3, warmup=100),
-        steps=2000,
+        steps=900,
         batch_size=12,
         evaluation=EvaluationConfig(every=250, batches=20),
         sample=SampleConfig(every=500, prompt="\n", tokens=200),

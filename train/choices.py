@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import cast
 
 from train.experiment import Experiment
-from transformer.attend import Form, choose
+from transformer.attend import Form
 from transformer.attention import AttentionConfig
 from transformer.hardware import Hardware
+from transformer.sizes import LayerMixer
 from transformer.stack import Loop, unrolls
 
 
@@ -16,20 +17,16 @@ def choices(experiment: Experiment, hardware: Hardware, parts: int = 1) -> dict[
     model, length = experiment.model, experiment.length
     chosen = {}
     for place, block in enumerate(model.pattern):
-        if isinstance(block.mixer, AttentionConfig):
-            case = block.mixer.case(
-                model.width,
-                length,
-                dtype=model.precision.compute,
-                hardware=hardware,
-                causal=model.causal,
-                segments=experiment.segments,
-                parts=parts,
-                meshed=experiment.compile == "jit",
-            )
-            choice = choose(block.mixer.form, case)
-            name = f"model.pattern.{place}.mixer.form"
-            chosen[name] = f"{choice.form} ({choice.why})"
+        choice = LayerMixer(block.mixer, model.causal).choice(
+            model,
+            length,
+            hardware=hardware,
+            segments=experiment.segments,
+            parts=parts,
+            meshed=experiment.compile == "jit",
+        )
+        if choice is not None:
+            chosen[f"model.pattern.{place}.mixer.form"] = f"{choice.form} ({choice.why})"
     unrolled = unrolls(model.loop, model.remat, model.layers, hardware)
     chosen["model.loop"] = "unroll" if unrolled else "scan"
     chosen["flattened tokens"] = "yes" if hardware.flattens_tokens and parts == 1 else "no"

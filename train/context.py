@@ -6,9 +6,9 @@ from train.data.config import DataConfig
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.sharding import parts
-from transformer.attend import choose
 from transformer.attention import AttentionConfig
 from transformer.hardware import Hardware
+from transformer.sizes import LayerMixer
 
 
 def check_context(experiment: Experiment, mesh: Mesh, hardware: Hardware) -> None:
@@ -31,19 +31,13 @@ def check_context(experiment: Experiment, mesh: Mesh, hardware: Hardware) -> Non
             f"part of mesh.context {count}; give a multiple of {2 * count}"
         )
     for place, block in enumerate(model.pattern):
-        if not isinstance(block.mixer, AttentionConfig):
+        mixer = LayerMixer(block.mixer, model.causal)
+        spread = mixer.choice(
+            model, length, hardware=hardware, segments=experiment.segments, parts=count
+        )
+        if spread is None:
             raise UsageError(
                 f"mesh.context {count}: model.pattern.{place}.mixer is {block.mixer.kind}, which "
                 "cannot look at tokens on other devices; set mesh.context to 1, or the mixer to "
                 f"{AttentionConfig.kind}"
             )
-        case = block.mixer.case(
-            model.width,
-            length,
-            dtype=model.precision.compute,
-            hardware=hardware,
-            causal=model.causal,
-            segments=experiment.segments,
-            parts=count,
-        )
-        choose(block.mixer.form, case)

@@ -53,13 +53,13 @@ class Judge:
         last = step == self.experiment.steps
         judged = not last or self.experiment.judged_at_best
         if judged and due(step, self.experiment.evaluation.every):
-            with report.pause():
+            with report.pause("evaluate"):
                 metrics = self.evaluate(weights_of(state), whole=False)
                 report.evaluation(step, "validation", metrics)
             metric = self.task.metric(self.corpus)
             self.best = self.best.after(step, metrics[metric.name], metric)
         if not last and due(step, self.experiment.sample.every):
-            with report.pause():
+            with report.pause("evaluate"):
                 report.sample(step, self.write(weights_of(state), step))
 
     def evaluate(self, params: Any, *, whole: bool) -> dict[str, float]:

@@ -16,6 +16,7 @@ from train.data.prefetch import prefetch
 from train.engine import Metrics, check_rows, make_engine
 from train.errors import UserError
 from train.experiment import Experiment
+from train.goodput import Timesheet
 from train.hardware import keep_compiled_programs, local_hardware
 from train.judge import Judge
 from train.memory import explain_exhaustion, smaller
@@ -45,30 +46,45 @@ from train.tasks.task import Rows, Task
 from transformer.hardware import Hardware
 
 
-def fit(experiment: Experiment, workdir: str = "", *, quiet: bool = False) -> Run:
+def fit(
+    experiment: Experiment,
+    workdir: str = "",
+    *,
+    quiet: bool = False,
+    began: float | None = None,
+) -> Run:
     """Trains; in a folder that has checkpoints it goes on from the newest, bit for bit.
 
     Args:
       experiment: What to train.
       workdir: The run's folder, local or remote; `runs/<name>` if empty.
       quiet: Show nothing.
+      began: When what has led to this call began, seconds since the epoch: time is booked from
+        then on. Now if None.
 
     Raises:
       UserError: something the user can put right; what was written before is still there.
       PreemptedError: the process was told to stop, and has saved a checkpoint.
     """
-    hardware = local_hardware()
+    timesheet, hardware = Timesheet(began), local_hardware()
     keep_compiled_programs()
     folder = RunFolder.create(workdir or f"runs/{experiment.name}")
     with explain_exhaustion(lambda: smaller(experiment)):
-        return _Fit(experiment, folder, hardware, quiet).run()
+        return _Fit(experiment, folder, hardware, timesheet, quiet).run()
 
 
 class _Fit:
     """What the parts of one `fit` share. Making it writes nothing."""
 
-    def __init__(self, experiment: Experiment, folder: RunFolder, hardware: Hardware, quiet: bool):
-        self.folder, self.quiet = folder, quiet
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        hardware: Hardware,
+        timesheet: Timesheet,
+        quiet: bool,
+    ):
+        self.folder, self.timesheet, self.quiet = folder, timesheet, quiet
         before = begun(folder, hardware)
         task, tokenizer = make_task(experiment), before.tokenizer if before else None
         self.corpus = task.prepare(tokenizer, before.labels if before else None)
@@ -95,7 +111,8 @@ class _Fit:
             average=max(self.experiment.evaluation.average, kept_due(self.experiment)),
             verify=settings.verify,
         ) as checkpoints:
-            state, done, passed_over = start(self.judge, checkpoints, self.recovery)
+            with self.timesheet.on("restore"):
+                state, done, passed_over = start(self.judge, checkpoints, self.recovery)
             speaks = jax.process_index() == 0
             ended = self.judge.ended(done)
             metrics = finished_before(self.folder, done) if ended else None
@@ -111,14 +128,21 @@ class _Fit:
             if speaks:
                 write_settings(self.judge)
             report = Report(
-                self.folder, self.experiment, done=done, speaks=speaks, quiet=self.quiet
+                self.folder,
+                self.experiment,
+                self.timesheet,
+                done=done,
+                speaks=speaks,
+                quiet=self.quiet,
             )
             with report, StopRequest() as stop:
                 self.announce(report, done, passed_over)
                 if not ended:
                     state = self.train(state, done, checkpoints, report, stop)
-                served = self.judge.served(state, int(state.step), checkpoints)
-                metrics = self.judge.finish(served, int(state.step), report)
+                with report.pause("evaluate"):
+                    served = self.judge.served(state, int(state.step), checkpoints)
+                    metrics = self.judge.finish(served, int(state.step), report)
+                report.tell_time()
         return self.judge.result(served, metrics)
 
     def announce(self, report: Report, done: int, passed_over: Sequence[PassedOver]) -> None:
@@ -164,7 +188,7 @@ class _Fit:
             state, trouble = self.stretch(state, done, checkpoints, report, stop)
             if trouble is None:
                 return state
-            with report.pause():
+            with report.pause("recover"):
                 first = self.extra(Best())
                 self.recovery.decide(trouble, state, self.engine, checkpoints, first)
                 state, done, passed_over = start(self.judge, checkpoints, self.recovery)
@@ -186,7 +210,7 @@ class _Fit:
             for step in range(done + 1, experiment.steps + 1):
                 cursor, (tokens, batch) = next(batches)
                 state, metrics = engine.step(state, batch)
-                report.step(tokens)
+                report.step(step, tokens)
                 if step == done + 1:
                     jax.block_until_ready(metrics)
                     report.compiled(step)
@@ -201,7 +225,7 @@ class _Fit:
                 self.judge.look(step, state, report)
                 last = self.judge.ended(step)
                 if last or asked or checkpoints.due(step) or self.judge.is_best(step):
-                    with report.pause():
+                    with report.pause("save"):
                         self.save(step, state, checkpoints)
                 if last:
                     break

@@ -12,11 +12,13 @@ from typing import Any, Self
 
 from train.errors import UserError
 from train.experiment import Experiment
+from train.goodput import Timesheet, What, shown
 from train.logbook import Logbook
 from train.metrics import MetricsLog, read_metrics
 from train.plot import marks, plot_losses
 from train.progress import Progress
 from train.runfolder import RunFolder, write_atomically
+from train.timelog import TimeLog
 
 _OTHERS = "bits_per_byte_"
 """What the names of metrics begin with that tell what others need for the same text."""
@@ -26,7 +28,14 @@ class Report:
     """Enter it to show the bar; leaving draws the curve, whatever happened."""
 
     def __init__(
-        self, folder: RunFolder, experiment: Experiment, *, done: int, speaks: bool, quiet: bool
+        self,
+        folder: RunFolder,
+        experiment: Experiment,
+        timesheet: Timesheet,
+        *,
+        done: int,
+        speaks: bool,
+        quiet: bool,
     ):
         self._folder, self._speaks = folder, speaks
         self._tokens = 0
@@ -37,6 +46,7 @@ class Report:
             quiet=quiet or not speaks,
         )
         self._metrics = MetricsLog(folder)
+        self._times = TimeLog(folder, timesheet, speaks=speaks)
         self._logbook = Logbook(folder.logbook)
         self._references: dict[str, float] = {}
         self._step, self._seconds, self._resumed_at = done, 0.0, time.perf_counter()
@@ -45,6 +55,7 @@ class Report:
 
     def __enter__(self) -> Self:
         self._progress.__enter__()
+        self._times.begin(self._step)
         self._resumed_at = time.perf_counter()
         return self
 
@@ -59,20 +70,23 @@ class Report:
         quietly = contextlib.suppress(UserError) if error else contextlib.nullcontext()
         if self._speaks:
             with quietly:
+                self._times.write()
                 self._metrics.close()
                 metrics = read_metrics(self._folder.metrics)
                 events = marks(self._logbook.read())
                 plot_losses(metrics, self._folder.curve, self._references, events)
 
     @contextlib.contextmanager
-    def pause(self) -> Any:
+    def pause(self, what: What) -> Any:
         """Around what is not training: it does not count against tokens a second."""
         self._seconds += time.perf_counter() - self._resumed_at
-        yield
+        with self._times.sheet.on(what):
+            yield
         self._resumed_at = time.perf_counter()
 
     def compiled(self, step: int) -> None:
         """The first step is made, and the program for all others with it: time counts from here."""
+        self._times.step_from(step)
         self._count_from(step)
 
     def go_back(self, step: int) -> None:
@@ -81,11 +95,13 @@ class Report:
             self._metrics.close()
             self._metrics.resume(step or None)
         self._progress.update(step)
+        self._times.step_from(step)
         self._count_from(step)
 
-    def step(self, tokens: int) -> None:
+    def step(self, step: int, tokens: int) -> None:
         """A step over so many tokens."""
         self._tokens += tokens
+        self._times.step(step)
 
     def _count_from(self, step: int) -> None:
         self._step, self._tokens = step, 0
@@ -100,6 +116,7 @@ class Report:
         self._progress.update(step, loss=metrics["loss"], **speed)
         if self._speaks:
             self._metrics.write(step, "train", {**metrics, **speed})
+            self._times.write()
 
     def evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:
         """The held-out metrics at a step; what others need for the same text goes to the curve."""
@@ -125,6 +142,11 @@ class Report:
         """A line of the logbook."""
         if self._speaks:
             self._logbook.write(event, **what)
+
+    def tell_time(self) -> None:
+        """What the run's time went into."""
+        if self._speaks:
+            self._progress.print(shown(self._times.goodput()))
 
     def say(self, text: str) -> None:
         self._progress.print(text)

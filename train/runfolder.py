@@ -25,6 +25,7 @@ _STEMS = frozenset(
         "samples",
         "spikes",
         "tensorboard",
+        "time",
         "tokenizer",
     )
 )
@@ -79,6 +80,11 @@ class RunFolder:
     def metrics(self) -> Location:
         """See `train.metrics`."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def times(self) -> Location:
+        """See `train.goodput`."""
+        return self.path / "time.jsonl"
 
     @property
     def logbook(self) -> Location:

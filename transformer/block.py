@@ -69,7 +69,7 @@ class BlockOutput(NamedTuple):
 
     x: jax.Array  # [B, T, D]
     cache: Any
-    aux: dict[str, jax.Array]
+    aux: dict[str, Any]
 
 
 class Block(nn.Module):

@@ -25,7 +25,7 @@ class MixerOutput(NamedTuple):
 
     y: jax.Array  # [B, T, D]
     cache: Any  # as it came in, with the new tokens; None if none came
-    aux: dict[str, jax.Array]  # attention weights, entropies, auxiliary losses, when wanted
+    aux: dict[str, Any]  # weights, entropies, auxiliary losses, or what a pattern scored, if wanted
 
 
 @dataclasses.dataclass(frozen=True)

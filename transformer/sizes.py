@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from transformer.attend import Choice, choose
 from transformer.attention import AttentionConfig
 from transformer.block import BlockConfig
 from transformer.config import TransformerConfig
@@ -140,6 +141,32 @@ class LayerMixer(NamedTuple):
     """Whether it sees only what came before."""
     cross: bool = False
     """Whether it looks at the encoder's output."""
+
+    def choice(
+        self,
+        config: TransformerConfig,
+        length: int,  # T, and S
+        *,
+        hardware: Hardware,
+        segments: bool,
+        parts: int = 1,  # devices that the tokens are spread over
+        meshed: bool = True,  # whether it is known how arrays lie on several devices
+    ) -> Choice | None:
+        """The form that its attention takes in training, and why; None of other mixers."""
+        if not isinstance(self.mixer, AttentionConfig):
+            return None
+        case = self.mixer.case(
+            config.width,
+            length,
+            dtype=config.precision.compute,
+            hardware=hardware,
+            causal=self.causal,
+            segments=segments,
+            cross=self.cross,
+            parts=parts,
+            meshed=meshed,
+        )
+        return choose(self.mixer.form, case)
 
 
 def layer_mixers(config: TransformerConfig) -> Iterator[LayerMixer]:

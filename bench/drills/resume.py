@@ -7,20 +7,24 @@ and on the devices of two processes. One run is unbroken; another is killed (SIG
 stop one time in four) at a random moment, again and again, and always started by the same command.
 It saves every few steps, so that many kills fall into a save. At the end every loss and every
 parameter must be the same, bit for bit.
+
+Each life is a process of its own, forked from one that has imported the libraries and nothing more:
+that is most of what a life so short would do.
 """
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import pathlib
 import random
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import jax
@@ -30,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 import train
+import train.cli
 
 SETTINGS = (
     "--batch-size=8",
@@ -56,14 +61,23 @@ STEPS_A_LIFE = 40
 OFTEN, SELDOM = 3, 500
 """Steps between the saves of the run that is killed, and of the one that is not."""
 
-PROGRAM = """
-import sys, jax
-address, count, index, *command = sys.argv[1:]
-if int(count) > 1:
-    jax.distributed.initialize(address, int(count), int(index))
-from train.cli import main
-main(command)
-"""
+PRELOADED = ["train.loop", "train.hosts", "train.cli.fit", "train.tasks.language", "bench.drills"]
+"""Modules that lives are born with. None of them starts a backend of JAX."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Life:
+    """One process of a run."""
+
+    process: BaseProcess
+    errors: pathlib.Path
+    """What it writes to standard error."""
+
+    def ended(self) -> int:
+        """Waits for its end, and returns its exit status."""
+        self.process.join()
+        assert self.process.exitcode is not None
+        return self.process.exitcode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,34 +87,50 @@ class Machine:
     devices: int
     processes: int
 
-    def start(self, workdir: pathlib.Path, steps: int, every: int) -> list[subprocess.Popen[bytes]]:
+    def start(self, workdir: pathlib.Path, steps: int, every: int) -> list[Life]:
         """The command that a user gives, each time the same, once for each process."""
         command = ["fit", "quickstart", "--workdir", str(workdir), *SETTINGS]
         command += [f"--steps={steps}", f"--checkpoint.every={every}"]
         with socket.socket() as free:
             free.bind(("localhost", 0))
             address = f"localhost:{free.getsockname()[1]}"
-        own = {"JAX_NUM_CPU_DEVICES": str(self.devices // self.processes)}
-        return [
-            subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, address, str(self.processes), str(i), *command],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env={**os.environ, **own},
-            )
-            for i in range(self.processes)
-        ]
+        together = {
+            "JAX_COORDINATOR_ADDRESS": address,
+            "JAX_NUM_PROCESSES": str(self.processes),
+        }
+        lives = []
+        for index in range(self.processes):
+            environment = together | {"JAX_PROCESS_ID": str(index)} if self.processes > 1 else {}
+            errors = workdir.with_name(f"errors-{index}.txt")
+            own = (self.devices // self.processes, environment, errors, command)
+            process = FORKS.Process(target=live, args=own)
+            process.start()
+            lives.append(Life(process, errors))
+        return lives
 
     def __str__(self) -> str:
         return f"{self.devices} devices, {self.processes} processes"
 
 
+FORKS = multiprocessing.get_context("forkserver")
+
+
+def live(
+    devices: int, environment: dict[str, str], errors: pathlib.Path, command: list[str]
+) -> None:
+    """What a new process does: all that `python -m train` does after its imports."""
+    os.environ.update(environment)
+    jax.config.update("jax_num_cpu_devices", devices)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    train.cli.main(command)
+
+
 def finish(machine: Machine, workdir: pathlib.Path, steps: int, every: int) -> None:
     """Runs to the end. Raises RuntimeError if the run does not end well."""
-    for process in machine.start(workdir, steps, every):
-        _, errors = process.communicate()
-        if process.returncode:
-            raise RuntimeError(errors.decode())
+    for life in machine.start(workdir, steps, every):
+        if life.ended():
+            raise RuntimeError(life.errors.read_text())
 
 
 def torment(
@@ -109,17 +139,16 @@ def torment(
     """Kills the run `kills` times, or until it is done. Returns how its lives ended."""
     ends: Counter[str] = Counter()
     for _ in range(kills):
-        processes = machine.start(workdir, kills * STEPS_A_LIFE, OFTEN)
-        wait(workdir, processes, drawn)
+        lives = machine.start(workdir, kills * STEPS_A_LIFE, OFTEN)
+        wait(workdir, lives, drawn)
         how = signal.SIGKILL
         if drawn.random() < 1 / 4:
             how = drawn.choice([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-        drawn.choice(processes).send_signal(how)
+        send(drawn.choice(lives), how)
         if how == signal.SIGKILL:  # a scheduler does not leave the others
-            for process in processes:
-                process.kill()
-        errors = [process.communicate()[1] for process in processes]
-        codes = {process.returncode for process in processes}
+            for life in lives:
+                life.process.kill()
+        codes = {life.ended() for life in lives}
         if codes == {0}:
             ends["done"] += 1
             break
@@ -130,20 +159,24 @@ def torment(
         elif codes <= {-how, 75, 1, 130}:  # it came before there was anything to save
             ends[f"{how.name}, at the start"] += 1
         else:
-            raise RuntimeError(f"{how.name}: exit status {codes}\n{errors[0].decode()}")
+            raise RuntimeError(f"{how.name}: exit status {codes}\n{lives[0].errors.read_text()}")
     return ends
 
 
-def wait(
-    workdir: pathlib.Path, processes: list[subprocess.Popen[bytes]], drawn: random.Random
-) -> None:
+def send(life: Life, how: signal.Signals) -> None:
+    """Sends a signal, unless the process is gone."""
+    if life.process.is_alive() and life.process.pid is not None:
+        os.kill(life.process.pid, how)
+
+
+def wait(workdir: pathlib.Path, lives: list[Life], drawn: random.Random) -> None:
     """Until a random moment: mostly of training, now and then while the run starts."""
     if drawn.random() < 1 / 8:
-        time.sleep(drawn.uniform(0, 8))
+        time.sleep(drawn.uniform(0, 5))
         return
     metrics, since = workdir / "metrics.jsonl", time.time()
     while not metrics.exists() or metrics.stat().st_mtime < since:
-        if any(process.poll() is not None for process in processes):
+        if not all(life.process.is_alive() for life in lives):
             return
         time.sleep(0.01)
     time.sleep(drawn.uniform(0, 2))
@@ -196,6 +229,7 @@ def main(kills: int = 200, devices: int = 0, processes: int = 0, seed: int = 0) 
       seed: Of the moments.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    FORKS.set_forkserver_preload(PRELOADED)
     machines = [Machine(1, 1), Machine(8, 1), Machine(2, 2)]
     if devices or processes:
         machines = [Machine(max(devices, processes), max(processes, 1))]

@@ -18,6 +18,7 @@ from train.data import Tokenizer
 from train.errors import UserError
 from train.evaluation import evaluate_run
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.goodput import goodput, read_lines
 from train.judge import due
 from train.run import saved_experiment
 from train.runfolder import RunFolder
@@ -61,6 +62,7 @@ def test_the_folder(finished: Finished) -> None:
         "metrics.jsonl",
         "samples.txt",
         "tensorboard",
+        "time.jsonl",
         "tokenizer.json",
     ]
     assert (finished.workdir / "loss.png").read_bytes().startswith(b"\x89PNG")
@@ -127,6 +129,14 @@ def test_the_logbook(finished: Finished) -> None:
     assert started["changed"] == {}
     assert (ended["event"], ended["step"]) == ("finished", STEPS)
     assert {name: ended[name] for name in finished.run.metrics} == finished.run.metrics
+
+
+def test_where_the_time_went(finished: Finished) -> None:
+    found = goodput(read_lines(finished.workdir / "time.jsonl"))
+    assert found.lives == 1
+    spent = {what for what, seconds in found.seconds.items() if seconds}
+    assert spent == {"start", "restore", "compile", "step", "evaluate", "save"}
+    assert "made steps; start" in finished.shown
 
 
 def test_the_checkpoints(finished: Finished) -> None:

@@ -17,6 +17,7 @@ VERBS = {
     "fit": ("CONFIG [--workdir W] [--a.b.c VALUE ...]", "train; goes on where a run stopped"),
     "evaluate": ("W [--split S]", "the held-out metrics of a run"),
     "sample": ("W --prompt TEXT ...", "let a run's model write, translate, classify or tag"),
+    "goodput": ("W", "what a run's time has gone into, over all its lives"),
     "describe": ("CONFIG [--a.b.c VALUE ...]", "parameters, FLOPs and memory, before training"),
     "plan": ("CONFIG --target T [--a.b.c VALUE ...]", "will it fit, how fast, at what cost"),
     "doctor": ("", "what hardware and versions are here, and what is wrong with them"),

@@ -38,13 +38,15 @@ def main(arguments: list[str]) -> int:
         experiment, left = with_kinds(find(name), arguments)
         default, more = FitArguments(experiment), f"{AUTO}\n\n{explained(experiment)}"
         given = parse(FitArguments, left, verb=f"fit {name}", default=default, more=more)
+    from train.goodput import process_began
     from train.hosts import join, together
     from train.loop import fit
 
     join()
     experiment = _planned(given) if planned else given.experiment
     with together():
-        run = fit(experiment, given.workdir, quiet=given.quiet or json_wanted)
+        quiet = given.quiet or json_wanted
+        run = fit(experiment, given.workdir, quiet=quiet, began=process_began())
     if json_wanted:
         print(json.dumps({"workdir": str(run.folder.path), "step": run.step, **run.metrics}))
     return 0

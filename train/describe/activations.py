@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from transformer.model import Model
     from transformer.sizes import LayerMixer
 
-FLASH = ("cudnn",)
-"""Forms of attention that never hold all scores."""
+FLASH = ("blockwise", "cudnn", "splash", "ring")
+"""Forms of attention that compute scores again in the backward pass."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,19 +78,10 @@ def _elements(model: "Model", layers: list[int], tokens: int) -> int:
 
 def _kept_heads(model: "Model", layer: "LayerMixer", length: int, segments: bool) -> int:
     """N, or 0 where the scores of a layer never exist all at once."""
-    from transformer.attend import choose
     from transformer.attention import AttentionConfig
 
-    mixer = layer.mixer
-    if not isinstance(mixer, AttentionConfig):
+    choice = layer.choice(model.config, length, hardware=model.hardware, segments=segments)
+    if choice is None or choice.form in FLASH:
         return 0
-    case = mixer.case(
-        model.config.width,
-        length,
-        dtype=model.config.precision.compute,
-        hardware=model.hardware,
-        causal=layer.causal,
-        segments=segments,
-        cross=layer.cross,
-    )
-    return 0 if choose(mixer.form, case).form in FLASH else mixer.heads
+    assert isinstance(layer.mixer, AttentionConfig)
+    return layer.mixer.heads

@@ -5,9 +5,7 @@ from typing import Any
 
 from train.describe.shape import window
 from train.experiment import Experiment
-from transformer.attend import choose
 from transformer.attend.choose import Form
-from transformer.attention import AttentionConfig
 from transformer.block import BlockConfig
 from transformer.hardware import Hardware
 from transformer.sizes import LayerMixer
@@ -18,20 +16,9 @@ KERNELS = ("cudnn", "splash")
 
 def form_of(experiment: Experiment, hardware: Hardware, layer: LayerMixer) -> Form | None:
     """The form of a layer's attention; None of other mixers."""
-    mixer, model = layer.mixer, experiment.model
-    if not isinstance(mixer, AttentionConfig):
-        return None
-    case = mixer.case(
-        model.width,
-        window(experiment)[1],
-        dtype=model.precision.compute,
-        hardware=hardware,
-        causal=layer.causal,
-        segments=experiment.segments,
-        cross=layer.cross,
-        meshed=True,
-    )
-    return choose(mixer.form, case).form
+    length = window(experiment)[1]
+    choice = layer.choice(experiment.model, length, hardware=hardware, segments=experiment.segments)
+    return None if choice is None else choice.form
 
 
 def traceable(experiment: Experiment, hardware: Hardware) -> Experiment:

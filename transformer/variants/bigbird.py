@@ -176,7 +176,10 @@ class BigBird(Mixer):
 
     def scored(self, x: jax.Array, **given: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries [B, T, N, H], keys and values [B, T, K, H]."""
-        return self(x, want=frozenset({"scored"}), **given).aux["scored"]  # type: ignore[return-value]
+        scored: tuple[jax.Array, jax.Array, jax.Array] = self(
+            x, want=frozenset({"scored"}), **given
+        ).aux["scored"]
+        return scored
 
 
 MIXERS[BigBirdConfig.kind] = BigBird

@@ -172,7 +172,10 @@ class Reformer(Mixer):
 
     def scored(self, x: jax.Array, **given: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries, keys and values [B, T, N, H]."""
-        return self(x, want=frozenset({"scored"}), **given).aux["scored"]  # type: ignore[return-value]
+        scored: tuple[jax.Array, jax.Array, jax.Array] = self(
+            x, want=frozenset({"scored"}), **given
+        ).aux["scored"]
+        return scored
 
 
 def normalized(q: jax.Array) -> jax.Array:  # [B, T, N, H] -> [B, T, N, H]

@@ -232,7 +232,10 @@ class RoutingAttention(Mixer):
 
     def scored(self, x: jax.Array, **given: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries, keys and values [B, T, N, H]."""
-        return self(x, want=frozenset({"scored"}), **given).aux["scored"]  # type: ignore[return-value]
+        scored: tuple[jax.Array, jax.Array, jax.Array] = self(
+            x, want=frozenset({"scored"}), **given
+        ).aux["scored"]
+        return scored
 
 
 MIXERS[RoutingConfig.kind] = RoutingAttention

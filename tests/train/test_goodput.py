@@ -1,0 +1,142 @@
+import json
+import os
+import pathlib
+import time
+
+import pytest
+
+from train.cli import main
+from train.errors import UserError
+from train.goodput import Timesheet, goodput, process_began, shown, spell
+from train.runfolder import RunFolder
+from train.timelog import TimeLog
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def life(clock: Clock, folder: RunFolder, first: int, last: int, *, done: bool) -> TimeLog:
+    """2 s to start, 1 to restore, 3 to compile, then a second for each step and 5 for each save."""
+    sheet = Timesheet(clock=clock)
+    log = TimeLog(folder, sheet, speaks=True)
+    clock.now += 2
+    with sheet.on("restore"):
+        clock.now += 1
+    log.begin(first)
+    clock.now += 3
+    log.step_from(first + 1)
+    for step in range(first + 2, last + 1):
+        clock.now += 1
+        log.step(step)
+        if step % 10 == 0:
+            with sheet.on("save"):
+                clock.now += 5
+        log.write()
+    if done:
+        log.write()
+    return log
+
+
+def test_what_was_made_twice_is_no_goodput(clock: Clock, tmp_path: pathlib.Path) -> None:
+    folder = RunFolder(tmp_path)
+    life(clock, folder, 0, 15, done=False)
+    clock.now += 7  # dead
+    log = life(clock, folder, 10, 21, done=True)
+    found = log.goodput()
+    assert found.lives == 2
+    assert found.seconds == {
+        "step": 14 + 6,  # 2 to 15, and 16 to 21
+        "replay": 4,  # 12 to 15
+        "start": 4,
+        "restore": 2,
+        "compile": 6,
+        "evaluate": 0,
+        "save": 10,
+        "recover": 0,
+        "lost": 7,
+    }
+    assert found.total == clock.now - 1000
+    assert found.share == pytest.approx(20 / 53)
+
+
+def test_a_rollback_makes_steps_again(clock: Clock, tmp_path: pathlib.Path) -> None:
+    log = life(clock, RunFolder(tmp_path), 0, 9, done=True)
+    before = log.goodput().seconds["step"]
+    log.step_from(5)
+    for step in range(6, 13):
+        clock.now += 1
+        log.step(step)
+    seconds = log.goodput().seconds
+    assert seconds["replay"] == 4  # 6 to 9
+    assert seconds["step"] - before == 3
+
+
+def test_a_line_that_a_kill_has_torn_is_left_out(clock: Clock, tmp_path: pathlib.Path) -> None:
+    folder = RunFolder(tmp_path)
+    whole = life(clock, folder, 0, 4, done=True).goodput()
+    with folder.times.open("a") as file:
+        file.write('{"began": 1, "now": "never"}\n{"began": 17')
+    again = TimeLog(folder, Timesheet(began=clock.now, clock=clock), speaks=True).goodput()
+    assert again.lives == 2
+    assert again.seconds == whole.seconds
+
+
+def test_of_several_processes_one_writes(clock: Clock, tmp_path: pathlib.Path) -> None:
+    log = TimeLog(RunFolder(tmp_path), Timesheet(clock=clock), speaks=False)
+    log.begin(0)
+    log.write()
+    assert not RunFolder(tmp_path).times.exists()
+
+
+def test_it_is_told_in_a_line(clock: Clock, tmp_path: pathlib.Path) -> None:
+    log = life(clock, RunFolder(tmp_path), 0, 9, done=True)
+    assert (
+        shown(log.goodput()) == "time: 57% of 14 s made steps; start 14%, restore 7%, compile 21%"
+    )
+    assert [spell(x) for x in (59.4, 60, 3599, 3600, 9000)] == [
+        "59 s",
+        "1 min 0 s",
+        "59 min 59 s",
+        "1 h 0 min",
+        "2 h 30 min",
+    ]
+
+
+def test_the_process_began_before_now() -> None:
+    began = process_began()
+    assert 0 < time.time() - began < time.clock_gettime(time.CLOCK_MONOTONIC)
+    assert began == pytest.approx(process_began(), abs=0.1)
+
+
+def test_the_verb_prints_shares(
+    clock: Clock, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.config_json.write_text("{}")
+    with pytest.raises(SystemExit) as end:
+        main(["goodput", os.fspath(tmp_path)])
+    assert end.value.code == 1
+    assert "tells of no time" in capsys.readouterr().err
+    life(clock, folder, 0, 9, done=True)
+    with pytest.raises(SystemExit):
+        main(["goodput", os.fspath(tmp_path)])
+    assert "57.1%" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["goodput", os.fspath(tmp_path), "--json"])
+    assert json.loads(capsys.readouterr().out)["lives"] == 1
+
+
+def test_no_run_no_time(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UserError, match="holds no run"):
+        RunFolder.existing(tmp_path)
+    assert goodput([]).share == 0.0

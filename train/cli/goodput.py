@@ -1,0 +1,37 @@
+"""`python -m train goodput W`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from train.cli.parsing import parse, positional, wants_json
+
+
+@dataclasses.dataclass(frozen=True)
+class GoodputArguments:
+    """What a run's time has gone into, over all its lives, one that is under way among them."""
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit status."""
+    json_wanted = wants_json(arguments)
+    workdir = positional(arguments, "W", "goodput")
+    parse(GoodputArguments, arguments, verb="goodput W")
+    from train.errors import UserError
+    from train.goodput import MEANING, goodput, read_lines, spell
+    from train.runfolder import RunFolder
+
+    folder = RunFolder.existing(workdir)
+    lines = read_lines(folder.times)
+    if not lines:
+        raise UserError(f"{folder.times}: tells of no time; fit writes it, from its first step on")
+    found = goodput(lines)
+    if json_wanted:
+        plain = dataclasses.asdict(found) | {"total": found.total, "share": found.share}
+        print(json.dumps(plain))
+        return 0
+    for what, seconds in found.seconds.items():
+        print(f"{what:9} {seconds / found.total:6.1%} {spell(seconds):>12}   {MEANING[what]}")
+    print(f"{'all':9} {1:6.1%} {spell(found.total):>12}   lives: {found.lives}")
+    return 0

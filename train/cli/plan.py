@@ -29,6 +29,8 @@ class PlanArguments:
     is."""
     compile: Annotated[int, tyro.conf.arg(name="compile-best")] = 3
     """Compile the real step of at most so many of the best, until one fits; 0: estimates alone."""
+    precisions: bool = True
+    """Estimate the best in each other precision too: they change what is learnt."""
     tokens: float = 0.0
     """To train on, for the time and the price; 0: as many as the experiment does."""
     prices: str = ""
@@ -56,6 +58,7 @@ def main(arguments: list[str]) -> int:
     options = Options(
         search=given.search and not fixed,
         compile=given.compile,
+        precisions=given.precisions,
         tokens=given.tokens,
         prices=given.prices,
         show=given.show,

@@ -2,13 +2,16 @@
 
 Figures of TPUs are those of Google's pages (docs.cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e),
 where bandwidth between chips is given for both directions of all links together; those of GPUs are
-from NVIDIA's data sheets, dense products without sparsity. The memory that a program may take is
-what the compiler itself allows where it says so.
+from NVIDIA's data sheets, dense products without sparsity. Products of float32 are those that JAX
+makes unless told otherwise (docs.jax.dev/en/latest/201/precision.html): rounded to bfloat16 on a
+TPU, so as fast as those, and to TF32 on these GPUs. The memory that a program may take is what the
+compiler itself allows where it says so.
 """
 
 import dataclasses
 
 from transformer.hardware import Platform
+from transformer.precision import DType
 
 GIB = 2**30
 
@@ -42,6 +45,16 @@ class Chip:
     """Seconds from one chip to the next."""
     cores: str = ""
     """How libtpu calls it that both cores of a chip are one device, if it does not take it so."""
+
+    flops32: float | None = None
+    """Operations a second of products of float32; None: as many as of bfloat16."""
+    flops16: float | None = None
+    """The same of float16."""
+
+    def peak(self, dtype: DType) -> float:
+        """Operations a second of products of a dtype."""
+        own = {"float32": self.flops32, "float16": self.flops16}.get(dtype)
+        return self.flops if own is None else own
 
     @property
     def link(self) -> float:
@@ -116,6 +129,7 @@ CHIPS = {
             per_host=8,
             network=50e9,
             latency=5e-6,
+            flops32=494.7e12,
         ),
         Chip(
             name="h200",
@@ -128,6 +142,7 @@ CHIPS = {
             per_host=8,
             network=50e9,
             latency=5e-6,
+            flops32=494.7e12,
         ),
         Chip(
             name="b200",
@@ -140,6 +155,7 @@ CHIPS = {
             per_host=8,
             network=50e9,
             latency=5e-6,
+            flops32=1125e12,
         ),
     )
 }

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from train.plan.chips import CHIPS, Chip
+from transformer.precision import DType
 
 SIZE = 1024
 """Of the matrices that are multiplied."""
@@ -28,27 +29,34 @@ def local_chip(device: Any) -> Chip:
 
 
 def measured(device: Any, memory: int) -> Chip:
-    """A chip of one host, from a product of matrices in float32 and a copy.
+    """A chip of one host, from products of matrices in each dtype and a copy.
 
     Divided by `ATTAINED`, which the estimates multiply with: this is what was attained.
     """
     from train.plan.roofline import ATTAINED
 
     share = ATTAINED * jax.local_device_count()  # CPU devices share the cores
-    matrix = jax.device_put(jnp.ones((SIZE, SIZE), jnp.float32), device)
     array = jax.device_put(jnp.ones(COPIED // 4, jnp.float32), device)
     copy = 2 * COPIED / _fastest(jax.jit(lambda x: x + 1), array)
     return Chip(
         name="here",
         kind=device.device_kind,
         platform="cpu" if device.platform == "cpu" else "gpu",
-        flops=2 * SIZE**3 / _fastest(jax.jit(lambda x: x @ x), matrix) / share,
+        flops=_products(device, "bfloat16") / share,
+        flops32=_products(device, "float32") / share,
+        flops16=_products(device, "float16") / share,
         memory=memory,
         bandwidth=copy / share,
         links=copy / share,
         per_host=jax.local_device_count(),
         network=copy / share,
     )
+
+
+def _products(device: Any, dtype: DType) -> float:
+    """Operations a second of a product of matrices."""
+    matrix = jax.device_put(jnp.ones((SIZE, SIZE), dtype), device)
+    return 2 * SIZE**3 / _fastest(jax.jit(lambda x: x @ x), matrix)
 
 
 def _fastest(run: Callable[[Any], Any], argument: Any, times: int = 5) -> float:

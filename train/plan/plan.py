@@ -8,9 +8,9 @@ from train.describe.shape import window
 from train.experiment import Experiment
 from train.plan.candidate import Candidate, sizes_of
 from train.plan.compiled import CompiledStep, compile_step
+from train.plan.precisions import InPrecision, alternatives
 from train.plan.prices import price
 from train.plan.quantities import Quantities
-from train.plan.roofline import utilisation
 from train.plan.search import Ranked, ranked, search
 from train.plan.target import Target
 
@@ -28,6 +28,8 @@ class Options:
     """To train on, for the time and the price; 0: as many as the experiment does."""
     prices: str = ""
     """A TOML file with the price of a chip and hour; empty: the list prices that are shipped."""
+    precisions: bool = True
+    """Estimate the best in each other precision too."""
     show: int = 8
     """Candidates of the ranking that are shown."""
 
@@ -47,6 +49,8 @@ class Plan:
     """Candidates that were estimated."""
     refused: tuple[tuple[Ranked, CompiledStep], ...]
     """Better ones, by the estimates, that the compiler found too large."""
+    precisions: tuple[InPrecision, ...]
+    """The best in each other precision, by the estimates."""
     tokens: float
     dollars_an_hour: float
     notes: tuple[str, ...] = ()
@@ -67,7 +71,7 @@ class Plan:
 
     @property
     def mfu(self) -> float:
-        return utilisation(self.chosen.time, self.target.chip, self.target.count)
+        return self.chosen.time.mfu
 
     @property
     def hours(self) -> float:
@@ -105,6 +109,8 @@ class Plan:
             "hours": self.hours,
             "dollars": self.dollars,
             "candidates": self.tried,
+            "precision": self.experiment.model.precision.name,
+            "precisions": {each.precision.name: each.as_dict() for each in self.precisions},
             "notes": list(self.notes),
         }
 
@@ -130,11 +136,8 @@ def plan(
     Raises UsageError for a model that cannot be divided, UserError for a target whose compiler is
     not installed.
     """
-    quantities = Quantities.of(experiment, target)
-    if options.search:
-        every = search(quantities)
-    else:
-        every = [ranked(quantities, Candidate.of(experiment, target.count))]
+    find = search if options.search else _as_it_is
+    every = find(Quantities.of(experiment, target))
     refused = []
     chosen, compiled = every[0], None
     for each in every[: options.compile]:
@@ -153,7 +156,13 @@ def plan(
         others=tuple(every[: options.show]),
         tried=len(every),
         refused=tuple(refused),
+        precisions=tuple(alternatives(experiment, target, find)) if options.precisions else (),
         tokens=options.tokens or math.prod((experiment.steps, rows, length)),
         dollars_an_hour=price(target.chip, options.prices),
         notes=notes,
     )
+
+
+def _as_it_is(quantities: Quantities) -> list[Ranked]:
+    """The experiment's own way and no other."""
+    return [ranked(quantities, Candidate.of(quantities.experiment, quantities.target.count))]

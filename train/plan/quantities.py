@@ -64,6 +64,11 @@ class Quantities:
         )
 
     @property
+    def peak(self) -> float:
+        """Operations a second of a chip, in the dtype of products."""
+        return self.target.chip.peak(self.experiment.model.precision.compute)
+
+    @property
     def layers(self) -> int:
         """Of both sides of an encoder-decoder."""
         config = self.experiment.model

@@ -1,16 +1,22 @@
 """What would make a step fit that ran out of memory, by the same estimates as a plan's."""
 
+from collections.abc import Iterator
+
 from train.describe.layout import in_bytes
 from train.describe.shape import with_sizes
 from train.errors import UsageError, UserError
 from train.experiment import Experiment
 from train.plan.candidate import Candidate, sizes_of
 from train.plan.footprint import Footprint
+from train.plan.precisions import InPrecision, in_precision, others
 from train.plan.quantities import Quantities
-from train.plan.search import Ranked, ranked, search
+from train.plan.search import ranked, search
 from train.plan.target import Target
 
 COUNT = 3
+
+PRECISION = "model.precision"
+"""The setting that changes what is learnt."""
 
 
 def remedies(experiment: Experiment, target: Target) -> list[str]:
@@ -20,31 +26,55 @@ def remedies(experiment: Experiment, target: Target) -> list[str]:
     fits.
     """
     try:
-        quantities = Quantities.of(with_sizes(experiment)[0], target)
-        now = ranked(quantities, Candidate.of(experiment, target.count))
-        fitting = [each for each in search(quantities) if each.fits]
+        experiment = with_sizes(experiment)[0]
+        now = _as_it_is(experiment, target)
+        if now.best.fits:
+            return []
+        fitting = list(_fitting(experiment, target))
     except (UserError, UsageError, ValueError):
         return []
-    if now.fits:
-        return []
-    said = []
-    for each in cheapest(now, fitting):
-        cost = each.time.step / now.time.step - 1
-        said.append(f"{changed(now.candidate, each.candidate)} ({cost:+.0%} time by estimate)")
+    said = [told(now, each) for each in cheapest(now, fitting)]
     given = f"give {said[0]}" if said else "nothing that leaves the model as it is makes it fit"
-    return [f"largest are {largest(now.footprint)}; {given}", *said[1:]]
+    return [f"largest are {largest(now.best.footprint)}; {given}", *said[1:]]
 
 
-def cheapest(now: Ranked, fitting: list[Ranked]) -> list[Ranked]:
-    """The fastest of each kind of change, those that change fewest settings first."""
-    kinds: dict[frozenset[str], Ranked] = {}
+def _as_it_is(experiment: Experiment, target: Target) -> InPrecision:
+    quantities = Quantities.of(experiment, target)
+    candidate = Candidate.of(experiment, target.count)
+    return InPrecision(experiment.model.precision, ranked(quantities, candidate))
+
+
+def _fitting(experiment: Experiment, target: Target) -> Iterator[InPrecision]:
+    """All that fits: the own precision first, and in each the fastest."""
+    own = experiment.model.precision
+    for precision in (own, *others(own, target.chip)):
+        quantities = Quantities.of(in_precision(experiment, precision), target)
+        yield from (InPrecision(precision, each) for each in search(quantities) if each.fits)
+
+
+def cheapest(now: InPrecision, fitting: list[InPrecision]) -> list[InPrecision]:
+    """The fastest of each kind of change, those that change fewest settings first.
+
+    Another precision, which changes what is learnt, counts as two settings.
+    """
+    kinds: dict[frozenset[str], InPrecision] = {}
     for each in fitting:  # the fastest come first
-        kinds.setdefault(_different(now.candidate, each.candidate), each)
-    ordered = sorted(kinds, key=lambda names: (len(names), kinds[names].time.step))
-    return [kinds[names] for names in ordered[:COUNT]]
+        kinds.setdefault(_different(now, each), each)
+
+    def cost(names: frozenset[str]) -> tuple[int, float]:
+        return len(names) + (PRECISION in names), kinds[names].best.time.step
+
+    return [kinds[names] for names in sorted(kinds, key=cost)[:COUNT]]
 
 
-def changed(old: Candidate, new: Candidate) -> str:
+def told(now: InPrecision, new: InPrecision) -> str:
+    """A change with what it costs."""
+    cost = new.best.time.step / now.best.time.step - 1
+    rounding = "" if new.precision == now.precision else ", rounds more"
+    return f"{changed(now, new)} ({cost:+.0%} time by estimate{rounding})"
+
+
+def changed(old: InPrecision, new: InPrecision) -> str:
     """The flags that lead from one to the other."""
     settings, names = _settings(new), _different(old, new)
     return " ".join(f"--{name} {settings[name]}" for name in settings if name in names)
@@ -63,13 +93,16 @@ def largest(size: Footprint) -> str:
     return ", ".join(f"{name} ({in_bytes(parts[name])})" for name in ordered[:COUNT])
 
 
-def _settings(candidate: Candidate) -> dict[str, object]:
-    named: dict[str, object] = {
-        f"mesh.{axis}": size for axis, size in sizes_of(candidate.mesh).items()
+def _settings(way: InPrecision) -> dict[str, object]:
+    candidate = way.best.candidate
+    return {
+        **{f"mesh.{axis}": size for axis, size in sizes_of(candidate.mesh).items()},
+        "accumulate": candidate.accumulate,
+        "model.remat": candidate.remat,
+        PRECISION: way.precision.name,
     }
-    return {**named, "accumulate": candidate.accumulate, "model.remat": candidate.remat}
 
 
-def _different(old: Candidate, new: Candidate) -> frozenset[str]:
+def _different(old: InPrecision, new: InPrecision) -> frozenset[str]:
     before, after = _settings(old), _settings(new)
     return frozenset(name for name in after if after[name] != before[name])

@@ -17,7 +17,6 @@ import math
 from typing import NamedTuple
 
 from train.plan.candidate import Candidate
-from train.plan.chips import Chip
 from train.plan.quantities import Quantities
 from train.plan.target import Target
 from train.plan.traffic import local_tokens, messages, sent
@@ -40,6 +39,8 @@ class StepTime:
     """By mesh axis."""
     model_flops: float
     """Of all chips together: forward and backward once, causal scores counted as causal."""
+    peak: float
+    """Operations a second of all chips together, in the dtype of products."""
 
     @property
     def step(self) -> float:
@@ -47,6 +48,11 @@ class StepTime:
         hidden = sum(self.links.get(axis, 0.0) for axis in HIDDEN)
         waited = sum(self.links.values()) - hidden
         return max(self.compute, self.memory, hidden) + waited
+
+    @property
+    def mfu(self) -> float:
+        """Share of the peak that the model itself makes use of (Chowdhery et al. 2022)."""
+        return self.model_flops / (self.step * self.peak)
 
     @property
     def overlapped(self) -> float:
@@ -67,13 +73,14 @@ def step_time(quantities: Quantities, candidate: Candidate) -> StepTime:
     volumes, counts = sent(quantities, candidate), messages(quantities, candidate)
     rings = {axis: ring(quantities.target, candidate, axis) for axis in volumes}
     return StepTime(
-        compute=each * _operations(quantities, candidate) / (chip.flops * ATTAINED),
+        compute=each * _operations(quantities, candidate) / (quantities.peak * ATTAINED),
         memory=_moved(quantities, candidate) / (chip.bandwidth * ATTAINED),
         links={
             axis: size / rings[axis].bandwidth + counts[axis] * rings[axis].latency
             for axis, size in volumes.items()
         },
         model_flops=3 * tokens * quantities.flops.total(causal=True),
+        peak=quantities.peak * quantities.target.count,
     )
 
 
@@ -143,8 +150,3 @@ def _filled(shape: tuple[int, ...], inner: int, parts: int) -> list[int]:
     while left and math.prod(filled) < parts:
         filled.append(left.pop(0))
     return filled or [parts]
-
-
-def utilisation(time: StepTime, chip: Chip, count: int) -> float:
-    """Share of the peak that the model itself makes use of (MFU; Chowdhery et al. 2022)."""
-    return time.model_flops / (time.step * chip.flops * count)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from train.collectives import totals
 from train.describe.layout import in_bytes, in_thousands, new_table
 from train.plan.plan import Plan
-from train.plan.roofline import utilisation
+from train.plan.precisions import InPrecision
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -23,8 +23,9 @@ def show(plan: Plan, console: "Console | None" = None) -> None:
         *_time(plan),
         *_collectives(plan),
         *_ranking(plan),
+        *_precisions(plan),
     ):
-        console.print(line)
+        console.print(line, soft_wrap=isinstance(line, str))  # flags are pasted
     for note in plan.notes:
         console.print(f"Note: {note}.")
 
@@ -110,14 +111,13 @@ def _ranking(plan: Plan) -> Iterable["RenderableType"]:
         "of peak",
     )
     for each in plan.others:
-        share = utilisation(each.time, plan.target.chip, plan.target.count)
         table.add_row(
             each.candidate.shown(),
             each.candidate.remat,
             str(each.candidate.accumulate),
             in_bytes(each.footprint.total),
             _seconds(each.time.step),
-            f"{share:.0%}",
+            f"{each.time.mfu:.0%}",
             style="bold" if each is plan.chosen else (None if each.fits else "dim"),
         )
     yield table
@@ -126,6 +126,29 @@ def _ranking(plan: Plan) -> Iterable["RenderableType"]:
             f"{each.candidate.shown()}, {each.candidate.remat}: was estimated at "
             f"{in_bytes(each.footprint.total)}, and takes {in_bytes(found.peak)} as compiled"
         )
+
+
+def _precisions(plan: Plan) -> Iterable["RenderableType"]:
+    if not plan.precisions:
+        return
+    table = new_table(
+        "In other precisions, which change what is learnt",
+        *("precision", "memory", "a step", "of peak", "fits"),
+    )
+    own = InPrecision(plan.experiment.model.precision, plan.chosen)
+    for each in (own, *plan.precisions):
+        best = each.best
+        table.add_row(
+            each.precision.name,
+            in_bytes(best.footprint.total),
+            _seconds(best.time.step),
+            f"{best.time.mfu:.0%}",
+            "yes" if best.fits else "no",
+            style="bold" if each is own else None,
+        )
+    yield table
+    for each in plan.precisions:
+        yield f"{each.precision.name}: python -m train fit ... {each.flags()}"
 
 
 def _seconds(seconds: float) -> str:

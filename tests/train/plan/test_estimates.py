@@ -10,7 +10,7 @@ from train.experiment import Experiment
 from train.plan.candidate import Candidate
 from train.plan.chips import Chip
 from train.plan.quantities import Quantities
-from train.plan.roofline import ATTAINED, ring, step_time, utilisation
+from train.plan.roofline import ATTAINED, ring, step_time
 from train.plan.target import Target
 from train.plan.traffic import GATHERS, sent
 from train.sharding import MeshConfig
@@ -127,8 +127,8 @@ def test_the_time_of_one_chip(quantities: Quantities) -> None:
     assert time.links == {}
     assert time.step == max(time.compute, time.memory) == time.overlapped
     assert time.in_turn == time.compute + time.memory
-    share = utilisation(time, CHIP, 1)
-    assert share == pytest.approx(time.model_flops / time.step / 1e9)
+    # Of 32 chips together, whatever part of them a candidate takes.
+    assert time.mfu == pytest.approx(time.model_flops / time.step / 32e9)
 
 
 def test_tensor_messages_are_waited_for_and_others_are_not(quantities: Quantities) -> None:

@@ -71,6 +71,8 @@ def test_numbers_for_programs(found: Plan) -> None:
     assert plain.keys() >= CONTRACT
     assert plain["flags"] == found.chosen.candidate.flags()
     assert plain["candidates"] == found.tried > 10
+    assert plain["precision"] == "float32"
+    assert plain["precisions"].keys() == {"bfloat16", "pure_bfloat16"}
 
 
 def test_tables_for_people(found: Plan) -> None:
@@ -81,18 +83,20 @@ def test_tables_for_people(found: Plan) -> None:
     assert found.chosen.candidate.shown() in text
     assert "Memory of one chip" in text
     assert "Sent in one step, as compiled" in text
+    for each in found.precisions:
+        assert f"{each.precision.name}: python -m train fit ... {each.flags()}\n" in text
 
 
 def test_a_step_that_does_not_fit(experiment: Experiment, here: Target) -> None:
     small = dataclasses.replace(here, chip=dataclasses.replace(here.chip, memory=10_000))
-    found = plan(experiment, small, Options(compile=0))
+    found = plan(experiment, small, Options(compile=0, precisions=False))
     assert not found.fits
     assert found.memory > 10_000
 
 
 def test_the_experiment_as_it_is(experiment: Experiment, here: Target) -> None:
     cut = dataclasses.replace(experiment, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
-    found = plan(cut, here, Options(search=False, compile=0))
+    found = plan(cut, here, Options(search=False, compile=0, precisions=False))
     assert found.tried == 1
     assert found.experiment == cut
 

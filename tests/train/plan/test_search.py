@@ -8,6 +8,7 @@ from train.errors import UsageError
 from train.experiment import Experiment
 from train.plan.automatic import with_mesh
 from train.plan.candidate import Candidate
+from train.plan.precisions import InPrecision
 from train.plan.quantities import Quantities
 from train.plan.remedies import changed, cheapest, largest, remedies
 from train.plan.search import SPARE, ranked, search
@@ -86,6 +87,7 @@ def test_an_experiment_gets_a_mesh_and_keeps_what_else_it_has() -> None:
     planned, candidate = with_mesh(EXPERIMENT, target())
     assert planned.mesh == candidate.mesh
     assert dataclasses.replace(planned, mesh=EXPERIMENT.mesh) == EXPERIMENT
+    assert planned.model.precision == EXPERIMENT.model.precision
 
 
 def test_what_ran_out_of_memory_is_told_what_would_fit(found: Quantities) -> None:
@@ -102,11 +104,12 @@ def test_what_ran_out_of_memory_is_told_what_would_fit(found: Quantities) -> Non
 
 
 def test_the_smallest_changes_come_first(found: Quantities) -> None:
-    now = ranked(found, Candidate(MeshConfig(data=8), "none", 1))
-    best = cheapest(now, search(found))
-    counts = [changed(now.candidate, each.candidate).count("--") for each in best]
+    own = EXPERIMENT.model.precision
+    now = InPrecision(own, ranked(found, Candidate(MeshConfig(data=8), "none", 1)))
+    best = cheapest(now, [InPrecision(own, each) for each in search(found)])
+    counts = [changed(now, each).count("--") for each in best]
     assert counts == sorted(counts)
-    assert len({changed(now.candidate, each.candidate) for each in best}) == len(best)
+    assert len({changed(now, each) for each in best}) == len(best)
 
 
 def test_another_mixer_is_planned_too() -> None:

@@ -49,6 +49,9 @@ FREE = (
 """Settings that may differ when a run is resumed: what is asked for holds from there on, whatever
 was asked for when the checkpoint was saved. What the data are is told by their digest."""
 
+FREE_OF_MIXERS = (".redraw",)
+"""What the names of those end with that a mixer may have: its random features are drawn anew."""
+
 SHAPING = ("optimizer.kind", "optimizer.momentum", "ema.decay")
 """Those of them that decide what the state holds: a kind may not differ, a number not be 0 in one
 place alone."""
@@ -144,4 +147,4 @@ def forbidden(differences: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, A
 def _may_differ(name: str, old: Any, new: Any) -> bool:
     if name in SHAPING and (isinstance(old, str) or bool(old) != bool(new)):
         return False
-    return name.startswith(FREE)
+    return name.startswith(FREE) or name.endswith(FREE_OF_MIXERS)

@@ -27,6 +27,7 @@ from transformer import (
     NormConfig,
     NoScaling,
     NTKScaling,
+    PerformerConfig,
     Precision,
     RelativePositions,
     Rotary,
@@ -174,6 +175,16 @@ def test_a_run_may_be_resumed_with_another(name: str) -> None:
 def test_a_run_may_not_be_resumed_with_another(name: str) -> None:
     assert forbidden({name: (1, 2)}) == {name: (1, 2)}
     assert name in flat(UNUSUAL)
+
+
+def test_random_features_may_be_drawn_anew() -> None:
+    block = BlockConfig(mixer=PerformerConfig())
+    model = TransformerConfig(width=16, layers=1, pattern=(block,))
+    before = Experiment(name="a", model=model, data=DataConfig())
+    pattern = (BlockConfig(mixer=PerformerConfig(redraw=1)),)
+    after = dataclasses.replace(before, model=dataclasses.replace(model, pattern=pattern))
+    assert changes(before, after) == {"model.pattern.0.mixer.redraw": (0, 1)}
+    assert not forbidden(changes(before, after))
 
 
 @pytest.mark.parametrize("name", ["optimizer.momentum", "ema.decay"])

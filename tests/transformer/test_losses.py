@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tests.transformer.formulas import Array, array, assert_close, normal
 from transformer import Hardware
@@ -61,6 +62,33 @@ def test_chunked_equals_looped(chunks: int, unroll: bool) -> None:
 def test_the_value_alone_is_the_same(chunks: int) -> None:
     loss = jax.jit(ChunkedCrossEntropy(V, chunks))(HIDDEN, MATRIX, TARGETS, WEIGHTS)
     assert_close(loss.total, looped(HIDDEN, MATRIX)[0])
+
+
+def six(spread: bool, chunks: int) -> Any:
+    """The loss of six tokens a row and its gradients in hidden and matrix, as a function."""
+    form = ChunkedCrossEntropy(V, chunks, spread=spread)
+
+    def total(hidden: Any, matrix: Any) -> Any:
+        return form(hidden, matrix, TARGETS[:, :6], WEIGHTS[:, :6]).total
+
+    return jax.value_and_grad(total, argnums=(0, 1))
+
+
+@pytest.mark.parametrize("chunks", [1, 3])  # that divide what each device has
+def test_tokens_that_are_spread_over_devices_stay_there(chunks: int) -> None:
+    mesh = jax.make_mesh((2,), ("context",), devices=jax.devices()[:2])
+    rows = NamedSharding(mesh, PartitionSpec(None, "context"))
+    whole = NamedSharding(mesh, PartitionSpec())
+    run = jax.jit(
+        six(spread=True, chunks=chunks),
+        in_shardings=(rows, whole),
+        out_shardings=(whole, (rows, whole)),
+    )
+    found = run(HIDDEN[:, :6], MATRIX)
+    jax.tree.map(assert_close, found, jax.jit(six(spread=False, chunks=1))(HIDDEN[:, :6], MATRIX))
+    program = run.lower(HIDDEN[:, :6], MATRIX).compile().as_text()
+    assert "all-gather" not in program
+    assert "all-to-all" not in program
 
 
 def test_gradients_scale_with_what_comes_back() -> None:

@@ -1,10 +1,14 @@
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
+from tests.train.object_store import bucket as bucket
 from train.errors import UserError
 from train.recovery.plan import Rollback
 from train.recovery.record import Record
+from train.runfolder import RunFolder
 
 ROLLBACK = Rollback(first=26, step=27, checkpoint=16, cursor=30, rate=0.5, tries=2)
 
@@ -18,6 +22,29 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert Record.read(path) == record
     assert record.last == ROLLBACK
     assert [each.name for each in tmp_path.iterdir()] == ["recovery.json"]
+
+
+def test_it_may_lie_in_an_object_store(bucket: str) -> None:
+    path = RunFolder.create(f"{bucket}/runs/first").recovery
+    assert Record.read(path) == Record()
+    Record((ROLLBACK,)).write(path)
+    assert Record.read(path).last == ROLLBACK
+
+
+def test_what_was_decided_stays_when_the_next_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "recovery.json"
+    before = Record((ROLLBACK,))
+    before.write(path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)"):
+        Record((ROLLBACK, ROLLBACK)).write(path)
+    assert Record.read(path) == before
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,9 @@ def an_experiment(folder: Path, **changes: Any) -> Experiment:
     return tiny(folder, **{**settings, **changes})
 
 
-def fit(folder: Path, name: str, fault: Fault) -> train.Run:
+def fit(folder: Path, name: str, fault: Fault, **changes: Any) -> train.Run:
     with planted(fault):
-        return train.fit(an_experiment(folder), str(folder / name), quiet=True)
+        return train.fit(an_experiment(folder, **changes), str(folder / name), quiet=True)
 
 
 def events(workdir: Path, *names: str) -> list[dict[str, Any]]:
@@ -189,6 +189,16 @@ def test_a_crash_during_recovery_changes_nothing(runs: Runs, killed: Any) -> Non
     assert losses(runs.folder / name) == losses(runs.folder / "poisoned")
     assert run.metrics == runs.poisoned.metrics
     assert len(events(runs.folder / name, "rolled back")) in (1, 2)
+
+
+def test_pmap_goes_back_as_jit_does(runs: Runs) -> None:
+    run = fit(runs.folder, "pmap", POISON, compile="pmap")
+    [found], [expected] = (
+        events(runs.folder / name, "rolled back") for name in ("pmap", "poisoned")
+    )
+    assert {**found, "time": ""} == {**expected, "time": ""}
+    assert losses(runs.folder / "pmap") == pytest.approx(losses(runs.folder / "poisoned"), rel=1e-4)
+    assert int(last_state(run).cursor) == int(last_state(runs.poisoned).cursor)
 
 
 def test_tries_are_bounded(runs: Runs) -> None:

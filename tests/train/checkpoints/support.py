@@ -1,0 +1,55 @@
+"""What the tests of checkpoints save, and how they compare it."""
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+
+from train.checkpoints import Checkpoints
+
+
+class State(struct.PyTreeNode):
+    step: jax.Array
+    params: Any
+    optimizer: Any
+    key: jax.Array
+    loss_scale: Any = None
+
+
+def make_state(width: int = 7, seed: int = 0) -> State:
+    key = jax.random.key(seed)
+    params = {
+        "embed": {"table": jax.random.normal(key, (11, width))},
+        "half": jax.random.normal(key, (3, width), jnp.bfloat16),
+        "odd": jnp.array([jnp.nan, -0.0, jnp.inf, 1e-45, 3.0], jnp.float32),
+        "empty": jnp.zeros((0, 5)),
+    }
+    optimizer = optax.adamw(1e-3).init(params)
+    return State(jnp.int32(seed), params, optimizer, key)
+
+
+def abstract(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def bits(leaf: jax.Array) -> bytes:
+    raw = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    return np.asarray(raw).tobytes()
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    """Same structure, types and bits, not-a-number included."""
+
+    def check(a: jax.Array, b: jax.Array) -> None:
+        assert (a.shape, a.dtype, bits(a)) == (b.shape, b.dtype, bits(b))
+
+    jax.tree.map(check, found, wanted)
+
+
+def save(folder: pathlib.Path, state: Any, step: int = 1) -> None:
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(step, state, {})

@@ -17,7 +17,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from train.engine import JitEngine
+from train.engines import JitEngine
 from train.experiment import Experiment
 from train.hardware import local_hardware
 from train.registry import find

@@ -29,7 +29,7 @@ from bench.machine import machine
 from configs import byte_text, listops
 from train.data.example_corpus import ExampleCorpus
 from train.data.labelled import LabelledSplit
-from train.engine import JitEngine, make_engine
+from train.engines import JitEngine, make_engine
 from train.experiment import Experiment
 from train.hardware import local_hardware
 from train.tasks.classification import ClassificationTask

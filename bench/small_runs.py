@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.data import Corpus, evaluation_batches
-from train.engine import make_engine
+from train.engines import make_engine
 from train.experiment import Experiment
 from train.hardware import local_hardware
 from train.registry import find

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.trec import EXPERIMENTS as TREC
-from train.engine import make_engine
+from train.engines import make_engine
 from train.experiment import Experiment
 from train.hardware import local_hardware
 from train.tasks.classification import ClassificationTask

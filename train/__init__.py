@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from train.experiment import Experiment
+    from train.loading import load
     from train.loop import fit
-    from train.run import Run, load
+    from train.run import Run
 
-_HOMES = {"Experiment": "experiment", "Run": "run", "fit": "loop", "load": "run"}
+_HOMES = {"Experiment": "experiment", "Run": "run", "fit": "loop", "load": "loading"}
 
 __all__ = ["Experiment", "Run", "fit", "load"]
 

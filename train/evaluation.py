@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from train.engine import make_engine
+from train.engines import make_engine
 from train.memory import ELSEWHERE, explain_exhaustion
 from train.tasks.registry import make_task
 

@@ -13,7 +13,8 @@ import numpy as np
 from train.checkpoints import Checkpoints, PassedOver
 from train.data import Tokenizer
 from train.data.prefetch import prefetch
-from train.engine import Metrics, check_rows, make_engine
+from train.engine import Metrics
+from train.engines import check_rows, make_engine
 from train.errors import UserError
 from train.experiment import Experiment
 from train.goodput import Timesheet

@@ -13,14 +13,14 @@ from train.data import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
 from train.judge import Judge
+from train.labels import Labels, saved_labels
 from train.logbook import Logbook
 from train.recovery.recovery import Recovery
-from train.run import saved_choices, saved_experiment, saved_labels
+from train.run import saved_choices, saved_experiment
 from train.runfolder import RunFolder, write_atomically
 from train.settings import as_text, changes, forbidden, to_plain
 from train.state import TrainState
 from train.stopping import Best
-from train.tasks.task import Labels
 from transformer.hardware import Hardware
 
 

@@ -23,12 +23,13 @@ from train.data.tagged_config import TaggedDataConfig
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.experiment import Experiment
+from train.labels import saved_labels
 from train.metrics import MetricsLog, read_metrics
 from train.plot import plot_losses
 from train.recovery.record import Record
 from train.registry import find
 from train.resuming import finished_before
-from train.run import saved_choices, saved_experiment, saved_labels
+from train.run import saved_choices, saved_experiment
 from train.runfolder import RunFolder
 from train.settings import flat, to_plain
 from transformer.hardware import Hardware

@@ -27,7 +27,7 @@ from rich.table import Table
 import train
 from train.checkpoints import Checkpoints
 from train.data.config import DataConfig, TokenizerConfig
-from train.engine import make_engine
+from train.engines import make_engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.hardware import local_hardware
 from train.run import saved_experiment

@@ -11,7 +11,8 @@ from unittest import mock
 import jax
 import numpy as np
 
-from train.engine import JitEngine, Metrics
+from train.engine import Metrics
+from train.engines import JitEngine
 from train.loop import _Fit
 from train.state import TrainState
 from train.step import Batch, TrainStep

@@ -13,7 +13,7 @@ import numpy as np
 from bench.protocol import Work, serve
 from train.allocator import restart_with_huge_pages
 from train.data.config import DataConfig
-from train.engine import make_engine
+from train.engines import make_engine
 from train.experiment import Experiment
 from train.hardware import local_hardware
 from train.optimizers import AdamW

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from tests.train.support import random_rows, tiny
 from train.collectives import Collective, collectives
 from train.data.parallel_config import ParallelDataConfig
-from train.engine import JitEngine
+from train.engines import JitEngine
 from train.experiment import Experiment
 from train.sharding import MeshConfig, make_mesh
 from train.tasks.config import Translation

@@ -27,7 +27,7 @@ from tests.train.support import light_compiler as light_compiler
 from train.checkpoints import Checkpoints
 from train.cli import main
 from train.data import Tokenizer
-from train.engine import JitEngine
+from train.engines import JitEngine
 from train.errors import UserError
 from train.report import Report
 

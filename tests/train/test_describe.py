@@ -16,7 +16,7 @@ from train.describe import Description, describe, describe_model
 from train.describe.compiler import traced
 from train.describe.memory_tables import differences
 from train.describe.shape import batch_shapes
-from train.engine import JitEngine, make_engine
+from train.engines import JitEngine, make_engine
 from train.errors import UserError
 from train.experiment import Experiment
 from train.optimizers import Muon

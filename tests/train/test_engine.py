@@ -9,7 +9,8 @@ import pytest
 
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
-from train.engine import Engine, JitEngine, PmapEngine, check_rows, make_engine
+from train.engine import Engine
+from train.engines import JitEngine, PmapEngine, check_rows, make_engine
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.loss_scale import LossScale, LossScaleConfig

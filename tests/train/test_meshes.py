@@ -25,7 +25,7 @@ from tests.train.meshes import (
 from tests.train.support import light_compiler as light_compiler
 from train.collectives import collectives
 from train.context import check_context
-from train.engine import make_engine
+from train.engines import make_engine
 from train.errors import UsageError
 from train.hlo import Program, shapes_of
 from train.optimizers import OPTIMIZERS

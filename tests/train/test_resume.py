@@ -15,7 +15,7 @@ import train
 from tests.train.support import assert_close, assert_same_bits, lines_of, losses, tiny, write_text
 from tests.train.support import light_compiler as light_compiler
 from train.checkpoints import Checkpoints
-from train.engine import JitEngine, make_engine
+from train.engines import JitEngine, make_engine
 from train.errors import UserError
 from train.experiment import CheckpointConfig, Experiment
 from train.hardware import local_hardware

@@ -15,7 +15,7 @@ import train
 from tests.train.support import assert_close, assert_same_bits, command, lines_of, losses, tiny
 from tests.train.support import light_compiler as light_compiler
 from train.checkpoints import Checkpoints
-from train.engine import make_engine
+from train.engines import make_engine
 from train.errors import UsageError, UserError
 from train.evaluation import evaluate_run
 from train.experiment import (

@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec as P
 
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import random_rows, tiny
-from train.engine import Engine, make_engine
+from train.engine import Engine
+from train.engines import make_engine
 from train.errors import UsageError
 from train.optimizers import OPTIMIZERS
 from train.sharding import MeshConfig, constrain_to, make_mesh, partition, place_batch

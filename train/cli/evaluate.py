@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     workdir = positional(arguments, "W", "evaluate")
     given = parse(EvaluateArguments, arguments, verb="evaluate W")
     from train.evaluation import evaluate_run
-    from train.run import load
+    from train.loading import load
     from train.tasks.registry import make_task
 
     run = load(workdir, step=given.step, average=given.average)

@@ -34,8 +34,8 @@ def main(arguments: list[str]) -> int:
     json_wanted = wants_json(arguments)
     workdir = positional(arguments, "W", "sample")
     given = parse(SampleArguments, arguments, verb="sample W")
+    from train.loading import load
     from train.memory import ELSEWHERE, explain_exhaustion
-    from train.run import load
     from train.sample import sample
     from train.tasks.registry import make_task
     from transformer.sampling import SamplingConfig

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from train.describe.memory import Memory
 
 if TYPE_CHECKING:
-    from train.engine import JitEngine
+    from train.engines import JitEngine
     from train.experiment import Experiment
     from transformer.hardware import Hardware
 
@@ -56,7 +56,7 @@ def ask_compiler(experiment: "Experiment", memory: Memory, hardware: "Hardware")
     It takes as long as compiling does before training; nothing is allocated.
     """
     from train.describe.shape import batch_shapes
-    from train.engine import JitEngine, make_engine
+    from train.engines import JitEngine, make_engine
     from train.memory import explain_exhaustion, smaller
     from train.sharding import parts, row_parts
 

@@ -10,7 +10,7 @@ import jax
 from train.collectives import Collective, collectives
 from train.describe.compiler import on_one_device
 from train.describe.shape import batch_shapes
-from train.engine import JitEngine
+from train.engines import JitEngine
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.memory import exhausted
@@ -41,6 +41,8 @@ class CompiledStep:
     """That compiling took."""
     refused: str = ""
     """The largest allocations of a step that the compiler refuses, as too large for a chip."""
+    program: Any = None
+    """What can be run, on devices that are here."""
 
 
 def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
@@ -83,6 +85,7 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
         peak=parts + stats.generated_code_size_in_bytes,
         collectives=collectives(program.as_text() or "", mesh),
         seconds=seconds,
+        program=program,
     )
 
 

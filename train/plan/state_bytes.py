@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from train.engine import init_state, make_step
+from train.engines import init_state, make_step
 from train.experiment import Experiment
 from train.sharding import MeshConfig, like_parameters, parameter_shardings, replicated
 from train.sharding.mesh import AXES

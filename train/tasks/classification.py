@@ -21,11 +21,12 @@ from train.data.listops_config import ListOpsDataConfig
 from train.data.ragged import Ragged
 from train.data.tokenizer import Tokenizer
 from train.experiment import Experiment
+from train.labels import Labels
 from train.step import Batch, LossFunction
 from train.tasks.config import Classification
 from train.tasks.losses import auxiliary, class_loss, wanted
 from train.tasks.measuring import fitting, limit, means
-from train.tasks.task import Labels, Metric, SampleOptions, Show, Task
+from train.tasks.task import Metric, SampleOptions, Show, Task
 from train.tasks.vocabulary import with_classes, with_vocabulary
 from transformer.classifier import Classifier
 from transformer.hardware import Hardware

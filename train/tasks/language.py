@@ -12,11 +12,12 @@ import jax
 from train.data import Batches, Corpus, Tokenizer, evaluation_batches, prepare
 from train.data.config import DataConfig
 from train.experiment import Experiment
+from train.labels import Labels
 from train.step import Batch, LossFunction
 from train.tasks.continuation import continue_texts
 from train.tasks.losses import auxiliary, wanted, word_loss
 from train.tasks.measuring import fitting, limit, means
-from train.tasks.task import Labels, Metric, SampleOptions, Show, Task
+from train.tasks.task import Metric, SampleOptions, Show, Task
 from train.tasks.vocabulary import with_vocabulary
 from transformer.hardware import Hardware
 from transformer.language_model import LanguageModel

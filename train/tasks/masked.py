@@ -20,11 +20,12 @@ from train.data.masked import MaskedBatches, MaskedEvaluationBatches, Masking
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
+from train.labels import Labels
 from train.step import Batch, LossFunction
 from train.tasks.config import MaskedLanguageModelling
 from train.tasks.losses import auxiliary, wanted, word_loss
 from train.tasks.measuring import fitting, limit, means
-from train.tasks.task import Labels, Metric, SampleOptions, Show, Task
+from train.tasks.task import Metric, SampleOptions, Show, Task
 from train.tasks.vocabulary import with_vocabulary
 from transformer.hardware import Hardware
 from transformer.losses import Loss

@@ -17,13 +17,14 @@ from train.data.tagged import TaggedSplit, encode_words, prepare_tagged, rows_of
 from train.data.tagged_config import TaggedDataConfig
 from train.data.tokenizer import Tokenizer
 from train.experiment import Experiment
+from train.labels import Labels
 from train.scores.spans import score_spans, spell_spans
 from train.step import Batch, LossFunction
 from train.tasks.classification import likeliest
 from train.tasks.config import Tagging
 from train.tasks.losses import auxiliary, class_loss, wanted
 from train.tasks.measuring import fetched, fitting, limit, means
-from train.tasks.task import Labels, Metric, SampleOptions, Show, Task
+from train.tasks.task import Metric, SampleOptions, Show, Task
 from train.tasks.vocabulary import with_classes, with_vocabulary
 from transformer.hardware import Hardware
 from transformer.losses import Loss

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer
     from train.engine import Engine
     from train.experiment import Experiment
+    from train.labels import Labels
     from train.run import Run
     from train.step import LossFunction
     from transformer.hardware import Hardware
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 Rows = dict[str, np.ndarray]
 """Some rows of a batch: `examples` [B] uint32 and `weights` of the targets, whatever else."""
-
-Labels = tuple[str, ...]
-"""The names of classes or tags, by number."""
 
 Show = Callable[[str], None]
 

@@ -23,12 +23,13 @@ from train.data.parallel_config import ParallelDataConfig
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
+from train.labels import Labels
 from train.scores.bleu import sacre_bleu, tokenised_bleu
 from train.step import Batch, LossFunction
 from train.tasks.config import Translation
 from train.tasks.losses import auxiliary, wanted, word_loss
 from train.tasks.measuring import fitting, limit, means
-from train.tasks.task import Labels, Metric, SampleOptions, Show, Task
+from train.tasks.task import Metric, SampleOptions, Show, Task
 from train.tasks.vocabulary import with_vocabulary
 from transformer.beam_search import BeamConfig
 from transformer.encoder_decoder import EncoderDecoder

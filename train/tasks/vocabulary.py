@@ -10,8 +10,8 @@ from train.errors import UserError
 if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer
     from train.experiment import Experiment
+    from train.labels import Labels
     from train.tasks.config import Classification, Tagging
-    from train.tasks.task import Labels
 
 
 def with_vocabulary(experiment: Experiment, tokenizer: Tokenizer) -> Experiment:

@@ -13,7 +13,7 @@ from tests.train.optimizers.support import MATRICES, SHAPES, drawn, gradients
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
 from train.checkpoints import Checkpoints
-from train.engine import make_engine
+from train.engines import make_engine
 from train.optimizers import OPTIMIZERS, make_optimizer, matrices
 from train.schedules import ScheduleConfig
 from train.sharding import MeshConfig, like_parameters, make_mesh, parameter_shardings, replicated

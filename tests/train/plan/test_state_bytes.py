@@ -7,7 +7,7 @@ import pytest
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import tiny
 from train.describe.compiler import on_one_device
-from train.engine import make_engine
+from train.engines import make_engine
 from train.errors import UsageError
 from train.experiment import EmaConfig
 from train.optimizers import OPTIMIZERS

@@ -13,7 +13,7 @@ from bench.drills.faults import Fault, planted
 from tests.train.support import assert_same_bits, lines_of, losses, tiny
 from tests.train.support import light_compiler as light_compiler
 from train.checkpoints import Checkpoints
-from train.engine import make_engine
+from train.engines import make_engine
 from train.errors import UserError
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.hardware import local_hardware

@@ -8,7 +8,7 @@ import pytest
 
 from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import tiny_translator
-from train.engine import make_engine
+from train.engines import make_engine
 from train.errors import UserError
 from train.scores.bleu import sacre_bleu, tokenised_bleu
 from train.sharding import MeshConfig

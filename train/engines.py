@@ -1,0 +1,185 @@
+"""The training step compiled for the devices at hand, by `jit` over a mesh or by `pmap`."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from train.choices import choices
+from train.context import check_context
+from train.engine import Engine, Metrics, StepFunction
+from train.errors import UsageError
+from train.experiment import Experiment
+from train.loss_scale import LossScale
+from train.optimizers import make_optimizer
+from train.recovery.watch import Watch
+from train.schedules import make_schedule
+from train.sharding import (
+    check_batches,
+    check_memory,
+    constrain_to,
+    in_device_memory,
+    in_host_memory,
+    like_parameters,
+    make_mesh,
+    parameter_shardings,
+    place_batch,
+    replicated,
+)
+from train.state import TrainState
+from train.step import Batch, TrainStep
+from train.tasks.registry import make_task
+from transformer.hardware import Hardware
+from transformer.model import Model
+from transformer.shared import unconstrained
+
+
+def make_engine(experiment: Experiment, hardware: Hardware) -> Engine:
+    """The engine that the experiment asks for, over all devices of this run.
+
+    Raises UsageError for a mesh, or a model, that cannot be made.
+    """
+    mesh = make_mesh(experiment.mesh)
+    kind = PmapEngine if experiment.compile == "pmap" else JitEngine
+    try:
+        return kind(experiment, mesh, hardware)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def check_rows(experiment: Experiment, mesh: Mesh) -> None:
+    """Raises UsageError if batches to train on cannot be cut for the devices of a mesh."""
+    check_batches(mesh, *experiment.rows, experiment.accumulate)
+
+
+class JitEngine(Engine):
+    """`jit` with a NamedSharding for every array."""
+
+    def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
+        self.experiment, self.mesh = experiment, mesh
+        check_context(experiment, mesh, hardware)
+        self.model = make_task(experiment).model(hardware, constrain_to(mesh))
+        self.axes = self.model.axes()
+        self.train_step = make_step(experiment, self.model, self.axes)
+        check_memory(experiment.mesh, hardware)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes())
+        self._step = jax.jit(
+            self.fetching(self.train_step),
+            donate_argnums=0,
+            out_shardings=(shardings, replicated(mesh)),
+        )
+        loss = self.train_step.loss
+        self._evaluate = jax.jit(lambda params, batch: loss(params, batch, None))
+
+    def init(self) -> TrainState:
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes())
+        return jax.jit(self._init, out_shardings=shardings)()
+
+    @functools.cached_property
+    def _init(self) -> Callable[[], TrainState]:
+        return functools.partial(init_state, self.experiment, self.model, self.train_step.optimizer)
+
+    def shapes(self) -> TrainState:
+        shapes = jax.eval_shape(self._init)
+        params = parameter_shardings(self.mesh, self.axes, shapes.params)
+        whole = replicated(self.mesh)
+        optimizer = like_parameters(shapes.optimizer, shapes.params, params, whole)
+        if self.experiment.mesh.optimizer == "host":
+            optimizer = in_host_memory(optimizer)
+        rest = jax.tree.map(lambda _: whole, shapes)
+        ema = None if shapes.ema is None else params
+        shardings = rest.replace(params=params, optimizer=optimizer, ema=ema)
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            shapes,
+            shardings,
+        )
+
+    def fetching(self, step: StepFunction) -> StepFunction:
+        """The step on a state of which a part lies in the memory of the host."""
+        if self.experiment.mesh.optimizer == "device":
+            return step
+        near = jax.tree.map(lambda leaf: in_device_memory(leaf.sharding), self.shapes().optimizer)
+
+        def run(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+            return step(state.replace(optimizer=jax.device_put(state.optimizer, near)), batch)
+
+        return run
+
+    def put(self, rows: dict[str, np.ndarray]) -> Batch:
+        count = len(next(iter(rows.values()))) * jax.process_count()
+        return place_batch(self.mesh, rows, count)
+
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        return self._step(state, batch)
+
+    def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
+        """The step's program before it is compiled; shapes will do for arguments."""
+        return self._step.lower(state, batch)
+
+    def choices(self) -> dict[str, str]:
+        return choices(self.experiment, self.model.hardware, self.mesh.shape["context"])
+
+    def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
+        return self._evaluate(params, batch)
+
+
+class PmapEngine(JitEngine):
+    """`pmap`: replicated data parallelism, the batch cut along a mapped axis."""
+
+    def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
+        super().__init__(experiment, mesh, hardware)
+        single = make_task(experiment).model(hardware, unconstrained)
+        mapped = make_step(experiment, single, self.axes, axis_name="devices")
+        self._mapped = jax.pmap(
+            mapped, "devices", in_axes=(None, 0), out_axes=None, donate_argnums=0
+        )
+
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        count = self.mesh.size
+        cut = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
+        return self._mapped(state, cut)
+
+
+def make_step(
+    experiment: Experiment, model: Model, axes: Any, axis_name: str | None = None
+) -> TrainStep:
+    """The step of an experiment; `axis_name` if it is to be mapped over devices."""
+    return TrainStep(
+        loss=make_task(experiment).loss(model),
+        optimizer=make_optimizer(experiment.optimizer, axes),
+        schedule=make_schedule(
+            experiment.schedule, steps=experiment.steps, width=experiment.model.width
+        ),
+        clip=experiment.optimizer.clip,
+        accumulate=experiment.accumulate,
+        loss_scale=experiment.loss_scale,
+        axis_name=axis_name,
+        ema_decay=experiment.ema.decay,
+        recovery=experiment.recovery,
+    )
+
+
+def init_state(
+    experiment: Experiment, model: Model, optimizer: optax.GradientTransformation
+) -> TrainState:
+    """The state at step 0, from the seed alone."""
+    weights, dropout = jax.random.split(jax.random.key(experiment.seed))
+    params = model.initial(weights)
+    wide = jax.tree.map(lambda p: p.astype(jnp.float32), params)
+    scaled = experiment.model.precision.needs_loss_scale
+    return TrainState(
+        step=jnp.int32(0),
+        cursor=jnp.int32(0),
+        params=params,
+        optimizer=optimizer.init(wide),
+        key=dropout,
+        loss_scale=LossScale.start(experiment.loss_scale) if scaled else None,
+        ema=wide if experiment.ema.decay else None,
+        watch=Watch.start(experiment.recovery),
+    )

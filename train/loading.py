@@ -1,0 +1,52 @@
+"""A run read from its folder, with the weights that it is judged by."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from train.checkpoints import Checkpoints
+from train.data import Tokenizer
+from train.engines import make_engine
+from train.experiment import Experiment
+from train.hardware import local_hardware
+from train.labels import saved_labels
+from train.run import Run, saved_experiment
+from train.runfolder import RunFolder
+from train.served import serve
+from train.sharding import MeshConfig
+from train.tasks.vocabulary import check_vocabulary
+
+
+def load(workdir: str, *, step: int | None = None, average: int | None = None) -> Run:
+    """Reads a run, with the weights that it is judged by.
+
+    Args:
+      workdir: The run's folder.
+      step: Which checkpoint. If not given: what the run's settings say, the newest unless they ask
+        for the best one or for a mean.
+      average: The mean of so many checkpoints, `step` or the newest and those before it.
+
+    Raises:
+      UserError: there is no run, no such checkpoint, or it does not fit the run's model.
+    """
+    folder = RunFolder.existing(workdir)
+    hardware = local_hardware()
+    experiment = one_host(saved_experiment(folder))
+    tokenizer = Tokenizer.load(folder.tokenizer)
+    check_vocabulary(experiment, tokenizer, str(folder.tokenizer))
+    engine = make_engine(experiment, hardware)
+    verify = experiment.checkpoint.verify
+    with Checkpoints(folder.checkpoints, read_only=True, verify=verify) as checkpoints:
+        params, steps = serve(checkpoints, engine, experiment, step=step, average=average)
+    labels = saved_labels(folder)
+    return Run(experiment, folder, engine.model, params, tokenizer, steps[-1], labels=labels)
+
+
+def one_host(experiment: Experiment) -> Experiment:
+    """The experiment on whatever devices are here: a run is often looked at elsewhere."""
+    return dataclasses.replace(
+        experiment,
+        mesh=MeshConfig(),
+        compile="jit",
+        accumulate=1,
+    )

@@ -16,6 +16,7 @@ from train.errors import UsageError, UserError
 from train.hardware import local_hardware
 from train.plan.chips import CHIPS, Chip
 from train.plan.here import local_chip
+from train.xla_flags import likely_platform
 from transformer.hardware import Hardware
 
 SMALL = {
@@ -28,6 +29,19 @@ SMALL = {
 
 FREE_MEMORY = 0.92
 """Share of a GPU's memory that a program can have: the rest is the driver's and the libraries'."""
+
+ELSEWHERE = {
+    "tpu": {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+    },
+    "gpu": {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
+}
+"""What compilers look for on a machine that has none of their hardware, and complain of on standard
+error: libtpu asks its cloud what machine this is, the plugin for CUDA looks for a driver. What they
+are told makes no difference, for what they compile for is described to them.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +84,7 @@ def parse_target(text: str) -> Target:
         )
     chip = CHIPS[kind]
     sizes = _sizes(text, shape)
+    _answer_beforehand(chip.platform)
     if chip.platform == "gpu":
         return Target(text, chip, _gpus(text, chip, sizes))
     if not _is_slice(chip, sizes):
@@ -89,6 +104,13 @@ def _sizes(text: str, shape: str) -> tuple[int, ...]:
             f"target {text}: has no size; give one as in v5e:4x4, v5p:8x8x16 or h200:8"
         )
     return tuple(int(size) for size in shape.split("x"))
+
+
+def _answer_beforehand(platform: str) -> None:
+    """Sets the variables of `ELSEWHERE`, unless such hardware is here; JAX reads them once."""
+    if likely_platform() != platform:
+        for name, value in ELSEWHERE[platform].items():
+            os.environ.setdefault(name, value)
 
 
 def _gpus(text: str, chip: Chip, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -126,7 +148,6 @@ def devices_of(target: Target) -> Sequence[Any]:
         return jax.devices()
     if target.chip.platform == "tpu":
         _need("libtpu", "tpu", target)
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # asks no cloud what machine this is
         name = f"{target.chip.name}:{_text(target.shape)}"
         settings = {"chip_config_name": target.chip.cores} if target.chip.cores else {}
     else:

@@ -1,8 +1,10 @@
+import os
+
 import pytest
 
 from train.errors import UsageError, UserError
 from train.plan.chips import CHIPS, GIB
-from train.plan.target import devices_of, parse_target
+from train.plan.target import ELSEWHERE, devices_of, parse_target
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,30 @@ def test_a_compiler_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
     message = r"target v5e:2x2: needs .* pip install 'jax\[tpu\]', or --compile-best 0"
     with pytest.raises(UserError, match=message):
         devices_of(parse_target("v5e:2x2"))
+
+
+@pytest.mark.parametrize(
+    ("name", "platforms", "told"),
+    [
+        ("v5e:2x2", "cpu", ELSEWHERE["tpu"]),
+        ("v5e:2x2", "tpu", {}),
+        ("h200:8", "cpu", ELSEWHERE["gpu"]),
+        ("h200:8", "cuda", {}),
+    ],
+)
+def test_compilers_need_not_look_for_their_hardware(
+    monkeypatch: pytest.MonkeyPatch, name: str, platforms: str, told: dict[str, str]
+) -> None:
+    own = {"TPU_WORKER_HOSTNAMES": "own"}
+    for variable, value in {"JAX_PLATFORMS": platforms, **own}.items():
+        monkeypatch.setenv(variable, value)
+    variables = {variable for each in ELSEWHERE.values() for variable in each} - own.keys()
+    for variable in variables:
+        monkeypatch.setenv(variable, "")  # so that what was there before comes back
+        monkeypatch.delenv(variable)
+    parse_target(name)
+    found = {each: os.environ[each] for each in (*variables, *own) if each in os.environ}
+    assert found == {**told, **own}
 
 
 def test_here_is_measured() -> None:

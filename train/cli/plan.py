@@ -31,6 +31,8 @@ class PlanArguments:
     """Compile the real step of at most so many of the best, until one fits; 0: estimates alone."""
     precisions: bool = True
     """Estimate the best in each other precision too: they change what is learnt."""
+    measure: bool = True
+    """With --target here, run a few steps too, where they fit and are short."""
     tokens: float = 0.0
     """To train on, for the time and the price; 0: as many as the experiment does."""
     prices: str = ""
@@ -59,6 +61,7 @@ def main(arguments: list[str]) -> int:
         search=given.search and not fixed,
         compile=given.compile,
         precisions=given.precisions,
+        measure=given.measure,
         tokens=given.tokens,
         prices=given.prices,
         show=given.show,

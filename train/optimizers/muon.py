@@ -37,13 +37,13 @@ class Muon(Optimizer):
             adam_b1=self.beta1,
             adam_b2=self.beta2,
             eps=self.epsilon,
-            muon_weight_dimension_numbers=jax.tree.map(_sides, axes, is_leaf=is_axes),
+            muon_weight_dimension_numbers=jax.tree.map(sides, axes, is_leaf=is_axes),
             consistent_rms=0.2,
         )
         return optax.chain(muon, optax.scale(-1.0))
 
 
-def _sides(axes: Axes) -> contrib.MuonDimensionNumbers | None:
+def sides(axes: Axes) -> contrib.MuonDimensionNumbers | None:
     """Which axes are a matrix's rows and columns; None for what Muon leaves alone."""
     if not axes.is_matrix or "vocab" in axes.names or "positions" in axes.names:
         return None

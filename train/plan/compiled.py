@@ -41,6 +41,8 @@ class CompiledStep:
     """That compiling took."""
     refused: str = ""
     """The largest allocations of a step that the compiler refuses, as too large for a chip."""
+    engine: Any = None
+    """That made it."""
     program: Any = None
     """What can be run, on devices that are here."""
 
@@ -85,6 +87,7 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
         peak=parts + stats.generated_code_size_in_bytes,
         collectives=collectives(program.as_text() or "", mesh),
         seconds=seconds,
+        engine=engine,
         program=program,
     )
 

@@ -8,11 +8,15 @@ from train.describe.shape import window
 from train.experiment import Experiment
 from train.plan.candidate import Candidate, sizes_of
 from train.plan.compiled import CompiledStep, compile_step
+from train.plan.measured import step_seconds
 from train.plan.precisions import InPrecision, alternatives
 from train.plan.prices import price
 from train.plan.quantities import Quantities
 from train.plan.search import Ranked, ranked, search
 from train.plan.target import Target
+
+SHORT = 10.0
+"""Seconds of a step, by the estimate, that is not run to be measured if it takes longer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Options:
     """A TOML file with the price of a chip and hour; empty: the list prices that are shipped."""
     precisions: bool = True
     """Estimate the best in each other precision too."""
+    measure: bool = True
+    """Run a few of the compiled steps, on devices that are here, where they fit and are short."""
     show: int = 8
     """Candidates of the ranking that are shown."""
 
@@ -49,6 +55,8 @@ class Plan:
     """Candidates that were estimated."""
     refused: tuple[tuple[Ranked, CompiledStep], ...]
     """Better ones, by the estimates, that the compiler found too large."""
+    measured: float | None
+    """Seconds of the real step."""
     precisions: tuple[InPrecision, ...]
     """The best in each other precision, by the estimates."""
     tokens: float
@@ -98,6 +106,7 @@ class Plan:
             "estimated_bytes": dataclasses.asdict(size) | {"total": size.total},
             "compiled_bytes": _plain(self.compiled),
             "step_seconds": time.step,
+            "step_seconds_measured": self.measured,
             "step_seconds_overlapped": time.overlapped,
             "step_seconds_in_turn": time.in_turn,
             "compute_seconds": time.compute,
@@ -121,7 +130,7 @@ def _plain(compiled: CompiledStep | None) -> dict[str, Any] | None:
     return {
         field.name: getattr(compiled, field.name)
         for field in dataclasses.fields(compiled)
-        if field.name not in ("collectives",)
+        if field.name not in ("collectives", "engine", "program")
     }
 
 
@@ -148,14 +157,16 @@ def plan(
     else:
         refused = refused[:-1]
     rows, length = window(experiment)
+    planned = chosen.candidate.applied(experiment)
     return Plan(
-        experiment=chosen.candidate.applied(experiment),
+        experiment=planned,
         target=target,
         chosen=chosen,
         compiled=compiled,
         others=tuple(every[: options.show]),
         tried=len(every),
         refused=tuple(refused),
+        measured=measured(planned, chosen, compiled, target) if options.measure else None,
         precisions=tuple(alternatives(experiment, target, find)) if options.precisions else (),
         tokens=options.tokens or math.prod((experiment.steps, rows, length)),
         dollars_an_hour=price(target.chip, options.prices),
@@ -166,3 +177,12 @@ def plan(
 def _as_it_is(quantities: Quantities) -> list[Ranked]:
     """The experiment's own way and no other."""
     return [ranked(quantities, Candidate.of(quantities.experiment, quantities.target.count))]
+
+
+def measured(
+    experiment: Experiment, chosen: Ranked, compiled: CompiledStep | None, target: Target
+) -> float | None:
+    """Seconds of the real step, if it can be run here and is short."""
+    if compiled is None or not target.here or compiled.peak > target.memory:
+        return None
+    return step_seconds(experiment, compiled) if chosen.time.step < SHORT else None

@@ -11,6 +11,7 @@ from train.plan.forms import form_of
 from train.plan.kept import Kept, kept
 from train.plan.state_bytes import StateBytes, StateShapes
 from train.plan.target import Target
+from train.plan.update import update_flops
 from train.sharding import MeshConfig
 from transformer.costs import Flops, count_flops
 from transformer.sizes import Leaf, abstract, layer_mixers
@@ -40,6 +41,8 @@ class Quantities:
     """Numbers of the largest layer."""
     flops: Flops
     """Of one token, forward."""
+    update: float
+    """Operations of the optimizer's own products, of one step."""
     states: StateShapes
 
     @classmethod
@@ -47,8 +50,9 @@ class Quantities:
         states = StateShapes.of(experiment)
         model, config = states.model, experiment.model
         rows, length = window(experiment)
-        inside = [leaf for leaf in abstract(model).leaves() if leaf.inner[0] == "layers"]
-        every = sum(leaf.size for leaf in abstract(model).leaves())
+        leaves = list(abstract(model).leaves())
+        inside = [leaf for leaf in leaves if leaf.inner[0] == "layers"]
+        every = sum(leaf.size for leaf in leaves)
         layers = sum(leaf.size for leaf in inside)
         return cls(
             experiment=experiment,
@@ -60,6 +64,7 @@ class Quantities:
             other_weights=every - layers,
             largest_layer=_largest(inside),
             flops=count_flops(model, length),
+            update=update_flops(experiment, leaves),
             states=states,
         )
 

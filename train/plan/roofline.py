@@ -1,15 +1,17 @@
 """How long a step takes: a roofline of products, memory and links.
 
 Compute: the operations that are really done (what is computed again counts, masked scores too where
-they are all computed), at `ATTAINED` of the peak. Memory: weights for each microbatch and pass,
-optimizer state and gradients once, and what each layer writes and reads between products, at
-`ATTAINED` of the bandwidth. Links: the bytes of `traffic`, each mesh axis over the links that it
-lies on, and for each message the way round the ring. What `data` and `fsdp` send can go on while
-the chip computes; what `tensor`, `context` and `expert` send is waited for. So a step takes
+they are all computed, and the optimizer's own products), at `ATTAINED` of the peak. Memory: weights
+for each microbatch and pass, optimizer state and gradients once, and what each layer writes and
+reads between products, at `ATTAINED` of the bandwidth. Links: the bytes of `traffic`, each mesh
+axis over the links that it lies on, and for each message the way round the ring. What `data` and
+`fsdp` send can go on while the chip computes; what `tensor`, `context` and `expert` send is waited
+for. So a step takes
 
     max(compute, memory, data + fsdp) + tensor + context + expert.
 
-Everything at the same time is the least that it could take, one after the other the most.
+Everything at the same time is the least that it could take, one after the other the most. A
+processor's cores do all of it themselves: there it is one after the other.
 """
 
 import dataclasses
@@ -41,13 +43,16 @@ class StepTime:
     """Of all chips together: forward and backward once, causal scores counted as causal."""
     peak: float
     """Operations a second of all chips together, in the dtype of products."""
+    beside: bool = True
+    """Whether products, memory and messages can go on beside each other."""
 
     @property
     def step(self) -> float:
         """The estimate."""
         hidden = sum(self.links.get(axis, 0.0) for axis in HIDDEN)
         waited = sum(self.links.values()) - hidden
-        return max(self.compute, self.memory, hidden) + waited
+        parts = (self.compute, self.memory, hidden)
+        return (max(parts) if self.beside else sum(parts)) + waited
 
     @property
     def mfu(self) -> float:
@@ -73,7 +78,8 @@ def step_time(quantities: Quantities, candidate: Candidate) -> StepTime:
     volumes, counts = sent(quantities, candidate), messages(quantities, candidate)
     rings = {axis: ring(quantities.target, candidate, axis) for axis in volumes}
     return StepTime(
-        compute=each * _operations(quantities, candidate) / (quantities.peak * ATTAINED),
+        compute=each * _operations(quantities, candidate) / (quantities.peak * ATTAINED)
+        + _update(quantities, candidate),
         memory=_moved(quantities, candidate) / (chip.bandwidth * ATTAINED),
         links={
             axis: size / rings[axis].bandwidth + counts[axis] * rings[axis].latency
@@ -81,6 +87,7 @@ def step_time(quantities: Quantities, candidate: Candidate) -> StepTime:
         },
         model_flops=3 * tokens * quantities.flops.total(causal=True),
         peak=quantities.peak * quantities.target.count,
+        beside=chip.platform != "cpu",
     )
 
 
@@ -96,6 +103,13 @@ def _operations(quantities: Quantities, candidate: Candidate) -> float:
     }
     forward = flops.projections + flops.feed_forward + scores + flops.vocabulary
     return 3 * forward + again[candidate.remat]
+
+
+def _update(quantities: Quantities, candidate: Candidate) -> float:
+    """Seconds of the optimizer's own products: in float32, of a chip's part of the weights."""
+    mesh = candidate.mesh
+    speed = quantities.target.chip.peak("float32") * ATTAINED
+    return quantities.update / (mesh.fsdp * mesh.tensor * mesh.expert) / speed
 
 
 def _moved(quantities: Quantities, candidate: Candidate) -> float:

@@ -83,6 +83,8 @@ def _time(plan: Plan) -> Iterable["RenderableType"]:
     for axis, seconds in time.links.items():
         table.add_row(f"links, {axis}", _seconds(seconds))
     table.add_row("a step", _seconds(time.step), style="bold")
+    if plan.measured is not None:
+        table.add_row("measured", _seconds(plan.measured), style="bold")
     table.add_row("if all overlapped", _seconds(time.overlapped))
     table.add_row("if nothing did", _seconds(time.in_turn))
     yield table

@@ -6,6 +6,7 @@ import importlib.util
 import math
 import os
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.experimental import topologies
 from train.errors import UsageError, UserError
 from train.hardware import local_hardware
 from train.plan.chips import CHIPS, Chip
-from train.plan.here import local_chip
+from train.plan.here import Clock, local_chip
 from train.xla_flags import likely_platform
 from transformer.hardware import Hardware
 
@@ -92,10 +93,10 @@ def parse_target(text: str) -> Target:
     return Target(text, chip, sizes)
 
 
-def local_target() -> Target:
+def local_target(clock: Clock = time.perf_counter) -> Target:
     """The devices of this process."""
     hardware = local_hardware()
-    return Target("here", local_chip(jax.devices()[0]), (hardware.count,), here=True)
+    return Target("here", local_chip(jax.devices()[0], clock), (hardware.count,), here=True)
 
 
 def _sizes(text: str, shape: str) -> tuple[int, ...]:

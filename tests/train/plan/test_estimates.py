@@ -7,6 +7,7 @@ import pytest
 
 from train.data.config import DataConfig
 from train.experiment import Experiment
+from train.optimizers import Muon
 from train.plan.candidate import Candidate
 from train.plan.chips import Chip
 from train.plan.quantities import Quantities
@@ -129,6 +130,29 @@ def test_the_time_of_one_chip(quantities: Quantities) -> None:
     assert time.in_turn == time.compute + time.memory
     # Of 32 chips together, whatever part of them a candidate takes.
     assert time.mfu == pytest.approx(time.model_flops / time.step / 32e9)
+
+
+def test_a_processor_does_one_after_the_other(quantities: Quantities) -> None:
+    time = step_time(quantities, candidate(fsdp=8, tensor=4))
+    alone = dataclasses.replace(time, beside=False)
+    assert alone.step == pytest.approx(time.in_turn)
+    assert alone.step > time.step
+    processor = Target("toy", dataclasses.replace(CHIP, platform="cpu"), (32,))
+    own = dataclasses.replace(quantities, target=processor)
+    assert not step_time(own, candidate(fsdp=8, tensor=4)).beside
+
+
+def test_muon_makes_products_of_its_own(quantities: Quantities) -> None:
+    muon = dataclasses.replace(EXPERIMENT, optimizer=Muon())
+    slow = dataclasses.replace(CHIP, flops32=1e8)
+    found = Quantities.of(muon, Target("toy", slow, (2, 4, 4)))
+    # Five times X X' and B X, of 8 x 8 or 8 x 16, and A A, of 8 x 8.
+    square, wide = 5 * (2 * 2 * D**3 + 2 * D**3), 5 * (2 * 2 * D * D * F + 2 * D**3)
+    assert found.update == L * (4 * square + 2 * wide)
+    assert quantities.update == 0
+    own, other = step_time(quantities, candidate(fsdp=8)), step_time(found, candidate(fsdp=8))
+    assert other.compute - own.compute == pytest.approx(found.update / 8 / (1e8 * ATTAINED))
+    assert other.model_flops == own.model_flops
 
 
 def test_tensor_messages_are_waited_for_and_others_are_not(quantities: Quantities) -> None:

@@ -14,7 +14,9 @@ from train.experiment import Experiment
 from train.plan import Options, Plan, plan
 from train.plan.candidate import sizes_of
 from train.plan.chips import CHIPS
+from train.plan.plan import measured
 from train.plan.prices import price
+from train.plan.search import Ranked
 from train.plan.tables import show
 from train.plan.target import Target, parse_target
 from train.sharding import MeshConfig
@@ -59,6 +61,25 @@ def test_the_step_is_compiled_for_all_devices(found: Plan) -> None:
     assert used <= {axis for axis, size in sizes.items() if size > 1}
 
 
+def test_steps_are_measured_where_they_can_be_run(found: Plan, here: Target) -> None:
+    assert found.measured is not None
+    assert 0 < found.measured < 600
+    chosen, compiled = found.chosen, found.compiled
+    assert compiled is not None
+    ways = {
+        "elsewhere": (chosen, compiled, parse_target("v5e:2x2")),
+        "not compiled": (chosen, None, here),
+        "too large": (chosen, dataclasses.replace(compiled, peak=here.memory + 1), here),
+        "too long": (_of_seconds(chosen, 11.0), compiled, here),
+    }
+    for name, way in ways.items():
+        assert measured(found.experiment, *way) is None, name
+
+
+def _of_seconds(chosen: Ranked, seconds: float) -> Ranked:
+    return chosen._replace(time=dataclasses.replace(chosen.time, compute=seconds))
+
+
 def test_what_it_costs(found: Plan) -> None:
     assert found.tokens == 1e6
     assert found.hours == pytest.approx(1e6 / found.tokens_per_second / 3600)
@@ -83,6 +104,7 @@ def test_tables_for_people(found: Plan) -> None:
     assert found.chosen.candidate.shown() in text
     assert "Memory of one chip" in text
     assert "Sent in one step, as compiled" in text
+    assert "measured" in text
     for each in found.precisions:
         assert f"{each.precision.name}: python -m train fit ... {each.flags()}\n" in text
 

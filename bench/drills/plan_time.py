@@ -1,0 +1,110 @@
+"""The time of a step that a plan estimates, beside that of the real step on the devices here.
+
+    python -m bench.drills.plan_time [--cases "gpt2:small --batch-size 8" ...] [--steps 5]
+
+Each case is planned as it is, compiled, and run on random tokens; the drill prints both times and
+what the estimate is made of, then the median and the worst error. Nothing is read: vocabularies are
+given.
+"""
+
+import dataclasses
+import statistics
+import time
+from typing import Literal
+
+import jax
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from train.cli.kinds import with_kinds
+from train.cli.parsing import parse
+from train.describe.shape import with_sizes
+from train.experiment import Experiment
+from train.plan.candidate import Candidate
+from train.plan.compiled import compile_step
+from train.plan.here import Clock
+from train.plan.measured import step_seconds
+from train.plan.quantities import Quantities
+from train.plan.roofline import StepTime, step_time
+from train.plan.target import Target, local_target
+from train.registry import find
+
+TOY = "gpt2:small --model.precision float32 --accumulate 1 --model.vocab-size 2048"
+
+SMALL = (
+    "quickstart --model.vocab-size 2048",
+    "shakespeare_char_cpu --model.vocab-size 65",
+    "bert_tiny --model.vocab-size 8192 --batch-size 16",
+    "multi30k --model.vocab-size 8000 --batch-size 1024",
+    f"{TOY} --model.width 192 --model.layers 2 --batch-size 1",
+    f"{TOY} --model.width 192 --model.layers 2 --batch-size 16 --data.sequence-length 64",
+    f"{TOY} --model.width 768 --model.layers 1 --batch-size 4 --data.sequence-length 128",
+)
+"""For processors, of a second a step."""
+
+LARGE = (
+    "gpt2:small --batch-size 16 --accumulate 1",
+    "gpt2:small --batch-size 16 --accumulate 1 --model.remat full",
+    "gpt2:small --batch-size 16 --accumulate 4",
+    "gpt2:medium --batch-size 16 --accumulate 1 --model.remat full",
+    "gpt2:small --batch-size 16 --accumulate 1 --model.precision float32",
+    "bert:base --batch-size 64 --accumulate 1",
+    "transformer_base --accumulate 1",
+    "llama:3.2-1b --batch-size 8 --accumulate 1 --model.remat full",
+)
+"""For accelerators, one or several."""
+
+
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cores": time.process_time}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to run."""
+
+    cases: tuple[str, ...] = ()
+    """A config with settings each; if none is given, some that suit the devices."""
+    steps: int = 5
+    """That are timed."""
+    clock: Literal["wall", "cores"] = "wall"
+    """cores: the seconds of this process's cores, on a machine that is shared. Give it one core
+    (taskset -c 0), or waiting for the others counts too."""
+
+
+def main(options: Options) -> None:
+    """Prints a table."""
+    target = local_target(CLOCKS[options.clock])
+    table = Table("case", "products", "memory", "estimated", "measured", "ratio", box=None)
+    ratios = []
+    for case in options.cases or (SMALL if target.chip.platform == "cpu" else LARGE):
+        estimate, measured = compared(case, target, options)
+        ratios.append(estimate.step / measured)
+        times = (estimate.compute, estimate.memory, estimate.step, measured)
+        table.add_row(case, *(f"{each * 1e3:.1f} ms" for each in times), f"{ratios[-1]:.2f}")
+    console = Console(width=200)
+    console.print(f"{target.count} x {target.chip.kind}, JAX {jax.__version__}")
+    console.print(table)
+    errors = [max(each, 1 / each) - 1 for each in ratios]
+    median, worst = statistics.median(errors), max(errors)
+    console.print(f"error (the larger over the smaller): median {median:.0%}, worst {worst:.0%}")
+
+
+def settings_of(case: str) -> tuple[Experiment, tuple[str, ...]]:
+    """The experiment of a case, and what was assumed to know its sizes."""
+    config, *settings = case.split()
+    default, left = with_kinds(find(config), settings)
+    return with_sizes(parse(Experiment, left, verb="plan", default=default))
+
+
+def compared(case: str, target: Target, options: Options) -> tuple[StepTime, float]:
+    """The estimate of a case, and the seconds that a step takes."""
+    experiment, _ = settings_of(case)
+    candidate = Candidate.of(experiment, target.count)
+    estimate = step_time(Quantities.of(experiment, target), candidate)
+    compiled = compile_step(experiment, target)
+    return estimate, step_seconds(experiment, compiled, options.steps, CLOCKS[options.clock])
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

@@ -1,0 +1,32 @@
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.drills.plan_time import LARGE, SMALL, settings_of
+from tests.train.support import tiny
+from train.describe.shape import row_shapes, window
+from train.plan.measured import random_rows
+
+
+def test_rows_by_chance_are_such_as_a_step_takes(tmp_path: Path) -> None:
+    experiment = tiny(tmp_path)
+    model = dataclasses.replace(experiment.model, vocab_size=24)
+    rows = random_rows(dataclasses.replace(experiment, model=model))
+    shapes = row_shapes(experiment, experiment.batch_size)
+    assert {name: (row.shape, row.dtype) for name, row in rows.items()} == {
+        name: (shape.shape, shape.dtype) for name, shape in shapes.items()
+    }
+    length = window(experiment)[1]
+    assert set(np.unique(rows["tokens"])) <= set(range(24))
+    assert len(np.unique(rows["tokens"])) > 12
+    assert (rows["positions"] == np.arange(length)[None, :]).all()
+    assert (rows["weights"] == 1).all()
+
+
+@pytest.mark.parametrize("case", SMALL + LARGE)
+def test_cases_of_the_drill_can_be_made(case: str) -> None:
+    experiment, notes = settings_of(case)
+    assert experiment.model.vocab_size
+    assert not notes

@@ -1,0 +1,56 @@
+"""The real step on the devices that are here, to hold the estimate of its time against."""
+
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from train.describe.shape import row_shapes, window
+from train.experiment import Experiment
+from train.plan.compiled import CompiledStep
+from train.plan.here import Clock
+
+STEPS = 3
+"""Steps that are timed, after one that is not."""
+
+
+def step_seconds(
+    experiment: Experiment,
+    compiled: CompiledStep,
+    steps: int = STEPS,
+    clock: Clock = time.perf_counter,
+) -> float:
+    """The fastest of some steps, from a state and a batch made for it.
+
+    The fastest, as of what the speed of a processor is taken from: others may be at work.
+    """
+    engine = compiled.engine
+    state: Any = engine.init()
+    batch = engine.put(random_rows(experiment))
+    seconds = []
+    for _ in range(1 + steps):
+        jax.block_until_ready((state, batch))
+        begun = clock()
+        state, _ = jax.block_until_ready(compiled.program(state, batch))
+        seconds.append(clock() - begun)
+    return min(seconds[1:])
+
+
+def random_rows(experiment: Experiment) -> dict[str, np.ndarray]:
+    """This host's rows of a batch: tokens by chance, nothing padded."""
+    rows = window(experiment)[0] // jax.process_count()
+    drawn = np.random.default_rng(0)
+    most = getattr(experiment.task, "classes", 0) or experiment.model.vocab_size
+    return {
+        name: _filled(name, leaf, most, drawn)
+        for name, leaf in row_shapes(experiment, rows).items()
+    }
+
+
+def _filled(name: str, leaf: Any, most: int, drawn: np.random.Generator) -> np.ndarray:
+    if name in ("positions", "examples"):
+        return np.broadcast_to(np.arange(leaf.shape[-1], dtype=leaf.dtype), leaf.shape)
+    if name in ("segments", "source_segments", "weights"):
+        return np.ones(leaf.shape, leaf.dtype)
+    return drawn.integers(most, size=leaf.shape).astype(leaf.dtype)

@@ -13,7 +13,7 @@ from train.plan.precisions import InPrecision, alternatives
 from train.plan.prices import price
 from train.plan.quantities import Quantities
 from train.plan.search import Ranked, ranked, search
-from train.plan.target import Target
+from train.plan.target import Target, need_compiler
 
 SHORT = 10.0
 """Seconds of a step, by the estimate, that is not run to be measured if it takes longer."""
@@ -145,6 +145,8 @@ def plan(
     Raises UsageError for a model that cannot be divided, UserError for a target whose compiler is
     not installed.
     """
+    if options.compile:
+        need_compiler(target)  # before the search, which takes a while
     find = search if options.search else _as_it_is
     every = find(Quantities.of(experiment, target))
     refused = []

@@ -44,8 +44,9 @@ def _verdict(plan: Plan) -> Iterable["RenderableType"]:
     yield (
         f"about {_seconds(time.step)} a step, {in_thousands(plan.tokens_per_second)} tokens a "
         f"second, {plan.mfu:.0%} of peak; "
-        f"{in_thousands(plan.tokens)} tokens in {_hours(plan.hours)} for "
-        f"${plan.dollars:,.0f} (${plan.dollars_an_hour:.2f} a chip and hour)"
+        f"{in_thousands(plan.tokens)} tokens in {in_words(plan.hours)} for "
+        f"${plan.dollars:,.{0 if plan.dollars >= 10 else 2}f} "
+        f"(${plan.dollars_an_hour:.2f} a chip and hour)"
     )
     yield f"python -m train fit ... {plan.chosen.candidate.flags()}\n"
 
@@ -157,7 +158,10 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
-def _hours(hours: float) -> str:
+def in_words(hours: float) -> str:
+    """In the unit that suits."""
+    if hours < 1 / 60:
+        return f"{hours * 3600:.0f} seconds"
     if hours < 1:
         return f"{hours * 60:.0f} minutes"
     return f"{hours:,.1f} hours" if hours < 48 else f"{hours / 24:,.0f} days"

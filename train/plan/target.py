@@ -147,12 +147,11 @@ def devices_of(target: Target) -> Sequence[Any]:
     """
     if target.here:
         return jax.devices()
+    need_compiler(target)
     if target.chip.platform == "tpu":
-        _need("libtpu", "tpu", target)
         name = f"{target.chip.name}:{_text(target.shape)}"
         settings = {"chip_config_name": target.chip.cores} if target.chip.cores else {}
     else:
-        _need("jax_cuda13_plugin", "cuda13", target)
         hosts = -(-target.count // target.chip.per_host)
         name = f"{target.chip.name}x{target.count}"
         settings = {
@@ -173,13 +172,20 @@ def devices_of(target: Target) -> Sequence[Any]:
     return devices
 
 
-def _need(package: str, extra: str, target: Target) -> None:
-    """Raises UserError if a compiler is not installed."""
-    found = importlib.util.find_spec(package)
-    if found is None:
+COMPILERS = {"tpu": ("libtpu", "tpu"), "gpu": ("jax_cuda13_plugin", "cuda13")}
+"""The package that has the compiler of a platform, and what JAX calls it as an extra."""
+
+
+def need_compiler(target: Target) -> None:
+    """Raises UserError if the compiler for a target is not installed."""
+    if target.here:
+        return
+    package, extra = COMPILERS[target.chip.platform]
+    if importlib.util.find_spec(package) is None:
         raise UserError(
-            f"target {target.name}: needs the compiler of {extra}, which is not installed; "
-            f"pip install 'jax[{extra}]', or --compile-best 0 for the estimate alone"
+            f"target {target.name}: needs the compiler for {target.chip.kind} ({package}), which "
+            f"is not installed; pip install 'jax[{extra}]', or --compile-best 0 for the estimate "
+            "alone"
         )
 
 

@@ -1,6 +1,7 @@
 import dataclasses
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from train.plan.chips import CHIPS
 from train.plan.plan import measured
 from train.plan.prices import price
 from train.plan.search import Ranked
-from train.plan.tables import show
+from train.plan.tables import in_words, show
 from train.plan.target import Target, parse_target
 from train.sharding import MeshConfig
 
@@ -121,6 +122,24 @@ def test_the_experiment_as_it_is(experiment: Experiment, here: Target) -> None:
     found = plan(cut, here, Options(search=False, compile=0, precisions=False))
     assert found.tried == 1
     assert found.experiment == cut
+
+
+def test_a_missing_compiler_is_told_before_the_search(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    module = sys.modules[plan.__module__]  # the package has a function of that name
+    monkeypatch.setattr(module, "search", lambda quantities: pytest.fail("has searched"))
+    with pytest.raises(UserError, match="is not installed"):
+        plan(experiment, parse_target("v5e:2x2"))
+
+
+@pytest.mark.parametrize(
+    ("hours", "shown"),
+    [(10 / 3600, "10 seconds"), (0.5, "30 minutes"), (47, "47.0 hours"), (240, "10 days")],
+)
+def test_how_long_it_takes_in_words(hours: float, shown: str) -> None:
+    assert in_words(hours) == shown
 
 
 def test_prices(tmp_path: Path) -> None:

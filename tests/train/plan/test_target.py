@@ -50,11 +50,19 @@ def test_targets_that_there_are_not(name: str, message: str) -> None:
         parse_target(name)
 
 
-def test_a_compiler_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v5e:2x2", r"needs the compiler for TPU v5 lite \(libtpu\), .*'jax\[tpu\]', or --compile"),
+        ("h200:8", r"needs the compiler for NVIDIA H200 \(jax_cuda13_plugin\), .*'jax\[cuda13\]'"),
+    ],
+)
+def test_a_compiler_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    message = r"target v5e:2x2: needs .* pip install 'jax\[tpu\]', or --compile-best 0"
-    with pytest.raises(UserError, match=message):
-        devices_of(parse_target("v5e:2x2"))
+    with pytest.raises(UserError, match=f"^target {name}: {message}"):
+        devices_of(parse_target(name))
 
 
 @pytest.mark.parametrize(

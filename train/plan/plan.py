@@ -145,7 +145,7 @@ def plan(
     Raises UsageError for a model that cannot be divided, UserError for a target whose compiler is
     not installed.
     """
-    if options.compile:
+    if options.search and options.compile:
         need_compiler(target)  # before the search, which takes a while
     find = search if options.search else _as_it_is
     every = find(Quantities.of(experiment, target))

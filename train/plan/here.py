@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from train.plan.chips import CHIPS, Chip
+from train.plan.chips import ATTAINED, CHIPS, Chip
 from transformer.precision import DType
 
 SIZE = 1024
@@ -37,8 +37,6 @@ def measured(device: Any, memory: int, clock: Clock) -> Chip:
 
     Divided by `ATTAINED`, which the estimates multiply with: this is what was attained.
     """
-    from train.plan.roofline import ATTAINED
-
     share = ATTAINED * jax.local_device_count()  # CPU devices share the cores
     array = jax.device_put(jnp.ones(COPIED // 4, jnp.float32), device)
     copy = 2 * COPIED / _fastest(jax.jit(lambda x: x + 1), array, clock)

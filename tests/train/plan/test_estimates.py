@@ -9,9 +9,9 @@ from train.data.config import DataConfig
 from train.experiment import Experiment
 from train.optimizers import Muon
 from train.plan.candidate import Candidate
-from train.plan.chips import Chip
+from train.plan.chips import ATTAINED, Chip
 from train.plan.quantities import Quantities
-from train.plan.roofline import ATTAINED, ring, step_time
+from train.plan.roofline import ring, step_time
 from train.plan.target import Target
 from train.plan.traffic import GATHERS, sent
 from train.sharding import MeshConfig

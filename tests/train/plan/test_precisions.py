@@ -20,11 +20,11 @@ from tests.train.plan.test_estimates import (
 from train.cli.parsing import parse
 from train.experiment import Experiment
 from train.plan.candidate import Candidate
-from train.plan.chips import CHIPS
+from train.plan.chips import ATTAINED, CHIPS
 from train.plan.precisions import InPrecision, alternatives, in_precision, others
 from train.plan.quantities import Quantities
 from train.plan.remedies import PRECISION, changed, cheapest, told
-from train.plan.roofline import ATTAINED, step_time
+from train.plan.roofline import step_time
 from train.plan.search import ranked, search
 from train.plan.target import Target
 from train.sharding import MeshConfig

@@ -72,7 +72,7 @@ def main(steps: int = 600, tuning: int = 60) -> None:
             after = losses_by_position(tuned, LENGTH * factor).mean()
             cells += [f"{before:.3f}", f"{after:.3f}"]
         table.add_row(rule, *cells)
-    Console().print(table)
+    Console(width=110).print(table)
 
 
 if __name__ == "__main__":

@@ -96,13 +96,20 @@ def together() -> Iterator[None]:
     try:
         yield
     except (jax.errors.JaxRuntimeError, UserError) as error:
-        text = " ".join(str(error).split())
-        if jax.process_count() == 1 or not any(word in text.lower() for word in GONE):
+        if not tells_of_one_gone(error):
             raise
+        text = " ".join(str(error).split())
         raise UserError(
             f"hosts: another process of the run has gone ({text[:160]}); start all of them again: "
             "the run goes on from its newest checkpoint"
         ) from error
+
+
+def tells_of_one_gone(error: BaseException) -> bool:
+    """Whether an error is that of a process whose partner is no longer there."""
+    known = isinstance(error, jax.errors.JaxRuntimeError | UserError)
+    text = str(error).lower()
+    return known and jax.process_count() > 1 and any(word in text for word in GONE)
 
 
 def leave(status: int) -> NoReturn:

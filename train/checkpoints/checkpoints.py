@@ -16,6 +16,7 @@ from train.checkpoints.retention import Retention
 from train.checkpoints.saving import Writer
 from train.checkpoints.searching import Found
 from train.errors import UserError
+from train.hosts import tells_of_one_gone
 
 
 class Checkpoints:
@@ -206,7 +207,9 @@ class Checkpoints:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        # A save that is under way would wait for one that will not come.
+        if error is None or not tells_of_one_gone(error):
+            self.close()
 
     def _check_writable(self) -> None:
         if self._read_only:

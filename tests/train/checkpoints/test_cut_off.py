@@ -133,3 +133,20 @@ def test_a_disk_that_is_full_is_one_line_and_loses_nothing(
     assert left == "['1'] [1]"
     assert extra == "{'step': 1}"
     assert steps == "[2]"
+
+
+def test_nobody_waits_for_a_process_that_has_gone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints, closed = Checkpoints(tmp_path), []
+    monkeypatch.setattr(checkpoints, "close", lambda: closed.append(True))
+    gone = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllReduce failed: Connection closed by peer")
+    for hosts, waits in ((1, True), (2, False)):
+        monkeypatch.setattr(jax, "process_count", lambda hosts=hosts: hosts)
+        with pytest.raises(jax.errors.JaxRuntimeError), checkpoints:
+            raise gone
+        assert bool(closed) is waits
+        closed.clear()
+    with pytest.raises(ValueError, match="another"), checkpoints:
+        raise ValueError("another")
+    assert closed

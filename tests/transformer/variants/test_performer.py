@@ -89,7 +89,9 @@ def test_in_cross_attention_it_has_the_features_of_layer_0() -> None:
     given: Any = dict(memory=memory, mask=Mask(lengths=array([T + 2, 5])))
     first = Performer.constants(CONFIG, 0, D)
     y = applied(mixer, w, x, **given).y
-    assert np.array_equal(y, applied(mixer, w, x, constants=first, **given).y)
+    assert_close(y, applied(mixer, w, x, constants=first, **given).y)
+    other = Performer.constants(CONFIG, 1, D)
+    assert not np.allclose(y, applied(mixer, w, x, constants=other, **given).y, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["trigonometric", "relu"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from train.errors import UserError
-from train.runfolder import RunFolder, reading
+from train.runfolder import RunFolder, read_json, reading
 
 Labels = tuple[str, ...]
 
@@ -15,13 +13,7 @@ def saved_labels(folder: RunFolder) -> Labels:
     with reading(folder.labels):
         if not folder.labels.exists():
             return ()
-        data = folder.labels.read_bytes()
-    try:
-        names = json.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{folder.labels}: is not JSON ({error}); put the file back as it was"
-        ) from error
+    names = read_json(folder.labels)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{folder.labels}: is no list of names; put the file back as it was")
     return tuple(names)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Any
 
 from train.errors import UserError
 from train.experiment import Experiment
 from train.labels import Labels
-from train.runfolder import RunFolder, reading
+from train.runfolder import RunFolder, read_json
 from train.settings import from_plain
 
 if TYPE_CHECKING:
@@ -52,14 +51,7 @@ def saved_choices(folder: RunFolder, hardware: Hardware) -> dict[str, str]:
 
 def _saved(folder: RunFolder, part: str) -> dict[str, Any]:
     """A part of config.json. Raises UserError if it is damaged."""
-    with reading(folder.config_json):
-        data = folder.config_json.read_bytes()
-    try:
-        plain = json.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{folder.config_json}: is not JSON ({error}); put the file back as it was"
-        ) from error
+    plain = read_json(folder.config_json)
     found = plain.get(part) if isinstance(plain, dict) else None
     if not isinstance(found, dict):
         raise UserError(f"{folder.config_json}: has no {part} in it; put the file back as it was")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import secrets
 from collections.abc import Iterator
+from typing import Any
 
 from train.data.files import Location, explained, locate
 from train.errors import UserError
@@ -167,6 +169,16 @@ def reading(path: Location) -> contextlib.AbstractContextManager[None]:
 def reason(error: OSError) -> str:
     """What the system says is wrong, in a few words and on one line."""
     return error.strerror or " ".join(str(error).split()) or type(error).__name__
+
+
+def read_json(path: Location) -> Any:
+    """What a file of JSON holds. Raises UserError if it cannot be read, or is damaged."""
+    with reading(path):
+        data = path.read_bytes()
+    try:
+        return json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is not JSON ({error}); put the file back as it was") from error
 
 
 def write_atomically(path: Location, data: str | bytes) -> None:

@@ -70,7 +70,7 @@ class Report:
         quietly = contextlib.suppress(UserError) if error else contextlib.nullcontext()
         if self._speaks:
             with quietly:
-                self._times.write()
+                self._times.write(last=True)
                 self._metrics.close()
                 metrics = read_metrics(self._folder.metrics)
                 events = marks(self._logbook.read())

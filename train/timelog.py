@@ -39,9 +39,10 @@ class TimeLog:
         if step == self._furthest:
             self.sheet.switch("step")
 
-    def write(self) -> None:
-        """A line of what is known; on an object store, not every time."""
-        if self._speaks and time.monotonic() - self._written >= self._pause:
+    def write(self, *, last: bool = False) -> None:
+        """A line of what is known; on an object store not every time, but the last."""
+        late = time.monotonic() - self._written >= self._pause
+        if self._speaks and (late or last):
             jsonl.append(self._path, [self.sheet.line(self._step)])
             self._written = time.monotonic()
 

@@ -5,9 +5,10 @@ import time
 
 import pytest
 
+from tests.train.object_store import bucket as bucket
 from train.cli import main
 from train.errors import UserError
-from train.goodput import Timesheet, goodput, process_began, shown, spell
+from train.goodput import Timesheet, goodput, process_began, read_lines, shown, spell
 from train.runfolder import RunFolder
 from train.timelog import TimeLog
 
@@ -89,6 +90,14 @@ def test_a_line_that_a_kill_has_torn_is_left_out(clock: Clock, tmp_path: pathlib
     again = TimeLog(folder, Timesheet(began=clock.now, clock=clock), speaks=True).goodput()
     assert again.lives == 2
     assert again.seconds == whole.seconds
+
+
+def test_an_object_store_has_the_last_line_at_once(clock: Clock, bucket: str) -> None:
+    folder = RunFolder.create(f"{bucket}/runs/first")
+    log = life(clock, folder, 0, 9, done=True)
+    assert len(read_lines(folder.times)) == 1  # that of the beginning
+    log.write(last=True)
+    assert goodput(read_lines(folder.times)) == log.goodput()
 
 
 def test_of_several_processes_one_writes(clock: Clock, tmp_path: pathlib.Path) -> None:

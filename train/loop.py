@@ -217,7 +217,7 @@ class _Fit:
                     report.compiled(step)
                 if step % experiment.log_every == 0 or step == experiment.steps:
                     report.train(step, fetched(metrics))
-                asked = stop.asked(step)
+                asked = stop.asked()
                 # Nothing is saved or judged before it is known to be in line.
                 now = bool(asked) or self.judge.looks(step) or checkpoints.due(step)
                 if trouble := lookout.look(step, cursor, metrics, now=now):

@@ -1,5 +1,6 @@
 """Being asked to stop: the step under way is finished, a checkpoint saved, and the run ends."""
 
+import itertools
 import os
 import signal
 from types import FrameType, TracebackType
@@ -9,6 +10,9 @@ from train.errors import PlainError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """What schedulers and people stop a run with; SLURM warns with USR1 if asked (--signal=USR1@60)."""
+
+_asked = itertools.count(1)
+"""How often this process has asked whether to stop: all processes have, as often, at each step."""
 
 
 class PreemptedError(PlainError):
@@ -49,13 +53,18 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def asked(self, step: int) -> str | None:
-        """By what the run was asked to stop after this step; every step has to ask."""
+    def asked(self) -> str | None:
+        """By what the run was asked to stop after this step; every step has to ask.
+
+        JAX has all processes stop at the count after the largest that any has come to, and only
+        there. So they do not count from the step that a run goes on from: a notice that comes
+        before the first would name a count that is never reached.
+        """
         if not self._together:
             return self.signal
         from jax.experimental import multihost_utils
 
-        reached = multihost_utils.reached_preemption_sync_point(step)
+        reached = multihost_utils.reached_preemption_sync_point(next(_asked))
         return (self.signal or signal.SIGTERM.name) if reached else None
 
     def _note(self, number: int, frame: FrameType | None) -> None:

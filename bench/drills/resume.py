@@ -56,7 +56,7 @@ SETTINGS = (
 )
 
 STEPS_A_LIFE = 40
-"""Steps of the run for each time that it is killed: a fast machine may be done before."""
+"""Steps of the run for each time that it is killed."""
 
 OFTEN, SELDOM = 3, 500
 """Steps between the saves of the run that is killed, and of the one that is not."""
@@ -174,12 +174,21 @@ def wait(workdir: pathlib.Path, lives: list[Life], drawn: random.Random) -> None
     if drawn.random() < 1 / 8:
         time.sleep(drawn.uniform(0, 5))
         return
-    metrics, since = workdir / "metrics.jsonl", time.time()
-    while not metrics.exists() or metrics.stat().st_mtime < since:
+    metrics, since, last = workdir / "metrics.jsonl", time.time(), None
+    while last is None or newest(metrics) < last:
         if not all(life.process.is_alive() for life in lives):
             return
+        if last is None and metrics.exists() and metrics.stat().st_mtime >= since:
+            last = newest(metrics) + drawn.uniform(0, 2 * STEPS_A_LIFE - OFTEN)
         time.sleep(0.01)
-    time.sleep(drawn.uniform(0, 2))
+    time.sleep(drawn.uniform(0, 0.1))  # anywhere in a step, too
+
+
+def newest(metrics: pathlib.Path) -> int:
+    """The step of the last line that is whole."""
+    lines = metrics.read_text().splitlines(keepends=True)
+    whole = [line for line in lines[-2:] if line.endswith("\n")]
+    return int(json.loads(whole[-1])["step"]) if whole else 0
 
 
 def moment(workdir: pathlib.Path) -> str:

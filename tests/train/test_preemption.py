@@ -1,5 +1,6 @@
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,9 +14,9 @@ from train.preemption import SIGNALS, StopRequest
 def test_a_signal_is_noted_and_the_process_lives(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with StopRequest() as stop:
-        assert stop.asked(1) is None
+        assert stop.asked() is None
         os.kill(os.getpid(), number)
-        assert stop.asked(2) == number.name
+        assert stop.asked() == number.name
     assert signal.getsignal(number) is before
 
 
@@ -31,7 +32,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone() -> None:
 
     def enter() -> None:
         with StopRequest() as stop:
-            found.append(stop.asked(1))
+            found.append(stop.asked())
 
     before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=enter)
@@ -55,3 +56,41 @@ def test_a_second_signal_ends_the_process_at_once(second: signal.Signals) -> Non
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ran.stdout == "SIGTERM\n"
     assert ran.returncode == -second
+
+
+NOTIFIED = """
+import os, signal, time
+from train.hosts import join
+join()
+import jax
+from jax.experimental import multihost_utils
+from train.preemption import StopRequest
+if jax.process_index() == 1:
+    os.kill(os.getpid(), signal.SIGTERM)
+multihost_utils.sync_global_devices("sent")
+time.sleep(5)  # JAX looks for it every second
+with StopRequest() as stop:
+    for step in range(180, 200):  # of a run that goes on
+        multihost_utils.sync_global_devices(str(step))
+        if stop.asked():
+            print("stopped", step)
+            break
+"""
+
+
+def test_a_notice_before_the_first_step_of_a_run_that_goes_on_is_heard() -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    given = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", NOTIFIED],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **given, "JAX_PROCESS_ID": str(index)},
+        )
+        for index in range(2)
+    ]
+    said = [process.communicate(timeout=120)[0] for process in processes]
+    assert [each.splitlines()[-1] for each in said] == ["stopped 180"] * 2

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from hypothesis import strategies as st
 
+from bench.drills import _fuzz_models
 from train.checkpoints import Checkpoints
 from train.cli.fit import FitArguments
 from train.cli.kinds import explained, with_kinds
@@ -52,11 +54,14 @@ class Target:
     """Whether files are gzip."""
     arguments: Sequence[str] | None = None
     """Names of settings, if it is given arguments and not a file."""
+    drawn: st.SearchStrategy[Any] | None = None
+    """What it is given, if neither."""
 
 
 def targets(scratch: pathlib.Path) -> list[Target]:
     """All of them; a small checkpoint is made in the scratch folder."""
-    return [*run_folder(scratch), settings(), *datasets(), *tokenizers()]
+    models = Target("models", _fuzz_models.use, weight=2, drawn=_fuzz_models.experiments())
+    return [*run_folder(scratch), settings(), models, *datasets(), *tokenizers()]
 
 
 def run_folder(scratch: pathlib.Path) -> list[Target]:

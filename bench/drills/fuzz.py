@@ -2,9 +2,9 @@
 
     python -m bench.drills.fuzz [--cases 10000] [--only WORD] [--seed 0]
 
-Run folders, settings, datasets and tokenizers, in process. Each case is a file that was damaged, or
-arguments that nobody would give. Anything but success or a UserError is a finding, as are a case
-that takes longer than `SECONDS` and a file outside of the folder that the case was given.
+Run folders, settings, models, datasets and tokenizers, in process. Each case is a file that was
+damaged, or settings that nobody would give. Anything but success or a UserError is a finding, as
+are a case that takes longer than `SECONDS` and a file outside of the folder that the case was given.
 """
 
 import contextlib
@@ -107,6 +107,8 @@ def other_bytes(draw: st.DrawFn, data: bytes) -> bytes:
 
 def inputs(target: Target) -> st.SearchStrategy[Any]:
     """What a target is given."""
+    if target.drawn is not None:
+        return target.drawn
     if target.arguments is not None:
         value = WORDS | st.text(max_size=9) | st.sampled_from(["9" * 5000, "[" * 500, "1", "True"])
         names = st.sampled_from(target.arguments) | st.text(max_size=9).map("--{}".format)

@@ -63,3 +63,11 @@ def test_so_are_arguments_that_nobody_would_give(
     targets: dict[str, _fuzz_targets.Target], tmp_path: Path
 ) -> None:
     assert fuzz(targets["settings"], tmp_path, CASES, seed=0)["refused"]
+
+
+@pytest.mark.slow
+def test_so_are_models_that_nobody_would_train(
+    targets: dict[str, _fuzz_targets.Target], tmp_path: Path
+) -> None:
+    counts = fuzz(targets["models"], tmp_path, CASES, seed=0)
+    assert 0 < counts["refused"] < counts["cases"]

@@ -7,6 +7,7 @@ from train.describe.combinations import Combination, EightBits, combinations, ei
 from train.describe.compiler import Compiled, ask_compiler
 from train.describe.decoding import Decoding, decoding, kv_variants
 from train.describe.memory import Memory, training_memory
+from train.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,7 +77,8 @@ def describe(
     `hardware` is what it is to run on (a CPU if None): it decides whether attention keeps its
     scores. If `compiled`, the step is compiled too, for the devices that are here, which
     `hardware` must tell of. Raises UserError if the vocabulary is a text's characters, or the
-    number of classes is that of the data, and there are no data.
+    number of classes is that of the data, and there are no data; UsageError for a model that
+    cannot be made.
     """
     from train.describe.shape import window, with_sizes
     from train.tasks.registry import make_task
@@ -86,16 +88,19 @@ def describe(
     experiment, notes = with_sizes(experiment)
     batch_size, length = window(experiment)
     hardware = hardware or Hardware()
-    described = describe_model(
-        make_task(experiment).model(hardware, unconstrained),
-        batch_size=batch_size,
-        sequence_length=length,
-        optimizer=experiment.optimizer,
-        accumulate=experiment.accumulate,
-        segments=getattr(experiment.data, "segments", True),
-        average=experiment.ema.decay > 0,
-        notes=notes,
-    )
+    try:
+        described = describe_model(
+            make_task(experiment).model(hardware, unconstrained),
+            batch_size=batch_size,
+            sequence_length=length,
+            optimizer=experiment.optimizer,
+            accumulate=experiment.accumulate,
+            segments=getattr(experiment.data, "segments", True),
+            average=experiment.ema.decay > 0,
+            notes=notes,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     if not compiled:
         return described
     found = ask_compiler(experiment, described.memory, hardware)

@@ -1,0 +1,92 @@
+"""Experiments with settings that somebody might try, each of the type that it should have."""
+
+import copy
+import functools
+import pathlib
+from typing import Any
+
+from hypothesis import strategies as st
+
+from train.cli.kinds import choices
+from train.describe import describe
+from train.registry import find
+from train.settings import flat, from_plain, to_plain
+
+BASES = (
+    "quickstart",
+    "gpt2:small",
+    "versus:transformer",
+    "llama:3-8b",
+    "transformer_base",
+    "bert:base",
+)
+"""Experiments that are described without their data."""
+
+WHOLE = st.sampled_from([-1, 0, 1, 2, 3, 4, 5, 7, 8, 12, 64, 100, 1000])
+BROKEN = st.sampled_from([-1.0, 0.0, 1e-9, 0.1, 0.5, 1.0, 2.0, 1e9, float("nan"), float("inf")])
+
+
+@functools.cache
+def words() -> tuple[str, ...]:
+    """Every word that a setting of some base has, or a kind of one of its parts."""
+    found: set[str] = set()
+    for base in BASES:
+        experiment = find(base)
+        found |= {value for value in flat(experiment).values() if isinstance(value, str)}
+        found |= {kind for _, known in choices(experiment) for kind in known}
+    return tuple(sorted(found))
+
+
+def values(value: Any) -> st.SearchStrategy[Any]:
+    """Others of the same type, and none."""
+    match value:
+        case bool():
+            return st.booleans()
+        case int():
+            return WHOLE
+        case float():
+            return BROKEN
+        case str():
+            return st.sampled_from(words())
+        case _:
+            return st.none() | WHOLE | BROKEN | st.booleans()
+
+
+@st.composite
+def experiments(draw: st.DrawFn) -> dict[str, Any]:
+    """A base with some parts of other kinds and some other values, as `config.json` has it."""
+    base = find(draw(st.sampled_from(BASES)))
+    plain = to_plain(base)
+    for name, known in draw(st.lists(st.sampled_from(list(choices(base))), max_size=2)):
+        put(plain, name, {"kind": draw(st.sampled_from(sorted(known)))})
+    present = single(plain)
+    for name in draw(st.lists(st.sampled_from(sorted(present)), max_size=3)):
+        other = draw(values(present[name]) | st.none())
+        put(plain, name, other)
+    return plain
+
+
+def single(tree: Any, name: str = "") -> dict[str, Any]:
+    """Every value that is no container, by its path; kinds are left as they are."""
+    if isinstance(tree, dict | list) and tree:
+        pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        found: dict[str, Any] = {}
+        for key, inner in pairs:
+            found |= single(inner, f"{name}.{key}" if name else str(key))
+        return found
+    return {} if name.endswith("kind") else {name: tree}
+
+
+def put(tree: Any, name: str, value: Any) -> None:
+    """Sets a value by its path, if there is such a place."""
+    *path, last = name.split(".")
+    for key in path:
+        tree = tree[int(key)] if isinstance(tree, list) else tree.get(key)
+        if not isinstance(tree, dict | list):
+            return
+    tree[int(last) if isinstance(tree, list) else last] = value
+
+
+def use(folder: pathlib.Path, plain: dict[str, Any]) -> None:
+    """Describes it: the model is built, and its step traced."""
+    describe(from_plain(copy.deepcopy(plain), "an experiment"))

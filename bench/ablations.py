@@ -8,6 +8,7 @@ The quickstart's model and corpus, every row trained alike.
 
 import dataclasses
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -97,7 +98,9 @@ def main(group: tyro.conf.Positional[Group], steps: int = 600, seeds: int = 1) -
             losses.append(losses_by_position(run, LENGTH, windows=512).mean())
         spread = f"{max(losses) - min(losses):.3f}" if seeds > 1 else "-"
         loss = f"{statistics.mean(losses):.4f}"
-        table.add_row(name, loss, spread, f"{statistics.median(seconds):.0f}")
+        row = name, loss, spread, f"{statistics.median(seconds):.0f}"
+        table.add_row(*row)
+        print(*row, file=sys.stderr, flush=True)
     Console().print(table)
 
 

@@ -26,6 +26,7 @@ FREE = (
     "stopping.",
     "recovery.threshold",
     "recovery.warmup",
+    "recovery.rise",
     "recovery.patience",
     "recovery.back",
     "recovery.skip",

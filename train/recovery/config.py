@@ -22,6 +22,10 @@ class RecoveryConfig:
     threshold: float = 8.0
     """A loss or a gradient norm is out of line from so many robust standard deviations above the
     median of the window, in logarithms. Out of line too: what is not finite."""
+    rise: float = 0.1
+    """The median loss of the window is out of line from this share on above the lowest that it has
+    been, and from one robust standard deviation on. It finds a loss that rises too slowly, or by
+    too little, to be a spike; then the run goes back at once. 0: it is not looked for."""
     patience: int = 3
     """Steps in a row that are out of line from which on skipping their updates does not help."""
     back: int = 100
@@ -41,6 +45,7 @@ class RecoveryConfig:
         check_least("recovery.patience", self.patience, 1)
         if not self.threshold > 0:
             raise ValueError(f"recovery.threshold {self.threshold}: give more than 0")
+        check_least("recovery.rise", self.rise, 0)
         if not 0 < self.rate <= 1:
             raise ValueError(f"recovery.rate {self.rate}: give a factor in (0, 1]")
         if self.window and not 1 <= self.warmup <= self.window:

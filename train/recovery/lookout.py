@@ -47,21 +47,30 @@ class Lookout:
         if "strikes" not in seen.metrics or not float(seen.metrics["skipped"]):
             return None
         loss, norm = (float(seen.metrics[name]) for name in ("loss", "grad_norm"))
-        strikes, *limits = (float(seen.metrics[name]) for name in REPORT)
-        why = reason(loss, norm, *limits)
+        strikes, *watched = (float(seen.metrics[name]) for name in REPORT)
+        why = reason(loss, norm, *watched)
         self._report.event(
             "skipped", step=seen.step, batch=seen.cursor, loss=loss, grad_norm=norm, why=why
         )
         self._report.say(f"step {seen.step}: the update of batch {seen.cursor} is skipped: {why}")
         if strikes < self._config.patience:
             return None
-        return Trouble(seen.step - int(strikes) + 1, seen.step, seen.cursor + 1, why)
+        *_, usual, most_usual = watched
+        # A median has risen when half its window has.
+        for_long = self._config.window // 2 if usual > most_usual else int(strikes) - 1
+        return Trouble(max(seen.step - for_long, 1), seen.step, seen.cursor + 1, why)
 
 
-def reason(loss: float, norm: float, most_loss: float, most_norm: float) -> str:
+def reason(
+    loss: float, norm: float, most_loss: float, most_norm: float, usual: float, most_usual: float
+) -> str:
     """What is wrong with a step, in words."""
     wrong = []
-    for name, value, most in (("loss", loss, most_loss), ("grad_norm", norm, most_norm)):
+    for name, value, most in (
+        ("loss", loss, most_loss),
+        ("grad_norm", norm, most_norm),
+        ("median loss", usual, most_usual),
+    ):
         if not math.isfinite(value):
             wrong.append(f"{name} {value}")
         elif value > most:

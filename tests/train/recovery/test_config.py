@@ -13,6 +13,7 @@ from train.recovery.config import RecoveryConfig
         ({"warmup": 101}, "recovery.warmup 101: give from 1 to recovery.window 100"),
         ({"warmup": 0}, "recovery.warmup 0: give from 1 to"),
         ({"threshold": 0.0}, "recovery.threshold 0.0: give more than 0"),
+        ({"rise": -0.1}, "recovery.rise -0.1: give 0 or more"),
         ({"patience": 0}, "recovery.patience 0: give 1 or more"),
         ({"back": -1}, "recovery.back -1: give 0 or more"),
         ({"tries": -1}, "recovery.tries -1: give 0 or more"),

@@ -27,12 +27,18 @@ def a_lookout(patience: int) -> tuple[Lookout, Heard]:
 
 
 def metrics(
-    strikes: int, *, loss: float = 2.0, norm: float = 1.0, skipped: bool | None = None
+    strikes: int,
+    *,
+    loss: float = 2.0,
+    norm: float = 1.0,
+    usual: float = 2.0,
+    skipped: bool | None = None,
 ) -> Any:
-    """Of a step whose loss may be 3 and whose norm 4."""
+    """Of a step whose loss may be 3 and whose norm 4, and the median of the losses 2.5."""
     bad = strikes > 0 if skipped is None else skipped
     values = {"loss": loss, "grad_norm": norm, "skipped": bad, "strikes": strikes}
     limits = {"loss_limit": 3.0, "grad_norm_limit": 4.0}
+    limits |= {"usual_loss": usual, "usual_loss_limit": 2.5}
     return {name: jnp.float32(value) for name, value in {**values, **limits}.items()}
 
 
@@ -66,6 +72,14 @@ def test_the_first_of_two_troubles_is_told() -> None:
     assert trouble.step == 5
 
 
+def test_what_has_risen_began_half_a_window_ago() -> None:
+    lookout, _ = a_lookout(patience=3)
+    trouble = lookout.look(500, 600, metrics(3, usual=2.6), now=True)
+    assert trouble is not None
+    assert (trouble.first, trouble.step, trouble.cursor) == (450, 500, 601)
+    assert trouble.why == "median loss 2.6, more than 2.5"
+
+
 def test_an_overflow_is_told_and_is_no_trouble() -> None:
     lookout, heard = a_lookout(patience=1)
     bad = metrics(0, norm=math.inf, skipped=True)
@@ -90,4 +104,4 @@ def test_without_a_watch_there_is_nothing_to_see() -> None:
     ],
 )
 def test_what_is_wrong_in_words(loss: float, norm: float, expected: str) -> None:
-    assert reason(loss, norm, 3.0, 4.0) == expected
+    assert reason(loss, norm, 3.0, 4.0, 2.0, 2.5) == expected

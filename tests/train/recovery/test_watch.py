@@ -35,10 +35,11 @@ def seen(
     losses: np.ndarray,  # [steps]
     norms: np.ndarray,  # [steps]
     scales: np.ndarray | None = None,  # [steps]
-) -> tuple[np.ndarray, Watch]:  # [steps, 4], the verdicts
+    config: RecoveryConfig = CONFIG,
+) -> tuple[np.ndarray, Watch]:  # [steps, 6], the verdicts
     """What the watch makes of a run."""
     steps = jax.tree.map(np.float32, (losses, norms, scales))
-    watch, verdicts = watched(CONFIG, steps)
+    watch, verdicts = watched(config, steps)
     return np.asarray(verdicts), watch
 
 
@@ -59,7 +60,7 @@ def test_the_limits_by_hand() -> None:
     logs = np.array([0.0, 2.0, 1.0, 2.0, 0.0, 1.0, 5.0])
     recent = np.full((2, 11), np.nan, np.float32)
     recent[0, 4:], recent[1, 4:] = logs, 1
-    watch = Watch(jnp.asarray(recent), jnp.int32(0), jnp.float32(1))
+    watch = Watch(jnp.asarray(recent), jnp.float32(jnp.inf), jnp.int32(0), jnp.float32(1))
     limits = np.log(watch.limits(QUIET))
     np.testing.assert_allclose(limits, [1 + 3 * 1.4826, 1 + 3 * LEAST[1]], rtol=1e-5)
     recent[:, 4] = np.nan  # one less than there have to be
@@ -108,13 +109,43 @@ def test_what_is_out_of_line_does_not_become_usual() -> None:
     assert skipped(verdicts) == list(range(100, 1000))
 
 
+def test_the_limit_of_the_median_by_hand() -> None:
+    logs = np.array([0.0, 2.0, 1.0, 2.0, 0.0, 1.0, 5.0, 1.0, 1.0, 2.0, 1.0])
+    start = Watch.start(QUIET)
+    assert start is not None
+    watch = start.replace(recent=jnp.stack([logs, logs]).astype(jnp.float32))
+    assert watch.usual(QUIET).tolist() == [pytest.approx(np.e), NO_LIMIT]  # no full window before
+    watch = watch.then(jnp.ones(2))  # 0 goes and 0 comes
+    assert float(watch.lowest) == 1
+    calm = dataclasses.replace(QUIET, rise=9.0)
+    np.testing.assert_allclose(watch.usual(calm), [np.e, 10 * np.e], rtol=1e-5)
+    spread = float(deviation(watch.recent[0]))
+    np.testing.assert_allclose(watch.usual(QUIET), [np.e, np.e ** (1 + spread)], rtol=1e-5)
+    assert float(watch.usual(dataclasses.replace(QUIET, rise=0.0))[1]) == NO_LIMIT
+
+
+@pytest.mark.parametrize("slope", [0.001, 0.003, 1.0])
+def test_a_loss_that_rises_too_slowly_for_a_spike_is_noticed(slope: float) -> None:
+    """It is 30% higher in the end, more or less gradually; no step of it stands out."""
+    losses, norms = a_run(1000)
+    losses[600:] = losses[600] * np.exp(np.minimum(slope * np.arange(400), 0.3))
+    losses[600:] *= np.exp(0.05 * np.random.RandomState(1).randn(400))
+    verdicts, _ = seen(losses, norms)
+    first = skipped(verdicts)[0]
+    assert losses[first] < verdicts[first, 2]  # no spike
+    assert 600 < first < 660 + 0.2 / slope
+    assert verdicts[first, 1] == CONFIG.patience  # at once: what has risen is in the weights
+    unwatched, _ = seen(losses, norms, config=dataclasses.replace(CONFIG, rise=0.0))
+    assert not skipped(unwatched)
+
+
 def test_there_is_no_alarm_before_enough_is_known() -> None:
     losses, norms = a_run(100)
     losses[48:50] *= 100
     verdicts, _ = seen(losses, norms)
     assert not skipped(verdicts)
-    assert (verdicts[:50, 2:] == NO_LIMIT).all()
-    assert (verdicts[50:, 2:] < 1000).all()
+    assert (verdicts[:50, 2:4] == NO_LIMIT).all()
+    assert (verdicts[50:, 2:4] < 1000).all()
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(np.nan, 1.0), (1.0, np.inf), (np.inf, np.nan)])

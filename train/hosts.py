@@ -5,6 +5,7 @@ Each process runs the same command. They meet where `JAX_COORDINATOR_ADDRESS` sa
 Open MPI, Kubernetes, and on Cloud TPUs.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import importlib.util
@@ -12,16 +13,18 @@ import os
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 
 from train.errors import UserError
+from train.heartbeats import Heartbeats
 
 WAIT = 300
 """Seconds that the others are waited for."""
 SILENCE = 60
 """Seconds without a word after which a process counts as gone, and ends the others."""
+REMEDY = "start all of them again: the run goes on from its newest checkpoint"
 
 GONE = (
     "gloo",
@@ -33,6 +36,9 @@ GONE = (
     "barrier",
 )
 """What errors say when a process that takes part in something is no longer there."""
+
+
+_heartbeats: Heartbeats | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +86,8 @@ def join(environment: Mapping[str, str] = os.environ) -> None:
             where.count,
             where.index,
             initialization_timeout=WAIT,
-            heartbeat_timeout_seconds=SILENCE,
+            # JAX ends the others too, by aborting them: should ours be silent for once.
+            heartbeat_timeout_seconds=2 * SILENCE,
         )
     except (RuntimeError, ValueError) as error:
         why = " ".join(str(error).split())[:200]
@@ -88,6 +95,32 @@ def join(environment: Mapping[str, str] = os.environ) -> None:
             f"hosts: did not all meet within {WAIT} s ({why}); start the same command on every "
             "host, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID if need be"
         ) from error
+    _listen()
+
+
+def _listen() -> None:
+    """Has this process give signs of life, and end when another has ended."""
+    from jax._src import distributed  # the store has no public name
+
+    global _heartbeats
+    store = distributed.global_state.client
+    assert store is not None  # it was made just now
+    _heartbeats = Heartbeats(store, jax.process_index(), _end, silence=SILENCE)
+    _heartbeats.start()
+    atexit.register(_heartbeats.stop)
+    sys.excepthook = _unforeseen
+
+
+def _end(what: str) -> NoReturn:
+    """The main thread may wait for what will not come: it is not asked."""
+    print(f"error: hosts: {what}; {REMEDY}", file=sys.stderr)
+    leave(1)
+
+
+def _unforeseen(kind: type[BaseException], error: BaseException, trace: Any) -> NoReturn:
+    """An error of ours shows where it comes from, and ends the others as any other does."""
+    sys.__excepthook__(kind, error, trace)
+    leave(1, f"{kind.__name__}: {error}")
 
 
 @contextlib.contextmanager
@@ -100,8 +133,7 @@ def together() -> Iterator[None]:
             raise
         text = " ".join(str(error).split())
         raise UserError(
-            f"hosts: another process of the run has gone ({text[:160]}); start all of them again: "
-            "the run goes on from its newest checkpoint"
+            f"hosts: another process of the run has gone ({text[:160]}); {REMEDY}"
         ) from error
 
 
@@ -112,11 +144,18 @@ def tells_of_one_gone(error: BaseException) -> bool:
     return known and jax.process_count() > 1 and any(word in text for word in GONE)
 
 
-def leave(status: int) -> NoReturn:
-    """Ends a process that has failed, without waiting for those that wait for it."""
+def leave(status: int, why: str = "") -> NoReturn:
+    """Ends a process that has failed, without waiting for those that wait for it.
+
+    Args:
+      status: Its exit status.
+      why: What the others are told; without it, nothing.
+    """
     if status and "jax" in sys.modules and jax.distributed.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()
+        if _heartbeats is not None and why:
+            _heartbeats.tell(why)
         os._exit(status)
     sys.exit(status)
 

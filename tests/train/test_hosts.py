@@ -112,41 +112,34 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 @pytest.mark.slow
-def test_four_are_one_and_two_go_on(hosts: Hosts, tmp_path: Path) -> None:
-    """A schedule that does not depend on how many steps there will be, for the first three."""
-    every = ("--checkpoint.every", "3", "--schedule.kind", "inverse_sqrt")
-    hosts.start(4, *every, "--steps", "3")
-    assert [status for status, _ in hosts.ends()] == [0] * 4
-    hosts.start(2, *every, "--steps", "6", devices=2)
-    assert [status for status, _ in hosts.ends()] == [0] * 2
-    together = hosts.losses()
-    assert sorted(together) == [1, 2, 3, 4, 5, 6]
-    events = [line["event"] for line in lines_of(tmp_path / "run" / "logbook.jsonl")]
-    assert events.count("started") == 1  # one of them speaks
-    (tmp_path / "run").rename(tmp_path / "of several")
-    hosts.start(1, *every, "--steps", "6", devices=4)
-    assert [status for status, _ in hosts.ends()] == [0]
-    assert hosts.losses() == pytest.approx(together, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_when_one_is_killed_the_other_ends_with_a_word_and_the_run_goes_on(
+def test_of_four_one_is_killed_the_others_end_with_a_word_and_two_go_on(
     hosts: Hosts, tmp_path: Path
 ) -> None:
-    many = ("--steps", "100000", "--checkpoint.every", "5")
-    hosts.start(2, *many)
+    """A schedule that does not depend on how many steps there will be."""
+    every = ("--checkpoint.every", "3", "--schedule.kind", "inverse_sqrt")
+    hosts.start(4, *every, "--steps", "100000")
     until(lambda: len(finished(tmp_path / "run" / "checkpoints")) >= 2)
-    hosts.running[1].send_signal(signal.SIGKILL)
-    first, second = hosts.ends(timeout=120)
-    assert second[0] == -signal.SIGKILL
-    assert first[0] == 1, first
-    assert "error: hosts: another process of the run has gone" in first[1]
-    assert "Traceback" not in first[1]
-    step = max(finished(tmp_path / "run" / "checkpoints"))
-    hosts.start(1, "--steps", str(step + 2), devices=2)
-    [(status, said)] = hosts.ends()
-    assert status == 0, said
-    assert max(hosts.losses()) == step + 2
+    hosts.running[3].send_signal(signal.SIGKILL)
+    *others, killed = hosts.ends(timeout=120)
+    assert killed[0] == -signal.SIGKILL
+    for status, said in others:
+        assert status == 1, said
+        assert "error: hosts: " in said
+        assert "start all of them again" in said
+        assert "Traceback" not in said
+
+    last = max(finished(tmp_path / "run" / "checkpoints")) + 3
+    hosts.start(2, *every, "--steps", str(last), devices=2)
+    assert [status for status, _ in hosts.ends()] == [0] * 2
+    together = hosts.losses()
+    assert sorted(together) == list(range(1, last + 1))
+    events = [line["event"] for line in lines_of(tmp_path / "run" / "logbook.jsonl")]
+    assert events.count("started") == 1  # one of them speaks
+
+    (tmp_path / "run").rename(tmp_path / "of several")
+    hosts.start(1, *every, "--steps", str(last), devices=4)
+    assert [status for status, _ in hosts.ends()] == [0]
+    assert hosts.losses() == pytest.approx(together, rel=1e-5)
 
 
 def finished(folder: Path) -> list[int]:

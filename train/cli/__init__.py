@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (UserError, KeyboardInterrupt, BrokenPipeError, OSError) as error:
         if debug:
             raise
-        leave(explain(error))
+        leave(explain(error), error)
 
 
 def dispatch(verb: str, arguments: list[str]) -> int:
@@ -61,12 +61,12 @@ def dispatch(verb: str, arguments: list[str]) -> int:
     return status
 
 
-def leave(status: int) -> NoReturn:
+def leave(status: int, error: BaseException) -> NoReturn:
     """Ends the process; one of several, without waiting for the others."""
     if "train.hosts" in sys.modules:  # else there are none, and JAX need not be loaded
         from train.hosts import leave as leave_hosts
 
-        leave_hosts(status)
+        leave_hosts(status, " ".join(str(error).split()) or type(error).__name__)
     sys.exit(status)
 
 

@@ -1,0 +1,130 @@
+"""Signs of life, with a store and a clock of our own; real processes are in test_hosts.py."""
+
+import time
+
+import pytest
+from jax.errors import JaxRuntimeError
+
+from train.heartbeats import Heartbeats
+
+
+class Store:
+    """What process 0 keeps."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.gone = False
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        if self.gone:
+            raise JaxRuntimeError("UNAVAILABLE: socket closed")
+        assert allow_overwrite or key not in self.values
+        self.values[key] = value
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        if self.gone:
+            raise JaxRuntimeError("UNAVAILABLE: socket closed")
+        return [item for item in self.values.items() if item[0].startswith(f"{key}/")]
+
+
+class Run:
+    """Processes whose threads are not started: they beat when they are told to."""
+
+    def __init__(self, count: int) -> None:
+        self.store, self.now = Store(), 0.0
+        self.ended: list[str] = []
+        self.processes = [
+            Heartbeats(
+                self.store,
+                index,
+                self.ended.append,
+                interval=0.01,
+                silence=60.0,
+                clock=lambda: self.now,
+            )
+            for index in range(count)
+        ]
+
+    def beat(self, *indices: int) -> list[str | None]:
+        return [self.processes[index].beat() for index in indices]
+
+
+def test_while_all_beat_nobody_ends() -> None:
+    run = Run(3)
+    for _ in range(100):
+        run.now += 50
+        assert run.beat(2, 1, 0) == [None] * 3
+
+
+def test_one_that_is_silent_ends_the_others() -> None:
+    run = Run(3)
+    run.beat(2, 1, 0)
+    for _ in range(2):
+        run.now += 30
+        assert run.beat(1, 0) == [None] * 2
+    run.now += 1
+    assert run.beat(1) == [None]  # process 0 has to see it first
+    word = "process 2 has not been heard of for 60 s"
+    assert run.beat(0, 1) == [word] * 2
+
+
+def test_one_that_fails_says_why_and_ends_the_others() -> None:
+    run = Run(3)
+    run.beat(0, 1, 2)
+    run.processes[1].tell("disk full: make room")
+    assert run.beat(2, 0) == ["process 1 has ended (disk full: make room)"] * 2
+
+
+def test_one_that_is_done_is_not_missed() -> None:
+    run = Run(2)
+    run.beat(0, 1)
+    run.processes[1].stop()
+    run.now += 1000
+    assert run.beat(0) == [None]
+
+
+def test_when_process_0_does_not_answer_the_others_end() -> None:
+    run = Run(2)
+    run.beat(0, 1)
+    run.store.gone = True
+    run.now += 59
+    assert run.beat(1) == [None]
+    run.now += 2
+    assert run.beat(1) == ["process 0 has not answered for 60 s"]
+    run.processes[1].stop()  # there is nobody to tell, and that is no error
+
+
+def test_process_0_waits_until_the_others_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(2)
+    run.beat(0, 1)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            run.processes[1].stop()
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    run.processes[0].tell("disk full")
+    assert len(slept) == 3
+
+
+def test_process_0_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(2)
+    run.beat(0, 1)
+
+    def sleep(seconds: float) -> None:
+        run.now += 1
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    run.processes[0].tell("disk full", patience=6)
+    assert run.now == 6
+
+
+def test_the_thread_ends_its_process_once() -> None:
+    run = Run(2)
+    run.processes[1].tell("disk full")
+    run.processes[0].start()
+    run.processes[0]._thread.join(timeout=60)
+    assert run.ended == ["process 1 has ended (disk full)"]
+    assert run.store.values["train/beats/0"] == "left"

@@ -4,7 +4,8 @@
 
 Run folders, settings, models, datasets and tokenizers, in process. Each case is a file that was
 damaged, or settings that nobody would give. Anything but success or a UserError is a finding, as
-are a case that takes longer than `SECONDS` and a file outside of the folder that the case was given.
+are a case that takes longer than `SECONDS` and a file outside of the folder that the case was
+given.
 """
 
 import contextlib

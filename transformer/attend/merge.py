@@ -22,8 +22,11 @@ def merge(parts: Sequence[Looked]) -> Looked:
     some = total > 0
     shares = shares / jnp.where(some, total, 1)[None]
     y = sum(
-        part.y * share.swapaxes(1, 2)[..., None].astype(part.y.dtype)
-        for part, share in zip(parts, shares, strict=True)
+        (
+            part.y * share.swapaxes(1, 2)[..., None].astype(part.y.dtype)
+            for part, share in zip(parts, shares, strict=True)
+        ),
+        start=jnp.zeros((), parts[0].y.dtype),
     )
     whole = jnp.where(some, jnp.log(jnp.where(some, total, 1)) + largest, -jnp.inf)
     return Looked(y, whole)

@@ -55,7 +55,7 @@ SETTINGS = (
     "--quiet",
 )
 
-STEPS_A_LIFE = 40
+STEPS_A_LIFE = 20
 """Steps of the run for each time that it is killed."""
 
 OFTEN, SELDOM = 3, 500
@@ -156,7 +156,7 @@ def torment(
             ends[f"SIGKILL, {moment(workdir)}"] += 1
         elif codes == {75}:
             ends[f"{how.name}, saved"] += 1
-        elif codes <= {-how, 75, 1, 130}:  # it came before there was anything to save
+        elif codes <= {-how, -signal.SIGABRT, 75, 1, 130}:  # before there was anything to save
             ends[f"{how.name}, at the start"] += 1
         else:
             raise RuntimeError(f"{how.name}: exit status {codes}\n{lives[0].errors.read_text()}")

@@ -58,7 +58,8 @@ class TrainStep:
         norm = optax.tree.norm(grads)
         metrics = {name: mean(each) for name, each in sums.items()}
         known = None if state.loss_scale is None else state.loss_scale.scale
-        verdict = judge(state.watch, metrics["loss"], norm, known, self.recovery)
+        length = sum(rows.shape[1] for rows in batch.values() if rows.ndim > 1)
+        verdict = judge(state.watch, metrics["loss"], norm, length, known, self.recovery)
         rate = self.schedule(state.step + 1)
         if state.watch is not None:
             rate = rate * state.watch.rate

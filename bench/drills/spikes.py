@@ -102,15 +102,17 @@ def encoder_decoder(folder: pathlib.Path, steps: int) -> Experiment:
     return dataclasses.replace(
         base,
         task=Translation(beams=1, extra_length=3),
-        model=dataclasses.replace(base.model, layers=1, pattern=(block,), encoder=encoder),
+        model=dataclasses.replace(
+            base.model, width=64, layers=1, pattern=(block,), encoder=encoder
+        ),
         data=ParallelDataConfig(
             path=write_pairs(folder / "train", 4000, 0),
             test_path=write_pairs(folder / "test", 200, 1),
             max_length=16,
             tokenizer=TokenizerConfig("word"),
         ),
-        batch_size=320,
-        schedule=ScheduleConfig("cosine", learning_rate=2e-2, warmup=10),
+        batch_size=640,
+        schedule=ScheduleConfig("cosine", learning_rate=5e-3, warmup=30),
     )
 
 

@@ -21,6 +21,9 @@ LEAST = np.array([0.02, 0.1], np.float32)
 """Standard deviations of the logarithms of loss and norm are taken to be this at least: a run that
 is very even is not to be alarmed by a loss 2% higher."""
 
+FEW = 5
+"""Batches of a length from which on a batch is compared with those of its own length."""
+
 TINY = 1e-9
 NO_LIMIT = float(np.finfo(np.float32).max)
 
@@ -32,6 +35,7 @@ class Watch(struct.PyTreeNode):
     """What the last steps were like, and what was made of it."""
 
     recent: jax.Array  # [2, W] float32, logarithms of loss and norm, newest last; NaN: not yet
+    lengths: jax.Array  # [W] int32, of their batches
     lowest: jax.Array  # float32, the lowest median of the losses of a full window, its logarithm
     strikes: jax.Array  # int32, steps out of line in a row, up to the last one
     rate: jax.Array  # float32, what the learning rate is multiplied by
@@ -42,33 +46,56 @@ class Watch(struct.PyTreeNode):
         if not config.window:
             return None
         recent = jnp.full((2, config.window), jnp.nan, jnp.float32)
-        return Watch(recent, jnp.float32(jnp.inf), jnp.int32(0), jnp.float32(1))
+        lengths = jnp.zeros(config.window, jnp.int32)
+        return Watch(recent, lengths, jnp.float32(jnp.inf), jnp.int32(0), jnp.float32(1))
 
-    def limits(self, config: RecoveryConfig) -> jax.Array:  # [2]
-        """The largest loss and norm that are in line; any while too few steps are known."""
-        reach = config.threshold * jnp.maximum(deviation(self.recent), LEAST)
-        known = jnp.sum(~jnp.isnan(self.recent[0]))
-        return jnp.where(known >= config.warmup, jnp.exp(median(self.recent) + reach), NO_LIMIT)
+    def limits(self, config: RecoveryConfig, length: int) -> "Limits":
+        """What a batch of this length may have; anything while too few steps are known.
 
-    def usual(self, config: RecoveryConfig) -> jax.Array:  # [2]
-        """The median loss of the window, and what it may be at most.
-
-        A single deviation is eight times the standard error of the median of 100 steps.
+        Sentences that are batched by length have a loss that varies with it: each is compared with
+        those of its own length where there are enough.
         """
-        losses = self.recent[0]
-        usual = jnp.exp(jnp.nan_to_num(median(losses), nan=-jnp.inf))
-        apart = jnp.maximum(deviation(losses), math.log1p(config.rise) if config.rise else jnp.inf)
-        limit = jnp.exp(jnp.nan_to_num(self.lowest + apart, nan=jnp.inf))
-        return jnp.stack([usual, jnp.minimum(limit, NO_LIMIT)])
+        known = ~jnp.isnan(self.recent[0])
+        alike = known & (self.lengths == length)
+        level, spread = median(self.recent), deviation(self.recent)
+        own_level, own_spread = jax.lax.cond(
+            (alike == known).all() | (alike.sum() < FEW),
+            lambda: (level, spread),
+            lambda: (median(jnp.where(alike[None], self.recent, jnp.nan)), self.spread_by_length()),
+        )
+        reach = config.threshold * jnp.maximum(own_spread, LEAST)
+        enough = known.sum() >= config.warmup
+        # A single deviation is eight times the standard error of the median of 100 steps.
+        apart = jnp.maximum(spread[0], math.log1p(config.rise) if config.rise else jnp.inf)
+        return Limits(
+            seen=jnp.where(enough, jnp.exp(own_level + reach), NO_LIMIT),
+            usual=jnp.where(enough, jnp.exp(level[0]), 0),
+            usual_limit=jnp.where(enough, jnp.minimum(jnp.exp(self.lowest + apart), NO_LIMIT), 0),
+            lowest=jnp.where(known.all(), jnp.minimum(self.lowest, level[0]), self.lowest),
+        )
 
-    def then(self, seen: jax.Array) -> "Watch":  # [2]
+    def spread_by_length(self) -> jax.Array:  # [2]
+        """The standard deviation about the median of those of the same length."""
+        same = self.lengths[:, None] == self.lengths[None]
+        level = median(jnp.where(same[None], self.recent[:, None], jnp.nan))
+        enough = jnp.sum(same & ~jnp.isnan(self.recent[:1]), axis=-1) >= FEW
+        return deviation(jnp.where(enough[None], self.recent - level, jnp.nan))
+
+    def then(self, seen: jax.Array, length: int) -> "Watch":  # [2]
         """One step on, with the loss and the norm of a step that was in line."""
         newest = jnp.log(jnp.maximum(seen, TINY))
         recent = jnp.concatenate([self.recent[:, 1:], newest[:, None]], axis=1)
-        losses = recent[0]
-        full = ~jnp.isnan(losses).any()
-        lowest = jnp.where(full, jnp.minimum(self.lowest, median(losses)), self.lowest)
-        return self.replace(recent=recent, lowest=lowest)
+        lengths = jnp.concatenate([self.lengths[1:], jnp.full(1, length, jnp.int32)])
+        return self.replace(recent=recent, lengths=lengths)
+
+
+class Limits(NamedTuple):
+    """What a step is held to."""
+
+    seen: jax.Array  # [2] the largest loss and norm that are in line
+    usual: jax.Array  # the median loss of the window
+    usual_limit: jax.Array  # what that may be at most
+    lowest: jax.Array  # logarithm of the lowest median of a full window, this one's with it
 
 
 def median(
@@ -109,6 +136,7 @@ def judge(
     watch: Watch | None,
     loss: jax.Array,
     norm: jax.Array,
+    length: int,
     scale: jax.Array | None,
     config: RecoveryConfig,
 ) -> Verdict:
@@ -118,6 +146,7 @@ def judge(
       watch: None: only what is not finite is out of line.
       loss: The mean loss.
       norm: The global norm of the gradients.
+      length: Of the batch, in tokens: any number that tells its shape.
       scale: The loss scale of float16. While it can be lowered, gradients that overflow are no
         trouble: the update is skipped, and that is all.
       config: How it is judged.
@@ -126,14 +155,16 @@ def judge(
     finite = jnp.isfinite(seen)
     if watch is None:
         return Verdict(finite.all(), None, {})
-    limits, (usual, usual_limit) = watch.limits(config), watch.usual(config)
-    risen = usual > usual_limit
-    fine = (finite & (seen <= limits)).all() & ~risen
+    limits = watch.limits(config, length)
+    risen = limits.usual > limits.usual_limit
+    fine = (finite & (seen <= limits.seen)).all() & ~risen
     excused = jnp.bool_(False) if scale is None else finite[0] & ~finite[1] & (scale > 1)
     strikes = jnp.where(fine, 0, watch.strikes + jnp.where(excused, 0, 1))
     # What has risen is in the weights: no update that is skipped helps.
     strikes = jnp.where(risen, jnp.maximum(strikes, config.patience), strikes)
     # What is out of line does not count as what is usual.
-    then = jax.tree.map(lambda new, old: jnp.where(fine, new, old), watch.then(seen), watch)
-    values = (strikes.astype(jnp.float32), *limits, usual, usual_limit)
-    return Verdict(fine, then.replace(strikes=strikes), dict(zip(REPORT, values, strict=True)))
+    then = watch.then(seen, length)
+    then = jax.tree.map(lambda new, old: jnp.where(fine, new, old), then, watch)
+    values = strikes.astype(jnp.float32), *limits.seen, limits.usual, limits.usual_limit
+    report = dict(zip(REPORT, values, strict=True))
+    return Verdict(fine, then.replace(strikes=strikes, lowest=limits.lowest), report)

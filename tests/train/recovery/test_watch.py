@@ -17,11 +17,11 @@ QUIET = RecoveryConfig(window=11, warmup=7, threshold=3.0)
 
 @functools.partial(jax.jit, static_argnums=0)
 def watched(config: RecoveryConfig, steps: Any) -> tuple[Watch, jax.Array]:
-    """The watch at the end of (losses, norms, scales or None), and every verdict."""
+    """The watch at the end of (losses, norms, lengths, scales or None), and every verdict."""
 
     def one(watch: Watch, step: Any) -> tuple[Watch, jax.Array]:
-        loss, norm, scale = step
-        verdict = judge(watch, loss, norm, scale, config)
+        loss, norm, length, scale = step
+        verdict = judge(watch, loss, norm, length, scale, config)
         assert verdict.watch is not None
         skipped = 1 - verdict.fine.astype(jnp.float32)
         return verdict.watch, jnp.stack([skipped, *(verdict.report[name] for name in REPORT)])
@@ -35,10 +35,12 @@ def seen(
     losses: np.ndarray,  # [steps]
     norms: np.ndarray,  # [steps]
     scales: np.ndarray | None = None,  # [steps]
+    lengths: np.ndarray | None = None,  # [steps]
     config: RecoveryConfig = CONFIG,
 ) -> tuple[np.ndarray, Watch]:  # [steps, 6], the verdicts
     """What the watch makes of a run."""
-    steps = jax.tree.map(np.float32, (losses, norms, scales))
+    lengths = np.full(len(losses), 128) if lengths is None else lengths
+    steps = jax.tree.map(np.float32, (losses, norms, lengths, scales))
     watch, verdicts = watched(config, steps)
     return np.asarray(verdicts), watch
 
@@ -51,6 +53,17 @@ def a_run(steps: int, *, noise: float = 0.05, seed: int = 0) -> tuple[np.ndarray
     return losses, norms
 
 
+def a_watch(
+    recent: np.ndarray,  # [2, W]
+    lengths: Any = 128,  # [] or [W]
+) -> Watch:
+    """With these steps in its window."""
+    start = Watch.start(QUIET)
+    assert start is not None
+    lengths = jnp.broadcast_to(jnp.int32(lengths), recent.shape[1:])
+    return start.replace(recent=jnp.asarray(recent, jnp.float32), lengths=lengths)
+
+
 def skipped(verdicts: np.ndarray) -> list[int]:
     return np.flatnonzero(verdicts[:, 0]).tolist()
 
@@ -60,12 +73,40 @@ def test_the_limits_by_hand() -> None:
     logs = np.array([0.0, 2.0, 1.0, 2.0, 0.0, 1.0, 5.0])
     recent = np.full((2, 11), np.nan, np.float32)
     recent[0, 4:], recent[1, 4:] = logs, 1
-    watch = Watch(jnp.asarray(recent), jnp.float32(jnp.inf), jnp.int32(0), jnp.float32(1))
-    limits = np.log(watch.limits(QUIET))
+    watch = a_watch(recent)
+    limits = np.log(watch.limits(QUIET, 128).seen)
     np.testing.assert_allclose(limits, [1 + 3 * 1.4826, 1 + 3 * LEAST[1]], rtol=1e-5)
     recent[:, 4] = np.nan  # one less than there have to be
-    unknown = watch.replace(recent=jnp.asarray(recent)).limits(QUIET)
+    unknown = a_watch(recent).limits(QUIET, 128).seen
     assert unknown.tolist() == [NO_LIMIT, NO_LIMIT]
+
+
+def test_a_length_has_limits_of_its_own() -> None:
+    """Five batches of 8 tokens about 1, five of 16 about 5, one of 32."""
+    logs = np.array([0.9, 5.0, 1.0, 5.2, 1.1, 4.8, 1.0, 5.0, 1.3, 5.1, 3.0])
+    lengths = [8, 16, 8, 16, 8, 16, 8, 16, 8, 16, 32]
+    watch = a_watch(np.stack([logs, logs]), lengths)
+    apart = logs[:10] - np.tile([1.0, 5.0], 5)
+    # Each half of the window has a median of 0, so there is no trend.
+    spread = 1.4826 * np.median(np.abs(apart - np.median(apart)))
+    for length, level in ((8, 1.0), (16, 5.0)):
+        limits = np.log(watch.limits(QUIET, length).seen)
+        np.testing.assert_allclose(limits, [level + 3 * max(spread, e) for e in LEAST], rtol=1e-5)
+    everything = a_watch(np.stack([logs, logs])).limits(QUIET, 128).seen
+    for unknown in (32, 64):  # too few of them
+        assert watch.limits(QUIET, unknown).seen.tolist() == everything.tolist()
+
+
+def test_a_spike_among_batches_of_several_lengths_is_noticed() -> None:
+    """It is smaller than what the losses of long and short sentences are apart."""
+    losses, norms = a_run(1000)
+    lengths = np.random.RandomState(2).choice([8, 16, 32], 1000)
+    losses *= lengths / 8
+    losses[980:985] *= 2
+    verdicts, _ = seen(losses, norms, lengths=lengths)
+    assert skipped(verdicts) == list(range(980, 985))
+    blind, _ = seen(losses, norms)
+    assert not skipped(blind)
 
 
 def test_a_fall_is_no_variation_and_a_rise_is() -> None:
@@ -111,17 +152,17 @@ def test_what_is_out_of_line_does_not_become_usual() -> None:
 
 def test_the_limit_of_the_median_by_hand() -> None:
     logs = np.array([0.0, 2.0, 1.0, 2.0, 0.0, 1.0, 5.0, 1.0, 1.0, 2.0, 1.0])
-    start = Watch.start(QUIET)
-    assert start is not None
-    watch = start.replace(recent=jnp.stack([logs, logs]).astype(jnp.float32))
-    assert watch.usual(QUIET).tolist() == [pytest.approx(np.e), NO_LIMIT]  # no full window before
-    watch = watch.then(jnp.ones(2))  # 0 goes and 0 comes
-    assert float(watch.lowest) == 1
-    calm = dataclasses.replace(QUIET, rise=9.0)
-    np.testing.assert_allclose(watch.usual(calm), [np.e, 10 * np.e], rtol=1e-5)
+    watch = a_watch(np.stack([logs, logs]))
+    limits = watch.limits(QUIET, 128)
+    assert float(limits.usual) == pytest.approx(np.e)
+    assert float(limits.usual_limit) == NO_LIMIT  # there was no full window before
+    assert float(limits.lowest) == 1
+    watch = watch.replace(lowest=jnp.float32(0.5))
     spread = float(deviation(watch.recent[0]))
-    np.testing.assert_allclose(watch.usual(QUIET), [np.e, np.e ** (1 + spread)], rtol=1e-5)
-    assert float(watch.usual(dataclasses.replace(QUIET, rise=0.0))[1]) == NO_LIMIT
+    for rise, limit in ((0.1, np.exp(0.5 + spread)), (9.0, 10 * np.exp(0.5)), (0.0, NO_LIMIT)):
+        limits = watch.limits(dataclasses.replace(QUIET, rise=rise), 128)
+        assert float(limits.usual_limit) == pytest.approx(limit, rel=1e-5)
+    assert float(limits.lowest) == 0.5
 
 
 @pytest.mark.parametrize("slope", [0.001, 0.003, 1.0])
@@ -171,7 +212,7 @@ def test_without_a_watch_only_what_is_not_finite_is_skipped() -> None:
     config = dataclasses.replace(CONFIG, window=0)
     assert Watch.start(config) is None
     for norm, fine in ((1e30, True), (np.inf, False)):
-        verdict = judge(None, jnp.float32(1), jnp.float32(norm), None, config)
+        verdict = judge(None, jnp.float32(1), jnp.float32(norm), 128, None, config)
         assert bool(verdict.fine) is fine
         assert verdict.watch is None
 

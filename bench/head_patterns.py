@@ -1,0 +1,88 @@
+"""Do the heads of a trained language model see different things?
+
+    python -m bench.head_patterns runs/quickstart [--windows 32]
+
+For each layer of a run, on its held-out text: how far back each head looks, and how far apart two
+heads of a layer are, as the total variation distance of what they see (0: the same, 1: nothing in
+common), in the mean over all pairs and queries. Beside them the same of the weights that the run
+began with.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import train
+from train.data import evaluation_batches
+from train.run import Run
+from train.tasks.language import LanguageTask
+
+WANT = frozenset({"weights"})
+
+
+def reaches(
+    weights: jax.Array,  # [L, B, N, T, S]
+) -> jax.Array:  # [L, N] tokens
+    """How far back a head looks, in the mean."""
+    length = weights.shape[-1]
+    back = jnp.arange(length)[:, None] - jnp.arange(length)[None]
+    return jnp.einsum("LBNTS,TS->LN", weights, back) / (weights.shape[1] * length)
+
+
+def distances(
+    weights: jax.Array,  # [L, B, N, T, S]
+) -> jax.Array:  # [L]
+    """The total variation distance of two heads of a layer, over all pairs of them."""
+    heads = weights.shape[2]
+    pairs = [(one, other) for one in range(heads) for other in range(one)]
+    apart = [jnp.abs(weights[:, :, i] - weights[:, :, j]).sum(-1).mean((1, 2)) for i, j in pairs]
+    return sum(apart, start=jnp.zeros(len(weights))) / (2 * len(pairs))
+
+
+def patterns(run: Run, params: Any, windows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Reaches [L, N] and distances [L] over held-out windows."""
+    corpus = LanguageTask(run.experiment).prepare()
+    batches = evaluation_batches(
+        corpus.split("validation"),
+        batch_size=1,
+        sequence_length=run.experiment.length,
+        segments=False,
+        limit=windows,
+    )
+
+    @jax.jit
+    def one(params: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        output = run.model.apply({"params": params}, tokens, want=WANT)
+        weights = jnp.concatenate([each["weights"] for each in output.aux])
+        return reaches(weights), distances(weights)
+
+    found = [one(params, batches.host(n, 0, 1)["tokens"]) for n in range(len(batches))]
+    reach, apart = (np.mean(jax.device_get(each), axis=0) for each in zip(*found, strict=True))
+    return reach, apart
+
+
+def main(workdir: tyro.conf.Positional[str], windows: int = 32) -> None:
+    """Prints a table.
+
+    Args:
+      workdir: The folder of a language model's run whose layers are all of softmax attention.
+      windows: Held-out windows to look at.
+    """
+    run = train.load(workdir)
+    first = jax.jit(run.model.initial)(jax.random.key(run.experiment.seed))
+    table = Table("layer", "apart", "apart at first", "tokens back, each head")
+    reach, apart = patterns(run, run.params, windows)
+    _, before = patterns(run, first, windows)
+    for layer, (each, distance) in enumerate(zip(reach, apart, strict=True)):
+        looks = ", ".join(f"{tokens:.1f}" for tokens in sorted(each))
+        table.add_row(str(layer), f"{distance:.2f}", f"{before[layer]:.2f}", looks)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

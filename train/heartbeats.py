@@ -48,7 +48,7 @@ class Heartbeats:
         Args:
           store: Where they meet.
           index: The number of this process.
-          end: Called, on the thread, with what has become of another process, in words.
+          end: Called once, on the thread, with what has become of another process, in words.
           interval: Seconds between two beats.
           silence: Seconds without a beat after which a process counts as gone.
           clock: Seconds, from any start.
@@ -67,9 +67,8 @@ class Heartbeats:
 
     def stop(self) -> None:
         """Nobody need wait for this process any more, and it for no other."""
-        if not self._stopped.is_set():
-            self._stopped.set()
-            self._put(f"{BEATS}/{self._index}", LEFT)
+        self._stopped.set()
+        self._put(f"{BEATS}/{self._index}", LEFT)
 
     def tell(self, why: str, patience: float = 6.0) -> None:
         """This process ends, and so the others have to.
@@ -133,9 +132,8 @@ class Heartbeats:
         while not self._stopped.wait(self._interval):
             what = self.beat()
             if what is not None and not self._stopped.is_set():
-                self.stop()
+                self._stopped.set()
                 self._end(what)
-                return
 
 
 def _index(key: str) -> str:

@@ -8,10 +8,12 @@ Open MPI, Kubernetes, and on Cloud TPUs.
 import atexit
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import os
 import pathlib
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -24,6 +26,8 @@ WAIT = 300
 """Seconds that the others are waited for."""
 SILENCE = 60
 """Seconds without a word after which a process counts as gone, and ends the others."""
+FAREWELL = 10
+"""Seconds that a process that ends has for telling the others."""
 REMEDY = "start all of them again: the run goes on from its newest checkpoint"
 
 GONE = (
@@ -103,9 +107,9 @@ def _listen() -> None:
     from jax._src import distributed  # the store has no public name
 
     global _heartbeats
-    store = distributed.global_state.client
-    assert store is not None  # it was made just now
-    _heartbeats = Heartbeats(store, jax.process_index(), _end, silence=SILENCE)
+    state = distributed.global_state  # to ask jax.process_index() would look for devices
+    assert state.client is not None  # it was made just now
+    _heartbeats = Heartbeats(state.client, state.process_id, _end, silence=SILENCE)
     _heartbeats.start()
     atexit.register(_heartbeats.stop)
     sys.excepthook = _unforeseen
@@ -154,8 +158,11 @@ def leave(status: int, why: str = "") -> NoReturn:
     if status and "jax" in sys.modules and jax.distributed.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()
-        if _heartbeats is not None and why:
-            _heartbeats.tell(why)
+        if _heartbeats is not None:
+            part = functools.partial(_heartbeats.tell, why) if why else _heartbeats.stop
+            parting = threading.Thread(target=part, daemon=True)
+            parting.start()
+            parting.join(FAREWELL)  # where there is nobody to answer, this takes minutes
         os._exit(status)
     sys.exit(status)
 

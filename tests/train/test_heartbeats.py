@@ -127,4 +127,3 @@ def test_the_thread_ends_its_process_once() -> None:
     run.processes[0].start()
     run.processes[0]._thread.join(timeout=60)
     assert run.ended == ["process 1 has ended (disk full)"]
-    assert run.store.values["train/beats/0"] == "left"

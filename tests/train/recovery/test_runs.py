@@ -107,6 +107,20 @@ def test_poisoned_batches_are_noticed_and_left_out(runs: Runs) -> None:
     assert (int(state.step), int(state.cursor)) == (STEPS, STEPS + 30 - 16)
 
 
+def test_a_loss_that_rises_slowly_is_rolled_back(runs: Runs) -> None:
+    """Gradients point the wrong way for a while, and no step is called a spike."""
+    uphill = Fault(first=25, count=20, factor=-1.0)
+    recovery = RecoveryConfig(window=16, warmup=8, threshold=1e3, back=4, skip=10, tries=2)
+    often = CheckpointConfig(every=24, keep=2)
+    run = fit(runs.folder, "uphill", uphill, recovery=recovery, checkpoint=often)
+    [skipped] = events(runs.folder / "uphill", "skipped")
+    assert skipped["why"].startswith("median loss ")
+    [rollback] = events(runs.folder / "uphill", "rolled back")
+    assert 33 <= rollback["step"] <= 45
+    assert (rollback["first"], rollback["checkpoint"]) == (rollback["step"] - 8, 24)
+    assert run.metrics["loss"] == pytest.approx(runs.clean.metrics["loss"], rel=0.01)
+
+
 def test_the_evidence_is_kept(runs: Runs) -> None:
     """The checkpoints on both sides, and the state of the moment; nothing is written over."""
     workdir = runs.folder / "poisoned"

@@ -112,6 +112,7 @@ def test_a_variant_learns_from_padded_batches(name: str) -> None:
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
 
 
+@pytest.mark.slow
 def test_a_run_from_nothing_but_a_seed(tmp_path: Path) -> None:
     tiny = listops.Size(layers=1, width=16, heads=2, length=48, seen=8, dropout=0.0)
     experiment = shrunk(

@@ -245,6 +245,7 @@ def no_file_beyond(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_when_a_checkpoint_is_saved(
     capsys: Capture, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,6 +361,7 @@ def test_settings(capsys: Capture, whole: Whole, tmp_path: Path, line: str, word
     assert_refused(found, 2, words)
 
 
+@pytest.mark.slow
 def test_an_error_in_the_report_does_not_hide_what_stopped_the_run(
     whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_the_settings_of_a_config_have_help(capsys: Capture) -> None:
     assert "--model.width" in found.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_every_experiment_has_the_promised_options(name: str) -> None:
     arguments = {
@@ -119,6 +120,7 @@ def test_settings_inside_a_layer_can_be_given() -> None:
     assert (block.dropout, block.mixer.heads) == (0.25, 12)
 
 
+@pytest.mark.slow
 def test_every_option_is_a_name_of_config_txt(trained: Trained) -> None:
     """What a run has saved can be given again."""
     lines = (Path(trained.workdir) / "config.txt").read_text().splitlines()
@@ -225,6 +227,7 @@ def test_fit_as_json(capsys: Capture, trained: Trained) -> None:
     assert one_object(found.output) == {"workdir": trained.workdir, **last}
 
 
+@pytest.mark.slow
 def test_evaluate(capsys: Capture, trained: Trained) -> None:
     found = command(capsys, "evaluate", trained.workdir, "--json")
     assert (found.status, found.error) == (0, "")
@@ -238,6 +241,7 @@ def test_evaluate(capsys: Capture, trained: Trained) -> None:
     assert f"bits per byte: {last['bits_per_byte']:.4f}\n" in shown
 
 
+@pytest.mark.slow
 def test_sample(capsys: Capture, trained: Trained) -> None:
     options = ("--max-new-tokens", "5", "--seed", "3")
     prompts = ("--prompt", "the cat", "sat")
@@ -252,6 +256,7 @@ def test_sample(capsys: Capture, trained: Trained) -> None:
     assert streamed.output == f"the cat{texts[0]}\n"
 
 
+@pytest.mark.slow
 def test_describe_as_json(capsys: Capture) -> None:
     found = command(capsys, "describe", "gpt2:medium", "--json")
     assert (found.status, found.error) == (0, "")
@@ -260,6 +265,7 @@ def test_describe_as_json(capsys: Capture) -> None:
     assert parameters["total"] == 354_823_168
 
 
+@pytest.mark.slow
 def test_preemption(
     capsys: Capture, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ def test_every_precision_and_optimizer_of_the_textbook() -> None:
     assert found["float32", "sgd"].memory.activations.bytes == 2 * halved
 
 
+@pytest.mark.slow
 def test_eight_bits_are_two_bytes_and_scales_and_what_is_small() -> None:
     model = LanguageModel(TransformerConfig(vocab_size=128, width=64, layers=3))
     per_layer = {"large": (4 * 64 * 64 + 2 * 64 * 256), "small": 4 * 64 + 256 + 64 + 4 * 64}
@@ -194,6 +195,7 @@ def test_microbatches_keep_fewer_activations_and_the_gradients_twice() -> None:
     assert memory.logits == 2 * 4 * 11 * 24
 
 
+@pytest.mark.slow
 def test_rematerialised_layers_keep_their_input_and_one_layer_at_a_time() -> None:
     full = of(dataclasses.replace(TINY, remat="full")).memory.activations
     assert full.bytes == 4 * (3 * TOKENS * 7 + A_LAYER)

@@ -79,6 +79,7 @@ def assert_same_curve(found: Curve, expected: Curve) -> None:
     assert_close(found.params, expected.params, 1e-4)
 
 
+@pytest.mark.slow
 def test_the_first_loss_is_that_of_chance(expected: Curve) -> None:
     assert expected.metrics[0]["loss"] == pytest.approx(np.log(VOCAB), abs=0.1)
     named = {"loss", "grad_norm", "learning_rate", "skipped", *REPORT}
@@ -95,6 +96,7 @@ def test_accumulation_is_the_big_batch(
     assert_same_curve(trained(on_one_device(experiment), start), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "accumulate"),
     [
@@ -112,6 +114,7 @@ def test_a_mesh_is_one_device(
     assert_same_curve(trained(engine, start), expected)
 
 
+@pytest.mark.slow
 def test_pmap_is_one_device(folder: Path, start: TrainState, expected: Curve) -> None:
     engine = make_engine(an_experiment(folder, compile="pmap"), Hardware(count=8))
     assert isinstance(engine, PmapEngine)
@@ -131,6 +134,7 @@ def test_pmap_accumulates(folder: Path) -> None:
     assert_close(found[0][1], found[1][1], 1e-5)
 
 
+@pytest.mark.slow
 def test_the_state_is_consumed_and_keeps_its_layout(folder: Path, start: TrainState) -> None:
     """And is born the same on any mesh, to the last bit."""
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)

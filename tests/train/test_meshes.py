@@ -50,6 +50,7 @@ def slow(model: str, mesh: MeshConfig) -> Any:
     return pytest.param(model, mesh, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "mesh"),
     [
@@ -103,6 +104,7 @@ def test_no_device_has_the_whole_of_a_weight(folder: Path, optimizer: str) -> No
             assert share <= 1 / 2, jax.tree_util.keystr(path)
 
 
+@pytest.mark.slow
 def test_weights_are_drawn_where_they_lie(folder: Path) -> None:
     """The program that makes the first state sends nothing, and has no weight whole on a device."""
     mesh = MeshConfig(data=1, fsdp=2, tensor=4)

@@ -126,6 +126,7 @@ def copy(stopped: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stopped, tmp_path / "copy"))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_told_to_stop_saves_where_it_is(stopped: Path) -> None:
     assert sorted(losses(stopped)) == [1, 2, 3, 4, 5]
     with Checkpoints(stopped / "checkpoints", read_only=True) as checkpoints:
@@ -137,6 +138,7 @@ def test_a_run_that_is_told_to_stop_saves_where_it_is(stopped: Path) -> None:
     assert train.load(str(stopped)).step == 5
 
 
+@pytest.mark.slow
 def test_a_broken_run_is_an_unbroken_one(
     unbroken: Unbroken, copy: Path, tmp_path: Path, on_step: Callable[[OnStep], None]
 ) -> None:
@@ -337,6 +339,7 @@ def damage(checkpoint: Path) -> None:
     largest.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(unbroken: Unbroken, copy: Path) -> None:
     damage(copy / "checkpoints" / "5")
     fit(an_experiment(unbroken.folder), copy)

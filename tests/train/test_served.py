@@ -97,6 +97,7 @@ def averaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path
     return experiment, folder / "run", fit(experiment, folder / "run")
 
 
+@pytest.mark.slow
 def test_the_last_checkpoints_are_kept_and_averaged(
     averaged: tuple[Experiment, Path, train.Run],
 ) -> None:
@@ -111,6 +112,7 @@ def test_the_last_checkpoints_are_kept_and_averaged(
     assert [each["checkpoints"] for each in weights] == [[4, 6, 8]]
 
 
+@pytest.mark.slow
 def test_the_metrics_at_the_end_are_those_of_the_average(
     averaged: tuple[Experiment, Path, train.Run],
 ) -> None:
@@ -121,6 +123,7 @@ def test_the_metrics_at_the_end_are_those_of_the_average(
     assert alone["loss"] != pytest.approx(run.metrics["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_an_average_may_be_asked_for(
     averaged: tuple[Experiment, Path, train.Run], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -246,6 +246,7 @@ def test_an_update_out_of_line_is_skipped() -> None:
     assert float(metrics["skipped"]) == int(after.watch.strikes) == 0
 
 
+@pytest.mark.slow
 def test_recovery_lowers_the_learning_rate() -> None:
     config = RecoveryConfig()
     start = a_state().replace(watch=Watch.start(config))

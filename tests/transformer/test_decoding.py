@@ -107,6 +107,7 @@ def full_logits(model: LanguageModel, params: Any, tokens: Sequence[int]) -> np.
     return np.asarray(full(model, params, padded))[0, : len(tokens)]
 
 
+@pytest.mark.slow
 def test_the_greedy_path_is_the_argmax_of_the_full_pass(
     any_model: tuple[LanguageModel, Any],
 ) -> None:
@@ -119,6 +120,7 @@ def test_the_greedy_path_is_the_argmax_of_the_full_pass(
     assert len({tuple(new) for new in tokens}) == len(PROMPTS)
 
 
+@pytest.mark.slow
 def test_logits_equal_those_of_the_full_pass(any_model: tuple[LanguageModel, Any]) -> None:
     """Token by token, in one batch of three lengths, however the prompts are padded."""
     model, params = any_model
@@ -133,6 +135,7 @@ def test_logits_equal_those_of_the_full_pass(any_model: tuple[LanguageModel, Any
         cache, logits = step(model, cut, cache, texts[np.arange(3), at], at)
 
 
+@pytest.mark.slow
 def test_rows_of_a_cache_can_be_gathered(gpt: tuple[LanguageModel, Any]) -> None:
     """As beam search does: an example goes on from the cache of another."""
     model, params = gpt
@@ -145,6 +148,7 @@ def test_rows_of_a_cache_can_be_gathered(gpt: tuple[LanguageModel, Any]) -> None
     assert_close(got, np.asarray(logits)[order])
 
 
+@pytest.mark.slow
 def test_a_sample_does_not_depend_on_the_batch(gpt: tuple[LanguageModel, Any]) -> None:
     model, params = gpt
     together = generate(model, params, PROMPTS, max_new_tokens=9, seed=5).tokens
@@ -180,6 +184,7 @@ def test_generation_stops_at_the_stop_token(gpt: tuple[LanguageModel, Any]) -> N
         assert joined(seen) == ended.tokens
 
 
+@pytest.mark.slow
 def test_decoding_ends_when_all_examples_have_ended(
     gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +211,7 @@ def test_tokens_are_shown_as_they_are_made(gpt: tuple[LanguageModel, Any]) -> No
     assert joined(seen) == whole.tokens
 
 
+@pytest.mark.slow
 def test_prefill_and_decode_are_compiled_once(
     gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +249,7 @@ def test_lengths_come_in_few_sizes() -> None:
     assert all(n <= bucket(n, 32, None) < max(n + 32, 1.25 * n) for n in range(1, 4097))
 
 
+@pytest.mark.slow
 def test_all_learned_positions_can_be_used(gpt: tuple[LanguageModel, Any]) -> None:
     model, params = gpt
     prompt = list(range(30))
@@ -250,6 +257,7 @@ def test_all_learned_positions_can_be_used(gpt: tuple[LanguageModel, Any]) -> No
     assert full_logits(model, params, prompt + new)[29:-1].argmax(-1).tolist() == new
 
 
+@pytest.mark.slow
 def test_padded_words_are_never_drawn() -> None:
     """The table has 128 rows for 3 words, and all are as likely when it is hot."""
     model, params = made(dataclasses.replace(GPT, vocab_size=3, layers=1))

@@ -56,6 +56,7 @@ def made(config: TransformerConfig) -> tuple[EncoderDecoder, Any, Any]:
     return model, jax.jit(model.apply, static_argnames="want"), {"params": weights_of(shapes)}
 
 
+@pytest.mark.slow
 def test_one_table_or_two() -> None:
     _, _, shared = made(CONFIG)
     assert set(shared["params"]) == {"embedding", "encoder", "decoder"}
@@ -71,6 +72,7 @@ def test_one_table_or_two() -> None:
     assert run(separate, SOURCE + 6, TOKENS).logits.shape == (B, T, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [CONFIG, SEPARATE, LEARNED])
 def test_cached_decoding_is_the_full_pass(config: TransformerConfig) -> None:
     model, run, params = made(config)
@@ -89,6 +91,7 @@ def test_cached_decoding_is_the_full_pass(config: TransformerConfig) -> None:
         assert_close(out.logits[:, 0], full[:, t])
 
 
+@pytest.mark.slow
 def test_an_encoded_source_serves_in_place_of_it() -> None:
     _, run, params = made(CONFIG)
     memory = run(params, SOURCE, None, source_segments=SOURCE_SEGMENTS).hidden
@@ -118,6 +121,7 @@ def test_who_sees_whom() -> None:
     assert np.any(logits(last, TOKENS)[0, 0] != before[0, 0])
 
 
+@pytest.mark.slow
 def test_packed_pairs_are_as_if_each_were_alone() -> None:
     _, run, params = made(CONFIG)
     source, target = SOURCE[:1], TOKENS[:1]
@@ -135,6 +139,7 @@ def test_packed_pairs_are_as_if_each_were_alone() -> None:
     assert_close(packed.logits[:, 2:], alone.logits)
 
 
+@pytest.mark.slow
 def test_scanned_is_unrolled_with_dropout() -> None:
     """One layout of parameters, one set of random bits."""
     dropping = dataclasses.replace(
@@ -150,6 +155,7 @@ def test_scanned_is_unrolled_with_dropout() -> None:
     assert not np.allclose(dropped, unrolled(params, SOURCE, TOKENS).logits, atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beams", [1, 3])
 def test_translations_are_what_the_full_pass_finds_likely(beams: int) -> None:
     """Each step of a search over full passes, in NumPy, ends where the cached search does."""
@@ -197,6 +203,7 @@ def searched(
     return best, [word for word in words if word != stop]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_built_or_called_is_refused() -> None:
     without = dataclasses.replace(CONFIG, encoder=None)
     with pytest.raises(ValueError, match="encoder: is missing"):

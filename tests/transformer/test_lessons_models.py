@@ -131,6 +131,7 @@ def test_and_knows_less_of_the_next_word_than_one_who_guesses() -> None:
     assert loss(trained(causal=False)) > math.log(V)
 
 
+@pytest.mark.slow
 def test_all_positions_at_once_are_each_prefix_on_its_own() -> None:
     """Looped over prefixes, collapsed to [B T, V], or in chunks: one loss, of one pass."""
     vocab, batch, length = 11, 2, 5

@@ -122,6 +122,7 @@ def test_the_past_does_not_see_the_future_bit_for_bit(form: Form) -> None:
         assert not np.array_equal(changed[:, t:], y[:, t:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [*FORMS, "auto"])
 def test_a_batch_may_be_cut_anywhere(form: Form) -> None:
     """Examples alone give what they give together, and their losses' mean by tokens is the same."""
@@ -250,6 +251,7 @@ def test_what_is_made_for_an_accelerator_gives_the_same(count: int) -> None:
     assert meta.unbox(stacked)["params"]["up"].shape == (2, E, D, F)
 
 
+@pytest.mark.slow
 def test_all_ways_drop_the_same_hidden_units() -> None:
     expert = FeedForwardConfig(F, "relu", bias=False, dropout=0.5)
     keys = jax.random.split(jax.random.key(0), B)

@@ -153,6 +153,7 @@ def compiled(config: BlockConfig) -> Any:
 BLOCKS = [compiled(config) for config in STAMPS]
 
 
+@pytest.mark.slow
 def test_layers_are_applied_in_the_order_of_their_numbers() -> None:
     module = stack(5, *STAMPS)
     params = params_of(module)
@@ -164,6 +165,7 @@ def test_layers_are_applied_in_the_order_of_their_numbers() -> None:
         assert_close(applied(stack(5, *STAMPS, loop=loop), params).x, x)
 
 
+@pytest.mark.slow
 def test_scanned_equals_unrolled_with_dropout_on() -> None:
     scanned, unrolled = (stack(2, ATTENDING, loop=loop) for loop in LOOPS)
     params = params_of(scanned)
@@ -243,6 +245,7 @@ def gradients(loop: Loop, remat: Remat) -> tuple[Any, int]:
     return traced.lower().compile()(params_of(module), X), products
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loop", "remats"), [("scan", ("dots", "full")), ("unroll", ("full",))])
 def test_what_is_computed_again_is_the_same(loop: Loop, remats: tuple[Remat, ...]) -> None:
     kept, products = gradients(loop, "none")

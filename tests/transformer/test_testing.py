@@ -28,6 +28,7 @@ from transformer.testing.refusals import ATTEMPTS, check_refused
 from transformer.testing.select import check_select, softmax_attention
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(MIXERS))
 def test_every_mixer_keeps_the_contract(kind: str) -> None:
     check_mixer(kind)
@@ -276,6 +277,7 @@ class Strided(Mixer):
         return (index[:, None] % stride == index[None, :] % stride)[None, None]
 
 
+@pytest.mark.slow
 def test_a_mixer_with_a_pattern_of_its_own_is_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MIXERS, "strided", Strided)
     check_mixer(StridedConfig(), width=5, length=7, lengths=(1, 7))

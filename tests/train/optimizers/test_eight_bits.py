@@ -86,6 +86,7 @@ def test_blocks_lie_along_the_memory_of_a_layer(
     np.testing.assert_allclose(again, blocks(x, stack, signed), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_zeros_stay_zeros() -> None:
     zeros: Any = np.zeros((3, 256), np.float32)
     codes, scales = quantise(zeros, 0, signed=True)

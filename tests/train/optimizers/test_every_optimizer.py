@@ -52,6 +52,7 @@ def test_a_step_goes_down(kind: str) -> None:
         assert np.sum(directions[name] * grads[name]) > 0, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_eight_devices_give_what_one_gives(kind: str) -> None:
     """And no device holds the whole state."""

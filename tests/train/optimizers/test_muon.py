@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tests.train.optimizers.support import RATES, SHAPES, drawn, gradients, updated
 from tests.train.support import assert_close
@@ -34,6 +35,7 @@ def test_muon_is_the_formula() -> None:
     np.testing.assert_allclose(found["matrix"], theta, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_muon_on_a_stack_is_muon_on_each_layer() -> None:
     """Also of a weight that has heads, whose matrix is [inputs, all outputs], and of experts."""
     config, params = Muon(weight_decay=0.1), drawn(0)

@@ -11,6 +11,7 @@ Capture = pytest.CaptureFixture[str]
 CONTRACT = {"fits", "mesh", "memory_bytes_per_chip", "step_seconds", "tokens_per_second", "mfu"}
 
 
+@pytest.mark.slow
 def test_a_plan_without_its_compiler(capsys: Capture) -> None:
     line = ("plan", "gpt2:small", "--target", "v5e:2x2", "--compile-best", "0", "--no-precisions")
     found = command(capsys, *line, "--json")
@@ -23,6 +24,7 @@ def test_a_plan_without_its_compiler(capsys: Capture) -> None:
     assert plain["flags"] in shown.output
 
 
+@pytest.mark.slow
 def test_a_mesh_that_is_given_is_planned_as_it_is(capsys: Capture) -> None:
     line = ("plan", "gpt2:small", "--target", "v5e:2x2", "--compile-best", "0", "--json")
     plain = json.loads(command(capsys, *line, "--mesh.data", "1", "--mesh.fsdp", "4").output)
@@ -32,6 +34,7 @@ def test_a_mesh_that_is_given_is_planned_as_it_is(capsys: Capture) -> None:
     assert plain["precisions"]["pure_bfloat16"]["fits"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -51,6 +54,7 @@ def test_what_cannot_be_planned(capsys: Capture, arguments: str, message: str) -
     assert message in found.error
 
 
+@pytest.mark.slow
 def test_fit_takes_the_mesh_of_a_plan(capsys: Capture, tmp_path: Path) -> None:
     run = tmp_path / "run"
     line = ("fit", write_config(tmp_path), "--workdir", str(run), "--steps", "1", "--mesh", "auto")

@@ -81,6 +81,7 @@ def test_what_there_is_to_count(quantities: Quantities) -> None:
     assert quantities.scored
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_a_layer_that_is_computed_again_is_its_input(
     quantities: Quantities,
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_processor_does_one_after_the_other(quantities: Quantities) -> None:
     assert not step_time(own, candidate(fsdp=8, tensor=4)).beside
 
 
+@pytest.mark.slow
 def test_muon_makes_products_of_its_own(quantities: Quantities) -> None:
     muon = dataclasses.replace(EXPERIMENT, optimizer=Muon())
     slow = dataclasses.replace(CHIP, flops32=1e8)

@@ -47,6 +47,7 @@ def found(experiment: Experiment, here: Target) -> Plan:
     return plan(experiment, here, Options(tokens=1e6))
 
 
+@pytest.mark.slow
 def test_the_step_is_compiled_for_all_devices(found: Plan) -> None:
     compiled = found.compiled
     assert compiled is not None
@@ -62,6 +63,7 @@ def test_the_step_is_compiled_for_all_devices(found: Plan) -> None:
     assert used <= {axis for axis, size in sizes.items() if size > 1}
 
 
+@pytest.mark.slow
 def test_steps_are_measured_where_they_can_be_run(found: Plan, here: Target) -> None:
     assert found.measured is not None
     assert 0 < found.measured < 600
@@ -110,6 +112,7 @@ def test_tables_for_people(found: Plan) -> None:
         assert f"{each.precision.name}: python -m train fit ... {each.flags()}\n" in text
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit(experiment: Experiment, here: Target) -> None:
     small = dataclasses.replace(here, chip=dataclasses.replace(here.chip, memory=10_000))
     found = plan(experiment, small, Options(compile=0, precisions=False))

@@ -68,6 +68,7 @@ def skipped(verdicts: np.ndarray) -> list[int]:
     return np.flatnonzero(verdicts[:, 0]).tolist()
 
 
+@pytest.mark.slow
 def test_the_limits_by_hand() -> None:
     """The median of the logarithms, and three of their deviations: medians of |x - median|."""
     logs = np.array([0.0, 2.0, 1.0, 2.0, 0.0, 1.0, 5.0])
@@ -81,6 +82,7 @@ def test_the_limits_by_hand() -> None:
     assert unknown.tolist() == [NO_LIMIT, NO_LIMIT]
 
 
+@pytest.mark.slow
 def test_a_length_has_limits_of_its_own() -> None:
     """Five batches of 8 tokens about 1, five of 16 about 5, one of 32."""
     logs = np.array([0.9, 5.0, 1.0, 5.2, 1.1, 4.8, 1.0, 5.0, 1.3, 5.1, 3.0])
@@ -97,6 +99,7 @@ def test_a_length_has_limits_of_its_own() -> None:
         assert watch.limits(QUIET, unknown).seen.tolist() == everything.tolist()
 
 
+@pytest.mark.slow
 def test_a_spike_among_batches_of_several_lengths_is_noticed() -> None:
     """It is smaller than what the losses of long and short sentences are apart."""
     losses, norms = a_run(1000)
@@ -115,6 +118,7 @@ def test_a_fall_is_no_variation_and_a_rise_is() -> None:
     assert float(deviation(line)) == pytest.approx(1.4826 * 2.5)
 
 
+@pytest.mark.slow
 def test_ordinary_runs_give_no_alarm() -> None:
     for noise in (0.001, 0.05, 0.3):
         for seed in range(2):
@@ -122,6 +126,7 @@ def test_ordinary_runs_give_no_alarm() -> None:
             assert not skipped(verdicts)
 
 
+@pytest.mark.slow
 def test_noise_with_heavy_tails_is_no_trouble() -> None:
     """Student's t with three degrees of freedom: here and there an update, never some in a row."""
     drawn = np.random.RandomState(0)

@@ -51,6 +51,7 @@ def words(run: Any, prompt: str, count: int, seed: int = 0) -> list[int]:
     return made.tokens[0]
 
 
+@pytest.mark.slow
 def test_a_text_follows_each_prompt(run: Any) -> None:
     prompts = ["ab", "", "héé"]
     texts = continue_texts(run, prompts, max_new_tokens=23, seed=4)
@@ -85,6 +86,7 @@ def test_pieces_of_the_stream_join_to_the_text(run: Any) -> None:
         continue_texts(run, ["a", "b"], max_new_tokens=1, stream=pieces.append)
 
 
+@pytest.mark.slow
 def test_a_word_keeps_the_space_before_it() -> None:
     """WordPiece says by `##` that there is none, and the first word of a text never has one."""
     texts = ["the cat sat on the mat"] * 9
@@ -113,6 +115,7 @@ def test_positions_that_are_used_up_are_used_again(run: Any) -> None:
     assert text == bytes(tokens[3:]).decode(errors="replace")
 
 
+@pytest.mark.slow
 def test_used_up_positions_do_not_tie_prompts_together(run: Any) -> None:
     prompts = ["ab", "abcd", "ab", "xy"]
     texts = continue_texts(run, prompts, max_new_tokens=80, seed=1)

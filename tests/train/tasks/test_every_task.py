@@ -80,6 +80,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Trained(name, experiment, folder / "run", run)
 
 
+@pytest.mark.slow
 def test_the_metrics_have_the_promised_names(trained: Trained) -> None:
     assert set(trained.run.metrics) == METRICS[trained.name]
     last = lines_of(trained.workdir / "metrics.jsonl")[-1]
@@ -88,6 +89,7 @@ def test_the_metrics_have_the_promised_names(trained: Trained) -> None:
     assert (trained.workdir / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_it_learns(trained: Trained) -> None:
     curve = losses(trained.workdir)
     assert curve[STEPS[trained.name]] < curve[1] - 0.2
@@ -98,6 +100,7 @@ def test_it_counts_tokens(trained: Trained) -> None:
     assert all(line["tokens_per_second"] > 0 for line in lines[1:])
 
 
+@pytest.mark.slow
 def test_it_is_loaded_as_it_was(trained: Trained) -> None:
     run = train.load(str(trained.workdir))
     assert_same_bits(run.params, trained.run.params)
@@ -108,6 +111,7 @@ def test_it_is_loaded_as_it_was(trained: Trained) -> None:
     assert found == pytest.approx(trained.run.metrics, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_evaluate(capsys: Capture, trained: Trained) -> None:
     found = command(capsys, "evaluate", str(trained.workdir), "--split", "test", "--json")
     assert (found.status, found.error) == (0, "")
@@ -117,6 +121,7 @@ def test_evaluate(capsys: Capture, trained: Trained) -> None:
     assert metrics["loss"] != trained.run.metrics["loss"]
 
 
+@pytest.mark.slow
 def test_sample(capsys: Capture, trained: Trained) -> None:
     prompt = PROMPTS[trained.name]
     line = ("sample", str(trained.workdir), "--prompt", prompt, "--max-new-tokens", "5")

@@ -74,6 +74,7 @@ def test_a_tokenizer_gets_a_mask_once(task: MaskedTask) -> None:
     assert again.tokenizer.vocab_size == task.experiment.model.vocab_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_the_loss_is_that_of_the_hidden_words(task: MaskedTask, training: bool) -> None:
     """By the plain formula over the logits of all places."""

@@ -28,6 +28,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> TranslationTask:
     return TranslationTask(asked.resolved(asked.prepare()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_targets_are_smoothed_in_training_alone(task: TranslationTask, training: bool) -> None:
     """By the plain formula over the logits of all places."""
@@ -49,6 +50,7 @@ def test_targets_are_smoothed_in_training_alone(task: TranslationTask, training:
     assert float(found.weight) == batch["segments"].sum()
 
 
+@pytest.mark.slow
 def test_bleu_is_that_of_the_translations(task: TranslationTask) -> None:
     """Of all pairs at the end; on the way the loss alone, unless it is asked for."""
     engine = make_engine(task.experiment, Hardware(count=8))
@@ -90,6 +92,7 @@ def test_batches_do_not_depend_on_the_devices(task: TranslationTask) -> None:
     assert MeshConfig().sizes(8)["data"] == 8
 
 
+@pytest.mark.slow
 def test_all_words_at_once(task: TranslationTask) -> None:
     """Without a causal mask the model writes in parallel, and learns lengths beside words."""
     config = dataclasses.replace(task.experiment.model, causal=False)

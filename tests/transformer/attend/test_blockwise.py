@@ -80,6 +80,7 @@ def met(positions: Any, extra: Any) -> Scoring:
 EXTRAS = {"plain": plain, "capped": capped, "slopes": sloped, "buckets": bucketed, "an MLP": met}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("queries", "keys", "masks", "kv_heads", "extras"),
     [
@@ -133,6 +134,7 @@ def test_values_and_gradients(
         assert_close(got, want)
 
 
+@pytest.mark.slow
 def test_what_is_merged_is_one_softmax() -> None:
     """Keys in two parts, each looked at by itself, and a sink: values and gradients."""
     arrays = inputs(19, 37)
@@ -172,6 +174,7 @@ def test_what_is_merged_is_one_softmax() -> None:
         assert_close(got, want)
 
 
+@pytest.mark.slow
 def test_a_part_that_shows_nothing_adds_nothing() -> None:
     q, k, v = inputs(5, 7)
     nothing = Mask(segments=jnp.ones((B, 5), int), key_segments=jnp.zeros((B, 7), int))
@@ -186,6 +189,7 @@ def test_a_part_that_shows_nothing_adds_nothing() -> None:
     assert not np.any(merge([none, none]).y)
 
 
+@pytest.mark.slow
 def test_dropped_weights_are_dropped_again_in_the_backward_pass() -> None:
     """The gradient is that of the function: it is what finite differences find."""
     q, k, v = inputs(19, 23)
@@ -207,6 +211,7 @@ def test_dropped_weights_are_dropped_again_in_the_backward_pass() -> None:
     assert moved == pytest.approx(2 * float((gradient_q * step).sum()), rel=1e-2)
 
 
+@pytest.mark.slow
 def test_no_square_array_is_ever_made() -> None:
     """Neither forward nor backward: the compiled program knows no array of T x S."""
     length = 1024

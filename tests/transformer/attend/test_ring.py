@@ -39,6 +39,7 @@ def in_ring_order(tree: Any, count: int) -> Any:
 CAUSAL = Pattern(causal=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "kv_heads", "pattern", "packed", "scoring"),
     [
@@ -91,6 +92,7 @@ def test_sinks() -> None:
     assert_close(found, in_ring_order(expected, 4), 1e-5)
 
 
+@pytest.mark.slow
 def test_weights_are_dropped_alike_forward_and_backward() -> None:
     """The layer is linear in the values: its derivative along them is itself."""
     constrain = constrain_to(make_mesh(MeshConfig(data=2, context=4)))

@@ -36,6 +36,7 @@ CASES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_interpreted_is_the_reference(name: str) -> None:
     mask, kv_heads, scoring = CASES[name]
@@ -59,6 +60,7 @@ def test_the_kernel_interpreted_is_the_reference(name: str) -> None:
         assert_close(got, expected)
 
 
+@pytest.mark.slow
 def test_each_of_several_devices_runs_the_kernel_on_its_rows_and_heads() -> None:
     """Two heads of keys for four parts of the queries' heads."""
     constrain = constrain_to(make_mesh(MeshConfig(data=2, tensor=4)))

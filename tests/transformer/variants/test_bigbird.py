@@ -49,6 +49,7 @@ def softmax(params: Any, x: Any, seen: Any) -> Any:
     return jnp.einsum("BTNH,NHD->BTD", y, params["output"]) + params["output_bias"][None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_values_and_gradients_are_those_of_softmax_under_the_pattern(causal: bool) -> None:
     mixer, params = made(CONFIG, D, constants=table(CONFIG))
@@ -77,6 +78,7 @@ def test_values_and_gradients_are_those_of_softmax_under_the_pattern(causal: boo
         assert_close(got, want)
 
 
+@pytest.mark.slow
 def test_the_contract_where_blocks_are_many() -> None:
     trial = make_trial(CONFIG, D, T, (1, 17, T + 6), Hardware())
     for check in (check_select, check_causal, check_segments, check_any_length):
@@ -150,6 +152,7 @@ def test_a_longer_input_repeats_the_draw() -> None:
     assert not (seen & apart)[:, :11, 11:].any()
 
 
+@pytest.mark.slow
 def test_no_square_array_is_ever_made() -> None:
     length = 1024
     config = BigBirdConfig(heads=2, block=16, span=length)

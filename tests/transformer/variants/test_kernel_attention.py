@@ -65,6 +65,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "mask"), CASES, ids=range(len(CASES)))
 def test_sums_equal_all_pairs(kind: str, mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sums, "CHUNK", 8)
@@ -142,6 +143,7 @@ def compiled(config: MixerConfig, pattern: Pattern) -> str:
     return str(gradient.lower(params, normal(0, 1, LONG, 4)).compile().as_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "pattern"), PROGRAMS, ids=range(len(PROGRAMS)))
 def test_nothing_of_pairs_of_tokens_exists(config: MixerConfig, pattern: Pattern) -> None:
     assert pairs_of_tokens(compiled(config, pattern), LONG) == []

@@ -81,6 +81,7 @@ CASES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_two_dense_passes(case: str) -> None:
     mask, positions = CASES[case]
@@ -112,6 +113,7 @@ def test_values_and_gradients_are_those_of_two_dense_passes(case: str) -> None:
         assert_close(got, want)
 
 
+@pytest.mark.slow
 def test_the_contract_where_the_window_is_short() -> None:
     config = LongformerConfig(heads=N, window=3, dilations=(1, 3, 1, 3), position=Rotary())
     trial = make_trial(config, D, T, (1, T + 6), Hardware())
@@ -131,6 +133,7 @@ def influence(config: LongformerConfig, mask: Mask) -> Array:  # [T, T] booleans
     return np.asarray(jnp.abs(jacobian[:, 0]).sum(-1)) > 0
 
 
+@pytest.mark.slow
 def test_how_many_keys_each_query_sees() -> None:
     """2 w + 1 and the global ones; a global query all; under a causal mask those behind."""
     sees = influence(LongformerConfig(heads=N, window=3, dilations=(2,) * N), Mask())
@@ -144,6 +147,7 @@ def test_how_many_keys_each_query_sees() -> None:
     assert influence(config, Mask()).sum() == 7 * T - 2 * (1 + 2 + 3)
 
 
+@pytest.mark.slow
 def test_no_square_array_is_ever_made() -> None:
     length = 1024
     config = LongformerConfig(heads=2, window=48, dilations=(2,), global_tokens=3)
@@ -161,6 +165,7 @@ def test_no_square_array_is_ever_made() -> None:
         assert f"{length},{length}]" not in program
 
 
+@pytest.mark.slow
 def test_packed_and_alone_are_the_same_numbers() -> None:
     """Two ways of finding global tokens: in a row of one document they have to agree."""
     config = LongformerConfig(heads=N, kv_heads=K, window=3, dropout=0.5)
@@ -208,6 +213,7 @@ def test_flops_count_the_keys_that_are_seen(dilations: tuple[int, ...]) -> None:
     assert counted.causal == pytest.approx((seen & np.tri(T, dtype=bool)).sum() / (2 * T))
 
 
+@pytest.mark.slow
 def test_a_few_global_queries_need_no_keys_and_values_of_all_tokens() -> None:
     """The same numbers, gradients and dropped weights' share, as with every token projected."""
     config = LongformerConfig(heads=N, kv_heads=K, head_width=16, window=5, global_tokens=2)

@@ -47,6 +47,7 @@ def test_the_whole_mixer_against_the_formula(kind: Any) -> None:
     assert_close(y, expected)
 
 
+@pytest.mark.slow
 def test_many_features_are_nearly_softmax_and_so_is_the_mean_over_seeds() -> None:
     """The constants are arguments: all of these are one program."""
     config = PerformerConfig(heads=2, head_width=H, features=64)
@@ -94,6 +95,7 @@ def test_in_cross_attention_it_has_the_features_of_layer_0() -> None:
     assert not np.allclose(y, applied(mixer, w, x, constants=other, **given).y, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["trigonometric", "relu"])
 def test_other_features_keep_the_contract(kind: Any) -> None:
     config = PerformerConfig(heads=2, kv_heads=1, features=10, feature_map=kind)

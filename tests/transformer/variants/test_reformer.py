@@ -77,6 +77,7 @@ def dense(params: Any, x: Any, documents: Any, causal: bool) -> Any:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 def test_values_and_gradients_round_by_round(causal: bool) -> None:
     mixer, params = made(CONFIG, D, constants=CONSTANTS)
@@ -98,6 +99,7 @@ def test_values_and_gradients_round_by_round(causal: bool) -> None:
         assert_close(got[name], each)
 
 
+@pytest.mark.slow
 def test_the_contract_with_many_tokens_to_a_bucket() -> None:
     config = ReformerConfig(heads=3, head_width=4, buckets=2, rounds=2, window=5)
     check_mixer(config, width=7, length=71, lengths=(1, 71))
@@ -170,6 +172,7 @@ def test_rotations_are_a_function_of_seed_and_layer() -> None:
     assert not np.array_equal(make(3, 2), make(2, 2))
 
 
+@pytest.mark.slow
 def test_no_array_is_as_large_as_all_pairs() -> None:
     config, length = ReformerConfig(heads=1, head_width=2, buckets=4, rounds=2, window=8), 4096
     mixer, params = made(config, 2, constants=Reformer.constants(config, 0, 2))

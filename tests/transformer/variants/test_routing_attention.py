@@ -102,6 +102,7 @@ def assert_same(config: RoutingConfig, params: Any, x: Array, mask: Mask, run: A
     assert not np.any(got["centroids"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 def test_each_token_in_its_nearest_cluster(causal: bool) -> None:
     _, params = made(CONFIG, D)
@@ -111,6 +112,7 @@ def test_each_token_in_its_nearest_cluster(causal: bool) -> None:
     assert_same(CONFIG, params, x, mask, dense(seen, "query", x))
 
 
+@pytest.mark.slow
 def test_balanced_clusters_take_the_nearest_tokens_that_are_there() -> None:
     """A token may be in several clusters, or in none: then it has zeros."""
     _, params = made(BALANCED, D)
@@ -121,11 +123,13 @@ def test_balanced_clusters_take_the_nearest_tokens_that_are_there() -> None:
     assert_same(BALANCED, params, x, Mask(lengths=lengths), dense(seen, "key", x))
 
 
+@pytest.mark.slow
 def test_the_contract() -> None:
     small: dict[str, Any] = dict(width=7, length=71, lengths=(1, 71))
     check_mixer(dataclasses.replace(CONFIG, position=Rotary()), **small)
 
 
+@pytest.mark.slow
 def test_the_contract_of_balanced_clusters() -> None:
     check_mixer(BALANCED, width=7, length=31, lengths=(1, 31))
 
@@ -146,6 +150,7 @@ def test_the_last_members_of_a_cache() -> None:
     assert ask(1, [3, -1]) == [2, 0]
 
 
+@pytest.mark.slow
 def test_the_auxiliary_loss_is_the_distance_to_the_nearest_centroid() -> None:
     mixer, params = made(CONFIG, D)
     x, mask = normal(1, B, T, D), Mask(Pattern(causal=True), segments=DOCUMENTS)

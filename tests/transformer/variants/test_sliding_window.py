@@ -20,6 +20,7 @@ def on_trial(config: SlidingWindowConfig, length: int = 67) -> Trial:
     return make_trial(config, 12, length, (length,), Hardware())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -50,6 +51,7 @@ def test_the_window_by_hand() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_of_tiles_are_those_of_the_formula(causal: bool) -> None:
     """At a length that is no multiple of anything, with documents packed and padding."""

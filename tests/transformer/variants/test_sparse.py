@@ -34,6 +34,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
 def test_it_keeps_the_contract(kind: dict[str, Any]) -> None:
     config = SparseConfig(heads=4, kv_heads=2, position=Rotary(), **kind)
@@ -56,6 +57,7 @@ def test_the_patterns_by_hand() -> None:
     assert rows("fixed", "merged")[8] == [2, 5, 6, 7, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "causal"),
     [(kind, True) for kind in KINDS] + [(KINDS[each], False) for each in (0, 1, 4, 5)],
@@ -101,6 +103,7 @@ def outputs(trial: Trial, y: Array) -> Array:
     return np.einsum("BTNH,NHD->BTD", y, trial.params["output"]) + trial.params["output_bias"]
 
 
+@pytest.mark.slow
 def test_padding_by_lengths_is_not_seen() -> None:
     trial = on_trial(SparseConfig(heads=2, pattern="fixed", stride=5, summary=2))
     x, lengths = trial.inputs(0), array([T, 23, 1])
@@ -111,6 +114,7 @@ def test_padding_by_lengths_is_not_seen() -> None:
     assert np.array_equal(np.where(there, before, 0), np.where(there, after, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
 def test_no_square_array_is_ever_made(pattern: Any) -> None:
     length = 2048

@@ -83,6 +83,7 @@ def alike(q_marks: Any, k_marks: Any) -> Any:
     return 0.5 * (q_marks[..., :, None, 0] == k_marks[..., None, :, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("gains", [True, False])
 def test_gradients(causal: bool, gains: bool) -> None:

@@ -114,16 +114,17 @@ def _is_group(error: BaseException) -> bool:
 
 def flat(experiment: Experiment) -> dict[str, Any]:
     """`model.pattern.0.mixer.heads` -> 6, and so on, sorted by name."""
-    return dict(sorted(_flatten(to_plain(experiment), "")))
+    return dict(sorted(flatten(to_plain(experiment))))
 
 
-def _flatten(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """What `to_plain` gives, as pairs of a path and what is no container there, or an empty one."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            yield from _flatten(inner, f"{name}.{key}" if name else key)
+            yield from flatten(inner, f"{name}.{key}" if name else key)
     elif isinstance(value, list) and value:
         for index, inner in enumerate(value):
-            yield from _flatten(inner, f"{name}.{index}")
+            yield from flatten(inner, f"{name}.{index}")
     else:
         yield name, value
 

@@ -1,6 +1,5 @@
 """Experiments with settings that somebody might try, each of the type that it should have."""
 
-import copy
 import functools
 import pathlib
 from typing import Any
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from train.cli.kinds import choices
 from train.describe import describe
 from train.registry import find
-from train.settings import flat, from_plain, to_plain
+from train.settings import flat, flatten, from_plain, to_plain
 
 BASES = (
     "quickstart",
@@ -59,22 +58,11 @@ def experiments(draw: st.DrawFn) -> dict[str, Any]:
     plain = to_plain(base)
     for name, known in draw(st.lists(st.sampled_from(list(choices(base))), max_size=2)):
         put(plain, name, {"kind": draw(st.sampled_from(sorted(known)))})
-    present = single(plain)
+    present = {name: value for name, value in flatten(plain) if not name.endswith("kind")}
     for name in draw(st.lists(st.sampled_from(sorted(present)), max_size=3)):
         other = draw(values(present[name]) | st.none())
         put(plain, name, other)
     return plain
-
-
-def single(tree: Any, name: str = "") -> dict[str, Any]:
-    """Every value that is no container, by its path; kinds are left as they are."""
-    if isinstance(tree, dict | list) and tree:
-        pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
-        found: dict[str, Any] = {}
-        for key, inner in pairs:
-            found |= single(inner, f"{name}.{key}" if name else str(key))
-        return found
-    return {} if name.endswith("kind") else {name: tree}
 
 
 def put(tree: Any, name: str, value: Any) -> None:
@@ -89,4 +77,4 @@ def put(tree: Any, name: str, value: Any) -> None:
 
 def use(folder: pathlib.Path, plain: dict[str, Any]) -> None:
     """Describes it: the model is built, and its step traced."""
-    describe(from_plain(copy.deepcopy(plain), "an experiment"))
+    describe(from_plain(plain, "an experiment"))

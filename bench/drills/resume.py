@@ -156,11 +156,19 @@ def torment(
             ends[f"SIGKILL, {moment(workdir)}"] += 1
         elif codes == {75}:
             ends[f"{how.name}, saved"] += 1
-        elif codes <= {-how, -signal.SIGABRT, 75, 1, 130}:  # before there was anything to save
-            ends[f"{how.name}, at the start"] += 1
+        elif codes <= {-how, 75, 1, 130} | abandoned(machine, codes, how):
+            ends[f"{how.name}, at the start"] += 1  # before there was anything to save
         else:
             raise RuntimeError(f"{how.name}: exit status {codes}\n{lives[0].errors.read_text()}")
     return ends
+
+
+def abandoned(machine: Machine, codes: set[int], how: signal.Signals) -> set[int]:
+    """How a process may end whose partner died of the signal itself, before they had met.
+
+    JAX aborts it then. Alone, or where none died of the signal, an abort is a finding.
+    """
+    return {-signal.SIGABRT} if machine.processes > 1 and -how in codes else set()
 
 
 def send(life: Life, how: signal.Signals) -> None:

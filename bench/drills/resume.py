@@ -138,9 +138,11 @@ def torment(
 ) -> Counter[str]:
     """Kills the run `kills` times, or until it is done. Returns how its lives ended."""
     ends: Counter[str] = Counter()
+    steps = kills * STEPS_A_LIFE
     for _ in range(kills):
-        lives = machine.start(workdir, kills * STEPS_A_LIFE, OFTEN)
+        lives = machine.start(workdir, steps, OFTEN)
         wait(workdir, lives, drawn)
+        told = newest(workdir / "metrics.jsonl")
         how = signal.SIGKILL
         if drawn.random() < 1 / 4:
             how = drawn.choice([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
@@ -150,6 +152,8 @@ def torment(
                 life.process.kill()
         codes = {life.ended() for life in lives}
         if codes == {0}:
+            if told < steps - STEPS_A_LIFE:
+                raise RuntimeError(f"{how.name} at step {told}: the run went on to its end")
             ends["done"] += 1
             break
         if how == signal.SIGKILL:
@@ -194,6 +198,8 @@ def wait(workdir: pathlib.Path, lives: list[Life], drawn: random.Random) -> None
 
 def newest(metrics: pathlib.Path) -> int:
     """The step of the last line that is whole."""
+    if not metrics.exists():
+        return 0
     lines = metrics.read_text().splitlines(keepends=True)
     whole = [line for line in lines[-2:] if line.endswith("\n")]
     return int(json.loads(whole[-1])["step"]) if whole else 0

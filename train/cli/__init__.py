@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from train.cli.interrupts import heeded
 from train.errors import UsageError, UserError
 
 VERBS = {
@@ -39,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(usage())
         sys.exit(0 if arguments else 2)
     try:
-        sys.exit(dispatch(arguments[0], arguments[1:]))
+        with heeded():
+            sys.exit(dispatch(arguments[0], arguments[1:]))
     except (UserError, KeyboardInterrupt, BrokenPipeError, OSError) as error:
         if debug:
             raise

@@ -153,7 +153,8 @@ def torment(
         codes = {life.ended() for life in lives}
         if codes == {0}:
             if told < steps - STEPS_A_LIFE:
-                raise RuntimeError(f"{how.name} at step {told}: the run went on to its end")
+                words = f"{how.name} at step {told}: the run went on to its end"
+                raise RuntimeError(f"{words}\n{lives[0].errors.read_text()}\n{dict(ends)}")
             ends["done"] += 1
             break
         if how == signal.SIGKILL:

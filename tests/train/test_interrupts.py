@@ -1,30 +1,98 @@
+import contextlib
+import signal
 import time
 import weakref
+from types import FrameType
 
 import pytest
 
-from train.cli.interrupts import heeded
+from train.cli.interrupts import AGAIN, heeded
 
 
 class Thing:
     """Something that can be referred to weakly."""
 
 
-def interrupted(_: object) -> None:
-    raise KeyboardInterrupt
+def ctrl_c(_: object = None) -> None:
+    signal.raise_signal(signal.SIGINT)
 
 
-def test_an_interruption_that_python_ignores_comes_again() -> None:
+def in_a_callback() -> None:
+    """Python ignores what a callback raises."""
+    thing = Thing()
+    reference = weakref.ref(thing, ctrl_c)
+    del thing
+    assert reference() is None
+
+
+def in_what_drops_errors() -> None:
+    with contextlib.suppress(BaseException):
+        ctrl_c()
+
+
+@pytest.mark.parametrize("where", [in_a_callback, in_what_drops_errors])
+def test_an_interruption_that_got_lost_comes_again(where: object) -> None:
+    assert callable(where)
     with heeded():
-        thing = Thing()
-        reference = weakref.ref(thing, interrupted)
-        del thing
-        assert reference() is None  # what the callback raised did not get here
+        where()
         with pytest.raises(KeyboardInterrupt):
-            time.sleep(10)
+            time.sleep(60)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_one_that_was_made_into_another_error_is_one() -> None:
+    def convert() -> None:
+        try:
+            ctrl_c()
+        except KeyboardInterrupt:
+            raise ValueError("cache keys should be comparable") from None
+
+    with pytest.raises(KeyboardInterrupt), heeded():
+        convert()
+    with pytest.raises(ValueError, match="cache keys"), heeded():
+        raise ValueError("cache keys")
+
+
+def test_what_is_cleaned_up_is_not_disturbed() -> None:
+    clean = []
+
+    def work() -> None:
+        try:
+            ctrl_c()
+        finally:
+            time.sleep(3 * AGAIN)
+            clean.append(True)
+
+    with pytest.raises(KeyboardInterrupt), heeded():
+        work()
+    assert clean
+
+
+def test_a_run_that_has_begun_is_asked_once() -> None:
+    """A second time would end it at once."""
+    asked = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+
+    with heeded():
+        in_what_drops_errors()
+        before = signal.signal(signal.SIGINT, note)
+        time.sleep(4 * AGAIN)
+        signal.signal(signal.SIGINT, before)
+    assert asked == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_who_ignores_it_is_left_alone() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with heeded():
+            ctrl_c()
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_other_errors_that_python_ignores_are_told_as_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,36 +2,69 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
+import signal
 import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
 
-AGAIN = 0.05
-"""Seconds after which an interruption that nobody has met comes again."""
+AGAIN = 0.5
+"""Seconds after which an interruption that got lost comes again."""
 
 
 @contextlib.contextmanager
 def heeded() -> Iterator[None]:
-    """Inside, an interruption comes again until it is met.
+    """Inside, Ctrl-C ends what runs, as a KeyboardInterrupt.
 
-    Python raises KeyboardInterrupt wherever the main thread is. Where that is a callback of the
-    garbage collector or of a weak reference, it tells that it ignores it, and goes on. While JAX
-    traces and compiles that is where half of them come.
+    Python raises that wherever the main thread is. While JAX traces and compiles, one in three got
+    lost: in callbacks of the garbage collector and of weak references, where Python tells that it
+    ignores it and goes on, and in C++ that drops errors or turns them into others.
     """
-    before = sys.unraisablehook
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # the shell has it ignored, or somebody else takes care
+        return
+    asked, over = threading.Event(), threading.Event()
+    nagging = threading.Thread(target=lambda: _nag(interrupt, over), daemon=True)
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        if not asked.is_set():
+            asked.set()
+            nagging.start()
+        raise KeyboardInterrupt
+
+    tell = sys.unraisablehook
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            before(unraisable)
-            return
-        again = threading.Timer(AGAIN, _thread.interrupt_main)
-        again.daemon = True
-        again.start()
+            tell(unraisable)
 
+    try:
+        signal.signal(signal.SIGINT, interrupt)
+    except ValueError:  # only the main thread may, and only there it is raised
+        yield
+        return
     sys.unraisablehook = hook
     try:
         yield
+    except Exception as error:
+        if asked.is_set():
+            raise KeyboardInterrupt from error
+        raise
     finally:
-        sys.unraisablehook = before
+        over.set()
+        sys.unraisablehook = tell
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _nag(handler: object, over: threading.Event) -> None:
+    """Interrupts the main thread until it ends, but not while it cleans up."""
+    main = threading.main_thread().ident
+    assert main is not None  # it runs
+    while not over.wait(AGAIN):
+        if signal.getsignal(signal.SIGINT) is not handler:
+            signal.pthread_kill(main, signal.SIGINT)  # a run by now, which is to be asked once
+            return
+        if not isinstance(sys._current_exceptions().get(main), KeyboardInterrupt):
+            signal.pthread_kill(main, signal.SIGINT)

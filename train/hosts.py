@@ -21,6 +21,7 @@ import jax
 
 from train.errors import UserError
 from train.heartbeats import Heartbeats
+from train.last_words import LastWords
 
 WAIT = 300
 """Seconds that the others are waited for."""
@@ -42,7 +43,13 @@ GONE = (
 """What errors say when a process that takes part in something is no longer there."""
 
 
+LAST_WORDS = (
+    "error: hosts: this process was killed, or ended by JAX because the first one has gone; "
+    + REMEDY
+)
+
 _heartbeats: Heartbeats | None = None
+_last_words: LastWords | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +113,15 @@ def _listen() -> None:
     """Has this process give signs of life, and end when another has ended."""
     from jax._src import distributed  # the store has no public name
 
-    global _heartbeats
+    global _heartbeats, _last_words
     state = distributed.global_state  # to ask jax.process_index() would look for devices
     assert state.client is not None  # it was made just now
     _heartbeats = Heartbeats(state.client, state.process_id, _end, silence=SILENCE)
     _heartbeats.start()
     atexit.register(_heartbeats.stop)
+    if state.process_id:
+        _last_words = LastWords(LAST_WORDS)
+        atexit.register(_last_words.take_back)
     sys.excepthook = _unforeseen
 
 
@@ -163,6 +173,8 @@ def leave(status: int, why: str = "") -> NoReturn:
             parting = threading.Thread(target=part, daemon=True)
             parting.start()
             parting.join(FAREWELL)  # where there is nobody to answer, this takes minutes
+        if _last_words is not None:
+            _last_words.take_back()
         os._exit(status)
     sys.exit(status)
 

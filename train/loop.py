@@ -25,7 +25,7 @@ from train.preemption import PreemptedError, StopRequest
 from train.progress import Progress
 from train.recovery.lookout import Lookout
 from train.recovery.plan import Trouble
-from train.recovery.recovery import Recovery, kept_due
+from train.recovery.recovery import Recovery, for_rollbacks
 from train.recovery.watch import REPORT
 from train.report import Report
 from train.resuming import (
@@ -104,12 +104,14 @@ class _Fit:
 
     def run(self) -> Run:
         settings, path = self.experiment.checkpoint, self.folder.checkpoints
+        rollbacks = for_rollbacks(self.experiment)
         with Checkpoints(
             path,
             every=settings.every,
             keep=settings.keep,
             keep_every=settings.keep_every,
-            average=max(self.experiment.evaluation.average, kept_due(self.experiment)),
+            average=max(self.experiment.evaluation.average, rollbacks.average),
+            apart=rollbacks.apart,
             verify=settings.verify,
         ) as checkpoints:
             with self.timesheet.on("restore"):

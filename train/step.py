@@ -10,7 +10,7 @@ import optax
 
 from train.loss_scale import LossScaleConfig
 from train.recovery.config import RecoveryConfig
-from train.recovery.watch import judge
+from train.recovery.watch import SEEN, judge
 from train.schedules import Schedule
 from train.state import TrainState
 from transformer.losses import Loss
@@ -57,9 +57,11 @@ class TrainStep:
         grads = jax.tree.map(lambda g: g / divisor, grads)
         norm = optax.tree.norm(grads)
         metrics = {name: mean(each) for name, each in sums.items()}
+        metrics.update(grad_norm=norm, param_norm=global_norm(state.params))
         known = None if state.loss_scale is None else state.loss_scale.scale
         length = sum(rows.shape[1] for rows in batch.values() if rows.ndim > 1)
-        verdict = judge(state.watch, metrics["loss"], norm, length, known, self.recovery)
+        seen = jnp.stack([metrics[name] for name in SEEN])
+        verdict = judge(state.watch, seen, length, known, self.recovery)
         rate = self.schedule(state.step + 1)
         if state.watch is not None:
             rate = rate * state.watch.rate
@@ -68,7 +70,7 @@ class TrainStep:
             scaled = state.loss_scale.after(jnp.isfinite(norm), self.loss_scale)
             new = new.replace(loss_scale=scaled)
         skipped = 1 - verdict.fine.astype(jnp.float32)
-        metrics.update(grad_norm=norm, learning_rate=rate, skipped=skipped, **verdict.report)
+        metrics.update(learning_rate=rate, skipped=skipped, **verdict.report)
         return new.replace(watch=verdict.watch), metrics
 
     def accumulated(
@@ -155,6 +157,11 @@ def moved(ema: Any, params: Any, updates: jax.Array, decay: float) -> Any:
     n = updates.astype(jnp.float32)
     rest = 1 - jnp.minimum(decay, (1 + n) / (10 + n))
     return jax.tree.map(lambda e, p: e + rest * (p.astype(e.dtype) - e), ema, params)
+
+
+def global_norm(params: Any) -> jax.Array:  # float32
+    """Of all numbers taken together, in float32 whatever the parameters are in."""
+    return optax.tree.norm(jax.tree.map(lambda p: p.astype(jnp.float32), params))
 
 
 def minimised(sums: dict[str, Loss]) -> jax.Array:

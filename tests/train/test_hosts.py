@@ -59,6 +59,37 @@ def test_other_errors_are_left_as_they_are() -> None:
         raise error
 
 
+def test_if_the_first_is_killed_the_other_ends_with_a_word() -> None:
+    """JAX aborts it: the store in which the processes meet has gone."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    wait = "import sys, time; from train.hosts import join; join(); print(); sys.stdout.flush();"
+    both = []
+    for index in ("0", "1"):
+        meet = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+        both.append(
+            subprocess.Popen(
+                [sys.executable, "-c", f"{wait} time.sleep(100)"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=Path(__file__).parents[2],
+                env={**os.environ, **meet, "JAX_PROCESS_ID": index},
+            )
+        )
+    for process in both:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "\n"
+    first, other = both
+    first.kill()
+    first.communicate()
+    _, said = other.communicate(timeout=60)
+    assert other.returncode != 0
+    assert "error: hosts: this process was" in said.splitlines()[-1]
+    assert "start all of them again" in said.splitlines()[-1]
+
+
 class Hosts:
     """Processes that run `fit` together."""
 

@@ -96,7 +96,7 @@ def test_the_metrics(finished: Finished) -> None:
     lines = lines_of(finished.workdir / "metrics.jsonl")
     training = [line for line in lines if line["split"] == "train"]
     assert [line["step"] for line in training] == list(range(1, STEPS + 1))
-    names = {"step", "split", "loss", "grad_norm", "learning_rate", "skipped"}
+    names = {"step", "split", "loss", "grad_norm", "param_norm", "learning_rate", "skipped"}
     assert set(training[0]) == names  # its time is that of compiling
     for line in training[1:]:
         assert set(line) == {*names, "tokens_per_second"}

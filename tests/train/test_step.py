@@ -73,7 +73,9 @@ def test_one_step_by_hand() -> None:
     assert float(metrics["error"]) == pytest.approx(np.abs(error).mean(), rel=1e-6)
     assert float(metrics["grad_norm"]) == pytest.approx(np.linalg.norm(grad), rel=1e-6)
     assert float(metrics["learning_rate"]) == pytest.approx(0.1)
-    assert set(metrics) == {"loss", "error", "grad_norm", "learning_rate", "skipped"}
+    assert float(metrics["param_norm"]) == pytest.approx(np.linalg.norm(w), rel=1e-6)
+    names = {"loss", "error", "grad_norm", "param_norm", "learning_rate", "skipped"}
+    assert set(metrics) == names
     assert float(metrics["skipped"]) == 0
     assert (int(after.step), int(after.cursor)) == (1, 1)
     assert_same_bits(after.key, state.key)

@@ -35,6 +35,7 @@ class Checkpoints:
         keep: int = 1,
         keep_every: int = 0,
         average: int = 1,
+        apart: int = 0,
         asynchronous: bool = True,
         read_only: bool = False,
         verify: manifest.Verify = "auto",
@@ -47,6 +48,7 @@ class Checkpoints:
           keep: How many of the newest are kept, at least 1.
           keep_every: Those at multiples of this many steps are kept too; 0: none.
           average: So many of the newest that were `due` are kept too.
+          apart: Of those that were `due` one is kept that is so many steps old; 0: none.
           asynchronous: Write while training goes on.
           read_only: Refuse to change anything there: another process may be training.
           verify: What is compared with the manifest before a restore: sizes alone; digests too
@@ -54,7 +56,7 @@ class Checkpoints:
         """
         words.hush()
         self.directory = folder.located(directory)
-        self._retention = Retention(keep, every, average, keep_every)
+        self._retention = Retention(keep, every, average, apart, keep_every)
         self._asynchronous, self._read_only, self._verify = asynchronous, read_only, verify
         self._writer: Writer | None = None
         self._verified: set[int] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 
 
@@ -16,6 +17,9 @@ class Retention:
     """Steps between the saves that are due."""
     average: int = 1
     """How many of the newest that were due; 1 asks for none beside `keep`."""
+    apart: int = 0
+    """Of those that were due two more, so that one is at least so many steps old, and not more than
+    twice as many and `every`; 0: none."""
     keep_every: int = 0
     """Those at multiples of this; 0: none."""
     best: int | None = None
@@ -36,4 +40,7 @@ class Retention:
             kept |= {step for step in steps if step % self.keep_every == 0}
         if self.every and self.average > 1:
             kept |= set([step for step in steps if step % self.every == 0][-self.average :])
+        if self.every and self.apart:
+            multiple = math.ceil(self.apart / self.every) * self.every
+            kept |= set([step for step in steps if step % multiple == 0][-2:])
         return kept.intersection(steps)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from train.engine import Metrics
 from train.recovery.config import RecoveryConfig
 from train.recovery.plan import Trouble
-from train.recovery.watch import REPORT
+from train.recovery.watch import REPORT, SEEN
 from train.report import Report
 
 
@@ -46,33 +47,32 @@ class Lookout:
     def _read(self, seen: _Seen) -> Trouble | None:
         if "strikes" not in seen.metrics or not float(seen.metrics["skipped"]):
             return None
-        loss, norm = (float(seen.metrics[name]) for name in ("loss", "grad_norm"))
-        strikes, *watched = (float(seen.metrics[name]) for name in REPORT)
-        why = reason(loss, norm, *watched)
+        told = {name: float(seen.metrics[name]) for name in (*SEEN, *REPORT)}
+        why = reason(told)
         self._report.event(
-            "skipped", step=seen.step, batch=seen.cursor, loss=loss, grad_norm=norm, why=why
+            "skipped",
+            step=seen.step,
+            batch=seen.cursor,
+            **{name: told[name] for name in SEEN},
+            why=why,
         )
         self._report.say(f"step {seen.step}: the update of batch {seen.cursor} is skipped: {why}")
-        if strikes < self._config.patience:
+        if told["strikes"] < self._config.patience:
             return None
-        *_, usual, most_usual = watched
+        risen = told["usual_loss"] > told["usual_loss_limit"]
         # A median has risen when half its window has.
-        for_long = self._config.window // 2 if usual > most_usual else int(strikes) - 1
+        for_long = self._config.window // 2 if risen else int(told["strikes"]) - 1
         return Trouble(max(seen.step - for_long, 1), seen.step, seen.cursor + 1, why)
 
 
-def reason(
-    loss: float, norm: float, most_loss: float, most_norm: float, usual: float, most_usual: float
-) -> str:
-    """What is wrong with a step, in words."""
+def reason(told: Mapping[str, float]) -> str:
+    """What is wrong with a step, in words; `told` has `SEEN` and `REPORT`."""
     wrong = []
-    for name, value, most in (
-        ("loss", loss, most_loss),
-        ("grad_norm", norm, most_norm),
-        ("median loss", usual, most_usual),
-    ):
+    for name in (*SEEN, "usual_loss"):
+        value, most = told[name], told[f"{name}_limit"]
+        called = "median loss" if name == "usual_loss" else name
         if not math.isfinite(value):
-            wrong.append(f"{name} {value}")
+            wrong.append(f"{called} {value}")
         elif value > most:
-            wrong.append(f"{name} {value:.4g}, more than {most:.4g}")
+            wrong.append(f"{called} {value:.4g}, more than {most:.4g}")
     return " and ".join(wrong)

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from train.checkpoints import Checkpoints
+from train.checkpoints.retention import Retention
 from train.engine import Engine
 from train.errors import UserError
 from train.experiment import Experiment
@@ -27,13 +28,21 @@ COUNT = "rollbacks"
 """What a checkpoint calls the number of rollbacks that the run had made when it was saved."""
 
 
-def kept_due(experiment: Experiment) -> int:
-    """How many of the newest checkpoints that were due are kept, to be gone back to.
+def for_rollbacks(experiment: Experiment) -> Retention:
+    """Which of the checkpoints that were due are kept to be gone back to.
 
-    So what a run goes back to is the same whether or not it was stopped, and saved, in between.
+    Of no others it is chosen: so what a run goes back to is the same whether or not it was stopped,
+    and saved, in between.
     """
-    goes_back = experiment.recovery.window and experiment.recovery.tries
-    return max(2, experiment.checkpoint.keep) if goes_back else 1
+    settings, config = experiment.checkpoint, experiment.recovery
+    if not (config.window and config.tries):
+        return Retention(every=settings.every)
+    noticed_after = max(config.patience, config.window // 2 if config.rise else 0)
+    return Retention(
+        every=settings.every,
+        average=max(2, settings.keep),  # one of them may be from within the trouble
+        apart=config.back + noticed_after,
+    )
 
 
 class Recovery:
@@ -73,8 +82,8 @@ class Recovery:
         """
         checkpoints.wait()
         due = [step for step in checkpoints.steps() if step == 0 or checkpoints.due(step)]
-        due = due[-kept_due(self._experiment) :]
-        rollback = plan(trouble, self._record.last, due, self._config)
+        kept = for_rollbacks(self._experiment).kept(due)
+        rollback = plan(trouble, self._record.last, sorted(kept), self._config)
         evidence = self._keep(state)
         jax.tree.map(lambda leaf: leaf.delete(), state)
         if rollback is None:

@@ -1,4 +1,4 @@
-"""The watch over losses and gradient norms: a pure function, part of the compiled step.
+"""The watch over losses, gradients and weights: a pure function, part of the compiled step.
 
 What it goes by is part of the state. So it sees every step without a word from the host, all
 devices come to one verdict, and a run that is resumed judges as an unbroken one does.
@@ -17,9 +17,12 @@ from train.recovery.config import RecoveryConfig
 NORMAL = 1.4826
 """The standard deviation of a normal distribution over its median absolute deviation."""
 
-LEAST = np.array([0.02, 0.1], np.float32)
-"""Standard deviations of the logarithms of loss and norm are taken to be this at least: a run that
-is very even is not to be alarmed by a loss 2% higher."""
+SEEN = ("loss", "grad_norm", "param_norm")
+"""The metrics of a step that are watched."""
+
+LEAST = np.array([0.02, 0.1, 0.02], np.float32)
+"""Standard deviations of their logarithms are taken to be this at least: a run that is very even is
+not to be alarmed by a loss 2% higher."""
 
 FEW = 5
 """Batches of a length from which on a batch is compared with those of its own length."""
@@ -27,14 +30,14 @@ FEW = 5
 TINY = 1e-9
 NO_LIMIT = float(np.finfo(np.float32).max)
 
-REPORT = ("strikes", "loss_limit", "grad_norm_limit", "usual_loss", "usual_loss_limit")
+REPORT = ("strikes", *(f"{name}_limit" for name in SEEN), "usual_loss", "usual_loss_limit")
 """The metrics of a step that are the watch's own."""
 
 
 class Watch(struct.PyTreeNode):
     """What the last steps were like, and what was made of it."""
 
-    recent: jax.Array  # [2, W] float32, logarithms of loss and norm, newest last; NaN: not yet
+    recent: jax.Array  # [3, W] float32, logarithms of `SEEN`, newest last; NaN: not yet
     lengths: jax.Array  # [W] int32, of their batches
     lowest: jax.Array  # float32, the lowest median of the losses of a full window, its logarithm
     strikes: jax.Array  # int32, steps out of line in a row, up to the last one
@@ -45,7 +48,7 @@ class Watch(struct.PyTreeNode):
         """Before the first step; None if nothing is to be watched."""
         if not config.window:
             return None
-        recent = jnp.full((2, config.window), jnp.nan, jnp.float32)
+        recent = jnp.full((len(SEEN), config.window), jnp.nan, jnp.float32)
         lengths = jnp.zeros(config.window, jnp.int32)
         return Watch(recent, lengths, jnp.float32(jnp.inf), jnp.int32(0), jnp.float32(1))
 
@@ -61,7 +64,7 @@ class Watch(struct.PyTreeNode):
         own_level, own_spread = jax.lax.cond(
             (alike == known).all() | (alike.sum() < FEW),
             lambda: (level, spread),
-            lambda: (median(jnp.where(alike[None], self.recent, jnp.nan)), self.spread_by_length()),
+            lambda: self.usual(alike),
         )
         reach = config.threshold * jnp.maximum(own_spread, LEAST)
         enough = known.sum() >= config.warmup
@@ -74,15 +77,23 @@ class Watch(struct.PyTreeNode):
             lowest=jnp.where(known.all(), jnp.minimum(self.lowest, level[0]), self.lowest),
         )
 
-    def spread_by_length(self) -> jax.Array:  # [2]
+    def usual(self, alike: jax.Array) -> tuple[jax.Array, jax.Array]:  # [W]; [3], [3]
+        """The median of those, and the standard deviation about the medians of all lengths.
+
+        Some lengths vary more than others; of too few batches theirs is not known.
+        """
+        own = jnp.where(alike[None], self.recent, jnp.nan)
+        return median(own), jnp.maximum(deviation(own), self.spread_by_length())
+
+    def spread_by_length(self) -> jax.Array:  # [3]
         """The standard deviation about the median of those of the same length."""
         same = self.lengths[:, None] == self.lengths[None]
         level = median(jnp.where(same[None], self.recent[:, None], jnp.nan))
         enough = jnp.sum(same & ~jnp.isnan(self.recent[:1]), axis=-1) >= FEW
         return deviation(jnp.where(enough[None], self.recent - level, jnp.nan))
 
-    def then(self, seen: jax.Array, length: int) -> "Watch":  # [2]
-        """One step on, with the loss and the norm of a step that was in line."""
+    def then(self, seen: jax.Array, length: int) -> "Watch":  # [3]
+        """One step on, with what was seen of a step that was in line."""
         newest = jnp.log(jnp.maximum(seen, TINY))
         recent = jnp.concatenate([self.recent[:, 1:], newest[:, None]], axis=1)
         lengths = jnp.concatenate([self.lengths[1:], jnp.full(1, length, jnp.int32)])
@@ -92,7 +103,7 @@ class Watch(struct.PyTreeNode):
 class Limits(NamedTuple):
     """What a step is held to."""
 
-    seen: jax.Array  # [2] the largest loss and norm that are in line
+    seen: jax.Array  # [3] the largest loss and norms that are in line
     usual: jax.Array  # the median loss of the window
     usual_limit: jax.Array  # what that may be at most
     lowest: jax.Array  # logarithm of the lowest median of a full window, this one's with it
@@ -134,8 +145,7 @@ class Verdict(NamedTuple):
 
 def judge(
     watch: Watch | None,
-    loss: jax.Array,
-    norm: jax.Array,
+    seen: jax.Array,  # [3]
     length: int,
     scale: jax.Array | None,
     config: RecoveryConfig,
@@ -144,24 +154,26 @@ def judge(
 
     Args:
       watch: None: only what is not finite is out of line.
-      loss: The mean loss.
-      norm: The global norm of the gradients.
+      seen: The mean loss and the global norms of the gradients and of the parameters before the
+        update.
       length: Of the batch, in tokens: any number that tells its shape.
       scale: The loss scale of float16. While it can be lowered, gradients that overflow are no
         trouble: the update is skipped, and that is all.
       config: How it is judged.
     """
-    seen = jnp.stack([loss, norm])
     finite = jnp.isfinite(seen)
     if watch is None:
         return Verdict(finite.all(), None, {})
     limits = watch.limits(config, length)
+    in_line = finite & (seen <= limits.seen)
     risen = limits.usual > limits.usual_limit
-    fine = (finite & (seen <= limits.seen)).all() & ~risen
-    excused = jnp.bool_(False) if scale is None else finite[0] & ~finite[1] & (scale > 1)
+    fine = in_line.all() & ~risen
+    overflow = finite[0] & ~finite[1] & finite[2]
+    excused = jnp.bool_(False) if scale is None else overflow & (scale > 1)
     strikes = jnp.where(fine, 0, watch.strikes + jnp.where(excused, 0, 1))
-    # What has risen is in the weights: no update that is skipped helps.
-    strikes = jnp.where(risen, jnp.maximum(strikes, config.patience), strikes)
+    # What is in the weights is not helped by an update that is skipped.
+    at_once = risen | ~in_line[2]
+    strikes = jnp.where(at_once, jnp.maximum(strikes, config.patience), strikes)
     # What is out of line does not count as what is usual.
     then = watch.then(seen, length)
     then = jax.tree.map(lambda new, old: jnp.where(fine, new, old), then, watch)

@@ -7,6 +7,13 @@ import pytest
 from train.recovery.config import RecoveryConfig
 from train.recovery.lookout import Lookout, reason
 
+LIMITS = {
+    "loss_limit": 3.0,
+    "grad_norm_limit": 4.0,
+    "param_norm_limit": 20.0,
+    "usual_loss_limit": 2.5,
+}
+
 
 class Heard:
     """What a report was told."""
@@ -34,12 +41,11 @@ def metrics(
     usual: float = 2.0,
     skipped: bool | None = None,
 ) -> Any:
-    """Of a step whose loss may be 3 and whose norm 4, and the median of the losses 2.5."""
+    """Of a step, the limits of all that is watched."""
     bad = strikes > 0 if skipped is None else skipped
-    values = {"loss": loss, "grad_norm": norm, "skipped": bad, "strikes": strikes}
-    limits = {"loss_limit": 3.0, "grad_norm_limit": 4.0}
-    limits |= {"usual_loss": usual, "usual_loss_limit": 2.5}
-    return {name: jnp.float32(value) for name, value in {**values, **limits}.items()}
+    values = {"loss": loss, "grad_norm": norm, "param_norm": 10.0, "usual_loss": usual}
+    values |= {"skipped": bad, "strikes": strikes}
+    return {name: jnp.float32(value) for name, value in {**values, **LIMITS}.items()}
 
 
 def test_it_looks_one_step_late() -> None:
@@ -96,12 +102,15 @@ def test_without_a_watch_there_is_nothing_to_see() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "norm", "expected"),
+    ("values", "expected"),
     [
-        (3.5, 1.0, "loss 3.5, more than 3"),
-        (1.0, 400.0, "grad_norm 400, more than 4"),
-        (3.5, math.nan, "loss 3.5, more than 3 and grad_norm nan"),
+        ({"loss": 3.5}, "loss 3.5, more than 3"),
+        ({"grad_norm": 400.0}, "grad_norm 400, more than 4"),
+        ({"param_norm": math.inf}, "param_norm inf"),
+        ({"usual_loss": 2.6}, "median loss 2.6, more than 2.5"),
+        ({"loss": 3.5, "grad_norm": math.nan}, "loss 3.5, more than 3 and grad_norm nan"),
     ],
 )
-def test_what_is_wrong_in_words(loss: float, norm: float, expected: str) -> None:
-    assert reason(loss, norm, 3.0, 4.0, 2.0, 2.5) == expected
+def test_what_is_wrong_in_words(values: dict[str, float], expected: str) -> None:
+    fine = {"loss": 1.0, "grad_norm": 1.0, "param_norm": 1.0, "usual_loss": 1.0}
+    assert reason({**fine, **LIMITS, **values}) == expected

@@ -17,11 +17,10 @@ QUIET = RecoveryConfig(window=11, warmup=7, threshold=3.0)
 
 @functools.partial(jax.jit, static_argnums=0)
 def watched(config: RecoveryConfig, steps: Any) -> tuple[Watch, jax.Array]:
-    """The watch at the end of (losses, norms, lengths, scales or None), and every verdict."""
+    """The watch at the end of (what is seen, lengths, scales or None), and every verdict."""
 
     def one(watch: Watch, step: Any) -> tuple[Watch, jax.Array]:
-        loss, norm, length, scale = step
-        verdict = judge(watch, loss, norm, length, scale, config)
+        verdict = judge(watch, *step, config)
         assert verdict.watch is not None
         skipped = 1 - verdict.fine.astype(jnp.float32)
         return verdict.watch, jnp.stack([skipped, *(verdict.report[name] for name in REPORT)])
@@ -36,11 +35,13 @@ def seen(
     norms: np.ndarray,  # [steps]
     scales: np.ndarray | None = None,  # [steps]
     lengths: np.ndarray | None = None,  # [steps]
+    weights: np.ndarray | None = None,  # [steps], norms of the parameters
     config: RecoveryConfig = CONFIG,
-) -> tuple[np.ndarray, Watch]:  # [steps, 6], the verdicts
+) -> tuple[np.ndarray, Watch]:  # [steps, 7], the verdicts
     """What the watch makes of a run."""
     lengths = np.full(len(losses), 128) if lengths is None else lengths
-    steps = jax.tree.map(np.float32, (losses, norms, lengths, scales))
+    weights = growing(len(losses)) if weights is None else weights
+    steps = jax.tree.map(np.float32, (np.stack([losses, norms, weights], axis=-1), lengths, scales))
     watch, verdicts = watched(config, steps)
     return np.asarray(verdicts), watch
 
@@ -53,14 +54,21 @@ def a_run(steps: int, *, noise: float = 0.05, seed: int = 0) -> tuple[np.ndarray
     return losses, norms
 
 
+def growing(steps: int) -> np.ndarray:  # [steps]
+    """The norm of parameters that begin to learn: linear, and later as the root of the step."""
+    n = np.arange(1, steps + 1)
+    return 10 * np.sqrt(1 + 0.02 * n)
+
+
 def a_watch(
-    recent: np.ndarray,  # [2, W]
+    recent: np.ndarray,  # [2, W], of the weights the same as of the gradients
     lengths: Any = 128,  # [] or [W]
 ) -> Watch:
     """With these steps in its window."""
     start = Watch.start(QUIET)
     assert start is not None
     lengths = jnp.broadcast_to(jnp.int32(lengths), recent.shape[1:])
+    recent = np.concatenate([recent, recent[1:]])
     return start.replace(recent=jnp.asarray(recent, jnp.float32), lengths=lengths)
 
 
@@ -76,24 +84,26 @@ def test_the_limits_by_hand() -> None:
     recent[0, 4:], recent[1, 4:] = logs, 1
     watch = a_watch(recent)
     limits = np.log(watch.limits(QUIET, 128).seen)
-    np.testing.assert_allclose(limits, [1 + 3 * 1.4826, 1 + 3 * LEAST[1]], rtol=1e-5)
+    expected = [1 + 3 * 1.4826, 1 + 3 * LEAST[1], 1 + 3 * LEAST[2]]
+    np.testing.assert_allclose(limits, expected, rtol=1e-5)
     recent[:, 4] = np.nan  # one less than there have to be
     unknown = a_watch(recent).limits(QUIET, 128).seen
-    assert unknown.tolist() == [NO_LIMIT, NO_LIMIT]
+    assert unknown.tolist() == [NO_LIMIT] * 3
 
 
 @pytest.mark.slow
 def test_a_length_has_limits_of_its_own() -> None:
     """Five batches of 8 tokens about 1, five of 16 about 5, one of 32."""
-    logs = np.array([0.9, 5.0, 1.0, 5.2, 1.1, 4.8, 1.0, 5.0, 1.3, 5.1, 3.0])
+    logs = np.array([0.9, 5.0, 1.0, 4.6, 1.1, 5.4, 1.0, 5.0, 1.3, 5.2, 3.0])
     lengths = [8, 16, 8, 16, 8, 16, 8, 16, 8, 16, 32]
     watch = a_watch(np.stack([logs, logs]), lengths)
     apart = logs[:10] - np.tile([1.0, 5.0], 5)
-    # Each half of the window has a median of 0, so there is no trend.
+    # Of no length do they fall, so there is no trend.
     spread = 1.4826 * np.median(np.abs(apart - np.median(apart)))
-    for length, level in ((8, 1.0), (16, 5.0)):
+    assert spread < 1.4826 * 0.2  # the median of |0, 0.4, 0.4, 0, 0.2|
+    for length, level, wider in ((8, 1.0, spread), (16, 5.0, 1.4826 * 0.2)):
         limits = np.log(watch.limits(QUIET, length).seen)
-        np.testing.assert_allclose(limits, [level + 3 * max(spread, e) for e in LEAST], rtol=1e-5)
+        np.testing.assert_allclose(limits, [level + 3 * max(wider, e) for e in LEAST], rtol=1e-5)
     everything = a_watch(np.stack([logs, logs])).limits(QUIET, 128).seen
     for unknown in (32, 64):  # too few of them
         assert watch.limits(QUIET, unknown).seen.tolist() == everything.tolist()
@@ -148,6 +158,28 @@ def test_a_spike_is_noticed_at_once(at: int, which: str) -> None:
     assert verdicts[at : at + 6, 1].tolist() == [1, 2, 3, 4, 5, 0]
 
 
+@pytest.mark.parametrize("bad", [1.3, np.inf, np.nan])
+def test_weights_out_of_line_are_noticed_at_once_and_not_waited_for(bad: float) -> None:
+    """A bit that has flipped may be of a word that no batch has for a while."""
+    losses, norms = a_run(600)
+    weights = growing(600)
+    weights[500:] *= bad
+    verdicts, _ = seen(losses, norms, weights=weights)
+    assert skipped(verdicts) == list(range(500, 600))
+    assert verdicts[500, 1] == CONFIG.patience
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("growth", [0.05, 0.005])
+def test_weights_that_begin_to_grow_are_in_line(growth: float) -> None:
+    """The learning rate rises from zero: first nothing moves, then all does."""
+    losses, norms = a_run(1000)
+    n = np.arange(1000)
+    warm = np.where(n < 200, n * n / 400, n - 100)
+    verdicts, _ = seen(losses, norms, weights=10 * np.sqrt(1 + growth * warm))
+    assert not skipped(verdicts)
+
+
 def test_what_is_out_of_line_does_not_become_usual() -> None:
     losses, norms = a_run(1000)
     losses[100:] *= 10
@@ -190,8 +222,8 @@ def test_there_is_no_alarm_before_enough_is_known() -> None:
     losses[48:50] *= 100
     verdicts, _ = seen(losses, norms)
     assert not skipped(verdicts)
-    assert (verdicts[:50, 2:4] == NO_LIMIT).all()
-    assert (verdicts[50:, 2:4] < 1000).all()
+    assert (verdicts[:50, 2:5] == NO_LIMIT).all()
+    assert (verdicts[50:, 2:5] < 1000).all()
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(np.nan, 1.0), (1.0, np.inf), (np.inf, np.nan)])
@@ -200,7 +232,7 @@ def test_what_is_not_finite_is_out_of_line_at_any_time(loss: float, norm: float)
     losses[0], norms[0] = loss, norm
     verdicts, watch = seen(losses, norms)
     assert skipped(verdicts) == [0]
-    assert np.isfinite(np.asarray(watch.recent)).sum() == 4
+    assert np.isfinite(np.asarray(watch.recent)).sum() == 6
 
 
 def test_gradients_that_overflow_are_excused_while_the_scale_can_be_lowered() -> None:
@@ -217,7 +249,7 @@ def test_without_a_watch_only_what_is_not_finite_is_skipped() -> None:
     config = dataclasses.replace(CONFIG, window=0)
     assert Watch.start(config) is None
     for norm, fine in ((1e30, True), (np.inf, False)):
-        verdict = judge(None, jnp.float32(1), jnp.float32(norm), 128, None, config)
+        verdict = judge(None, jnp.float32([1, norm, 10]), 128, None, config)
         assert bool(verdict.fine) is fine
         assert verdict.watch is None
 

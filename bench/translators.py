@@ -1,0 +1,123 @@
+"""The systems of translation, one after the other, on Multi30k: BLEU by the length of the source.
+
+    python -m bench.translators [--systems seq2seq luong] [--steps 3000] [--data $DATA/multi30k]
+
+What is told of them: an LSTM that hands on one vector loses long sentences, attention does not
+(Bahdanau et al. 2015, figure 2), and a decoder that writes all words at once is worse than one that
+writes them in order (Gu et al. 2018). All learn from the same sentences, by the recipes of
+`configs/`, for as many steps; without evaluations on the way or averaging.
+"""
+
+import dataclasses
+import itertools
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from configs.multi30k import EXPERIMENTS as MULTI30K
+from configs.multi30k_parallel import EXPERIMENTS as PARALLEL
+from configs.multi30k_recurrent import EXPERIMENTS as RECURRENT
+from train.data.parallel_config import ParallelDataConfig
+from train.engines import make_engine
+from train.experiment import Experiment
+from train.hardware import local_hardware
+from train.scores.bleu import sacre_bleu
+from train.tasks.translation import TranslationTask
+
+SYSTEMS = {
+    **RECURRENT,
+    "transformer": MULTI30K["multi30k"],
+    "parallel": PARALLEL["multi30k_parallel"],
+}
+DATA = Path(os.environ.get("TRANSFORMER_DATA", ".")) / "multi30k"
+BEYOND = (10, 14, 18)
+"""Words of a source from which on it is of the next group."""
+
+
+def with_data(experiment: Experiment, folder: Path, steps: int) -> Experiment:
+    """The experiment, on the text in a folder, for so many steps."""
+    assert isinstance(experiment.data, ParallelDataConfig)
+    data = dataclasses.replace(
+        experiment.data,
+        path=str(folder / "raw" / "train"),
+        validation_path=str(folder / "raw" / "val"),
+        test_path=str(folder / "raw" / "test_2016_flickr"),
+    )
+    warmup = min(experiment.schedule.warmup, steps // 5)
+    schedule = dataclasses.replace(experiment.schedule, warmup=warmup)
+    return dataclasses.replace(experiment, data=data, schedule=schedule, steps=steps)
+
+
+def by_length(
+    sources: Sequence[str], found: Sequence[str], references: Sequence[str]
+) -> list[float]:  # BLEU of the sources below each of `BEYOND`, and of the rest
+    """BLEU of the sentences of each group."""
+    groups = np.digitize([len(source.split()) for source in sources], BEYOND)
+    scores = []
+    for group in range(len(BEYOND) + 1):
+        [chosen] = np.nonzero(groups == group)
+        own = [[texts[number] for number in chosen] for texts in (found, references)]
+        scores.append(sacre_bleu(*own).score)
+    return scores
+
+
+def measure(experiment: Experiment, pairs: int) -> tuple[list[float], float, float]:
+    """Trains, and translates so many test sentences; 0: all.
+
+    Returns BLEU of all and of each group, and the seconds of training and of translating.
+    """
+    corpus = TranslationTask(experiment).prepare()
+    task = TranslationTask(TranslationTask(experiment).resolved(corpus))
+    engine, batches = make_engine(task.experiment, local_hardware()), task.batches(corpus)
+    state, start = engine.init(), time.perf_counter()
+    for cursor in range(task.experiment.steps):
+        state, metrics = engine.step(state, engine.put(batches.host(cursor, 0, 1)))
+        if cursor % 100 == 99:
+            print(f"  step {cursor + 1}: loss {float(metrics['loss']):.3f}", file=sys.stderr)
+    trained = time.perf_counter()
+    test = corpus.split("test")
+    chosen = test.pairs[: pairs or None]
+    sources = [test.source[number] for number in range(len(chosen))]
+    found = task.translated(engine.model, state.params, corpus.tokenizer, sources)
+    references = [pair.target for pair in chosen]
+    words = [pair.source for pair in chosen]
+    scores = [sacre_bleu(found, references).score, *by_length(words, found, references)]
+    return scores, trained - start, time.perf_counter() - trained
+
+
+def main(
+    systems: tuple[str, ...] = tuple(SYSTEMS),
+    steps: int = 3000,
+    data: Path = DATA,
+    pairs: int = 0,
+) -> None:
+    """Prints a table, and each row on standard error when it is known.
+
+    Args:
+      systems: Which.
+      steps: Of each.
+      data: The folder of Multi30k.
+      pairs: So many of the test split are translated; 0: all.
+    """
+    bounds = [f"below {BEYOND[0]}"]
+    bounds += [f"{low} to {high - 1}" for low, high in itertools.pairwise(BEYOND)]
+    bounds += [f"{BEYOND[-1]} and more"]
+    columns = ("system", "BLEU", *bounds, "training s", "translating s")
+    table = Table(*columns, title=f"{steps} steps; BLEU by words of the source")
+    for name in systems:
+        scores, training, translating = measure(with_data(SYSTEMS[name], data, steps), pairs)
+        row = (name, *(f"{score:.1f}" for score in scores), f"{training:.0f}", f"{translating:.0f}")
+        print(*row, file=sys.stderr, flush=True)
+        table.add_row(*row)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

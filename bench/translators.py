@@ -76,11 +76,13 @@ def measure(experiment: Experiment, pairs: int) -> tuple[list[float], float, flo
     corpus = TranslationTask(experiment).prepare()
     task = TranslationTask(TranslationTask(experiment).resolved(corpus))
     engine, batches = make_engine(task.experiment, local_hardware()), task.batches(corpus)
-    state, start = engine.init(), time.perf_counter()
+    state, start, skipped = engine.init(), time.perf_counter(), 0.0
     for cursor in range(task.experiment.steps):
         state, metrics = engine.step(state, engine.put(batches.host(cursor, 0, 1)))
+        skipped += metrics["skipped"]
         if cursor % 100 == 99:
-            print(f"  step {cursor + 1}: loss {float(metrics['loss']):.3f}", file=sys.stderr)
+            told = f"loss {float(metrics['loss']):.3f}, {float(skipped):.0f} updates skipped"
+            print(f"  step {cursor + 1}: {told}", file=sys.stderr, flush=True)
     trained = time.perf_counter()
     test = corpus.split("test")
     chosen = test.pairs[: pairs or None]

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import os
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -123,10 +124,10 @@ def main(
     table = Table("model", "embeddings", "accuracy", "least", "most", title=f"{seeds} seeds")
     for name, model in models.items():
         for start, given in (("random", None), ("skip-gram", vectors)):
-            found = [
-                accuracy(dataclasses.replace(bag, model=model, seed=seed), given)
-                for seed in range(seeds)
-            ]
+            found = []
+            for seed in range(seeds):
+                found.append(accuracy(dataclasses.replace(bag, model=model, seed=seed), given))
+                print(f"{name}, {start}, seed {seed}: {found[-1]:.3f}", file=sys.stderr)
             shown = (statistics.mean(found), min(found), max(found))
             table.add_row(name, start, *(f"{100 * each:.1f}" for each in shown))
     Console().print(table)

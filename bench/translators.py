@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import tyro
 from rich.console import Console
@@ -76,7 +77,7 @@ def measure(experiment: Experiment, pairs: int) -> tuple[list[float], float, flo
     corpus = TranslationTask(experiment).prepare()
     task = TranslationTask(TranslationTask(experiment).resolved(corpus))
     engine, batches = make_engine(task.experiment, local_hardware()), task.batches(corpus)
-    state, start, skipped = engine.init(), time.perf_counter(), 0.0
+    state, start, skipped = engine.init(), time.perf_counter(), jnp.float32(0)
     for cursor in range(task.experiment.steps):
         state, metrics = engine.step(state, engine.put(batches.host(cursor, 0, 1)))
         skipped += metrics["skipped"]

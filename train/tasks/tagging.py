@@ -9,26 +9,19 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from train.data.buckets import buckets_by_rows
-from train.data.example_batches import HeldOutBatches, TrainingBatches
+from train.data.example_batches import HeldOutBatches
 from train.data.example_corpus import ExampleCorpus
 from train.data.ragged import Ragged
 from train.data.tagged import TaggedSplit, encode_words, prepare_tagged, rows_of_words
 from train.data.tagged_config import TaggedDataConfig
 from train.data.tokenizer import Tokenizer
-from train.experiment import Experiment
 from train.labels import Labels
 from train.scores.spans import score_spans, spell_spans
-from train.step import Batch, LossFunction
-from train.tasks.classification import likeliest
+from train.tasks.classes import ClassesTask, likeliest
 from train.tasks.config import Tagging
-from train.tasks.losses import auxiliary, class_loss, wanted
-from train.tasks.measuring import fetched, fitting, limit, means
-from train.tasks.task import Metric, SampleOptions, Show, Task
-from train.tasks.vocabulary import with_classes, with_vocabulary
+from train.tasks.measuring import fetched, means
+from train.tasks.task import Metric, SampleOptions, Show
 from transformer.hardware import Hardware
-from transformer.losses import Loss
-from transformer.model import LOGITS
 from transformer.shared import Constrain
 from transformer.tagger import Tagger
 
@@ -40,10 +33,8 @@ Corpus = ExampleCorpus[TaggedSplit]
 
 
 @dataclasses.dataclass(frozen=True)
-class TaggingTask(Task):
+class TaggingTask(ClassesTask):
     """A tagger of words, judged by its accuracy, or by F1 where tags spell out spans."""
-
-    experiment: Experiment
 
     @property
     def data(self) -> TaggedDataConfig:
@@ -55,55 +46,17 @@ class TaggingTask(Task):
         assert isinstance(self.experiment.task, Tagging)
         return self.experiment.task
 
-    @property
-    def continues(self) -> bool:
-        return False
-
-    @property
-    def quoted(self) -> dict[str, str]:
-        return {}
-
     def metric(self, corpus: Corpus) -> Metric:
         return Metric("f1" if spell_spans(corpus.labels) else "accuracy", lower_is_better=False)
 
     def prepare(self, tokenizer: Tokenizer | None = None, labels: Labels | None = None) -> Corpus:
         return prepare_tagged(self.data, tokenizer, labels or None)
 
-    def resolved(self, corpus: Corpus) -> Experiment:
-        experiment = with_vocabulary(self.experiment, corpus.tokenizer)
-        return with_classes(experiment, self.settings, corpus.labels)
-
     def model(self, hardware: Hardware, constrain: Constrain) -> Tagger:
         settings, config = self.settings, self.experiment.model
         return Tagger(
             config, hardware, constrain, classes=settings.classes, head_dropout=settings.dropout
         )
-
-    def loss(self, model: Tagger) -> LossFunction:
-        """The cross entropy of the tags, at the first pieces of words.
-
-        A batch has `tokens`, `segments`, `targets` and `weights` [B, T].
-        """
-
-        def loss(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
-            output = model.apply(
-                {"params": params},
-                batch["tokens"],
-                segments=batch["segments"],
-                keys=keys,
-                want=LOGITS | wanted(keys),
-            )
-            assert output.logits is not None
-            found = class_loss(model, output.logits, batch)
-            return {**found, **auxiliary(output.aux, found["loss"].weight)}
-
-        return loss
-
-    def batches(self, corpus: Corpus) -> TrainingBatches:
-        split = corpus.split("train")
-        size, shapes = self.experiment.batch_size, self.data.shapes
-        buckets = buckets_by_rows(split.lengths, batch_size=size, most=shapes)
-        return TrainingBatches(split, buckets, seed=self.experiment.seed)
 
     def amount(self, corpus: Corpus) -> str:
         split = corpus.split("train")
@@ -113,17 +66,12 @@ class TaggingTask(Task):
         self, engine: Engine, params: Any, corpus: Corpus, split: str, *, whole: bool
     ) -> dict[str, float]:
         """Loss in nats a word, accuracy, and where tags spell out spans their F1."""
-        settings, sentences = self.experiment.evaluation, corpus.split(split)
-        rows = fitting(settings.batch_size or self.experiment.batch_size, engine.mesh)
-        buckets = buckets_by_rows(sentences.lengths, batch_size=rows, most=self.data.shapes)
-        batches = HeldOutBatches(sentences, buckets, limit=limit(settings, whole))
+        sentences = corpus.split(split)
+        batches = self.held_out(engine, sentences, whole=whole)
         metrics = means(engine, params, batches)
         if spell_spans(corpus.labels):
             metrics["f1"] = f1(sentences, answers(engine, params, batches))
         return metrics
-
-    def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
-        tokenizer.encode(prompt)
 
     def sample(
         self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None

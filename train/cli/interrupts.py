@@ -13,6 +13,9 @@ from typing import NoReturn
 AGAIN = 0.5
 """Seconds after which an interruption that got lost comes again."""
 
+CLEANING = 10.0
+"""Seconds that what is interrupted has for cleaning up, before that is interrupted too."""
+
 
 @contextlib.contextmanager
 def heeded() -> Iterator[None]:
@@ -26,12 +29,9 @@ def heeded() -> Iterator[None]:
         yield  # the shell has it ignored, or somebody else takes care
         return
     asked, over = threading.Event(), threading.Event()
-    nagging = threading.Thread(target=lambda: _nag(interrupt, over), daemon=True)
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        if not asked.is_set():
-            asked.set()
-            nagging.start()
+        asked.set()
         raise KeyboardInterrupt
 
     tell = sys.unraisablehook
@@ -46,6 +46,8 @@ def heeded() -> Iterator[None]:
         yield
         return
     sys.unraisablehook = hook
+    # Begun now: the main thread may be anywhere when it is interrupted, in a thread's start too.
+    threading.Thread(target=_nag, args=(interrupt, asked, over), daemon=True).start()
     try:
         yield
     except Exception as error:
@@ -54,17 +56,23 @@ def heeded() -> Iterator[None]:
         raise
     finally:
         over.set()
+        asked.set()
         sys.unraisablehook = tell
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _nag(handler: object, over: threading.Event) -> None:
-    """Interrupts the main thread until it ends, but not while it cleans up."""
+def _nag(handler: object, asked: threading.Event, over: threading.Event) -> None:
+    """Once asked, interrupts the main thread until it ends, but not while it cleans up."""
     main = threading.main_thread().ident
     assert main is not None  # it runs
+    asked.wait()
+    patience = CLEANING
     while not over.wait(AGAIN):
+        patience -= AGAIN
         if signal.getsignal(signal.SIGINT) is not handler:
             signal.pthread_kill(main, signal.SIGINT)  # a run by now, which is to be asked once
             return
-        if not isinstance(sys._current_exceptions().get(main), KeyboardInterrupt):
+        cleans = isinstance(sys._current_exceptions().get(main), KeyboardInterrupt)
+        if not cleans or patience < 0:
             signal.pthread_kill(main, signal.SIGINT)
+            patience = CLEANING

@@ -40,11 +40,16 @@ class CompiledStep:
     seconds: float
     """That compiling took."""
     refused: str = ""
-    """The largest allocations of a step that the compiler refuses, as too large for a chip."""
+    """Of a step that the compiler refuses, as too large for a chip: the largest of what it would
+    have to hold, or what the compiler says. Its sizes are then the least that they can be."""
     engine: Any = None
     """That made it."""
     program: Any = None
     """What can be run, on devices that are here."""
+
+    def fits(self, memory: int) -> bool:
+        """In so many bytes of a chip; never if the compiler itself refuses it."""
+        return not self.refused and self.peak <= memory
 
 
 def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
@@ -73,7 +78,9 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
         if not exhausted(error):
             raise
         return CompiledStep(
-            **known, **_refused(str(error), known), seconds=time.perf_counter() - begun
+            **known,
+            **refusal(str(error), sum(known.values()), target.memory),
+            seconds=time.perf_counter() - begun,
         )
     seconds = time.perf_counter() - begun
     stats: Any = program.memory_analysis()
@@ -92,17 +99,34 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
     )
 
 
-def _refused(message: str, known: dict[str, int]) -> dict[str, Any]:
-    """What the words of a compiler that refuses tell of memory."""
-    used = re.search(r"Used ([\d.]+)([KMGT]?)\s+of ([\d.]+)([KMGT]?) hbm", message)
-    arguments = sum(known.values())
-    peak = int(float(used[1]) * UNITS[used[2]]) if used else arguments
+def refusal(message: str, arguments: int, memory: int) -> dict[str, Any]:
+    """What a compiler that refuses a step tells of its memory.
+
+    Args:
+      message: Its words. Of a TPU's all memory that is used, or that of temporaries alone.
+      arguments: Bytes that the step is given.
+      memory: Bytes that there are. It takes more than that, whatever else is known.
+    """
+    used = re.search(rf"Used {_SIZE}\s+of {_SIZE} hbm", message)
+    beside = re.search(rf"HLO temporaries \({_SIZE}\) exceeds", message)
+    peak = _bytes(used[1], used[2]) if used else arguments
+    if beside:
+        peak = arguments + _bytes(beside[1], beside[2])
+    peak = max(peak, memory + 1)
     largest = re.findall(r"Size: ([\d.]+[KMGT]?)\s+Operator: op_name=\"([^\"]*)\"", message)
     return dict(
         arguments=arguments,
-        temporaries=max(peak - arguments, 0),
+        temporaries=peak - arguments,
         results=0,
         peak=peak,
         collectives=(),
-        refused="; ".join(f"{size} {operation}" for size, operation in largest[:3]) or message,
+        refused="; ".join(f"{size} {operation}" for size, operation in largest[:3])
+        or " ".join(message.split("HLO module:")[0].split()),
     )
+
+
+_SIZE = r"([\d.]+)([KMGT]?)"
+
+
+def _bytes(number: str, unit: str) -> int:
+    return int(float(number) * UNITS[unit])

@@ -70,7 +70,8 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.memory <= self.target.memory
+        available = self.target.memory
+        return self.compiled.fits(available) if self.compiled else self.memory <= available
 
     @property
     def tokens_per_second(self) -> float:
@@ -153,7 +154,7 @@ def plan(
     chosen, compiled = every[0], None
     for each in every[: options.compile]:
         chosen, compiled = each, compile_step(each.candidate.applied(experiment), target)
-        if compiled.peak <= target.memory:
+        if compiled.fits(target.memory):
             break
         refused.append((each, compiled))
     else:
@@ -185,6 +186,6 @@ def measured(
     experiment: Experiment, chosen: Ranked, compiled: CompiledStep | None, target: Target
 ) -> float | None:
     """Seconds of the real step, if it can be run here and is short."""
-    if compiled is None or not target.here or compiled.peak > target.memory:
+    if compiled is None or not target.here or not compiled.fits(target.memory):
         return None
     return step_seconds(experiment, compiled) if chosen.time.step < SHORT else None

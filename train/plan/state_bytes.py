@@ -1,5 +1,6 @@
 """What a chip has of the state of a run, exactly, for any mesh, without a device."""
 
+import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple
@@ -38,8 +39,11 @@ class StateShapes(NamedTuple):
 
     @classmethod
     def of(cls, experiment: Experiment) -> "StateShapes":
-        # The same for any hardware; but some have kernels that only they can trace.
-        model = make_task(experiment).model(Hardware(), unconstrained)
+        # The same for any hardware and whatever is kept of the forward pass; but some hardware has
+        # kernels that only it can trace, and not all can wait in a host's memory.
+        plain = dataclasses.replace(experiment.model, remat="none")
+        task = make_task(dataclasses.replace(experiment, model=plain))
+        model = task.model(Hardware(), unconstrained)
         axes = model.axes()
         step = make_step(experiment, model, axes)
         start = functools.partial(init_state, experiment, model, step.optimizer)

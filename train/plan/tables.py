@@ -73,7 +73,7 @@ def _memory(plan: Plan) -> Iterable["RenderableType"]:
         )
     yield table
     if real and real.refused:
-        yield f"The compiler refuses the step; its largest arrays: {real.refused}"
+        yield f"The compiler refuses the step; sizes are the least that it takes: {real.refused}"
 
 
 def _time(plan: Plan) -> Iterable["RenderableType"]:
@@ -127,7 +127,8 @@ def _ranking(plan: Plan) -> Iterable["RenderableType"]:
     for each, found in plan.refused:
         yield (
             f"{each.candidate.shown()}, {each.candidate.remat}: was estimated at "
-            f"{in_bytes(each.footprint.total)}, and takes {in_bytes(found.peak)} as compiled"
+            f"{in_bytes(each.footprint.total)}, and takes {in_bytes(found.peak)} "
+            f"{'or more, for the compiler refuses it' if found.refused else 'as compiled'}"
         )
 
 

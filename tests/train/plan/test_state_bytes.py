@@ -41,3 +41,16 @@ def test_a_mesh_that_does_not_divide(tmp_path: Path) -> None:
     states = StateShapes.of(dataclasses.replace(experiment, model=model))
     with pytest.raises(UsageError, match="does not divide into 3 parts"):
         states.on(MeshConfig(data=1, tensor=3))
+
+
+def test_what_a_processor_cannot_keep_with_its_host_is_planned_for_others(tmp_path: Path) -> None:
+    """`offload` is refused on the machine that plans, and asked of the one that is planned for."""
+    experiment = tiny(tmp_path)
+    sized = dataclasses.replace(experiment.model, vocab_size=24)
+    plain, kept = (
+        StateShapes.of(
+            dataclasses.replace(experiment, model=dataclasses.replace(sized, remat=remat))
+        )
+        for remat in ("none", "offload")
+    )
+    assert kept.on(MeshConfig(2, fsdp=4)) == plain.on(MeshConfig(2, fsdp=4))

@@ -119,6 +119,7 @@ def live(
     devices: int, environment: dict[str, str], errors: pathlib.Path, command: list[str]
 ) -> None:
     """What a new process does: all that `python -m train` does after its imports."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
     os.environ.update(environment)
     jax.config.update("jax_num_cpu_devices", devices)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

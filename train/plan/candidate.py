@@ -9,7 +9,7 @@ from train.sharding.mesh import AXES
 from transformer.stack import Remat
 
 POLICIES: tuple[Remat, ...] = ("none", "dots", "full")
-"""Those that a search tries."""
+"""Those that a search tries, beside the experiment's own."""
 
 
 class Candidate(NamedTuple):
@@ -39,6 +39,8 @@ class Candidate(NamedTuple):
         given = [f"--mesh.{name} {size}" for name, size in sizes.items() if size > 1]
         if self.mesh.data == 1:  # by default it takes all devices
             given.insert(0, "--mesh.data 1")
+        if self.mesh.optimizer != "device":
+            given.append(f"--mesh.optimizer {self.mesh.optimizer}")
         return " ".join([*given, f"--accumulate {self.accumulate}", f"--model.remat {self.remat}"])
 
     def shown(self) -> str:

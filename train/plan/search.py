@@ -41,13 +41,15 @@ class Ranked(NamedTuple):
 def search(quantities: Quantities) -> list[Ranked]:
     """All candidates that divide, the best first. Raises UsageError if none does."""
     found, problems = [], []
+    asked = quantities.experiment.model.remat
+    policies = POLICIES if asked in POLICIES else (*POLICIES, asked)
     for mesh in meshes(quantities):
         try:
             quantities.state(mesh)
         except UsageError as error:
             problems.append(str(error))
             continue
-        for remat in POLICIES:
+        for remat in policies:
             for accumulate in _microbatches(quantities, mesh):
                 found.append(ranked(quantities, Candidate(mesh, remat, accumulate)))
     if not found:

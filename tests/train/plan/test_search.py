@@ -81,6 +81,15 @@ def test_the_flags_make_the_candidate() -> None:
         "--mesh.data 1 --mesh.fsdp 4 --mesh.tensor 2 --accumulate 3 --model.remat dots"
     )
     assert one.shown() == "fsdp 4 x tensor 2"
+    host = Candidate(MeshConfig(data=2, optimizer="host"), "full", 1)
+    assert host.flags() == ("--mesh.data 2 --mesh.optimizer host --accumulate 1 --model.remat full")
+
+
+def test_a_policy_that_is_asked_for_is_tried_too(found: Quantities) -> None:
+    assert {each.candidate.remat for each in search(found)} == {"none", "dots", "full"}
+    model = dataclasses.replace(EXPERIMENT.model, remat="offload")
+    asked = Quantities.of(dataclasses.replace(EXPERIMENT, model=model), target())
+    assert {each.candidate.remat for each in search(asked)} == {"none", "dots", "full", "offload"}
 
 
 def test_an_experiment_gets_a_mesh_and_keeps_what_else_it_has() -> None:

@@ -66,7 +66,7 @@ def learned(
     chances = jnp.asarray(noise(counts))
 
     def loss(params: Any, batch: jax.Array, key: jax.Array) -> jax.Array:
-        negatives = jax.random.categorical(key, chances, shape=(len(batch), NEGATIVES))
+        negatives = jax.random.choice(key, words, (len(batch), NEGATIVES), p=chances)
         losses: Any = model.apply({"params": params}, batch[:, 0], batch[:, 1], negatives)
         return jnp.mean(losses)
 

@@ -44,11 +44,14 @@ class SkipGram(nn.Module):
 def noise(
     counts: np.ndarray,  # [V] how often each word occurs
     power: float = 0.75,
-) -> np.ndarray:  # [V] log-probabilities
-    """What negatives are drawn from: the counts to a power, which favours rare words."""
+) -> np.ndarray:  # [V] probabilities
+    """What negatives are drawn from: the counts to a power, which favours rare words.
+
+    `jax.random.choice` draws by the sums of these; `categorical` takes a random number for every
+    word of the vocabulary.
+    """
     raised = np.asarray(counts, np.float64) ** power
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(raised / raised.sum()), np.float32)
+    return np.asarray(raised / raised.sum(), np.float32)
 
 
 def thinned(

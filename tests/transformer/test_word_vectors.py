@@ -40,7 +40,7 @@ def test_it_starts_small_and_undecided() -> None:
 
 
 def test_negatives_are_drawn_from_counts_to_the_power_of_three_quarters() -> None:
-    assert_close(np.exp(noise(array([1, 16, 81, 0]))), array([1, 8, 27, 0]) / 36)
+    assert_close(noise(array([1, 16, 81, 0])), array([1, 8, 27, 0]) / 36)
 
 
 def test_pairs_are_those_within_the_reach_of_each_centre() -> None:
@@ -72,11 +72,12 @@ def test_words_that_stand_for_each_other_come_near_each_other() -> None:
         [skip_grams(random.permutation(5)[:3] + 5 * (n % 2), 2, n) for n in range(300)]
     )
     counts = np.bincount(pairs[:, 0], minlength=10)
+    chances = jnp.asarray(noise(counts))
     model, adam = SkipGram(10, D), optax.adam(0.05)
     params = {"embedding": 0.1 * normal(0, 10, D), "contexts": 0.1 * normal(1, 10, D)}
 
     def loss(params: Any, key: jax.Array) -> jax.Array:
-        negatives = jax.random.categorical(key, jnp.asarray(noise(counts)), shape=(len(pairs), M))
+        negatives = jax.random.choice(key, len(counts), (len(pairs), M), p=chances)
         losses: Any = model.apply({"params": params}, pairs[:, 0], pairs[:, 1], negatives)
         return jnp.mean(losses)
 

@@ -26,6 +26,7 @@ class CompiledStep:
 
     weights: int
     optimizer: int
+    """Its state; 0 if that lies with the host."""
     other_state: int
     """The moving average of the weights, counters and keys."""
     batch: int
@@ -67,7 +68,7 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
     weights, optimizer = on_one_device(state.params), on_one_device(state.optimizer)
     known: dict[str, Any] = dict(
         weights=weights,
-        optimizer=optimizer,
+        optimizer=0 if experiment.mesh.optimizer == "host" else optimizer,
         other_state=on_one_device(state) - weights - optimizer,
         batch=on_one_device(batch),
     )

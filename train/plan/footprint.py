@@ -43,6 +43,7 @@ class Footprint:
 
     weights: int
     optimizer: int
+    """Its state; 0 if that lies with the host."""
     other_state: int
     batch: int
     gradients: int
@@ -107,12 +108,16 @@ def footprint(quantities: Quantities, candidate: Candidate) -> Footprint:
     """The estimate. Raises UsageError for a mesh that does not divide the model."""
     mesh, state = candidate.mesh, quantities.state(candidate.mesh)
     found = assembled(parts(quantities, candidate))
+    optimizer = state.optimizer
+    if mesh.optimizer == "host":  # all of it comes, and goes again, while the update is made
+        found["working"] = max(found["working"], 2 * optimizer - found["kept"])
+        optimizer = 0
     tokens = (
         quantities.rows * quantities.length / (mesh.data * mesh.fsdp * mesh.expert * mesh.context)
     )
     return Footprint(
         weights=state.weights,
-        optimizer=state.optimizer,
+        optimizer=optimizer,
         other_state=state.other,
         batch=int(tokens * BATCH_BYTES),
         **{name: int(size) for name, size in found.items()},

@@ -10,6 +10,7 @@ from train.experiment import Experiment
 from train.optimizers import Muon
 from train.plan.candidate import Candidate
 from train.plan.chips import ATTAINED, Chip
+from train.plan.footprint import footprint
 from train.plan.quantities import Quantities
 from train.plan.roofline import ring, step_time
 from train.plan.target import Target
@@ -79,6 +80,17 @@ def test_what_there_is_to_count(quantities: Quantities) -> None:
     assert quantities.largest_layer == MATRICES + NORMS
     assert quantities.item == 2
     assert quantities.scored
+
+
+def test_moments_of_the_host_are_on_the_chip_while_they_are_updated(
+    quantities: Quantities,
+) -> None:
+    near, far = (footprint(quantities, candidate(optimizer=where)) for where in ("device", "host"))
+    assert near.optimizer >= 2 * 4 * (LAYERS + OTHERS)
+    assert far.optimizer == 0
+    # They come and they go; there are gradients then, and nothing else that was kept.
+    assert far.temporaries == max(near.temporaries, near.gradients + 2 * near.optimizer)
+    assert far.weights == near.weights
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ class Watch(struct.PyTreeNode):
         own_level, own_spread = jax.lax.cond(
             (alike == known).all() | (alike.sum() < FEW),
             lambda: (level, spread),
-            lambda: self.usual(alike),
+            lambda: self.of_length(alike),
         )
         reach = config.threshold * jnp.maximum(own_spread, LEAST)
         enough = known.sum() >= config.warmup
@@ -77,7 +77,7 @@ class Watch(struct.PyTreeNode):
             lowest=jnp.where(known.all(), jnp.minimum(self.lowest, level[0]), self.lowest),
         )
 
-    def usual(self, alike: jax.Array) -> tuple[jax.Array, jax.Array]:  # [W]; [3], [3]
+    def of_length(self, alike: jax.Array) -> tuple[jax.Array, jax.Array]:  # [W]; [3], [3]
         """The median of those, and the standard deviation about the medians of all lengths.
 
         Some lengths vary more than others; of too few batches theirs is not known.

@@ -2,11 +2,20 @@ import contextlib
 import signal
 import time
 import weakref
+from collections.abc import Iterator
 from types import FrameType
 
 import pytest
 
 from train.cli.interrupts import AGAIN, heeded
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Whoever started the tests may have Ctrl-C ignored, as shells do in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Thing:

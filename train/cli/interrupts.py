@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 AGAIN = 0.5
 """Seconds after which an interruption that got lost comes again."""
@@ -47,7 +47,8 @@ def heeded() -> Iterator[None]:
         return
     sys.unraisablehook = hook
     # Begun now: the main thread may be anywhere when it is interrupted, in a thread's start too.
-    threading.Thread(target=_nag, args=(interrupt, asked, over), daemon=True).start()
+    nagging = threading.Thread(target=_nag, args=(interrupt, asked, over), daemon=True)
+    nagging.start()
     try:
         yield
     except Exception as error:
@@ -55,8 +56,10 @@ def heeded() -> Iterator[None]:
             raise KeyboardInterrupt from error
         raise
     finally:
+        signal.signal(signal.SIGINT, lambda number, frame: None)  # one may be on its way
         over.set()
         asked.set()
+        nagging.join()
         sys.unraisablehook = tell
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -72,7 +75,13 @@ def _nag(handler: object, asked: threading.Event, over: threading.Event) -> None
         if signal.getsignal(signal.SIGINT) is not handler:
             signal.pthread_kill(main, signal.SIGINT)  # a run by now, which is to be asked once
             return
-        cleans = isinstance(sys._current_exceptions().get(main), KeyboardInterrupt)
-        if not cleans or patience < 0:
+        if not _cleans(main) or patience < 0:
             signal.pthread_kill(main, signal.SIGINT)
             patience = CLEANING
+
+
+def _cleans(thread: int) -> bool:
+    """Whether a thread is about what follows on a KeyboardInterrupt."""
+    found: Any = sys._current_exceptions().get(thread)
+    found = found[1] if isinstance(found, tuple) else found  # so it is up to Python 3.11
+    return isinstance(found, KeyboardInterrupt)

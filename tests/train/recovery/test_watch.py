@@ -20,7 +20,8 @@ def watched(config: RecoveryConfig, steps: Any) -> tuple[Watch, jax.Array]:
     """The watch at the end of (what is seen, lengths, scales or None), and every verdict."""
 
     def one(watch: Watch, step: Any) -> tuple[Watch, jax.Array]:
-        verdict = judge(watch, *step, config)
+        what, length, scale = step
+        verdict = judge(watch, what, length, scale, config)
         assert verdict.watch is not None
         skipped = 1 - verdict.fine.astype(jnp.float32)
         return verdict.watch, jnp.stack([skipped, *(verdict.report[name] for name in REPORT)])

@@ -20,7 +20,7 @@ NORMAL = 1.4826
 SEEN = ("loss", "grad_norm", "param_norm")
 """The metrics of a step that are watched."""
 
-LEAST = np.array([0.02, 0.1, 0.02], np.float32)
+LEAST = np.array([0.02, 0.2, 0.02], np.float32)
 """Standard deviations of their logarithms are taken to be this at least: a run that is very even is
 not to be alarmed by a loss 2% higher."""
 

@@ -46,14 +46,6 @@ class ClassesTask(Task):
     def settings(self) -> Classification | Tagging:
         """Those of the task itself."""
 
-    @property
-    def continues(self) -> bool:
-        return False
-
-    @property
-    def quoted(self) -> dict[str, str]:
-        return {}
-
     def resolved(self, corpus: ExampleCorpus[Any]) -> Experiment:
         experiment = with_vocabulary(self.experiment, corpus.tokenizer)
         return with_classes(experiment, self.settings, corpus.labels)

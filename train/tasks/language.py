@@ -43,10 +43,6 @@ class LanguageTask(Task):
     def continues(self) -> bool:
         return True
 
-    @property
-    def quoted(self) -> dict[str, str]:
-        return {}
-
     def metric(self, corpus: Corpus) -> Metric:
         return Metric("loss", lower_is_better=True)
 

@@ -55,14 +55,6 @@ class MaskedTask(Task):
         assert isinstance(self.experiment.task, MaskedLanguageModelling)
         return self.experiment.task
 
-    @property
-    def continues(self) -> bool:
-        return False
-
-    @property
-    def quoted(self) -> dict[str, str]:
-        return {}
-
     def metric(self, corpus: Corpus) -> Metric:
         return Metric("loss", lower_is_better=True)
 

@@ -98,14 +98,14 @@ class Task(abc.ABC):
     """As it was asked for, or as `resolved` has made it."""
 
     @property
-    @abc.abstractmethod
     def continues(self) -> bool:
         """Whether a sample goes on from its prompt, rather than answering it."""
+        return False
 
     @property
-    @abc.abstractmethod
     def quoted(self) -> dict[str, str]:
         """What is to be said beside the metrics, such as how a score was made, by name."""
+        return {}
 
     @abc.abstractmethod
     def metric(self, corpus: Any) -> Metric:

@@ -65,10 +65,6 @@ class TranslationTask(Task):
         return self.experiment.task
 
     @property
-    def continues(self) -> bool:
-        return False
-
-    @property
     def quoted(self) -> dict[str, str]:
         return {"bleu_signature": sacre_bleu(["a"], ["a"]).signature}
 

@@ -1,7 +1,6 @@
 """What a compiled training step is to those who call it: the loop, the tasks, the judge."""
 
 import abc
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +12,6 @@ from train.step import Batch, TrainStep
 from transformer.model import Model
 
 Metrics = dict[str, jax.Array]
-StepFunction = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
 class Engine(abc.ABC):

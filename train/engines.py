@@ -12,18 +12,17 @@ from jax.sharding import Mesh
 
 from train.choices import choices
 from train.context import check_context
-from train.engine import Engine, Metrics, StepFunction
+from train.engine import Engine, Metrics
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.loss_scale import LossScale
-from train.optimizers import make_optimizer
+from train.optimizers import make_update
 from train.recovery.watch import Watch
 from train.schedules import make_schedule
 from train.sharding import (
     check_batches,
     check_memory,
     constrain_to,
-    in_device_memory,
     in_host_memory,
     like_parameters,
     make_mesh,
@@ -69,7 +68,7 @@ class JitEngine(Engine):
         check_memory(experiment.mesh, hardware)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes())
         self._step = jax.jit(
-            self.fetching(self.train_step),
+            self.train_step,
             donate_argnums=0,
             out_shardings=(shardings, replicated(mesh)),
         )
@@ -99,17 +98,6 @@ class JitEngine(Engine):
             shapes,
             shardings,
         )
-
-    def fetching(self, step: StepFunction) -> StepFunction:
-        """The step on a state of which a part lies in the memory of the host."""
-        if self.experiment.mesh.optimizer == "device":
-            return step
-        near = jax.tree.map(lambda leaf: in_device_memory(leaf.sharding), self.shapes().optimizer)
-
-        def run(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-            return step(state.replace(optimizer=jax.device_put(state.optimizer, near)), batch)
-
-        return run
 
     def put(self, rows: dict[str, np.ndarray]) -> Batch:
         count = len(next(iter(rows.values()))) * jax.process_count()
@@ -152,7 +140,7 @@ def make_step(
     """The step of an experiment; `axis_name` if it is to be mapped over devices."""
     return TrainStep(
         loss=make_task(experiment).loss(model),
-        optimizer=make_optimizer(experiment.optimizer, axes),
+        optimizer=make_update(experiment.optimizer, axes, experiment.mesh.optimizer),
         schedule=make_schedule(
             experiment.schedule, steps=experiment.steps, width=experiment.model.width
         ),

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from train.loss_scale import LossScaleConfig
+from train.optimizers.guarded import chosen
 from train.recovery.config import RecoveryConfig
 from train.recovery.watch import SEEN, judge
 from train.schedules import Schedule
@@ -36,7 +37,8 @@ class TrainStep:
     """
 
     loss: LossFunction
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformationExtraArgs
+    """`guarded`: its update is told whether it is to be made."""
     schedule: Schedule
     clip: float = 1.0
     accumulate: int = 1
@@ -65,7 +67,7 @@ class TrainStep:
         rate = self.schedule(state.step + 1)
         if state.watch is not None:
             rate = rate * state.watch.rate
-        new = kept(verdict.fine, self.updated(state, self.clipped(grads, norm), rate), state)
+        new = self.updated(state, self.clipped(grads, norm), rate, verdict.fine)
         if state.loss_scale is not None:
             scaled = state.loss_scale.after(jnp.isfinite(norm), self.loss_scale)
             new = new.replace(loss_scale=scaled)
@@ -116,27 +118,25 @@ class TrainStep:
         factor = jnp.minimum(1.0, self.clip / jnp.maximum(norm, 1e-9))
         return jax.tree.map(lambda g: g * factor, grads)
 
-    def updated(self, state: TrainState, grads: Any, rate: jax.Array) -> TrainState:
-        """The state one update on."""
-        directions, optimizer = self.optimizer.update(grads, state.optimizer, state.params)
+    def updated(
+        self, state: TrainState, grads: Any, rate: jax.Array, fine: jax.Array
+    ) -> TrainState:
+        """The state one update on; if not all is `fine`, with what it has learned as before."""
+        directions, optimizer = self.optimizer.update(
+            grads, state.optimizer, state.params, fine=fine
+        )
         updates = jax.tree.map(lambda d: -rate * d, directions)
         params = optax.apply_updates(state.params, updates)
-        new = state.replace(
-            step=state.step + 1, cursor=state.cursor + 1, params=params, optimizer=optimizer
+        ema = state.ema
+        if ema is not None:
+            ema = chosen(fine, moved(ema, params, state.step, self.ema_decay), ema)
+        return state.replace(
+            step=state.step + 1,
+            cursor=state.cursor + 1,
+            params=chosen(fine, params, state.params),
+            optimizer=optimizer,
+            ema=ema,
         )
-        if state.ema is None:
-            return new
-        return new.replace(ema=moved(state.ema, params, state.step, self.ema_decay))
-
-
-def kept(fine: jax.Array, new: TrainState, old: TrainState) -> TrainState:
-    """The new state; where its update is not fine, with weights, moments and average of the old."""
-
-    def learned(state: TrainState) -> Any:
-        return state.params, state.optimizer, state.ema
-
-    chosen = jax.tree.map(lambda n, o: jnp.where(fine, n, o), learned(new), learned(old))
-    return new.replace(params=chosen[0], optimizer=chosen[1], ema=chosen[2])
 
 
 def example_keys(state: TrainState, batch: Batch) -> jax.Array:  # [B]

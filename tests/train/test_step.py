@@ -10,7 +10,8 @@ import pytest
 from tests.train.support import assert_close, assert_same_bits, state_of
 from tests.train.support import light_compiler as light_compiler
 from train.loss_scale import LossScale, LossScaleConfig
-from train.optimizers import AdamW, make_optimizer
+from train.optimizers import AdamW, make_update
+from train.optimizers.guarded import guarded
 from train.recovery.config import RecoveryConfig
 from train.recovery.watch import Watch
 from train.state import TrainState
@@ -49,7 +50,7 @@ def a_batch(seed: int = 0) -> Batch:
 
 STEP = TrainStep(
     loss=squares,
-    optimizer=optax.identity(),
+    optimizer=guarded(optax.identity()),
     schedule=lambda n: 0.1 / n.astype(jnp.float32),
     clip=0.0,
 )
@@ -113,7 +114,7 @@ def test_the_first_update_is_number_one() -> None:
 @pytest.mark.parametrize("accumulate", [2, 3, 12])
 def test_accumulation_is_the_big_batch(accumulate: int) -> None:
     """With dropout on, and with weights that no two microbatches share out alike."""
-    optimizer = make_optimizer(AdamW(), {"w": Axes(inputs=("embed",), outputs=())})
+    optimizer = make_update(AdamW(), {"w": Axes(inputs=("embed",), outputs=())})
     whole = dataclasses.replace(STEP, optimizer=optimizer, clip=0.5)
     cut = dataclasses.replace(whole, accumulate=accumulate)
     expected = found = a_state(optimizer)
@@ -189,7 +190,7 @@ def test_a_moving_average_follows_the_weights() -> None:
 def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
     """The gradient is 200 times the scale: it is too large until the scale is 2^8."""
     scale = LossScaleConfig(initial=2.0**10, growth_every=2)
-    optimizer = optax.scale_by_adam()
+    optimizer = guarded(optax.scale_by_adam())
     step = jax.jit(
         dataclasses.replace(STEP, loss=halved, optimizer=optimizer, loss_scale=scale, clip=1.0)
     )
@@ -215,7 +216,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
 
 def test_an_update_that_is_not_finite_is_skipped() -> None:
     """In float32 too: weights, moments and average stay; the numbers of step and batch go on."""
-    optimizer = optax.scale_by_adam()
+    optimizer = guarded(optax.scale_by_adam())
     step = jax.jit(dataclasses.replace(STEP, optimizer=optimizer, ema_decay=0.5, clip=1.0))
     state, _ = step(a_state(optimizer).replace(ema={"w": jnp.ones(WIDTH)}), a_batch())
     bad = a_batch(1)

@@ -4,7 +4,7 @@ Which weights are matrices, and which axes are those of one layer, is told by th
 axes: weight decay acts on matrices alone, and layers that are stacked are treated one by one.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import optax
 
@@ -13,9 +13,11 @@ from train.optimizers.adam import Adam
 from train.optimizers.adamw import AdamW
 from train.optimizers.adamw8bit import AdamW8bit
 from train.optimizers.base import matrices
+from train.optimizers.guarded import guarded
 from train.optimizers.lion import Lion
 from train.optimizers.muon import Muon
 from train.optimizers.sgd import Sgd
+from train.optimizers.streamed import streamed
 
 __all__ = [
     "OPTIMIZERS",
@@ -28,6 +30,7 @@ __all__ = [
     "OptimizerConfig",
     "Sgd",
     "make_optimizer",
+    "make_update",
     "matrices",
 ]
 
@@ -45,3 +48,14 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Gradients -> directions: update = -learning rate * direction. Clipping is the step's."""
     return config.make(axes)
+
+
+def make_update(
+    config: OptimizerConfig,
+    axes: Any,  # a tree of `Axes` like that of the parameters
+    memory: Literal["device", "host"] = "device",
+) -> optax.GradientTransformationExtraArgs:
+    """The optimizer of a step: told whether the step is fine, with its state in either memory."""
+    if memory == "host":
+        return streamed(config, axes)
+    return guarded(make_optimizer(config, axes))

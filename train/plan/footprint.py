@@ -109,8 +109,10 @@ def footprint(quantities: Quantities, candidate: Candidate) -> Footprint:
     mesh, state = candidate.mesh, quantities.state(candidate.mesh)
     found = assembled(parts(quantities, candidate))
     optimizer = state.optimizer
-    if mesh.optimizer == "host":  # all of it comes, and goes again, while the update is made
-        found["working"] = max(found["working"], 2 * optimizer - found["kept"])
+    if mesh.optimizer == "host":  # a layer's comes and goes at a time, or what is in no layer
+        layers, others = quantities.layer_weights, quantities.other_weights
+        share = max(quantities.largest_layer, others) / (layers + others)
+        found["working"] = max(found["working"], 2 * share * optimizer - found["kept"])
         optimizer = 0
     tokens = (
         quantities.rows * quantities.length / (mesh.data * mesh.fsdp * mesh.expert * mesh.context)

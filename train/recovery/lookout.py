@@ -57,9 +57,11 @@ class Lookout:
             why=why,
         )
         self._report.say(f"step {seen.step}: the update of batch {seen.cursor} is skipped: {why}")
-        if told["strikes"] < self._config.patience:
-            return None
         risen = told["usual_loss"] > told["usual_loss_limit"]
+        # What is in the weights is not helped by an update that is skipped.
+        at_once = risen or not told["param_norm"] <= told["param_norm_limit"]
+        if told["strikes"] < self._config.patience and not at_once:
+            return None
         # A median has risen when half its window has.
         for_long = self._config.window // 2 if risen else int(told["strikes"]) - 1
         return Trouble(max(seen.step - for_long, 1), seen.step, seen.cursor + 1, why)

@@ -171,9 +171,6 @@ def judge(
     overflow = finite[0] & ~finite[1] & finite[2]
     excused = jnp.bool_(False) if scale is None else overflow & (scale > 1)
     strikes = jnp.where(fine, 0, watch.strikes + jnp.where(excused, 0, 1))
-    # What is in the weights is not helped by an update that is skipped.
-    at_once = risen | ~in_line[2]
-    strikes = jnp.where(at_once, jnp.maximum(strikes, config.patience), strikes)
     # What is out of line does not count as what is usual.
     then = watch.then(seen, length)
     then = jax.tree.map(lambda new, old: jnp.where(fine, new, old), then, watch)

@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
 
 from train.errors import UsageError
 from train.sharding.mesh import MeshConfig
@@ -21,8 +20,3 @@ def check_memory(mesh: MeshConfig, hardware: Hardware) -> None:
 def in_host_memory(shardings: Any) -> Any:
     """The same layouts, in memory of the host that devices can reach by themselves."""
     return jax.tree.map(lambda sharding: sharding.with_memory_kind("pinned_host"), shardings)
-
-
-def in_device_memory(sharding: NamedSharding) -> NamedSharding:
-    """The same layout in the memory of the device."""
-    return sharding.with_memory_kind("device")

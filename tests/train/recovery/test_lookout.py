@@ -38,12 +38,13 @@ def metrics(
     *,
     loss: float = 2.0,
     norm: float = 1.0,
+    weights: float = 10.0,
     usual: float = 2.0,
     skipped: bool | None = None,
 ) -> Any:
     """Of a step, the limits of all that is watched."""
     bad = strikes > 0 if skipped is None else skipped
-    values = {"loss": loss, "grad_norm": norm, "param_norm": 10.0, "usual_loss": usual}
+    values = {"loss": loss, "grad_norm": norm, "param_norm": weights, "usual_loss": usual}
     values |= {"skipped": bad, "strikes": strikes}
     return {name: jnp.float32(value) for name, value in {**values, **LIMITS}.items()}
 
@@ -80,10 +81,19 @@ def test_the_first_of_two_troubles_is_told() -> None:
 
 def test_what_has_risen_began_half_a_window_ago() -> None:
     lookout, _ = a_lookout(patience=3)
-    trouble = lookout.look(500, 600, metrics(3, usual=2.6), now=True)
+    trouble = lookout.look(500, 600, metrics(1, usual=2.6), now=True)
     assert trouble is not None
     assert (trouble.first, trouble.step, trouble.cursor) == (450, 500, 601)
     assert trouble.why == "median loss 2.6, more than 2.5"
+
+
+@pytest.mark.parametrize("bad", [20.5, math.inf, math.nan])
+def test_weights_out_of_line_are_not_waited_for(bad: float) -> None:
+    """A bit that has flipped may be of a word that no batch has for a while."""
+    lookout, _ = a_lookout(patience=3)
+    trouble = lookout.look(500, 600, metrics(1, weights=bad), now=True)
+    assert trouble is not None
+    assert (trouble.first, trouble.step, trouble.cursor) == (500, 500, 601)
 
 
 def test_an_overflow_is_told_and_is_no_trouble() -> None:

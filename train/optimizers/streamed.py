@@ -1,0 +1,143 @@
+"""An update whose state waits in the memory of the host, and comes layer by layer.
+
+The moments of AdamW weigh twice as much as the weights. If all of them came at once for the update,
+the device would need room for them, and nothing were gained.
+"""
+
+from typing import Any
+
+import jax
+import optax
+
+from train.optimizers.base import Optimizer, is_axes
+from train.optimizers.guarded import guarded
+from transformer.weights import Axes
+
+Leaves = dict[str, Any]
+"""The leaves of a tree by their paths."""
+
+
+def streamed(
+    optimizer: Optimizer,
+    axes: Any,  # a tree of `Axes` like that of the parameters
+) -> optax.GradientTransformationExtraArgs:
+    """The optimizer, `guarded`, its state in the memory of the host and all else on the device.
+
+    Every optimizer treats stacked layers one by one, so this changes nothing of what it computes.
+    What belongs to no stack (embeddings, the last norm) is updated in one piece.
+    """
+
+    def update(
+        grads: Any, state: Any, params: Any = None, *, fine: jax.Array, **_: Any
+    ) -> tuple[Any, Any]:
+        before = leaves(state)
+        directions, after = leaves(grads), dict(before)
+        for layers, names in parts(axes, grads).items():
+            own = (only(tree, names) for tree in (axes, grads, params))
+            move = in_one_piece if layers is None else layer_by_layer
+            found, moved = move(optimizer, before, fine, *own)
+            directions |= leaves(found)
+            after |= moved
+        return rebuilt(grads, directions), rebuilt(state, after)
+
+    return optax.GradientTransformationExtraArgs(optimizer.make(axes).init, update)
+
+
+def in_one_piece(
+    optimizer: Optimizer, state: Leaves, fine: jax.Array, axes: Any, grads: Any, params: Any
+) -> tuple[Any, Leaves]:
+    """Directions for some of the parameters, and their part of the state one update on."""
+    rule = guarded(optimizer.make(axes))
+    old = fetched(rebuilt(jax.eval_shape(rule.init, params), state))
+    directions, new = rule.update(grads, old, params, fine=fine)
+    return directions, stored(leaves(new))
+
+
+def layer_by_layer(
+    optimizer: Optimizer, state: Leaves, fine: jax.Array, axes: Any, grads: Any, params: Any
+) -> tuple[Any, Leaves]:
+    """The same for parameters of as many layers, of which one at a time has its state here.
+
+    The loop writes each result to where it read what it is made of: nothing is there twice.
+    """
+    rule = guarded(optimizer.make(jax.tree.map(of_a_layer, axes, is_leaf=is_axes)))
+    shapes = jax.eval_shape(lambda: rule.init(at(0, params)))
+    shared = {  # a number of updates belongs to no layer
+        path: fetched(state[path])
+        for path, leaf in leaves(shapes).items()
+        if leaf.shape == state[path].shape
+    }
+    stacked = {path: state[path] for path in leaves(shapes) if path not in shared}
+
+    def layer(number: jax.Array, carry: tuple[Any, Leaves, Leaves]) -> tuple[Any, Leaves, Leaves]:
+        rows, moments, _ = carry
+        old = rebuilt(shapes, shared | fetched(at(number, moments)))
+        directions, new = rule.update(at(number, rows), old, at(number, params), fine=fine)
+        found = leaves(new)
+        moments = put(number, moments, stored({path: found[path] for path in stacked}))
+        return put(number, rows, directions), moments, {path: found[path] for path in shared}
+
+    layers = len(jax.tree.leaves(grads)[0])
+    directions, moments, new = jax.lax.fori_loop(0, layers, layer, (grads, stacked, shared))
+    return directions, moments | stored(new)
+
+
+def parts(axes: Any, grads: Any) -> dict[int | None, set[str]]:
+    """The paths of the parameters by the number of their layers; None: of no stack of layers."""
+    found: dict[int | None, set[str]] = {}
+    shapes = leaves(grads)
+    for path, each in leaves(axes, is_leaf=is_axes).items():
+        layers = len(shapes[path]) if each.stack[:1] == ("layers",) else None
+        found.setdefault(layers, set()).add(path)
+    return found
+
+
+def of_a_layer(axes: Axes) -> Axes:
+    """The axes of what is left of a weight when one of its layers is taken."""
+    return Axes(axes.stack[1:], axes.inputs, axes.outputs)
+
+
+def leaves(tree: Any, is_leaf: Any = None) -> Leaves:
+    """By path."""
+    pairs = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in pairs}
+
+
+def rebuilt(tree: Any, found: Leaves) -> Any:
+    """A tree like this one of the leaves by path."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: found[jax.tree_util.keystr(path)], tree)
+
+
+def only(tree: Any, paths: set[str]) -> Any:
+    """The tree with those leaves alone; the others are masked."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf if jax.tree_util.keystr(path) in paths else optax.MaskedNode(),
+        tree,
+        is_leaf=is_axes,
+    )
+
+
+def at(number: Any, stacked: Any) -> Any:
+    """One layer of each array."""
+    return jax.tree.map(
+        lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, keepdims=False), stacked
+    )
+
+
+def put(number: jax.Array, stacked: Any, layer: Any) -> Any:
+    """The arrays with one layer replaced."""
+    return jax.tree.map(
+        lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, number, axis=0),
+        stacked,
+        layer,
+    )
+
+
+def fetched(tree: Any) -> Any:
+    """The arrays in the memory of the device."""
+    return jax.device_put(tree, jax.memory.Space.Device)
+
+
+def stored(tree: Any) -> Any:
+    """The arrays in the memory of the host."""
+    return jax.device_put(tree, jax.memory.Space.Host)

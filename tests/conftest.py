@@ -1,7 +1,7 @@
 """The strict session every test runs in: on the CPU, offline, eight devices, warnings as errors.
 
-The environment is what a process started by a test sees: one CPU device, as a user has. The test
-process itself has eight, so that a mesh needs no process of its own.
+The environment is what a process started by a test sees: one CPU device, as a user has, and a
+compiler in a hurry. The test process itself has eight, so that a mesh needs no process of its own.
 """
 
 import os
@@ -29,6 +29,7 @@ jax.config.update("jax_num_cpu_devices", DEVICES)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.devices()  # reads the flags, which are not for the processes that tests start
 del os.environ["XLA_FLAGS"]
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # theirs: read when JAX is imported
 
 # Cases are the same in every run and on every machine, and no case is timed.
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None)

@@ -14,7 +14,14 @@ from train.engine import Engine
 from train.engines import make_engine
 from train.errors import UsageError
 from train.optimizers import OPTIMIZERS
-from train.sharding import MeshConfig, constrain_to, make_mesh, partition, place_batch
+from train.sharding import (
+    MeshConfig,
+    constrain_to,
+    in_host_memory,
+    make_mesh,
+    partition,
+    place_batch,
+)
 from transformer import Hardware
 from transformer.weights import Axes
 
@@ -206,3 +213,19 @@ def test_the_optimizers_state_lies_like_its_parameters(tmp_path: Path, kind: Any
     assert not any(leaf.sharding.is_fully_replicated for leaf in params.values() if leaf.ndim > 2)
     for leaf in (shapes.step, shapes.cursor, shapes.key):
         assert leaf.sharding.is_fully_replicated
+
+
+def test_devices_whose_description_lacks_the_hosts_memory_are_told_of() -> None:
+    class Described:
+        """The layout of an array on a GPU that is not there."""
+
+        memory_kind = None
+
+        def with_memory_kind(self, kind: str) -> "Described":
+            return self
+
+    with pytest.raises(UsageError, match=r"^mesh.optimizer host: .* --compile-best 0"):
+        in_host_memory({"moment": Described()})
+    own = make_mesh(MeshConfig(data=8))
+    there = in_host_memory({"moment": partition(own, ("embed",), (8,))})
+    assert there["moment"].memory_kind == "pinned_host"

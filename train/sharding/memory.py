@@ -18,5 +18,14 @@ def check_memory(mesh: MeshConfig, hardware: Hardware) -> None:
 
 
 def in_host_memory(shardings: Any) -> Any:
-    """The same layouts, in memory of the host that devices can reach by themselves."""
-    return jax.tree.map(lambda sharding: sharding.with_memory_kind("pinned_host"), shardings)
+    """The same layouts, in memory of the host that devices can reach by themselves.
+
+    Raises UsageError for GPUs that are only described: JAX knows of no other memory there.
+    """
+    there = jax.tree.map(lambda sharding: sharding.with_memory_kind("pinned_host"), shardings)
+    if any(sharding.memory_kind is None for sharding in jax.tree.leaves(there)):
+        raise UsageError(
+            "mesh.optimizer host: no step can be compiled with it for GPUs that are not here, whose "
+            "description lacks the host's memory; give --compile-best 0 for the estimate alone"
+        )
+    return there

@@ -25,7 +25,7 @@ def in_host_memory(shardings: Any) -> Any:
     there = jax.tree.map(lambda sharding: sharding.with_memory_kind("pinned_host"), shardings)
     if any(sharding.memory_kind is None for sharding in jax.tree.leaves(there)):
         raise UsageError(
-            "mesh.optimizer host: no step can be compiled with it for GPUs that are not here, whose "
-            "description lacks the host's memory; give --compile-best 0 for the estimate alone"
+            "mesh.optimizer host: no step can be compiled with it for GPUs that are not here, as "
+            "their description lacks the host's memory; give --compile-best 0 for an estimate"
         )
     return there

@@ -5,7 +5,9 @@ where bandwidth between chips is given for both directions of all links together
 from NVIDIA's data sheets, dense products without sparsity. Products of float32 are those that JAX
 makes unless told otherwise (docs.jax.dev/en/latest/201/precision.html): rounded to bfloat16 on a
 TPU, so as fast as those, and to TF32 on these GPUs. The memory that a program may take is what the
-compiler itself allows where it says so.
+compiler itself allows where it says so. To its host a GPU has PCIe 5.0 with 16 lanes (128 GB/s in
+the data sheets, both directions together), a TPU what Austin et al. 2025 give ("How to Scale Your
+Model", part 2).
 """
 
 import dataclasses
@@ -44,6 +46,8 @@ class Chip:
     """Of the torus that links make; 0: all chips of a host reach each other alike."""
     largest: tuple[int, ...] = ()
     """The largest slice."""
+    host: float = 64e9
+    """Bytes a second, in one direction, between a chip and the memory of its host."""
     latency: float = 1e-6
     """Seconds from one chip to the next."""
     cores: str = ""
@@ -78,6 +82,7 @@ CHIPS = {
             links=300e9,
             per_host=4,
             network=6.25e9,
+            host=16e9,
             dimensions=3,
             largest=(16, 16, 16),
             cores="megacore",
@@ -92,6 +97,7 @@ CHIPS = {
             links=200e9,
             per_host=8,
             network=3.1e9,
+            host=16e9,
             dimensions=2,
             largest=(16, 16),
         ),
@@ -105,6 +111,7 @@ CHIPS = {
             links=600e9,
             per_host=4,
             network=6.25e9,
+            host=16e9,
             dimensions=3,
             largest=(16, 16, 24),
         ),
@@ -118,6 +125,7 @@ CHIPS = {
             links=400e9,
             per_host=8,
             network=12.5e9,
+            host=32e9,
             dimensions=2,
             largest=(16, 16),
         ),

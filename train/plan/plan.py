@@ -113,6 +113,7 @@ class Plan:
             "compute_seconds": time.compute,
             "memory_seconds": time.memory,
             "link_seconds": time.links,
+            "host_seconds": time.host,
             "tokens_per_second": self.tokens_per_second,
             "mfu": self.mfu,
             "tokens": self.tokens,

@@ -6,9 +6,11 @@ for each microbatch and pass, optimizer state and gradients once, and what each 
 reads between products, at `ATTAINED` of the bandwidth. Links: the bytes of `traffic`, each mesh
 axis over the links that it lies on, and for each message the way round the ring. What `data` and
 `fsdp` send can go on while the chip computes; what `tensor`, `context` and `expert` send is waited
-for. So a step takes
+for. What is offloaded of a forward pass goes to the host while the chip computes, and comes back
+so; an optimizer's state with the host comes and goes layer by layer when nothing else is to be
+done, and is waited for. So a step takes
 
-    max(compute, memory, data + fsdp) + tensor + context + expert.
+    max(compute, memory, data + fsdp, offloaded) + tensor + context + expert + optimizer.
 
 Everything at the same time is the least that it could take, one after the other the most. A
 processor's cores do all of it themselves: there it is one after the other.
@@ -41,6 +43,8 @@ class StepTime:
     """Of all chips together: forward and backward once, causal scores counted as causal."""
     peak: float
     """Operations a second of all chips together, in the dtype of products."""
+    host: dict[str, float] = dataclasses.field(default_factory=dict)
+    """To the memory of the host and back, by what."""
     beside: bool = True
     """Whether products, memory and messages can go on beside each other."""
 
@@ -49,7 +53,8 @@ class StepTime:
         """The estimate."""
         hidden = sum(self.links.get(axis, 0.0) for axis in HIDDEN)
         waited = sum(self.links.values()) - hidden
-        parts = (self.compute, self.memory, hidden)
+        parts = (self.compute, self.memory, hidden, self.host.get("activations", 0.0))
+        waited += self.host.get("optimizer", 0.0)
         return (max(parts) if self.beside else sum(parts)) + waited
 
     @property
@@ -60,12 +65,13 @@ class StepTime:
     @property
     def overlapped(self) -> float:
         """If all went on at the same time."""
-        return max(self.compute, self.memory, sum(self.links.values()))
+        moved = sum(self.links.values()), sum(self.host.values())
+        return max(self.compute, self.memory, *moved)
 
     @property
     def in_turn(self) -> float:
         """If nothing did."""
-        return self.compute + self.memory + sum(self.links.values())
+        return self.compute + self.memory + sum(self.links.values()) + sum(self.host.values())
 
 
 def step_time(quantities: Quantities, candidate: Candidate) -> StepTime:
@@ -85,6 +91,10 @@ def step_time(quantities: Quantities, candidate: Candidate) -> StepTime:
         },
         model_flops=3 * tokens * quantities.flops.total(causal=True),
         peak=quantities.peak * quantities.target.count,
+        host={
+            what: size / (chip.host * ATTAINED)
+            for what, size in _fetched(quantities, candidate).items()
+        },
         beside=chip.platform != "cpu",
     )
 
@@ -122,6 +132,19 @@ def _moved(quantities: Quantities, candidate: Candidate) -> float:
     times = 3 if candidate.remat == "full" else 2  # written, and read; again where computed again
     updated = 2 * (state.weights + state.optimizer + state.other) + 2 * state.gradients
     return candidate.accumulate * passes * a_pass + times * rows * between + updated
+
+
+def _fetched(quantities: Quantities, candidate: Candidate) -> dict[str, float]:
+    """Bytes to the memory of the host and back, by what."""
+    mesh = candidate.mesh
+    found = {}
+    if candidate.remat == "offload":
+        rows = local_tokens(quantities, candidate) / (quantities.length * quantities.sides)
+        dots, full = (quantities.kept(each).of(rows, mesh.tensor) for each in ("dots", "full"))
+        found["activations"] = 2 * (dots - full)
+    if mesh.optimizer == "host":
+        found["optimizer"] = 2.0 * quantities.state(mesh).optimizer
+    return found
 
 
 class Ring(NamedTuple):

@@ -83,6 +83,8 @@ def _time(plan: Plan) -> Iterable["RenderableType"]:
     table.add_row("memory", _seconds(time.memory))
     for axis, seconds in time.links.items():
         table.add_row(f"links, {axis}", _seconds(seconds))
+    for what, seconds in time.host.items():
+        table.add_row(f"host, {what}", _seconds(seconds))
     table.add_row("a step", _seconds(time.step), style="bold")
     if plan.measured is not None:
         table.add_row("measured", _seconds(plan.measured), style="bold")

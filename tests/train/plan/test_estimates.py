@@ -172,6 +172,34 @@ def test_muon_makes_products_of_its_own(quantities: Quantities) -> None:
     assert other.model_flops == own.model_flops
 
 
+def test_moments_of_the_host_are_waited_for(quantities: Quantities) -> None:
+    slow = Target("toy", dataclasses.replace(CHIP, host=1e6), (2, 4, 4))
+    own = dataclasses.replace(quantities, target=slow)
+    near, far = (step_time(own, candidate(fsdp=8, optimizer=x)) for x in ("device", "host"))
+    both_ways = 2 * quantities.state(MeshConfig(data=1, fsdp=8)).optimizer / (1e6 * ATTAINED)
+    assert near.host == {}
+    assert far.host == {"optimizer": pytest.approx(both_ways)}
+    assert far.step == pytest.approx(near.step + both_ways)
+    assert far.overlapped == max(near.overlapped, both_ways)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bandwidth", [1e3, 1e12])
+def test_what_is_offloaded_comes_and_goes_meanwhile(
+    quantities: Quantities, bandwidth: float
+) -> None:
+    slow = Target("toy", dataclasses.replace(CHIP, host=bandwidth), (2, 4, 4))
+    own = dataclasses.replace(quantities, target=slow)
+    dots, offload = (
+        step_time(own, Candidate(MeshConfig(data=8), remat, 2)) for remat in ("dots", "offload")
+    )
+    kept = {remat: own.kept(remat).of(B / 8, 1) for remat in ("dots", "full")}
+    both_ways = 2 * (kept["dots"] - kept["full"]) / (bandwidth * ATTAINED)
+    assert offload.host == {"activations": pytest.approx(both_ways)}
+    assert offload.step == max(dots.step, offload.host["activations"])
+    assert (offload.step > dots.step) == (bandwidth == 1e3)
+
+
 def test_tensor_messages_are_waited_for_and_others_are_not(quantities: Quantities) -> None:
     time = step_time(quantities, candidate(fsdp=8, tensor=4))
     busy = max(time.compute, time.memory, time.links["fsdp"])

@@ -4,17 +4,19 @@ The moments of AdamW weigh twice as much as the weights. If all of them came at 
 the device would need room for them, and nothing were gained.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import optax
 
+from train.leaves import named
 from train.optimizers.base import Optimizer, is_axes
 from train.optimizers.guarded import guarded
 from transformer.weights import Axes
 
 Leaves = dict[str, Any]
-"""The leaves of a tree by their paths."""
+"""The arrays of a tree by name."""
 
 
 def streamed(
@@ -30,13 +32,13 @@ def streamed(
     def update(
         grads: Any, state: Any, params: Any = None, *, fine: jax.Array, **_: Any
     ) -> tuple[Any, Any]:
-        before = leaves(state)
-        directions, after = leaves(grads), dict(before)
-        for layers, names in parts(axes, grads).items():
-            own = (only(tree, names) for tree in (axes, grads, params))
+        before = named(state)
+        directions, after = named(grads), dict(before)
+        for layers, chosen in parts(axes, grads).items():
+            own = (only(tree, chosen) for tree in (axes, grads, params))
             move = in_one_piece if layers is None else layer_by_layer
             found, moved = move(optimizer, before, fine, *own)
-            directions |= leaves(found)
+            directions |= named(found)
             after |= moved
         return rebuilt(grads, directions), rebuilt(state, after)
 
@@ -50,7 +52,7 @@ def in_one_piece(
     rule = guarded(optimizer.make(axes))
     old = fetched(rebuilt(jax.eval_shape(rule.init, params), state))
     directions, new = rule.update(grads, old, params, fine=fine)
-    return directions, stored(leaves(new))
+    return directions, stored(named(new))
 
 
 def layer_by_layer(
@@ -63,33 +65,30 @@ def layer_by_layer(
     rule = guarded(optimizer.make(jax.tree.map(of_a_layer, axes, is_leaf=is_axes)))
     shapes = jax.eval_shape(lambda: rule.init(at(0, params)))
     shared = {  # a number of updates belongs to no layer
-        path: fetched(state[path])
-        for path, leaf in leaves(shapes).items()
-        if leaf.shape == state[path].shape
+        name: fetched(state[name])
+        for name, leaf in named(shapes).items()
+        if leaf.shape == state[name].shape
     }
-    stacked = {path: state[path] for path in leaves(shapes) if path not in shared}
+    stacked = {name: state[name] for name in named(shapes) if name not in shared}
 
     def layer(number: jax.Array, carry: tuple[Any, Leaves, Leaves]) -> tuple[Any, Leaves, Leaves]:
         rows, moments, _ = carry
         old = rebuilt(shapes, shared | fetched(at(number, moments)))
         directions, new = rule.update(at(number, rows), old, at(number, params), fine=fine)
-        found = leaves(new)
-        moments = put(number, moments, stored({path: found[path] for path in stacked}))
-        return put(number, rows, directions), moments, {path: found[path] for path in shared}
+        found = named(new)
+        moments = put(number, moments, stored({name: found[name] for name in stacked}))
+        return put(number, rows, directions), moments, {name: found[name] for name in shared}
 
     layers = len(jax.tree.leaves(grads)[0])
     directions, moments, new = jax.lax.fori_loop(0, layers, layer, (grads, stacked, shared))
     return directions, moments | stored(new)
 
 
-def parts(axes: Any, grads: Any) -> dict[int | None, set[str]]:
-    """The paths of the parameters by the number of their layers; None: of no stack of layers."""
-    found: dict[int | None, set[str]] = {}
-    shapes = leaves(grads)
-    for path, each in leaves(axes, is_leaf=is_axes).items():
-        layers = len(shapes[path]) if each.stack[:1] == ("layers",) else None
-        found.setdefault(layers, set()).add(path)
-    return found
+def parts(axes: Any, grads: Any) -> dict[int | None, list[bool]]:
+    """Which parameters have as many layers, by their number; None: are in no stack of layers."""
+    pairs = zip(jax.tree.leaves(axes, is_leaf=is_axes), jax.tree.leaves(grads), strict=True)
+    counts = [len(leaf) if each.stack[:1] == ("layers",) else None for each, leaf in pairs]
+    return {own: [count == own for count in counts] for own in counts}
 
 
 def of_a_layer(axes: Axes) -> Axes:
@@ -97,24 +96,17 @@ def of_a_layer(axes: Axes) -> Axes:
     return Axes(axes.stack[1:], axes.inputs, axes.outputs)
 
 
-def leaves(tree: Any, is_leaf: Any = None) -> Leaves:
-    """By path."""
-    pairs = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
-    return {jax.tree_util.keystr(path): leaf for path, leaf in pairs}
-
-
 def rebuilt(tree: Any, found: Leaves) -> Any:
-    """A tree like this one of the leaves by path."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: found[jax.tree_util.keystr(path)], tree)
+    """A tree like this one of the leaves by name."""
+    return jax.tree.unflatten(jax.tree.structure(tree), [found[name] for name in named(tree)])
 
 
-def only(tree: Any, paths: set[str]) -> Any:
-    """The tree with those leaves alone; the others are masked."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: leaf if jax.tree_util.keystr(path) in paths else optax.MaskedNode(),
-        tree,
-        is_leaf=is_axes,
-    )
+def only(tree: Any, chosen: Sequence[bool]) -> Any:
+    """The tree with those of its leaves alone; the others are masked."""
+    found, structure = jax.tree.flatten(tree, is_leaf=is_axes)
+    pairs = zip(found, chosen, strict=True)
+    masked = [leaf if own else optax.MaskedNode() for leaf, own in pairs]
+    return jax.tree.unflatten(structure, masked)
 
 
 def at(number: Any, stacked: Any) -> Any:

@@ -104,16 +104,15 @@ def refusal(message: str, arguments: int, memory: int) -> dict[str, Any]:
     """What a compiler that refuses a step tells of its memory.
 
     Args:
-      message: Its words. Of a TPU's all memory that is used, or that of temporaries alone.
+      message: Its words. Of a TPU's all memory that is used; what its newer wording calls that of
+        temporaries has the arguments in it.
       arguments: Bytes that the step is given.
       memory: Bytes that there are. It takes more than that, whatever else is known.
     """
-    used = re.search(rf"Used {_SIZE}\s+of {_SIZE} hbm", message)
-    beside = re.search(rf"HLO temporaries \({_SIZE}\) exceeds", message)
-    peak = _bytes(used[1], used[2]) if used else arguments
-    if beside:
-        peak = arguments + _bytes(beside[1], beside[2])
-    peak = max(peak, memory + 1)
+    used = re.search(rf"Used {_SIZE}\s+of {_SIZE} hbm", message) or re.search(
+        rf"HLO temporaries \({_SIZE}\) exceeds", message
+    )
+    peak = max(_bytes(used[1], used[2]) if used else arguments, memory + 1)
     largest = re.findall(r"Size: ([\d.]+[KMGT]?)\s+Operator: op_name=\"([^\"]*)\"", message)
     return dict(
         arguments=arguments,

@@ -19,7 +19,7 @@ ALL = (
 @pytest.mark.parametrize(
     ("message", "peak", "why"),
     [
-        (TEMPORARIES, 4 * GIB + int(32.39 * GIB), "required for HLO temporaries (32.39G) exceeds"),
+        (TEMPORARIES, int(32.39 * GIB), "required for HLO temporaries (32.39G) exceeds"),
         (ALL, int(40.5 * GIB), "12.00G jit(step)/exp; 3.00G jit(step)/dot"),
         ("RESOURCE_EXHAUSTED: no number", MEMORY + 1, "RESOURCE_EXHAUSTED: no number"),
     ],

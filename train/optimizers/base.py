@@ -28,7 +28,7 @@ class Optimizer(abc.ABC):
             name, value = f"optimizer.{field.name}", getattr(self, field.name)
             if field.name in SHARES:
                 check_share(name, value)
-            else:
+            elif not isinstance(value, str):
                 check_least(name, value, 0)
 
     @abc.abstractmethod

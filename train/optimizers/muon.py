@@ -1,14 +1,17 @@
 """Muon (Jordan et al. 2024)."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import jax
 import optax
 from optax import contrib
 
 from train.optimizers.base import Optimizer, is_axes
+from transformer.checks import check_choice, check_least
 from transformer.weights import Axes
+
+Preconditioning = Literal["frobenius", "aol"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,12 @@ class Muon(Optimizer):
 
     kind: ClassVar[str] = "muon"
 
+    iterations: int = 5
+    """Of Newton and Schulz, by which a matrix is made orthogonal."""
+    preconditioning: Preconditioning = "frobenius"
+    """What brings singular values to 1 at most before the first iteration: `frobenius`, the norm of
+    the matrix; `aol`, a factor for each of its rows, with which an iteration less comes about as
+    far (Boissin et al. 2025, Turbo-Muon)."""
     momentum: float = 0.95
     beta1: float = 0.9
     """Of Adam, as those below."""
@@ -29,9 +38,17 @@ class Muon(Optimizer):
     weight_decay: float = 0.1
     """Each step takes learning rate * weight_decay of a layer's matrix away."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least("optimizer.iterations", self.iterations, 1)
+        known = get_args(Preconditioning)
+        check_choice("optimizer.preconditioning", self.preconditioning, known)
+
     def make(self, axes: Any) -> optax.GradientTransformation:
         muon = contrib.muon(
             learning_rate=1.0,
+            ns_steps=self.iterations,
+            preconditioning=self.preconditioning,
             beta=self.momentum,
             weight_decay=self.weight_decay,
             adam_b1=self.beta1,

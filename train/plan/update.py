@@ -6,22 +6,21 @@ from train.experiment import Experiment
 from train.optimizers.muon import Muon, sides
 from transformer.sizes import Leaf
 
-ITERATIONS = 5
-"""Of Newton and Schulz, that optax makes."""
-
 
 def update_flops(experiment: Experiment, leaves: list[Leaf]) -> float:
     """Operations of one step, of all parameters."""
-    if not isinstance(experiment.optimizer, Muon):
+    optimizer = experiment.optimizer
+    if not isinstance(optimizer, Muon):
         return 0.0
-    return float(sum(_orthogonalised(leaf) for leaf in leaves if sides(leaf.axes) is not None))
+    once = sum(_orthogonalised(leaf) for leaf in leaves if sides(leaf.axes) is not None)
+    return float(optimizer.iterations * once)
 
 
 def _orthogonalised(leaf: Leaf) -> int:
-    """Operations for a stack of matrices, m rows of n, the longer side last (Jordan et al. 2024).
+    """Operations of an iteration for a stack of matrices, m rows of n, the longer side last.
 
-    Each iteration is A = X X', B = b A + c A A, X <- a X + B X.
+    It is A = X X', B = b A + c A A, X <- a X + B X (Jordan et al. 2024).
     """
     stack = math.prod(leaf.shape[: len(leaf.axes.stack)])
     m, n = sorted((leaf.inputs, leaf.size // stack // leaf.inputs))
-    return stack * ITERATIONS * (2 * m * m * n + 2 * m**3 + 2 * m * m * n)
+    return stack * (2 * m * m * n + 2 * m**3 + 2 * m * m * n)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,27 +12,38 @@ from train.optimizers import Muon, make_optimizer
 from transformer.weights import Axes
 
 
-def newton_schulz(x: np.ndarray) -> np.ndarray:
-    """Jordan et al. 2024: five steps of X <- a X + (b A + c A A) X with A = X X^T."""
+def newton_schulz(x: np.ndarray, config: Muon) -> np.ndarray:
+    """Jordan et al. 2024: steps of X <- a X + (b A + c A A) X with A = X X^T.
+
+    By `aol` X is scaled before them, each row by what its products with all rows come to.
+    """
     if len(x) > x.shape[1]:
-        return newton_schulz(x.T).T
-    x = x / np.linalg.norm(x)
-    for _ in range(5):
+        return newton_schulz(x.T, config).T
+    if config.preconditioning == "aol":
+        x = x / np.sqrt(np.abs(x @ x.T).sum(1, keepdims=True))
+    else:
+        x = x / np.linalg.norm(x)
+    for _ in range(config.iterations):
         a = x @ x.T
         x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
     return x
 
 
-def test_muon_is_the_formula() -> None:
+@pytest.mark.parametrize(
+    "config",
+    [Muon(weight_decay=0.3), Muon(weight_decay=0.3, iterations=3, preconditioning="aol")],
+    ids=["frobenius", "aol"],
+)
+def test_muon_is_the_formula(config: Muon) -> None:
     """Nesterov momentum, orthogonalised, of the size of AdamW's (Liu et al. 2025)."""
     rates = RATES[:3]
-    found = updated(Muon(weight_decay=0.3), drawn(0), rates=rates)
+    found = updated(config, drawn(0), rates=rates)
     theta, m = drawn(0)["matrix"].astype(np.float64), np.zeros(())
     for t, rate in enumerate(rates, start=1):
         g = gradients(drawn(0), t)["matrix"].astype(np.float64)
         m = 0.95 * m + 0.05 * g
         ahead = 0.95 * m / (1 - 0.95 ** (t + 1)) + 0.05 * g / (1 - 0.95**t)
-        direction = 0.2 * np.sqrt(max(5, 11)) * newton_schulz(ahead)
+        direction = 0.2 * np.sqrt(max(5, 11)) * newton_schulz(ahead, config)
         theta = theta - rate * (direction + 0.3 * theta)
     np.testing.assert_allclose(found["matrix"], theta, rtol=1e-4, atol=1e-5)
 
@@ -80,3 +93,9 @@ def test_the_output_matrix_is_no_layers_matrix() -> None:
     optimizer = make_optimizer(Muon(beta1=0.0, weight_decay=0.0), axes)
     direction, _ = optimizer.update(grads, optimizer.init(params), params)
     np.testing.assert_allclose(direction["output"], np.sign(grads["output"]), rtol=1e-5)
+
+
+def test_an_unknown_preconditioning_is_one_line() -> None:
+    unknown: Any = "schatten"
+    with pytest.raises(ValueError, match=r"optimizer\.preconditioning schatten: is not known"):
+        Muon(preconditioning=unknown)

@@ -43,8 +43,10 @@ def test_every_variant_that_reads_both_ways_is_there() -> None:
         names = [*VARIANTS, *(f"arena_{name}" for name in VARIANTS)]
         assert list(file.EXPERIMENTS) == names
         for name, experiment in file.EXPERIMENTS.items():
-            [block] = experiment.model.pattern
+            *between, block = experiment.model.pattern
             assert block.mixer.kind == name.removeprefix("arena_")
+            local = ["sliding_window"] if block.mixer.kind == "routing" else []
+            assert [each.mixer.kind for each in between] == local
 
 
 def test_the_arena_s_size_of_listops() -> None:

@@ -31,7 +31,8 @@ def local_hardware() -> Hardware:
             "here, and see python -m train doctor"
         ) from error
     platform = PLATFORMS.get(device.platform, "cpu")
-    return Hardware(platform, device.device_kind, jax.device_count())
+    capability = getattr(device, "compute_capability", "")
+    return Hardware(platform, device.device_kind, jax.device_count(), str(capability))
 
 
 def keep_compiled_programs() -> None:

@@ -15,6 +15,8 @@ class Hardware:
     """The device's own name, such as `TPU v5p` or `NVIDIA H200`."""
     count: int = 1
     """Number of devices."""
+    compute_capability: str = ""
+    """Of a GPU, as JAX tells it: `9.0` of an H100, `gfx942` of one by AMD; empty: not known."""
 
     @property
     def flattens_tokens(self) -> bool:

@@ -131,6 +131,11 @@ def _blockwise_obstacle(case: Case) -> str:
 def _cudnn_obstacle(case: Case) -> str:
     if case.hardware.platform != "gpu":
         return f"it runs on NVIDIA GPUs, not on {case.hardware.platform}"
+    capability = case.hardware.compute_capability
+    if capability.startswith("gfx"):
+        return f"it runs on NVIDIA GPUs, not on AMD's {capability}"
+    if capability and float(capability) < 8:
+        return f"it needs compute capability 8.0 (Ampere) or more, and this GPU has {capability}"
     if case.dtype not in ("bfloat16", "float16"):
         return f"it computes in 16 bits, not in {case.dtype}"
     if case.query_width != case.value_width:

@@ -16,6 +16,7 @@ CAUSAL = Case(
     query_width=64,
     value_width=64,
 )
+T4 = Hardware("gpu", "Tesla T4", 1, "7.5")
 ON_GPU = dataclasses.replace(CAUSAL, hardware=GPU, dtype="bfloat16")
 
 
@@ -24,6 +25,12 @@ ON_GPU = dataclasses.replace(CAUSAL, hardware=GPU, dtype="bfloat16")
     [
         (CAUSAL, Choice("query_blocks", "the fastest on cpu")),
         (ON_GPU, Choice("cudnn", "the fastest on gpu")),
+        (
+            dataclasses.replace(
+                ON_GPU, hardware=dataclasses.replace(T4, compute_capability="12.1")
+            ),
+            Choice("cudnn", "the fastest on gpu"),
+        ),
         (
             dataclasses.replace(ON_GPU, dtype="float16", pattern=Pattern()),
             Choice("cudnn", "the fastest on gpu"),
@@ -40,7 +47,14 @@ ON_GPU = dataclasses.replace(CAUSAL, hardware=GPU, dtype="bfloat16")
             Choice("reference", "cudnn cannot serve: it computes in 16 bits, not in float32"),
         ),
     ],
-    ids=["cpu", "gpu", "gpu in both directions", "short on a cpu", "float32 on a gpu"],
+    ids=[
+        "cpu",
+        "gpu",
+        "a newer gpu",
+        "gpu in both directions",
+        "short on a cpu",
+        "float32 on a gpu",
+    ],
 )
 def test_auto_goes_by_hardware_dtype_and_mask(case: Case, choice: Choice) -> None:
     assert choose("auto", case) == choice
@@ -107,6 +121,10 @@ def test_query_blocks_serve_windows_segments_dropout_and_biases() -> None:
 CUDNN: dict[str, Any] = {
     "it runs on NVIDIA GPUs, not on cpu": {"hardware": CPU},
     "it runs on NVIDIA GPUs, not on tpu": {"hardware": TPU},
+    "it runs on NVIDIA GPUs, not on AMD's gfx942": {
+        "hardware": Hardware("gpu", "AMD Instinct MI300X", 8, "gfx942")
+    },
+    "it needs compute capability 8.0 (Ampere) or more, and this GPU has 7.5": {"hardware": T4},
     "it computes in 16 bits, not in float32": {"dtype": "float32"},
     "queries and values have different widths": {"value_width": 32},
     "its scores are products alone, without a bias or a cap": {"products": False},

@@ -78,8 +78,8 @@ def mixers(size: Size) -> dict[str, tuple[MixerConfig, ...]]:
         "top_k": TopKConfig(heads=heads, chosen=seen),
         "reformer": ReformerConfig(heads=heads, buckets=root // 2 * 2, rounds=2, window=seen // 4),
     }
-    between = {"routing": (alone["sliding_window"], alone["routing"])}
-    return {name: (mixer,) for name, mixer in alone.items()} | between
+    in_turn: dict[str, tuple[MixerConfig, ...]] = {name: (own,) for name, own in alone.items()}
+    return in_turn | {"routing": (alone["sliding_window"], alone["routing"])}
 
 
 def encoder(in_turn: Sequence[MixerConfig], size: Size) -> TransformerConfig:

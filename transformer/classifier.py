@@ -1,5 +1,7 @@
 """The encoder that puts a whole sequence into one of several classes."""
 
+from typing import ClassVar
+
 import jax
 from flax import linen as nn
 
@@ -21,6 +23,7 @@ class Classifier(Model):
     classes: int = 2  # C
     pooling: Pooling = "first"
     head_dropout: float = 0.0  # of the pooled vector
+    told: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         if self.classes < 1:

@@ -36,7 +36,8 @@ class Flops:
     """The same with the keys that a causal mask leaves, of T keys (T + 1) / 2 on average."""
     feed_forward: int
     vocabulary: int
-    """Logits of the V words, padding left out."""
+    """Logits of the V words, padding left out, of the share of tokens of which a word is told, and
+    the layer that leads to them, if there is one. What tells classes or tags is left out."""
     uncounted: tuple[str, ...] = ()
     """Mixers whose scores have no formula in `score_costs.SCORES`."""
 
@@ -50,12 +51,16 @@ class Flops:
         return self.feed_forward / (self.projections + self.scores + self.feed_forward)
 
 
-def count_flops(model: Model, length: int) -> Flops:
-    """Of one token's forward pass in sequences of `length` tokens, by part."""
+def count_flops(model: Model, length: int, told: float | None = None) -> Flops:
+    """Of one token's forward pass in sequences of `length` tokens, by part.
+
+    `told` is the share of the tokens of which a word is told in training; None: the model's own.
+    """
     config = model.config
-    weights = {"mixer": 0, "feed_forward": 0, "vocabulary": 0}
+    told = model.told if told is None else told
+    weights = {"mixer": 0, "feed_forward": 0, "head": 0, "vocabulary": 0}
     for leaf in abstract(model).leaves():
-        if (place := _product(leaf, config)) is not None:
+        if (place := _product(leaf, model)) is not None:
             weights[place] += active_entries(leaf, config) - padded_entries(leaf, config)
     layers = list(layer_mixers(config))
     known = [layer for layer in layers if layer.mixer.kind in SCORES]
@@ -69,7 +74,7 @@ def count_flops(model: Model, length: int) -> Flops:
             for layer, count in zip(known, scores, strict=True)
         ),
         feed_forward=2 * weights["feed_forward"],
-        vocabulary=2 * weights["vocabulary"],
+        vocabulary=round(2 * told * weights["vocabulary"]) + 2 * weights["head"],
         uncounted=tuple(sorted({layer.mixer.kind for layer in layers} - set(SCORES))),
     )
 
@@ -79,10 +84,12 @@ def estimate_flops(config: TransformerConfig, parameters: int, length: int) -> i
     return 6 * parameters + 12 * config.layers * config.width * length
 
 
-def _product(leaf: Leaf, config: TransformerConfig) -> str | None:
-    """In which product every token meets this matrix; None for biases, gains and look-ups."""
-    if leaf.path == (("embedding",) if config.tied else ("output",)):
-        return "vocabulary"
+def _product(leaf: Leaf, model: Model) -> str | None:
+    """In which product tokens meet this matrix; None for biases, gains and look-ups."""
+    if leaf.path == (("embedding",) if model.config.tied else ("output",)):
+        return "vocabulary" if model.told else None
+    if leaf.path[0] == "head" and model.told and leaf.axes.is_matrix:
+        return "head"
     if leaf.inner[0] != "layers" or not leaf.axes.is_matrix:
         return None
     return "feed_forward" if leaf.inner[2] == "feed_forward" else "mixer"
@@ -93,7 +100,7 @@ def decode_weight_bytes(model: Model) -> int:
     read = 0
     for leaf in abstract(model).leaves():
         table = leaf.inner[0] in ("embedding", "positions")
-        whole = _product(leaf, model.config) is not None or not table
+        whole = _product(leaf, model) is not None or not table
         read += leaf.bytes if whole else leaf.bytes // leaf.shape[0]
     return read
 

@@ -1,7 +1,7 @@
 """What all models have in common: how they are called, initialised and described."""
 
 import abc
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,9 @@ class Model(nn.Module, abc.ABC):
     config: TransformerConfig
     hardware: Hardware = Hardware()
     constrain: Constrain = unconstrained
+
+    told: ClassVar[float] = 1.0
+    """Share of the tokens of which a word is told: 0 of what tells classes or tags."""
 
     @abc.abstractmethod
     def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -1,5 +1,7 @@
 """The encoder that gives every token a tag."""
 
+from typing import ClassVar
+
 import jax
 from flax import linen as nn
 
@@ -15,6 +17,7 @@ class Tagger(Model):
 
     classes: int = 2  # C
     head_dropout: float = 0.0  # of each token's vector
+    told: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         if self.classes < 1:

@@ -88,15 +88,17 @@ def describe(
     experiment, notes = with_sizes(experiment)
     batch_size, length = window(experiment)
     hardware = hardware or Hardware()
+    task = make_task(experiment)
     try:
         described = describe_model(
-            make_task(experiment).model(hardware, unconstrained),
+            task.model(hardware, unconstrained),
             batch_size=batch_size,
             sequence_length=length,
             optimizer=experiment.optimizer,
             accumulate=experiment.accumulate,
             segments=getattr(experiment.data, "segments", True),
             average=experiment.ema.decay > 0,
+            told=task.told,
             notes=notes,
         )
     except ValueError as error:
@@ -116,11 +118,13 @@ def describe_model(
     accumulate: int = 1,
     segments: bool = False,
     average: bool = False,
+    told: float | None = None,
     notes: tuple[str, ...] = (),
 ) -> Description:
     """Describes a model trained on `batch_size` windows of `sequence_length` tokens at a time.
 
-    Windows of an encoder-decoder have as many tokens in the source as in the target.
+    Windows of an encoder-decoder have as many tokens in the source as in the target. `told` is the
+    share of the tokens of which a word is told; None: the model's own.
     """
     from train.optimizers import AdamW
     from transformer import costs, sizes
@@ -133,6 +137,7 @@ def describe_model(
         accumulate=accumulate,
         segments=segments,
         average=average,
+        told=told,
     )
     return Description(
         config=config,
@@ -140,7 +145,7 @@ def describe_model(
         sequence_length=sequence_length,
         parameters=parameters,
         estimate=sizes.estimate_parameters(config),
-        flops=tuple(costs.count_flops(model, t) for t in _lengths(sequence_length, config)),
+        flops=tuple(costs.count_flops(model, t, told) for t in _lengths(sequence_length, config)),
         training_estimate=costs.estimate_flops(config, parameters.active, sequence_length),
         optimizer=optimizer.kind,
         memory=training_memory(model, optimizer, **shape),

@@ -56,8 +56,12 @@ def training_memory(
     accumulate: int = 1,
     segments: bool = False,
     average: bool = False,
+    told: float | None = None,
 ) -> Memory:
-    """What a training step holds; `batch_size` counts the windows of all microbatches."""
+    """What a training step holds; `batch_size` counts the windows of all microbatches.
+
+    `told` is the share of the tokens of which a word is told; None: the model's own.
+    """
     import jax.numpy as jnp
 
     from transformer.losses import chunk_count
@@ -67,8 +71,9 @@ def training_memory(
     count = count_parameters(model).allocated
     item = jnp.dtype(config.precision.compute).itemsize
     rows = batch_size // accumulate
-    chunks = chunk_count(rows, sequence_length, config.vocab_rows, model.hardware)
-    chunk = rows * -(-sequence_length // chunks)
+    words = round(sequence_length * (model.told if told is None else told))
+    chunks = chunk_count(rows, words, config.vocab_rows, model.hardware) if words else 1
+    chunk = rows * -(-words // chunks)
     return Memory(
         weights=sum(leaf.bytes for leaf in abstract(model).leaves()),
         compute_copy=0 if config.precision.compute == config.precision.parameters else count * item,
@@ -76,7 +81,7 @@ def training_memory(
         optimizer=optimizer_bytes(model, optimizer),
         activations=estimate_activations(model, rows, sequence_length, segments=segments),
         logits=2 * 4 * chunk * config.vocab_rows,
-        textbook_logits=2 * 4 * rows * sequence_length * config.vocab_size,
+        textbook_logits=2 * 4 * rows * words * config.vocab_size,
         average=4 * count if average else 0,
     )
 

@@ -79,13 +79,10 @@ def parts(quantities: Quantities, candidate: Candidate) -> dict[str, float]:
     remat: Remat = "full" if candidate.remat == "offload" else candidate.remat
     kept = quantities.kept(remat).of(share, mesh.tensor)
     target = quantities.target
-    chunks = chunk_count(
-        quantities.rows // candidate.accumulate,
-        quantities.length,
-        model.vocab_rows,
-        target.hardware,
-    )
-    logits = 4 * share * quantities.length / chunks * model.vocab_rows / mesh.tensor
+    words = round(quantities.length * quantities.states.told)
+    accumulated = quantities.rows // candidate.accumulate
+    chunks = chunk_count(accumulated, words, model.vocab_rows, target.hardware) if words else 1
+    logits = 4 * share * words / chunks * model.vocab_rows / mesh.tensor
     gathered = quantities.largest_layer * quantities.item / (mesh.tensor * mesh.expert)
     return {
         "kept" if remat == "none" else remat: kept,

@@ -63,7 +63,7 @@ class Quantities:
             layer_weights=layers,
             other_weights=every - layers,
             largest_layer=_largest(inside),
-            flops=count_flops(model, length),
+            flops=count_flops(model, length, states.told),
             update=update_flops(experiment, leaves),
             states=states,
         )

@@ -36,6 +36,8 @@ class StateShapes(NamedTuple):
     shapes: TrainState
     axes: Any
     model: Model
+    told: float
+    """Share of the tokens of which a word is told."""
 
     @classmethod
     def of(cls, experiment: Experiment) -> "StateShapes":
@@ -47,7 +49,8 @@ class StateShapes(NamedTuple):
         axes = model.axes()
         step = make_step(experiment, model, axes)
         start = functools.partial(init_state, experiment, model, step.optimizer)
-        return cls(jax.eval_shape(start), axes, model)
+        told = model.told if task.told is None else task.told
+        return cls(jax.eval_shape(start), axes, model, told)
 
     def on(self, mesh: MeshConfig) -> StateBytes:
         """A chip's part. Raises UsageError for a mesh that does not divide the model."""

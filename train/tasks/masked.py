@@ -55,6 +55,15 @@ class MaskedTask(Task):
         assert isinstance(self.experiment.task, MaskedLanguageModelling)
         return self.experiment.task
 
+    @property
+    def most(self) -> int:
+        """Words of a window that are told at most."""
+        return max(1, int(np.rint(self.settings.rate * self.data.sequence_length)))
+
+    @property
+    def told(self) -> float:
+        return self.most / self.data.sequence_length
+
     def metric(self, corpus: Corpus) -> Metric:
         return Metric("loss", lower_is_better=True)
 
@@ -74,7 +83,7 @@ class MaskedTask(Task):
         A batch has `tokens`, `targets`, `weights`, `segments` and `positions` [B, T]. Padding is
         met in evaluation alone.
         """
-        most = max(1, int(np.rint(self.settings.rate * self.data.sequence_length)))
+        most = self.most
         apart = self.data.segments
 
         def loss(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:

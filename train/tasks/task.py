@@ -103,6 +103,11 @@ class Task(abc.ABC):
         return False
 
     @property
+    def told(self) -> float | None:
+        """Share of the tokens of which a word is told in training; None: the model's own."""
+        return None
+
+    @property
     def quoted(self) -> dict[str, str]:
         """What is to be said beside the metrics, such as how a score was made, by name."""
         return {}

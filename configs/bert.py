@@ -18,6 +18,7 @@ from transformer import (
     AttentionConfig,
     BlockConfig,
     FeedForwardConfig,
+    Initialization,
     LearnedPositions,
     NormConfig,
     Precision,
@@ -52,6 +53,7 @@ def bert(
         final_norm=None,
         dropout=dropout,
         precision=Precision.named("bfloat16"),
+        initialization=Initialization(depth_scaled=False),
     )
 
 

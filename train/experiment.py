@@ -242,12 +242,13 @@ class Experiment:
             raise UsageError(f"model.encoder: does not suit task {task}; {remedy}")
         if self.model.causal and isinstance(self.task, MaskedLanguageModelling):
             raise UsageError(
-                f"model.causal: task {task} looks at both sides of a word; set it to False"
+                f"model.causal: task {task} looks at both sides of a word; set it to False "
+                "(--model.no-causal)"
             )
         if self.model.causal and getattr(self.task, "pooling", "") == "first":
             raise UsageError(
                 "task.pooling first: the first token of a causal model sees no other; set "
-                "model.causal to False, or task.pooling to mean"
+                "model.causal to False (--model.no-causal), or task.pooling to mean"
             )
         for setting in ("stride", "compressors"):
             if getattr(self.evaluation, setting) and DataConfig not in data:

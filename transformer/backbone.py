@@ -36,7 +36,7 @@ def backbone(
     want: Want,
 ) -> Read:
     """Declares embeddings and layers of `module`, so that all such models have one layout."""
-    check_tokens(tokens, config)
+    check_tokens(tokens, config, positions)
     positions = or_arange(positions, tokens)
     words = word_table(module, "embedding", config.vocab_rows, config)
     given: dict[str, Any] = dict(positions=positions, keys=keys)

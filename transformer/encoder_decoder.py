@@ -83,7 +83,7 @@ class EncoderDecoder(Model):
             if memory is None:
                 raise ValueError("neither source nor tokens: give at least one")
             return ModelOutput(None, memory)
-        check_tokens(tokens, config)
+        check_tokens(tokens, config, positions)
         positions = or_arange(positions, tokens)
         looks = Memory(memory, _over_source(positions, segments, source_segments, tokens))
         decoder = Decoder(config, self.shared, name="decoder")

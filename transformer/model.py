@@ -5,6 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax.core import meta
 
@@ -144,8 +145,12 @@ def without_padding(
 def check_tokens(
     tokens: jax.Array,  # [B, T]
     config: TransformerConfig,
+    positions: jax.Array | None = None,  # [B, T]
 ) -> None:
-    """Raises ValueError for what is no batch of tokens, or too long for learned positions."""
+    """Raises ValueError for what is no batch of tokens, or too long for learned positions.
+
+    Positions whose values are not known yet, while a program is traced, cannot be looked at.
+    """
     if tokens.ndim != 2:
         raise ValueError(f"tokens of shape {tokens.shape}: give [batch, length]")
     limit = config.max_length
@@ -153,6 +158,14 @@ def check_tokens(
         raise ValueError(
             f"{tokens.shape[1]} tokens: the table of learned positions has {limit} rows; "
             "give shorter inputs or a longer table"
+        )
+    if limit is None or positions is None or isinstance(positions, jax.core.Tracer):
+        return
+    last = int(np.max(positions, initial=-1))
+    if last >= limit:
+        raise ValueError(
+            f"position {last}: the table of learned positions has {limit} rows, from 0; give "
+            "smaller ones or a longer table"
         )
 
 

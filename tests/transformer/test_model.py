@@ -206,6 +206,11 @@ def test_axes_are_named_like_the_parameters() -> None:
     ("tokens", "given", "message"),
     [
         ((B, T + 3), {}, "8 tokens: the table of learned positions has 7 rows; give shorter"),
+        (
+            (B, 1),
+            {"positions": np.full((B, 1), 7)},
+            "position 7: the table of learned positions has 7 rows, from 0; give smaller ones",
+        ),
         ((T,), {}, r"tokens of shape \(5,\): give \[batch, length\]"),
         ((B, 1), {"cache": ()}, "a cache without positions: say where the new tokens stand"),
         (
@@ -214,7 +219,7 @@ def test_axes_are_named_like_the_parameters() -> None:
             "a cache with segments: decode one document for each example",
         ),
     ],
-    ids=["too long", "no batch", "no positions", "segments"],
+    ids=["too long", "too far", "no batch", "no positions", "segments"],
 )
 def test_inputs_that_are_refused(tokens: tuple[int, ...], given: Any, message: str) -> None:
     model = LanguageModel(CONFIG)

@@ -4,6 +4,10 @@ A block of 256 numbers is divided by its largest magnitude, and each is stored a
 nearest of 256 codes. The codes are dense near zero: seven decades from 1e-6 to 1, the i-th with
 2^i values spread evenly over [0.1, 1) * 10^(i - 6), then 0 and 1. Signed ones have each value with
 either sign (but no -1); those of numbers that are never negative have twice as many in each decade.
+
+One departure: of numbers that are never negative none but 0 becomes 0. A second moment that did,
+beside a first moment that did not, would be divided by next to nothing: directions hundreds of
+times too large, where a gradient stops after a step that was small for its block.
 """
 
 import math
@@ -48,7 +52,10 @@ def nearest(
     *,
     signed: bool,
 ) -> jax.Array:  # [...] uint8
-    """The code of the nearest value: by arithmetic, for look-ups are slow on every hardware."""
+    """The code of the nearest value, unsigned never of 0 but for 0 itself.
+
+    By arithmetic, for look-ups are slow on every hardware.
+    """
     first = 1 if signed else 2
     size, count, scale = jnp.abs(x), jnp.full_like(x, first), jnp.full_like(x, 1e6)
     for decade in range(1, 7):
@@ -58,10 +65,11 @@ def nearest(
         count, scale = jnp.where(inside, n, count), jnp.where(inside, 10.0 ** (6 - decade), scale)
     place = jnp.floor((size * scale - 0.1) / 0.9 * count)
     number = 1 + count - first + jnp.clip(place, 0, count - 1)
-    number = jnp.where(size < 1e-6 * (0.1 + 0.45 / first) / 2, 0, number)
     largest = 1 - 0.225 / (first * 64)
     if not signed:
+        number = jnp.where(size > 0, number, 0)
         return jnp.where(size > largest, 255, number).astype(jnp.uint8)
+    number = jnp.where(size < 1e-6 * (0.1 + 0.45 / first) / 2, 0, number)
     number = jnp.where(x > largest, 128, number)
     return (ZERO + jnp.sign(x) * number).astype(jnp.uint8)
 

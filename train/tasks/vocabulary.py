@@ -51,3 +51,10 @@ def check_vocabulary(experiment: Experiment, tokenizer: Tokenizer, source: str) 
             f"{experiment.model.vocab_size}; give the tokenizer that the model was trained with, "
             "or set model.vocab_size to 0 and train anew"
         )
+    encoder = experiment.model.encoder
+    if encoder is not None and encoder.vocab_size not in (0, tokenizer.vocab_size):
+        raise UserError(
+            f"model.encoder.vocab_size {encoder.vocab_size}: {source} has {tokenizer.vocab_size} "
+            f"tokens, for both languages; give {tokenizer.vocab_size} for a table of the source's "
+            "own, or 0 to share the target's"
+        )

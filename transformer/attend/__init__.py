@@ -3,6 +3,7 @@
 All forms compute the same numbers; they differ in speed and memory. Each has its file.
 """
 
+import functools
 import logging
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from transformer.attend.blockwise import Looked, attend_blockwise
 from transformer.attend.choose import Case, Choice, Form, choose
 from transformer.attend.cudnn import attend_cudnn
 from transformer.attend.merge import merge, sink
+from transformer.attend.parts import for_each_part
 from transformer.attend.query_blocks import attend_query_blocks
 from transformer.attend.reference import attend_reference
 from transformer.attend.ring import attend_ring
@@ -82,10 +84,10 @@ def attend(
         meshed=constrain.mesh is not None,
     )
     choice = choose(form, case)
-    if choice.fell_back:
-        log.warning("attention: %s; using %s", choice.why, choice.form)
+    _tell(choice)
     match choice.form:
         case "cudnn":
+            k, v = (_as_queries_lie(each, constrain) for each in (k, v))
             return Attended(attend_cudnn(q, k, v, mask.pattern, scale=scoring.scale), {})
         case "splash":
             # Pallas takes a while to import, and is for TPUs alone.
@@ -108,3 +110,21 @@ def _parts(constrain: Constrain, length: int) -> int:
     """Into how many parts so many tokens are cut: not at all if they do not divide."""
     parts = constrain.parts("length")
     return 1 if length % parts else parts
+
+
+@functools.lru_cache(maxsize=64)
+def _tell(choice: Choice) -> None:
+    """Each choice once in a process, though every layer makes it."""
+    if choice.fell_back:
+        log.warning("attention: %s; using %s", choice.why, choice.form)
+    else:
+        log.info("attention: using %s: %s", choice.form, choice.why)
+
+
+def _as_queries_lie(
+    x: jax.Array,  # [B, S, K, H]
+    constrain: Constrain,
+) -> jax.Array:  # [B, S, K or more, H]
+    """Keys or values, their heads cut for devices as those of the queries: cuDNN's rule asks it."""
+    own = for_each_part(x, constrain.parts("heads"))
+    return x if own is x else constrain(own, ("batch", None, "heads", None))

@@ -133,7 +133,8 @@ class Primer(Mixer):
             rate=config.dropout,
             keys=fold(keys, 0),
         )
-        attended = attend(q, k, v, mask, scoring, hardware=shared.hardware, want=want)
+        how: Any = dict(hardware=shared.hardware, constrain=shared.constrain, want=want)
+        attended = attend(q, k, v, mask, scoring, **how)
         y = linear(self, "output", attended.y, axes, embed, shared, bias=config.bias, residual=True)
         return MixerOutput(y, cache, attended.aux)
 

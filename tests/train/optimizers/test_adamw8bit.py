@@ -84,3 +84,16 @@ def test_a_layer_is_as_if_it_were_alone() -> None:
     for moment, other in ((stacked.mean, one.mean), (stacked.square, one.square)):
         np.testing.assert_array_equal(moment.values["w"][0], other.values["w"])
         np.testing.assert_array_equal(moment.scales["w"][0], other.scales["w"])
+
+
+def test_a_gradient_that_stops_leaves_no_leap() -> None:
+    """Squares far below their block's largest do not vanish before the mean of the gradients."""
+    axes = {"w": Axes(inputs=("vocab",), outputs=("embed",))}
+    params = {"w": jnp.zeros((64, 256))}
+    first = np.random.RandomState(0).randn(64, 256).astype(np.float32)
+    optimizer = make_optimizer(AdamW8bit(weight_decay=0.0), axes)
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    for step in range(12):
+        grads = {"w": jnp.asarray(first if step == 0 else 0 * first)}
+        directions, state = update(grads, state, params)
+        assert np.abs(np.asarray(directions["w"])).max() < 2  # 1 in 32 bits

@@ -37,9 +37,17 @@ def test_the_nearest_value_is_taken(signed: bool) -> None:
     x = np.concatenate([random.uniform(0, 1, 3000), 10 ** random.uniform(-9, 0, 3000), edges])
     x = np.minimum(x, 1).astype(np.float32) * (random.choice([-1, 1], len(x)) if signed else 1)
     codes = np.asarray(jax.jit(nearest, static_argnames="signed")(x, signed=signed))
-    distances = np.abs(table(signed)[None] - x[:, None].astype(np.float64))
+    distances = distances_to_all(x.astype(np.float64), signed)
     own = distances[np.arange(len(x)), codes]
     assert (own - distances.min(axis=1) <= 1e-6 * np.abs(x)).all()
+
+
+def distances_to_all(x: Array, signed: bool) -> Array:  # [n] -> [n, 256]
+    """How far each value is; 0 is out of reach of a square that is more than 0."""
+    distances = np.abs(table(signed)[None] - x[:, None])
+    if not signed:
+        distances[x > 0, 0] = np.inf
+    return distances
 
 
 def blocks(x: Array, stack: int, signed: bool) -> Array:
@@ -51,7 +59,7 @@ def blocks(x: Array, stack: int, signed: bool) -> Array:
         done = []
         for part in parts:
             scale = np.abs(part).max() or 1.0
-            distances = np.abs(table(signed)[None] - part[:, None] / scale)
+            distances = distances_to_all(part / scale, signed)
             done.append(table(signed)[distances.argmin(axis=1)] * scale)
         found[layer] = np.concatenate(done).reshape(x.shape[stack:])
     return found

@@ -28,6 +28,24 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> TranslationTask:
     return TranslationTask(asked.resolved(asked.prepare()))
 
 
+def test_a_source_s_own_table_has_the_tokenizer_s_words(task: TranslationTask) -> None:
+    """Fewer rows would make one word of many, without a word said."""
+    words = task.experiment.model.vocab_size
+    shared = task.experiment.model.encoder
+    assert shared is not None
+    for own in (words - 1, words):
+        encoder = dataclasses.replace(shared, vocab_size=own)
+        model = dataclasses.replace(task.experiment.model, encoder=encoder, vocab_size=0)
+        asked = TranslationTask(dataclasses.replace(task.experiment, model=model))
+        if own == words:
+            assert asked.resolved(asked.prepare()).model.encoder == encoder
+            continue
+        with pytest.raises(
+            UserError, match=rf"model\.encoder\.vocab_size {own}: .* {words} tokens"
+        ):
+            asked.resolved(asked.prepare())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_targets_are_smoothed_in_training_alone(task: TranslationTask, training: bool) -> None:

@@ -5,15 +5,31 @@ softmax and activation functions are some percent more.
 """
 
 import dataclasses
-from typing import NamedTuple
+import functools
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+from flax.core import meta
 
 from transformer.attention import AttentionConfig
+from transformer.block import Memory
 from transformer.config import TransformerConfig
+from transformer.encoder_decoder import EncoderDecoder
+from transformer.hardware import Hardware
+from transformer.masks import Mask, Pattern
 from transformer.model import Model
 from transformer.score_costs import SCORES
-from transformer.sizes import Leaf, abstract, active_entries, layer_mixers, padded_entries
+from transformer.sizes import (
+    LayerMixer,
+    Leaf,
+    abstract,
+    active_entries,
+    layer_mixers,
+    padded_entries,
+)
+from transformer.stack import Stack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +72,31 @@ def count_flops(model: Model, length: int, told: float | None = None) -> Flops:
 
     `told` is the share of the tokens of which a word is told in training; None: the model's own.
     """
-    config = model.config
     told = model.told if told is None else told
+    return _counted(model, length, told, abstract(model).leaves(), layer_mixers(model.config))
+
+
+def step_flops(model: Model, length: int) -> Flops:
+    """Of a decoding step from a cache of `length` tokens, and of as many of a source."""
+    leaves = (leaf for leaf in abstract(model).leaves() if _in_step(leaf, model))
+    decoder = dataclasses.replace(model.config, encoder=None)
+    return _counted(model, length, model.told, leaves, layer_mixers(decoder))
+
+
+def _counted(
+    model: Model,
+    length: int,
+    told: float,
+    leaves: Iterable[Leaf],
+    mixers: Iterable[LayerMixer],
+) -> Flops:
+    """Of products with these parameters, and of the scores of these mixers."""
+    config = model.config
     weights = {"mixer": 0, "feed_forward": 0, "head": 0, "vocabulary": 0}
-    for leaf in abstract(model).leaves():
+    for leaf in leaves:
         if (place := _product(leaf, model)) is not None:
             weights[place] += active_entries(leaf, config) - padded_entries(leaf, config)
-    layers = list(layer_mixers(config))
+    layers = list(mixers)
     known = [layer for layer in layers if layer.mixer.kind in SCORES]
     scores = [SCORES[each.mixer.kind](each.mixer, config.width, length) for each in known]
     return Flops(
@@ -96,13 +130,63 @@ def _product(leaf: Leaf, model: Model) -> str | None:
 
 
 def decode_weight_bytes(model: Model) -> int:
-    """What decoding one token reads of the weights: all of them, but of look-up tables a row."""
+    """What decoding one token reads of the weights: all of them, but of look-up tables a row.
+
+    Of an encoder-decoder all that meets the token: nothing of the encoder, and nothing that only
+    the source meets, as the cache has been filled.
+    """
     read = 0
     for leaf in abstract(model).leaves():
+        if not _in_step(leaf, model):
+            continue
         table = leaf.inner[0] in ("embedding", "positions")
         whole = _product(leaf, model) is not None or not table
         read += leaf.bytes if whole else leaf.bytes // leaf.shape[0]
     return read
+
+
+def _in_step(leaf: Leaf, model: Model) -> bool:
+    """Whether a decoding step meets this parameter, once the cache holds what it needs."""
+    if not isinstance(model, EncoderDecoder):
+        return True
+    if leaf.inner[0] == "layers":
+        return leaf.path[0] == "decoder" and leaf.path[2:] in _step_layers(model)
+    return leaf.path[0] not in ("encoder", "source_embedding")
+
+
+@functools.lru_cache(maxsize=8)
+def _step_layers(model: EncoderDecoder) -> frozenset[tuple[str, ...]]:
+    """The parameters that the decoder's layers use with a cache that has read the source.
+
+    As paths below those layers. Blocks declare what they use: here they are made without a memory,
+    so cross attention declares no matrices of keys and values.
+    """
+    shared = dataclasses.replace(model.shared, hardware=Hardware())
+    stack = Stack(model.config.pattern, shared, parent=None)
+    places = range(min(len(stack.pattern), shared.layers))
+
+    def declared() -> Any:
+        caches, positions = model.init_cache(1, 1, 1), jnp.zeros((1, 1), jnp.int32)
+        x = jnp.zeros((1, 1, shared.width), shared.precision.compute)
+        given: dict[str, Any] = dict(
+            positions=positions,
+            mask=Mask(Pattern(causal=True), positions=positions),
+            memory=Memory(None, Mask(Pattern(ordered=False), positions=positions)),
+        )
+        return {
+            f"place_{place}": stack.block(place).init(
+                jax.random.key(0),
+                x,
+                cache=caches[place],
+                constants=stack.constants(place, place),
+                **given,
+            )["params"]
+            for place in places
+        }
+
+    shapes = meta.unbox(jax.eval_shape(declared))
+    leaves = jax.tree_util.tree_leaves_with_path(shapes)
+    return frozenset(tuple(key.key for key in path) for path, _ in leaves)
 
 
 class Traffic(NamedTuple):

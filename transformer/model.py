@@ -161,7 +161,7 @@ def check_tokens(
         )
     if limit is None or positions is None or isinstance(positions, jax.core.Tracer):
         return
-    last = int(np.max(positions, initial=-1))
+    last = int(np.asarray(positions).max(initial=-1))
     if last >= limit:
         raise ValueError(
             f"position {last}: the table of learned positions has {limit} rows, from 0; give "

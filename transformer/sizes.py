@@ -12,6 +12,7 @@ from transformer.attend import Choice, choose
 from transformer.attention import AttentionConfig
 from transformer.block import BlockConfig
 from transformer.config import TransformerConfig
+from transformer.encoder_decoder import EncoderDecoder
 from transformer.hardware import Hardware
 from transformer.language_model import LanguageModel
 from transformer.mixers import MixerConfig
@@ -184,9 +185,10 @@ def _blocks(pattern: tuple[BlockConfig, ...], layers: int) -> Iterator[BlockConf
     return (pattern[layer % len(pattern)] for layer in range(layers))
 
 
-def cache_bytes(model: LanguageModel, length: int) -> int:
-    """Size of one example's cache for `length` tokens."""
-    cache = jax.eval_shape(lambda: model.init_cache(1, length))
+def cache_bytes(model: LanguageModel | EncoderDecoder, length: int, source: int = 0) -> int:
+    """Size of one example's cache for `length` tokens, and a source of `source` if it has one."""
+    lengths = (length, source) if isinstance(model, EncoderDecoder) else (length,)
+    cache = jax.eval_shape(lambda: model.init_cache(1, *lengths))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
 
 

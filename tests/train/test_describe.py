@@ -30,6 +30,9 @@ from transformer import (
     Hardware,
     LanguageModel,
     LearnedPositions,
+    LinearAttentionConfig,
+    LuongConfig,
+    NoPosition,
     Precision,
     TransformerConfig,
 )
@@ -231,6 +234,92 @@ def test_decoding_is_shown_for_multi_head_grouped_and_multi_query_attention() ->
     block = dataclasses.replace(BLOCK, mixer=AttentionConfig(heads=8, head_width=5))
     shown = of(dataclasses.replace(TINY, pattern=(block,))).decoding
     assert [each.kv_heads for each in shown] == [(8,), (2,), (1,)]
+
+
+# The decoder of 2 layers: D 4, N 2, K 1, H 3 and 5 in both attentions, F 6, V 10 in 16 rows; a
+# source of 3 layers and 9 words.
+ATTENTION = AttentionConfig(heads=2, kv_heads=1, head_width=3, value_width=5)
+READS = BlockConfig(mixer=ATTENTION, feed_forward=FeedForwardConfig(hidden=6))
+TRANSLATES = TransformerConfig(
+    vocab_size=10,
+    vocab_multiple=8,
+    width=4,
+    layers=2,
+    pattern=(dataclasses.replace(READS, cross=ATTENTION),),
+    position=LearnedPositions(19),
+    tied=False,
+    encoder=EncoderConfig(3, (READS,), vocab_size=9),
+)
+
+
+def translating(config: TransformerConfig) -> Description:
+    return describe_model(EncoderDecoder(config), batch_size=5, sequence_length=11)
+
+
+def test_decoding_of_an_encoder_decoder_reads_the_decoder_and_two_caches() -> None:
+    own, multi_head = translating(TRANSLATES).decoding
+    assert (own.kv_heads, multi_head.kv_heads) == ((1, 1), (2, 2))
+    assert (own.context, own.source) == (11, 11)
+    assert own.cache_bytes_per_token == own.cache_bytes_per_source_token == 4 * 2 * (3 + 5)
+    assert own.cache_bytes == 4 * 2 * (3 + 5) * (11 + 11)
+    assert multi_head.cache_bytes == 2 * own.cache_bytes
+
+    queries, output = 4 * 6, 10 * 4  # matrices
+    keys_and_values = 4 * 3 + 4 * 5
+    layer = 2 * (queries + output) + keys_and_values + 2 * 4 * 6  # cross attention's are in a cache
+    biases = 2 * (6 + 4) + (3 + 5) + (6 + 4)
+    norms = 3 * 2 * 4
+    tables = 4 * 16 + 4 + 4  # the output's; a row of the embedding and one of the positions
+    assert own.weight_bytes == 4 * (2 * (layer + biases + norms) + 2 * 4 + tables)
+    scores = 2 * 11 * 2 * (3 + 5)
+    assert own.flops == 2 * (2 * layer + 2 * scores) + 2 * 4 * 10
+
+
+def test_of_a_tied_table_the_whole_is_read() -> None:
+    own, tied = (
+        translating(dataclasses.replace(TRANSLATES, tied=tied)).decoding[0]
+        for tied in (False, True)
+    )
+    assert tied.weight_bytes == own.weight_bytes - 4 * 4  # without a row of the other
+    assert tied.flops == own.flops
+
+
+def test_a_recurrence_that_reads_a_memory_keeps_it_and_a_state() -> None:
+    block = BlockConfig(mixer=LuongConfig(), feed_forward=None, norm=None)
+    config = dataclasses.replace(
+        TRANSLATES, layers=1, pattern=(block,), position=NoPosition(), final_norm=None
+    )
+    (own,) = translating(config).decoding
+    assert own.kv_heads == ()
+    assert own.cache_bytes_per_token == 0
+    assert own.cache_bytes_per_source_token == 4 * (4 + 4)
+    assert own.cache_bytes == 4 * (11 * (4 + 4) + 3 * 4)
+    matrices = 4 * 4 * (4 + 4 + 4) + (4 + 4) * 4  # input, state, what is fed; of the result
+    assert own.weight_bytes == 4 * (matrices + 4 * 4 + 4 * 16 + 4)
+    assert own.flops == 2 * (matrices + 11 * (4 + 4) + 4 * 10)
+
+
+def test_cross_attention_whose_steps_have_no_formula_is_left_out() -> None:
+    block = dataclasses.replace(READS, cross=LinearAttentionConfig(heads=2))
+    described = translating(dataclasses.replace(TRANSLATES, pattern=(block,)))
+    assert described.decoding == ()
+    assert described.as_dict()["decoding"] is None
+
+
+def test_decoding_of_an_encoder_decoder_is_shown_and_in_json() -> None:
+    described = translating(TRANSLATES)
+    text = io.StringIO()
+    described.print(Console(file=text, width=80))
+    assert "Decoding after 11 tokens, from a source of 11" in text.getvalue()
+    assert "of the source, of which it has 64 B a token" in " ".join(text.getvalue().split())
+    plain = json.loads(json.dumps(described.as_dict()))["decoding"]
+    assert (plain["context"], plain["source"], plain["kv_heads"]) == (11, 11, [1, 1])
+    assert plain["cache_bytes_per_token"] == plain["cache_bytes_per_source_token"] == 64
+    assert plain["cache_bytes"] == 22 * 64
+    assert plain["bytes_read_per_token"] == plain["weight_bytes"] + 22 * 64
+    assert plain["variants"][0]["kv_heads"] == [2, 2]
+    of_one = json.loads(json.dumps(of(TINY).as_dict()))["decoding"]
+    assert (of_one["source"], of_one["cache_bytes_per_source_token"]) == (0, 0)
 
 
 def test_operations_are_shown_at_lengths_that_the_model_can_take() -> None:

@@ -11,6 +11,8 @@ import pytest
 from transformer import (
     AttentionConfig,
     BlockConfig,
+    EncoderConfig,
+    EncoderDecoder,
     FeedForwardConfig,
     LanguageModel,
     LearnedPositions,
@@ -21,6 +23,7 @@ from transformer.costs import (
     count_flops,
     decode_weight_bytes,
     estimate_flops,
+    step_flops,
 )
 from transformer.mixture import MixtureConfig
 from transformer.positions import RelativePositions
@@ -111,6 +114,42 @@ def test_flops_are_those_of_the_products_in_the_program(config: TransformerConfi
     params = jax.eval_shape(model.init, jax.random.key(0), tokens)
     program = jax.make_jaxpr(functools.partial(logits, model))(params, tokens)
     assert products(program.jaxpr) == 2 * 13 * count_flops(model, 13).total(causal=False)
+
+
+@pytest.mark.slow
+def test_flops_of_a_step_are_those_of_the_products_in_its_program() -> None:
+    """Of an encoder-decoder: with a cache of 13 tokens that has read a source of 13."""
+    block = reference(BILINEAR).pattern[0]
+    config = dataclasses.replace(
+        reference(BILINEAR),
+        pattern=(dataclasses.replace(block, cross=block.mixer),),
+        encoder=EncoderConfig(2, TINY.pattern, vocab_size=9),
+    )
+    model, token = EncoderDecoder(config), jnp.zeros((1, 1), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), token, token)
+    cache = model.init_cache(1, 13, 13)
+
+    def step(params: Any, token: jax.Array, positions: jax.Array) -> Any:
+        return model.apply(params, None, token, positions=positions, cache=cache).logits
+
+    program = jax.make_jaxpr(step)(params, token, token)
+    assert products(program.jaxpr) == step_flops(model, 13).total(causal=False)
+
+
+def test_a_step_of_a_language_model_is_all_of_it() -> None:
+    model = LanguageModel(TINY)
+    assert step_flops(model, 13) == count_flops(model, 13)
+
+
+def test_decoding_reads_of_an_encoder_decoder_what_meets_the_token() -> None:
+    """A decoder is a language model with other layers, and cross attention without keys, values."""
+    block = dataclasses.replace(TINY.pattern[0], cross=MIXER)
+    config = dataclasses.replace(
+        TINY, pattern=(block,), encoder=EncoderConfig(2, TINY.pattern, vocab_size=9)
+    )
+    cross = 7 * 15 + 15 + 33 * 7 + 7 + 2 * 7  # queries, what joins the heads, a norm
+    alone = decode_weight_bytes(LanguageModel(TINY))
+    assert decode_weight_bytes(EncoderDecoder(config)) == alone + 4 * 3 * cross
 
 
 def logits(model: LanguageModel, params: Any, tokens: jax.Array) -> Any:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.describe.combinations import Combination, EightBits, combinations, eight_bits
 from train.describe.compiler import Compiled, ask_compiler
-from train.describe.decoding import Decoding, decoding, kv_variants
+from train.describe.decoding import Decoding, decodings
 from train.describe.memory import Memory, training_memory
 from train.errors import UsageError
 
@@ -49,7 +49,7 @@ class Description:
     """What 8-bit AdamW's state is made of."""
     decoding: tuple[Decoding, ...]
     """With other numbers of key-value heads too; this model's own first. None of a model that does
-    not write token by token."""
+    not write token by token, or in steps that have no formula."""
     traffic: "Traffic"
     notes: tuple[str, ...] = ()
     """What had to be assumed."""
@@ -151,25 +151,10 @@ def describe_model(
         memory=training_memory(model, optimizer, **shape),
         combinations=combinations(model, **shape),
         eight_bits=eight_bits(model),
-        decoding=_decodings(model, sequence_length),
+        decoding=decodings(model, sequence_length),
         traffic=costs.attention_traffic(model, sequence_length),
         notes=notes,
     )
-
-
-def _decodings(model: "Model", length: int) -> tuple[Decoding, ...]:
-    """Of a language model that can decode: as it is, then with other key-value heads."""
-    from transformer.language_model import LanguageModel
-    from transformer.mixers import mixer_type
-
-    if not isinstance(model, LanguageModel):
-        return ()
-    mixers = {block.mixer for block in model.config.pattern}
-    if not all(mixer_type(mixer).abilities(mixer).cached for mixer in mixers):
-        return ()
-    own = decoding(model, length)
-    variants = (decoding(each, length) for each in kv_variants(model.config, model.hardware))
-    return (own, *(each for each in variants if each != own))
 
 
 def _lengths(own: int, config: "TransformerConfig") -> tuple[int, ...]:

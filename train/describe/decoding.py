@@ -5,12 +5,13 @@ byte are far below what any accelerator can do: decoding waits for memory (Shaze
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformer.config import TransformerConfig
-    from transformer.hardware import Hardware
+    from transformer.encoder_decoder import EncoderDecoder
     from transformer.language_model import LanguageModel
+    from transformer.model import Model
 
 LARGE_BATCH = 64
 """Beside a batch of 1: by then the cache, not the weights, is most of what is read."""
@@ -18,17 +19,24 @@ LARGE_BATCH = 64
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """A step that adds a token to each of some sequences of `context` tokens."""
+    """A step that adds a token to each of some sequences of `context` tokens.
+
+    Of an encoder-decoder the sequence is its own; the source has been read into the cache before.
+    """
 
     kv_heads: tuple[int, ...]
-    """K of each place of the pattern that has attention."""
+    """K of each attention of the pattern: in a place that has both, cross attention second."""
     context: int
+    source: int
+    """Tokens of the source: as many, or 0 of a model that has none."""
     cache_bytes_per_token: int
     """What the cache grows by, for each token of a sequence."""
+    cache_bytes_per_source_token: int
+    """What it has more for each token of the source."""
     cache_bytes: int
-    """Of one sequence."""
+    """Of one sequence, and its source."""
     weight_bytes: int
-    """Read once a step, as they are stored."""
+    """Read once a step, as they are stored. Nothing that only the source meets."""
     flops: int
     """Of one token."""
 
@@ -41,31 +49,62 @@ class Decoding:
         return self.flops / self.bytes_read_per_token(batch)
 
 
-def decoding(model: "LanguageModel", context: int) -> Decoding:
-    """The cost of a step at this context."""
-    from transformer.costs import count_flops, decode_weight_bytes
-    from transformer.sizes import cache_bytes
+def decodings(model: "Model", context: int) -> tuple[Decoding, ...]:
+    """Of a model that writes token by token: as it is, then with other key-value heads."""
+    from transformer.encoder_decoder import EncoderDecoder
+    from transformer.language_model import LanguageModel
 
-    return Decoding(
-        kv_heads=_kv_heads(model.config),
-        context=context,
-        cache_bytes_per_token=cache_bytes(model, context) - cache_bytes(model, context - 1),
-        cache_bytes=cache_bytes(model, context),
-        weight_bytes=decode_weight_bytes(model),
-        flops=count_flops(model, context).total(causal=False),
+    if not isinstance(model, LanguageModel | EncoderDecoder) or not _is_counted(model.config):
+        return ()
+    own = decoding(model, context)
+    variants = (decoding(each, context) for each in kv_variants(model))
+    return (own, *(each for each in variants if each != own))
+
+
+def _is_counted(config: "TransformerConfig") -> bool:
+    """Whether all mixers decode from a cache, in steps that are counted exactly.
+
+    Cross attention of other kinds is not: their formulas count what is done to the memory's keys.
+    """
+    from transformer.attention import AttentionConfig
+    from transformer.mixers import mixer_type
+
+    return all(
+        mixer_type(block.mixer).abilities(block.mixer).cached
+        and isinstance(block.cross, AttentionConfig | None)
+        for block in config.pattern
     )
 
 
-def kv_variants(config: "TransformerConfig", hardware: "Hardware") -> tuple["LanguageModel", ...]:
-    """The model with N, N / 4 and 1 key-value heads, and as it is: the most of them first."""
-    from transformer.language_model import LanguageModel
+def decoding(model: "LanguageModel | EncoderDecoder", context: int) -> Decoding:
+    """The cost of a step at this context, with a source of as many tokens if it reads one."""
+    from transformer.costs import decode_weight_bytes, step_flops
+    from transformer.sizes import cache_bytes
 
-    variants = {_kv_heads(config): config}
+    source = context if model.config.encoder is not None else 0
+    whole = cache_bytes(model, context, source)
+    return Decoding(
+        kv_heads=_kv_heads(model.config),
+        context=context,
+        source=source,
+        cache_bytes_per_token=whole - cache_bytes(model, context - 1, source),
+        cache_bytes_per_source_token=whole - cache_bytes(model, context, max(source - 1, 0)),
+        cache_bytes=whole,
+        weight_bytes=decode_weight_bytes(model),
+        flops=step_flops(model, context).total(causal=False),
+    )
+
+
+def kv_variants(
+    model: "LanguageModel | EncoderDecoder",
+) -> tuple["LanguageModel | EncoderDecoder", ...]:
+    """The model with N, N / 4 and 1 key-value heads, and as it is: the most of them first."""
+    variants = {_kv_heads(model.config): model.config}
     for group in (1, 4, None):
-        other = _grouped(config, group)
+        other = _grouped(model.config, group)
         variants.setdefault(_kv_heads(other), other)
     ordered = sorted(variants.items(), reverse=True)
-    return tuple(LanguageModel(each, hardware) for _, each in ordered)
+    return tuple(dataclasses.replace(model, config=each) for _, each in ordered)
 
 
 def _grouped(config: "TransformerConfig", group: int | None) -> "TransformerConfig":
@@ -74,15 +113,18 @@ def _grouped(config: "TransformerConfig", group: int | None) -> "TransformerConf
 
     pattern = []
     for block in config.pattern:
-        mixer = block.mixer
-        if isinstance(mixer, AttentionConfig) and mixer.heads % (group or 1) == 0:
-            mixer = dataclasses.replace(mixer, kv_heads=mixer.heads // group if group else 1)
-        pattern.append(dataclasses.replace(block, mixer=mixer))
+        for name in ("mixer", "cross"):
+            mixer = getattr(block, name)
+            if isinstance(mixer, AttentionConfig) and mixer.heads % (group or 1) == 0:
+                fewer = mixer.heads // group if group else 1
+                changed: Any = {name: dataclasses.replace(mixer, kv_heads=fewer)}
+                block = dataclasses.replace(block, **changed)
+        pattern.append(block)
     return dataclasses.replace(config, pattern=tuple(pattern))
 
 
 def _kv_heads(config: "TransformerConfig") -> tuple[int, ...]:
     from transformer.attention import AttentionConfig
 
-    mixers = [block.mixer for block in config.pattern]
+    mixers = [mixer for block in config.pattern for mixer in (block.mixer, block.cross)]
     return tuple(m.kv_heads or m.heads for m in mixers if isinstance(m, AttentionConfig))

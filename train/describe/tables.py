@@ -93,7 +93,10 @@ def _decoding(description: "Description") -> Iterable["RenderableType"]:
     own = description.decoding[0]
     batch = f"a byte,\nbatch {LARGE_BATCH}"
     columns = ("cache,\na token", "cache", "weights", "operations", "a byte", batch)
-    table = new_table(f"Decoding after {own.context:,} tokens", "key-value\nheads", *columns)
+    after = f"Decoding after {own.context:,} tokens"
+    if own.source:
+        after += f", from a source of {own.source:,}"
+    table = new_table(after, "key-value\nheads", *columns)
     for each in sorted(description.decoding, key=lambda each: each.kv_heads, reverse=True):
         table.add_row(
             ", ".join(map(str, each.kv_heads)) or "none",
@@ -106,6 +109,14 @@ def _decoding(description: "Description") -> Iterable["RenderableType"]:
             style="bold" if each is own else None,
         )
     yield table
+    if own.source:
+        heads = " Key-value heads: of its own tokens, then of the source." if own.kv_heads else ""
+        yield (
+            "[dim]The cache is of the tokens written, and of the source, of which it has "
+            f"{in_bytes(own.cache_bytes_per_source_token)} a token in this model. Weights and "
+            "operations are those of a step: the decoder's, less what is done once for a source, "
+            f"and the output table; of look-up tables a row.{heads}[/dim]"
+        )
     traffic = description.traffic
     if traffic.plain:
         yield (

@@ -84,20 +84,22 @@ class RingCache(struct.PyTreeNode):
             put(self.keys, keys), put(self.values, values), put(self.positions, positions)
         )
 
-    def with_new(
+    def in_order(self) -> "RingCache":
+        """The same tokens in the order of their positions, empty slots first: no longer a ring."""
+        order = jnp.argsort(self.positions, axis=1)
+        rows = order[:, :, None, None]
+        keys, values = (jnp.take_along_axis(x, rows, axis=1) for x in (self.keys, self.values))
+        return RingCache(keys, values, jnp.take_along_axis(self.positions, order, axis=1))
+
+    def followed_by(
         self,
         keys: jax.Array,  # [B, T, K, H]
         values: jax.Array,  # [B, T, K, H]
         positions: jax.Array,  # [B, T], NOWHERE for padding
-    ) -> tuple[jax.Array, jax.Array, jax.Array, "RingCache"]:
-        """Keys, values and positions of the ring and of T more tokens, and the ring after them."""
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:  # [B, R + T, K, H] twice, [B, R + T]
+        """Keys, values and positions of these slots and, behind them, of T more tokens."""
         join = lambda old, new: jnp.concatenate([old, new.astype(old.dtype)], axis=1)  # noqa: E731
-        return (
-            join(self.keys, keys),
-            join(self.values, values),
-            join(self.positions, positions),
-            self.write(keys, values, positions),
-        )
+        return join(self.keys, keys), join(self.values, values), join(self.positions, positions)
 
 
 class SlidingWindow(Mixer):
@@ -139,12 +141,21 @@ class SlidingWindow(Mixer):
         mask = mask.replace(pattern=self.windowed(mask.pattern))
         q, k, v = project(self, x, positions, config, shared)
         aux: dict[str, Any] = {"scored": (q, k, v)} if "scored" in want else {}
+        before = 0  # queries that stand in for tokens of the ring, and are of no interest
         if cache is not None:
             if not mask.pattern.causal:
                 raise ValueError("mixer sliding_window: decodes under a causal mask; give one")
             here = jnp.broadcast_to(jnp.where(positions < 0, NOWHERE, positions), x.shape[:2])
-            k, v, places, cache = cache.with_new(k, v, here)
-            mask = mask.over(places, holds_queries=True)
+            ring, cache = cache, cache.write(k, v, here)
+            in_row = _in_row(ring, mask, x.shape[1])
+            k, v, places = (ring.in_order() if in_row else ring).followed_by(k, v, here)
+            if in_row:
+                before = ring.positions.shape[1]
+                q = jnp.pad(q, [(0, 0), (before, 0), (0, 0), (0, 0)])
+                there = (places != NOWHERE).astype(jnp.int32)
+                mask = mask.replace(positions=places, segments=there)
+            else:
+                mask = mask.over(places, holds_queries=True)
         scoring = Scoring(
             scale=1 / math.sqrt(q.shape[-1]),
             soft_cap=config.soft_cap,
@@ -153,9 +164,11 @@ class SlidingWindow(Mixer):
             keys=fold(keys, 0),
         )
         sinks = sink_scores(self, config.heads, shared) if config.sinks else None
-        how: Any = dict(form=config.form, hardware=shared.hardware, want=want)
-        attended = attend(q, k, v, mask, scoring, sinks=sinks, **how)
-        return MixerOutput(join(self, attended.y, config, shared), cache, aux | attended.aux)
+        how: Any = dict(form=config.form, hardware=shared.hardware, constrain=shared.constrain)
+        attended = attend(q, k, v, mask, scoring, sinks=sinks, want=want, **how)
+        y = attended.y[:, before:]
+        aux |= {name: each[:, :, before:] for name, each in attended.aux.items()}  # weights
+        return MixerOutput(join(self, y, config, shared), cache, aux)
 
     @nn.nowrap
     def windowed(self, pattern: Pattern) -> Pattern:
@@ -184,6 +197,18 @@ class SlidingWindow(Mixer):
             x, want=frozenset({"scored"}), **given
         ).aux["scored"]
         return scored
+
+
+def _in_row(ring: RingCache, mask: Mask, tokens: int) -> bool:
+    """Whether the ring and so many new tokens are taken as one row in order, each a query.
+
+    Only there does the index tell what the window hides, so that it is never visited. The R queries
+    of the ring are for nothing, so it pays where the new ones are more; few new ones, as when
+    decoding, look at the R + T keys whatever their order.
+    """
+    pattern = mask.pattern
+    plain = pattern.ordered and not pattern.prefix and mask.segments is None and not mask.irregular
+    return plain and tokens > ring.positions.shape[1]
 
 
 MIXERS[SlidingWindowConfig.kind] = SlidingWindow

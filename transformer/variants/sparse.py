@@ -10,6 +10,8 @@ from flax import linen as nn
 
 from transformer.attend import Looked, Scoring, attend_blockwise, merge
 from transformer.attend.reference import attend_reference
+from transformer.attend.sparse.map_queries import BLOCK, map_queries
+from transformer.attend.tiles import Tiling, tile_mask, whole
 from transformer.cache import KVCache
 from transformer.checks import check_choice, check_least
 from transformer.heads import HeadsConfig, join, project
@@ -150,11 +152,19 @@ class Sparse(Mixer):
         v: jax.Array,  # [B, S, K, H]
         mask: Mask,
     ) -> jax.Array:  # [B, T, N, H]
-        """A few queries over all keys of a cache, densely."""
-        config = self.config
-        places = mask.places(q.shape[1], k.shape[1])
-        chosen = sees(config.pattern, config.stride, config.summary, part, *places)
-        return attend_reference(q, k, v, mask.replace(allowed=chosen), self.scoring(q))[0]
+        """Queries over all keys of a cache: densely, but a block of them after the other."""
+        config, scoring = self.config, self.scoring(q)
+        queries, keys = q.shape[1], k.shape[1]
+        tiling = Tiling(queries, keys, min(BLOCK, queries), keys, behind=None, ahead=None)
+        given = whole(mask, tiling)
+
+        def one(row: jax.Array, q: jax.Array) -> jax.Array:  # [B, R, N, H], twice
+            here = tile_mask(given, tiling, row, 0)
+            places = here.places(q.shape[1], keys)
+            chosen = sees(config.pattern, config.stride, config.summary, part, *places)
+            return attend_reference(q, k, v, here.replace(allowed=chosen), scoring)[0]
+
+        return map_queries(one, (q,), block=BLOCK)
 
     @nn.nowrap
     def scoring(self, q: jax.Array) -> Scoring:

@@ -118,12 +118,17 @@ def _summaries(
     v: jax.Array,  # [B, T, K, H]
     scoring: Scoring,
 ) -> Looked:
-    """The last tokens of all blocks, gathered: never more than T summary / stride."""
+    """The last tokens of all blocks, gathered.
+
+    Of T tokens in documents that begin at position 0 they are never more than T summary / stride.
+    One document of a row may begin elsewhere, as where a long one was cut: then the row can begin
+    and end among the last tokens of a block, which makes summary (stride - summary) / stride more.
+    """
     batch, length = q.shape[:2]
     positions = jnp.broadcast_to(mask.places(length, length)[0], (batch, length))
     segments = _documents(mask, batch, length)
     is_summary = _is_summary(positions, stride, summary) & (segments != 0)
-    count = -(-length * summary // stride)
+    count = min(length, summary * (length + stride - summary) // stride)
     chosen = jnp.argsort(~is_summary, axis=1, stable=True)[:, :count]  # [B, count]
     k, v = (jnp.take_along_axis(each, chosen[:, :, None, None], axis=1) for each in (k, v))
     pick = lambda x: jnp.take_along_axis(x, chosen, axis=1)  # noqa: E731

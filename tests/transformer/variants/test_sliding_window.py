@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import array, assert_close, normal
+from tests.transformer.kernels import pairs_of_tokens
 from transformer import Hardware, Mask, NormConfig, Pattern, Rotary, SlidingWindowConfig
 from transformer.mixers import NOTHING
 from transformer.testing import Trial, check_mixer, make_trial
@@ -89,6 +90,78 @@ def test_the_ring_by_hand() -> None:
     assert np.asarray(ring.keys)[..., 0, 0].tolist() == [[3, 4, 2], [5, 6, 0]]
     assert np.asarray(ring.values)[..., 0, 0].tolist() == [[30, 40, 20], [50, 60, 0]]
     assert np.asarray(ring.positions).tolist() == [[3, 4, 2], [0, 1, NOWHERE]]
+
+
+def test_slots_in_order_by_hand() -> None:
+    """Empty slots come first, then tokens by position, whichever slot they stood in."""
+    tokens = jnp.arange(6.0).reshape(2, 3, 1, 1)
+    ring = RingCache(tokens, 10 * tokens, array([[3, 4, 2], [0, 1, NOWHERE]])).in_order()
+    assert np.asarray(ring.keys)[..., 0, 0].tolist() == [[2, 0, 1], [5, 3, 4]]
+    assert np.asarray(ring.values)[..., 0, 0].tolist() == [[20, 0, 10], [50, 30, 40]]
+    assert np.asarray(ring.positions).tolist() == [[2, 3, 4], [NOWHERE, 0, 1]]
+
+
+CACHED = [
+    SlidingWindowConfig(heads=2, window=9, sinks=True, soft_cap=3.0, position=Rotary()),
+    SlidingWindowConfig(heads=4, kv_heads=2, window=4, dilation=3, sinks=True, form="reference"),
+    SlidingWindowConfig(heads=2, window=5, dilation=2, sinks=True, form="blockwise"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", CACHED)
+def test_chunks_that_fit_the_ring_and_that_do_not_equal_the_full_pass(
+    config: SlidingWindowConfig,
+) -> None:
+    """Rings of 9 or 10 slots meet chunks of more and of fewer tokens, while not full and full."""
+    length = 340
+    trial = on_trial(config, length)
+    x = trial.inputs(0)
+    full = trial(x).y
+    for sizes in ((4, 30, 1, 7, 298), (300, 20, 10, 9, 1)):
+        cache, start = trial.init_cache(length), 0
+        for size in sizes:
+            here = slice(start, start + size)
+            y, cache, _ = trial(x[:, here], cache=cache, positions=np.arange(length)[None, here])
+            assert_close(y, full[:, here])
+            start += size
+        assert start == length
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", CACHED)
+def test_padded_chunks_of_several_lengths_equal_the_full_pass(config: SlidingWindowConfig) -> None:
+    """Each row goes on from its own position, in the second chunk as in the first."""
+    trial = on_trial(config)
+    x, index, rows = trial.inputs(0), np.arange(25), np.arange(3)[:, None]
+    full = trial(x).y
+    cache, starts = trial.init_cache(67), np.zeros(3, int)
+    for lengths in ([25, 11, 1], [3, 25, 0], [14, 20, 25]):
+        there = index < np.array(lengths)[:, None]
+        places = starts[:, None] + index
+        tokens = np.where(there[..., None], x[rows, places], 100 * trial.inputs(1, 25))
+        y, cache, _ = trial(tokens, cache=cache, positions=np.where(there, places, -1))
+        assert_close(y[there], full[rows, places][there])
+        starts = starts + lengths
+
+
+def test_reading_a_prompt_into_the_cache_makes_nothing_of_pairs_of_tokens() -> None:
+    """At a length at which all scores at once would be chosen, did the window not tell."""
+    length = 512
+    trial = on_trial(SlidingWindowConfig(heads=1, window=16, sinks=True), length)
+    arguments = trial.arguments(length, cache=trial.mixer.init_cache(1, length))
+    x = jax.ShapeDtypeStruct((1, length, 12), "float32")
+    read = jax.jit(lambda x: run(trial.mixer, trial.params, x, NOTHING, arguments)[:2])
+    assert pairs_of_tokens(str(read.lower(x).compile().as_text()), length) == []
+
+
+def test_weights_of_a_prompt_read_into_the_cache_are_those_of_its_queries() -> None:
+    trial = on_trial(SlidingWindowConfig(heads=2, window=5, dilation=2))
+    x, want = trial.inputs(0), frozenset({"weights"})
+    weights = np.asarray(trial(x, want, cache=trial.init_cache(67)).aux["weights"])
+    assert weights.shape == (3, 2, 67, 9 + 67)
+    assert not np.any(weights[..., :9])  # of the empty ring
+    assert_close(weights[..., 9:], trial(x, want).aux["weights"])
 
 
 @pytest.mark.parametrize(

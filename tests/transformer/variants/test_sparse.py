@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
+from tests.transformer.kernels import pairs_of_tokens
 from transformer import Hardware, Mask, Pattern, Rotary, SparseConfig
 from transformer.masks import dense
 from transformer.mixers import NOTHING
@@ -128,6 +129,59 @@ def test_no_square_array_is_ever_made(pattern: Any) -> None:
     x = jax.ShapeDtypeStruct((1, length, 12), "float32")
     program: Any = jax.jit(jax.grad(total)).lower(trial.params, x).compile().as_text()
     assert f"{length},{length}]" not in program
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("pattern", "length", "offset"), [("strided", 70, 40), ("fixed", 70, 40), ("fixed", 24, 40)]
+)
+def test_positions_may_begin_anywhere(pattern: Any, length: int, offset: int, causal: bool) -> None:
+    """A row that begins and ends among the last tokens of a block has more of them than others.
+
+    So has one whose first document goes on from elsewhere.
+    """
+    trial = on_trial(SparseConfig(heads=2, pattern=pattern, stride=16, summary=8), length)
+    x, first = trial.inputs(0), length // 2 - 1
+    alone = offset + np.arange(length)[None]
+    packed = np.where(np.arange(length) < first, alone, np.arange(length) - first)
+    documents = array(1 + (np.arange(length)[None] >= first))
+    for positions, segments in ((alone, None), (packed, documents)):
+        mask = Mask(Pattern(causal=causal), positions=array(positions), segments=segments)
+        arguments = trial.arguments(length, mask=mask, positions=positions)
+        ask: Any = lambda what, given=arguments: trial.mixer.apply(  # noqa: E731
+            {"params": trial.params}, x, method=what, **given
+        )
+        seen = np.asarray(ask("select")) & np.asarray(dense(mask, length, length))[:, None]
+        q, k, v = (np.asarray(each) for each in ask("scored"))
+        y = run(trial.mixer, trial.params, x, NOTHING, arguments).y
+        assert_close(y, outputs(trial, softmax_attention(q, k, v, seen)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
+def test_chunks_of_several_blocks_equal_the_full_pass(kind: dict[str, Any]) -> None:
+    """Queries meet a cache a block at a time, of which the last is not full."""
+    length = 300
+    trial = on_trial(SparseConfig(heads=4, kv_heads=2, position=Rotary(), **kind), length)
+    x = trial.inputs(0)
+    full, cache, start = trial(x).y, trial.init_cache(length + 5), 0
+    for size in (5, 150, 1, 144):
+        here = slice(start, start + size)
+        y, cache, _ = trial(x[:, here], cache=cache, positions=np.arange(length)[None, here])
+        assert_close(y, full[:, here])
+        start += size
+    assert start == length
+
+
+@pytest.mark.parametrize("pattern", ["strided", "fixed"])
+def test_reading_a_prompt_into_the_cache_makes_nothing_of_pairs_of_tokens(pattern: Any) -> None:
+    length = 1024
+    trial = on_trial(SparseConfig(heads=1, pattern=pattern, stride=32), length)
+    arguments = trial.arguments(length, cache=trial.mixer.init_cache(1, length))
+    x = jax.ShapeDtypeStruct((1, length, 12), "float32")
+    read = jax.jit(lambda x: run(trial.mixer, trial.params, x, NOTHING, arguments)[:2])
+    assert pairs_of_tokens(str(read.lower(x).compile().as_text()), length) == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,11 @@ from transformer.attend import Looked, Scoring, merge
 from transformer.attend.sparse.dilated import attend_dilated
 from transformer.attend.sparse.global_tokens import (
     are_global,
+    as_one_document,
     attend_to_globals,
     distinct,
     global_index,
+    of_one_document,
 )
 from transformer.attend.sparse.packed_globals import to_packed, with_packed_rows
 from transformer.attend.sparse.rows import look_rows, put_rows, take_rows
@@ -63,6 +65,19 @@ class LongformerConfig(HeadsConfig):
             )
 
 
+class _Given(NamedTuple):
+    """What both ways of looking at global tokens, and from them, start with."""
+
+    x: jax.Array  # [B, T, D]
+    positions: jax.Array  # [B or 1, T]
+    own: Heads
+    near: Looked  # in the window
+    mask: Mask  # with positions, segments and key_segments [B or 1, T]
+    listed: jax.Array  # [B or 1, n] positions of global tokens; -1: none
+    far: Scoring  # of global keys
+    last: Scoring  # of global queries
+
+
 class Longformer(Mixer):
     """One softmax over window and global keys; of global queries, over all keys."""
 
@@ -101,7 +116,6 @@ class Longformer(Mixer):
             self.init_cache(*x.shape[:2])
         mask, listed, packed = self.described(mask, positions)
         own = project(self, x, positions, config, shared)
-        index = None if packed else global_index(mask, listed)
         scoring = Scoring(
             scale=1 / math.sqrt(own.q.shape[-1]),
             softmax_dtype=shared.precision.softmax,
@@ -114,14 +128,35 @@ class Longformer(Mixer):
                 project(self, x, positions, config, shared, "_global")
             return MixerOutput(join(self, near.y, config, shared), None, {})
         far, last = (scoring._replace(keys=fold(keys, part)) for part in (1, 2))
-        if index is None:
-            y = merge([near, to_packed(*own, mask, far, listed)]).y
-            theirs = project(self, x, positions, config, shared, "_global")
-            y = with_packed_rows(y, *theirs, mask, last, listed)
-        else:
-            y = merge([near, attend_to_globals(*own, mask, far, index)]).y
-            y = put_rows(y, self.of_globals(x, positions, mask, last, index), index)
+        given = _Given(x, positions, own, near, mask, listed, far, last)
+        if not packed:
+            y = self.alone(given)
+        elif self.is_initializing() or not _may_choose(mask, scoring):
+            y = self.in_pack(given)
+        else:  # Flax's `cond`, as both branches read weights of the module
+            # What a branch keeps for its gradient takes room though the other one runs: of packs,
+            # projections of every token, which are made again instead.
+            y = nn.cond(
+                of_one_document(mask),
+                lambda module: module.alone(given._replace(mask=as_one_document(mask))),
+                nn.remat(lambda module: module.in_pack(given)),
+                self,
+            )
         return MixerOutput(join(self, y, config, shared), None, {})
+
+    def alone(self, given: _Given) -> jax.Array:  # [B, T, N, H]
+        """Window and global tokens in one softmax, and the global rows, of rows of one document."""
+        x, positions, own, near, mask, listed, far, last = given
+        index = global_index(mask, listed)
+        y = merge([near, attend_to_globals(*own, mask, far, index)]).y
+        return put_rows(y, self.of_globals(x, positions, mask, last, index), index)
+
+    def in_pack(self, given: _Given) -> jax.Array:  # [B, T, N, H]
+        """The same, however many documents there are in a row."""
+        x, positions, own, near, mask, listed, far, last = given
+        y = merge([near, to_packed(*own, mask, far, listed)]).y
+        theirs = project(self, x, positions, self.config, self.shared, "_global")
+        return with_packed_rows(y, *theirs, mask, last, listed)
 
     @nn.nowrap
     def described(
@@ -176,6 +211,17 @@ class Longformer(Mixer):
         heads = project(self, x, positions, config, shared, "_global")
         q = take_rows(heads.q, index)
         return look_rows(q, heads.k, heads.v, mask, scoring, index)
+
+
+def _may_choose(mask: Mask, scoring: Scoring) -> bool:
+    """Whether the cheaper way may be taken where, as the program runs, no row is a pack.
+
+    Not under a causal mask, where a later document would change how earlier ones are rounded. Nor
+    with dropout: the two ways drop different weights, and what is dropped follows from an example's
+    key alone, not from what else is in the batch.
+    """
+    drops = scoring.rate > 0 and scoring.keys is not None
+    return not mask.pattern.causal and not drops
 
 
 MIXERS[LongformerConfig.kind] = Longformer

@@ -15,7 +15,7 @@ from tests.fixtures.tiny import drawn
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.layouts import attention, linear
 from tests.transformer.mixers import applied, made
-from transformer import Hardware, LongformerConfig, Mask, Pattern, Rotary
+from transformer import Hardware, LongformerConfig, Mask, NormConfig, Pattern, Rotary
 from transformer.testing import make_trial
 from transformer.testing.abilities import check_any_length, check_causal, check_segments
 from transformer.variants.keys_seen import in_longformer
@@ -165,15 +165,55 @@ def test_no_square_array_is_ever_made() -> None:
         assert f"{length},{length}]" not in program
 
 
+ROWS = array(np.arange(T)[None] < np.array([[T], [29]]))  # of one document each, and padding
+WITH_A_PACK = array(np.concatenate([7 * ROWS, PACKED[1:]]))
+
+
 @pytest.mark.slow
-def test_packed_and_alone_are_the_same_numbers() -> None:
-    """Two ways of finding global tokens: in a row of one document they have to agree."""
-    config = LongformerConfig(heads=N, kv_heads=K, window=3, dropout=0.5)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(head_width=16),  # of few global queries: less is projected
+        dict(head_width=16, qk_norm=NormConfig(), position=Rotary(), global_tokens=2),
+    ],
+)
+def test_one_document_a_row_is_the_same_as_beside_a_pack(settings: dict[str, Any]) -> None:
+    """Global tokens are found in another way as soon as one row is a pack, which is seen as the
+    program runs: the same numbers and gradients."""
+    config = LongformerConfig(heads=N, kv_heads=K, window=3, **settings)
     mixer, params = made(config, D)
-    x, rows = normal(1, B, T, D), array(np.arange(T)[None] < np.array([[T], [29]]))
-    alone = applied(mixer, params, x, mask=Mask(lengths=array([T, 29]), globals=LISTED)).y
-    packed = applied(mixer, params, x, mask=Mask(segments=rows.astype(int), globals=LISTED)).y
-    assert_close(np.where(rows[..., None], packed, 0), np.where(rows[..., None], alone, 0))
+    x, real = normal(1, 3, T, D), jnp.asarray(ROWS)[..., None]
+    listed = None if "global_tokens" in settings else LISTED[[0, 1, 1]]
+
+    @jax.jit
+    def both(params: Any, x: Any, segments: Any) -> Any:
+        mask = Mask(segments=segments, globals=None if listed is None else listed[: len(x)])
+
+        def run(params: Any, x: Any) -> Any:
+            output: Any = mixer.apply({"params": params}, x, positions=INDEX, mask=mask)
+            return jnp.where(real, output.y[:2], 0)
+
+        y, pull = jax.vjp(run, params, x)
+        of_params, of_x = pull(jnp.cos(3 * y))
+        return y, of_params, of_x[:2]
+
+    apart, beside = both(params, x[:2], WITH_A_PACK[:2]), both(params, x, WITH_A_PACK)
+    for got, expected in zip(*map(jax.tree.leaves, (apart, beside)), strict=True):
+        assert_close(got, expected)
+    known = Mask(lengths=array([T, 29]), globals=None if listed is None else LISTED)
+    y = applied(mixer, params, x[:2], mask=known).y  # where it is known when compiled
+    assert_close(apart[0], np.where(ROWS[..., None], y, 0))
+
+
+def test_what_is_dropped_does_not_depend_on_other_rows() -> None:
+    config = LongformerConfig(heads=N, window=3, dropout=0.5)
+    mixer, params = made(config, D)
+    x, keys = normal(1, 3, T, D), jax.random.split(jax.random.key(0), 3)
+    apart, beside = (
+        applied(mixer, params, x[:n], mask=Mask(segments=WITH_A_PACK[:n]), keys=keys[:n]).y
+        for n in (2, 3)
+    )
+    assert_close(np.where(ROWS[..., None], apart, 0), np.where(ROWS[..., None], beside[:2], 0))
 
 
 def test_it_computes_what_hugging_face_computes() -> None:
@@ -223,7 +263,8 @@ def test_a_few_global_queries_need_no_keys_and_values_of_all_tokens() -> None:
 
     @functools.partial(jax.jit, static_argnums=2)
     def both(params: Any, x: Any, segments: bool) -> Any:
-        mask = Mask(segments=ones if segments else None)  # given, any row may be a pack
+        pattern = Pattern(causal=True)  # with segments, any row is then taken for a pack
+        mask = Mask(pattern, segments=ones if segments else None)
 
         def run(params: Any, x: Any) -> Any:
             output: Any = mixer.apply({"params": params}, x, positions=positions, mask=mask)

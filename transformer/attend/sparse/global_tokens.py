@@ -34,6 +34,23 @@ def are_global(
     return found & (mask.key_segments != 0)
 
 
+def of_one_document(
+    mask: Mask,  # with key_segments [B or 1, T]
+) -> jax.Array:  # [] boolean
+    """Whether no row is a pack; padding may be anywhere."""
+    segments: Any = mask.key_segments
+    return jnp.all((segments == segments.max(axis=1, keepdims=True)) | (segments == 0))
+
+
+def as_one_document(
+    mask: Mask,  # with key_segments [B or 1, T], of one document
+) -> Mask:
+    """With the document numbered 1, as `attend_to_globals` has it."""
+    segments: Any = mask.key_segments
+    there = (segments != 0).astype(jnp.int32)
+    return mask.replace(segments=there, key_segments=there)
+
+
 def global_index(
     mask: Mask,  # with positions and key_segments [B or 1, T], of one document
     listed: jax.Array,  # [B or 1, n]

@@ -2,6 +2,9 @@
 
 One position after the other, every token finds the global token at that position of its document,
 by counting back from itself: positions of a document count up by one.
+
+Sums over a document, in gradients too, are of the softmax's dtype: in bfloat16 a sum of thousands
+stops growing.
 """
 
 from typing import Any, NamedTuple
@@ -50,19 +53,20 @@ def to_packed(
 ) -> Looked:
     """What queries find over the global keys of their document alone."""
     grouped = _grouped(q, k)
+    keys, values = (each.astype(scoring.softmax_dtype) for each in (k, v))
 
     @jax.checkpoint
     def score(position: jax.Array) -> jax.Array:  # [B, T, K, G]
         found = _find(mask, position)
         seen = found.there & (found.ahead <= 0) if mask.pattern.causal else found.there
-        there = take_rows(k, found.place)
+        there = take_rows(keys, found.place).astype(k.dtype)
         scores = jnp.einsum("BTKGH,BTKH->BTKG", grouped * scoring.scale, there)
         return jnp.where(seen[..., None, None], scores.astype(scoring.softmax_dtype), -jnp.inf)
 
     @jax.checkpoint
     def share(position: jax.Array, weights: jax.Array) -> jax.Array:  # [B, T, K, G, H of values]
-        there = take_rows(v, _find(mask, position).place)
-        return weights.astype(v.dtype)[..., None] * there[:, :, :, None]
+        there = take_rows(values, _find(mask, position).place)
+        return weights[..., None] * there[:, :, :, None]
 
     positions = listed.T
     scores = jax.lax.map(score, positions)  # [n, B, T, K, G]
@@ -77,11 +81,11 @@ def to_packed(
     def add(y: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
         return y + share(*inputs), None
 
-    start = jnp.zeros((*grouped.shape[:-1], v.shape[-1]), v.dtype)
+    start = jnp.zeros((*grouped.shape[:-1], v.shape[-1]), values.dtype)
     y, _ = jax.lax.scan(add, start, (positions, weights))
     lse = jnp.where(some, largest + jnp.log(total), -jnp.inf)
     heads = (*q.shape[:3], v.shape[-1])
-    return Looked(y.reshape(heads), lse.reshape(heads[:3]).swapaxes(1, 2))
+    return Looked(y.reshape(heads).astype(v.dtype), lse.reshape(heads[:3]).swapaxes(1, 2))
 
 
 def with_packed_rows(
@@ -96,6 +100,7 @@ def with_packed_rows(
     """`y` with the rows of global tokens as they find them over all of their document."""
     batch, length = q.shape[:2]
     example = jnp.arange(batch)[:, None]
+    queries, values = (each.astype(scoring.softmax_dtype) for each in (q, v))
 
     @jax.checkpoint
     def look(position: jax.Array, number: jax.Array) -> jax.Array:  # [B, T, N, H of values]
@@ -107,17 +112,17 @@ def with_packed_rows(
         def total(x: jax.Array) -> jax.Array:  # of each global token, at its place
             return jnp.zeros_like(x).at[example, index].add(x, mode="drop")
 
-        theirs = _grouped(take_rows(q, found.place), k)
+        theirs = _grouped(take_rows(queries, found.place).astype(q.dtype), k)
         scores = jnp.einsum("BTKGH,BTKH->BTKG", theirs * scoring.scale, k)
         scores = jnp.where(seen[..., None, None], scores.astype(scoring.softmax_dtype), -jnp.inf)
         alone = jax.lax.stop_gradient(scores)
         largest = jnp.full_like(alone, -jnp.inf).at[example, index].max(alone, mode="drop")
         raised = jnp.exp(scores - _finite(take_rows(largest, found.place)))
-        dropped = dropout(raised, scoring.rate, fold(scoring.keys, number)).astype(v.dtype)
+        dropped = dropout(raised, scoring.rate, fold(scoring.keys, number))
         sums = total(raised)
-        rows = total(dropped[..., None] * v[:, :, :, None])
-        rows = rows / jnp.where(sums > 0, sums, 1)[..., None].astype(v.dtype)
-        return rows.reshape(y.shape)
+        rows = total(dropped[..., None] * values[:, :, :, None])
+        rows = rows / jnp.where(sums > 0, sums, 1)[..., None]
+        return rows.reshape(y.shape).astype(y.dtype)
 
     def put(y: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
         position, number = inputs

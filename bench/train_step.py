@@ -68,7 +68,7 @@ class Options:
     rounds: int = 15
     """How many turns each side takes."""
     steps: int | None = None
-    """Steps in a turn; by default 5 of the small shape, 1 of gpt2."""
+    """Steps in a turn; by default 5."""
     warmup: int = 3
     """Steps before the first turn."""
     gelu: Literal["own", "erf", "tanh"] = "own"

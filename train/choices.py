@@ -33,6 +33,17 @@ def choices(experiment: Experiment, hardware: Hardware, parts: int = 1) -> dict[
     return chosen
 
 
+def fallen_back(chosen: Mapping[str, str], experiment: Experiment) -> dict[str, str]:
+    """Those of `choices` that are not the form of attention that was asked for by name."""
+    found = {}
+    for place, block in enumerate(experiment.model.pattern):
+        name = f"model.pattern.{place}.mixer.form"
+        asked = block.mixer.form if isinstance(block.mixer, AttentionConfig) else "auto"
+        if asked != "auto" and asked != chosen.get(name, asked).partition(" ")[0]:
+            found[name] = chosen[name]
+    return found
+
+
 def kept(experiment: Experiment, saved: Mapping[str, str], hardware: Hardware) -> Experiment:
     """The experiment with what a run chose before, where `auto` would be something else by now.
 

@@ -77,7 +77,8 @@ class JitEngine(Engine):
 
     def init(self) -> TrainState:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes())
-        return jax.jit(self._init, out_shardings=shardings)()
+        # Whoever reads a number of a state that did not fit would wait for ever (jax 0.12 on CPUs).
+        return jax.block_until_ready(jax.jit(self._init, out_shardings=shardings)())
 
     @functools.cached_property
     def _init(self) -> Callable[[], TrainState]:

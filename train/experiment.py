@@ -41,6 +41,12 @@ DATA: dict[type, tuple[type, ...]] = {
 """The data that each task may read."""
 
 
+def check_seed(seed: int) -> None:
+    """Raises UsageError for what JAX cannot begin from."""
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"seed {seed}: give one from 0 to 2^63 - 1")
+
+
 def _at_least(least: int, part: str, config: Any, *names: str) -> None:
     """Raises UsageError for the first of these settings that is less."""
     for name in names:
@@ -211,7 +217,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         _at_least(1, "", self, "steps", "batch_size", "accumulate", "log_every")
-        _at_least(0, "", self, "seed")
+        check_seed(self.seed)
         self._check_task()
         self._check_lengths()
         self._check_judging()

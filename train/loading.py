@@ -44,8 +44,12 @@ def load(workdir: str, *, step: int | None = None, average: int | None = None) -
 
 def one_host(experiment: Experiment) -> Experiment:
     """The experiment on whatever devices are here: a run is often looked at elsewhere."""
+    model = experiment.model
+    if model.remat == "offload":  # a CPU has no other memory, and nothing is differentiated here
+        model = dataclasses.replace(model, remat="none")
     return dataclasses.replace(
         experiment,
+        model=model,
         mesh=MeshConfig(),
         compile="jit",
         accumulate=1,

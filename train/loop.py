@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from train.checkpoints import Checkpoints, PassedOver
+from train.choices import fallen_back
 from train.data import Tokenizer
 from train.data.prefetch import prefetch
 from train.engine import Metrics
@@ -160,6 +161,8 @@ class _Fit:
             changed={name: new for name, (_, new) in self.differences.items()},
             kept={name: choice for name, (_, choice) in self.kept.items()},
         )
+        for name, choice in fallen_back(self.engine.choices(), self.experiment).items():
+            report.event("fell back", setting=name, to=choice)
         amount = self.task.amount(self.corpus)
         verb = f"goes on from step {done}" if done else "begins"
         report.say(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from train.experiment import check_seed
 from train.tasks.registry import make_task
 from train.tasks.task import SampleOptions, Show
 from transformer.sampling import ANCESTRAL, SamplingConfig
@@ -31,5 +32,6 @@ def sample(
 
     Raises UserError for a prompt or an option that the model cannot take.
     """
+    check_seed(seed)
     options = SampleOptions(max_new_tokens, sampling, beams, seed)
     return make_task(run.experiment).sample(run, prompts, options, stream)

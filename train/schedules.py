@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from transformer.checks import check_least
+
 Schedule = Callable[[jax.Array], jax.Array]
 
 
@@ -29,8 +31,7 @@ class ScheduleConfig:
     """`warmup_stable_decay` alone: share of all steps over which the rate falls."""
 
     def __post_init__(self) -> None:
-        if self.learning_rate < 0:
-            raise ValueError(f"schedule.learning_rate {self.learning_rate}: is negative")
+        check_least("schedule.learning_rate", self.learning_rate, 0)
         if self.learning_rate == 0 and self.kind != "inverse_sqrt":
             raise ValueError("schedule.learning_rate 0: learns nothing; give a positive rate")
         if self.warmup < 0:

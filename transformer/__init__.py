@@ -5,6 +5,7 @@ from transformer.block import BlockConfig
 from transformer.classifier import Classifier
 from transformer.config import EncoderConfig, TransformerConfig
 from transformer.convolution import ConvolutionConfig
+from transformer.decoding import generate
 from transformer.encoder_decoder import EncoderDecoder
 from transformer.feedforward import FeedForwardConfig
 from transformer.hardware import Hardware
@@ -120,4 +121,5 @@ __all__ = [
     "TopKConfig",
     "TransformerConfig",
     "YaRNScaling",
+    "generate",
 ]

@@ -13,7 +13,7 @@ class Precision:
     """Which dtype is used where. `Precision.named("bfloat16")` makes the usual ones."""
 
     parameters: DType = "float32"
-    """What weights, gradients and optimizer moments are kept in."""
+    """What weights are kept in; gradients and moments of optimizers are in float32."""
     compute: DType = "float32"
     """What products of matrices and the residual stream are computed in."""
     softmax: DType = "float32"

@@ -21,6 +21,8 @@ from flax import linen as nn
 from flax import struct
 from flax.core import meta
 
+from transformer.checks import check_least
+
 Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
 
 
@@ -113,6 +115,10 @@ class Initialization:
     """Standard deviation of token and position tables."""
     depth_scaled: bool = True
     """Divide what is added to the residual stream by sqrt(2 L), as GPT-2 does."""
+
+    def __post_init__(self) -> None:
+        check_least("initialization.std", self.std, 0)
+        check_least("initialization.embedding_std", self.embedding_std, 0)
 
     def matrix(self, inputs: Mapping[str, int], *, residual_layers: int = 0) -> Initializer:
         """For a matrix; `residual_layers` = L if its result is added to the residual stream."""

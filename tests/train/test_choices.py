@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from train.choices import choices, kept
+from train.choices import choices, fallen_back, kept
 from train.data.config import DataConfig
 from train.experiment import Experiment
 from transformer import AttentionConfig, BlockConfig, Hardware, Precision, TransformerConfig
@@ -98,3 +98,12 @@ def test_what_was_chosen_before_is_kept_where_auto_would_choose_otherwise() -> N
     assert kept(asked, {FORM: "blockwise", "model.loop": "scan"}, hardware) == asked
     with pytest.raises(ValueError, match=r"attention.form swift: .*"):
         kept(experiment, {FORM: "swift (as it was)"}, hardware)
+
+
+def test_what_was_asked_for_and_cannot_be_had_is_told_apart() -> None:
+    for form, expected in (("splash", {FORM}), ("reference", set()), ("auto", set())):
+        asked: Any = AttentionConfig(heads=8, form=form)
+        experiment = an_experiment(length=16, attention=asked)
+        found = fallen_back(choices(experiment, Hardware("cpu")), experiment)
+        assert set(found) == expected
+        assert all("splash cannot serve: it runs on TPUs" in why for why in found.values())

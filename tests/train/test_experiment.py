@@ -11,6 +11,7 @@ from tests.train.tasks.support import tiny_classifier, tiny_translator
 from train.data.parallel_config import ParallelDataConfig
 from train.errors import UsageError
 from train.experiment import EvaluationConfig, Experiment
+from train.loading import one_host
 from train.tasks.config import (
     Classification,
     MaskedLanguageModelling,
@@ -93,3 +94,17 @@ def test_microbatches_divide_the_rows_of_a_batch(tmp_path: Path) -> None:
 def test_settings_of_tasks(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_seeds_that_jax_cannot_begin_from(tmp_path: Path, seed: int) -> None:
+    with pytest.raises(UsageError, match=f"seed {seed}: give one from 0 to"):
+        tiny(tmp_path, seed=seed)
+    assert tiny(tmp_path, seed=2**63 - 1).seed == 2**63 - 1
+
+
+def test_a_run_is_looked_at_without_what_training_offloads(tmp_path: Path) -> None:
+    """A CPU could not offload, and nothing is differentiated: other ways to remember stay."""
+    for remat, expected in (("offload", "none"), ("dots", "dots")):
+        asked = tiny(tmp_path, **replaced_model(tiny(tmp_path), remat=remat))
+        assert one_host(asked).model.remat == expected

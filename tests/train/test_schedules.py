@@ -104,7 +104,8 @@ def test_rates_are_float32_whatever_the_number_is() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"learning_rate": -1.0}, "schedule.learning_rate -1.0: is negative"),
+        ({"learning_rate": -1.0}, "schedule.learning_rate -1.0: give 0 or more"),
+        ({"learning_rate": float("nan")}, "schedule.learning_rate nan: give 0 or more"),
         ({"learning_rate": 0.0}, "schedule.learning_rate 0: learns nothing"),
         ({"warmup": -3}, "schedule.warmup -3: is negative"),
         ({"kind": "inverse_sqrt", "warmup": 0}, "schedule.warmup 0: inverse_sqrt divides by it"),

@@ -11,6 +11,7 @@ import pytest
 
 from tests.transformer.formulas import assert_close
 from transformer import decoding
+from transformer import generate as exported
 from transformer.attention import Attention, AttentionConfig
 from transformer.block import BlockConfig
 from transformer.config import TransformerConfig
@@ -309,3 +310,7 @@ def test_a_mixer_without_a_cache_is_refused(
     monkeypatch.setitem(MIXERS, "full", Uncached)
     with pytest.raises(ValueError, match="mixer full: has no cache to decode from"):
         generate(*gpt, [[1]], max_new_tokens=1)
+
+
+def test_it_is_part_of_the_library_s_front() -> None:
+    assert exported is generate

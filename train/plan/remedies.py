@@ -34,7 +34,10 @@ def remedies(experiment: Experiment, target: Target) -> list[str]:
     except (UserError, UsageError, ValueError):
         return []
     said = [told(now, each) for each in cheapest(now, fitting)]
-    given = f"give {said[0]}" if said else "nothing that leaves the model as it is makes it fit"
+    smaller = (
+        "nothing that leaves the model as it is makes it fit; lower model.width or model.layers"
+    )
+    given = f"give {said[0]}" if said else smaller
     return [f"largest are {largest(now.best.footprint)}; {given}", *said[1:]]
 
 

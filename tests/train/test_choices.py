@@ -7,6 +7,7 @@ from train.choices import choices, fallen_back, kept
 from train.data.config import DataConfig
 from train.experiment import Experiment
 from transformer import AttentionConfig, BlockConfig, Hardware, Precision, TransformerConfig
+from transformer.attend import Form
 
 FORM = "model.pattern.0.mixer.form"
 
@@ -101,8 +102,10 @@ def test_what_was_chosen_before_is_kept_where_auto_would_choose_otherwise() -> N
 
 
 def test_what_was_asked_for_and_cannot_be_had_is_told_apart() -> None:
-    for form, expected in (("splash", {FORM}), ("reference", set()), ("auto", set())):
-        asked: Any = AttentionConfig(heads=8, form=form)
+    cases: tuple[tuple[Form, set[str]], ...]
+    cases = (("splash", {FORM}), ("reference", set()), ("auto", set()))
+    for form, expected in cases:
+        asked = AttentionConfig(heads=8, form=form)
         experiment = an_experiment(length=16, attention=asked)
         found = fallen_back(choices(experiment, Hardware("cpu")), experiment)
         assert set(found) == expected

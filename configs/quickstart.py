@@ -42,7 +42,7 @@ EXPERIMENTS = {
             sequence_length=128,
             tokenizer=TokenizerConfig("bpe", vocab_size=2048),
         ),
-        # Three iterations after `aol` learn as much as five after the norm, in a seventh less time.
+        # Three iterations after `aol` learn as much as five after the norm, in an eighth less time.
         optimizer=Muon(beta2=0.95, weight_decay=0.05, iterations=3, preconditioning="aol"),
         schedule=ScheduleConfig(
             "warmup_stable_decay", learning_rate=4e-3, warmup=50, decay=0.5, final=0.0

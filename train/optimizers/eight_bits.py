@@ -42,7 +42,7 @@ def dequantise(
     *,
     signed: bool,
 ) -> jax.Array:  # [*stack, ...] float32
-    """The numbers again, each within half the distance of two codes."""
+    """The numbers again, each within half the distance of two codes, tiny squares apart."""
     blocks = values(_cut(codes, stack), signed=signed) * scales[..., None]
     return _joined(blocks, codes.shape, stack)
 

@@ -9,8 +9,9 @@
 VENV ?= .venv
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 RUN := $(VENV)/bin/python
-# One file's tests stay in one process, which compiles what they share once.
-SPREAD := --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile
+# One file's tests stay in one process, which compiles what they share once. A process that dies
+# fails the run: with another in its place, a run by files would wait for ever.
+SPREAD := --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --max-worker-restart 0
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

@@ -6,6 +6,8 @@ compiler in a hurry. The test process itself has eight, so that a mesh needs no 
 
 import os
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.update(
     JAX_PLATFORMS="cpu",
@@ -48,3 +50,19 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder.name}/started"
     jax.config.update("jax_compilation_cache_dir", f"{folder.name}/compiled")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+MAPS = 20_000
+"""Of memory, that a process may have after a file's tests. Linux allows 65,530."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_memory_maps() -> Iterator[None]:
+    """Forget compiled programs once they are many: each keeps a few maps for as long as it lives.
+
+    Where no more can be made, LLVM's code dies of a segmentation fault.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and len(maps.read_bytes().splitlines()) > MAPS:
+        jax.clear_caches()

@@ -12,6 +12,7 @@ from flax import linen as nn
 from transformer.attend import Scoring
 from transformer.attend.sparse.chosen_blocks import attend_chosen_blocks
 from transformer.attend.sparse.rows import look_rows, put_rows, take_rows
+from transformer.cache import KVCache
 from transformer.checks import check_least, check_share
 from transformer.documents import documents
 from transformer.dropout import fold
@@ -77,7 +78,7 @@ class BigBird(Mixer):
 
     @staticmethod
     def abilities(config: BigBirdConfig) -> Abilities:
-        return Abilities(cached=False, cross=False, weights=False)
+        return Abilities(cross=False, weights=False)
 
     @staticmethod
     def constants(config: BigBirdConfig, layer: int, width: int) -> np.ndarray:  # [N, R, r]
@@ -87,8 +88,11 @@ class BigBird(Mixer):
         return random_blocks(config.seed, layer, config.heads, rows, *counts)
 
     @nn.nowrap
-    def init_cache(self, batch: int, length: int) -> Any:
-        raise ValueError("mixer bigbird: has no cache; decode with full or sliding_window")
+    def init_cache(self, batch: int, length: int) -> KVCache:
+        """Of all tokens: which blocks a later one will see is not known before."""
+        config, dtype = self.config, self.shared.precision.compute
+        shape = (batch, length, config.key_heads, config.query_width(self.shared.width))
+        return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     @nn.compact
     def __call__(
@@ -98,7 +102,7 @@ class BigBird(Mixer):
         positions: jax.Array,  # [B or 1, T]
         mask: Mask,
         memory: jax.Array | None = None,
-        cache: Any = None,
+        cache: KVCache | None = None,
         keys: jax.Array | None = None,  # [B]
         constants: Any = None,  # [N, R, r]
         want: Want = NOTHING,
@@ -107,8 +111,6 @@ class BigBird(Mixer):
         refuse_memory(config.kind, memory)
         refuse_weights(config.kind, want)
         refuse_patterns(config.kind, mask)
-        if cache is not None:
-            self.init_cache(*x.shape[:2])
         q, k, v = project(self, x, positions, config, shared)
         scoring = Scoring(
             scale=1 / math.sqrt(q.shape[-1]),
@@ -116,6 +118,12 @@ class BigBird(Mixer):
             rate=config.dropout,
             keys=fold(keys, 0),
         )
+        if cache is not None:
+            if not mask.pattern.causal:
+                raise ValueError("mixer bigbird: decodes under a causal mask; give one")
+            cache = cache.write(k, v, positions)
+            y = self.decoded(q, positions, mask, scoring, cache, constants)
+            return MixerOutput(join(self, y, config, shared), cache, {})
         length = x.shape[1]
         chosen = self.chosen(mask, length, constants)
         y = attend_chosen_blocks(q, k, v, mask, scoring, chosen, config.block).y
@@ -126,6 +134,31 @@ class BigBird(Mixer):
             y = put_rows(y, rows, index)
         aux: dict[str, Any] = {"scored": (q, k, v)} if "scored" in want else {}
         return MixerOutput(join(self, y, config, shared), None, aux)
+
+    @nn.nowrap
+    def decoded(
+        self,
+        q: jax.Array,  # [B, T, N, H]
+        positions: jax.Array,  # [B or 1, T]; -1: padding
+        mask: Mask,
+        scoring: Scoring,
+        cache: KVCache,  # of S tokens, the new ones among them
+        table: Any,  # [N, R, r]
+    ) -> jax.Array:  # [B, T, N, H]
+        """A few queries each gather the blocks they see; many go by blocks, as without a cache."""
+        (batch, tokens), length, block = q.shape[:2], cache.keys.shape[1], self.config.block
+        here = jnp.broadcast_to(positions, (batch, tokens))
+        chosen = self.chosen(mask, length, table)
+        kept = cache.keys, cache.values
+        if tokens <= -(-length // block):
+            mask = mask.replace(positions=here).over(cache.positions, holds_queries=True)
+            own = jnp.moveaxis(chosen[0][:, jnp.maximum(here, 0) // block], 1, 0)
+            return attend_chosen_blocks(q, *kept, mask, scoring, own, block, rows=1).y
+        # Each stands in a row of S queries where its key does: the others find nothing of interest.
+        index = jnp.where(here < 0, length, here)
+        row = put_rows(jnp.zeros((batch, length, *q.shape[2:]), q.dtype), q, index)
+        mask = mask.replace(positions=cache.positions)
+        return take_rows(attend_chosen_blocks(row, *kept, mask, scoring, chosen, block).y, index)
 
     @nn.nowrap
     def last(self, mask: Mask, length: int) -> jax.Array | None:  # [B or 1]
@@ -148,7 +181,9 @@ class BigBird(Mixer):
     def global_rows(self, mask: Mask, length: int) -> jax.Array:  # [B or 1, n]
         """The tokens of global blocks; T where there is none."""
         block, last = self.config.block, self.last(mask, length)
-        index = jnp.arange(self.config.global_blocks * block)[None, :]
+        # Under a causal mask the first blocks see but themselves, which all blocks have chosen.
+        first = 0 if mask.pattern.causal and mask.pattern.ordered else self.config.global_blocks
+        index = jnp.arange(first * block)[None, :]
         if last is not None:
             ends = last[:, None] * block + jnp.arange(block)[None, :]
             index = jnp.broadcast_to(index, (len(ends), index.shape[1]))

@@ -1,8 +1,7 @@
 """Longformer: a window for every token, and a few global tokens (Beltagy et al. 2020)."""
 
-import dataclasses
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,49 +19,17 @@ from transformer.attend.sparse.global_tokens import (
 )
 from transformer.attend.sparse.packed_globals import to_packed, with_packed_rows
 from transformer.attend.sparse.rows import look_rows, put_rows, take_rows
-from transformer.checks import check_least, check_share
 from transformer.documents import documents
 from transformer.dropout import fold
-from transformer.heads import Heads, HeadsConfig, join, project, projected_less, query_heads
+from transformer.heads import Heads, join, project, projected_less, query_heads
 from transformer.masks import Mask
 from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
-from transformer.positions import NoPosition, Rotary
+from transformer.positions import Rotary
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
+from transformer.variants.longformer_config import LongformerConfig
+from transformer.variants.longformer_decoding import LongformerCache, decoded
 
-
-@dataclasses.dataclass(frozen=True)
-class LongformerConfig(HeadsConfig):
-    """Every token sees its window and the global tokens, which see everything (section 3.1).
-
-    What global tokens see they see by projections of their own: `query_global`, `key_global` and
-    `value_global`. Other tokens see them by the ordinary ones.
-    """
-
-    kind: ClassVar[str] = "longformer"
-
-    window: int = 256
-    """Keys on each side, w / 2 in the paper's terms, beside the query's own. Under a causal mask
-    those behind alone."""
-    dilations: tuple[int, ...] = (1,)
-    """Steps between the keys of the window, of each head, or one for all."""
-    global_tokens: int = 1
-    """So many tokens at the start of each document are global, such as [CLS], where the mask lists
-    no `globals`."""
-    position: NoPosition | Rotary = NoPosition()
-    """What queries and keys know of each other's positions."""
-    dropout: float = 0.0
-    """Of the attention weights."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least("longformer.window", self.window, 0)
-        check_least("longformer.global_tokens", self.global_tokens, 0)
-        check_share("longformer.dropout", self.dropout)
-        if len(self.dilations) not in (1, self.heads) or min(self.dilations) < 1:
-            raise ValueError(
-                f"longformer.dilations {self.dilations}: give one number from 1 on, or one for "
-                f"each of {self.heads} heads"
-            )
+__all__ = ["Longformer", "LongformerConfig"]
 
 
 class _Given(NamedTuple):
@@ -85,15 +52,19 @@ class Longformer(Mixer):
 
     @staticmethod
     def abilities(config: LongformerConfig) -> Abilities:
-        return Abilities(cached=False, cross=False, weights=False)
+        return Abilities(cross=False, weights=False)
 
     @staticmethod
     def constants(config: LongformerConfig, layer: int, width: int) -> None:
         return None
 
     @nn.nowrap
-    def init_cache(self, batch: int, length: int) -> Any:
-        raise ValueError("mixer longformer: has no cache; decode with full or sliding_window")
+    def init_cache(self, batch: int, length: int) -> LongformerCache:
+        """Of a window's reach and the global tokens, however many tokens will come."""
+        config, shared = self.config, self.shared
+        first, reach = min(config.global_tokens, length), min(config.reach, length)
+        heads = config.key_heads, config.query_width(shared.width)
+        return LongformerCache.empty(batch, reach, first, *heads, shared.precision.compute)
 
     @nn.compact
     def __call__(
@@ -103,7 +74,7 @@ class Longformer(Mixer):
         positions: jax.Array,  # [B or 1, T]
         mask: Mask,  # its `globals` are positions in each document
         memory: jax.Array | None = None,
-        cache: Any = None,
+        cache: LongformerCache | None = None,
         keys: jax.Array | None = None,  # [B]
         constants: Any = None,
         want: Want = NOTHING,
@@ -112,9 +83,6 @@ class Longformer(Mixer):
         refuse_memory(config.kind, memory)
         refuse_weights(config.kind, want)
         refuse_patterns(config.kind, mask.replace(globals=None))
-        if cache is not None:
-            self.init_cache(*x.shape[:2])
-        mask, listed, packed = self.described(mask, positions)
         own = project(self, x, positions, config, shared)
         scoring = Scoring(
             scale=1 / math.sqrt(own.q.shape[-1]),
@@ -122,6 +90,10 @@ class Longformer(Mixer):
             rate=config.dropout,
             keys=keys,
         )
+        if cache is not None:
+            y, cache = decoded(self, x, positions, own, mask, scoring, cache)
+            return MixerOutput(join(self, y, config, shared), cache, {})
+        mask, listed, packed = self.described(mask, positions)
         near = self.near(own, mask, scoring, listed)
         if not listed.shape[1]:
             if self.is_initializing():  # another mask may list some

@@ -5,9 +5,7 @@ import math
 from typing import Any, ClassVar, get_args
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
-from flax import struct
 
 from transformer.attend import Form, Scoring, attend
 from transformer.checks import check_choice, check_least, check_share
@@ -17,10 +15,8 @@ from transformer.masks import Mask, Pattern, dense
 from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
 from transformer.positions import NoPosition, Rotary
 from transformer.refusals import refuse_memory
+from transformer.ring_cache import RingCache, look_back, placed
 from transformer.sinks import sink_scores
-
-NOWHERE = -(2**30)
-"""The position of a key that is not there: out of every window."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,50 +54,6 @@ class SlidingWindowConfig(HeadsConfig):
         return (self.window - 1) * self.dilation + 1
 
 
-class RingCache(struct.PyTreeNode):
-    """The last tokens alone: that of position p stands in slot p mod R."""
-
-    keys: jax.Array  # [B, R, K, H]
-    values: jax.Array  # [B, R, K, H]
-    positions: jax.Array  # [B, R]
-
-    def write(
-        self,
-        keys: jax.Array,  # [B, T, K, H]
-        values: jax.Array,  # [B, T, K, H]
-        positions: jax.Array,  # [B, T], NOWHERE for padding
-    ) -> "RingCache":
-        """The ring with those of T more tokens that will be needed: the last R."""
-        size = self.positions.shape[1]
-        needed = positions > jnp.max(positions, axis=1, keepdims=True) - size
-        slots = jnp.where(needed & (positions >= 0), positions % size, size)  # size: dropped
-        rows = jnp.arange(len(positions))[:, None]
-
-        def put(ring: jax.Array, new: jax.Array) -> jax.Array:
-            return ring.at[rows, slots].set(new.astype(ring.dtype), mode="drop")
-
-        return RingCache(
-            put(self.keys, keys), put(self.values, values), put(self.positions, positions)
-        )
-
-    def in_order(self) -> "RingCache":
-        """The same tokens in the order of their positions, empty slots first: no longer a ring."""
-        order = jnp.argsort(self.positions, axis=1)
-        rows = order[:, :, None, None]
-        keys, values = (jnp.take_along_axis(x, rows, axis=1) for x in (self.keys, self.values))
-        return RingCache(keys, values, jnp.take_along_axis(self.positions, order, axis=1))
-
-    def followed_by(
-        self,
-        keys: jax.Array,  # [B, T, K, H]
-        values: jax.Array,  # [B, T, K, H]
-        positions: jax.Array,  # [B, T], NOWHERE for padding
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:  # [B, R + T, K, H] twice, [B, R + T]
-        """Keys, values and positions of these slots and, behind them, of T more tokens."""
-        join = lambda old, new: jnp.concatenate([old, new.astype(old.dtype)], axis=1)  # noqa: E731
-        return join(self.keys, keys), join(self.values, values), join(self.positions, positions)
-
-
 class SlidingWindow(Mixer):
     """Softmax attention under the mask and the window."""
 
@@ -119,9 +71,8 @@ class SlidingWindow(Mixer):
     def init_cache(self, batch: int, length: int) -> RingCache:
         """Of as many tokens as the window reaches, however many will come."""
         config, size = self.config, min(self.config.reach, length)
-        shape = (batch, size, config.key_heads, config.query_width(self.shared.width))
-        zeros = jnp.zeros(shape, self.shared.precision.compute)
-        return RingCache(zeros, zeros, jnp.full((batch, size), NOWHERE))
+        width = config.query_width(self.shared.width)
+        return RingCache.empty(batch, size, config.key_heads, width, self.shared.precision.compute)
 
     @nn.compact
     def __call__(
@@ -145,17 +96,9 @@ class SlidingWindow(Mixer):
         if cache is not None:
             if not mask.pattern.causal:
                 raise ValueError("mixer sliding_window: decodes under a causal mask; give one")
-            here = jnp.broadcast_to(jnp.where(positions < 0, NOWHERE, positions), x.shape[:2])
+            here = placed(positions, len(x))
             ring, cache = cache, cache.write(k, v, here)
-            in_row = _in_row(ring, mask, x.shape[1])
-            k, v, places = (ring.in_order() if in_row else ring).followed_by(k, v, here)
-            if in_row:
-                before = ring.positions.shape[1]
-                q = jnp.pad(q, [(0, 0), (before, 0), (0, 0), (0, 0)])
-                there = (places != NOWHERE).astype(jnp.int32)
-                mask = mask.replace(positions=places, segments=there)
-            else:
-                mask = mask.over(places, holds_queries=True)
+            q, k, v, mask, _, before = look_back(ring, q, k, v, mask, here)
         scoring = Scoring(
             scale=1 / math.sqrt(q.shape[-1]),
             soft_cap=config.soft_cap,
@@ -197,18 +140,6 @@ class SlidingWindow(Mixer):
             x, want=frozenset({"scored"}), **given
         ).aux["scored"]
         return scored
-
-
-def _in_row(ring: RingCache, mask: Mask, tokens: int) -> bool:
-    """Whether the ring and so many new tokens are taken as one row in order, each a query.
-
-    Only there does the index tell what the window hides, so that it is never visited. The R queries
-    of the ring are for nothing, so it pays where the new ones are more; few new ones, as when
-    decoding, look at the R + T keys whatever their order.
-    """
-    pattern = mask.pattern
-    plain = pattern.ordered and not pattern.prefix and mask.segments is None and not mask.irregular
-    return plain and tokens > ring.positions.shape[1]
 
 
 MIXERS[SlidingWindowConfig.kind] = SlidingWindow

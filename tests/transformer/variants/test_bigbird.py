@@ -15,10 +15,15 @@ from tests.fixtures.tiny import drawn
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.layouts import attention, linear
 from tests.transformer.mixers import applied, made
-from transformer import BigBirdConfig, Hardware, Mask, Pattern
+from transformer import BigBirdConfig, Hardware, Mask, Pattern, Rotary
 from transformer.masks import dense
 from transformer.testing import make_trial
-from transformer.testing.abilities import check_any_length, check_causal, check_segments
+from transformer.testing.abilities import (
+    check_any_length,
+    check_cached,
+    check_causal,
+    check_segments,
+)
 from transformer.testing.select import check_select
 from transformer.variants.bigbird import BigBird
 from transformer.variants.keys_seen import in_bigbird
@@ -81,8 +86,34 @@ def test_values_and_gradients_are_those_of_softmax_under_the_pattern(causal: boo
 @pytest.mark.slow
 def test_the_contract_where_blocks_are_many() -> None:
     trial = make_trial(CONFIG, D, T, (1, 17, T + 6), Hardware())
-    for check in (check_select, check_causal, check_segments, check_any_length):
+    for check in (check_select, check_causal, check_segments, check_any_length, check_cached):
         check(trial)
+
+
+@pytest.mark.parametrize("length", [9, 43])
+def test_what_a_cache_holds_is_what_a_full_pass_sees(length: int) -> None:
+    """Also where the table's rows start again, and where two first blocks are global."""
+    config = BigBirdConfig(
+        heads=N, block=3, global_blocks=2, window_blocks=1, span=12, position=Rotary()
+    )
+    check_cached(make_trial(config, D, length, (1,), Hardware()))
+
+
+def test_a_token_reads_the_blocks_that_it_sees_alone() -> None:
+    """Of a long cache nothing is computed but with the blocks chosen."""
+    length = 4096
+    config = BigBirdConfig(heads=N, head_width=64, block=BLOCK, random_blocks=2, span=length)
+    mixer, params = made(config, D, constants=table(config))
+    given: Any = dict(mask=Mask(Pattern(causal=True)), constants=table(config))
+
+    def step(x: Any, cache: Any, positions: Any) -> Any:
+        output: Any = mixer.apply({"params": params}, x, cache=cache, positions=positions, **given)
+        return output.y
+
+    arguments = normal(0, 1, 1, D), mixer.init_cache(1, length), array([[length - 1]])
+    program: Any = jax.jit(step).lower(*arguments).compile()
+    of_all_keys = 2 * 2 * length * N * 64
+    assert program.cost_analysis()["flops"] < of_all_keys / 2
 
 
 def seen_blocks(config: BigBirdConfig, length: int, layer: int = 0, **mask: Any) -> Array:
@@ -191,6 +222,9 @@ def test_errors() -> None:
     window: Any = dict(mask=Mask(Pattern(window=3)), constants=table(CONFIG))
     with pytest.raises(ValueError, match=r"^mixer bigbird: cannot obey a window; use a mixer of"):
         applied(mixer, params, normal(0, B, T, D), **window)
+    cached: Any = dict(cache=mixer.init_cache(B, T), constants=table(CONFIG))
+    with pytest.raises(ValueError, match=r"^mixer bigbird: decodes under a causal mask; give one"):
+        applied(mixer, params, normal(0, B, T, D), **cached)
 
 
 def test_flops_count_the_keys_that_are_seen() -> None:

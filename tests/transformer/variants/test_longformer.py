@@ -17,7 +17,12 @@ from tests.transformer.layouts import attention, linear
 from tests.transformer.mixers import applied, made
 from transformer import Hardware, LongformerConfig, Mask, NormConfig, Pattern, Rotary
 from transformer.testing import make_trial
-from transformer.testing.abilities import check_any_length, check_causal, check_segments
+from transformer.testing.abilities import (
+    check_any_length,
+    check_cached,
+    check_causal,
+    check_segments,
+)
 from transformer.variants.keys_seen import in_longformer
 
 FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "long.npz")
@@ -117,8 +122,30 @@ def test_values_and_gradients_are_those_of_two_dense_passes(case: str) -> None:
 def test_the_contract_where_the_window_is_short() -> None:
     config = LongformerConfig(heads=N, window=3, dilations=(1, 3, 1, 3), position=Rotary())
     trial = make_trial(config, D, T, (1, T + 6), Hardware())
-    for check in (check_causal, check_segments, check_any_length):
+    for check in (check_causal, check_segments, check_any_length, check_cached):
         check(trial)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(window=3, dilations=(1, 2, 1, 3), global_tokens=14, qk_norm=NormConfig()),
+        dict(window=100, global_tokens=0),  # wider than what comes
+        dict(window=0, global_tokens=1, kv_heads=N),
+    ],
+)
+@pytest.mark.parametrize("length", [9, 37])
+def test_what_a_cache_holds_is_what_a_full_pass_sees(length: int, settings: dict[str, Any]) -> None:
+    """Where global tokens come one by one, too, and where the first read is beyond the window."""
+    config = LongformerConfig(**dict(heads=N, kv_heads=K) | settings)
+    check_cached(make_trial(config, D, length, (1,), Hardware()))
+
+
+def test_its_cache_does_not_grow_with_the_length() -> None:
+    mixer, _ = made(LongformerConfig(heads=N, window=5, dilations=(3,), global_tokens=2), D)
+    sizes = [jax.tree.map(np.shape, mixer.init_cache(B, length)) for length in (16, 17, 100_000)]
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert (sizes[0].near.keys[1], sizes[0].seeing.keys[1]) == (5 * 3 + 1, 2)
 
 
 def influence(config: LongformerConfig, mask: Mask) -> Array:  # [T, T] booleans
@@ -239,8 +266,12 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^longformer.window -1: give 0 or more$"):
         LongformerConfig(window=-1)
     mixer, params = made(LongformerConfig(heads=N), D)
-    with pytest.raises(ValueError, match=r"^mixer longformer: has no cache; decode with full or"):
-        applied(mixer, params, normal(0, B, T, D), cache=())
+    x, cache = normal(0, B, T, D), mixer.init_cache(B, T)
+    with pytest.raises(ValueError, match=r"^mixer longformer: decodes under a causal mask; give"):
+        applied(mixer, params, x, cache=cache)
+    listed = Mask(Pattern(causal=True), globals=LISTED)
+    with pytest.raises(ValueError, match=r"^mixer longformer: decodes with the first tokens as"):
+        applied(mixer, params, x, cache=cache, mask=listed)
 
 
 @pytest.mark.parametrize("dilations", [(1,), (1, 3)])

@@ -11,10 +11,10 @@ from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.kernels import pairs_of_tokens
 from transformer import Hardware, Mask, NormConfig, Pattern, Rotary, SlidingWindowConfig
 from transformer.mixers import NOTHING
+from transformer.ring_cache import NOWHERE, RingCache
 from transformer.testing import Trial, check_mixer, make_trial
 from transformer.testing.abilities import packed
 from transformer.testing.trial import run
-from transformer.variants.sliding_window import NOWHERE, RingCache
 
 
 def on_trial(config: SlidingWindowConfig, length: int = 67) -> Trial:

@@ -38,6 +38,7 @@ def attend_chosen_blocks(
     scoring: Scoring,
     chosen: jax.Array,  # [B or 1, N or 1, blocks of queries, m] blocks of keys; -1: none
     block: int,  # tokens of a block
+    rows: int = 0,  # queries of a block, if not as many
 ) -> Looked:
     """One softmax over the keys in the chosen blocks, as far as the mask shows them.
 
@@ -48,16 +49,16 @@ def attend_chosen_blocks(
         raise ValueError("chosen blocks: have scores of products alone; leave out biases and caps")
     if any(array is not None for array in (mask.prefix, mask.globals, mask.allowed)):
         raise ValueError("chosen blocks: obey no prefix, globals or array; choose blocks by them")
-    queries, blocks = q.shape[1], chosen.shape[2]
+    queries, blocks, size = q.shape[1], chosen.shape[2], rows or block
     group = min(max(1, ROWS // block), blocks)
     steps = -(-blocks // group)
-    rows, columns = marks(mask, queries, k.shape[1])
+    theirs, columns = marks(mask, queries, k.shape[1])
     spare = ((0, 0), (0, 0), (0, steps * group - blocks), (0, 0))
     stepped = functools.partial(in_steps, steps=steps)
     given = Step(
         jnp.arange(steps),
-        stepped(heads_first(cut(q, block, steps * group)), axis=2),
-        Marks(*(stepped(cut(each, block, steps * group), axis=1) for each in rows)),
+        stepped(heads_first(cut(q, size, steps * group)), axis=2),
+        Marks(*(stepped(cut(each, size, steps * group), axis=1) for each in theirs)),
         stepped(jnp.pad(chosen, spare, constant_values=-1), axis=2),
     )
     k, v = (heads_first(cut(each, block)) for each in (k, v))

@@ -1,5 +1,6 @@
 """A window on both sides of each query, dilated by head (Beltagy et al. 2020, section 3.1)."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +18,9 @@ SMALLEST_TILE = 64
 
 def attend_dilated(
     q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, T, K, H]
-    v: jax.Array,  # [B, T, K, H of values]
-    mask: Mask,  # causal or not; with positions, segments and key_segments [B or 1, T]
+    k: jax.Array,  # [B, S, K, H]
+    v: jax.Array,  # [B, S, K, H of values]
+    mask: Mask,  # causal or not; with positions, segments and key_segments
     scoring: Scoring,
     window: int,  # keys on each side, beside the query's own
     dilations: Sequence[int],  # of each head, or one for all
@@ -27,7 +28,8 @@ def attend_dilated(
 ) -> Looked:
     """Keys 0, d, 2 d, ..., window * d positions away; only those behind under a causal mask.
 
-    The positions of a document count up by one. O(T window), whatever the dilation.
+    The positions of a document count up by one. O(T window), whatever the dilation. Keys with
+    `key_positions` of their own, as those of a cache, may be in any order: O(T S).
     """
     if len(set(dilations)) == 1:
         return _dilated(q, k, v, mask, scoring, window, dilations[0], tile)
@@ -61,6 +63,9 @@ def _dilated(
     batch, length = q.shape[:2]
     block = min(max(window, SMALLEST_TILE), tile)
     pattern = Pattern(causal=mask.pattern.causal, window=window + 1)
+    if mask.key_positions is not None:
+        pattern = dataclasses.replace(pattern, dilation=dilation, ordered=False)
+        return attend_blockwise(q, k, v, mask.replace(pattern=pattern), scoring)
     if dilation == 1:
         return attend_blockwise(q, k, v, mask.replace(pattern=pattern), scoring, block=block)
 

@@ -1,0 +1,108 @@
+"""The cache of a window: it holds the last tokens alone, however many have come."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from transformer.masks import Mask
+
+NOWHERE = -(2**30)
+"""The position of a key that is not there: out of every window."""
+
+
+class RingCache(struct.PyTreeNode):
+    """Keys and values of the last tokens: those of position p stand in slot p mod R."""
+
+    keys: jax.Array  # [B, R, K, H]
+    values: jax.Array  # [B, R, K, H]
+    positions: jax.Array  # [B, R]
+
+    @classmethod
+    def empty(cls, batch: int, size: int, heads: int, width: int, dtype: str) -> "RingCache":
+        """Room for R = size tokens, and none of them there."""
+        zeros = jnp.zeros((batch, size, heads, width), dtype)
+        return cls(zeros, zeros, jnp.full((batch, size), NOWHERE))
+
+    def write(
+        self,
+        keys: jax.Array,  # [B, T, K, H]
+        values: jax.Array,  # [B, T, K, H]
+        positions: jax.Array,  # [B, T], NOWHERE for padding
+    ) -> "RingCache":
+        """The ring with those of T more tokens that will be needed: the last R."""
+        size = self.positions.shape[1]
+        needed = positions > jnp.max(positions, axis=1, keepdims=True) - size
+        slots = jnp.where(needed & (positions >= 0), positions % size, size)  # size: dropped
+        rows = jnp.arange(len(positions))[:, None]
+
+        def put(ring: jax.Array, new: jax.Array) -> jax.Array:
+            return ring.at[rows, slots].set(new.astype(ring.dtype), mode="drop")
+
+        return RingCache(
+            put(self.keys, keys), put(self.values, values), put(self.positions, positions)
+        )
+
+    def in_order(self) -> "RingCache":
+        """The same tokens in the order of their positions, empty slots first: no longer a ring."""
+        order = jnp.argsort(self.positions, axis=1)
+        rows = order[:, :, None, None]
+        keys, values = (jnp.take_along_axis(x, rows, axis=1) for x in (self.keys, self.values))
+        return RingCache(keys, values, jnp.take_along_axis(self.positions, order, axis=1))
+
+    def followed_by(
+        self,
+        keys: jax.Array,  # [B, T, K, H]
+        values: jax.Array,  # [B, T, K, H]
+        positions: jax.Array,  # [B, T], NOWHERE for padding
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:  # [B, R + T, K, H] twice, [B, R + T]
+        """Keys, values and positions of these slots and, behind them, of T more tokens."""
+        join = lambda old, new: jnp.concatenate([old, new.astype(old.dtype)], axis=1)  # noqa: E731
+        return join(self.keys, keys), join(self.values, values), join(self.positions, positions)
+
+
+class Back(NamedTuple):
+    """New tokens, and what a ring kept of those before them."""
+
+    q: jax.Array  # [B, T, N, H], or [B, R + T, N, H] with the first `before` of no interest
+    k: jax.Array  # [B, R + T, K, H]
+    v: jax.Array  # [B, R + T, K, H]
+    mask: Mask  # of these queries over these keys
+    places: jax.Array  # [B, R + T] positions of the keys, NOWHERE where there is none
+    before: int  # R or 0
+
+
+def look_back(
+    ring: RingCache,
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, T, K, H]
+    v: jax.Array,  # [B, T, K, H]
+    mask: Mask,  # of self attention over the new tokens
+    positions: jax.Array,  # [B, T], NOWHERE for padding
+) -> Back:
+    """The new queries, and the keys of the ring and the new ones.
+
+    Where the new tokens are more than the ring's, the two are taken as one row in order, each a
+    query: only there does the index tell what a window hides, so that it is never visited. The R
+    queries of the ring are for nothing then. A few new tokens, as when decoding, look at the R + T
+    keys whatever their order.
+    """
+    size, pattern = ring.positions.shape[1], mask.pattern
+    plain = pattern.ordered and not pattern.prefix and mask.segments is None and not mask.irregular
+    if plain and q.shape[1] > size:
+        k, v, places = ring.in_order().followed_by(k, v, positions)
+        q = jnp.pad(q, [(0, 0), (size, 0), (0, 0), (0, 0)])
+        there = (places != NOWHERE).astype(jnp.int32)
+        return Back(q, k, v, mask.replace(positions=places, segments=there), places, size)
+    k, v, places = ring.followed_by(k, v, positions)
+    return Back(q, k, v, mask.over(places, holds_queries=True), places, 0)
+
+
+def placed(
+    positions: jax.Array,  # [B or 1, T]; -1: padding
+    batch: int,  # B
+) -> jax.Array:  # [B, T]
+    """Positions as a ring takes them: NOWHERE for padding."""
+    there = jnp.where(positions < 0, NOWHERE, positions)
+    return jnp.broadcast_to(there, (batch, positions.shape[1]))

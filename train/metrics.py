@@ -67,7 +67,9 @@ class MetricsLog:
           step: Updates made so far.
           split: "train", "validation", ...
           metrics: By name: ``loss`` (nats a token), ``grad_norm``, ``learning_rate``,
-            ``tokens_per_second``, ... See `train.jsonl.to_line` for what is not finite.
+            ``tokens_per_second`` (since the line before, evaluations and saves left out; the
+            first step after a start, a resume or a rollback has none, for it also compiles or
+            waits for data), ... See `train.jsonl.to_line` for what is not finite.
 
         Raises:
           UserError: The disk is full, say; the lines before are still there.

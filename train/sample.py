@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from train.errors import UsageError
 from train.experiment import check_seed
 from train.tasks.registry import make_task
 from train.tasks.task import SampleOptions, Show
@@ -33,5 +34,7 @@ def sample(
     Raises UserError for a prompt or an option that the model cannot take.
     """
     check_seed(seed)
+    if beams < 0:
+        raise UsageError(f"beams {beams}: give 1 or more, or 0 for as many as the settings say")
     options = SampleOptions(max_new_tokens, sampling, beams, seed)
     return make_task(run.experiment).sample(run, prompts, options, stream)

@@ -157,6 +157,9 @@ def test_a_broken_run_is_an_unbroken_one(
     on_step(lambda step: None)
     run = fit(moved, copy)
     assert losses(copy) == unbroken.losses
+    lines = [line for line in lines_of(copy / "metrics.jsonl") if line["split"] == "train"]
+    untimed = [line["step"] for line in lines if "tokens_per_second" not in line]
+    assert untimed == [1, 6, 10]  # the first of each life
     last = lines_of(copy / "metrics.jsonl")[-1]
     assert last == lines_of(unbroken.workdir / "metrics.jsonl")[-1]
     assert_same_bits(state_at(copy, STEPS), state_at(unbroken.workdir, STEPS))

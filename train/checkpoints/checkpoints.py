@@ -11,6 +11,7 @@ import jax
 from etils import epath
 
 from train.checkpoints import folder, manifest, restoring, searching, words
+from train.checkpoints.quiet import hush
 from train.checkpoints.restoring import Restored
 from train.checkpoints.retention import Retention
 from train.checkpoints.saving import Writer
@@ -54,7 +55,7 @@ class Checkpoints:
           verify: What is compared with the manifest before a restore: sizes alone; digests too
             (`full`); digests of a checkpoint that is not large (`auto`).
         """
-        words.hush()
+        hush()
         self.directory = folder.located(directory)
         self._retention = Retention(keep, every, average, apart, keep_every)
         self._asynchronous, self._read_only, self._verify = asynchronous, read_only, verify

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -70,12 +69,3 @@ def reason(error: Exception) -> str:
         return os.strerror(int(code[1]))
     words = " ".join(str(error).split()) or type(error).__name__
     return words if len(words) <= _REASON_LENGTH else f"{words[:_REASON_LENGTH]}..."
-
-
-def hush() -> None:
-    """Orbax logs each step of its way, and every failure that we raise with its whole trace."""
-    logging.getLogger("absl").addFilter(_not_from_orbax)
-
-
-def _not_from_orbax(record: logging.LogRecord) -> bool:
-    return f"{os.sep}orbax{os.sep}" not in record.pathname

@@ -1,11 +1,13 @@
 """The command line: `python -m train VERB ...`.
 
-Each verb has its module, imported only when it is called: asking for help loads no JAX.
+Each verb has its module, imported only when it is called. Help loads no JAX, unless it is that of a
+CONFIG: its settings are those of models.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +29,8 @@ VERBS = {
 COMPUTING = frozenset({"fit", "evaluate", "sample"})
 """Verbs that run a model."""
 
+HELP = frozenset({"-h", "--help"})
+
 PREEMPTED = 75
 """Exit status of a run that was told to stop and has saved a checkpoint (EX_TEMPFAIL)."""
 
@@ -36,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [each for each in arguments if each != "--debug"]
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP:
         print(usage())
         sys.exit(0 if arguments else 2)
     try:
@@ -52,6 +56,10 @@ def dispatch(verb: str, arguments: list[str]) -> int:
     """Runs one verb. Returns the exit status."""
     if verb not in VERBS:
         raise UsageError(f"verb {verb}: is not known; choose one of {', '.join(VERBS)}")
+    options = itertools.takewhile(lambda each: each.startswith("-"), arguments)
+    if not HELP.isdisjoint(options):
+        print(usage_of(verb))
+        return 0
     from train.preemption import PreemptedError
 
     module = importlib.import_module(f"train.cli.{verb}")
@@ -85,6 +93,17 @@ def explain(error: BaseException) -> int:
         text = f"{text}; check the path, its permissions and the room on its disk"
     print(f"error: {text}", file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1
+
+
+def usage_of(verb: str) -> str:
+    """What `VERB --help` shows."""
+    signature, what = VERBS[verb]
+    lines = [f"usage: python -m train {verb} {signature}".rstrip(), "", what]
+    if signature:
+        name = signature.split()[0]
+        lines.append(f"give {name} before --help to see its settings and their values")
+    lines.append("--json prints one object on standard output")
+    return "\n".join(lines)
 
 
 def usage() -> str:

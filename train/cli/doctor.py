@@ -12,9 +12,6 @@ from train.errors import UsageError
 def main(arguments: list[str]) -> int:
     """Returns the exit status: 1 if something is wrong."""
     json_wanted = wants_json(arguments)
-    if arguments and arguments[0] in ("-h", "--help"):
-        print("usage: python -m train doctor [--json]")
-        return 0
     if arguments:
         raise UsageError(f"doctor {arguments[0]}: takes no arguments but --json; leave it out")
     report = doctor()

@@ -7,13 +7,15 @@ import io
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
 from train.errors import UsageError
-from transformer.precision import Precision
+
+if TYPE_CHECKING:
+    from transformer.precision import Precision
 
 Arguments = TypeVar("Arguments")
 
@@ -66,7 +68,8 @@ def one_line(box: str, verb: str) -> str:
     """The words of tyro's framed message, less the frame."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", box)
     lines = [line.strip("│╭╮╰╯─ \t") for line in text.splitlines()]
-    words = " ".join(line for line in lines[1:] if line)
+    # Where the output is no UTF-8, rules are drawn of hyphens.
+    words = " ".join(line for line in lines[1:] if line.strip("-"))
     words = re.split(r"For full helptext", words)[0]
     words = words.replace("Perhaps you meant:", "; perhaps you meant")
     words = words.replace("Argument helptext:", "; it is")
@@ -80,6 +83,10 @@ def _registry() -> ConstructorRegistry:
 
     @registry.primitive_rule
     def precision(info: Any) -> PrimitiveConstructorSpec[Precision] | None:
+        if "transformer.precision" not in sys.modules:  # then nothing is one, nor is JAX needed
+            return None
+        from transformer.precision import Precision
+
         if info.type is not Precision:
             return None
         return PrimitiveConstructorSpec(
@@ -108,10 +115,6 @@ def wants(arguments: list[str], flag: str) -> bool:
 
 def positional(arguments: list[str], name: str, verb: str) -> str:
     """Takes the first argument out, which must be `name` and no option."""
-    if arguments and arguments[0] in ("-h", "--help"):
-        print(f"usage: python -m train {verb} {name} [--setting VALUE ...]", file=sys.stdout)
-        print(f"give {name} before --help to see its settings and their values")
-        sys.exit(0)
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(f"{verb}: {name} is missing; write python -m train {verb} {name} ...")
     return arguments.pop(0)

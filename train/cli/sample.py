@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Collection, Iterable
 
 from train.cli.parsing import parse, positional, settings_errors, wants_json
+from train.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +25,15 @@ class SampleArguments:
     top_p: float = 1.0
     """Draw among the likeliest tokens that together have this probability."""
     beams: int = 0
-    """Of a translation: hypotheses kept at each step; 0: as the run's settings say."""
+    """Of a translation that is written word by word: hypotheses kept at each step; 0: as the run's
+    settings say."""
     seed: int = 0
     step: int | None = None
     """Which checkpoint; if not given, what the run is judged by."""
+
+
+SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "beams", "seed")
+"""The settings that say how an answer is made: each task heeds some of them."""
 
 
 def main(arguments: list[str]) -> int:
@@ -36,18 +43,21 @@ def main(arguments: list[str]) -> int:
     given = parse(SampleArguments, arguments, verb="sample W")
     from train.loading import load
     from train.memory import ELSEWHERE, explain_exhaustion
+    from train.run import saved_experiment
+    from train.runfolder import RunFolder
     from train.sample import sample
     from train.tasks.registry import make_task
     from transformer.sampling import SamplingConfig
 
+    task = make_task(saved_experiment(RunFolder.existing(workdir)))
+    check_heeded(arguments, task.heeded)
     with settings_errors():
         sampling = SamplingConfig(given.temperature, given.top_k, given.top_p)
     with explain_exhaustion(
         lambda: ["give fewer prompts or a smaller --max-new-tokens", ELSEWHERE]
     ):
         run = load(workdir, step=given.step)
-        goes_on = make_task(run.experiment).continues
-        shown = given.prompt if goes_on else [""] * len(given.prompt)
+        shown = given.prompt if task.continues else [""] * len(given.prompt)
         stream = _Stream(shown[0]) if not json_wanted and len(shown) == 1 else None
         texts = sample(
             run,
@@ -63,9 +73,25 @@ def main(arguments: list[str]) -> int:
     elif stream is not None:
         stream("\n")
     else:
-        between = "\n---\n" if goes_on else "\n"
+        between = "\n---\n" if task.continues else "\n"
         print(between.join(p + text for p, text in zip(shown, texts, strict=True)))
     return 0
+
+
+def check_heeded(arguments: Iterable[str], heeded: Collection[str]) -> None:
+    """Raises UsageError for settings that would change nothing of what a run's model answers."""
+    given = {each.partition("=")[0].replace("_", "-") for each in arguments}
+    ignored = [flag for name in SAMPLING if name not in heeded and (flag := _flag(name)) in given]
+    if ignored:
+        others = f" (it heeds {', '.join(map(_flag, heeded))})" if heeded else ""
+        raise UsageError(
+            f"sample {', '.join(ignored)}: changes nothing of what this run's model answers; "
+            f"leave it out{others}"
+        )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 class _Stream:

@@ -43,6 +43,10 @@ class LanguageTask(Task):
     def continues(self) -> bool:
         return True
 
+    @property
+    def heeded(self) -> tuple[str, ...]:
+        return "max_new_tokens", "temperature", "top_k", "top_p", "seed"
+
     def metric(self, corpus: Corpus) -> Metric:
         return Metric("loss", lower_is_better=True)
 

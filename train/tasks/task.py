@@ -103,6 +103,14 @@ class Task(abc.ABC):
         return False
 
     @property
+    def heeded(self) -> tuple[str, ...]:
+        """The options that say how a sample is made, by the names of the command line's settings.
+
+        The others would change nothing.
+        """
+        return ()
+
+    @property
     def told(self) -> float | None:
         """Share of the tokens of which a word is told in training; None: the model's own."""
         return None

@@ -65,6 +65,11 @@ class TranslationTask(Task):
         return self.experiment.task
 
     @property
+    def heeded(self) -> tuple[str, ...]:
+        """Whoever writes all words at once does not search."""
+        return ("beams",) if self.experiment.model.causal else ()
+
+    @property
     def quoted(self) -> dict[str, str]:
         return {"bleu_signature": sacre_bleu(["a"], ["a"]).signature}
 

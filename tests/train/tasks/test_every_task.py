@@ -18,6 +18,7 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import TINY
 from train.cli.fit import FitArguments
 from train.cli.parsing import parse
+from train.errors import UsageError
 from train.evaluation import evaluate_run
 from train.experiment import CheckpointConfig, EmaConfig, Experiment
 from train.preemption import PreemptedError
@@ -25,6 +26,7 @@ from train.report import Report
 from train.sample import sample
 from train.settings import as_text, from_plain, to_plain
 from train.sharding import MeshConfig
+from train.tasks.registry import make_task
 from transformer.sampling import SamplingConfig
 
 Capture = pytest.CaptureFixture[str]
@@ -124,16 +126,41 @@ def test_evaluate(capsys: Capture, trained: Trained) -> None:
 @pytest.mark.slow
 def test_sample(capsys: Capture, trained: Trained) -> None:
     prompt = PROMPTS[trained.name]
-    line = ("sample", str(trained.workdir), "--prompt", prompt, "--max-new-tokens", "5")
+    goes_on = trained.name == "language"
+    options = ("--max-new-tokens", "5") if goes_on else ()
+    line = ("sample", str(trained.workdir), "--prompt", prompt, *options)
     found = command(capsys, *line, "--json")
     assert (found.status, found.error) == (0, "")
     [text] = json.loads(found.output)["text"]
-    goes_on = trained.name == "language"
     assert command(capsys, *line).output == f"{prompt if goes_on else ''}{text}\n"
     sampling = SamplingConfig(temperature=0.8)
     texts = sample(trained.run, [prompt, prompt], max_new_tokens=5, sampling=sampling)
     assert (len(texts), texts[0]) == (2, text)
     assert sample(trained.run, []) == []
+
+
+SAMPLING = ["max_new_tokens", "temperature", "top_k", "top_p", "beams", "seed"]
+
+HEEDED = {
+    "language": {"max_new_tokens", "temperature", "top_k", "top_p", "seed"},
+    "translation": {"beams"},
+}
+
+
+def test_a_sample_refuses_what_would_change_nothing(capsys: Capture, trained: Trained) -> None:
+    heeded = HEEDED.get(trained.name, set())
+    assert set(make_task(trained.experiment).heeded) == heeded
+    for name in SAMPLING:
+        line = ("sample", str(trained.workdir), "--prompt", PROMPTS[trained.name], name)
+        flag = f"--{name.replace('_', '-')}"
+        if name not in heeded:
+            found = command(capsys, *line, flag, "1")
+            message = f"error: sample {flag}: changes nothing of what this run's model answers; "
+            assert (found.status, found.output) == (2, "")
+            assert found.error.startswith(message + "leave it out")
+            assert found.error.count("\n") == 1
+    with pytest.raises(UsageError, match="beams -1: give 1 or more, or 0"):
+        sample(trained.run, [PROMPTS[trained.name]], beams=-1)
 
 
 def test_its_settings_are_read_back(trained: Trained) -> None:

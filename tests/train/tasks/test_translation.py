@@ -117,6 +117,7 @@ def test_all_words_at_once(task: TranslationTask) -> None:
     other = TranslationTask(dataclasses.replace(task.experiment, model=config))
     engine = make_engine(other.experiment, Hardware(count=8))
     assert isinstance(engine.model, NonAutoregressive)
+    assert (task.heeded, other.heeded) == (("beams",), ())  # nothing is searched for
     corpus, params = other.prepare(), engine.init().params
     batch: Any = other.batches(corpus).host(0, 0, 1)
     keys = jax.random.split(jax.random.key(1), len(batch["tokens"]))

@@ -1,0 +1,70 @@
+"""A save that fails is told once, and what is not of a save as ever."""
+
+import asyncio
+import gc
+import sys
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+import pytest
+
+from train.checkpoints import Checkpoints
+
+
+def through(file: str) -> Exception:
+    """An error that has come through a function of this file."""
+    space: dict[str, Any] = {}
+    exec(compile("def write():\n    raise OSError(28, 'No space left')", file, "exec"), space)
+    with pytest.raises(OSError, match="No space left") as caught:
+        space["write"]()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError('Error writing "w/0" in /run/checkpoints/8.orbax-checkpoint-tmp/state'), False),
+        (through("/packages/orbax/checkpoint/path.py"), False),
+        (through("/packages/other/path.py"), True),
+        (ValueError("another's"), True),
+    ],
+    ids=["TensorStore", "Orbax", "another package", "another error"],
+)
+def test_asyncio_tells_of_what_is_not_of_a_save(
+    error: Exception, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Checkpoints(tmp_path)
+    loop = asyncio.new_event_loop()
+    loop.create_future().set_exception(error)
+    gc.collect()
+    loop.close()
+    assert ["never retrieved" in each.getMessage() for each in caplog.records] == [True] * told
+
+
+def test_python_tells_of_what_is_not_of_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", shown.append)
+    Checkpoints(tmp_path)
+    Checkpoints(tmp_path)
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with pytest.raises(RuntimeError, match="Event loop is closed") as caught:
+        loop.call_soon_threadsafe(print)
+    by_python = caught.value.__traceback__
+    assert by_python is not None
+
+    def raised(error: BaseException, trace: TracebackType | None) -> Any:
+        return SimpleNamespace(exc_value=error, exc_traceback=trace)
+
+    by_tensorstore = raised(caught.value, by_python.tb_next)
+    others = [
+        raised(caught.value, by_python),
+        raised(caught.value, None),
+        raised(KeyboardInterrupt(), by_python.tb_next),
+    ]
+    for each in (by_tensorstore, *others):
+        sys.unraisablehook(each)
+    assert shown == others

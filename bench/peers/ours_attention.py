@@ -1,0 +1,48 @@
+"""The contender ours: causal softmax attention alone, forward and backward."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench.protocol import Work, peak_resident_bytes, resident_bytes, serve
+from train.allocator import restart_with_huge_pages
+from train.hardware import local_hardware
+from transformer import Mask, Pattern
+from transformer.attend import Scoring, attend
+
+
+def build(settings: dict[str, Any]) -> Work:
+    """`attend` in the form asked for, compiled; a step ends with the three gradients."""
+    width = settings["head_width"]
+    shape = (4, 1, settings["length"], settings["heads"], width)
+    drawn = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    q, k, v, cotangent = (jnp.asarray(each) for each in drawn)
+    mask, scoring = Mask(Pattern(causal=True)), Scoring(1 / math.sqrt(width))
+    how: Any = dict(form=settings["form"], hardware=local_hardware())
+
+    def looked(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return attend(q, k, v, mask, scoring, **how).y
+
+    def step(*heads: jax.Array) -> Any:
+        _, pull = jax.vjp(looked, *heads)
+        return pull(cotangent)
+
+    program = jax.jit(step).lower(q, k, v).compile()
+    before = resident_bytes()
+
+    def run(steps: int) -> float:
+        for _ in range(steps - 1):
+            jax.block_until_ready(program(q, k, v))
+        gradients = program(q, k, v)
+        return float(sum(jnp.abs(each).mean() for each in gradients))
+
+    versions = {"jax": jax.__version__}
+    return Work(run, versions, {}, lambda: peak_resident_bytes() - before)
+
+
+if __name__ == "__main__":
+    restart_with_huge_pages()  # as `python -m train` does
+    serve(build)

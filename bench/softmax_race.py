@@ -1,0 +1,72 @@
+"""Softmax attention beside PyTorch's, forward and backward, in processes that take turns.
+
+    python -m bench.softmax_race --torch-python ~/torch/bin/python [--lengths 1024 4096 16384]
+
+Causal, one sequence of T tokens, queries, keys and values alike on both sides: ours in tiles, whose
+memory grows with T, and PyTorch's `scaled_dot_product_attention`. `--full` has ours with all scores
+at once run too. Memory is what a process grows by when it runs.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+from bench.contender import Contender, interpreter
+from bench.machine import cores, machine
+from bench.side_by_side import compare, race, table
+from train.errors import UserError
+
+PEER = "PyTorch"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Race softmax attention, forward and backward, against PyTorch's."""
+
+    torch_python: Path = Path(sys.executable)
+    """The interpreter that has PyTorch."""
+    lengths: tuple[int, ...] = (1024, 4096, 16_384)
+    """T."""
+    heads: int = 4
+    head_width: int = 64
+    full: bool = False
+    """Whether ours with all scores at once runs beside them."""
+    rounds: int = 5
+
+
+def contenders(options: Options, length: int) -> list[Contender]:
+    """Ours and the peer, told the same. Raises UserError without the peer's interpreter."""
+    settings: dict[str, Any] = dict(
+        length=length, heads=options.heads, head_width=options.head_width, threads=cores()
+    )
+    peer = (interpreter(options.torch_python), "-m", "bench.peers.torch_attention")
+    forms = {"ours, tiles": "blockwise"}
+    if options.full:
+        forms["ours, all scores"] = "reference"
+    mine = (sys.executable, "-m", "bench.peers.ours_attention")
+    return [
+        *(Contender(name, mine, settings | {"form": form}) for name, form in forms.items()),
+        Contender(PEER, peer, settings),
+    ]
+
+
+def main(options: Options) -> None:
+    """Prints a table for each length."""
+    console = Console()
+    console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    for length in options.lengths:
+        records = race(contenders(options, length), rounds=options.rounds, steps=1, warmup=1)
+        rows = compare(records, PEER, length)
+        title = f"T {length:,}, {options.heads} heads of {options.head_width}, float32, causal"
+        console.print(table(title, rows, PEER, "tokens"))
+
+
+if __name__ == "__main__":
+    try:
+        main(tyro.cli(Options))
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None

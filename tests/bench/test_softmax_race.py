@@ -1,0 +1,37 @@
+"""What `bench.softmax_race` compares: the same numbers, told alike to both sides."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from bench.peers.ours_attention import build
+from bench.softmax_race import Options, contenders
+
+
+def test_all_sides_are_told_the_same() -> None:
+    options = Options(torch_python=Path(sys.executable), heads=2, head_width=8, full=True)
+    tiles, scores, peer = contenders(options, 640)
+    assert (tiles.settings["form"], scores.settings["form"]) == ("blockwise", "reference")
+    shared = {name: tiles.settings[name] for name in peer.settings}
+    assert shared == peer.settings == {name: scores.settings[name] for name in peer.settings}
+    assert peer.command[-1] == "bench.peers.torch_attention"
+
+
+def test_a_step_makes_the_gradients_of_softmax_attention() -> None:
+    """The sum of their means, from the formula."""
+    length, width = 13, 3
+    settings = dict(length=length, heads=1, head_width=width, form="blockwise")
+    drawn = np.random.default_rng(0).normal(size=(4, length, width))
+    q, k, v, cotangent = drawn.astype(np.float32).astype(np.float64)
+    scores = np.where(np.tri(length, dtype=bool), q @ k.T / np.sqrt(width), -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    d_weights = cotangent @ v.T
+    d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True))
+    gradients = (d_scores @ k, d_scores.T @ q)
+    expected = sum(np.abs(each).mean() / np.sqrt(width) for each in gradients)
+    expected += np.abs(weights.T @ cotangent).mean()
+    found = build(settings).run(1)
+    assert found is not None
+    assert abs(found - expected) < 1e-5

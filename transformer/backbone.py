@@ -29,6 +29,7 @@ def backbone(
     shared: Shared,
     positions: jax.Array | None,  # [B, T]; None: 0 to T - 1
     segments: jax.Array | None,  # [B, T] documents, from 1; 0 is padding
+    one_document: bool = False,  # whether the segments of a row are one and padding
     types: jax.Array | None = None,  # [B, T]
     prefix: jax.Array | None = None,  # [B]
     cache: tuple[Any, ...] | None = None,
@@ -42,7 +43,13 @@ def backbone(
     given: dict[str, Any] = dict(positions=positions, keys=keys)
     x = embed(module, words, tokens, types=types, config=config, shared=shared, **given)
     pattern = Pattern(causal=config.causal, prefix=prefix is not None)
-    mask = Mask(pattern, positions=positions, segments=segments, prefix=prefix)
+    mask = Mask(
+        pattern,
+        positions=positions,
+        segments=segments,
+        prefix=prefix,
+        one_document=one_document,
+    )
     return Read(
         layers(config, config, shared, x, mask=mask, cache=cache, want=want, **given), words
     )

@@ -64,6 +64,13 @@ class BlockCache(NamedTuple):
     cross: Any
 
 
+class BlockConstants(NamedTuple):
+    """The constants of a layer that has cross attention."""
+
+    mixer: Any
+    cross: Any
+
+
 class BlockOutput(NamedTuple):
     """What a layer hands on."""
 
@@ -88,11 +95,12 @@ class Block(nn.Module):
         memory: Memory | None = None,
         cache: Any = None,
         keys: jax.Array | None = None,  # [B]
-        constants: Any = None,
+        constants: Any = None,  # the mixer's, or BlockConstants
         want: Want = NOTHING,
     ) -> BlockOutput:
         config, shared = self.config, self.shared
         own, other = cache if isinstance(cache, BlockCache) else (cache, None)
+        fixed, others = constants if isinstance(constants, BlockConstants) else (constants, None)
         reads = config.mixer.reads_memory
         mixer = mixer_type(config.mixer)(config.mixer, shared, name="mixer")
         mixed = mixer(
@@ -102,7 +110,7 @@ class Block(nn.Module):
             memory=memory.x if memory is not None and reads else None,
             cache=own,
             keys=fold(keys, 0),
-            constants=constants,
+            constants=fixed,
             want=want,
         )
         x = self.after("mixer_norm", x, mixed.y, fold(keys, 1))
@@ -118,6 +126,7 @@ class Block(nn.Module):
                 memory=memory.x,
                 cache=other,
                 keys=fold(keys, 4),
+                constants=others,
                 want=want,
             )
             x = self.after("cross_norm", x, looked_up.y, fold(keys, 5))

@@ -55,6 +55,7 @@ class Classifier(Model):
             shared=shared,
             positions=positions,
             segments=segments,
+            one_document=True,
             types=types,
             keys=keys,
             want=want,

@@ -52,6 +52,9 @@ class Mask(struct.PyTreeNode):
     holds_queries: bool = struct.field(pytree_node=False, default=False)
     """Whether the keys at `key_positions` are those of the queries and others, as in a cache: so
     that a query sees itself at least."""
+    one_document: bool = struct.field(pytree_node=False, default=False)
+    """Whether `segments` tell of padding alone: it is known, when compiled, that no row is a pack.
+    They hide the same keys as ever; who cannot keep documents apart need not refuse them."""
 
     def over(
         self,

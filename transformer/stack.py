@@ -14,11 +14,18 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.block import Block, BlockCache, BlockConfig, BlockOutput, Memory
+from transformer.block import (
+    Block,
+    BlockCache,
+    BlockConfig,
+    BlockConstants,
+    BlockOutput,
+    Memory,
+)
 from transformer.dropout import fold
 from transformer.hardware import Hardware
 from transformer.masks import Mask
-from transformer.mixers import NOTHING, Want, mixer_type
+from transformer.mixers import NOTHING, MixerConfig, Want, mixer_type
 from transformer.shared import Shared
 from transformer.weights import is_weight
 
@@ -171,8 +178,14 @@ class Stack(nn.Module):
 
     @nn.nowrap
     def constants(self, place: int, number: int) -> Any:
-        mixer = self.pattern[place].mixer
-        return mixer_type(mixer).constants(mixer, number, self.shared.width)
+        """What a layer's mixers have that is no weight, as its block takes it."""
+
+        def of(mixer: MixerConfig) -> Any:
+            return mixer_type(mixer).constants(mixer, number, self.shared.width)
+
+        config = self.pattern[place]
+        own = of(config.mixer)
+        return own if config.cross is None else BlockConstants(own, of(config.cross))
 
     @nn.nowrap
     def initial(self, key: jax.Array, place: int) -> Any:

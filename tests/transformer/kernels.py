@@ -1,6 +1,5 @@
 """Kernel attention by dense matrices: every pair of tokens has its weight."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -45,16 +44,3 @@ def dense_attention(
     weights = xp.where(seen[:, None], xp.einsum("BTNM,BSNM->BNTS", q, k), 0)
     total = weights.sum(-1)[..., None]
     return xp.einsum("BNTS,BSNH->BTNH", weights / xp.where(total == 0, 1, total), v)
-
-
-def sizes_of(program: str) -> set[tuple[int, ...]]:
-    """The shapes of all arrays that a compiled program speaks of."""
-    found = re.findall(r"\w+\[(\d+(?:,\d+)*)\]", program)
-    return {tuple(int(size) for size in shape.split(",")) for shape in found}
-
-
-def pairs_of_tokens(program: str, length: int) -> list[tuple[int, ...]]:
-    """The shapes that may hold something for each pair of tokens: there should be none."""
-    long = lambda shape: sum(size >= length for size in shape) > 1  # noqa: E731
-    large = lambda shape: np.prod(shape) >= length * length  # noqa: E731
-    return sorted(shape for shape in sizes_of(program) if long(shape) or large(shape))

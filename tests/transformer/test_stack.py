@@ -18,6 +18,7 @@ from transformer import (
     BlockConfig,
     FeedForwardConfig,
     Hardware,
+    IdentityConfig,
     Initialization,
     Mask,
     Mixer,
@@ -27,7 +28,7 @@ from transformer import (
     Pattern,
     Precision,
 )
-from transformer.block import Block
+from transformer.block import Block, Memory
 from transformer.dropout import fold
 from transformer.mixers import NOTHING, Want
 from transformer.shared import Shared
@@ -135,6 +136,20 @@ def test_each_layer_gets_its_number_its_weights_and_its_keys(loop: Loop) -> None
         for row, layer in enumerate(layers):
             keys: Any = fold(fold(KEYS, layer), 0)
             assert np.array_equal(aux[place]["keys"][row], jax.random.key_data(keys))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_cross_attention_gets_its_layers_constants(loop: Loop) -> None:
+    """Its own beside those of the mixer before it; the first place has a mixer without any."""
+    alone = BlockConfig(mixer=IdentityConfig(), cross=StampConfig(5), feed_forward=None)
+    module = stack(5, alone, dataclasses.replace(STAMPS[1], cross=StampConfig(9)), loop=loop)
+    assert module.scanned_layers == (4 if loop == "scan" else 0)
+    given = GIVEN | dict(memory=Memory(normal(2, B, 2, D), Mask()))
+    run = jax.jit(lambda x: module.init_with_output(jax.random.key(0), x, **given))
+    first, second = run(X)[0].aux
+    assert np.array_equal(first["cross_number"], [[0, 5], [2, 5], [4, 5]])
+    assert np.array_equal(second["number"], [[1, 8], [3, 8]])
+    assert np.array_equal(second["cross_number"], [[1, 9], [3, 9]])
 
 
 def compiled(config: BlockConfig) -> Any:

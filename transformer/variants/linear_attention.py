@@ -29,9 +29,12 @@ class LinearAttentionConfig(HeadsConfig):
 
 
 def elu_features(x: jax.Array) -> Features:  # [..., H] -> [..., H]
-    """elu(x) + 1 (equation 7): x + 1 above zero, exp(x) below."""
-    above = jnp.maximum(x, 0) + 1
-    return Features(jnp.maximum(jnp.where(x > 0, above, jnp.exp(jnp.minimum(x, 0))), FLOOR))
+    """elu(x) + 1 (equation 7): x + 1 above zero, exp(x) below, with a slope of 1 where they meet.
+
+    There a maximum or minimum of x and zero would share its slope between the two, half to each.
+    """
+    below = jnp.exp(jnp.where(x > 0, 0, x))
+    return Features(jnp.maximum(jnp.where(x > 0, x + 1, below), FLOOR))
 
 
 class LinearAttention(Mixer):

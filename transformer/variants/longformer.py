@@ -147,6 +147,8 @@ class Longformer(Mixer):
             lengths=None,
             globals=None,
         )
+        if mask.one_document:
+            return as_one_document(filled), listed, False
         return filled, listed, mask.segments is not None
 
     @nn.nowrap

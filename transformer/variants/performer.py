@@ -106,7 +106,7 @@ class Performer(Mixer):
         want: Want = NOTHING,
     ) -> MixerOutput:
         config, shared = self.config, self.shared
-        if constants is None:  # as in cross attention, to which a block gives none
+        if constants is None:  # called by itself: a stack gives each layer its own
             constants = self.constants(config, 0, shared.width)
         feature_map = random_features(config.feature_map, constants)
         given: Any = dict(positions=positions, mask=mask, memory=memory, cache=cache, want=want)

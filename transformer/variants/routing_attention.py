@@ -49,8 +49,10 @@ class RoutingConfig(SharedKeysConfig):
     mask, without it as many after it too. Balanced: the size of a cluster."""
     balanced: bool = False
     """Whether each cluster takes the `window` queries and keys nearest to it (algorithm 1). Without
-    a causal mask alone, and for rows of one document; keys have a projection of their own. A query
-    in several clusters sees the keys of all in one softmax, one in no cluster gets zeros."""
+    a causal mask alone; keys have a projection of their own. A query in several clusters sees the
+    keys of all in one softmax, one in no cluster gets zeros. Padding is in none and takes no place:
+    a padded row is the same as without. Documents of a pack would take places from each other, so
+    segments are refused where it is not known that a row is one document, as a classifier's is."""
     centroid_loss: float = 0.01
     """Coefficient of the loss that draws each centroid to the mean of its tokens. It is the only
     gradient that centroids have, and none of the tokens' own."""
@@ -150,10 +152,16 @@ class RoutingAttention(Mixer):
     def refuse(self, mask: Mask, cache: Any) -> None:
         """Raises ValueError for what the configuration cannot do."""
         causal = mask.pattern.causal
-        if self.config.balanced and (causal or mask.segments is not None):
+        if self.config.balanced and causal:
             raise ValueError(
-                "mixer routing: balanced clusters see the whole row, neither causal nor packed; "
-                "set balanced to False"
+                "mixer routing: balanced clusters see the whole row, so a causal mask is not "
+                "obeyed; set balanced to False"
+            )
+        if self.config.balanced and mask.segments is not None and not mask.one_document:
+            raise ValueError(
+                "mixer routing: documents of a pack would take each other's places in balanced "
+                "clusters; set balanced to False, or give padding by lengths or a Classifier's "
+                "segments"
             )
         if cache is not None and not causal:
             raise ValueError("mixer routing: decodes under a causal mask alone; give one")
@@ -202,7 +210,11 @@ class RoutingAttention(Mixer):
 
     @nn.nowrap
     def members(self, near: list[jax.Array], there: jax.Array) -> list[jax.Array]:
-        """Of each cluster the queries and the keys, [B, N, E, window] indices of tokens."""
+        """Of each cluster the queries and the keys, [B, N, E, window] indices of tokens.
+
+        Padding comes behind all others: it fills the places of rows shorter than `window`, where
+        it is neither seen nor sees.
+        """
         count = min(self.config.window, there.shape[1])
         return [nearest(jnp.where(there[:, None, :, None], each, -jnp.inf), count) for each in near]
 
@@ -224,8 +236,10 @@ class RoutingAttention(Mixer):
         want, length = frozenset({"affinity"}), x.shape[1]
         near: Any = self(x, positions=positions, mask=mask, want=want).aux["affinity"]
         if self.config.balanced:
-            chosen = self.members(near, self.there(mask, length))
-            queries, keys = (belongs(each, length) for each in chosen)
+            there = self.there(mask, length)
+            queries, keys = (
+                belongs(each, length) & there[:, None, None] for each in self.members(near, there)
+            )
             return (queries[..., :, None] & keys[..., None, :]).any(2)
         where = places(self.groups(near[0], mask), self.config.window)
         return jnp.abs(where[..., :, None] - where[..., None, :]) < self.config.window

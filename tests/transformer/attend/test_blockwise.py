@@ -209,17 +209,3 @@ def test_dropped_weights_are_dropped_again_in_the_backward_pass() -> None:
     step = 1e-2 * normal(8, *q.shape)
     moved = float(total(q + step, v) - total(q - step, v))
     assert moved == pytest.approx(2 * float((gradient_q * step).sum()), rel=1e-2)
-
-
-@pytest.mark.slow
-def test_no_square_array_is_ever_made() -> None:
-    """Neither forward nor backward: the compiled program knows no array of T x S."""
-    length = 1024
-    q, k, v = inputs(length, length)
-
-    def total(q: Any, k: Any, v: Any) -> Any:
-        return attend_blockwise(q, k, v, Mask(Pattern(causal=True)), Scoring(0.3), block=64).y.sum()
-
-    program: Any = jax.jit(jax.grad(total, (0, 1, 2))).lower(q, k, v).compile().as_text()
-    assert f"{length},{length}]" not in program
-    assert "64,64]" in program

@@ -1,4 +1,4 @@
-"""The TPU's kernel, interpreted, is the reference; and it compiles where the TPU's compiler is."""
+"""The TPU's kernel, interpreted, is the reference. `bench.drills.splash` compiles it for a TPU."""
 
 import dataclasses
 import functools

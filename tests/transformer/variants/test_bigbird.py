@@ -183,22 +183,6 @@ def test_a_longer_input_repeats_the_draw() -> None:
     assert not (seen & apart)[:, :11, 11:].any()
 
 
-@pytest.mark.slow
-def test_no_square_array_is_ever_made() -> None:
-    length = 1024
-    config = BigBirdConfig(heads=2, block=16, span=length)
-    mixer, params = made(config, D, constants=table(config))
-    given: Any = dict(positions=np.arange(length)[None], mask=Mask(), constants=table(config))
-
-    def total(params: Any, x: Any) -> Any:
-        output: Any = mixer.apply({"params": params}, x, **given)
-        return output.y.sum()
-
-    lowered = jax.jit(jax.grad(total)).lower(params, normal(0, 1, length, D))
-    program: Any = lowered.compile().as_text()
-    assert f"{length},{length}]" not in program
-
-
 def test_it_computes_what_hugging_face_computes() -> None:
     """Made by tests/fixtures/make_long.py, where the same blocks are drawn."""
     sizes, d = BIGBIRD, BIGBIRD.width

@@ -1,4 +1,4 @@
-"""Sums over keys equal all weights one by one, in chunks and not, and nothing of T x S exists."""
+"""Sums over keys equal all weights one by one, in chunks and not."""
 
 import functools
 from typing import Any
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
-from tests.transformer.kernels import FORMULAS, dense_attention, pairs_of_tokens
+from tests.transformer.kernels import FORMULAS, dense_attention
 from tests.transformer.mixers import applied, made
-from transformer import AttentionConfig, LinearAttentionConfig, Mask, Pattern, PerformerConfig
+from transformer import LinearAttentionConfig, Mask, Pattern, PerformerConfig
 from transformer.masks import dense
 from transformer.mixers import MixerConfig
 from transformer.recurrent.scan import timeline
@@ -118,40 +118,6 @@ def test_what_trigonometric_weights_leave_near_zero_stays_a_number() -> None:
     found = jnp.array([[3.0, 1e-9], [3.0, -1e-9], [3.0, -2.0], [0.0, 0.0]])
     y = sums._quotient(found, signed=True)
     assert_close(y[:, 0], [3e6, -3e6, -1.5, 0.0])
-
-
-LONG = 1024
-PROGRAMS: list[tuple[MixerConfig, Pattern]] = [
-    (PerformerConfig(heads=1, features=6), CAUSAL),
-    (PerformerConfig(heads=1, features=6), Pattern()),
-    (LinearAttentionConfig(heads=1), CAUSAL),
-]
-
-
-def compiled(config: MixerConfig, pattern: Pattern) -> str:
-    """The program of a forward and a backward pass over packed documents."""
-    mixer, params = made(config, 4)
-    segments = np.arange(LONG)[None] // 400
-    mask = Mask(pattern, segments=jnp.asarray(segments))
-
-    def total(params: Any, x: Any) -> Any:
-        given: Any = dict(positions=jnp.arange(LONG)[None], mask=mask)
-        output: Any = mixer.apply({"params": params}, x, **given)
-        return jnp.square(output.y).sum()
-
-    gradient = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))
-    return str(gradient.lower(params, normal(0, 1, LONG, 4)).compile().as_text())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("config", "pattern"), PROGRAMS, ids=range(len(PROGRAMS)))
-def test_nothing_of_pairs_of_tokens_exists(config: MixerConfig, pattern: Pattern) -> None:
-    assert pairs_of_tokens(compiled(config, pattern), LONG) == []
-
-
-def test_pairs_of_tokens_would_be_seen() -> None:
-    full = compiled(AttentionConfig(heads=1, form="reference"), CAUSAL)
-    assert (1, 1, LONG, LONG) in pairs_of_tokens(full, LONG)
 
 
 @pytest.mark.parametrize("config", [PerformerConfig(heads=2), LinearAttentionConfig(heads=2)])

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import numpy as np
 
 from tests.transformer.formulas import Array, array, assert_close, normal
@@ -60,6 +61,17 @@ def test_another_document_starts_anew_where_positions_do() -> None:
 def test_features() -> None:
     x = array([-200.0, -3.0, 0.0, 0.5, 300.0])
     assert_close(elu_features(x).values, [FLOOR, np.exp(-3), 1, 1.5, 301])
+
+
+def test_the_slope_of_features_has_no_step_at_zero() -> None:
+    """1 from there on, exp(x) below: on both sides of zero, and at it, 1. Far off it is a number,
+    and relative digits are kept where exp(x) - 1 + 1 would have none."""
+    x = np.array([-200.0, -30.0, -3.0, -1e-6, -0.0, 0.0, 1e-6, 0.5, 300.0], np.float32)
+    y, pull = jax.vjp(lambda x: elu_features(x).values, x)
+    (slope,) = pull(np.ones_like(x))
+    exact = np.where(x > 0, 1, np.exp(np.minimum(x, 0)))
+    assert_close(slope, np.where(exact < FLOOR, 0, exact))
+    np.testing.assert_allclose(y[1], np.exp(x[1]), rtol=1e-5)
 
 
 def test_costs() -> None:

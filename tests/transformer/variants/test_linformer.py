@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
-from tests.transformer.kernels import pairs_of_tokens
 from tests.transformer.mixers import applied, axes, made
 from transformer import (
     BlockConfig,
@@ -135,22 +134,6 @@ def test_a_classifier_pads() -> None:
     whole = run(tokens, np.ones((1, 8), int)).logits
     padded = np.concatenate([tokens, [[5, 6]]], axis=1)
     assert_close(run(padded, array([[1] * 8 + [0] * 2])).logits, whole)
-
-
-def test_nothing_of_pairs_of_tokens_exists() -> None:
-    long = 512
-    mixer, params = made(LinformerConfig(heads=1, length=long, rank=8), 4)
-    mask = Mask(segments=jnp.ones((1, long), int))
-
-    def total(params: Any, x: Any) -> Any:
-        given: Any = dict(positions=jnp.arange(long)[None], mask=mask)
-        output: Any = mixer.apply({"params": params}, x, **given)
-        return jnp.square(output.y).sum()
-
-    lowered = jax.jit(jax.value_and_grad(total, argnums=(0, 1))).lower(
-        params, normal(0, 1, long, 4)
-    )
-    assert pairs_of_tokens(str(lowered.compile().as_text()), long) == []
 
 
 def test_costs() -> None:

@@ -174,24 +174,6 @@ def test_how_many_keys_each_query_sees() -> None:
     assert influence(config, Mask()).sum() == 7 * T - 2 * (1 + 2 + 3)
 
 
-@pytest.mark.slow
-def test_no_square_array_is_ever_made() -> None:
-    length = 1024
-    config = LongformerConfig(heads=2, window=48, dilations=(2,), global_tokens=3)
-    mixer, params = made(config, D)
-    positions, segments = np.arange(length)[None], np.ones((1, length), int)
-
-    def total(mask: Mask, params: Any, x: Any) -> Any:
-        output: Any = mixer.apply({"params": params}, x, positions=positions, mask=mask)
-        return output.y.sum()
-
-    x = normal(0, 1, length, D)
-    for mask in (Mask(), Mask(segments=array(segments))):
-        lowered = jax.jit(jax.grad(lambda *given, mask=mask: total(mask, *given))).lower(params, x)
-        program: Any = lowered.compile().as_text()
-        assert f"{length},{length}]" not in program
-
-
 ROWS = array(np.arange(T)[None] < np.array([[T], [29]]))  # of one document each, and padding
 WITH_A_PACK = array(np.concatenate([7 * ROWS, PACKED[1:]]))
 
@@ -229,6 +211,9 @@ def test_one_document_a_row_is_the_same_as_beside_a_pack(settings: dict[str, Any
         assert_close(got, expected)
     known = Mask(lengths=array([T, 29]), globals=None if listed is None else LISTED)
     y = applied(mixer, params, x[:2], mask=known).y  # where it is known when compiled
+    assert_close(apart[0], np.where(ROWS[..., None], y, 0))
+    told = known.replace(lengths=None, segments=7 * ROWS, one_document=True)
+    y = applied(mixer, params, x[:2], mask=told).y
     assert_close(apart[0], np.where(ROWS[..., None], y, 0))
 
 

@@ -1,24 +1,32 @@
 """Performer: features of queries and keys in place of softmax."""
 
+import functools
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from flax.core import meta
 
-from tests.transformer.formulas import array, assert_close, attention, normal
+from tests.transformer.formulas import array, assert_close, attention, normal, weights_of
 from tests.transformer.kernels import dense_attention, positive, relu
 from tests.transformer.mixers import applied, made
 from transformer import (
     BlockConfig,
     Hardware,
+    IdentityConfig,
+    Initialization,
     LanguageModel,
     Mask,
     Pattern,
     PerformerConfig,
+    Precision,
     TransformerConfig,
 )
+from transformer.block import Memory
 from transformer.costs import count_flops
+from transformer.shared import Shared
+from transformer.stack import Stack, init_cache
 from transformer.testing import CHECKS, make_trial
 from transformer.variants.performer import Performer
 
@@ -84,7 +92,7 @@ def test_constants_are_a_function_of_seed_layer_and_redraw() -> None:
     assert Performer.constants(config, 0, D).shape == (5, H)
 
 
-def test_in_cross_attention_it_has_the_features_of_layer_0() -> None:
+def test_called_by_itself_it_has_the_features_of_layer_0() -> None:
     mixer, w = made(CONFIG, D)
     x, memory = normal(0, B, T, D), normal(1, B, T + 2, D)
     given: Any = dict(memory=memory, mask=Mask(lengths=array([T + 2, 5])))
@@ -93,6 +101,44 @@ def test_in_cross_attention_it_has_the_features_of_layer_0() -> None:
     assert_close(y, applied(mixer, w, x, constants=first, **given).y)
     other = Performer.constants(CONFIG, 1, D)
     assert not np.allclose(y, applied(mixer, w, x, constants=other, **given).y, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["scan", "unroll"])
+def test_in_cross_attention_it_has_the_features_of_its_layer(loop: Any) -> None:
+    """Three layers of nothing else, against the formula: with a memory, and with what is kept of
+    it."""
+    only = BlockConfig(
+        mixer=IdentityConfig(), cross=CONFIG, feed_forward=None, norm=None, residual=False
+    )
+    shared = Shared(D, 3, Precision(), Initialization(), Hardware())
+    stack = Stack((only,), shared, loop)
+    x, memory = normal(0, B, T, D), normal(1, B, T + 2, D)
+    positions = np.arange(T)[None]
+    looks = Memory(memory, Mask(Pattern(ordered=False)))
+    given: Any = dict(positions=positions, mask=CAUSAL)
+    make = lambda x: stack.init(jax.random.key(0), x, memory=looks, **given)  # noqa: E731
+    params = weights_of(meta.unbox(jax.eval_shape(make, x))["params"])
+    run = jax.jit(functools.partial(stack.apply, {"params": params}))
+    found: Any = run(x, memory=looks, **given)
+    expected: Any = np.float64(x)
+    for layer in range(3):
+        w = jax.tree.map(lambda leaf, layer=layer: leaf[layer], params["place_0"]["cross"])
+        q, k, v = (
+            np.einsum("BTD,DNH->BTNH", of, w[name]) + w[f"{name}_bias"]
+            for name, of in (("query", expected), ("key", memory), ("value", memory))
+        )
+        directions = Performer.constants(CONFIG, layer, D)
+        seen = np.ones((B, T, T + 2), bool)
+        expected = dense_attention(positive(q, directions), positive(k, directions), v, seen)
+        expected = np.einsum("BTNH,NHD->BTD", expected, w["output"]) + w["output_bias"]
+    assert_close(found.x, expected)
+    cache: Any = init_cache((only,), shared, B, T, T + 2)
+    for tokens, source in ((slice(4), memory), (slice(4, None), None)):
+        given["positions"] = positions[:, tokens]
+        found = run(x[:, tokens], memory=looks._replace(x=source), cache=cache, **given)
+        cache = found.cache
+        assert_close(found.x, expected[:, tokens])
 
 
 @pytest.mark.slow

@@ -8,11 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.compiled import largest_array
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import Mask, Pattern, ReformerConfig
-from transformer.mixers import Mixer
 from transformer.score_costs import SCORES
 from transformer.testing import check_mixer
 from transformer.variants.reformer import Reformer, buckets
@@ -170,26 +168,6 @@ def test_rotations_are_a_function_of_seed_and_layer() -> None:
     assert np.array_equal(make(3, 2), make(3, 2))
     assert not np.array_equal(make(3, 2), make(3, 1))
     assert not np.array_equal(make(3, 2), make(2, 2))
-
-
-@pytest.mark.slow
-def test_no_array_is_as_large_as_all_pairs() -> None:
-    config, length = ReformerConfig(heads=1, head_width=2, buckets=4, rounds=2, window=8), 4096
-    mixer, params = made(config, 2, constants=Reformer.constants(config, 0, 2))
-    x = jax.ShapeDtypeStruct((1, length, 2), np.float32)
-
-    def total(params: Any, x: Any) -> jax.Array:
-        return jnp.sum(run(mixer, params, x, config))
-
-    assert largest_array(jax.grad(total), params, x) < 300 * length
-
-
-def run(mixer: Mixer, params: Any, x: Any, config: ReformerConfig) -> jax.Array:
-    positions, mask = jnp.arange(x.shape[1])[None], Mask(Pattern(causal=True))
-    constants = Reformer.constants(config, 0, x.shape[2])
-    given: Any = dict(positions=positions, mask=mask, constants=constants)
-    y: jax.Array = mixer.apply({"params": params}, x, **given).y  # type: ignore[union-attr]
-    return y
 
 
 def test_costs() -> None:

@@ -9,10 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.compiled import largest_array
-from tests.transformer.formulas import Array, array, assert_close, layer_norm, normal
+from tests.transformer.formulas import Array, array, assert_close, layer_norm, normal, weights_of
 from tests.transformer.mixers import applied, axes, made
-from transformer import Mask, Pattern, Rotary, RoutingConfig
+from transformer import (
+    BlockConfig,
+    Classifier,
+    Mask,
+    Pattern,
+    Rotary,
+    RoutingConfig,
+    TransformerConfig,
+)
 from transformer.attend.sparse.last_members import attend_last_members
 from transformer.score_costs import SCORES
 from transformer.testing import check_mixer
@@ -47,15 +54,15 @@ def own_cluster(params: Any, x: Array, documents: Array, causal: bool) -> Array:
     return seen
 
 
-def any_cluster(params: Any, x: Array, lengths: Array) -> Array:
+def any_cluster(params: Any, x: Array, there: Array) -> Array:
     """[B, N, T, T] booleans: queries and keys that are among the nearest to one centroid."""
     seen = np.zeros((B, N, T, T), bool)
     for b, n, e in np.ndindex(B, N, E):
-        both = []
+        both, real = [], np.flatnonzero(there[b])
         for name in ("query", "key"):
-            vectors = normed(params, x, name)[b, : lengths[b], n]
+            vectors = normed(params, x, name)[b, real, n]
             distances = far(vectors, params["centroids"][n])[:, e]
-            both.append(np.argsort(distances, kind="stable")[: BALANCED.window])
+            both.append(real[np.argsort(distances, kind="stable")[: BALANCED.window]])
         seen[b, n][np.ix_(*both)] = True
     return seen
 
@@ -112,15 +119,84 @@ def test_each_token_in_its_nearest_cluster(causal: bool) -> None:
     assert_same(CONFIG, params, x, mask, dense(seen, "query", x))
 
 
+PADDED = {
+    "many": array(np.arange(T)[None] < np.array([[T], [40]])),
+    "fewer than a cluster has": array(np.arange(T)[None] < np.array([[7], [0]])),
+    "between": array(np.random.default_rng(3).random((B, T)) < 0.6),
+}
+
+
 @pytest.mark.slow
-def test_balanced_clusters_take_the_nearest_tokens_that_are_there() -> None:
-    """A token may be in several clusters, or in none: then it has zeros."""
-    _, params = made(BALANCED, D)
-    x, lengths = normal(1, B, T, D), array([T, 40])
-    seen = any_cluster(params, x, lengths)
+@pytest.mark.parametrize("padded", PADDED)
+def test_balanced_clusters_take_the_nearest_tokens_that_are_there(padded: str) -> None:
+    """A token may be in several clusters, or in none: then it has zeros, as padding has."""
+    mixer, params = made(BALANCED, D)
+    x, there = normal(1, B, T, D), PADDED[padded]
+    seen = any_cluster(params, x, there)
     assert not seen.any(-1).all()
-    assert seen.sum(-1).max() > BALANCED.window
-    assert_same(BALANCED, params, x, Mask(lengths=lengths), dense(seen, "key", x))
+    assert seen.sum(-1).max() > BALANCED.window or padded == "fewer than a cluster has"
+    mask = Mask(segments=array(3 * there), one_document=True)
+    given: Any = dict(positions=np.arange(T)[None], mask=mask)
+    chosen: Any = mixer.apply({"params": params}, x, method="select", **given)
+    assert np.array_equal(chosen, seen)
+    assert_same(BALANCED, params, x, mask, dense(seen, "key", x))
+    if padded != "between":
+        lengths = Mask(lengths=array(there.sum(1)))
+        assert_same(BALANCED, params, x, lengths, dense(seen, "key", x))
+
+
+@pytest.mark.slow
+def test_padding_takes_no_place_in_balanced_clusters() -> None:
+    """It is near to the centroids, or far: others are as if it were not there, bit for bit where
+    the same program computes it, and it has no gradient. Of 40 tokens and of fewer than a cluster
+    would hold."""
+    mixer, params = made(BALANCED, D)
+    mask = Mask(segments=array(np.ones((1, T), int)), one_document=True)
+    x, others = normal(1, B, T, D), (0, 100)
+
+    @jax.jit
+    def probe(x: Any, there: Any) -> Any:
+        def run(x: Any) -> Any:
+            given: Any = dict(positions=jnp.arange(T)[None], mask=mask.replace(segments=there * 1))
+            output: Any = mixer.apply({"params": params}, x, **given)
+            return output.y
+
+        y, pull = jax.vjp(run, x)
+        return y, pull(jnp.cos(y) * there[..., None])[0]
+
+    for length in (40, BALANCED.window - 4):
+        there = np.arange(T)[None] < length
+        alone = applied(mixer, params, x[:, :length]).y
+        filled = [np.where(there[..., None], x, by * normal(5, B, T, D)) for by in others]
+        (y, slope), (again, steep) = (probe(array(each), there) for each in filled)
+        assert_close(y[:, :length], alone)
+        assert np.array_equal(y[:, :length], again[:, :length])
+        assert np.array_equal(slope, steep)
+        assert np.any(slope[:, :length])
+        assert not np.any(slope[:, length:])
+
+
+@pytest.mark.slow
+def test_a_classifier_pads_in_balanced_clusters() -> None:
+    """Logits and gradients are those of the examples alone; one row is empty."""
+    block = BlockConfig(mixer=BALANCED)
+    model = Classifier(
+        TransformerConfig(vocab_size=17, width=D, layers=2, pattern=(block,), causal=False),
+        pooling="mean",
+    )
+    tokens = array(np.random.default_rng(2).integers(0, 17, (3, 29)))
+    params = weights_of(jax.eval_shape(model.init, jax.random.key(0), tokens)["params"])
+
+    def total(params: Any, tokens: Any, segments: Any) -> Any:
+        logits: Any = model.apply({"params": params}, tokens, segments=segments).logits
+        return jnp.sin(logits[:2]).sum(), logits
+
+    run = jax.jit(jax.value_and_grad(total, has_aux=True))
+    segments = array(np.arange(29)[None] < np.array([[23], [23], [0]]))
+    (_, logits), slope = run(params, tokens, segments * 1)
+    (_, alone), expected = run(params, tokens[:2, :23], None)
+    assert_close(logits[:2], alone)
+    jax.tree.map(assert_close, slope, expected)
 
 
 @pytest.mark.slow
@@ -185,19 +261,6 @@ def test_the_auxiliary_loss_moves_centroids_to_planted_clusters() -> None:
     assert float(loss(start)) > 3
 
 
-def test_no_array_is_as_large_as_all_pairs() -> None:
-    config, length = RoutingConfig(heads=1, head_width=2, clusters=4, window=16), 4096
-    mixer, params = made(config, 2)
-    x = jax.ShapeDtypeStruct((1, length, 2), np.float32)
-
-    def total(params: Any, x: Any) -> jax.Array:
-        positions, mask = jnp.arange(length)[None], Mask(Pattern(causal=True))
-        y: Any = mixer.apply({"params": params}, x, positions=positions, mask=mask)
-        return jnp.sum(y.y)
-
-    assert largest_array(jax.grad(total), params, x) < 100 * length
-
-
 def test_costs() -> None:
     """Three centroids, and the keys that a window of 4 shows: 207 / 71 on each side of a token."""
     each = 2 * N * H
@@ -224,3 +287,8 @@ def test_weights_and_errors() -> None:
     x, cache = normal(0, B, T, D), mixer.init_cache(B, T)
     with pytest.raises(ValueError, match=r"^mixer routing: decodes under a causal mask alone"):
         applied(mixer, params, x, cache=cache)
+    mixer, params = made(BALANCED, D)
+    with pytest.raises(ValueError, match=r"^mixer routing: balanced clusters see the whole row"):
+        applied(mixer, params, x, mask=Mask(Pattern(causal=True)))
+    with pytest.raises(ValueError, match=r"^mixer routing: documents of a pack .* set balanced"):
+        applied(mixer, params, x, mask=Mask(segments=DOCUMENTS))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import array, assert_close, normal
-from tests.transformer.kernels import pairs_of_tokens
 from transformer import Hardware, Mask, NormConfig, Pattern, Rotary, SlidingWindowConfig
 from transformer.mixers import NOTHING
 from transformer.ring_cache import NOWHERE, RingCache
@@ -143,16 +142,6 @@ def test_padded_chunks_of_several_lengths_equal_the_full_pass(config: SlidingWin
         y, cache, _ = trial(tokens, cache=cache, positions=np.where(there, places, -1))
         assert_close(y[there], full[rows, places][there])
         starts = starts + lengths
-
-
-def test_reading_a_prompt_into_the_cache_makes_nothing_of_pairs_of_tokens() -> None:
-    """At a length at which all scores at once would be chosen, did the window not tell."""
-    length = 512
-    trial = on_trial(SlidingWindowConfig(heads=1, window=16, sinks=True), length)
-    arguments = trial.arguments(length, cache=trial.mixer.init_cache(1, length))
-    x = jax.ShapeDtypeStruct((1, length, 12), "float32")
-    read = jax.jit(lambda x: run(trial.mixer, trial.params, x, NOTHING, arguments)[:2])
-    assert pairs_of_tokens(str(read.lower(x).compile().as_text()), length) == []
 
 
 def test_weights_of_a_prompt_read_into_the_cache_are_those_of_its_queries() -> None:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
-from tests.transformer.kernels import pairs_of_tokens
 from transformer import Hardware, Mask, Pattern, Rotary, SparseConfig
 from transformer.masks import dense
 from transformer.mixers import NOTHING
@@ -116,22 +115,6 @@ def test_padding_by_lengths_is_not_seen() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pattern", ["strided", "fixed"])
-def test_no_square_array_is_ever_made(pattern: Any) -> None:
-    length = 2048
-    trial = on_trial(SparseConfig(heads=1, pattern=pattern, stride=64), length)
-    arguments = trial.arguments(length)
-
-    def total(params: Any, x: Any) -> Any:
-        output: Any = trial.mixer.apply({"params": params}, x, **arguments)
-        return output.y.sum()
-
-    x = jax.ShapeDtypeStruct((1, length, 12), "float32")
-    program: Any = jax.jit(jax.grad(total)).lower(trial.params, x).compile().as_text()
-    assert f"{length},{length}]" not in program
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     ("pattern", "length", "offset"), [("strided", 70, 40), ("fixed", 70, 40), ("fixed", 24, 40)]
@@ -172,16 +155,6 @@ def test_chunks_of_several_blocks_equal_the_full_pass(kind: dict[str, Any]) -> N
         assert_close(y, full[:, here])
         start += size
     assert start == length
-
-
-@pytest.mark.parametrize("pattern", ["strided", "fixed"])
-def test_reading_a_prompt_into_the_cache_makes_nothing_of_pairs_of_tokens(pattern: Any) -> None:
-    length = 1024
-    trial = on_trial(SparseConfig(heads=1, pattern=pattern, stride=32), length)
-    arguments = trial.arguments(length, cache=trial.mixer.init_cache(1, length))
-    x = jax.ShapeDtypeStruct((1, length, 12), "float32")
-    read = jax.jit(lambda x: run(trial.mixer, trial.params, x, NOTHING, arguments)[:2])
-    assert pairs_of_tokens(str(read.lower(x).compile().as_text()), length) == []
 
 
 @pytest.mark.parametrize(

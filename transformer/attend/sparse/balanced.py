@@ -29,7 +29,7 @@ def attend_balanced(
     v: jax.Array,  # [B, T, N, H of values]
     of_queries: jax.Array,  # [B, N, E, C]
     of_keys: jax.Array,  # [B, N, E, C]
-    there: jax.Array,  # [B or 1, T] booleans
+    there: jax.Array,  # [B or 1, T] booleans; False: neither sees nor is seen
     softmax_dtype: str = "float32",
 ) -> jax.Array:  # [B, T, N, H of values]
     """Softmax over the keys of all clusters that a query is in; zeros where it is in none.
@@ -51,7 +51,7 @@ def attend_balanced(
     found = jnp.einsum("BNECD,BNEDH->BNECH", raised.astype(v.dtype), rows_v)
     y = _summed(found, of_queries, length)
     total = _summed(raised.sum(-1, keepdims=True), of_queries, length)
-    some = total > 0
+    some = (total > 0) & there[:, None, :, None]
     return jnp.where(some, y / jnp.where(some, total, 1).astype(y.dtype), 0).swapaxes(1, 2)
 
 

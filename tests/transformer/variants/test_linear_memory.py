@@ -1,0 +1,153 @@
+"""No compiled program of a variant of linear cost has an array of T x S, forward or backward.
+
+Whoever holds nothing for each pair of tokens is here, also top-k attention and full attention in
+tiles, whose time goes with T x S all the same.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.transformer.compiled import pairs_of_tokens, program_of, shapes_in
+from tests.transformer.formulas import array, normal
+from tests.transformer.mixers import made
+from transformer import (
+    AttentionConfig,
+    BigBirdConfig,
+    LinearAttentionConfig,
+    LinformerConfig,
+    LongformerConfig,
+    Mask,
+    MixerConfig,
+    Pattern,
+    PerformerConfig,
+    ReformerConfig,
+    RoutingConfig,
+    SlidingWindowConfig,
+    SparseConfig,
+    TopKConfig,
+)
+from transformer.mixers import mixer_type
+
+T, D = 1021, 6
+"""A prime, which no other size equals: what is padded to blocks is longer. All else is small, so
+that what is kept of a token comes to a tenth of T at most; tiles have 128 x S."""
+
+CONFIGS: dict[str, MixerConfig] = {
+    "full in tiles": AttentionConfig(heads=1, form="blockwise"),
+    "sliding_window": SlidingWindowConfig(heads=1, window=16, sinks=True),
+    "sliding_window, dilated": SlidingWindowConfig(heads=1, window=16, dilation=3),
+    "longformer": LongformerConfig(heads=2, window=16, dilations=(2, 1), global_tokens=3),
+    "bigbird": BigBirdConfig(heads=1, block=8, span=T),
+    "sparse, strided": SparseConfig(heads=1, pattern="strided", stride=32),
+    "sparse, fixed": SparseConfig(heads=1, pattern="fixed", stride=32, summary=2),
+    "performer": PerformerConfig(heads=1, features=10),
+    "linear": LinearAttentionConfig(heads=1),
+    "linformer": LinformerConfig(heads=1, length=T, rank=8),
+    "routing": RoutingConfig(heads=1, clusters=32, window=16),
+    "routing, balanced": RoutingConfig(heads=1, clusters=32, window=32, balanced=True),
+    "reformer": ReformerConfig(heads=1, buckets=32, rounds=2, window=8),
+    "top_k": TopKConfig(heads=1, chosen=8),
+}
+QUADRATIC = AttentionConfig(heads=1, form="reference")
+CAUSAL, FULL = Pattern(causal=True), Pattern()
+DOCUMENTS = array(1 + np.arange(T)[None] // 400)
+
+
+def able(name: str) -> Any:
+    return mixer_type(CONFIGS[name]).abilities(CONFIGS[name])
+
+
+BOTH_WAYS = [
+    pytest.param(name, pattern, id=f"{name}, {'causal' if pattern.causal else 'both ways'}")
+    for name in CONFIGS
+    for pattern in (CAUSAL, FULL)
+    if able(name).causal or not pattern.causal
+]
+CACHED = [name for name in CONFIGS if able(name).cached]
+
+
+def called(config: MixerConfig) -> Any:
+    """The mixer as a function of weights, x and what else is given, and its weights."""
+    constants: Any = mixer_type(config).constants(config, 0, D)
+    mixer, params = made(config, D, constants=constants)
+    positions = jnp.arange(T)[None]
+
+    def call(params: Any, x: Any, mask: Mask, cache: Any = None) -> Any:
+        given: Any = dict(positions=positions, constants=constants, mask=mask, cache=cache)
+        return mixer.apply({"params": params}, x, **given)
+
+    return mixer, call, params
+
+
+def training(config: MixerConfig, mask: Mask) -> str:
+    """The program of a result, and of a value with the gradients of weights and inputs."""
+    _, call, params = called(config)
+
+    def total(params: Any, x: Any) -> jax.Array:
+        return jnp.square(call(params, x, mask).y).sum()
+
+    def both(params: Any, x: Any) -> Any:
+        return call(params, x, mask).y, jax.value_and_grad(total, argnums=(0, 1))(params, x)
+
+    return program_of(both, params, normal(0, 1, T, D))
+
+
+def prefill(config: MixerConfig) -> str:
+    """The program that reads T tokens into an empty cache."""
+    mixer, call, params = called(config)
+
+    def read(params: Any, x: Any, cache: Any) -> Any:
+        mask = Mask(CAUSAL, positions=jnp.arange(T)[None])
+        return call(params, x, mask, cache)[:2]
+
+    return program_of(read, params, normal(0, 1, T, D), mixer.init_cache(1, T))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "pattern"), BOTH_WAYS)
+def test_nothing_of_pairs_of_tokens_exists(name: str, pattern: Pattern) -> None:
+    """In a row of one document, and in a pack where the variant takes one."""
+    masks = [Mask(pattern)]
+    if able(name).segments:
+        masks.append(dataclasses.replace(masks[0], segments=DOCUMENTS))
+    for mask in masks:
+        program = training(CONFIGS[name], mask)
+        assert pairs_of_tokens(program, T) == []
+        assert any(T in shape for shape in shapes_in(program))  # it is the program of so many
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CACHED)
+def test_reading_a_prompt_makes_nothing_of_pairs_of_tokens(name: str) -> None:
+    assert pairs_of_tokens(prefill(CONFIGS[name]), T) == []
+
+
+@pytest.mark.parametrize("pattern", [CAUSAL, FULL], ids=["causal", "both ways"])
+def test_pairs_of_tokens_would_be_seen(pattern: Pattern) -> None:
+    """Of full attention with all scores at once: as they are, and as the cache has them."""
+    assert (1, 1, T, T) in pairs_of_tokens(training(QUADRATIC, Mask(pattern)), T)
+    if pattern.causal:
+        assert (1, 1, T, T) in pairs_of_tokens(prefill(QUADRATIC), T)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(T, T), (T, 3, T), (2, T, T, 5), (1024, 1, T), (16, 64, 16, 64), (T * T,), (8, 128, 1030)],
+)
+def test_no_layout_hides_them(shape: tuple[int, ...]) -> None:
+    """Swapped, apart, padded, in tiles, flat, and a few rows at a time that are no longer few."""
+    text = f"  x = bf16[{','.join(map(str, shape))}]{{1,0}} add(f32[{T},6]{{1,0}} y, s32[] z)"
+    assert pairs_of_tokens(text, T) == [shape]
+    assert shapes_in(text) == {shape, (T, 6)}
+
+
+def test_a_triangle_of_pairs_would_be_seen() -> None:
+    """In a real program, flat."""
+    rows, columns = np.tril_indices(T)
+    program = program_of(lambda x: jnp.sort(x[rows] * x[columns]), normal(0, T))
+    assert (T * (T + 1) // 2,) in pairs_of_tokens(program, T)

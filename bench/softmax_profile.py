@@ -1,0 +1,134 @@
+"""What the time of attention tile by tile goes into, on a CPU: by the profiler of JAX.
+
+    python -m bench.softmax_profile [--length 8192]
+
+Causal, float32, forward and backward. Each part of the compiled program that ran is counted once,
+in the thread that ran it, less what ran within it. The rest of a thread's time went into starting
+parts, and into waiting for them.
+"""
+
+import math
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from bench.machine import cores, machine
+from transformer import Mask, Pattern
+from transformer.attend import Scoring, attend_blockwise
+
+PARTS = {
+    "products": r"ynn_fusion|dot",
+    "exponentials": r"exponential",
+    "copies into another order": r"copy",
+    "masks, sums, slices": r"fusion|select|add|multiply|slice|reduce|broadcast",
+    "waiting for the other thread": r"Await",
+}
+"""Names of what ran, in the order in which they are tried."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Profile attention tile by tile."""
+
+    length: int = 8192
+    """T."""
+    heads: int = 4
+    head_width: int = 64
+    tile: int = 128
+    """Queries, and keys, of a tile."""
+
+
+class Span(NamedTuple):
+    """What ran in a thread, and when, in nanoseconds."""
+
+    name: str
+    start: int
+    end: int
+
+
+def alone(spans: Iterable[Span]) -> Counter[str]:
+    """Nanoseconds of each name in one thread, less those of what ran within."""
+    found: Counter[str] = Counter()
+    around: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        while around and around[-1].end <= span.start:
+            around.pop()
+        found[span.name] += span.end - span.start
+        if around:
+            found[around[-1].name] -= span.end - span.start
+        around.append(span)
+    return found
+
+
+def by_part(found: Counter[str]) -> Counter[str]:
+    """Nanoseconds of each of `PARTS`, and of the rest."""
+    parts: Counter[str] = Counter()
+    for name, nanoseconds in found.items():
+        matching = (part for part, names in PARTS.items() if re.search(names, name))
+        parts[next(matching, "starting parts")] += nanoseconds
+    return parts
+
+
+def profiled(options: Options) -> tuple[Counter[str], float]:
+    """Nanoseconds of each part over all threads, and seconds on the clock without the profiler."""
+    shape = (4, 1, options.length, options.heads, options.head_width)
+    drawn = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    q, k, v, cotangent = (jnp.asarray(each) for each in drawn)
+    mask, scoring = Mask(Pattern(causal=True)), Scoring(1 / math.sqrt(options.head_width))
+
+    def looked(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return attend_blockwise(q, k, v, mask, scoring, block=options.tile).y
+
+    def step(*heads: jax.Array) -> Any:
+        return jax.vjp(looked, *heads)[1](cotangent)
+
+    program = jax.jit(step).lower(q, k, v).compile()
+    jax.block_until_ready(program(q, k, v))
+    start = time.perf_counter()
+    jax.block_until_ready(program(q, k, v))
+    seconds = time.perf_counter() - start
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(program(q, k, v))
+        [path] = Path(folder).rglob("*.xplane.pb")
+        data = jax.profiler.ProfileData.from_file(str(path))
+        total: Counter[str] = Counter()
+        for plane in data.planes:
+            for line in plane.lines:
+                if "XLAEigen" in line.name:  # the threads that run programs
+                    spans = [Span(e.name, round(e.start_ns), round(e.end_ns)) for e in line.events]
+                    total += by_part(alone(spans))
+    return total, seconds
+
+
+def main(options: Options) -> None:
+    """Prints the share of each part."""
+    console = Console()
+    console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    parts, seconds = profiled(options)
+    # Of the two products forward and the five backward a causal mask leaves half.
+    operations = 7 * options.length**2 * options.heads * options.head_width
+    rate = operations / (parts["products"] / cores()) if parts["products"] else math.nan
+    title = f"T {options.length:,}, {seconds:.2f} s without the profiler"
+    grid = Table(title=title, caption=f"the products alone: {rate:,.0f} GFLOP/s on {cores()} cores")
+    grid.add_column("")
+    grid.add_column("of the threads' time", justify="right")
+    for part, nanoseconds in parts.most_common():
+        grid.add_row(part, f"{nanoseconds / parts.total():.0%}")
+    console.print(grid)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

@@ -1,0 +1,34 @@
+"""What `bench.softmax_profile` counts: each part once, and none of what merely contains others."""
+
+from collections import Counter
+
+from bench.softmax_profile import Span, alone, by_part
+
+
+def test_what_ran_within_is_not_counted_twice() -> None:
+    spans = [
+        Span("ynn_fusion.3", 10, 40),
+        Span("ThunkExecutor::Execute", 0, 100),
+        Span("Await", 30, 40),
+        Span("while.2", 45, 60),
+        Span("copy_fusion", 45, 50),
+        Span("ThunkExecutor::Execute", 100, 110),
+    ]
+    found = alone(spans)
+    assert found == Counter(
+        {
+            "ThunkExecutor::Execute": 100 - 30 - 15 + 10,
+            "ynn_fusion.3": 20,
+            "Await": 10,
+            "while.2": 10,
+            "copy_fusion": 5,
+        }
+    )
+    assert by_part(found) == Counter(
+        {
+            "starting parts": 75,
+            "products": 20,
+            "waiting for the other thread": 10,
+            "copies into another order": 5,
+        }
+    )

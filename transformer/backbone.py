@@ -42,7 +42,9 @@ def backbone(
     words = word_table(module, "embedding", config.vocab_rows, config)
     given: dict[str, Any] = dict(positions=positions, keys=keys)
     x = embed(module, words, tokens, types=types, config=config, shared=shared, **given)
-    pattern = Pattern(causal=config.causal, prefix=prefix is not None)
+    # Behind the newest token of a cache there is nothing yet, but room: no model sees it.
+    causal = config.causal or cache is not None
+    pattern = Pattern(causal=causal, prefix=prefix is not None)
     mask = Mask(
         pattern,
         positions=positions,

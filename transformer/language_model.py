@@ -22,7 +22,8 @@ from transformer.model import (
 class LanguageModel(Model):
     """Embeddings, a causal stack, and logits over the vocabulary (Radford et al. 2018).
 
-    With `config.causal` off every token sees the next one, and the model learns to copy it.
+    With `config.causal` off every token sees the next one, and the model learns to copy it. With a
+    cache it sees none ahead all the same: when it writes there is none.
     """
 
     @nn.nowrap

@@ -90,6 +90,24 @@ def test_decoding_examples_of_different_lengths_equals_the_full_pass(name: str) 
         assert_close(out.logits[:, 0, :V], full[rows, at])
 
 
+def test_who_sees_what_comes_sees_nothing_ahead_while_it_writes() -> None:
+    """Neither the room behind the newest token nor another prompt's padding: as a causal model."""
+    causal = LanguageModel(MODELS["rotary"])
+    cheat = LanguageModel(dataclasses.replace(MODELS["rotary"], causal=False))
+    tokens: Any = np.random.default_rng(0).integers(0, V, (B, 5))
+    params = weights_of(jax.eval_shape(causal.init, jax.random.key(0), tokens)["params"])
+    expected, seen = (
+        np.asarray(model.apply({"params": params}, tokens).logits)[..., :V]
+        for model in (causal, cheat)
+    )
+    assert np.abs(seen - expected).max() > 0.1
+    for room in (5, 9):
+        cache = cheat.init_cache(B, room)
+        given: Any = dict(cache=cache, positions=np.arange(5)[None].repeat(B, 0))
+        read: Any = cheat.apply({"params": params}, tokens, **given)
+        assert_close(read.logits[..., :V], expected)
+
+
 def test_an_empty_cache_has_an_entry_for_each_layer() -> None:
     cache = LanguageModel(MODELS["rotary"]).init_cache(2, 5)
     shapes = [(layer.keys.shape, layer.values.shape) for layer in cache]

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pathlib
+import re
 import sys
 import tempfile
 import types
@@ -28,7 +29,8 @@ NOTEBOOK = ROOT / "colab" / "train_and_sample.ipynb"
 ADDRESS = "git+https://example.org/project"
 
 # A cell put after the one tagged `parameters`, as papermill does.
-TINY = "TEXT, EVERY, BATCH_SIZE, LENGTH, WIDTH, LAYERS = 'text', 10, 2, 16, 24, 2\nSTEPS = {steps}"
+TINY = """TEXT, EVERY, BATCH_SIZE, LENGTH, WIDTH, LAYERS = 'text', 10, 2, 16, 24, 2
+STEPS, CHEATING_STEPS = {steps}, 10"""
 
 
 class Shell:
@@ -169,6 +171,9 @@ def check_outputs(notebook: Any) -> None:
         assert any("image/png" in each.get("data", {}) for each in outputs[name]), name
     said = "".join(each.get("text", "") for each in outputs["sample"])
     assert said.count("--- temperature") == 6
+    said = "".join(each.get("text", "") for each in outputs["mask"])
+    assert re.search(r"Held-out bits a byte: [\d.]+ without the mask, [\d.]+ with it\.", said)
+    assert "What it writes: " in said
 
 
 def steps_of(lines: list[dict[str, Any]]) -> list[int]:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from transformer.attend.sparse.rows import put_rows
 from transformer.masks import Mask
 
 NOWHERE = -(2**30)
@@ -34,14 +35,11 @@ class RingCache(struct.PyTreeNode):
         """The ring with those of T more tokens that will be needed: the last R."""
         size = self.positions.shape[1]
         needed = positions > jnp.max(positions, axis=1, keepdims=True) - size
-        slots = jnp.where(needed & (positions >= 0), positions % size, size)  # size: dropped
-        rows = jnp.arange(len(positions))[:, None]
-
-        def put(ring: jax.Array, new: jax.Array) -> jax.Array:
-            return ring.at[rows, slots].set(new.astype(ring.dtype), mode="drop")
-
+        slots = jnp.where(needed & (positions >= 0), positions % size, size)  # size: nowhere
         return RingCache(
-            put(self.keys, keys), put(self.values, values), put(self.positions, positions)
+            put_rows(self.keys, keys.astype(self.keys.dtype), slots),
+            put_rows(self.values, values.astype(self.values.dtype), slots),
+            put_rows(self.positions, positions, slots),
         )
 
     def in_order(self) -> "RingCache":

@@ -7,6 +7,7 @@ from flax import struct
 
 from transformer.attend import Looked, Scoring, attend_blockwise, merge
 from transformer.attend.sparse.dilated import attend_dilated
+from transformer.attend.sparse.rows import put_rows
 from transformer.dropout import fold
 from transformer.heads import Heads, project
 from transformer.masks import Mask
@@ -28,14 +29,11 @@ class FirstTokens(struct.PyTreeNode):
         positions: jax.Array,  # [B, T], negative for padding
     ) -> "FirstTokens":
         """With those of T more tokens that are among the first n."""
-        size = self.keys.shape[1]
-        slots = jnp.where(positions < 0, size, positions)  # size: dropped
-        rows = jnp.arange(len(positions))[:, None]
-
-        def put(kept: jax.Array, new: jax.Array) -> jax.Array:
-            return kept.at[rows, slots].set(new.astype(kept.dtype), mode="drop")
-
-        return FirstTokens(put(self.keys, keys), put(self.values, values))
+        slots = jnp.where(positions < 0, self.keys.shape[1], positions)  # beyond: nowhere
+        return FirstTokens(
+            put_rows(self.keys, keys.astype(self.keys.dtype), slots),
+            put_rows(self.values, values.astype(self.values.dtype), slots),
+        )
 
 
 class LongformerCache(struct.PyTreeNode):

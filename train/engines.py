@@ -39,11 +39,11 @@ from transformer.shared import unconstrained
 
 
 def make_engine(experiment: Experiment, hardware: Hardware) -> Engine:
-    """The engine that the experiment asks for, over all devices of this run.
+    """Return the engine that the experiment asks for, over the devices that `hardware` counts.
 
     Raises UsageError for a mesh, or a model, that cannot be made.
     """
-    mesh = make_mesh(experiment.mesh)
+    mesh = make_mesh(experiment.mesh, jax.devices()[: hardware.count])
     kind = PmapEngine if experiment.compile == "pmap" else JitEngine
     try:
         return kind(experiment, mesh, hardware)
@@ -67,13 +67,19 @@ class JitEngine(Engine):
         self.train_step = make_step(experiment, self.model, self.axes)
         check_memory(experiment.mesh, hardware)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes())
+        step, loss = self.train_step, self.train_step.loss
+
+        # Profiles and compiler logs show the names of the functions that are compiled.
+        def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+            return step(state, batch)
+
+        def evaluate(params: Any, batch: Batch) -> dict[str, Any]:
+            return loss(params, batch, None)
+
         self._step = jax.jit(
-            self.train_step,
-            donate_argnums=0,
-            out_shardings=(shardings, replicated(mesh)),
+            train_step, donate_argnums=0, out_shardings=(shardings, replicated(mesh))
         )
-        loss = self.train_step.loss
-        self._evaluate = jax.jit(lambda params, batch: loss(params, batch, None))
+        self._evaluate = jax.jit(evaluate)
 
     def init(self) -> TrainState:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes())
@@ -125,8 +131,12 @@ class PmapEngine(JitEngine):
         super().__init__(experiment, mesh, hardware)
         single = make_task(experiment).model(hardware, unconstrained)
         mapped = make_step(experiment, single, self.axes, axis_name="devices")
+
+        def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+            return mapped(state, batch)
+
         self._mapped = jax.pmap(
-            mapped, "devices", in_axes=(None, 0), out_axes=None, donate_argnums=0
+            train_step, "devices", in_axes=(None, 0), out_axes=None, donate_argnums=0
         )
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:

@@ -1,19 +1,36 @@
+import dataclasses
+
 import pytest
 
-from tests.configs.renew import FOLDER, golden
+from tests.configs.golden import FOLDER, config_classes, golden
 from train.registry import find, names
 from train.settings import from_plain, to_plain
+from transformer.precision import Precision
 
-RENEW = "if that is as it should be: python -m tests.configs.renew"
+GOLDEN = golden()
 
-
-@pytest.mark.parametrize("name", sorted(golden()))
-def test_an_experiment_is_what_its_golden_file_says(name: str) -> None:
-    assert golden()[name] == (FOLDER / name).read_text(), RENEW
+RENEW = "if the change is intended: python -m tests.configs.golden"
 
 
-def test_every_golden_file_has_its_experiment() -> None:
-    assert {file.name for file in FOLDER.iterdir()} == set(golden()), RENEW
+@pytest.mark.parametrize("name", sorted(GOLDEN))
+def test_experiments_are_what_their_golden_file_says(name: str) -> None:
+    assert GOLDEN[name] == (FOLDER / name).read_text(), RENEW
+
+
+def test_every_golden_file_has_its_config() -> None:
+    assert {file.name for file in FOLDER.iterdir()} == set(GOLDEN), RENEW
+
+
+def test_defaults_of_every_class_that_an_experiment_uses_are_recorded() -> None:
+    def used(value: object) -> set[type]:
+        if isinstance(value, tuple):
+            return set().union(*map(used, value))
+        if not dataclasses.is_dataclass(value) or isinstance(value, Precision):
+            return set()
+        inner = (getattr(value, field.name) for field in dataclasses.fields(value))
+        return {type(value)}.union(*map(used, inner))
+
+    assert set().union(*(used(find(name)) for name in names())) <= set(config_classes())
 
 
 @pytest.mark.parametrize("name", names())

@@ -1,0 +1,289 @@
+"""Does the test suite notice bugs? Plants 24, one at a time, and runs the tests of their modules.
+
+    python -m bench.drills.planted_bugs [--tier quick|test|full] [--only WORD] [--output FILE]
+
+Each bug replaces one piece of text in a copy of the checkout; the checkout itself is not touched.
+The test files of the module run until the first failure: a bug that lets them pass is MISSED, and
+the status is 1. `--tier test` (the default) runs what `make test` runs, `quick` what `make quick`
+does, `full` all tests.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("transformer", "train", "configs", "tests", "bench", "colab", "cloud", "docs")
+TIERS = {"quick": "not slow and not full", "test": "not full", "full": ""}
+
+
+class Bug(NamedTuple):
+    """A bug, as one replacement in one file, and the tests that should notice it."""
+
+    what: str
+    file: str
+    right: str
+    """Text that the file has exactly once."""
+    wrong: str
+    tests: str
+    """Files and folders under tests/, separated by spaces."""
+
+
+BUGS = (
+    Bug(
+        "a causal mask that hides the query's own key",
+        "transformer/masks.py",
+        "seen &= k <= q",
+        "seen &= k < q",
+        "transformer/test_masks.py transformer/attend/test_attend.py",
+    ),
+    Bug(
+        "scores not divided by the root of the head's width",
+        "transformer/scores.py",
+        "return 1 / math.sqrt(head) if",
+        "return 1.0 if",
+        "transformer/test_scores.py transformer/test_attention.py",
+    ),
+    Bug(
+        "RMSNorm without epsilon",
+        "transformer/norms.py",
+        "jax.lax.rsqrt(square + epsilon)",
+        "jax.lax.rsqrt(square)",
+        "transformer/test_norms.py",
+    ),
+    Bug(
+        "rotary pairs turned with the wrong sign",
+        "transformer/positions/rotary.py",
+        "jnp.concatenate([a * cos - b * sin,",
+        "jnp.concatenate([a * cos + b * sin,",
+        "transformer/positions/test_rotary.py transformer/test_attention.py",
+    ),
+    Bug(
+        "dropout that does not rescale what it keeps",
+        "transformer/dropout.py",
+        "x / (1 - rate)",
+        "x",
+        "transformer/test_dropout.py",
+    ),
+    Bug(
+        "the same dropout key in every layer",
+        "transformer/stack.py",
+        "keys=fold(keys, layer.number)",
+        "keys=fold(keys, 0)",
+        "transformer/test_stack.py",
+    ),
+    Bug(
+        "beam search without its length penalty",
+        "transformer/beam_search.py",
+        "scores = totals / penalty(search.step + 1, config.length_penalty)",
+        "scores = totals",
+        "transformer/test_beam_search.py",
+    ),
+    Bug(
+        "a cache that writes one slot too late",
+        "transformer/cache.py",
+        "start = jnp.broadcast_to(positions[:, 0], len(keys))",
+        "start = jnp.broadcast_to(positions[:, 0] + 1, len(keys))",
+        "transformer/test_cache.py transformer/test_decoding.py",
+    ),
+    Bug(
+        "a window's cache that keeps a token more than it has slots",
+        "transformer/ring_cache.py",
+        "needed = positions > jnp.max",
+        "needed = positions >= jnp.max",
+        "transformer/variants/test_sliding_window.py transformer/test_cache.py",
+    ),
+    Bug(
+        "merged attention that forgets the maximum it subtracted",
+        "transformer/attend/merge.py",
+        "jnp.log(jnp.where(some, total, 1)) + largest",
+        "jnp.log(jnp.where(some, total, 1))",
+        "transformer/attend",
+    ),
+    Bug(
+        "label smoothing over padded words",
+        "transformer/losses.py",
+        "axis=-1) / vocab_size",
+        "axis=-1) / logits.shape[-1]",
+        "transformer/test_losses.py",
+    ),
+    Bug(
+        "every position of a sample drawn with the same key",
+        "transformer/sampling.py",
+        "keys = jax.vmap(jax.random.fold_in)(keys, positions)",
+        "keys = jax.vmap(jax.random.fold_in)(keys, positions * 0)",
+        "transformer/test_sampling.py",
+    ),
+    Bug(
+        "a load-balancing loss that ignores the choices",
+        "transformer/routing.py",
+        "jnp.sum(choices * probability, axis=-1)",
+        "jnp.sum(probability * probability, axis=-1)",
+        "transformer/test_routing.py transformer/test_mixture.py",
+    ),
+    Bug(
+        "Performer's features without the norm of the vector",
+        "transformer/variants/features.py",
+        "log = x @ directions.T - _half_square(x)[..., None]",
+        "log = x @ directions.T",
+        "transformer/variants/test_features.py transformer/variants/test_performer.py",
+    ),
+    Bug(
+        "a wrong mesh axis in the table of shardings",
+        "train/sharding/rules.py",
+        '"kv_heads": ("tensor",)',
+        '"kv_heads": ("fsdp",)',
+        "train/test_sharding.py train/test_meshes.py",
+    ),
+    Bug(
+        "a data cursor that is one batch ahead",
+        "train/data/batches.py",
+        "first = cursor * self.batch_size",
+        "first = (cursor + 1) * self.batch_size",
+        "train/data/test_batches.py train/data/test_corpus.py",
+    ),
+    Bug(
+        "evaluation that counts one target of each window too few",
+        "train/data/evaluation.py",
+        "place >= counted_before",
+        "place > counted_before",
+        "train/data/test_evaluation.py",
+    ),
+    Bug(
+        "a checkpoint's digests not compared",
+        "train/checkpoints/manifest.py",
+        "if found[name] != file]",
+        "if found[name].bytes != file.bytes]",
+        "train/checkpoints",
+    ),
+    Bug(
+        "microbatches summed, not averaged",
+        "train/step.py",
+        "return jax.tree.map(lambda g: g / count, grads), sums",
+        "return grads, sums",
+        "train/test_step.py",
+    ),
+    Bug(
+        "the same dropout at every step",
+        "train/step.py",
+        "step = jax.random.fold_in(state.key, state.step)",
+        "step = state.key",
+        "train/test_step.py",
+    ),
+    Bug(
+        "weight decay of biases and gains too",
+        "train/optimizers/base.py",
+        "optax.add_decayed_weights(rate, mask=matrices(axes))",
+        "optax.add_decayed_weights(rate)",
+        "train/optimizers",
+    ),
+    Bug(
+        "anomalies that count as what is usual",
+        "train/recovery/watch.py",
+        "jnp.where(fine, new, old), then, watch)",
+        "jnp.where(True, new, old), then, watch)",
+        "train/recovery/test_watch.py train/recovery/test_lookout.py",
+    ),
+    Bug(
+        "a rollback that trains on the same batches again",
+        "train/recovery/recovery.py",
+        "jax.device_put(np.int32(last.cursor)",
+        "jax.device_put(np.int32(state.cursor)",
+        "train/recovery",
+    ),
+    Bug(
+        "a run resumed on another text",
+        "train/resuming.py",
+        'if extra.get("corpus") != judge.corpus.digest:',
+        'if extra.get("corpus") is None:',
+        "train/test_resume.py train/test_cli.py",
+    ),
+)
+
+
+class Found(NamedTuple):
+    """The outcome of one bug."""
+
+    caught_by: str | None
+    seconds: float
+
+
+def copy_tree(folder: Path) -> None:
+    """Copy what the tests need into `folder`."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in COPIED:
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, folder / path.name)
+    for name in (".github", ".ci"):
+        shutil.copytree(ROOT / name, folder / name)
+
+
+def run_tests(folder: Path, tests: str, tier: str) -> Found:
+    """Run tests until the first failure."""
+    paths = [f"tests/{name}" for name in tests.split()]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths]
+    if TIERS[tier]:
+        command += ["-m", TIERS[tier]]
+    start = time.perf_counter()
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    seconds = time.perf_counter() - start
+    if done.returncode == 0:
+        return Found(None, seconds)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+?)(?:\[.*?)?(?: - .*)?$", done.stdout, re.M)
+    if done.returncode != 1 or not failed:
+        raise SystemExit(f"{' '.join(command)}: status {done.returncode}\n{done.stdout[-3000:]}")
+    return Found(failed[1], seconds)
+
+
+def plant(folder: Path, bug: Bug) -> str:
+    """Write the bug into the copy, and return the file's text as it was."""
+    path = folder / bug.file
+    text = path.read_text()
+    if text.count(bug.right) != 1:
+        raise SystemExit(f"{bug.file}: has {bug.right!r} {text.count(bug.right)} times, not once")
+    path.write_text(text.replace(bug.right, bug.wrong))
+    return text
+
+
+def main() -> int:
+    """Plant every bug and print what noticed it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tier", choices=TIERS, default="test")
+    parser.add_argument("--only", default="", help="only bugs whose description has this")
+    parser.add_argument("--output", default="", help="also append each line, as JSON, to this file")
+    options = parser.parse_args()
+    missed = total = 0
+    with tempfile.TemporaryDirectory(prefix="planted-bugs-") as name:
+        folder = Path(name)
+        copy_tree(folder)
+        for bug in BUGS:
+            if options.only not in bug.what:
+                continue
+            text = plant(folder, bug)
+            found = run_tests(folder, bug.tests, options.tier)
+            (folder / bug.file).write_text(text)
+            total += 1
+            missed += found.caught_by is None
+            print(
+                f"{bug.what:62} {found.seconds:6.0f} s  {found.caught_by or 'MISSED'}", flush=True
+            )
+            if options.output:
+                with Path(options.output).open("a") as file:
+                    file.write(json.dumps({"bug": bug.what, **found._asdict()}) + "\n")
+    print(f"{total - missed} of {total} planted bugs caught by {options.tier}")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,8 @@
-# make train    train the quickstart and sample from it     make test    run the tests
-# make .venv    the environment alone                       make quick   the fast part of the tests
-# make drills   large drills, as long as they take          make lint    ruff and mypy
-# make format   lay the code out as ruff wants it        make audit   known holes in what we build on
+# make train       train the quickstart, sample from it    make .venv   the environment alone
+# make test        the tests, in under ten minutes         make quick   the fastest part of them
+# make test-full   the rest of the tests                   make drills  large drills, apart
+# make lint        ruff and mypy                           make format  lay the code out as ruff does
+# make audit       known holes in what we build on
 #
 # PYTHON=python3.12 builds the environment with that Python, in place of one with another.
 # VENV=.venv-3.12 puts it elsewhere, so that several can live side by side.
@@ -15,7 +16,7 @@ SPREAD := --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --max-worke
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train test quick drills lint format audit .venv
+.PHONY: help train test test-full quick drills lint format audit .venv
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -24,10 +25,13 @@ train: .venv
 	$(RUN) -m train fit quickstart
 
 test: .venv
-	$(RUN) -m pytest $(SPREAD)
+	$(RUN) -m pytest $(SPREAD) -m "not full"
+
+test-full: .venv
+	$(RUN) -m pytest $(SPREAD) -m full
 
 quick: .venv
-	$(RUN) -m pytest $(SPREAD) -m "not slow"
+	$(RUN) -m pytest $(SPREAD) -m "not slow and not full"
 
 drills: .venv
 	@set -e; found=; \

@@ -38,8 +38,8 @@ class Recorder:
         """Subscribe to JAX's events. Not before conftest has set the environment JAX reads."""
         import jax
 
-        def record(event: str, seconds: float, **details: Any) -> None:
-            self.events.append((event, str(details.get("fun_name", "")), seconds))
+        def record(event: str, duration_secs: float, **details: str | int) -> None:
+            self.events.append((event, str(details.get("fun_name", "")), duration_secs))
 
         jax.monitoring.register_event_duration_secs_listener(record)
         self.listening = True
@@ -60,7 +60,9 @@ class Recorder:
             "trace": sums[TRACE],
             "lower": sums[LOWER],
             "compile": sums[COMPILE],
-            "programs": [(name, seconds) for event, name, seconds in self.events if event == COMPILE],
+            "programs": [
+                (name, seconds) for event, name, seconds in self.events if event == COMPILE
+            ],
             "slow": item.get_closest_marker("slow") is not None,
         }
         self.file.write(json.dumps(line) + "\n")
@@ -83,7 +85,9 @@ def _table(title: str, rows: list[tuple[str, list[float]]], columns: list[str], 
 def report(folder: Path, limit: int = 40) -> None:
     """Print seconds by file, by test and by program of the run recorded in `folder`."""
     lines = [
-        json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()
+        json.loads(line)
+        for file in folder.glob("*.jsonl")
+        for line in file.read_text().splitlines()
     ]
     columns = ["seconds", "trace", "lower", "compile", "programs"]
 

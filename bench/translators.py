@@ -64,7 +64,7 @@ def by_length(
     scores = []
     for group in range(len(BEYOND) + 1):
         [chosen] = np.nonzero(groups == group)
-        own = [[texts[number] for number in chosen] for texts in (found, references)]
+        own = [[texts[int(number)] for number in chosen] for texts in (found, references)]
         scores.append(sacre_bleu(*own).score)
     return scores
 

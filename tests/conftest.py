@@ -1,13 +1,23 @@
-"""The strict session every test runs in: on the CPU, offline, eight devices, warnings as errors.
+"""The strict session every test runs in: on the CPU, offline, warnings as errors.
 
-The environment is what a process started by a test sees: one CPU device, as a user has, and a
-compiler in a hurry. The test process itself has eight, so that a mesh needs no process of its own.
+The test process has eight CPU devices, so that a mesh needs no process of its own. The trainer
+counts one of them, as a user's machine has, unless a test module sets `COUNTED_DEVICES`: programs
+for one device compile faster, and a checkpoint of one device is saved without slicing its arrays.
+The environment is what a process started by a test sees: one device.
+
+Most of the time of a test run is compiling programs that run once or twice, so the compiler is
+told to hurry: `python -m bench.profile_tests` shows where the time goes.
 """
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import jaxlib.version
+
+OLDER_EMITTERS = (0, 7), (0, 10)
+"""First and last jaxlib that has `--xla_cpu_use_fusion_emitters` (an unknown flag aborts)."""
 
 os.environ.update(
     JAX_PLATFORMS="cpu",
@@ -17,9 +27,12 @@ os.environ.update(
     COLUMNS="100",
 )
 os.environ.pop("FORCE_COLOR", None)
-# Most of the time goes to compiling programs that run once: without LLVM's optimizations it takes
-# a third less.
-os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+# Without LLVM's optimizations compiling takes a third less. The emitters of fusions by MLIR take
+# half of what is left; the older ones can be asked for up to jaxlib 0.11, and are gone after it.
+_FLAGS = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+if OLDER_EMITTERS[0] <= jaxlib.version.__version_info__[:2] <= OLDER_EMITTERS[1]:
+    _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join(_FLAGS)
 
 import hypothesis
 import jax
@@ -50,6 +63,43 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder.name}/started"
     jax.config.update("jax_compilation_cache_dir", f"{folder.name}/compiled")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by -m
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `full` the cases of a `sampled` test whose ids have none of the mark's texts.
+
+    An id is matched with its opening bracket: "[plain" is at its beginning.
+    """
+    unused: dict[str, set[str]] = {}
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is None:
+            continue
+        name, _, case = item.nodeid.partition("[")
+        kept = {text for text in mark.args if text in f"[{case}"}
+        unused.setdefault(name, set(mark.args)).difference_update(kept)
+        if not kept:
+            item.add_marker(pytest.mark.full)
+    for name, texts in unused.items():
+        whole = sum(item.nodeid.startswith(f"{name}[") for item in items) > 1
+        if texts and whole:  # not where one case alone was asked for by its id
+            raise pytest.UsageError(f"{name}: no case has {', '.join(sorted(texts))} in its id")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def counted_devices(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have the trainer count one device, or as many as the module's `COUNTED_DEVICES`."""
+    count = getattr(request.module, "COUNTED_DEVICES", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "device_count", lambda *_: count)
+        yield
+
+
+@pytest.fixture
+def count_devices(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Have the trainer count this many devices in what is left of a test."""
+    return lambda count: monkeypatch.setattr(jax, "device_count", lambda *_: count)
 
 
 MAPS = 20_000

@@ -13,7 +13,7 @@ time.sleep(0 if len(list(folder.iterdir())) > 2 else 600)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_it_is_started_until_it_ends(tmp_path: Path) -> None:
     assert run_killed([sys.executable, "-c", SLOW_TO_START, str(tmp_path)], every=2.0) == 2
 

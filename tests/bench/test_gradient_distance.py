@@ -16,7 +16,7 @@ def norms() -> dict[str, np.ndarray]:
     return {name: gradient_norms(row, length=LENGTH, rows=2) for name, row in STACKS.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_recurrences_forget_or_explode_and_attention_does_neither(
     norms: dict[str, np.ndarray],
 ) -> None:

@@ -65,7 +65,7 @@ def test_guesses_by_hand(tmp_path: Path) -> None:
     assert found == pytest.approx({"most frequent": 100 / 3, "by the first token": 200 / 3})
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_variant_from_beginning_to_end() -> None:
     [experiment] = chosen(Options(variants=("linear",), steps=3)).values()
     experiment = dataclasses.replace(experiment, data=DATA)

@@ -11,7 +11,7 @@ INDEX = np.arange(LENGTH)
 DISTANCE = INDEX[:, None] - INDEX[None]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_of_a_mixer_without_select_a_key_is_seen_if_it_changes_the_result() -> None:
     config = LongformerConfig(window=5, dilations=(2,), global_tokens=3, **ONE)
     near = (np.abs(DISTANCE) <= 10) & (DISTANCE % 2 == 0)

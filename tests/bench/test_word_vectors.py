@@ -31,7 +31,7 @@ def questions(folder: Path) -> Experiment:
     return dataclasses.replace(TREC["bag"], data=data, model=model, steps=2, batch_size=8)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_words_in_the_same_company_get_like_vectors() -> None:
     random = np.random.default_rng(0)
     texts = [random.integers(0, 2, 500) + 2 * (n % 2) for n in range(40)]
@@ -41,7 +41,7 @@ def test_words_in_the_same_company_get_like_vectors() -> None:
     assert min(likeness[0, 1], likeness[2, 3]) > likeness[:2, 2:].max()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_classifier_begins_from_the_vectors(tmp_path: Path) -> None:
     experiment = questions(tmp_path)
     text = tmp_path / "text.txt"

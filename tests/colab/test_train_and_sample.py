@@ -117,7 +117,7 @@ def test_the_settings_are_those_of_the_quickstart(monkeypatch: pytest.MonkeyPatc
     assert asked == [(find("quickstart"), "there")]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_it_runs_whole_and_goes_on_where_it_stopped(tmp_path: pathlib.Path) -> None:
     text = tmp_path / "text"
     text.mkdir()

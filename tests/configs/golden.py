@@ -1,8 +1,9 @@
 """Golden files of the shipped experiments: `golden/<config file>.txt` and `golden/defaults.txt`.
 
 A config's file has one section for each of its experiments, with the settings that differ from
-their defaults, and one named `*` for those that all of them share; `defaults.txt` has the default of every setting. A changed default therefore shows
-once, and a changed experiment shows in its own section. Read the difference, then renew the files:
+their defaults, and one named `*` for those that all of them share; `defaults.txt` has the default
+of every setting. A changed default therefore shows once, and a changed experiment shows in its own
+section. Read the difference, then renew the files:
 
     python -m tests.configs.golden
 """

@@ -89,6 +89,7 @@ def test_batches_have_as_many_shapes_as_are_asked_for() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("sliding_window")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_learns_from_padded_batches(name: str) -> None:
     """Rows end in padding, and the last rows of a batch are empty."""
@@ -114,7 +115,7 @@ def test_a_variant_learns_from_padded_batches(name: str) -> None:
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_from_nothing_but_a_seed(tmp_path: Path) -> None:
     tiny = listops.Size(layers=1, width=16, heads=2, length=48, seen=8, dropout=0.0)
     experiment = shrunk(
@@ -133,7 +134,7 @@ def test_a_run_from_nothing_but_a_seed(tmp_path: Path) -> None:
     assert answer in run.labels
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_command_trains_a_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = "--data.examples 320 --data.validation-examples 40 --data.test-examples 40"
     line = f"fit listops:longformer --workdir {tmp_path} --steps 25 --log-every 1 {sizes}"

@@ -6,7 +6,7 @@ import json
 import os
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -320,7 +320,7 @@ def test_memory_that_runs_out_on_the_way(
         patch.setattr(JitEngine, "step", exhausted)
         found = fit(capsys, whole, workdir)
     words = (
-        "memory: ran out asking for 123 bytes; set mesh.fsdp to 8 (now 1), or raise accumulate",
+        "memory: ran out asking for 123 bytes; raise accumulate",
         "lower batch_size (now 8)",
         "lower data.sequence_length (now 16)",
     )
@@ -356,7 +356,15 @@ def test_memory_that_runs_out_when_a_run_is_looked_at(
         ("--model.width 18", "heads 4: does not divide the width 18; give a divisor of it"),
     ],
 )
-def test_settings(capsys: Capture, whole: Whole, tmp_path: Path, line: str, words: str) -> None:
+def test_settings(
+    capsys: Capture,
+    whole: Whole,
+    tmp_path: Path,
+    count_devices: Callable[[int], None],
+    line: str,
+    words: str,
+) -> None:
+    count_devices(8)
     found = fit(capsys, whole, tmp_path / "run", *line.split())
     assert_refused(found, 2, words)
 

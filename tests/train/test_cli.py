@@ -5,6 +5,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -187,7 +188,15 @@ def test_signs_that_the_output_cannot_show_are_spelt_out(monkeypatch: pytest.Mon
         ("fit OWN --workdir RUN --steps 3 --accumulate 2", 2, "batch_size 8: does not divide"),
     ],
 )
-def test_errors(capsys: Capture, trained: Trained, line: str, status: int, message: str) -> None:
+def test_errors(
+    capsys: Capture,
+    trained: Trained,
+    count_devices: Callable[[int], None],
+    line: str,
+    status: int,
+    message: str,
+) -> None:
+    count_devices(8)
     places = {"RUN": trained.workdir, "OWN": trained.config}
     found = command(capsys, *(places.get(word, word) for word in line.split()))
     assert (found.status, found.output) == (status, "")
@@ -308,7 +317,7 @@ Report.train = stop
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_process_that_is_told_to_stop_goes_on_where_it_was(tmp_path: Path) -> None:
     """As a scheduler does it: SIGTERM, exit status 75, the same command again."""
     config = write_config(tmp_path, steps="40", checkpoint="CheckpointConfig(every=0)")

@@ -87,6 +87,7 @@ def test_the_first_loss_is_that_of_chance(expected: Curve) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("2")
 @pytest.mark.parametrize("accumulate", [2, 8])
 def test_accumulation_is_the_big_batch(
     folder: Path, start: TrainState, expected: Curve, accumulate: int
@@ -97,6 +98,7 @@ def test_accumulation_is_the_big_batch(
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("fsdp=2, tensor=2")
 @pytest.mark.parametrize(
     ("mesh", "accumulate"),
     [
@@ -121,7 +123,7 @@ def test_pmap_is_one_device(folder: Path, start: TrainState, expected: Curve) ->
     assert_same_curve(trained(engine, start), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_pmap_accumulates(folder: Path) -> None:
     """Each of eight devices takes two microbatches of one."""
     experiment = an_experiment(folder, batch_size=16)

@@ -65,7 +65,7 @@ def test_so_are_arguments_that_nobody_would_give(
     assert fuzz(targets["settings"], tmp_path, CASES, seed=0)["refused"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_so_are_models_that_nobody_would_train(
     targets: dict[str, _fuzz_targets.Target], tmp_path: Path
 ) -> None:

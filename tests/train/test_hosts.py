@@ -142,7 +142,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         process.communicate()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_of_four_one_is_killed_the_others_end_with_a_word_and_two_go_on(
     hosts: Hosts, tmp_path: Path
 ) -> None:

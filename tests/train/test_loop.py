@@ -125,8 +125,8 @@ def test_the_loss_goes_down(finished: Finished) -> None:
 def test_the_logbook(finished: Finished) -> None:
     started, ended = lines_of(finished.workdir / "logbook.jsonl")
     assert (started["event"], started["step"]) == ("started", 0)
-    assert started["mesh"] == {"data": 8, "fsdp": 1, "expert": 1, "context": 1, "tensor": 1}
-    assert started["hardware"]["count"] == 8
+    assert started["mesh"] == {"data": 1, "fsdp": 1, "expert": 1, "context": 1, "tensor": 1}
+    assert started["hardware"]["count"] == 1
     assert started["changed"] == {}
     assert (ended["event"], ended["step"]) == ("finished", STEPS)
     assert {name: ended[name] for name in finished.run.metrics} == finished.run.metrics

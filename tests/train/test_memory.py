@@ -18,6 +18,8 @@ COMPILER = (
     "Used 19.68G of 15.48G hbm. Exceeded hbm capacity by 4.20G."
 )
 DEVICE = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12884901888 bytes."
+COUNTED_DEVICES = 8
+
 GPU = "RESOURCE_EXHAUSTED: Failed to allocate request for 2.00GiB (2147483648B) on device"
 CPU = "RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes."
 

@@ -51,6 +51,7 @@ def slow(model: str, mesh: MeshConfig) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("[decoder-MeshConfig(data=2, fsdp=2", "[decoder-MeshConfig(data=1, fsdp=2")
 @pytest.mark.parametrize(
     ("model", "mesh"),
     [
@@ -84,7 +85,7 @@ def test_a_mesh_is_one_device(
             assert one.count == 3 * mesh.context  # of each layer, forward or backward
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_sixteen_devices(folder: Path) -> None:
     """Four axes at once, in a process that has so many devices."""
     program = "from tests.train.meshes import sixteen; sixteen()"

@@ -42,7 +42,7 @@ def trained(engine: Engine) -> tuple[list[dict[str, float]], Any]:
     return metrics, jax.tree.map(np.asarray, state.params)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_experts_on_many_devices_and_in_microbatches_are_those_of_one(tmp_path: Path) -> None:
     """Their losses are means over examples, so that it matters not how a batch is cut."""
     one = JitEngine(an_experiment(tmp_path), make_mesh(MeshConfig(), jax.devices()[:1]), Hardware())

@@ -78,7 +78,7 @@ with StopRequest() as stop:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_notice_before_the_first_step_of_a_run_that_goes_on_is_heard() -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -183,18 +183,24 @@ def test_a_broken_run_is_an_unbroken_one(
     }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "changes",
+    ("devices", "changes"),
     [
-        {"accumulate": 2, "mesh": MeshConfig(data=2, fsdp=2, tensor=2)},
-        {"compile": "pmap"},
+        (4, {"accumulate": 2, "mesh": MeshConfig(data=1, fsdp=2, tensor=2)}),
+        (2, {"compile": "pmap"}),
     ],
     ids=["accumulated on a mesh", "pmap"],
 )
 def test_so_is_one_that_is_cut_otherwise(
-    unbroken: Unbroken, tmp_path: Path, on_step: Callable[[OnStep], None], changes: dict[str, Any]
+    unbroken: Unbroken,
+    tmp_path: Path,
+    on_step: Callable[[OnStep], None],
+    count_devices: Callable[[int], None],
+    devices: int,
+    changes: dict[str, Any],
 ) -> None:
+    count_devices(devices)
     experiment = an_experiment(unbroken.folder, **changes)
     fit(experiment, tmp_path / "whole")
     on_step(kill(signal.SIGTERM, at=5))
@@ -208,17 +214,25 @@ def test_so_is_one_that_is_cut_otherwise(
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("[mesh")
 @pytest.mark.parametrize(
-    "changes",
+    ("devices", "changes"),
     [
-        {"mesh": MeshConfig(data=1, fsdp=4, tensor=2)},
-        {"compile": "pmap"},
-        {"accumulate": 4, "mesh": MeshConfig(data=2, tensor=4)},
+        (4, {"mesh": MeshConfig(data=1, fsdp=2, tensor=2)}),
+        (2, {"compile": "pmap"}),
+        (4, {"accumulate": 4, "mesh": MeshConfig(data=2, tensor=2)}),
     ],
     ids=["mesh", "pmap", "accumulate"],
 )
-def test_a_run_goes_on_elsewhere(unbroken: Unbroken, copy: Path, changes: dict[str, Any]) -> None:
-    """On a mesh of another shape, compiled or cut otherwise."""
+def test_a_run_goes_on_elsewhere(
+    unbroken: Unbroken,
+    copy: Path,
+    count_devices: Callable[[int], None],
+    devices: int,
+    changes: dict[str, Any],
+) -> None:
+    """On more devices, compiled or cut otherwise."""
+    count_devices(devices)
     fit(an_experiment(unbroken.folder, **changes), copy)
     found = losses(copy)
     assert found.keys() == unbroken.losses.keys()
@@ -313,7 +327,7 @@ def one_step(experiment: Experiment, state: TrainState) -> TrainState:
     return engine.step(state, engine.put(rows))[0]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_settings_of_the_optimizer_are_those_asked_for(unbroken: Unbroken, copy: Path) -> None:
     """And not what they were when the checkpoint was saved."""
     settings = {
@@ -393,6 +407,7 @@ def test_a_first_save_that_was_cut_off_is_none(unbroken: Unbroken, copy: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("tpu")
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_what_auto_chose_stays_on_hardware_of_a_kind(
     unbroken: Unbroken, copy: Path, platform: str
@@ -410,7 +425,7 @@ def test_what_auto_chose_stays_on_hardware_of_a_kind(
     assert (losses(copy) == unbroken.losses) == (platform == "tpu")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_without_a_checkpoint_begins_anew_with_other_settings(
     unbroken: Unbroken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

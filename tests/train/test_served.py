@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def test_the_metrics_at_the_end_are_those_of_the_average(
     assert alone["loss"] != pytest.approx(run.metrics["loss"], rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_average_may_be_asked_for(
     averaged: tuple[Experiment, Path, train.Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,16 +164,25 @@ def test_the_moving_average_is_that_of_every_step(tmp_path: Path) -> None:
     assert not np.array_equal(run.params["embedding"], last.params["embedding"])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"mesh": MeshConfig(data=2, fsdp=2, tensor=2), "accumulate": 2}, {"compile": "pmap"}],
+    ("devices", "changes"),
+    [
+        (1, {}),
+        (4, {"mesh": MeshConfig(data=1, fsdp=2, tensor=2), "accumulate": 2}),
+        (2, {"compile": "pmap"}),
+    ],
     ids=["jit", "mesh", "pmap"],
 )
 def test_a_broken_run_has_the_same_averages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    count_devices: Callable[[int], None],
+    devices: int,
+    changes: dict[str, Any],
 ) -> None:
     """Though a checkpoint more was saved on the way."""
+    count_devices(devices)
     experiment = tiny(
         tmp_path,
         steps=STEPS,
@@ -251,7 +261,7 @@ def test_it_has_ended_for_good(stopped: tuple[Experiment, Path, train.Run]) -> N
     assert evaluations(workdir) == before
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_broken_run_ends_where_an_unbroken_one_does(
     stopped: tuple[Experiment, Path, train.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +272,7 @@ def test_a_broken_run_ends_where_an_unbroken_one_does(
     assert_same_bits(broken.params, run.params)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_with_more_patience_it_goes_on(
     stopped: tuple[Experiment, Path, train.Run], tmp_path: Path
 ) -> None:
@@ -282,7 +292,7 @@ def test_with_more_patience_it_goes_on(
     assert steps_of(workdir) == sorted({best, 35, 40})  # two that were due, for recovery
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_best_may_be_asked_for_later(tmp_path: Path) -> None:
     """What was best before, of which there is no checkpoint, is best no more."""
     experiment = impatient(

@@ -46,7 +46,7 @@ def test_convolution_within_documents(config: ConvolutionConfig, causal: bool) -
     assert_close(y, convolved(x, params, ahead, np.ones((B, T))))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_contract_of_other_forms() -> None:
     for config in (ConvolutionConfig(taps=1), CONFIGS["separable"]):
         check_mixer(config, width=6, length=17, lengths=(1, 17, 23))

@@ -109,6 +109,7 @@ def full_logits(model: LanguageModel, params: Any, tokens: Sequence[int]) -> np.
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("recurrent", "post")
 def test_the_greedy_path_is_the_argmax_of_the_full_pass(
     any_model: tuple[LanguageModel, Any],
 ) -> None:

@@ -101,7 +101,7 @@ def test_without_the_causal_mask_a_language_model_has_less_loss_than_there_is_to
     assert trained(causal=False).loss < 0.15 * ENTROPY
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_and_generates_nonsense() -> None:
     """Half a row is given and the rest generated, greedily; what counts is whether a jump is one.
 
@@ -169,7 +169,7 @@ def test_all_positions_at_once_are_each_prefix_on_its_own() -> None:
         assert float(loss.weight) == batch * length
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_gradients_of_a_pre_norm_decoder_are_level_where_those_of_post_norm_are_not() -> None:
     """The norm of each layer's gradient at initialisation, twelve layers deep."""
     post, pre = (gradient_norms(placement, 12)["decoder"] for placement in ("post", "pre"))

@@ -123,6 +123,7 @@ def test_the_past_does_not_see_the_future_bit_for_bit(form: Form) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("dense", "sorted")
 @pytest.mark.parametrize("form", [*FORMS, "auto"])
 def test_a_batch_may_be_cut_anywhere(form: Form) -> None:
     """Examples alone give what they give together, and their losses' mean by tokens is the same."""

@@ -141,7 +141,7 @@ def test_errors() -> None:
         translate_at_once(MODEL, {}, [[1], []], stop=0)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_words_written_at_once_cannot_agree() -> None:
     """Where a source means `1 2` half of the time and else `2 1`, the second word follows from the
     first: that is log 2 nats a sentence. Two words without knowledge of each other cost twice that.

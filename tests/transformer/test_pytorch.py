@@ -69,6 +69,7 @@ def test_transformer_encodes(placement: Placement) -> None:
     assert_close(memory[seen], FIXTURES[f"{placement}/memory"][seen], OF_A_MODEL)
 
 
+@pytest.mark.sampled("pre")
 @both
 def test_transformer_decodes(placement: Placement) -> None:
     """With padding in the source and in the target, whose mask is causal."""

@@ -261,6 +261,7 @@ def gradients(loop: Loop, remat: Remat) -> tuple[Any, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("unroll")
 @pytest.mark.parametrize(("loop", "remats"), [("scan", ("dots", "full")), ("unroll", ("full",))])
 def test_what_is_computed_again_is_the_same(loop: Loop, remats: tuple[Remat, ...]) -> None:
     kept, products = gradients(loop, "none")

@@ -31,6 +31,13 @@ from transformer.testing.select import check_select, softmax_attention
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(MIXERS))
 def test_every_mixer_keeps_the_contract(kind: str) -> None:
+    """At a length just above a power of two, where forms of attention cut blocks."""
+    check_mixer(kind, length=67, lengths=(1, 257))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", sorted(MIXERS))
+def test_every_mixer_keeps_the_contract_at_longer_lengths(kind: str) -> None:
     check_mixer(kind)
 
 

@@ -53,7 +53,7 @@ def test_rows_are_random_and_targets_are_the_tokens_after() -> None:
     assert second["examples"].tolist() == [3, 4, 5]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_it_trains() -> None:
     contender = Contender("ours", (sys.executable, "-m", "bench.peers.ours"), SETTINGS)
     with running(contender, warmup=1) as runner:

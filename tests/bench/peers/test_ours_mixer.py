@@ -23,6 +23,7 @@ def test_the_mixer_is_the_one_asked_for() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("bigbird")
 @pytest.mark.parametrize("mixer", ["longformer", "bigbird"])
 def test_it_runs_and_has_as_many_parameters_as_the_peer(mixer: str) -> None:
     work = build({**SETTINGS, "mixer": mixer})

@@ -100,6 +100,7 @@ def run_program(body: str, folder: pathlib.Path, mode: str) -> subprocess.Comple
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("before its manifest is written", "while it writes")
 @pytest.mark.parametrize("moment", KILLED)
 def test_a_save_that_was_killed_is_no_checkpoint(moment: str, tmp_path: pathlib.Path) -> None:
     killed = run_program(KILLED[moment], tmp_path, "")

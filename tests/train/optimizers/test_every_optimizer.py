@@ -98,6 +98,7 @@ def test_what_has_another_shape_than_its_parameter_is_cut_where_it_divides() -> 
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("sgd")
 @pytest.mark.parametrize("kind", ["adafactor", "adamw8bit", "sgd"])
 def test_a_model_is_trained_on_a_mesh_and_goes_on_from_a_checkpoint(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -38,6 +38,7 @@ def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
     return jax.device_get((params, state))
 
 
+@pytest.mark.sampled("adam", "sgd")
 @pytest.mark.parametrize(
     "kind", ["adamw", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "adamw")]
 )
@@ -56,7 +57,7 @@ def test_an_update_that_is_not_fine_leaves_the_state_as_it_was() -> None:
     assert_same_bits(found, before)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_model_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a mesh, its moments in the other memory before and after each step."""
     monkeypatch.setattr("train.engines.check_memory", lambda *_: None)  # a CPU has it, for nothing

@@ -34,6 +34,7 @@ def test_there_are_forty_cases_and_the_drill_compiles_them() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("h200")
 @pytest.mark.parametrize(
     "case",
     [each for each in COMPILED if each["case"].startswith("llama:3.2-1b")][:2],

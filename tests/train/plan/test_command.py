@@ -6,12 +6,14 @@ import pytest
 from tests.train.support import command, write_config
 from tests.train.support import light_compiler as light_compiler
 
+COUNTED_DEVICES = 8
+
 Capture = pytest.CaptureFixture[str]
 
 CONTRACT = {"fits", "mesh", "memory_bytes_per_chip", "step_seconds", "tokens_per_second", "mfu"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_plan_without_its_compiler(capsys: Capture) -> None:
     line = ("plan", "gpt2:small", "--target", "v5e:2x2", "--compile-best", "0", "--no-precisions")
     found = command(capsys, *line, "--json")
@@ -24,7 +26,7 @@ def test_a_plan_without_its_compiler(capsys: Capture) -> None:
     assert plain["flags"] in shown.output
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_mesh_that_is_given_is_planned_as_it_is(capsys: Capture) -> None:
     line = ("plan", "gpt2:small", "--target", "v5e:2x2", "--compile-best", "0", "--json")
     plain = json.loads(command(capsys, *line, "--mesh.data", "1", "--mesh.fsdp", "4").output)

@@ -22,6 +22,8 @@ from train.plan.tables import in_words, show
 from train.plan.target import Target, parse_target
 from train.sharding import MeshConfig
 
+COUNTED_DEVICES = 8
+
 CONTRACT = {
     "fits",
     "mesh",

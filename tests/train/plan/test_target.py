@@ -6,6 +6,8 @@ from train.errors import UsageError, UserError
 from train.plan.chips import CHIPS, GIB
 from train.plan.target import ELSEWHERE, devices_of, parse_target
 
+COUNTED_DEVICES = 8
+
 
 @pytest.mark.parametrize(
     ("name", "count", "platform"),

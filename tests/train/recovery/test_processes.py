@@ -25,7 +25,7 @@ print(run.metrics["loss"])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_processes_go_back_together(tmp_path: Path) -> None:
     write_text(tmp_path / "text.txt")
     with socket.socket() as free:

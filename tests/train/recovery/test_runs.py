@@ -76,6 +76,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(folder, clean, fit(folder, "poisoned", POISON))
 
 
+@pytest.mark.full
 def test_a_clean_run_is_left_alone(runs: Runs) -> None:
     names = [line["event"] for line in lines_of(runs.folder / "clean" / "logbook.jsonl")]
     assert set(names) <= {"started", "weights", "finished"}
@@ -107,6 +108,7 @@ def test_poisoned_batches_are_noticed_and_left_out(runs: Runs) -> None:
     assert (int(state.step), int(state.cursor)) == (STEPS, STEPS + 30 - 16)
 
 
+@pytest.mark.full
 def test_a_loss_that_rises_slowly_is_rolled_back(runs: Runs) -> None:
     """Gradients point the wrong way for a while, and no step is called a spike."""
     uphill = Fault(first=25, count=20, factor=-1.0)
@@ -182,6 +184,7 @@ def killed_before_the_next_checkpoint(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Report, "train", crash)
 
 
+@pytest.mark.sampled("killed_before_the_next_checkpoint")
 @pytest.mark.parametrize(
     "killed",
     [
@@ -205,6 +208,7 @@ def test_a_crash_during_recovery_changes_nothing(runs: Runs, killed: Any) -> Non
     assert len(events(runs.folder / name, "rolled back")) in (1, 2)
 
 
+@pytest.mark.full
 def test_pmap_goes_back_as_jit_does(runs: Runs) -> None:
     run = fit(runs.folder, "pmap", POISON, compile="pmap")
     [found], [expected] = (
@@ -231,6 +235,7 @@ def test_tries_are_bounded(runs: Runs) -> None:
     assert (workdir / "recovery.json").read_text() == before
 
 
+@pytest.mark.full
 def test_without_a_checkpoint_it_begins_anew(runs: Runs) -> None:
     """With the seed's own weights, and other data."""
     experiment = dataclasses.replace(

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,6 +181,7 @@ def test_it_has_the_promised_options(trained: Trained) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("language", "classification")
 def test_a_broken_run_is_an_unbroken_one(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,17 +203,23 @@ def test_a_broken_run_is_an_unbroken_one(
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("language")
 @pytest.mark.parametrize(
-    "changes",
+    ("devices", "changes"),
     [
-        {"mesh": MeshConfig(data=2, fsdp=2, tensor=2), "accumulate": 2},
-        {"compile": "pmap"},
+        (4, {"mesh": MeshConfig(data=1, fsdp=2, tensor=2), "accumulate": 2}),
+        (2, {"compile": "pmap"}),
     ],
     ids=["a mesh and microbatches", "pmap"],
 )
 def test_it_is_the_same_however_it_is_cut(
-    trained: Trained, tmp_path: Path, changes: dict[str, Any]
+    trained: Trained,
+    tmp_path: Path,
+    count_devices: Callable[[int], None],
+    devices: int,
+    changes: dict[str, Any],
 ) -> None:
+    count_devices(devices)
     experiment = dataclasses.replace(trained.experiment, steps=4, **changes)
     run = train.fit(experiment, str(tmp_path / "run"), quiet=True)
     first = {step: loss for step, loss in losses(trained.workdir).items() if step <= 4}

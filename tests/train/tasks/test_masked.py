@@ -75,6 +75,7 @@ def test_a_tokenizer_gets_a_mask_once(task: MaskedTask) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("True")
 @pytest.mark.parametrize("training", [True, False])
 def test_the_loss_is_that_of_the_hidden_words(task: MaskedTask, training: bool) -> None:
     """By the plain formula over the logits of all places."""

@@ -47,6 +47,7 @@ def test_a_source_s_own_table_has_the_tokenizer_s_words(task: TranslationTask) -
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("True")
 @pytest.mark.parametrize("training", [True, False])
 def test_targets_are_smoothed_in_training_alone(task: TranslationTask, training: bool) -> None:
     """By the plain formula over the logits of all places."""

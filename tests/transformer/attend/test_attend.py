@@ -144,6 +144,7 @@ EXTRAS: dict[str, Any] = {
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("segments-3-plain", "lengths and globals", "an MLP")
 @pytest.mark.parametrize(
     ("length", "masks", "kv_heads", "extras"),
     [

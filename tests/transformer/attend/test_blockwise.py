@@ -81,6 +81,14 @@ EXTRAS = {"plain": plain, "capped": capped, "slopes": sloped, "buckets": buckete
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(
+    "causal-6-plain",
+    "segments-3-plain",
+    "window-1-plain",
+    "an MLP",
+    "1-1-causal",
+    "capped",
+)
 @pytest.mark.parametrize(
     ("queries", "keys", "masks", "kv_heads", "extras"),
     [

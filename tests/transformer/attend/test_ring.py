@@ -40,6 +40,7 @@ CAUSAL = Pattern(causal=True)
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("packed", "capped")
 @pytest.mark.parametrize(
     ("mesh", "kv_heads", "pattern", "packed", "scoring"),
     [

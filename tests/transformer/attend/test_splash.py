@@ -37,6 +37,7 @@ CASES: dict[str, Any] = {
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("causal documents", "window both")
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_interpreted_is_the_reference(name: str) -> None:
     mask, kv_heads, scoring = CASES[name]

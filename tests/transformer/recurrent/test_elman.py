@@ -28,7 +28,7 @@ def test_it_is_its_formula(depth: int) -> None:
     assert_close(y, states @ params["output"] + params["output_bias"])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_contract_of_a_deep_transition() -> None:
     check_mixer(ElmanConfig(hidden=7, depth=2), width=6, length=17, lengths=(1, 17, 23))
 

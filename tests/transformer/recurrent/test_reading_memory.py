@@ -75,7 +75,7 @@ def test_the_ends_of_what_is_seen() -> None:
     assert np.asarray(last_seen(memory, looked_at(lengths, 1, S))).ravel().tolist() == [2, 12]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_contract_of_an_additive_score() -> None:
     check_mixer(ATTENTIONAL["concat"], width=6, length=17, lengths=(1, 17, 23))
 

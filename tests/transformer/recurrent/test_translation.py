@@ -39,6 +39,7 @@ def made(mixer: MixerConfig) -> tuple[EncoderDecoder, Any, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("mixer1")
 @pytest.mark.parametrize("mixer", [Seq2SeqConfig(), BahdanauConfig(), LuongConfig()])
 def test_cached_decoding_is_the_full_pass(mixer: MixerConfig) -> None:
     model, run, params = made(mixer)

@@ -55,6 +55,7 @@ def softmax(params: Any, x: Any, seen: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [False, True])
 def test_values_and_gradients_are_those_of_softmax_under_the_pattern(causal: bool) -> None:
     mixer, params = made(CONFIG, D, constants=table(CONFIG))
@@ -83,7 +84,7 @@ def test_values_and_gradients_are_those_of_softmax_under_the_pattern(causal: boo
         assert_close(got, want)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_contract_where_blocks_are_many() -> None:
     trial = make_trial(CONFIG, D, T, (1, 17, T + 6), Hardware())
     for check in (check_select, check_causal, check_segments, check_any_length, check_cached):

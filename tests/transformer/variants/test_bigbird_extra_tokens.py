@@ -63,6 +63,7 @@ def softmax(w: Any, x: Array, seen: Array) -> Array:  # [B, T, D] -> [B, T, D]
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("1")
 @pytest.mark.parametrize("extra", [1, 2])
 def test_the_input_is_softmax_under_the_pattern_of_extra_tokens(extra: int) -> None:
     """One block of learned tokens and two, before inputs of two lengths."""

@@ -66,6 +66,7 @@ CASES = [
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("0", "3", "5", "7")
 @pytest.mark.parametrize(("kind", "mask"), CASES, ids=range(len(CASES)))
 def test_sums_equal_all_pairs(kind: str, mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sums, "CHUNK", 8)

@@ -87,6 +87,7 @@ CASES: dict[str, Any] = {
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("[listed, causal")
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_two_dense_passes(case: str) -> None:
     mask, positions = CASES[case]
@@ -118,7 +119,7 @@ def test_values_and_gradients_are_those_of_two_dense_passes(case: str) -> None:
         assert_close(got, want)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_contract_where_the_window_is_short() -> None:
     config = LongformerConfig(heads=N, window=3, dilations=(1, 3, 1, 3), position=Rotary())
     trial = make_trial(config, D, T, (1, T + 6), Hardware())
@@ -160,7 +161,7 @@ def influence(config: LongformerConfig, mask: Mask) -> Array:  # [T, T] booleans
     return np.asarray(jnp.abs(jacobian[:, 0]).sum(-1)) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_how_many_keys_each_query_sees() -> None:
     """2 w + 1 and the global ones; a global query all; under a causal mask those behind."""
     sees = influence(LongformerConfig(heads=N, window=3, dilations=(2,) * N), Mask())
@@ -178,7 +179,7 @@ ROWS = array(np.arange(T)[None] < np.array([[T], [29]]))  # of one document each
 WITH_A_PACK = array(np.concatenate([7 * ROWS, PACKED[1:]]))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "settings",
     [
@@ -269,7 +270,7 @@ def test_flops_count_the_keys_that_are_seen(dilations: tuple[int, ...]) -> None:
     assert counted.causal == pytest.approx((seen & np.tri(T, dtype=bool)).sum() / (2 * T))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_few_global_queries_need_no_keys_and_values_of_all_tokens() -> None:
     """The same numbers, gradients and dropped weights' share, as with every token projected."""
     config = LongformerConfig(heads=N, kv_heads=K, head_width=16, window=5, global_tokens=2)

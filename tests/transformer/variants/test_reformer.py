@@ -76,6 +76,7 @@ def dense(params: Any, x: Any, documents: Any, causal: bool) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [True, False])
 def test_values_and_gradients_round_by_round(causal: bool) -> None:
     mixer, params = made(CONFIG, D, constants=CONSTANTS)
@@ -97,7 +98,7 @@ def test_values_and_gradients_round_by_round(causal: bool) -> None:
         assert_close(got[name], each)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_contract_with_many_tokens_to_a_bucket() -> None:
     config = ReformerConfig(heads=3, head_width=4, buckets=2, rounds=2, window=5)
     check_mixer(config, width=7, length=71, lengths=(1, 71))

@@ -110,6 +110,7 @@ def assert_same(config: RoutingConfig, params: Any, x: Array, mask: Mask, run: A
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [True, False])
 def test_each_token_in_its_nearest_cluster(causal: bool) -> None:
     _, params = made(CONFIG, D)
@@ -127,6 +128,7 @@ PADDED = {
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("between", "fewer")
 @pytest.mark.parametrize("padded", PADDED)
 def test_balanced_clusters_take_the_nearest_tokens_that_are_there(padded: str) -> None:
     """A token may be in several clusters, or in none: then it has zeros, as padding has."""
@@ -199,13 +201,13 @@ def test_a_classifier_pads_in_balanced_clusters() -> None:
     jax.tree.map(assert_close, slope, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_contract() -> None:
     small: dict[str, Any] = dict(width=7, length=71, lengths=(1, 71))
     check_mixer(dataclasses.replace(CONFIG, position=Rotary()), **small)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_contract_of_balanced_clusters() -> None:
     check_mixer(BALANCED, width=7, length=31, lengths=(1, 31))
 

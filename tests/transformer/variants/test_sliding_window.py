@@ -21,6 +21,7 @@ def on_trial(config: SlidingWindowConfig, length: int = 67) -> Trial:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("config2")
 @pytest.mark.parametrize(
     "config",
     [
@@ -52,6 +53,7 @@ def test_the_window_by_hand() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_of_tiles_are_those_of_the_formula(causal: bool) -> None:
     """At a length that is no multiple of anything, with documents packed and padding."""
@@ -91,6 +93,16 @@ def test_the_ring_by_hand() -> None:
     assert np.asarray(ring.positions).tolist() == [[3, 4, 2], [0, 1, NOWHERE]]
 
 
+def test_the_ring_keeps_the_newest_of_a_slot_in_whatever_order_they_come() -> None:
+    """Positions 1 and 4 share a slot: the older must not be written over the newer."""
+    zeros = jnp.zeros((1, 3, 1, 1))
+    new = jnp.arange(5.0).reshape(1, 5, 1, 1)
+    ring = RingCache(zeros, zeros, jnp.full((1, 3), NOWHERE))
+    ring = ring.write(new, new, array([[4, 3, 2, 1, 0]]))
+    assert np.asarray(ring.positions).tolist() == [[3, 4, 2]]
+    assert np.asarray(ring.keys)[..., 0, 0].tolist() == [[1, 0, 2]]
+
+
 def test_slots_in_order_by_hand() -> None:
     """Empty slots come first, then tokens by position, whichever slot they stood in."""
     tokens = jnp.arange(6.0).reshape(2, 3, 1, 1)
@@ -108,6 +120,7 @@ CACHED = [
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("config1")
 @pytest.mark.parametrize("config", CACHED)
 def test_chunks_that_fit_the_ring_and_that_do_not_equal_the_full_pass(
     config: SlidingWindowConfig,

@@ -34,7 +34,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
 def test_it_keeps_the_contract(kind: dict[str, Any]) -> None:
     config = SparseConfig(heads=4, kv_heads=2, position=Rotary(), **kind)
@@ -58,6 +58,11 @@ def test_the_patterns_by_hand() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(
+    "'stride': 8, 'factor': 'local'}-True",
+    "{'pattern': 'strided', 'stride': 6, 'factor': 'far'}-False",
+    "{'pattern': 'fixed', 'stride': 5, 'summary': 2}-True",
+)
 @pytest.mark.parametrize(
     ("kind", "causal"),
     [(kind, True) for kind in KINDS] + [(KINDS[each], False) for each in (0, 1, 4, 5)],
@@ -115,6 +120,7 @@ def test_padding_by_lengths_is_not_seen() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("fixed-24-40-False")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     ("pattern", "length", "offset"), [("strided", 70, 40), ("fixed", 70, 40), ("fixed", 24, 40)]
@@ -142,6 +148,7 @@ def test_positions_may_begin_anywhere(pattern: Any, length: int, offset: int, ca
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("kind0")
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
 def test_chunks_of_several_blocks_equal_the_full_pass(kind: dict[str, Any]) -> None:
     """Queries meet a cache a block at a time, of which the last is not full."""

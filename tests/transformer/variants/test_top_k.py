@@ -85,7 +85,7 @@ def test_with_room_for_all_keys_it_is_full_attention() -> None:
     assert_close(applied(mixer, params, x, mask=mask).y, attention(x, x, params, seen)[0])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_contract_where_most_keys_are_left_out() -> None:
     config = TopKConfig(heads=5, kv_heads=1, head_width=8, chosen=3)
     check_mixer(config, width=7, length=71, lengths=(1, 71))

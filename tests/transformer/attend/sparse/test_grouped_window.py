@@ -84,6 +84,7 @@ def alike(q_marks: Any, k_marks: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("True-True", "False-False")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("gains", [True, False])
 def test_gradients(causal: bool, gains: bool) -> None:

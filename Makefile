@@ -1,13 +1,16 @@
 # make train       train the quickstart, sample from it    make .venv   the environment alone
 # make test        the tests, in under ten minutes         make quick   the fastest part of them
 # make test-full   the rest of the tests                   make drills  large drills, apart
+# make test-colab  the fastest part, with Colab's versions (needs Python 3.13)
 # make lint        ruff and mypy                           make format  lay the code out as ruff does
 # make audit       known holes in what we build on
 #
 # PYTHON=python3.12 builds the environment with that Python, in place of one with another.
 # VENV=.venv-3.12 puts it elsewhere, so that several can live side by side.
+# CONSTRAINTS="constraints-colab.txt constraints.txt" has the first file's versions before the others'.
 
 VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 RUN := $(VENV)/bin/python
 # One file's tests stay in one process, which compiles what they share once. A process that dies
@@ -16,7 +19,7 @@ SPREAD := --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --max-worke
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train test test-full quick drills lint format audit .venv
+.PHONY: help train test test-full test-colab quick drills lint format audit .venv
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -32,6 +35,11 @@ test-full: .venv
 
 quick: .venv
 	$(RUN) -m pytest $(SPREAD) -m "not slow and not full"
+
+test-colab:
+	@$(MAKE) .venv VENV=.venv-colab PYTHON=python3.13 \
+		CONSTRAINTS="constraints-colab.txt constraints.txt"
+	.venv-colab/bin/python -m pytest $(SPREAD) -m "not slow and not full"
 
 drills: .venv
 	@set -e; found=; \
@@ -64,6 +72,10 @@ CANDIDATES := $(if $(PYTHON),$(PYTHON) $(PYENV)/$(PYTHON),\
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 VERSION := import sys; print("%d.%d" % sys.version_info[:2])
 
+# Lines of several files of constraints, without those that an earlier file has the package of.
+MERGED := awk -F '[=<>~!@ ;[]' '!/^ *(\#|$$)/ { name = tolower($$1); gsub(/[-_.]+/, "-", name); \
+	if (!(name in taken) || taken[name] == FILENAME) { taken[name] = FILENAME; print } }'
+
 # The environment is ready when .ready in it names this Python, this folder and these requirements.
 .venv:
 	@set -e; python=; \
@@ -76,7 +88,7 @@ VERSION := import sys; print("%d.%d" % sys.version_info[:2])
 		exit 1; \
 	fi; \
 	version=$$($$python -c '$(VERSION)'); \
-	ready="$$version $(CURDIR) $$(cat pyproject.toml constraints.txt | cksum)"; \
+	ready="$$version $(CURDIR) $$(cat pyproject.toml $(CONSTRAINTS) | cksum)"; \
 	if [ "$$ready" = "$$(cat $(VENV)/.ready 2>/dev/null)" ]; then exit 0; fi; \
 	echo "Building $(VENV) with Python $$version: a minute, and the network this once."; \
 	if [ "$$version" != "$$($(RUN) -c '$(VERSION)' 2>/dev/null)" ]; then \
@@ -84,5 +96,6 @@ VERSION := import sys; print("%d.%d" % sys.version_info[:2])
 	fi; \
 	rm -f $(VENV)/.ready; \
 	$(RUN) -m pip --version >/dev/null 2>&1 || $(RUN) -m ensurepip >/dev/null; \
-	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'; \
+	$(MERGED) $(CONSTRAINTS) >$(VENV)/constraints.txt; \
+	$(RUN) -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[dev]'; \
 	echo "$$ready" >$(VENV)/.ready

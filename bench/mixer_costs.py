@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import tyro
 from rich.console import Console
@@ -38,6 +37,7 @@ from transformer import (
     Precision,
 )
 from transformer.block import Block
+from transformer.compat import jaxprs_in_params
 from transformer.shared import Shared
 
 TAPS, HEADS = 5, 8
@@ -151,7 +151,7 @@ def products(jaxpr: Any) -> int:
             summed = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
             total += 2 * summed * math.prod(eqn.outvars[0].aval.shape)
         rounds = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        inner = jax.extend.core.jaxprs_in_params(eqn.params)
+        inner = jaxprs_in_params(eqn.params)
         total += rounds * sum(products(each) for each in inner)
     return total
 

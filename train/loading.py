@@ -9,6 +9,7 @@ from train.data import Tokenizer
 from train.engines import make_engine
 from train.experiment import Experiment
 from train.hardware import local_hardware
+from train.kernels import without_broken_kernels
 from train.labels import saved_labels
 from train.run import Run, saved_experiment
 from train.runfolder import RunFolder
@@ -34,7 +35,7 @@ def load(workdir: str, *, step: int | None = None, average: int | None = None) -
     experiment = one_host(saved_experiment(folder))
     tokenizer = Tokenizer.load(folder.tokenizer)
     check_vocabulary(experiment, tokenizer, str(folder.tokenizer))
-    engine = make_engine(experiment, hardware)
+    engine = make_engine(experiment, without_broken_kernels(experiment, hardware))
     verify = experiment.checkpoint.verify
     with Checkpoints(folder.checkpoints, read_only=True, verify=verify) as checkpoints:
         params, steps = serve(checkpoints, engine, experiment, step=step, average=average)

@@ -21,6 +21,7 @@ from train.experiment import Experiment
 from train.goodput import Timesheet
 from train.hardware import keep_compiled_programs, local_hardware
 from train.judge import Judge
+from train.kernels import without_broken_kernels
 from train.memory import explain_exhaustion, smaller
 from train.preemption import PreemptedError, StopRequest
 from train.progress import Progress
@@ -91,6 +92,7 @@ class _Fit:
         task, tokenizer = make_task(experiment), before.tokenizer if before else None
         self.corpus = task.prepare(tokenizer, before.labels if before else None)
         self.experiment = task.resolved(self.corpus)
+        hardware = without_broken_kernels(self.experiment, hardware)
         self.task = make_task(self.experiment)
         self.differences = differences(folder, before, self.experiment)
         self.batches = self.task.batches(self.corpus)
@@ -161,6 +163,12 @@ class _Fit:
             changed={name: new for name, (_, new) in self.differences.items()},
             kept={name: choice for name, (_, choice) in self.kept.items()},
         )
+        for kernel, why in hardware.broken_kernels:
+            report.event("fell back", kernel=kernel, why=why)
+            report.say(
+                f"attention kernel {kernel}: cannot be compiled here ({why}); another is used. "
+                "See python -m train doctor"
+            )
         for name, choice in fallen_back(self.engine.choices(), self.experiment).items():
             report.event("fell back", setting=name, to=choice)
         amount = self.task.amount(self.corpus)

@@ -17,6 +17,8 @@ class Hardware:
     """Number of devices."""
     compute_capability: str = ""
     """Of a GPU, as JAX tells it: `9.0` of an H100, `gfx942` of one by AMD; empty: not known."""
+    broken_kernels: tuple[tuple[str, str], ...] = ()
+    """Attention kernels that cannot be compiled here, each with the reason: `auto` skips them."""
 
     @property
     def flattens_tokens(self) -> bool:

@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import pytest
 
@@ -18,6 +17,7 @@ from transformer import (
     LearnedPositions,
     TransformerConfig,
 )
+from transformer.compat import jaxprs_in_params
 from transformer.costs import (
     attention_traffic,
     count_flops,
@@ -165,7 +165,7 @@ def products(jaxpr: Any) -> int:
             (contracted, _), _ = eqn.params["dimension_numbers"]
             summed = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
             total += 2 * summed * math.prod(eqn.outvars[0].aval.shape)
-        total += sum(products(inner) for inner in jax.extend.core.jaxprs_in_params(eqn.params))
+        total += sum(products(inner) for inner in jaxprs_in_params(eqn.params))
     return total
 
 

@@ -48,6 +48,10 @@ class CompiledStep:
     program: Any = None
     """What can be run, on devices that are here."""
 
+    def without_program(self) -> "CompiledStep":
+        """Return the same figures without what only this process can use."""
+        return dataclasses.replace(self, engine=None, program=None)
+
     def fits(self, memory: int) -> bool:
         """In so many bytes of a chip; never if the compiler itself refuses it."""
         return not self.refused and self.peak <= memory

@@ -7,6 +7,7 @@ from typing import Any
 from train.describe.shape import window
 from train.experiment import Experiment
 from train.plan.candidate import Candidate, sizes_of
+from train.plan.compile_process import compile_apart
 from train.plan.compiled import CompiledStep, compile_step
 from train.plan.measured import step_seconds
 from train.plan.precisions import InPrecision, alternatives
@@ -153,8 +154,9 @@ def plan(
     every = find(Quantities.of(experiment, target))
     refused = []
     chosen, compiled = every[0], None
+    compiler = compile_step if target.here else compile_apart
     for each in every[: options.compile]:
-        chosen, compiled = each, compile_step(each.candidate.applied(experiment), target)
+        chosen, compiled = each, compiler(each.candidate.applied(experiment), target)
         if compiled.fits(target.memory):
             break
         refused.append((each, compiled))

@@ -150,7 +150,11 @@ def devices_of(target: Target) -> Sequence[Any]:
     need_compiler(target)
     if target.chip.platform == "tpu":
         name = f"{target.chip.name}:{_text(target.shape)}"
-        settings = {"chip_config_name": target.chip.cores} if target.chip.cores else {}
+        settings: dict[str, Any] = {}
+        if target.chip.cores:
+            settings["chip_config_name"] = target.chip.cores
+        if target.count == 1:  # else libtpu takes a host to have four chips
+            settings["chips_per_host_bounds"] = (1, 1, 1)
     else:
         hosts = -(-target.count // target.chip.per_host)
         name = f"{target.chip.name}x{target.count}"

@@ -69,7 +69,7 @@ def choose(form: Form, case: Case) -> Choice:
         return Choice("ring", f"tokens are spread over {case.parts} devices")
     if form == "auto":
         return _auto(case)
-    obstacle = OBSTACLES[form](case)
+    obstacle = _obstacle(form, case)
     if obstacle:
         return Choice("reference", f"{form} cannot serve: {obstacle}", fell_back=True)
     return Choice(form, "asked for")
@@ -94,11 +94,19 @@ def _auto(case: Case) -> Choice:
         order.insert(0 if case.hardware.platform == "cpu" else 1, "blockwise")
     first = ""
     for form in order:
-        obstacle = OBSTACLES[form](case)
+        obstacle = _obstacle(form, case)
         if not obstacle:
             return Choice(form, first or f"the fastest on {case.hardware.platform}")
         first = first or f"{form} cannot serve: {obstacle}"
     raise AssertionError("the reference serves every case")
+
+
+def _obstacle(form: Form, case: Case) -> str:
+    """Return why a form cannot serve the case; empty if it can."""
+    broken = dict(case.hardware.broken_kernels)
+    if form in broken:
+        return f"its kernel cannot be compiled here ({broken[form]})"
+    return OBSTACLES[form](case)
 
 
 def _has_many_scores(case: Case) -> bool:

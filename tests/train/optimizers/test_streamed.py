@@ -16,11 +16,15 @@ from train.engines import make_engine
 from train.optimizers import OPTIMIZERS, AdamW, make_update
 from train.sharding import MeshConfig
 from transformer import Hardware
+from transformer.compat import CPU_HAS_PINNED_HOST
 from transformer.weights import Axes
 
 KINDS = sorted(OPTIMIZERS)
 DEEP = {**AXES, "other": Axes(stack=("layers",), inputs=("embed",), outputs=("mlp",))}
 LARGE = {**SHAPES, "other": (3, 5, 8)}
+needs_pinned_host = pytest.mark.skipif(
+    not CPU_HAS_PINNED_HOST, reason="this jaxlib cannot compile for pinned_host on a CPU"
+)
 MEMORIES: Any = {"host": "pinned_host", "device": "device"}
 
 
@@ -38,6 +42,7 @@ def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
     return jax.device_get((params, state))
 
 
+@needs_pinned_host
 @pytest.mark.sampled("adam", "sgd")
 @pytest.mark.parametrize(
     "kind", ["adamw", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "adamw")]
@@ -52,11 +57,13 @@ def test_layer_by_layer_is_all_at_once(kind: str, monkeypatch: pytest.MonkeyPatc
     assert_close(state, wanted, 1e-6)
 
 
+@needs_pinned_host
 def test_an_update_that_is_not_fine_leaves_the_state_as_it_was() -> None:
     (_, before), (_, found) = after("adamw", "host", (True,)), after("adamw", "host", (True, False))
     assert_same_bits(found, before)
 
 
+@needs_pinned_host
 @pytest.mark.full
 def test_a_model_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a mesh, its moments in the other memory before and after each step."""

@@ -8,6 +8,7 @@ from train.experiment import Experiment
 from transformer.attend import Form
 from transformer.attention import AttentionConfig
 from transformer.hardware import Hardware
+from transformer.precision import AUTOMATIC
 from transformer.sizes import LayerMixer
 from transformer.stack import Loop, unrolls
 
@@ -31,6 +32,23 @@ def choices(experiment: Experiment, hardware: Hardware, parts: int = 1) -> dict[
     chosen["model.loop"] = "unroll" if unrolled else "scan"
     chosen["flattened tokens"] = "yes" if hardware.flattens_tokens and parts == 1 else "no"
     return chosen
+
+
+def with_precision(
+    experiment: Experiment, hardware: Hardware, before: Experiment | None = None
+) -> Experiment:
+    """Return the experiment with `model.precision auto` decided for some hardware.
+
+    A run that is resumed keeps the precision that it began with, whatever hardware it is on now.
+    """
+    model = experiment.model
+    if before is not None and model.precision == AUTOMATIC:
+        precision = before.model.precision
+    else:
+        precision = model.precision.on(hardware)
+    if precision == model.precision:
+        return experiment
+    return dataclasses.replace(experiment, model=dataclasses.replace(model, precision=precision))
 
 
 def fallen_back(chosen: Mapping[str, str], experiment: Experiment) -> dict[str, str]:

@@ -26,9 +26,11 @@ def local_hardware() -> Hardware:
         device = jax.devices()[0]
     except RuntimeError as error:
         why = " ".join(str(error).split())
+        remedy = "unset JAX_PLATFORMS or set it to a platform that is here"
+        if "in use" in why:
+            remedy = "end the process that holds it, or wait for it"
         raise UserError(
-            f"devices: JAX has none ({why}); unset JAX_PLATFORMS or set it to a platform that is "
-            "here, and see python -m train doctor"
+            f"devices: JAX has none ({why}); {remedy}, and see python -m train doctor"
         ) from error
     platform = PLATFORMS.get(device.platform, "cpu")
     capability = getattr(device, "compute_capability", "")

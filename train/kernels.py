@@ -5,7 +5,7 @@ but kernels: "Failed to deserialize the Mosaic module ... expected version <= 7 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -46,7 +46,7 @@ def _compile_cudnn() -> None:
     _compile_gradient(attend, (1, 128, 1, 64))
 
 
-KERNELS: Mapping[str, Callable[[], None]] = {"splash": _compile_splash, "cudnn": _compile_cudnn}
+KERNELS: dict[str, Callable[[], None]] = {"splash": _compile_splash, "cudnn": _compile_cudnn}
 """What compiles a small case of each kernel, by the name of its form of attention."""
 
 

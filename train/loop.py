@@ -11,9 +11,10 @@ import jax
 import numpy as np
 
 from train.checkpoints import Checkpoints, PassedOver
-from train.choices import fallen_back
+from train.choices import fallen_back, with_precision
 from train.data import Tokenizer
 from train.data.prefetch import prefetch
+from train.doctor import accelerator_warnings
 from train.engine import Metrics
 from train.engines import check_rows, make_engine
 from train.errors import UserError
@@ -89,6 +90,7 @@ class _Fit:
     ):
         self.folder, self.timesheet, self.quiet = folder, timesheet, quiet
         before = begun(folder, hardware)
+        experiment = with_precision(experiment, hardware, before and before.experiment)
         task, tokenizer = make_task(experiment), before.tokenizer if before else None
         self.corpus = task.prepare(tokenizer, before.labels if before else None)
         self.experiment = task.resolved(self.corpus)
@@ -163,6 +165,8 @@ class _Fit:
             changed={name: new for name, (_, new) in self.differences.items()},
             kept={name: choice for name, (_, choice) in self.kept.items()},
         )
+        for warning in accelerator_warnings(hardware.platform):
+            report.say(warning)
         for kernel, why in hardware.broken_kernels:
             report.event("fell back", kernel=kernel, why=why)
             report.say(

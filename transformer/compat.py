@@ -11,8 +11,9 @@ from jax.extend import core
 
 VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 
-# jaxlib 0.7.2 cannot (and 0.10.2 can) compile a program for CPUs whose results lie in `pinned_host` memory
-# ("No registered implementation for untyped custom call to annotate_device_placement").
+# jaxlib 0.7.2 cannot (and 0.10.2 can) compile a program for CPUs whose results lie in
+# `pinned_host` memory ("No registered implementation for untyped custom call to
+# annotate_device_placement").
 CPU_HAS_PINNED_HOST = VERSION >= (0, 10)
 
 

@@ -21,6 +21,15 @@ class Hardware:
     """Attention kernels that cannot be compiled here, each with the reason: `auto` skips them."""
 
     @property
+    def compute_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
+        """The dtype that products of matrices are fastest in without losing what is learnt."""
+        if self.platform == "cpu":
+            return "float32"
+        capability = self.compute_capability
+        known = self.platform == "gpu" and capability and not capability.startswith("gfx")
+        return "float16" if known and float(capability) < 8 else "bfloat16"
+
+    @property
     def flattens_tokens(self) -> bool:
         """Whether [B, T, D] is taken as [B T, D] before every product with a weight.
 

@@ -1,11 +1,16 @@
 """Precision policies: the dtype of parameters, of products, and of what must not lose digits."""
 
 import dataclasses
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import jax.numpy as jnp
 
+from transformer.hardware import Hardware
+
 DType = Literal["float32", "bfloat16", "float16"]
+
+
+AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +20,8 @@ class Precision:
     parameters: DType = "float32"
     """What weights are kept in; gradients and moments of optimizers are in float32."""
     compute: DType = "float32"
-    """What products of matrices and the residual stream are computed in."""
+    """What products of matrices and the residual stream are computed in. In the policy `auto` it is
+    not decided yet: `on` decides it for some hardware."""
     softmax: DType = "float32"
     """Attention's softmax."""
     norm: DType = "float32"
@@ -26,11 +32,22 @@ class Precision:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value not in get_args(DType):
+            undecided = field.name == "compute" and value == AUTO
+            if value not in get_args(DType) and not undecided:
                 raise ValueError(
                     f"precision.{field.name} {value}: is no dtype of a policy; "
                     f"give one of {', '.join(get_args(DType))}"
                 )
+
+    def on(self, hardware: Hardware) -> "Precision":
+        """Return the policy for some hardware: `auto` is replaced, any other stays as it is.
+
+        `auto` computes in float32 on a CPU, in bfloat16 on TPUs and GPUs, and in float16 on NVIDIA
+        GPUs older than Ampere (T4, V100), whose tensor cores have no bfloat16.
+        """
+        if self.compute != AUTO:
+            return self
+        return dataclasses.replace(self, compute=hardware.compute_dtype)
 
     @property
     def needs_loss_scale(self) -> bool:
@@ -40,7 +57,7 @@ class Precision:
     @property
     def name(self) -> str:
         """The policy's name, or all its parts as `part=dtype,...`: what `named` reads back."""
-        for name, policy in POLICIES.items():
+        for name, policy in (*POLICIES.items(), (AUTO, AUTOMATIC)):
             if policy == self:
                 return name
         return ",".join(f"{f.name}={getattr(self, f.name)}" for f in dataclasses.fields(self))
@@ -48,6 +65,8 @@ class Precision:
     @staticmethod
     def named(text: str) -> "Precision":
         """Reads a policy's name, or parts such as `compute=bfloat16,softmax=bfloat16`."""
+        if text == AUTO:
+            return AUTOMATIC
         if text in POLICIES:
             return POLICIES[text]
         parts = dict(part.partition("=")[::2] for part in text.split(","))
@@ -55,7 +74,8 @@ class Precision:
         if unknown := set(parts) - known:
             raise ValueError(
                 f"precision {text}: {', '.join(sorted(unknown))} is not known; give one of "
-                f"{', '.join(POLICIES)}, or PART=DTYPE,... with parts {', '.join(sorted(known))}"
+                f"{', '.join(POLICIES)}, {AUTO}, or PART=DTYPE,... with parts "
+                f"{', '.join(sorted(known))}"
             )
         chosen: dict[str, Any] = dict(parts)
         return Precision(**chosen)
@@ -67,6 +87,9 @@ POLICIES: dict[str, Precision] = {
     "pure_bfloat16": Precision(parameters="bfloat16", compute="bfloat16"),
     "float16": Precision(compute="float16"),
 }
+
+AUTOMATIC = Precision(compute=cast(DType, AUTO))
+"""The policy `auto`: not one to compute in until `Precision.on` decides it."""
 
 
 def lowest(dtype: Any) -> Any:

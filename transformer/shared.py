@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from transformer.hardware import Hardware
-from transformer.precision import Precision
+from transformer.precision import AUTO, Precision
 from transformer.weights import Initialization
 
 
@@ -58,6 +58,13 @@ class Shared:
     hardware: Hardware
     constrain: Constrain = unconstrained
     """Tells the compiler how an activation with these logical axes lies on the devices."""
+
+    def __post_init__(self) -> None:
+        if self.precision.compute == AUTO:
+            raise ValueError(
+                "precision auto: is decided by the trainer for its hardware; give a model "
+                "config.precision.on(hardware), or a policy by name such as bfloat16"
+            )
 
     @property
     def flattens_tokens(self) -> bool:

@@ -1,5 +1,6 @@
 """The notebook for newcomers: its cells one by one, and all of it, twice."""
 
+import dataclasses
 import importlib.util
 import os
 import pathlib
@@ -23,6 +24,7 @@ from train.logbook import Logbook
 from train.metrics import read_metrics
 from train.registry import find
 from train.runfolder import RunFolder
+from transformer import Precision
 
 ROOT = pathlib.Path(__file__).parents[2]
 NOTEBOOK = ROOT / "colab" / "train_and_sample.ipynb"
@@ -75,14 +77,46 @@ def test_an_installation_leaves_jax_at_its_version(
     assert words == ["install", "--quiet"]  # and no --upgrade
     assert (option, address) == ("--constraint", ADDRESS)
     held = pathlib.Path(constraints).read_text().splitlines()
-    assert {f"jax=={jax.__version__}", f"jaxlib=={metadata.version('jaxlib')}"} <= set(held)
-    assert all(each.startswith(("jax", "libtpu")) for each in held)
+    kept = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    assert {f"{name}=={metadata.version(name)}" for name in kept} <= set(held)
+    assert all(each.startswith((*kept, "libtpu")) for each in held)
 
 
-def test_an_installation_from_nowhere_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_from_nowhere_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="REPOSITORY: is empty; set it to"):
+    monkeypatch.chdir(tmp_path)
+    message = "REPOSITORY: is empty, and neither a checkout nor an archive .* is in .*; set it to"
+    with pytest.raises(ValueError, match=message):
         execute(source("install"))
+
+
+@pytest.mark.parametrize("what", ["a checkout", "an archive", "a wheel"])
+def test_an_installation_without_an_address(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, what: str
+) -> None:
+    """From the checkout that the notebook lies in, or from what was uploaded beside it."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    expected = {
+        "a checkout": ROOT,
+        "an archive": tmp_path / "linen-transformer-main.zip",
+        "a wheel": tmp_path / "linen_transformer-0.1.0-py3-none-any.whl",
+    }[what]
+    if what != "a checkout":
+        expected.touch()
+    monkeypatch.chdir(NOTEBOOK.parent if what == "a checkout" else tmp_path)
+    shell = Shell()
+    names = execute(source("install"), get_ipython=lambda: shell)
+    [(_, line)] = shell.magics
+    assert line.format(**names).split()[-1] == str(expected)
+
+
+def test_what_is_there_is_shown_first(capsys: pytest.CaptureFixture[str]) -> None:
+    execute(source("look"))
+    devices = jax.devices()
+    shown = f"{len(devices)} x {devices[0].device_kind} (cpu), jax {jax.__version__}\n"
+    assert capsys.readouterr().out == shown
 
 
 @pytest.mark.parametrize(
@@ -114,7 +148,11 @@ def test_the_settings_are_those_of_the_quickstart(monkeypatch: pytest.MonkeyPatc
     asked: list[tuple[Experiment, str]] = []
     monkeypatch.setattr(train, "fit", lambda *arguments: asked.append(arguments))
     execute(source("settings") + "\n" + source("train"), workdir="there")
-    assert asked == [(find("quickstart"), "there")]
+    [(experiment, workdir)] = asked
+    quickstart = find("quickstart")
+    model = dataclasses.replace(quickstart.model, precision=Precision.named("auto"))
+    assert experiment == dataclasses.replace(quickstart, model=model)
+    assert workdir == "there"
 
 
 @pytest.mark.full

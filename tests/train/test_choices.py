@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from train.choices import choices, fallen_back, kept
+from train.choices import choices, fallen_back, kept, with_precision
 from train.data.config import DataConfig
 from train.experiment import Experiment
 from transformer import AttentionConfig, BlockConfig, Hardware, Precision, TransformerConfig
@@ -110,3 +110,16 @@ def test_what_was_asked_for_and_cannot_be_had_is_told_apart() -> None:
         found = fallen_back(choices(experiment, Hardware("cpu")), experiment)
         assert set(found) == expected
         assert all("splash cannot serve: it runs on TPUs" in why for why in found.values())
+
+
+def test_a_precision_is_decided_once() -> None:
+    """By the hardware that a run begins on; a run that is resumed elsewhere keeps it."""
+    experiment = an_experiment(precision=Precision.named("float32"))
+    model = dataclasses.replace(experiment.model, precision=Precision.named("auto"))
+    auto = dataclasses.replace(experiment, model=model)
+    t4 = Hardware("gpu", "Tesla T4", compute_capability="7.5")
+    begun = with_precision(auto, t4)
+    assert begun.model.precision == Precision.named("float16")
+    resumed = with_precision(auto, Hardware("tpu", "TPU v5 lite"), begun)
+    assert resumed == begun
+    assert with_precision(experiment, t4, begun) == experiment

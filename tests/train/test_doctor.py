@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from train.doctor import Finding, Machine, Report, doctor
+from train.doctor import Finding, Machine, Report, accelerator_warnings, doctor
 from train.doctor.accelerator import check_accelerator, describe_devices, start
 from train.doctor.machine import examine
 from train.doctor.surroundings import check_compilation_cache, check_surroundings
@@ -107,6 +107,32 @@ def test_a_plugin_of_another_version_than_jax() -> None:
         'pip install --upgrade "jax[cuda13]==0.12.0"',
     )
     assert "jax[tpu]" in check_plugin("libtpu", "0.1", Requirement("libtpu==0.0.42.*"), "1").remedy
+
+
+def test_pairs_that_colab_and_kaggle_have_are_left_alone() -> None:
+    """pip would put another libtpu under the running runtime."""
+    wanted = Requirement("libtpu==0.0.23")
+    for version, runtime in (("0.0.21.1", "Colab"), ("0.0.17", "Kaggle")):
+        found = check_plugin("libtpu", version, wanted, "0.7.2")
+        assert found.level == "warning"
+        assert f"which jax 0.7.2 asks for, but {runtime} has them so" in found.detail
+        assert found.remedy.startswith("leave it: training runs")
+    assert "pip install" in check_plugin("libtpu", "0.0.20", wanted, "0.7.2").remedy
+
+
+def test_what_is_wrong_with_the_accelerator_is_a_line_for_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("train.doctor.examine", lambda: GPU)
+    monkeypatch.setattr("train.doctor.versions.plugins", lambda: ())
+    [line] = accelerator_warnings("cpu")
+    assert line.startswith("accelerator: a GPU is here (/dev/nvidia0), but JAX computes on the CPU")
+    assert line.endswith("pip install -e '.[cuda13]', or '.[cuda12]' for a driver before 580")
+    stale = Finding("libtpu", "warning", "1 is not ==2, which jax 3 asks for", "pip install it")
+    monkeypatch.setattr("train.doctor.versions.check_plugins", lambda: iter([stale]))
+    assert accelerator_warnings("tpu") == [f"libtpu: {stale.detail}; {stale.remedy}"]
+    monkeypatch.setattr("train.doctor.examine", Machine)
+    assert accelerator_warnings("cpu") == []
 
 
 GPU = Machine(gpu="/dev/nvidia0")

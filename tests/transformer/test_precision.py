@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import weights_of
-from transformer import AttentionConfig, BlockConfig, LanguageModel, Precision, TransformerConfig
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    Hardware,
+    LanguageModel,
+    Precision,
+    TransformerConfig,
+)
 from transformer.losses import ChunkedCrossEntropy
 from transformer.model import output_matrix
 from transformer.precision import POLICIES, lowest
@@ -119,3 +126,30 @@ def exact(params: Any) -> Any:
 @pytest.mark.parametrize("name", ["bfloat16", "pure_bfloat16", "float16"])
 def test_sixteen_bits_compute_what_float32_computes(params: Any, exact: Any, name: str) -> None:
     assert 0 < np.abs(hidden(params, name) - exact).max() < 0.05 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize(
+    ("hardware", "dtype"),
+    [
+        (Hardware(), "float32"),
+        (Hardware("tpu", "TPU v5 lite"), "bfloat16"),
+        (Hardware("gpu", "NVIDIA H100", compute_capability="9.0"), "bfloat16"),
+        (Hardware("gpu", "NVIDIA L4", compute_capability="8.9"), "bfloat16"),
+        (Hardware("gpu", "Tesla T4", compute_capability="7.5"), "float16"),
+        (Hardware("gpu", "AMD", compute_capability="gfx942"), "bfloat16"),
+        (Hardware("gpu", "unknown"), "bfloat16"),
+    ],
+)
+def test_auto_is_decided_by_the_hardware(hardware: Hardware, dtype: str) -> None:
+    found = Precision.named("auto").on(hardware)
+    assert found == Precision.named(dtype)
+    assert found.needs_loss_scale == (dtype == "float16")
+    assert Precision.named("pure_bfloat16").on(hardware) == Precision.named("pure_bfloat16")
+
+
+def test_auto_has_a_name_and_is_refused_by_a_model() -> None:
+    auto = Precision.named("auto")
+    assert auto.name == "auto"
+    model = LanguageModel(TransformerConfig(vocab_size=7, width=8, layers=1, precision=auto))
+    with pytest.raises(ValueError, match=r"precision auto: is decided by the trainer .*\.on\(hard"):
+        jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 2), np.int32))

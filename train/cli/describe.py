@@ -22,12 +22,16 @@ def main(arguments: list[str]) -> int:
         verb, more = f"describe {name}", f"{ASK}\n\n{explained(default)}"
         experiment = parse(Experiment, left, verb=verb, default=default, more=more)
     from train.describe import describe
+    from train.hardware import keep_compiled_programs, local_hardware
+    from transformer.precision import AUTOMATIC
 
-    if compiled:
-        from train.hardware import keep_compiled_programs, local_hardware
+    if compiled or experiment.model.precision == AUTOMATIC:
+        from train.choices import with_precision
 
         keep_compiled_programs()
-        description = describe(experiment, local_hardware(), compiled=True)
+        hardware = local_hardware()
+        experiment = with_precision(experiment, hardware)
+        description = describe(experiment, hardware, compiled=compiled)
     else:
         description = describe(experiment)
     if json_wanted:

@@ -11,7 +11,7 @@ from train.doctor.machine import Machine, examine
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Finding", "Level", "Machine", "Report", "doctor"]
+__all__ = ["Finding", "Level", "Machine", "Report", "accelerator_warnings", "doctor"]
 
 MARKS: dict[Level, str] = {
     "ok": "[green]ok[/green]",
@@ -67,6 +67,17 @@ def doctor() -> Report:
             *surroundings.check_surroundings(machine),
         )
     )
+
+
+def accelerator_warnings(platform: str) -> list[str]:
+    """Return a line for each thing that is wrong with the accelerator that JAX uses, or does not.
+
+    Asks JAX nothing but why a platform did not start, so `fit` can say it before it trains.
+    """
+    findings = [accelerator.check_accelerator(platform, examine(), versions.plugins())]
+    if platform != "cpu":
+        findings += versions.check_plugins()
+    return [f"{each.name}: {each.detail}; {each.remedy}" for each in findings if each.level != "ok"]
 
 
 def _devices(machine: Machine) -> Iterator[Finding]:

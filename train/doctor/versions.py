@@ -17,6 +17,12 @@ LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "chex", "grain", "token
 PLUGINS = ("libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin")
 """What lets JAX use TPUs and GPUs."""
 
+PREINSTALLED = {
+    ("0.7.2", "libtpu", "0.0.21.1"): "Colab",
+    ("0.7.2", "libtpu", "0.0.17"): "Kaggle",
+}
+"""Where jax and a plugin that it does not ask for come together, as published in August 2026."""
+
 
 def check_versions() -> Iterator[Finding]:
     """Python, the project's requirements, jaxlib, and the plugins that are here."""
@@ -48,7 +54,13 @@ def check_jax(version: str) -> Iterator[Finding]:
     for requirement in requirements("jax"):
         if requirement.name == "jaxlib":
             yield check_package(requirement, installed("jaxlib"))
-    extras = {each.name: each for each in requirements("jax", extras=True)}
+    yield from check_plugins()
+
+
+def check_plugins() -> Iterator[Finding]:
+    """Check each accelerator plugin that is installed against what the installed jax asks for."""
+    version = installed("jax") or ""
+    extras = {each.name: each for each in requirements("jax", extras=True)} if version else {}
     for plugin in PLUGINS:
         if found := installed(plugin):
             yield check_plugin(plugin, found, extras.get(plugin), version)
@@ -82,9 +94,30 @@ def check_plugin(name: str, version: str, wanted: "Requirement | None", jax: str
     """A plugin of another version than JAX's own is ignored by JAX, or fails as it starts."""
     if wanted is None or wanted.specifier.contains(version, prereleases=True):
         return Finding(name, "ok", f"{version}, for jax {jax}")
-    extra = "tpu" if name == "libtpu" else name.split("-")[1]
     detail = f"{version} is not {wanted.specifier}, which jax {jax} asks for"
-    return Finding(name, "warning", detail, f'pip install --upgrade "jax[{extra}]=={jax}"')
+    if runtime := PREINSTALLED.get((jax, name, version)):
+        detail = f"{detail}, but {runtime} has them so"
+        remedy = (
+            "leave it: training runs; attention kernels that cannot be compiled are replaced, "
+            "and plan needs --compile-best 0"
+        )
+        return Finding(name, "warning", detail, remedy)
+    remedy = f'pip install --upgrade "jax[{_extra(name)}]=={jax}"'
+    return Finding(name, "warning", detail, remedy)
+
+
+def _extra(plugin: str) -> str:
+    """Return the extra of jax that installs a plugin."""
+    return "tpu" if plugin == "libtpu" else plugin.split("-")[1]
+
+
+def mismatch(plugin: str) -> str:
+    """Return the command that makes a plugin fit the installed jax; empty if it fits."""
+    version, jax = installed(plugin), installed("jax")
+    wanted = {each.name: each for each in requirements("jax", extras=True)}.get(plugin)
+    if version is None or jax is None or wanted is None or wanted.specifier.contains(version):
+        return ""
+    return f'in an environment of its own: pip install "jax[{_extra(plugin)}]=={jax}"'
 
 
 def plugins() -> tuple[str, ...]:

@@ -50,6 +50,8 @@ class Chip:
     """Bytes a second, in one direction, between a chip and the memory of its host."""
     latency: float = 1e-6
     """Seconds from one chip to the next."""
+    capability: str = ""
+    """Compute capability of a GPU."""
     cores: str = ""
     """How libtpu calls it that both cores of a chip are one device, if it does not take it so."""
 
@@ -130,6 +132,52 @@ CHIPS = {
             largest=(16, 16),
         ),
         Chip(
+            name="t4",
+            kind="Tesla T4",
+            platform="gpu",
+            flops=8.1e12,  # its tensor cores have no bfloat16: it is computed in float32
+            memory=15_828_320_256,
+            bandwidth=320e9,
+            links=16e9,  # PCIe 3.0
+            per_host=4,
+            network=3.1e9,
+            host=16e9,
+            latency=10e-6,
+            capability="7.5",
+            flops32=8.1e12,
+            flops16=65e12,
+        ),
+        Chip(
+            name="l4",
+            kind="NVIDIA L4",
+            platform="gpu",
+            flops=121e12,
+            memory=23_580_639_232,
+            bandwidth=300e9,
+            links=32e9,  # PCIe 4.0
+            per_host=8,
+            network=1.6e9,
+            host=32e9,
+            latency=10e-6,
+            capability="8.9",
+            flops32=60.5e12,
+        ),
+        Chip(
+            name="a100",
+            kind="NVIDIA A100-SXM4-40GB",
+            platform="gpu",
+            flops=312e12,
+            memory=42_298_834_944,
+            bandwidth=1555e9,
+            links=300e9,
+            per_host=8,
+            network=1.6e9,
+            host=32e9,
+            latency=5e-6,
+            capability="8.0",
+            flops32=156e12,
+        ),
+        Chip(
             name="h100",
             kind="NVIDIA H100 80GB HBM3",
             platform="gpu",
@@ -139,6 +187,7 @@ CHIPS = {
             links=450e9,
             per_host=8,
             network=50e9,
+            capability="9.0",
             latency=5e-6,
             flops32=494.7e12,
         ),
@@ -152,6 +201,7 @@ CHIPS = {
             links=450e9,
             per_host=8,
             network=50e9,
+            capability="9.0",
             latency=5e-6,
             flops32=494.7e12,
         ),
@@ -165,10 +215,12 @@ CHIPS = {
             links=900e9,
             per_host=8,
             network=50e9,
+            capability="10.0",
             latency=5e-6,
             flops32=1125e12,
         ),
     )
 }
 """By name. The network is 50 Gbit/s a chip for v4 and v5p, 200 Gbit/s for eight v5e, 400 Gbit/s a
-GPU."""
+GPU; 100 Gbit/s for four T4, eight L4 or eight A100, as Google rents them. T4, L4 and the A100 with
+40 GB are the GPUs of Colab and Kaggle."""

@@ -6,6 +6,7 @@ jax for whatever is compiled for a TPU that is not there.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import pickle
@@ -21,6 +22,13 @@ from train.plan.target import COMPILERS, Target
 
 ALONE = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 """libtpu lets one process at a time load it, for the sake of the chips; this one uses none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """An error of the compiler's own, in its words."""
+
+    words: str
 
 
 def compile_apart(experiment: Experiment, target: Target) -> CompiledStep:
@@ -43,42 +51,42 @@ def compile_apart(experiment: Experiment, target: Target) -> CompiledStep:
             errors="replace",
         )
         if not answer.exists():
-            raise UserError(_death(target, done.returncode, done.stderr))
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            status = done.returncode
+            how = f"died of {signal.Signals(-status).name}" if status < 0 else f"failed ({last})"
+            raise UserError(_explained(target, how))
         found = pickle.loads(answer.read_bytes())
+    if isinstance(found, Failure):
+        raise UserError(_explained(target, f"failed ({found.words})"))
     if isinstance(found, Exception):
         raise found
     step: CompiledStep = found
     return step
 
 
-def _death(target: Target, status: int, errors: str) -> str:
+def _explained(target: Target, how: str) -> str:
     """Return the line that says how the compiler ended, and what to do."""
-    from train.doctor.versions import check_plugin, installed, requirements
+    from train.doctor.versions import installed, mismatch
 
     package = COMPILERS[target.chip.platform][0].replace("_", "-")
-    jax, version = installed("jax") or "?", installed(package) or "?"
-    wanted = {each.name: each for each in requirements("jax", extras=True)}.get(package)
-    pair = check_plugin(package, version, wanted, jax)
-    last = (errors.strip().splitlines() or [f"status {status}"])[-1]
-    how = f"died of {signal.Signals(-status).name}" if status < 0 else f"failed ({last[:200]})"
-    alone = "--compile-best 0 gives the estimate alone"
-    if pair.remedy:
-        told = f"{package} {pair.detail}; {pair.remedy}, or {alone}"
-        return f"target {target.name}: its compiler {how}: {told}"
-    return (
-        f"target {target.name}: its compiler, {package} {version} with jax {jax}, {how}; "
-        f"upgrade both together, or {alone}"
-    )
+    jax, version = installed("jax"), installed(package)
+    told = f"target {target.name}: its compiler, {package} {version} with jax {jax}, {how}"
+    remedy = mismatch(package) or "upgrade both together"
+    return f"{told}; {remedy}, or --compile-best 0 for the estimate alone"
 
 
 def main() -> None:
     """Read a request, compile, and write the answer: the step, or the error to raise."""
     request, answer = map(pathlib.Path, sys.argv[1:3])
     experiment, target = pickle.loads(request.read_bytes())
+    found: object
     try:
-        found: object = compile_step(experiment, target).without_program()
+        found = compile_step(experiment, target).without_program()
     except UserError as error:
         found = error
+    except Exception as error:  # noqa: BLE001 (compilers fail in ways of their own)
+        words = " ".join(str(error).split()) or type(error).__name__
+        found = Failure(words[:200])
     written = answer.with_name("writing")
     written.write_bytes(pickle.dumps(found))
     written.rename(answer)

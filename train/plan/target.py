@@ -70,7 +70,7 @@ class Target:
     @property
     def hardware(self) -> Hardware:
         """As a model sees it."""
-        return Hardware(self.chip.platform, self.chip.kind, self.count)
+        return Hardware(self.chip.platform, self.chip.kind, self.count, self.chip.capability)
 
 
 def parse_target(text: str) -> Target:
@@ -179,13 +179,17 @@ def devices_of(target: Target) -> Sequence[Any]:
 COMPILERS = {"tpu": ("libtpu", "tpu"), "gpu": ("jax_cuda13_plugin", "cuda13")}
 """The package that has the compiler of a platform, and what JAX calls it as an extra."""
 
+ALTERNATIVES = {"jax_cuda13_plugin": "jax_cuda12_plugin"}
+"""Packages that do as well, such as the one that Colab has."""
+
 
 def need_compiler(target: Target) -> None:
     """Raises UserError if the compiler for a target is not installed."""
     if target.here:
         return
     package, extra = COMPILERS[target.chip.platform]
-    if importlib.util.find_spec(package) is None:
+    known = (package, ALTERNATIVES.get(package, package))
+    if not any(map(importlib.util.find_spec, known)):
         raise UserError(
             f"target {target.name}: needs the compiler for {target.chip.kind} ({package}), which "
             f"is not installed; pip install 'jax[{extra}]', or --compile-best 0 for the estimate "

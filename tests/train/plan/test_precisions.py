@@ -46,6 +46,9 @@ def narrow() -> Quantities:
 
 def test_the_speeds_that_are_known() -> None:
     for chip in CHIPS.values():
+        if chip.name == "t4":  # tensor cores of float16 alone
+            assert chip.peak("bfloat16") == chip.peak("float32") < chip.peak("float16") / 8
+            continue
         # One pass of bfloat16 on a TPU; TF32, of half the speed, on a GPU.
         slower = 2 if chip.platform == "gpu" else 1
         assert chip.peak("bfloat16") / chip.peak("float32") == slower

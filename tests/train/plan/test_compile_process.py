@@ -1,0 +1,131 @@
+"""A compiler that crashes ends a plan with one line; what it finds comes back as it was."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.support import tiny
+from train.errors import UsageError, UserError
+from train.plan import compile_process
+from train.plan.chips import CHIPS
+from train.plan.compile_process import compile_apart, main
+from train.plan.compiled import CompiledStep
+from train.plan.target import Target, devices_of, parse_target
+
+STEP = CompiledStep(1, 2, 3, 4, 5, 6, 7, 8, (), 0.5, engine=object(), program=object())
+TARGET = Target("v5e:1x1", CHIPS["v5e"], (1, 1))
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other process's part, in this one."""
+
+    def run(command: list[str], **_: Any) -> Any:
+        monkeypatch.setattr(sys, "argv", ["compile_process", *command[-2:]])
+        main()
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+def test_what_is_compiled_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_here(monkeypatch)
+    seen = []
+
+    def compile_step(*given: Any) -> CompiledStep:
+        seen.append(given)
+        return STEP
+
+    monkeypatch.setattr(compile_process, "compile_step", compile_step)
+    experiment = tiny(tmp_path)
+    assert compile_apart(experiment, TARGET) == dataclasses.replace(STEP, engine=None, program=None)
+    assert seen == [(experiment, TARGET)]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (UsageError("axis heads: does not divide"), "^axis heads: does not divide$"),
+        (
+            RuntimeError("Failed to deserialize\n  the Mosaic module"),
+            r"^target v5e:1x1: .*, failed \(Failed to deserialize the Mosaic module\); .* estimate",
+        ),
+    ],
+)
+def test_its_errors_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    run_here(monkeypatch)
+
+    def compile_step(*_: Any) -> CompiledStep:
+        raise error
+
+    monkeypatch.setattr(compile_process, "compile_step", compile_step)
+    with pytest.raises(UserError, match=message):
+        compile_apart(tiny(tmp_path), TARGET)
+
+
+def test_a_compiler_that_crashes_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = subprocess.run
+    crash = f"import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})"
+
+    def crashing(command: list[str], **options: Any) -> Any:
+        return run([sys.executable, "-c", crash], **options)
+
+    monkeypatch.setattr(subprocess, "run", crashing)
+    versions = {"jax": "0.7.2", "libtpu": "0.0.21.1"}
+    monkeypatch.setattr("train.doctor.versions.installed", versions.get)
+    with pytest.raises(UserError) as found:
+        compile_apart(tiny(tmp_path), TARGET)
+    message = str(found.value)
+    start = "target v5e:1x1: its compiler, libtpu 0.0.21.1 with jax 0.7.2, died of SIGSEGV; "
+    assert message.startswith(start)
+    assert 'in an environment of its own: pip install "jax[tpu]==0.7.2"' in message
+    assert "\n" not in message
+
+
+def test_the_process_may_load_libtpu_beside_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, str] = {}
+
+    def run(command: list[str], *, env: dict[str, str], **_: Any) -> Any:
+        given.update(env)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        compile_apart(tiny(tmp_path), TARGET)
+    assert given["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
+    assert given.items() >= os.environ.items() - {("PYTHONPATH", os.environ.get("PYTHONPATH"))}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("v5e:1x1", {"chips_per_host_bounds": (1, 1, 1)}),
+        ("v6e:1x1", {"chips_per_host_bounds": (1, 1, 1)}),
+        ("v5e:2x4", {}),
+        ("v4:2x2x1", {"chip_config_name": "megacore"}),
+    ],
+)
+def test_hosts_of_one_chip_are_described(
+    monkeypatch: pytest.MonkeyPatch, name: str, settings: dict[str, Any]
+) -> None:
+    """libtpu takes a host to have four chips, and refuses a slice of one, unless it is told."""
+    asked = {}
+
+    def describe(topology: str, platform: str, **given: Any) -> Any:
+        asked[topology, platform] = given
+        return type("Topology", (), {"devices": []})
+
+    monkeypatch.setattr("train.plan.target.need_compiler", lambda target: None)
+    monkeypatch.setattr("train.plan.target.topologies.get_topology_desc", describe)
+    devices_of(parse_target(name))
+    assert asked == {(name, "tpu"): settings}

@@ -23,6 +23,15 @@ need() {
 	done
 }
 
+# Exit with status 2 unless WORKDIR is remote storage: a local disk is lost with its host, and the
+# other hosts of a slice do not see it.
+need_remote_workdir() {
+	if [[ $WORKDIR != *://* || $WORKDIR == file:* ]]; then
+		echo "$0: WORKDIR $WORKDIR: is not in a bucket; give one such as gs://bucket/runs/name" >&2
+		exit 2
+	fi
+}
+
 # Ends with status 2 unless a program is there; a dry run needs none.
 program() {
 	if [ -z "${DRY_RUN:-}" ] && ! command -v "$1" >/dev/null; then

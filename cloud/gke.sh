@@ -11,7 +11,7 @@
 #   xpk    print the like command of xpk, for clusters that were made by it
 #
 # NAME      of the JobSet               CONFIG     what to train
-# IMAGE     built from cloud/Dockerfile  WORKDIR    the run's folder, in a bucket
+# IMAGE     built from cloud/Dockerfile  WORKDIR    the run's folder, in a bucket (gs://...)
 # CHIP      tpu-v4-podslice, tpu-v5-lite-podslice, tpu-v5p-slice, tpu-v6e-slice
 # TOPOLOGY  of the slice: 4x4x4          HOSTS      chips of the slice divided by CHIPS
 # CHIPS     of one host (4 if not set)   CLUSTER, TYPE  for xpk alone: v5p-128
@@ -59,7 +59,10 @@ xpk() {
 }
 
 case "${1:-}" in
-up | show | xpk) need NAME IMAGE CHIP TOPOLOGY HOSTS CONFIG WORKDIR ;;
+up | show | xpk)
+	need NAME IMAGE CHIP TOPOLOGY HOSTS CONFIG WORKDIR
+	need_remote_workdir
+	;;
 logs | down) need NAME ;;
 *)
 	echo "usage: cloud/gke.sh up | show | logs | down | xpk" >&2

@@ -5,7 +5,7 @@
 #   CONFIG=llama:3-8b WORKDIR=gs://bucket/runs/llama cloud/tpu_vm.sh train
 #
 #   up      ask for the TPU, and wait until it is there
-#   setup   install the project on every host of it
+#   setup   install the project on every host of it, or update it to the newest commit
 #   fit     start the training on every host; it goes on from its newest checkpoint
 #   train   all of these, again and again until the training has ended, whatever is preempted
 #   status  what the queued resource is doing
@@ -15,7 +15,7 @@
 # ZONE        where (gcloud compute tpus locations list)
 # TYPE        accelerator type: v4-64, v5litepod-16, v5p-128, v6e-16
 # CONFIG      what to train
-# WORKDIR     the run's folder, in a bucket: hosts come and go
+# WORKDIR     the run's folder, in a bucket (gs://...): the disk of a host is lost with the host
 # REPOSITORY  where to clone this project from
 # SPOT=1      take capacity that can be preempted, at a fraction of the price
 # ARGUMENTS   more settings for fit, such as "--mesh.fsdp -1 --mesh.data 1"
@@ -81,9 +81,30 @@ up() {
 	done
 }
 
+# Print the script that `setup` runs on every host. It can be repeated.
+setup_script() {
+	printf 'repository=%q\n' "$REPOSITORY"
+	cat <<'SCRIPT'
+set -eu
+# uv downloads Python 3.12 where it is missing: the image for v4 has 3.10, which is too old, and
+# its pip may be missing. A command over ssh reads no profile, so PATH has to be set here.
+export PATH="$HOME/.local/bin:$PATH"
+if ! command -v uv >/dev/null; then
+	curl -LsSf https://astral.sh/uv/install.sh | env UV_INSTALL_DIR="$HOME/.local/bin" sh
+fi
+# The first setup and a repeated one are the same: fetch from the address that is given now.
+git init --quiet it
+cd it
+git fetch --quiet --depth 1 "$repository" HEAD
+git reset --quiet --hard FETCH_HEAD
+uv venv --quiet --allow-existing --python 3.12 .venv
+# Editable: uv does not install a plain `.` again if only the code has changed.
+uv pip install --quiet --python .venv/bin/python -c constraints.txt -e '.[tpu]' gcsfs
+SCRIPT
+}
+
 setup() {
-	everywhere "test -d it || git clone --depth 1 $(printf %q "$REPOSITORY") it; \
-cd it && python3 -m venv .venv && .venv/bin/pip install --quiet -c constraints.txt '.[tpu]' gcsfs"
+	everywhere "$(setup_script)"
 }
 
 fit() {
@@ -127,9 +148,13 @@ up | setup | fit | train | status | down) ;;
 esac
 need NAME ZONE TYPE
 case "$1" in
-setup) need REPOSITORY ;;
-fit) need CONFIG WORKDIR ;;
-train) need REPOSITORY CONFIG WORKDIR ;;
+setup | train) need REPOSITORY ;;
+esac
+case "$1" in
+fit | train)
+	need CONFIG WORKDIR
+	need_remote_workdir
+	;;
 esac
 program gcloud "see cloud.google.com/sdk"
 "$1"

@@ -43,6 +43,81 @@ def ran(
     return subprocess.run(command, env=known, capture_output=True, text=True, timeout=60)
 
 
+def remote_script(line: str) -> str:
+    """Return the script that a dry-run line of `tpu-vm ssh` sends to the hosts."""
+    split = """eval "words=(${1#+})"; printf '%s\\0' "${words[@]}\""""
+    command = ["bash", "-c", split, "bash", line]
+    words = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
+    assert words[:5] == ["gcloud", "compute", "tpus", "tpu-vm", "ssh"]
+    return words[words.index("--command") + 1]
+
+
+class Host:
+    """A host without uv: an empty home folder, and the few programs that a setup needs.
+
+    `curl` is a stand-in that prints an installer, and the installer makes a stand-in of uv. Both
+    write their arguments to `log`.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.home, self.programs = root / "home", root / "programs"
+        self.home.mkdir()
+        self.programs.mkdir()
+        for name in ("bash", "sh", "env", "git", "mkdir", "chmod", "cat", "head"):
+            found = shutil.which(name)
+            assert found
+            (self.programs / name).symlink_to(found)
+        self.log = root / "log"
+        uv = f'#!/bin/sh\necho "$PWD: uv $*" >> {self.log}\n'
+        (self.programs / "curl").write_text(
+            f"#!/bin/sh\necho \"curl $*\" >> {self.log}\ncat <<'INSTALLER'\n"
+            f'mkdir -p "$UV_INSTALL_DIR"\necho \'{uv}\' > "$UV_INSTALL_DIR/uv"\n'
+            'chmod +x "$UV_INSTALL_DIR/uv"\nINSTALLER\n'
+        )
+        (self.programs / "curl").chmod(0o755)
+
+    def run(self, script: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+        known = {"PATH": str(self.programs), "HOME": str(self.home), **variables}
+        command = ["bash", "-c", script]
+        return subprocess.run(
+            command, env=known, cwd=self.home, capture_output=True, text=True, timeout=60
+        )
+
+    def logged(self) -> list[str]:
+        """Return what the stand-ins have logged since the last call."""
+        lines = self.log.read_text().splitlines()
+        self.log.unlink()
+        return lines
+
+
+INSTALLER = "curl -LsSf https://astral.sh/uv/install.sh"
+VENV = "uv venv --quiet --allow-existing --python 3.12 .venv"
+INSTALL = "uv pip install --quiet --python .venv/bin/python -c constraints.txt"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+class Repository:
+    """A git repository with one file, `code`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.url = folder, folder.as_uri()
+        folder.mkdir()
+        self.git("init", "--quiet")
+
+    def git(self, *arguments: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", "-C", str(self.folder), *who, *arguments], check=True)
+
+    def commit(self, code: str) -> None:
+        (self.folder / "code").write_text(code)
+        self.git("add", "code")
+        self.git("commit", "--quiet", "--message", code)
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_shell_has_no_complaint(script: str) -> None:
     checker = shutil.which("shellcheck", path=str(Path(sys.executable).parent))
@@ -61,11 +136,69 @@ def test_a_tpu_is_asked_for_set_up_used_and_given_back() -> None:
     create, setup, fit, delete = steps
     assert "queued-resources create run --node-id run --accelerator-type v5p-128" in create
     assert "--runtime-version v2-alpha-tpuv5 --spot" in create
-    assert "constraints.txt" in setup
+    assert "constraints.txt" in remote_script(setup)
     assert "--worker all" in fit
     # Quoted once for the shell here and once for the shell there.
     assert re.search(r"fit\\ llama:3-8b\\ --workdir\\ gs://bucket/a\\\\\\ run", fit)
     assert "delete run --force" in delete
+
+
+def test_setup_installs_uv_and_updates_the_code(tmp_path: Path, host: Host) -> None:
+    def setup(repository: Repository) -> list[str]:
+        shown = ran("tpu_vm.sh", "setup", **TPU | {"REPOSITORY": repository.url})
+        assert (shown.returncode, shown.stderr) == (0, "")
+        [line] = shown.stdout.splitlines()
+        found = host.run(remote_script(line))
+        assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+        return host.logged()
+
+    folder = host.home / "it"
+    installs = [f"{folder}: {VENV}", f"{folder}: {INSTALL} -e .[tpu] gcsfs"]
+    code = folder / "code"
+    first, second = Repository(tmp_path / "a first"), Repository(tmp_path / "second")
+    first.commit("one")
+    assert setup(first) == [INSTALLER, *installs]
+    assert code.read_text() == "one"
+    first.commit("two")
+    assert setup(first) == installs
+    assert code.read_text() == "two"
+    second.commit("three")
+    code.write_text("changed on the host")
+    assert setup(second) == installs
+    assert code.read_text() == "three"
+
+
+def test_setup_ends_where_a_step_fails(tmp_path: Path, host: Host) -> None:
+    line = ran("tpu_vm.sh", "setup", **TPU | {"REPOSITORY": f"file://{tmp_path}/none"}).stdout
+    found = host.run(remote_script(line))
+    assert found.returncode != 0
+    assert host.logged() == [INSTALLER]  # no install of code that was not fetched
+    (host.home / ".local" / "bin" / "uv").unlink()
+    (host.programs / "curl").write_text("#!/bin/sh\nexit 6\n")
+    repository = Repository(tmp_path / "repository")
+    repository.commit("one")
+    line = ran("tpu_vm.sh", "setup", **TPU | {"REPOSITORY": repository.url}).stdout
+    assert host.run(remote_script(line)).returncode != 0
+
+
+@pytest.mark.parametrize("folder", ["runs/a", "/mnt/disk/runs", "file:///mnt/runs"])
+@pytest.mark.parametrize(
+    ("script", "verb", "variables"),
+    [
+        ("tpu_vm.sh", "fit", TPU),
+        ("tpu_vm.sh", "train", TPU),
+        ("gke.sh", "up", GKE),
+        ("gke.sh", "show", GKE),
+        ("gke.sh", "xpk", GKE),
+    ],
+)
+def test_a_workdir_on_a_local_disk_is_refused(
+    script: str, verb: str, variables: dict[str, Any], folder: str
+) -> None:
+    found = ran(script, verb, **variables | {"WORKDIR": folder})
+    assert (found.returncode, found.stdout) == (2, "")
+    [line] = found.stderr.splitlines()
+    assert f"WORKDIR {folder}: is not in a bucket" in line
 
 
 @pytest.mark.parametrize(
@@ -140,6 +273,7 @@ def test_the_jobset_is_what_was_asked_for(jobset: dict[str, Any]) -> None:
         "3",
     ]
     assert container["resources"]["limits"] == {"google.com/tpu": "8"}
+    assert container["imagePullPolicy"] == "Always"
     assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4x4"
 
 
@@ -198,5 +332,39 @@ def test_skypilots_task_has_what_fit_needs() -> None:
     used = set(re.findall(r"\$(?!SKYPILOT)([A-Z]+)\b", task["run"]))
     assert used == set(task["envs"])
     assert task["resources"]["use_spot"]
+    # SkyPilot refuses to launch while the value of a variable is null.
+    assert [name for name, value in task["envs"].items() if value is None] == ["WORKDIR"]
     for part in ("setup", "run"):
         subprocess.run(["bash", "-n", "-c", task[part]], check=True)
+
+
+def test_skypilots_setup_installs_uv(host: Host) -> None:
+    task = yaml.safe_load((CLOUD / "sky.yaml").read_text())
+    installs = [f"{host.home}: {VENV}", f"{host.home}: {INSTALL} -e .[cuda13] s3fs gcsfs"]
+    for expected in ([INSTALLER, *installs], installs):
+        found = host.run(task["setup"])
+        assert (found.returncode, found.stderr) == (0, "")
+        assert host.logged() == expected
+
+
+def test_skypilots_run_refuses_a_workdir_on_a_local_disk(host: Host) -> None:
+    task = yaml.safe_load((CLOUD / "sky.yaml").read_text())
+    python = host.home / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$*"\n')
+    python.chmod(0o755)
+    variables = {
+        "CONFIG": "gpt2",
+        "ARGUMENTS": "--seed 1",
+        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+        "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NODE_RANK": "0",
+    }
+    for folder in ("runs/sky", "/mnt/runs", "file:///mnt/runs", ""):
+        found = host.run(task["run"], **variables, WORKDIR=folder)
+        assert (found.returncode, found.stdout) == (2, "")
+        [line] = found.stderr.splitlines()
+        assert f"WORKDIR {folder}: is not in a bucket" in line
+    found = host.run(task["run"], **variables, WORKDIR="s3://bucket/a run")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout == "-m train fit gpt2 --workdir s3://bucket/a run --seed 1\n"

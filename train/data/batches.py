@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -110,7 +111,14 @@ def example_numbers(
 
 def _shuffled(count: int, seed: int) -> grain.MapDataset:
     """The numbers below ``count`` in another order for each epoch, without end."""
-    import grain
+    # With a jaxlib before 0.11, as Colab has, grain warns of profiling that is not used here.
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        import grain
+    finally:
+        logger.setLevel(level)
 
     # Grain's shuffle of epoch e with seed s is that of epoch e - 1 with seed s + 1: spread them.
     spread = int(np.random.SeedSequence(seed).generate_state(1)[0])

@@ -2,6 +2,7 @@
 # make test        the tests, in under ten minutes         make quick   the fastest part of them
 # make test-full   the rest of the tests                   make drills  large drills, apart
 # make test-colab  the fastest part, with Colab's versions (needs Python 3.13)
+# make test-device what an accelerator computes, on whichever is here
 # make lint        ruff and mypy                           make format  lay the code out as ruff does
 # make audit       known holes in what we build on
 #
@@ -19,7 +20,7 @@ SPREAD := --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --max-worke
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train test test-full test-colab quick drills lint format audit .venv
+.PHONY: help train test test-full test-colab test-device quick drills lint format audit .venv
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -40,6 +41,10 @@ test-colab:
 	@$(MAKE) .venv VENV=.venv-colab PYTHON=python3.13 \
 		CONSTRAINTS="constraints-colab.txt constraints.txt"
 	.venv-colab/bin/python -m pytest $(SPREAD) -m "not slow and not full"
+	.venv-colab/bin/python -m pytest tests/colab -m full
+
+test-device: .venv
+	$(RUN) -m pytest -c tests_device/pytest.ini --rootdir . tests_device
 
 drills: .venv
 	@set -e; found=; \

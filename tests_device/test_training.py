@@ -1,0 +1,158 @@
+"""Training steps on the device: low precision, rematerialization, donation, two devices."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests_device.support import (
+    Meter,
+    batch,
+    engine_on,
+    float32_tolerance,
+    kernel_experiment,
+)
+from train.engine import Engine
+from train.experiment import Experiment
+from train.loss_scale import LossScaleConfig
+from train.optimizers import Sgd
+from train.schedules import ScheduleConfig
+from train.sharding import MeshConfig
+from transformer import Hardware
+
+STEPS = 20
+FALL = 0.3
+"""How far the loss of a batch that is seen again and again has to fall, in nats."""
+
+
+def test_bfloat16_training(folder: Path, one_device: Hardware, meter: Meter) -> None:
+    """The loss of a batch that is seen again and again falls."""
+    engine = engine_on(kernel_experiment(folder, precision="bfloat16"), one_device)
+    state, rows = engine.init(), engine.put(batch())
+    losses = []
+    for _ in range(STEPS):
+        state, metrics = engine.step(state, rows)
+        losses.append(float(metrics["loss"]))
+    meter.note = f"loss {losses[0]:.3f} -> {losses[-1]:.3f}"
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0] - FALL
+
+
+def test_float16_training(folder: Path, one_device: Hardware, meter: Meter) -> None:
+    """The loss falls, after the first scale was halved until gradients are finite."""
+    # 2**24 times the gradients of this model is beyond float16, whose largest number is 65504.
+    experiment = kernel_experiment(
+        folder, precision="float16", loss_scale=LossScaleConfig(2.0**24, growth_every=1000)
+    )
+    engine = engine_on(experiment, one_device)
+    state, rows = engine.init(), engine.put(batch())
+    losses, overflows = [], 0
+    for _ in range(STEPS + 12):
+        state, metrics = engine.step(state, rows)
+        losses.append(float(metrics["loss"]))
+        overflows += not np.isfinite(float(metrics["grad_norm"]))
+    assert state.loss_scale is not None
+    scale = float(state.loss_scale.scale)
+    fall = f"loss {losses[0]:.3f} -> {losses[-1]:.3f}"
+    meter.note = f"{fall}, {overflows} overflows, scale 2^{np.log2(scale):.0f}"
+    assert np.isfinite(losses).all()
+    assert overflows > 0
+    assert scale == 2.0 ** (24 - overflows)
+    assert losses[-1] < losses[0] - FALL
+
+
+def sgd_experiment(folder: Path, **changes: Any) -> Experiment:
+    """Return an experiment whose first update is the gradient itself.
+
+    Adam divides a gradient by its own size: of one that is zero but for rounding (that of the
+    biases of keys) it makes a full step in a random direction.
+    """
+    schedule = ScheduleConfig("constant", learning_rate=1.0, warmup=0)
+    experiment = kernel_experiment(folder, schedule=schedule, **changes)
+    return dataclasses.replace(experiment, optimizer=Sgd(momentum=0.9, clip=0.0))
+
+
+@pytest.fixture
+def highest_precision() -> Iterator[None]:
+    """Compute float32 products in float32: GPUs and TPUs round their factors by default."""
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def float32(folder: Path, one_device: Hardware) -> Engine:
+    """Engine in float32, on one device, that keeps all activations."""
+    return engine_on(sgd_experiment(folder), one_device)
+
+
+@pytest.mark.usefixtures("highest_precision")
+def test_donation(float32: Engine) -> None:
+    """A step takes over the memory of the state that it is given."""
+    state = float32.init()
+    after, _ = jax.block_until_ready(float32.step(state, float32.put(batch())))
+    kept = [
+        jax.tree_util.keystr(path)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        if not leaf.is_deleted()
+    ]
+    assert not kept, f"not donated: {', '.join(kept)}"
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(after))
+
+
+def one_step(engine: Engine) -> tuple[float, list[np.ndarray]]:
+    """Return the loss of the first step and what each parameter moved by: minus its gradient."""
+    state = engine.init()
+    before = jax.device_get(jax.tree.leaves(state.params))
+    state, metrics = engine.step(state, engine.put(batch()))
+    after = jax.device_get(jax.tree.leaves(state.params))
+    return float(metrics["loss"]), [new - old for new, old in zip(after, before, strict=True)]
+
+
+@pytest.mark.parametrize("remat", ["dots", "full", "offload"])
+@pytest.mark.usefixtures("highest_precision")
+def test_rematerialization(
+    remat: Any, folder: Path, float32: Engine, one_device: Hardware, meter: Meter
+) -> None:
+    """Recomputed or offloaded activations give the loss and the gradients of those kept."""
+    if remat == "offload" and one_device.platform == "cpu":
+        pytest.skip("a CPU computes in the host's memory already")
+    experiment = sgd_experiment(folder)
+    model = dataclasses.replace(experiment.model, remat=remat)
+    other = engine_on(dataclasses.replace(experiment, model=model), one_device)
+    (expected_loss, expected), (loss, updates) = one_step(float32), one_step(other)
+    tolerance = float32_tolerance(one_device)
+    meter.check("loss", abs(loss - expected_loss) / abs(expected_loss), tolerance)
+    # Relative to the largest gradient of all: some are zero but for rounding.
+    largest = max(np.abs(each).max() for each in expected)
+    assert largest > 0
+    for one, two in zip(updates, expected, strict=True):
+        meter.check("gradients", float(np.abs(one - two).max() / largest), tolerance)
+    meter.finish()
+
+
+MESHES = [MeshConfig(data=2), MeshConfig(data=1, fsdp=2)]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=["data=2", "fsdp=2"])
+@pytest.mark.usefixtures("highest_precision")
+def test_two_devices(
+    mesh: MeshConfig, folder: Path, float32: Engine, hardware: Hardware, meter: Meter
+) -> None:
+    """A mesh of two devices has the losses of one."""
+    if jax.local_device_count() < 2:
+        pytest.skip("there is one device")
+    other = engine_on(sgd_experiment(folder, mesh=mesh), hardware, count=2)
+    curves = []
+    for engine in (float32, other):
+        state, losses = engine.init(), []
+        for cursor in range(4):
+            state, metrics = engine.step(state, engine.put(batch(cursor)))
+            losses.append(float(metrics["loss"]))
+        curves.append(losses)
+    for step, (one, two) in enumerate(zip(*curves, strict=True), start=1):
+        meter.check(f"loss of step {step}", abs(one - two), 1e-4)
+    meter.finish()

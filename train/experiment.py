@@ -22,6 +22,7 @@ from train.tasks.config import (
     TaskConfig,
     Translation,
 )
+from transformer.checks import check_seed as check_jax_seed
 from transformer.checks import check_share
 from transformer.config import TransformerConfig
 from transformer.sampling import SamplingConfig
@@ -42,9 +43,11 @@ DATA: dict[type, tuple[type, ...]] = {
 
 
 def check_seed(seed: int) -> None:
-    """Raises UsageError for what JAX cannot begin from."""
-    if not 0 <= seed < 2**63:
-        raise UsageError(f"seed {seed}: give one from 0 to 2^63 - 1")
+    """Raise UsageError for a seed of which `jax.random.key` would cut off bits."""
+    try:
+        check_jax_seed(seed)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _at_least(least: int, part: str, config: Any, *names: str) -> None:

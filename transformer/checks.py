@@ -21,3 +21,9 @@ def check_share(name: str, value: float) -> None:
     """The value is a share below one, such as a rate of dropout."""
     if not 0 <= value < 1:
         raise ValueError(f"{name} {value}: give a share in [0, 1)")
+
+
+def check_seed(seed: int) -> None:
+    """Raise ValueError for a seed of which `jax.random.key` would cut off bits: it takes 32."""
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed {seed}: give one from 0 to 2^32 - 1")

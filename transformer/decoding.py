@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from transformer.checks import check_seed
 from transformer.language_model import LanguageModel
 from transformer.linear import apply_matrix
 from transformer.mixers import NOTHING, mixer_type
@@ -75,8 +76,9 @@ def generate(
     are made. What was compiled serves all later calls with as many prompts, of about the same
     lengths, for the same model and sampling.
 
-    Raises ValueError where `check_prompts` does.
+    Raises ValueError where `check_prompts` does, and for a seed that is not in [0, 2^32).
     """
+    check_seed(seed)
     rows = [np.asarray(prompt, np.int64) for prompt in prompts]
     check_prompts(model, rows, max_new_tokens)
     if not rows:

@@ -47,9 +47,14 @@ class ChunkedCrossEntropy:
         weights: jax.Array,  # [B, T]
         bias: jax.Array | None = None,  # [V padded]
     ) -> Loss:
-        """Sum over tokens of weight * -log softmax(hidden matrix + bias)[target]."""
+        """Sum over tokens of weight * -log softmax(hidden matrix + bias)[target].
+
+        A target of weight 0 is not read: it may be any number, such as -100.
+        """
         output = _output(hidden, matrix, bias)
         weights = weights.astype(self.dtype)
+        # Out of the table, `take_along_axis` gives NaN, and NaN * 0 is NaN.
+        targets = jnp.where(weights != 0, targets, 0)
         return Loss(_total(self, hidden, output, targets, weights), jnp.sum(weights))
 
     def accuracy(
@@ -60,7 +65,10 @@ class ChunkedCrossEntropy:
         weights: jax.Array,  # [B, T]
         bias: jax.Array | None = None,  # [V padded]
     ) -> Loss:
-        """Sum over tokens of weight * (1 if the target is the likeliest word); no gradient."""
+        """Sum over tokens of weight * (1 if the target is the likeliest word); no gradient.
+
+        A target of weight 0 counts nothing, whatever it is.
+        """
         output, weights = _output(hidden, matrix, bias), weights.astype(self.dtype)
 
         def add(total: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:

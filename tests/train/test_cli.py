@@ -109,7 +109,7 @@ def test_every_option_is_a_name_of_config_txt(trained: Trained) -> None:
         ("fit quickstart --steps many", "many"),
         ("fit quickstart --steps", "--steps"),
         ("fit quickstart --steps 0", "steps 0: give 1 or more"),
-        ("fit quickstart --seed -1", "seed -1: give one from 0 to 2^63 - 1"),
+        ("fit quickstart --seed -1", "seed -1: give one from 0 to 2^32 - 1"),
         ("fit quickstart --compile fast", "fast"),
         ("fit quickstart --model.width 0", "model.width 0: give 1 or more"),
         ("fit quickstart --model.precision float8", "precision float8"),

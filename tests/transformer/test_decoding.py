@@ -161,6 +161,13 @@ def test_a_sample_does_not_depend_on_the_batch(gpt: tuple[LanguageModel, Any]) -
     assert turned.tokens == together[::-1]
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**32 + 5, 2**63])
+def test_a_seed_that_would_lose_bits_is_refused(gpt: tuple[LanguageModel, Any], seed: int) -> None:
+    model, params = gpt
+    with pytest.raises(ValueError, match=rf"^seed {seed}: give one from 0 to 2\^32 - 1$"):
+        generate(model, params, [[5, 3]], max_new_tokens=2, seed=seed)
+
+
 def test_seeds(gpt: tuple[LanguageModel, Any]) -> None:
     model, params = gpt
     first, again, other = (

@@ -153,6 +153,24 @@ def test_what_has_no_weight_counts_nothing() -> None:
     assert (float(loss.total), float(loss.weight)) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("number", [-100, -1, V, ROWS + 5, 2**31 - 1])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_target_without_weight_may_be_any_number(number: int, smoothing: float) -> None:
+    """-100 is what PyTorch's cross entropy ignores."""
+    form = ChunkedCrossEntropy(V, 2, smoothing=smoothing)
+
+    def both(targets: Any) -> Any:
+        def total(hidden: Any) -> jax.Array:
+            return form(hidden, MATRIX, targets, WEIGHTS).total
+
+        accuracy = form.accuracy(HIDDEN, MATRIX, targets, WEIGHTS).total
+        return *jax.jit(jax.value_and_grad(total))(HIDDEN), accuracy
+
+    found = both(np.where(WEIGHTS == 0, number, TARGETS))
+    for one, other in zip(found, both(TARGETS), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_words_of_the_padding_have_no_share_and_no_gradient() -> None:
     loss, _, d_matrix = computed(ChunkedCrossEntropy(V, 2))
     assert not np.any(np.asarray(d_matrix)[:, V:])

@@ -79,7 +79,7 @@ def assert_same_curve(found: Curve, expected: Curve) -> None:
     assert_close(found.params, expected.params, 1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_first_loss_is_that_of_chance(expected: Curve) -> None:
     assert expected.metrics[0]["loss"] == pytest.approx(np.log(VOCAB), abs=0.1)
     named = {"loss", "grad_norm", "param_norm", "learning_rate", "skipped", *REPORT}

@@ -51,7 +51,7 @@ def slow(model: str, mesh: MeshConfig) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled("[decoder-MeshConfig(data=2, fsdp=2", "[decoder-MeshConfig(data=1, fsdp=2")
+@pytest.mark.sampled("[decoder-MeshConfig(data=2, fsdp=2")
 @pytest.mark.parametrize(
     ("model", "mesh"),
     [

@@ -241,7 +241,7 @@ def test_a_run_goes_on_elsewhere(
     assert_close(params, jax.tree.map(np.asarray, state_at(unbroken.workdir, STEPS).params), 1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_more_steps_can_be_asked_for(unbroken: Unbroken, tmp_path: Path) -> None:
     """What was done stays as it is."""
     workdir = Path(shutil.copytree(unbroken.workdir, tmp_path / "longer"))

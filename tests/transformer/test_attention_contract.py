@@ -39,8 +39,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("rotary")
+@pytest.mark.full
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_contract(name: str) -> None:
     check_mixer(CONFIGS[name], width=12, length=17, lengths=(1, 23))

@@ -122,6 +122,7 @@ def test_the_greedy_path_is_the_argmax_of_the_full_pass(
     assert len({tuple(new) for new in tokens}) == len(PROMPTS)
 
 
+@pytest.mark.sampled("[llama", "[recurrent")
 @pytest.mark.slow
 def test_logits_equal_those_of_the_full_pass(any_model: tuple[LanguageModel, Any]) -> None:
     """Token by token, in one batch of three lengths, however the prompts are padded."""

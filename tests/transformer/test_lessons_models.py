@@ -94,7 +94,7 @@ def trained(causal: bool) -> Trained:
     return Trained(jax.jit(model.apply), params, float(losses[-10:].mean()))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_without_the_causal_mask_a_language_model_has_less_loss_than_there_is_to_lose() -> None:
     """It reads each word off the input, all but the last: that alone is not there to be seen."""
     assert ENTROPY - 0.02 < trained(causal=True).loss < ENTROPY + 0.1

@@ -52,6 +52,7 @@ def test_a_step_goes_down(kind: str) -> None:
         assert np.sum(directions[name] * grads[name]) > 0, name
 
 
+@pytest.mark.sampled("[adamw]", "[muon")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_eight_devices_give_what_one_gives(kind: str) -> None:
@@ -97,8 +98,7 @@ def test_what_has_another_shape_than_its_parameter_is_cut_where_it_divides() -> 
     }
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("sgd")
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["adafactor", "adamw8bit", "sgd"])
 def test_a_model_is_trained_on_a_mesh_and_goes_on_from_a_checkpoint(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch

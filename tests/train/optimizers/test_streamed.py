@@ -43,7 +43,7 @@ def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
 
 
 @needs_pinned_host
-@pytest.mark.sampled("adam", "sgd")
+@pytest.mark.sampled("[adamw]", "[sgd]")
 @pytest.mark.parametrize(
     "kind", ["adamw", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "adamw")]
 )

@@ -184,7 +184,7 @@ def killed_before_the_next_checkpoint(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Report, "train", crash)
 
 
-@pytest.mark.sampled("killed_before_the_next_checkpoint")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "killed",
     [

@@ -110,7 +110,7 @@ def test_a_length_has_limits_of_its_own() -> None:
         assert watch.limits(QUIET, unknown).seen.tolist() == everything.tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_spike_among_batches_of_several_lengths_is_noticed() -> None:
     """It is smaller than what the losses of long and short sentences are apart."""
     losses, norms = a_run(1000)

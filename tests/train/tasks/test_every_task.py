@@ -203,7 +203,7 @@ def test_a_broken_run_is_an_unbroken_one(
 
 
 @pytest.mark.slow
-@pytest.mark.sampled("language")
+@pytest.mark.sampled("[language-a mesh")
 @pytest.mark.parametrize(
     ("devices", "changes"),
     [

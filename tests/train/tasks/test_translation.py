@@ -46,8 +46,7 @@ def test_a_source_s_own_table_has_the_tokenizer_s_words(task: TranslationTask) -
             asked.resolved(asked.prepare())
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("True")
+@pytest.mark.full
 @pytest.mark.parametrize("training", [True, False])
 def test_targets_are_smoothed_in_training_alone(task: TranslationTask, training: bool) -> None:
     """By the plain formula over the logits of all places."""
@@ -111,7 +110,7 @@ def test_batches_do_not_depend_on_the_devices(task: TranslationTask) -> None:
     assert MeshConfig().sizes(8)["data"] == 8
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_all_words_at_once(task: TranslationTask) -> None:
     """Without a causal mask the model writes in parallel, and learns lengths beside words."""
     config = dataclasses.replace(task.experiment.model, causal=False)

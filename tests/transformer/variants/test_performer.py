@@ -141,8 +141,7 @@ def test_in_cross_attention_it_has_the_features_of_its_layer(loop: Any) -> None:
         assert_close(found.x, expected[:, tokens])
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("relu")
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["trigonometric", "relu"])
 def test_other_features_keep_the_contract(kind: Any) -> None:
     config = PerformerConfig(heads=2, kv_heads=1, features=10, feature_map=kind)

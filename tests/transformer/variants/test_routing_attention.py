@@ -128,7 +128,7 @@ PADDED = {
 
 
 @pytest.mark.slow
-@pytest.mark.sampled("between", "fewer")
+@pytest.mark.sampled("[between")
 @pytest.mark.parametrize("padded", PADDED)
 def test_balanced_clusters_take_the_nearest_tokens_that_are_there(padded: str) -> None:
     """A token may be in several clusters, or in none: then it has zeros, as padding has."""
@@ -178,7 +178,7 @@ def test_padding_takes_no_place_in_balanced_clusters() -> None:
         assert not np.any(slope[:, length:])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_classifier_pads_in_balanced_clusters() -> None:
     """Logits and gradients are those of the examples alone; one row is empty."""
     block = BlockConfig(mixer=BALANCED)

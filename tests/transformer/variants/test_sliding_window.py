@@ -20,8 +20,7 @@ def on_trial(config: SlidingWindowConfig, length: int = 67) -> Trial:
     return make_trial(config, 12, length, (length,), Hardware())
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("config2")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "config",
     [

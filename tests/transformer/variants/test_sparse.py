@@ -119,8 +119,7 @@ def test_padding_by_lengths_is_not_seen() -> None:
     assert np.array_equal(np.where(there, before, 0), np.where(there, after, 0))
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("fixed-24-40-False")
+@pytest.mark.full
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     ("pattern", "length", "offset"), [("strided", 70, 40), ("fixed", 70, 40), ("fixed", 24, 40)]

@@ -118,14 +118,6 @@ def prefill(config: MixerConfig) -> str:
     "balanced",
     "[top_k, causal",
 )
-    "[sliding_window, causal",
-    "[bigbird, causal",
-    "[performer, causal",
-    "[linear, causal",
-    "[linformer",
-    "balanced",
-    "[top_k, causal",
-)
 @pytest.mark.parametrize(("name", "pattern"), BOTH_WAYS)
 def test_nothing_of_pairs_of_tokens_exists(name: str, pattern: Pattern) -> None:
     """In a row of one document, and in a pack where the variant takes one."""

@@ -2,7 +2,7 @@
 # make test        the tests, in under ten minutes         make quick   the fastest part of them
 # make test-full   the rest of the tests                   make drills  large drills, apart
 # make test-colab  the fastest part, with Colab's versions (needs Python 3.13)
-# make test-device what an accelerator computes, on whichever is here
+# make test-device the checks of the accelerator that is here
 # make lint        ruff and mypy                           make format  lay the code out as ruff does
 # make audit       known holes in what we build on
 #

@@ -1,4 +1,4 @@
-"""Where the time of a test run goes: by test file, by test and by compiled program.
+"""Profile a test run: seconds by test file, by test and by compiled program.
 
     python -m bench.profile_tests [PYTEST ARGUMENTS]
     python -m bench.profile_tests -n 2 --dist loadfile tests/train
@@ -51,9 +51,9 @@ class Recorder:
         self.events.clear()
         start = time.perf_counter()
         result = yield
-        sums: collections.Counter[str] = collections.Counter()
+        sums: dict[str, float] = collections.defaultdict(float)
         for event, _, seconds in self.events:
-            sums[event] += seconds  # type: ignore[assignment]
+            sums[event] += seconds
         line = {
             "test": item.nodeid,
             "seconds": time.perf_counter() - start,

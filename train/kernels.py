@@ -1,4 +1,4 @@
-"""Attention kernels that cannot be compiled on the devices at hand, found by compiling them.
+"""Detection of attention kernels that cannot be compiled on the devices at hand.
 
 A jaxlib and a libtpu, or a CUDA plugin and a driver, that do not belong together may run everything
 but kernels: "Failed to deserialize the Mosaic module ... expected version <= 7 but got 8".
@@ -47,7 +47,7 @@ def _compile_cudnn() -> None:
 
 
 KERNELS: dict[str, Callable[[], None]] = {"splash": _compile_splash, "cudnn": _compile_cudnn}
-"""What compiles a small case of each kernel, by the name of its form of attention."""
+"""Compilation of a small case of each kernel, by the name of its attention backend."""
 
 
 def without_broken_kernels(experiment: Experiment, hardware: Hardware) -> Hardware:

@@ -73,7 +73,7 @@ def fit(
     timesheet, hardware = Timesheet(began), local_hardware()
     keep_compiled_programs()
     folder = RunFolder.create(workdir or f"runs/{experiment.name}")
-    with explain_exhaustion(lambda: smaller(experiment)):
+    with explain_exhaustion(lambda: smaller(with_precision(experiment, hardware))):
         return _Fit(experiment, folder, hardware, timesheet, quiet).run()
 
 

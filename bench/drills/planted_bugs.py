@@ -1,4 +1,4 @@
-"""Does the test suite notice bugs? Plants 24, one at a time, and runs the tests of their modules.
+"""Plant 24 bugs, one at a time, and run the tests of their modules: does the suite notice?
 
     python -m bench.drills.planted_bugs [--tier quick|test|full] [--only WORD] [--output FILE]
 

@@ -1,5 +1,6 @@
 """A kernel that cannot be compiled is replaced, and the run says so."""
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tests.train.support import lines_of, tiny
 from train import kernels
 from train.experiment import Experiment
 from train.kernels import without_broken_kernels
-from transformer import AttentionConfig, BlockConfig, FeedForwardConfig, Hardware
+from transformer import AttentionConfig, BlockConfig, FeedForwardConfig, Hardware, TransformerConfig
 
 TPU = Hardware("tpu", "TPU v5 lite")
 
@@ -20,8 +21,8 @@ def without_dropout(folder: Path) -> Experiment:
     """A model that the kernels serve."""
     block = BlockConfig(mixer=AttentionConfig(heads=4), feed_forward=FeedForwardConfig(hidden=24))
     experiment = tiny(folder, steps=2)
-    model = type(experiment.model)(width=16, layers=1, pattern=(block,), vocab_multiple=32)
-    return type(experiment)(**{**vars(experiment), "model": model})
+    model = TransformerConfig(width=16, layers=1, pattern=(block,), vocab_multiple=32)
+    return dataclasses.replace(experiment, model=model)
 
 
 def fail() -> None:

@@ -52,7 +52,6 @@ def main(arguments: list[str]) -> int:
         given = parse(PlanArguments, left, verb=f"plan {name}", default=default, more=more)
     fixed = any(argument.startswith("--mesh.") for argument in left)
 
-    from train.choices import with_precision
     from train.describe.shape import with_sizes
     from train.plan import Options, plan
     from train.plan.tables import show
@@ -68,7 +67,7 @@ def main(arguments: list[str]) -> int:
         show=given.show,
     )
     target = parse_target(given.target)
-    experiment, notes = with_sizes(with_precision(given.experiment, target.hardware))
+    experiment, notes = with_sizes(given.experiment)
     found = plan(experiment, target, options, notes)
     if json_wanted:
         print(json.dumps(found.as_dict()))

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from train.choices import with_precision
 from train.describe.shape import with_sizes
 from train.experiment import Experiment
 from train.plan.candidate import Candidate
@@ -16,7 +17,7 @@ def with_mesh(experiment: Experiment, target: Target) -> tuple[Experiment, Candi
     If none does, rematerialisation and microbatches are chosen too. Raises UsageError if no mesh
     divides the model.
     """
-    quantities = Quantities.of(with_sizes(experiment)[0], target)
+    quantities = Quantities.of(with_precision(with_sizes(experiment)[0], target.hardware), target)
     best = _best(experiment, search(quantities))
     return dataclasses.replace(
         experiment,

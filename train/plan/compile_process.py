@@ -1,4 +1,4 @@
-"""Compiles a step in a process of its own: a compiler that does not belong to this JAX may crash.
+"""Compile a step in a process of its own: a compiler that does not belong to this JAX may crash.
 
 jax 0.7.2 with the libtpu 0.0.21.1 that Colab has, for example, ends in a segmentation fault within
 jax for whatever is compiled for a TPU that is not there.
@@ -31,6 +31,10 @@ class Failure:
     words: str
 
 
+class NotImportable:
+    """The answer of a process that cannot import a class of the experiment."""
+
+
 def compile_apart(experiment: Experiment, target: Target) -> CompiledStep:
     """Return `compile_step` of an experiment and a target, computed by another process.
 
@@ -56,6 +60,9 @@ def compile_apart(experiment: Experiment, target: Target) -> CompiledStep:
             how = f"died of {signal.Signals(-status).name}" if status < 0 else f"failed ({last})"
             raise UserError(_explained(target, how))
         found = pickle.loads(answer.read_bytes())
+    if isinstance(found, NotImportable):
+        # A mixer of a config file or of a notebook: only this process knows its class.
+        return compile_step(experiment, target)
     if isinstance(found, Failure):
         raise UserError(_explained(target, f"failed ({found.words})"))
     if isinstance(found, Exception):
@@ -75,13 +82,20 @@ def _explained(target: Target, how: str) -> str:
     return f"{told}; {remedy}, or --compile-best 0 for the estimate alone"
 
 
+def _compiled(request: bytes) -> CompiledStep | NotImportable:
+    try:
+        experiment, target = pickle.loads(request)
+    except (AttributeError, ImportError):
+        return NotImportable()
+    return compile_step(experiment, target).without_program()
+
+
 def main() -> None:
     """Read a request, compile, and write the answer: the step, or the error to raise."""
     request, answer = map(pathlib.Path, sys.argv[1:3])
-    experiment, target = pickle.loads(request.read_bytes())
     found: object
     try:
-        found = compile_step(experiment, target).without_program()
+        found = _compiled(request.read_bytes())
     except UserError as error:
         found = error
     except Exception as error:  # noqa: BLE001 (compilers fail in ways of their own)

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+from train.choices import with_precision
 from train.describe.shape import window
 from train.experiment import Experiment
 from train.plan.candidate import Candidate, sizes_of
@@ -148,6 +149,7 @@ def plan(
     Raises UsageError for a model that cannot be divided, UserError for a target whose compiler is
     not installed.
     """
+    experiment = with_precision(experiment, target.hardware)
     if options.search and options.compile:
         need_compiler(target)  # before the search, which takes a while
     find = search if options.search else _as_it_is

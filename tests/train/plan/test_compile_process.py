@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -44,6 +45,26 @@ def test_what_is_compiled_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     experiment = tiny(tmp_path)
     assert compile_apart(experiment, TARGET) == dataclasses.replace(STEP, engine=None, program=None)
     assert seen == [(experiment, TARGET)]
+
+
+def test_a_class_that_the_other_process_lacks_is_compiled_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a mixer of a config file of one's own has."""
+
+    def lacking(_: bytes) -> None:
+        raise ModuleNotFoundError("No module named 'experiment_own'")
+
+    run_here(monkeypatch)
+    loads, calls = pickle.loads, []
+
+    def first_fails(data: bytes) -> Any:
+        calls.append(data)
+        return lacking(data) if len(calls) == 1 else loads(data)
+
+    monkeypatch.setattr(pickle, "loads", first_fails)
+    monkeypatch.setattr(compile_process, "compile_step", lambda *given: STEP)
+    assert compile_apart(tiny(tmp_path), TARGET) is STEP
 
 
 @pytest.mark.parametrize(

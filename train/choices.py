@@ -1,4 +1,4 @@
-"""What `auto` means for an experiment on some hardware: saved with the run, and read from it."""
+"""Resolve every `auto` of an experiment for some hardware; the choices are saved with the run."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ def with_precision(
 
 
 def fallen_back(chosen: Mapping[str, str], experiment: Experiment) -> dict[str, str]:
-    """Those of `choices` that are not the form of attention that was asked for by name."""
+    """Return those of `choices` whose attention backend is not the one asked for by name."""
     found = {}
     for place, block in enumerate(experiment.model.pattern):
         name = f"model.pattern.{place}.mixer.form"

@@ -90,7 +90,7 @@ class Batches:
         return self.rows(cursor, *share(self.batch_size, host, hosts))
 
     def _begin(self, example: int) -> int:
-        """Where in the stream the window of an example begins."""
+        """Return the place in the stream where the window of an example begins."""
         epoch = example // self.windows_per_epoch
         phase = _phase(self._seed, epoch, self._length)
         return phase + self._length * self._order[example]
@@ -127,5 +127,5 @@ def _shuffled(count: int, seed: int) -> grain.MapDataset:
 
 @functools.lru_cache(maxsize=64)
 def _phase(seed: int, epoch: int, length: int) -> int:
-    """Where the first cut of an epoch is, from 0 up to the length of a window."""
+    """Return the place of an epoch's first cut, from 0 up to the length of a window."""
     return int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0]) % length

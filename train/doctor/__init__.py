@@ -1,4 +1,4 @@
-"""What hardware and versions are here, and what is wrong with them."""
+"""Report the hardware and versions of this machine, and what is wrong with them."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -28,11 +28,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing stands in the way; warnings do not."""
+        """True if there is no problem; warnings are none."""
         return not self.count("problem")
 
     def count(self, level: Level) -> int:
-        """How many findings are of this level."""
+        """Return the number of findings of a level."""
         return sum(finding.level == level for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _devices(machine: Machine) -> Iterator[Finding]:
 
 
 def _compilation_cache() -> Finding:
-    """Where `fit` keeps compiled programs; that it can be imported is seen on the way."""
+    """Check where `fit` keeps compiled programs, and that it can be imported."""
     import jax
 
     try:

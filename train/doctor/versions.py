@@ -1,4 +1,4 @@
-"""Whether what is installed is what the project and JAX ask for, by their own metadata."""
+"""Check installed versions against what the project and JAX ask for in their metadata."""
 
 import importlib.metadata as metadata
 import platform
@@ -134,7 +134,7 @@ def installed(name: str) -> str | None:
 
 
 def requirements(package: str, *, extras: bool = False) -> "list[Requirement]":
-    """What an installed package asks for here; with `extras`, what any extra asks for too."""
+    """Return the requirements of an installed package; with `extras`, those of its extras too."""
     from packaging.requirements import Requirement
 
     found = map(Requirement, metadata.requires(package) or ())

@@ -151,6 +151,14 @@ def together() -> Iterator[None]:
         ) from error
 
 
+def meet(place: str, seconds: float = 1200) -> None:
+    """Wait until all processes of the run have called this with the same `place`."""
+    if jax.process_count() > 1:
+        import orbax.checkpoint as ocp
+
+        ocp.multihost.get_barrier_sync_fn()(key=place, timeout_ms=int(seconds * 1000))
+
+
 def tells_of_one_gone(error: BaseException) -> bool:
     """Whether an error is that of a process whose partner is no longer there."""
     known = isinstance(error, jax.errors.JaxRuntimeError | UserError)

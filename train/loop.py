@@ -40,6 +40,7 @@ from train.resuming import (
     write_settings,
 )
 from train.run import Run
+from train.run_lock import RunLock, locked
 from train.runfolder import RunFolder
 from train.settings import changes
 from train.state import TrainState
@@ -67,14 +68,18 @@ def fit(
         then on. Now if None.
 
     Raises:
-      UserError: something the user can put right; what was written before is still there.
+      UserError: something the user can put right, another process that trains in this folder for
+        example; what was written before is still there.
       PreemptedError: the process was told to stop, and has saved a checkpoint.
     """
     timesheet, hardware = Timesheet(began), local_hardware()
     keep_compiled_programs()
     folder = RunFolder.create(workdir or f"runs/{experiment.name}")
-    with explain_exhaustion(lambda: smaller(with_precision(experiment, hardware))):
-        return _Fit(experiment, folder, hardware, timesheet, quiet).run()
+    with (
+        locked(folder, Progress(1, quiet=quiet).print) as lock,
+        explain_exhaustion(lambda: smaller(with_precision(experiment, hardware))),
+    ):
+        return _Fit(experiment, folder, hardware, timesheet, lock, quiet).run()
 
 
 class _Fit:
@@ -86,9 +91,11 @@ class _Fit:
         folder: RunFolder,
         hardware: Hardware,
         timesheet: Timesheet,
+        lock: RunLock | None,
         quiet: bool,
     ):
         self.folder, self.timesheet, self.quiet = folder, timesheet, quiet
+        self.lock = lock
         before = begun(folder, hardware)
         experiment = with_precision(experiment, hardware, before and before.experiment)
         task, tokenizer = make_task(experiment), before.tokenizer if before else None
@@ -226,6 +233,8 @@ class _Fit:
         lookout = Lookout(experiment.recovery, report)
         with contextlib.closing(prefetch(self.load, int(state.cursor))) as batches:
             for step in range(done + 1, experiment.steps + 1):
+                if self.lock is not None:
+                    self.lock.check()
                 cursor, (tokens, batch) = next(batches)
                 state, metrics = engine.step(state, batch)
                 report.step(step, tokens)
@@ -261,6 +270,8 @@ class _Fit:
         )
 
     def save(self, step: int, state: TrainState, checkpoints: Checkpoints) -> None:
+        if self.lock is not None:
+            self.lock.verify()
         if self.judge.is_best(step):
             checkpoints.keep_best(step)
         checkpoints.save(step, state, self.extra(self.judge.best))

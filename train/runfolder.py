@@ -23,6 +23,7 @@ _STEMS = frozenset(
         "logbook",
         "loss",
         "metrics",
+        "owner",
         "recovery",
         "samples",
         "spikes",
@@ -107,6 +108,11 @@ class RunFolder:
     def spikes(self) -> Location:
         """The states that a run was in when there was trouble, a folder for each step."""
         return self.path / "spikes"
+
+    @property
+    def owner(self) -> Location:
+        """Which process trains here. See `train.run_lock`."""
+        return self.path / "owner"
 
     @property
     def curve(self) -> Location:
@@ -210,6 +216,21 @@ def replace_atomically(path: Location, data: bytes) -> None:
 def _located(workdir: str | os.PathLike[str]) -> Location:
     with explained(f"workdir {workdir}"):
         path = locate(os.fspath(workdir))
+        _check_characters(path)
         if path.exists() and not path.is_dir():
             raise UserError(f"workdir {workdir}: is a file; give a folder")
     return path
+
+
+def _check_characters(path: Location) -> None:
+    """Raise UserError for a path under which checkpoints cannot be written or read.
+
+    Orbax looks for the arrays' files with glob, which takes these characters for a pattern, and
+    TensorStore takes a backslash for a slash.
+    """
+    whole = str(path.absolute() if isinstance(path, pathlib.Path) else path)
+    if found := sorted(set(whole) & set("*?[]\\")):
+        raise UserError(
+            f"workdir {whole}: has {' and '.join(found)} in its path, where checkpoints cannot be "
+            "stored; give a --workdir without any of * ? [ ] \\ in its whole path"
+        )

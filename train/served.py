@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from train.engine import Engine
 
 
+_ATTEMPTS = 10
+"""How often reading starts again because the run that trains here removed a checkpoint."""
+
+
 class Served(NamedTuple):
     """Weights, and the steps of the checkpoints that they are of."""
 
@@ -55,9 +59,29 @@ def serve(
       average: The mean of that many: `step` or the newest, and those before it at multiples of
         `checkpoint.every`.
 
+    A run that trains meanwhile removes old checkpoints: if one goes while it is read, the search
+    starts again.
+
     Raises:
       UserError: there is no such checkpoint, not as many, or none that is as it was saved.
     """
+    for _ in range(_ATTEMPTS):
+        before = checkpoints.steps()
+        try:
+            return _serve(checkpoints, engine, experiment, step, average)
+        except UserError:
+            if set(before) <= set(checkpoints.steps()):
+                raise
+    return _serve(checkpoints, engine, experiment, step, average)
+
+
+def _serve(
+    checkpoints: Checkpoints,
+    engine: Engine,
+    experiment: Experiment,
+    step: int | None,
+    average: int | None,
+) -> Served:
     if average is not None and average < 1:
         raise UsageError(f"average {average}: give 1 or more")
     newest = newest_good(checkpoints) if step is None else step
@@ -80,8 +104,10 @@ def serve(
 def newest_good(checkpoints: Checkpoints) -> int:
     """The newest that is as it was saved; a word on standard error for each that is not."""
     found = checkpoints.newest_good()
+    there = checkpoints.steps()
     for each in found.passed_over:
-        _say(each)
+        if each.step in there:  # else it is not damaged, but was removed while it was read
+            _say(each)
     if found.step is not None:
         return found.step
     if found.passed_over:

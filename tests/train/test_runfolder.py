@@ -110,3 +110,14 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: pathl
 def test_text_is_written_as_utf8(tmp_path: pathlib.Path) -> None:
     write_atomically(tmp_path / "samples.txt", "κόσμε\r\n")
     assert (tmp_path / "samples.txt").read_bytes() == "κόσμε\r\n".encode()
+
+
+@pytest.mark.parametrize("name", ["lr[1e-3]", "a*b", "what?", "a\\b", "open["])
+def test_a_path_that_checkpoints_cannot_be_stored_under_is_refused(
+    name: str, tmp_path: pathlib.Path
+) -> None:
+    """Orbax and TensorStore would write what cannot be found again."""
+    for use in (RunFolder.create, RunFolder.existing):
+        with pytest.raises(UserError, match=r"has . (and . )?in its path, where checkp"):
+            use(tmp_path / name)
+    assert not list(tmp_path.iterdir())

@@ -99,6 +99,33 @@ def averaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path
 
 
 @pytest.mark.slow
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_missed(
+    averaged: tuple[Experiment, Path, train.Run],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As when the run that trains in the folder removes the oldest of three."""
+    shutil.copytree(averaged[1], tmp_path / "run")
+    directory, read = tmp_path / "run" / "checkpoints", Checkpoints.restore_part
+    asked = []
+
+    def remove_then_read(self: Checkpoints, step: int, part: str, like: Any) -> Any:
+        asked.append(step)
+        if len(asked) == 1:
+            (directory / "4" / "manifest.json").unlink()
+            shutil.rmtree(directory / "4")
+        return read(self, step, part, like)
+
+    monkeypatch.setattr(Checkpoints, "restore_part", remove_then_read)
+    run = train.load(str(tmp_path / "run"))
+    assert asked == [4, 6, 8]
+    states = [state_at(averaged[1], step) for step in (6, 8)]
+    assert_close(run.params, jax.tree.map(lambda a, b: (a + b) / 2, *(s.ema for s in states)), 1e-6)
+    assert not capfd.readouterr().err
+
+
+@pytest.mark.slow
 def test_the_last_checkpoints_are_kept_and_averaged(
     averaged: tuple[Experiment, Path, train.Run],
 ) -> None:

@@ -40,7 +40,8 @@ def saved_steps(directory: epath.Path, *, sealed: bool) -> list[int]:
 def clear_unfinished(directory: epath.Path) -> None:
     """Removes what a save has left that was killed or failed; it may fill the disk."""
     for path in [
-        *directory.glob(f"*{UNFINISHED}*"),
+        # Not by glob: a folder's own name may look like a pattern, and match another folder.
+        *(path for path in directory.iterdir() if UNFINISHED in path.name),
         *(directory / str(step) for step in saved_steps(directory, sealed=False)),
     ]:
         with contextlib.suppress(OSError):

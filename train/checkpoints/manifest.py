@@ -1,4 +1,4 @@
-"""What the files of a checkpoint must be: the size and the SHA-256 of each."""
+"""The manifest of a checkpoint: its step, and the size and the SHA-256 of each of its files."""
 
 from __future__ import annotations
 
@@ -58,40 +58,53 @@ def measure(folder: epath.Path, files: Iterable[str]) -> dict[str, File]:
         return dict(zip(files, pool.map(lambda name: _measured(folder / name), files), strict=True))
 
 
-def to_text(files: Files) -> str:
-    """The manifest as it is on disk: one way to write each."""
+def to_text(files: Files, checkpoint: str = "") -> str:
+    """Return the manifest as it is on disk: there is one way to write each.
+
+    Args:
+      files: What the files must be.
+      checkpoint: The name of the checkpoint's folder: its step.
+    """
     plain = {name: files[name]._asdict() for name in sorted(files)}
-    return json.dumps({"files": plain}, indent=1) + "\n"
+    return json.dumps({"checkpoint": checkpoint, "files": plain}, indent=1) + "\n"
 
 
 def from_text(text: str) -> dict[str, File]:
-    """The files again (ValueError: this is not, to the last character, what `to_text` writes)."""
+    """Return the files again (ValueError: not, to the last character, what `to_text` writes)."""
+    return _parsed(text)[0]
+
+
+def _parsed(text: str) -> tuple[dict[str, File], str]:
+    """Return the files, and the name of the checkpoint's folder."""
     try:
-        plain = json.loads(text)["files"]
+        whole = json.loads(text)
+        plain, checkpoint = whole["files"], whole["checkpoint"]
         files = {name: File(each["bytes"], each["sha256"]) for name, each in plain.items()}
-        sound = all(map(_sound, files, files.values())) and to_text(files) == text
+        sound = all(map(_sound, files, files.values())) and to_text(files, checkpoint) == text
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError("is no manifest") from error
     if not sound:
         raise ValueError("is no manifest")
-    return files
+    return files, checkpoint
 
 
 def write(folder: epath.Path, files: Files) -> None:
     """Makes a checkpoint count. At every moment there is a whole manifest or none."""
     path = folder / NAME
     remote = "://" in os.fspath(path)
-    replace_atomically(path if remote else pathlib.Path(path), to_text(files).encode())
+    replace_atomically(path if remote else pathlib.Path(path), to_text(files, folder.name).encode())
 
 
 def problem(folder: epath.Path, verify: Verify) -> str | None:
     """What of a checkpoint is not as its manifest says, in a few words; None if nothing is."""
     try:
-        files = from_text((folder / NAME).read_bytes().decode())
+        files, checkpoint = _parsed((folder / NAME).read_bytes().decode())
     except FileNotFoundError:
         return "has no manifest"
     except (OSError, ValueError):
         return f"{NAME} is damaged"
+    if checkpoint != folder.name:
+        return f"is the checkpoint of step {checkpoint}, under another name"
     for name, file in files.items():
         if wrong := _size_problem(folder / name, file):
             return f"{name} {wrong}"

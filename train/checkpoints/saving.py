@@ -51,7 +51,9 @@ class Writer:
                 self.directory.mkdir(parents=True, exist_ok=True)
                 folder.clear_unfinished(self.directory)
             self._orbax.save(self.directory / str(step), args=args.Composite(**items))
-            self._saving = step, self._thread.submit(self._finish, step, dropped)
+            # Shapes alone: the arrays may be donated to the next step at once.
+            shapes = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()}
+            self._saving = step, self._thread.submit(self._finish, step, shapes, dropped)
 
     def wait(self) -> None:
         """Until what is being saved counts (UserError: it could not be written)."""
@@ -67,10 +69,12 @@ class Writer:
         with contextlib.suppress(OSError, ValueError):  # of a save that failed: that was told
             self._orbax.close()
 
-    def _finish(self, step: int, dropped: Collection[int]) -> None:
+    def _finish(
+        self, step: int, arrays: Mapping[str, leaves.Leaf], dropped: Collection[int]
+    ) -> None:
         """In the background: Orbax commits, the manifest is written, older checkpoints go."""
         self._orbax.wait_until_finished()
-        seal(self.directory / str(step))
+        seal(self.directory / str(step), arrays)
         if jax.process_index() == 0:
             for old in dropped:
                 folder.remove(self.directory, old)

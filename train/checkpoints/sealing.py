@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import jax
-import orbax.checkpoint as ocp
 from etils import epath
 
+from train import leaves
 from train.checkpoints import manifest
+from train.checkpoints.completeness import check_complete
+from train.checkpoints.restoring import STATE
+from train.hosts import meet
 
 TIMEOUT_SECONDS = 1200
 """How long hosts wait for each other: as long as Orbax does."""
@@ -22,16 +25,23 @@ TIMEOUT_SECONDS = 1200
 _seals = itertools.count()  # the same on every host, for all take part in every save
 
 
-def seal(folder: epath.Path) -> None:
-    """Makes a checkpoint count; every process calls this, of a thread of its own.
+def seal(folder: epath.Path, arrays: Mapping[str, leaves.Leaf]) -> None:
+    """Make a checkpoint count, once it is complete; every process calls this, on its own thread.
 
-    Raises OSError on each of them if one could not do its part.
+    Args:
+      folder: The checkpoint's.
+      arrays: What was saved, by name.
+
+    Raises:
+      OSError: On each of them, if one could not do its part or found something missing.
     """
     number, host, hosts = next(_seals), jax.process_index(), jax.process_count()
     if hosts == 1:
+        check_complete(folder / STATE, arrays)
         manifest.write(folder, manifest.measure(folder, manifest.names(folder)))
         return
     with _then_meet(f"seal-{number}-measured"):
+        check_complete(folder / STATE, arrays, host=host, hosts=hosts)
         mine = manifest.names(folder)[host::hosts]
         _part(folder, host).write_text(manifest.to_text(manifest.measure(folder, mine)))
     with _then_meet(f"seal-{number}-written"):
@@ -62,5 +72,4 @@ def _then_meet(place: str) -> Iterator[None]:
     try:
         yield
     finally:
-        meet = ocp.multihost.get_barrier_sync_fn()
-        meet(key=place, timeout_ms=TIMEOUT_SECONDS * 1000)
+        meet(place, TIMEOUT_SECONDS)

@@ -88,13 +88,21 @@ def test_it_is_written_whole_or_not_at_all(folder: epath.Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"a", "c", "d", "manifest.json"}
 
 
+def test_a_checkpoint_under_another_name_is_refused(folder: epath.Path) -> None:
+    moved = folder.rename(folder.parent / "50")
+    assert manifest.problem(moved, "sizes") == (
+        f"is the checkpoint of step {folder.name}, under another name"
+    )
+
+
 def test_it_is_the_same_in_an_object_store(folder: epath.Path, bucket: str) -> None:
     remote = epath.Path(f"{bucket}/checkpoints/1")
     for name, data in FILES.items():
         (remote / name).parent.mkdir(parents=True, exist_ok=True)
         (remote / name).write_bytes(data)
     manifest.write(remote, manifest.measure(remote, manifest.names(remote)))
-    assert (remote / manifest.NAME).read_text() == (folder / manifest.NAME).read_text()
+    texts = [(each / manifest.NAME).read_text() for each in (remote, folder)]
+    assert texts[0] == texts[1].replace(f'"{folder.name}"', f'"{remote.name}"')
     assert manifest.problem(remote, "full") is None
     (remote / "c").write_bytes(b"more")
     assert manifest.problem(remote, "sizes") == "c has 4 bytes and not 0"

@@ -65,6 +65,6 @@ def test_two_processes_write_one_manifest_and_pass_over_the_same(tmp_path: Path)
 
 def test_one_process_writes_it_alone(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"three")
-    seal(epath.Path(tmp_path))
+    seal(epath.Path(tmp_path), {})
     found = json.loads((tmp_path / "manifest.json").read_text())["files"]
     assert {name: each["bytes"] for name, each in found.items()} == {"a": 5}

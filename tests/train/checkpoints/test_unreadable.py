@@ -16,7 +16,7 @@ from train.errors import UserError
 def sealed_again(folder: pathlib.Path) -> None:
     """A manifest of the files as they are now: what is wrong with them was there when saved."""
     (folder / "manifest.json").unlink()
-    seal(epath.Path(folder))
+    seal(epath.Path(folder), {})
 
 
 @pytest.mark.parametrize("item", ["leaves", "extra"])

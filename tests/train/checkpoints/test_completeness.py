@@ -1,0 +1,86 @@
+"""What Orbax wrote is read back before it counts."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from etils import epath
+
+from train import leaves
+from train.checkpoints import Checkpoints
+from train.checkpoints.completeness import check_complete
+from train.errors import UserError
+
+STATE = {
+    "params": {"a.b": jnp.arange(6.0).reshape(2, 3), "zero": jnp.zeros((300,), jnp.bfloat16)},
+    "large": jax.random.normal(jax.random.key(0), (40, 50)),  # the index holds small ones itself
+    "key": jax.random.key(0),
+    "step": jnp.int32(0),
+    "empty": jnp.ones((0, 3)),
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(3, STATE, {})
+    return folder / "3" / "state"
+
+
+@pytest.fixture
+def arrays(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(written, tmp_path / "state"))
+
+
+def check(folder: Path, state: Any = STATE) -> None:
+    check_complete(epath.Path(folder), leaves.named(state))
+
+
+def test_what_is_whole_passes(arrays: Path) -> None:
+    check(arrays)
+    for host in range(3):
+        check_complete(epath.Path(arrays), leaves.named(STATE), host=host, hosts=3)
+
+
+def test_an_index_that_is_missing_is_noticed(arrays: Path) -> None:
+    """As Orbax leaves it where it finds nothing to merge."""
+    (arrays / "manifest.ocdbt").unlink()
+    with pytest.raises(OSError, match=r"array .* is not in the index"):
+        check(arrays)
+
+
+def test_data_that_are_missing_are_noticed(arrays: Path) -> None:
+    for file in (arrays / "ocdbt.process_0" / "d").iterdir():
+        file.unlink()
+    with pytest.raises(OSError, match="read"):
+        check(arrays)
+
+
+def test_an_array_that_was_not_written_is_noticed(arrays: Path) -> None:
+    with pytest.raises(OSError, match=r"array params\.other is not in the index"):
+        check(arrays, {"params": {**STATE["params"], "other": jnp.ones(3)}})
+
+
+def test_an_array_of_another_size_is_noticed(arrays: Path) -> None:
+    with pytest.raises(OSError, match=r"shape \(4, 3\) was written as \[2, 3\]"):
+        check(arrays, {"params": {"a.b": jnp.ones((4, 3))}})
+
+
+def test_a_save_without_an_index_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the reason: here Orbax's glob finds none of what the processes wrote."""
+    path = type(epath.Path(tmp_path))
+    glob, none = path.glob, path("/nowhere")
+    monkeypatch.setattr(
+        path, "glob", lambda self, what: glob(none if what.startswith("ocdbt") else self, what)
+    )
+    with (
+        pytest.raises(UserError, match=r"/3: could not be written \(.*index"),
+        Checkpoints(tmp_path) as checkpoints,
+    ):
+        checkpoints.save(3, STATE, {})
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert checkpoints.steps() == []

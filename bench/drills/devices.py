@@ -80,6 +80,7 @@ class Outcome:
     end: str  # "well", "aborted", "hung" or another exit status
     seconds: float
     losses: tuple[float, ...]  # of the evaluations, the last one over the whole split
+    warned: bool  # XLA warned of a collective that had waited for 20 seconds
     errors: str  # the end of its standard error, if it did not end well
 
 
@@ -111,8 +112,10 @@ def run_once(kind: str, folder: pathlib.Path, limit: float) -> Outcome:
             process.wait()
         seconds = time.perf_counter() - began
         errors.seek(0)
-        tail = "" if end == "well" else errors.read()[-600:]
-    return Outcome(end, seconds, evaluations(workdir / "metrics.jsonl"), tail)
+        text = errors.read()
+    tail = "" if end == "well" else text[-600:]
+    losses = evaluations(workdir / "metrics.jsonl")
+    return Outcome(end, seconds, losses, "may be stuck" in text, tail)
 
 
 def evaluations(metrics: pathlib.Path) -> tuple[float, ...]:
@@ -177,6 +180,7 @@ def main(runs: int = 10, only: str = "", cores: int = 2, limit: float = 600.0) -
         "kind",
         "runs",
         "ended",
+        "warned",
         "seconds",
         "losses differ by",
         title=f"jax {jax.__version__}, {DEVICES} devices on {cores} cores beside a busy process",
@@ -188,6 +192,7 @@ def main(runs: int = 10, only: str = "", cores: int = 2, limit: float = 600.0) -
             kind,
             str(runs),
             ", ".join(f"{count} {end}" for end, count in ends.most_common()),
+            str(sum(outcome.warned for outcome in outcomes[kind])),
             f"{min(times):.0f} to {max(times):.0f}",
             f"{spread(outcomes[kind], expected):.1e}" if expected else "",
         )

@@ -1,4 +1,8 @@
-"""What a compiled training step is to those who call it: the loop, the tasks, the judge."""
+"""What a compiled training step is to those who call it: the loop, the tasks, the judge.
+
+An engine limits how many of its programs are in flight (`train/dispatch.py`), so its callers may
+call `step` and `evaluate` without waiting for their results.
+"""
 
 import abc
 from typing import Any

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from train.choices import choices
 from train.context import check_context
+from train.dispatch import DispatchLimit, programs_ahead
 from train.engine import Engine, Metrics
 from train.errors import UsageError
 from train.experiment import Experiment
@@ -66,6 +67,7 @@ class JitEngine(Engine):
         self.axes = self.model.axes()
         self.train_step = make_step(experiment, self.model, self.axes)
         check_memory(experiment.mesh, hardware)
+        self.dispatch_limit = DispatchLimit(programs_ahead(hardware, mesh))
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes())
         step, loss = self.train_step, self.train_step.loss
 
@@ -111,6 +113,11 @@ class JitEngine(Engine):
         return place_batch(self.mesh, rows, count)
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        state, metrics = self._dispatch_step(state, batch)
+        self.dispatch_limit.add(metrics)  # not the state, which the next step is given to overwrite
+        return state, metrics
+
+    def _dispatch_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         return self._step(state, batch)
 
     def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
@@ -121,7 +128,9 @@ class JitEngine(Engine):
         return choices(self.experiment, self.model.hardware, self.mesh.shape["context"])
 
     def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
-        return self._evaluate(params, batch)
+        sums = self._evaluate(params, batch)
+        self.dispatch_limit.add(sums)
+        return sums
 
 
 class PmapEngine(JitEngine):
@@ -139,7 +148,7 @@ class PmapEngine(JitEngine):
             train_step, "devices", in_axes=(None, 0), out_axes=None, donate_argnums=0
         )
 
-    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def _dispatch_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         count = self.mesh.size
         cut = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
         return self._mapped(state, cut)

@@ -7,12 +7,14 @@ moving average of its weights, that is what is meant by the weights of a checkpo
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from train.checkpoints import Checkpoints, PassedOver, none_good
 from train.errors import UsageError, UserError
@@ -137,12 +139,33 @@ def _mean(checkpoints: Checkpoints, engine: Engine, steps: list[int]) -> Any:
     if len(steps) > 1:
         total = _like(total, like, jnp.float32)
         for step in steps[1:]:
-            one = checkpoints.restore_part(step, part, like)
-            total = jax.tree.map(lambda t, leaf: t + leaf.astype(t.dtype), total, one)
-        total = jax.tree.map(lambda t: t / len(steps), total)
+            total = _add(total, checkpoints.restore_part(step, part, like))
+        total = _divide(total, np.float32(len(steps)))
     return _like(total, shapes.params)
 
 
+# One program for a whole tree: one for each leaf would put as many in flight as there are leaves,
+# and only few can be on several CPU devices (see train/dispatch.py).
+@functools.partial(jax.jit, donate_argnums=0)
+def _add(total: Any, other: Any) -> Any:
+    return jax.tree.map(lambda t, o: t + o.astype(t.dtype), total, other)
+
+
+@jax.jit
+def _divide(total: Any, count: jax.Array) -> Any:
+    return jax.tree.map(lambda t: t / count, total)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _cast(leaves: list[jax.Array], dtypes: tuple[Any, ...]) -> list[jax.Array]:
+    return [leaf.astype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
+
+
 def _like(tree: Any, other: Any, dtype: Any = None) -> Any:
-    """The tree in the dtypes of the other."""
-    return jax.tree.map(lambda leaf, o: leaf.astype(dtype or o.dtype), tree, other)
+    """Return the tree in the dtypes of another, or all of it in one dtype."""
+    leaves, structure = jax.tree.flatten(tree)
+    others = jax.tree.leaves(other)
+    dtypes = tuple(np.dtype(dtype or leaf.dtype) for leaf in others)
+    if all(leaf.dtype == each for leaf, each in zip(leaves, dtypes, strict=True)):
+        return tree
+    return jax.tree.unflatten(structure, _cast(leaves, dtypes))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from train.dispatch import PROGRAMS_AHEAD
 from train.experiment import EvaluationConfig
 from train.sharding import row_parts
 from train.tasks.task import EvaluationSet
@@ -37,17 +39,23 @@ def fetched(array: jax.Array) -> np.ndarray:
 
 
 def means(engine: Engine, params: Any, batches: EvaluationSet) -> dict[str, float]:
-    """The means of the task's losses over a set, by name.
+    """Return the means of the task's losses over a set, by name.
 
-    Sums are taken on the host in float64; fetching a batch late lets the next one start.
+    Sums are taken on the host in float64. Results are fetched a few batches late, so that the
+    devices never wait for the host, and what is not fetched yet does not grow with the set.
     """
     host, hosts = jax.process_index(), jax.process_count()
-    pending = [
-        engine.evaluate(params, engine.put(batches.host(cursor, host, hosts)))
-        for cursor in range(len(batches))
-    ]
-    found = jax.device_get(pending)
-    totals = {
-        name: np.array([each[name] for each in found], np.float64).sum(axis=0) for name in found[0]
-    }
+    totals: dict[str, np.ndarray] = {}
+    pending: collections.deque[dict[str, Any]] = collections.deque()
+
+    def add(sums: dict[str, Any]) -> None:
+        for name, each in jax.device_get(sums).items():
+            totals[name] = totals.get(name, 0) + np.array(each, np.float64)
+
+    for cursor in range(len(batches)):
+        pending.append(engine.evaluate(params, engine.put(batches.host(cursor, host, hosts))))
+        if len(pending) > PROGRAMS_AHEAD:
+            add(pending.popleft())
+    while pending:
+        add(pending.popleft())
     return {name: float(total / weight) for name, (total, weight) in totals.items()}

@@ -72,10 +72,18 @@ def losses_by_position(
     run: Trained,
     length: int,  # T
     *,
-    windows: int = 64,
+    windows: int | None = None,
     config: TransformerConfig | None = None,
 ) -> np.ndarray:  # [T] nats
-    """The held-out loss at each place of windows of T tokens; `config` may replace the model's."""
+    """Return the mean held-out loss at each position of windows of T tokens.
+
+    Args:
+      run: A trained model and its corpus.
+      length: T, which may differ from the length in training.
+      windows: How many windows to evaluate, spread evenly over the held-out text. None takes all,
+        so that different lengths are compared on the same tokens.
+      config: Replaces the configuration of the model; its parameters stay.
+    """
     model = run.model if config is None else LanguageModel(config, run.model.hardware)
     batch_size = max(1, 2048 // length)
     batches = evaluation_batches(
@@ -83,21 +91,21 @@ def losses_by_position(
         batch_size=batch_size,
         sequence_length=length,
         segments=run.segments,
-        limit=-(-windows // batch_size),
+        limit=None if windows is None else -(-windows // batch_size),
     )
 
     @jax.jit
-    def each(params: Any, rows: Any) -> jax.Array:  # [B, T]
+    def token_losses(params: Any, rows: Any) -> jax.Array:  # [B, T]
         names = ("segments", "positions") if run.segments else ()
         given = {name: rows[name] for name in names}
         logits: Any = model.apply({"params": params}, rows["tokens"], **given).logits
-        chances = jax.nn.log_softmax(logits, axis=-1)
-        return -jnp.take_along_axis(chances, rows["targets"][:, :, None], axis=-1)[:, :, 0]
+        log_probs = jax.nn.log_softmax(logits, axis=-1)
+        return -jnp.take_along_axis(log_probs, rows["targets"][:, :, None], axis=-1)[:, :, 0]
 
     total, count = np.zeros(length), np.zeros(length)
     for cursor in range(len(batches)):
         rows = batches.host(cursor, 0, 1)
-        losses = np.asarray(each(run.params, rows), np.float64)
+        losses = np.asarray(token_losses(run.params, rows), np.float64)
         total += (losses * rows["weights"]).sum(0)
         count += rows["weights"].sum(0)
     return total / np.maximum(count, 1)

@@ -119,8 +119,9 @@ def main(
         curves[kind] = by_length[-1]
         lengths.add_row(kind, *(f"{losses.mean():.3f}" for losses in by_length))
         bands.add_row(kind, *(f"{loss:.3f}" for loss in band_means(by_length[-1])))
-        print(kind, *(f"{losses.mean():.3f}" for losses in by_length), file=sys.stderr, flush=True)
-    draw(curves, figure)
+        shown = (*(losses.mean() for losses in by_length), *band_means(by_length[-1]))
+        print(kind, *(f"{loss:.3f}" for loss in shown), file=sys.stderr, flush=True)
+        draw(curves, figure)
     console = Console()
     console.print(lengths)
     console.print(bands)

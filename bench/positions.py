@@ -83,15 +83,16 @@ def draw(curves: dict[str, np.ndarray], figure: Path) -> None:
     fig, (every, learned) = pyplot.subplots(
         1, 2, figsize=(11, 4.4), sharey=True, layout="constrained"
     )
+    colors = {kind: f"C{number}" for number, kind in enumerate(KINDS)}
+    colors[CONTROL] = colors["learned"]
     positions = np.arange(LONGEST // SMOOTHING) * SMOOTHING + SMOOTHING // 2
     for kind, losses in curves.items():
         smooth = losses.reshape(-1, SMOOTHING).mean(axis=1)
         if kind != CONTROL:
-            every.plot(positions, smooth, label=kind)
+            every.plot(positions, smooth, color=colors[kind], label=kind)
         if kind in ("none", "learned", CONTROL):
             style = "--" if kind == CONTROL else "-"
-            color = "C0" if kind == "none" else "C1"
-            learned.plot(positions, smooth, style, color=color, label=kind)
+            learned.plot(positions, smooth, style, color=colors[kind], label=kind)
     for axes, title in ((every, f"trained on {LENGTH} tokens"), (learned, "learned positions")):
         axes.axvspan(0, LENGTH, color="grey", alpha=0.15, label=f"first {LENGTH} positions")
         axes.set(xlabel="position in the window (tokens)", title=title)

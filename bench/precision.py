@@ -18,6 +18,7 @@ import dataclasses
 import statistics
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -32,7 +33,7 @@ from train.data import Corpus
 from train.engines import JitEngine, make_engine
 from train.experiment import Experiment
 from train.hardware import local_hardware
-from train.loss_scale import LossScale, LossScaleConfig
+from train.loss_scale import LossScaleConfig
 from train.plan.chips import CHIPS
 from train.tasks.language import LanguageTask
 from transformer.precision import POLICIES, DType, Precision
@@ -105,29 +106,38 @@ def measure(base: Experiment, corpus: Corpus, *, rounds: int, turn: int) -> dict
 
 
 def underflow(
-    experiment: Experiment, params: Any, corpus: Corpus, scale: float
-) -> tuple[float, bool]:
-    """Return what float16 does to the gradients of one batch at a loss scale.
+    experiment: Experiment, params: Any, corpus: Corpus, scales: Sequence[float]
+) -> list[tuple[float, bool]]:
+    """Return what float16 does to the gradients of one batch, for each loss scale.
 
     Returns:
       The fraction of the gradients' elements that are zero in float16 and not in float32, and
       whether any element overflows.
     """
-    gradients = []
-    for name in ("float32", "float16"):
-        own = resolved(in_precision(experiment, name), corpus)
-        engine = make_engine(own, local_hardware())
-        assert isinstance(engine, JitEngine)
-        # Its own loss scale is replaced: `gradients` is given the scale.
-        state = engine.init().replace(params=params, loss_scale=LossScale.start(UNSCALED))
-        rows = engine.put(LanguageTask(own).batches(corpus).host(0, 0, 1))
-        given = scale if name == "float16" else 1.0
-        grads, _ = jax.jit(engine.train_step.gradients)(state, rows, np.float32(given))
-        gradients.append([np.asarray(leaf) for leaf in jax.tree.leaves(grads)])
-    lost = sum(int(((low == 0) & (wide != 0)).sum()) for wide, low in zip(*gradients, strict=True))
-    present = sum(int((wide != 0).sum()) for wide in gradients[0])
-    overflows = any(not np.isfinite(low).all() for low in gradients[1])
-    return lost / present, overflows
+    [wide] = _gradients(in_precision(experiment, "float32"), params, corpus, [1.0])
+    present = sum(int((leaf != 0).sum()) for leaf in wide)
+    found = []
+    for narrow in _gradients(in_precision(experiment, "float16"), params, corpus, scales):
+        lost = sum(
+            int(((low == 0) & (high != 0)).sum()) for low, high in zip(narrow, wide, strict=True)
+        )
+        found.append((lost / present, any(not np.isfinite(leaf).all() for leaf in narrow)))
+    return found
+
+
+def _gradients(
+    experiment: Experiment, params: Any, corpus: Corpus, scales: Sequence[float]
+) -> Iterator[list[np.ndarray]]:
+    """Yield the leaves of the first batch's gradients, times each loss scale."""
+    own = resolved(experiment, corpus)
+    engine = make_engine(own, local_hardware())
+    assert isinstance(engine, JitEngine)
+    state = engine.init().replace(params=params)
+    rows = engine.put(LanguageTask(own).batches(corpus).host(0, 0, 1))
+    gradients = jax.jit(engine.train_step.gradients)
+    for scale in scales:
+        grads, _ = gradients(state, rows, np.float32(scale))
+        yield [np.asarray(leaf) for leaf in jax.tree.leaves(grads)]
 
 
 def cost_table(found: dict[str, Measured], steps: str) -> Table:
@@ -176,8 +186,8 @@ def train_all(base: Experiment) -> tuple[Table, Any]:
 def underflow_table(base: Experiment, params: Any, corpus: Corpus) -> Table:
     """Return the table of what float16 does to gradients."""
     table = Table("loss scale", "rounded to zero", "overflow", title="gradients in float16")
-    for scale in SCALES:
-        fraction, overflows = underflow(base, params, corpus, scale)
+    found = underflow(base, params, corpus, SCALES)
+    for scale, (fraction, overflows) in zip(SCALES, found, strict=True):
         table.add_row(f"{scale:,.0f}", f"{100 * fraction:.3f}%", "yes" if overflows else "no")
     return table
 

@@ -6,9 +6,9 @@ Three tables about the quickstart's model, on the device at hand:
 
 1. Memory and time of a training step under each policy. Memory is from the compiler; the policies
    take turns at the device, and the time is the median over the rounds.
-2. The held-out loss after the same steps from the same seed, and float16 without a loss scale.
-3. Gradients of the trained float32 model computed in float16: the fraction of their elements that
+2. Gradients of the trained float32 model computed in float16: the fraction of their elements that
    float16 rounds to zero, and whether any overflows, at several loss scales.
+3. The held-out loss after the same steps from the same seed, and float16 without a loss scale.
 
 The last table prints the peak rates of products that makers of accelerators state for each dtype,
 which `python -m train plan` computes with: nothing of it is measured here.
@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.machine import machine
-from bench.small_runs import LENGTH, losses_by_position, small, trained, with_model
+from bench.small_runs import LENGTH, Trained, losses_by_position, small, trained, with_model
 from train.data import Corpus
 from train.engines import JitEngine, make_engine
 from train.experiment import Experiment
@@ -165,22 +165,19 @@ def peaks() -> Table:
     return table
 
 
-def train_all(base: Experiment) -> tuple[Table, Any]:
-    """Train under every policy; return the table of held-out losses and float32's parameters."""
+def loss_table(base: Experiment, reference: Trained) -> Table:
+    """Train under every policy but float32, which `reference` was; return held-out losses."""
     table = Table("precision", "held-out loss", title=f"after {base.steps} steps")
-    runs = {name: in_precision(base, name) for name in POLICIES}
+    runs = {name: in_precision(base, name) for name in POLICIES if name != "float32"}
     unscaled = dataclasses.replace(in_precision(base, "float16"), loss_scale=UNSCALED)
     runs["float16, no loss scale"] = unscaled
-    params: Any = None
-    for name, experiment in runs.items():
-        run = trained(experiment)
-        params = run.params if name == "float32" else params
-        # Judged in float32, so that the loss tells of training alone.
-        wide = dataclasses.replace(run.model.config, precision=Precision.named("float32"))
-        loss = f"{losses_by_position(run, LENGTH, config=wide).mean():.3f}"
-        print(name, loss, file=sys.stderr, flush=True)
-        table.add_row(name, loss)
-    return table, params
+    for name, experiment in ("float32", None), *runs.items():
+        run = trained(experiment) if experiment else reference
+        # Evaluated in float32 whatever the run, so that the losses compare the trainings alone.
+        loss = losses_by_position(run, LENGTH, config=reference.model.config).mean()
+        print(name, f"{loss:.3f}", file=sys.stderr, flush=True)
+        table.add_row(name, f"{loss:.3f}")
+    return table
 
 
 def underflow_table(base: Experiment, params: Any, corpus: Corpus) -> Table:
@@ -214,9 +211,9 @@ def main(
         found = measure(base, corpus, rounds=rounds, turn=turn)
         console.print(cost_table(found, "a training step"))
     if "loss" in tables:
-        losses, params = train_all(base)
-        console.print(losses)
-        console.print(underflow_table(base, params, corpus))
+        reference = trained(in_precision(base, "float32"))
+        console.print(underflow_table(base, reference.params, corpus))
+        console.print(loss_table(base, reference))
     if "peaks" in tables:
         console.print(peaks())
 

@@ -1,14 +1,18 @@
-"""What each kind of position makes of texts longer than those of training.
+"""Held-out loss by position, within the training length and beyond it, for each position encoding.
 
     python -m bench.positions [--steps 600] [--figure docs/figures/positions.png]
 
-The quickstart's model, trained on windows of 128 tokens with each kind of position; then its
-held-out loss over windows 1, 2, 4 and 8 times as long, and by place within the longest. Learned
-positions have a table of the longest length, of which training meets the first 128 rows. Beside
-sinusoidal ones embeddings are scaled by sqrt(D), as published.
+Train the quickstart's model on windows of 128 tokens with each kind of position encoding. Then
+evaluate it, without further training, on windows 1, 2, 4 and 8 times as long. All lengths are
+evaluated on the same held-out text, so a lower loss at a longer length means that the additional
+context helps, and a higher one that positions beyond the training length do harm.
+
+Learned positions get a table of 1,024 rows, of which training on windows of 128 tokens updates the
+first 128. The control `learned, trained on 1,024` has the same table and windows of 1,024 tokens.
 """
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +21,7 @@ from matplotlib import pyplot
 from rich.console import Console
 from rich.table import Table
 
-from bench.small_runs import LENGTH, Trained, losses_by_position, small, trained, with_mixer
+from bench.small_runs import LENGTH, losses_by_position, small, trained, with_mixer
 from train.experiment import Experiment
 from transformer import LearnedPositions, NoPosition, Rotary, SinusoidalPositions
 from transformer.positions import (
@@ -29,61 +33,99 @@ from transformer.positions import (
 )
 
 FACTORS = (1, 2, 4, 8)
+LONGEST = LENGTH * FACTORS[-1]
 
 KINDS: dict[str, tuple[EmbeddingPosition, AttentionPosition]] = {
     "none": (NoPosition(), NoPosition()),
-    "learned": (LearnedPositions(LENGTH * FACTORS[-1]), NoPosition()),
+    "learned": (LearnedPositions(LONGEST), NoPosition()),
     "sinusoidal": (SinusoidalPositions(), NoPosition()),
     "relative (Shaw)": (NoPosition(), RelativePositions(clip=16)),
     "buckets (T5)": (NoPosition(), BucketedBias(32, 128)),
     "ALiBi": (NoPosition(), ALiBi()),
     "rotary": (NoPosition(), Rotary()),
 }
-"""What the embeddings are told, and what attention knows."""
+"""The encoding added to the embeddings, and the one that attention applies."""
+
+CONTROL = f"learned, trained on {LONGEST:,}"
+BANDS = ((0, 128), (128, 256), (256, 512), (512, 1024))
+"""Ranges of positions of the longest window, for the second table; the first is the training
+length."""
+SMOOTHING = 32  # positions averaged for a point of the figure
 
 
-def positioned(experiment: Experiment, kind: str) -> Experiment:
-    """The experiment with a kind of position."""
+def with_positions(experiment: Experiment, kind: str) -> Experiment:
+    """Return the experiment with a kind of position encoding, or the control."""
+    if kind == CONTROL:
+        data = dataclasses.replace(experiment.text, sequence_length=LONGEST)
+        # As many tokens a step as the other runs have.
+        batch_size = experiment.batch_size // FACTORS[-1]
+        experiment = dataclasses.replace(experiment, data=data, batch_size=batch_size)
+        kind = "learned"
     embedded, attended = KINDS[kind]
     model = experiment.model
     pattern = with_mixer(model, position=attended)
     model = dataclasses.replace(model, pattern=pattern, position=embedded)
-    if isinstance(embedded, SinusoidalPositions):  # else the waves would drown the words
+    if isinstance(embedded, SinusoidalPositions):
+        # The sinusoids have amplitude 1: embeddings of the usual size would vanish beside them.
+        # As published, embeddings are scaled by sqrt(D).
         start = dataclasses.replace(model.initialization, embedding_std=model.width**-0.5)
         model = dataclasses.replace(model, embedding_scale=True, initialization=start)
     return dataclasses.replace(experiment, model=model)
 
 
+def band_means(losses: np.ndarray) -> list[float]:
+    """Return the mean loss in each of `BANDS`, given the loss by position of the longest window."""
+    return [float(losses[begin:end].mean()) for begin, end in BANDS]
+
+
 def draw(curves: dict[str, np.ndarray], figure: Path) -> None:
-    """The loss by place in the longest window, averaged over 32 places."""
-    fig, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    """Draw the loss by position in the longest window: all kinds, and learned positions alone."""
+    fig, (every, learned) = pyplot.subplots(
+        1, 2, figsize=(11, 4.4), sharey=True, layout="constrained"
+    )
+    colors = {kind: f"C{number}" for number, kind in enumerate(KINDS)}
+    colors[CONTROL] = colors["learned"]
+    positions = np.arange(LONGEST // SMOOTHING) * SMOOTHING + SMOOTHING // 2
     for kind, losses in curves.items():
-        smooth = losses.reshape(-1, 32).mean(axis=1)
-        axes.plot(np.arange(len(smooth)) * 32 + 16, smooth, label=kind)
-    axes.axvline(LENGTH, color="grey", linestyle=":", label="longest in training")
-    axes.set(xlabel="place in the window (tokens)", ylabel="held-out loss (nats a token)")
-    axes.set_ylim(top=min(axes.get_ylim()[1], 8))
-    axes.legend(fontsize=8)
+        smooth = losses.reshape(-1, SMOOTHING).mean(axis=1)
+        if kind != CONTROL:
+            every.plot(positions, smooth, color=colors[kind], label=kind)
+        if kind in ("none", "learned", CONTROL):
+            style = "--" if kind == CONTROL else "-"
+            learned.plot(positions, smooth, style, color=colors[kind], label=kind)
+    for axes, title in ((every, f"trained on {LENGTH} tokens"), (learned, "learned positions")):
+        axes.axvspan(0, LENGTH, color="grey", alpha=0.15, label=f"first {LENGTH} positions")
+        axes.set(xlabel="position in the window (tokens)", title=title)
+        axes.legend(fontsize=8)
+    every.set_ylabel("held-out loss (nats a token)")
     figure.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(figure, dpi=120)
+    fig.savefig(figure, dpi=100)
     pyplot.close(fig)
 
 
 def main(
     steps: int = 600,
     figure: Path = Path("docs/figures/positions.png"),
-    kinds: tuple[str, ...] = tuple(KINDS),
+    kinds: tuple[str, ...] = (*KINDS, CONTROL),
+    seed: int = 0,
 ) -> None:
-    """Prints losses by length, and draws them by place; of `kinds` of positions alone."""
-    table = Table("positions", *(f"T = {LENGTH * factor}" for factor in FACTORS))
+    """Print the loss by length and by position, and draw the latter, for the given `kinds`."""
+    lengths = Table("positions", *(f"T = {LENGTH * factor:,}" for factor in FACTORS))
+    names = (f"{begin} to {end - 1:,}" for begin, end in BANDS)
+    bands = Table("positions", *names, title=f"loss by position in windows of {LONGEST:,}")
     curves = {}
     for kind in kinds:
-        run: Trained = trained(positioned(small(steps), kind))
-        by_place = [losses_by_position(run, LENGTH * factor) for factor in FACTORS]
-        curves[kind] = by_place[-1]
-        table.add_row(kind, *(f"{each.mean():.3f}" for each in by_place))
-    draw(curves, figure)
-    Console().print(table)
+        run = trained(with_positions(small(steps, seed=seed), kind))
+        by_length = [losses_by_position(run, LENGTH * factor) for factor in FACTORS]
+        curves[kind] = by_length[-1]
+        lengths.add_row(kind, *(f"{losses.mean():.3f}" for losses in by_length))
+        bands.add_row(kind, *(f"{loss:.3f}" for loss in band_means(by_length[-1])))
+        shown = (*(losses.mean() for losses in by_length), *band_means(by_length[-1]))
+        print(kind, *(f"{loss:.3f}" for loss in shown), file=sys.stderr, flush=True)
+        draw(curves, figure)
+    console = Console()
+    console.print(lengths)
+    console.print(bands)
 
 
 if __name__ == "__main__":

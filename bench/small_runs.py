@@ -1,6 +1,8 @@
 """Small language models trained on the spot, for measurements that compare recipes."""
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -8,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.data import Corpus, evaluation_batches
+from train.data.streams import TokenStream
+from train.data.windows import Batch
 from train.engines import make_engine
 from train.experiment import Experiment
 from train.hardware import local_hardware
@@ -17,6 +21,9 @@ from train.tasks.language import LanguageTask
 from transformer import BlockConfig, LanguageModel, TransformerConfig
 
 LENGTH = 128
+EVALUATED = 1 << 17
+"""Tokens at the beginning of the held-out text on which different lengths are compared."""
+TOKENS_AT_ONCE = 2048
 
 
 def small(steps: int, *, seed: int = 0) -> Experiment:
@@ -68,36 +75,55 @@ def trained(experiment: Experiment, params: Any = None) -> Trained:
     return Trained(model, jax.device_get(state.params), corpus, task.data.segments)
 
 
+def held_out(
+    stream: TokenStream,
+    length: int,  # T
+    *,
+    segments: bool,
+    windows: int | None = None,
+) -> Iterator[Batch]:
+    """Yield batches of windows of T tokens: see `losses_by_position`."""
+    batch_size = max(1, TOKENS_AT_ONCE // length)
+    limit = None if windows is None else -(-windows // batch_size)
+    batches = evaluation_batches(
+        stream, batch_size=batch_size, sequence_length=length, segments=segments, limit=limit
+    )
+    # Without a limit, windows follow each other without gaps: the first batches are the same text
+    # at any length that is a power of two.
+    count = EVALUATED // (batch_size * length) if windows is None else len(batches)
+    return itertools.islice(batches, count)
+
+
 def losses_by_position(
     run: Trained,
     length: int,  # T
     *,
-    windows: int = 64,
+    windows: int | None = None,
     config: TransformerConfig | None = None,
 ) -> np.ndarray:  # [T] nats
-    """The held-out loss at each place of windows of T tokens; `config` may replace the model's."""
+    """Return the mean held-out loss at each position of windows of T tokens.
+
+    Args:
+      run: A trained model and its corpus.
+      length: T, which may differ from the length in training.
+      windows: Evaluate so many windows, spread evenly over the held-out text. None: its first
+        `EVALUATED` tokens, so that different lengths are compared on the same text.
+      config: Replaces the configuration of the model; its parameters stay.
+    """
     model = run.model if config is None else LanguageModel(config, run.model.hardware)
-    batch_size = max(1, 2048 // length)
-    batches = evaluation_batches(
-        run.corpus.split("validation"),
-        batch_size=batch_size,
-        sequence_length=length,
-        segments=run.segments,
-        limit=-(-windows // batch_size),
-    )
+    stream = run.corpus.split("validation")
 
     @jax.jit
-    def each(params: Any, rows: Any) -> jax.Array:  # [B, T]
+    def token_losses(params: Any, rows: Any) -> jax.Array:  # [B, T]
         names = ("segments", "positions") if run.segments else ()
         given = {name: rows[name] for name in names}
         logits: Any = model.apply({"params": params}, rows["tokens"], **given).logits
-        chances = jax.nn.log_softmax(logits, axis=-1)
-        return -jnp.take_along_axis(chances, rows["targets"][:, :, None], axis=-1)[:, :, 0]
+        log_probs = jax.nn.log_softmax(logits, axis=-1)
+        return -jnp.take_along_axis(log_probs, rows["targets"][:, :, None], axis=-1)[:, :, 0]
 
     total, count = np.zeros(length), np.zeros(length)
-    for cursor in range(len(batches)):
-        rows = batches.host(cursor, 0, 1)
-        losses = np.asarray(each(run.params, rows), np.float64)
+    for rows in held_out(stream, length, segments=run.segments, windows=windows):
+        losses = np.asarray(token_losses(run.params, rows), np.float64)
         total += (losses * rows["weights"]).sum(0)
         count += rows["weights"].sum(0)
     return total / np.maximum(count, 1)

@@ -1,0 +1,345 @@
+"""Simple baselines for every score in RESULTS.md: what a few lines of counting achieve.
+
+    python -m bench.baselines [trec sst2 ...]
+
+The data are read by the project's own readers from `$TRANSFORMER_DATA`, with the splits of the
+task's config: a baseline learns from the training split and is scored on the same examples as the
+model. Nothing is tuned: smoothing and discounts come from the formulas.
+
+- Classification: the most frequent class; multinomial naive Bayes over words, and over words and
+  bigrams.
+- Tagging: the most frequent tag of each word.
+- Language modelling: interpolated Kneser-Ney n-grams over the model's own tokens.
+- Translation: the source copied; word by word, with the translation table of IBM model 1.
+"""
+
+import itertools
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from train.data.conll import read_sentences
+from train.data.example_corpus import read_splits
+from train.data.parallel import Pair, read_pairs
+from train.data.parallel_config import ParallelDataConfig
+from train.data.tagged_config import TaggedDataConfig
+from train.errors import UserError
+from train.experiment import Experiment
+from train.registry import find
+from train.scores.bleu import sacre_bleu
+from train.tasks.classification import ClassificationTask
+from train.tasks.language import LanguageTask
+from train.tasks.masked import MaskedTask
+
+Scores = dict[str, str]
+"""A baseline's name and its score, as printed."""
+
+
+class NaiveBayes:
+    """Multinomial naive Bayes with Laplace smoothing (Manning et al. 2008, section 13.2).
+
+    P(c | text) is proportional to P(c) times the product of P(f | c) over the text's features,
+    where P(f | c) = (count of f in texts of c + 1) / (features in texts of c + V) and V is the
+    number of distinct features. Features that training has not seen are left out.
+    """
+
+    def __init__(self, texts: Sequence[Sequence[Hashable]], classes: np.ndarray) -> None:
+        """Count features; `classes` are numbers from 0 on, one for each text."""
+        self.numbers: dict[Hashable, int] = {}
+        for feature in itertools.chain.from_iterable(texts):
+            self.numbers.setdefault(feature, len(self.numbers))
+        class_count = int(classes.max()) + 1
+        counts = np.zeros((class_count, len(self.numbers)))  # [C, V]
+        for text, own in zip(texts, classes, strict=True):
+            np.add.at(counts[own], self._known(text), 1)
+        smoothed = counts + 1
+        self.log_likelihood = np.log(smoothed / smoothed.sum(axis=1, keepdims=True))
+        self.log_prior = np.log(np.bincount(classes) / len(classes))  # [C]
+
+    def scores(self, text: Iterable[Hashable]) -> np.ndarray:  # [C]
+        """Return log P(c) + the sum of log P(f | c), for each class."""
+        scores: np.ndarray = self.log_prior + self.log_likelihood[:, self._known(text)].sum(axis=1)
+        return scores
+
+    def predict(self, texts: Iterable[Sequence[Hashable]]) -> np.ndarray:  # [n]
+        """Return the most probable class of each text."""
+        return np.array([self.scores(text).argmax() for text in texts])
+
+    def _known(self, text: Iterable[Hashable]) -> list[int]:
+        return [self.numbers[feature] for feature in text if feature in self.numbers]
+
+
+def unigrams(text: str) -> list[Hashable]:
+    """Return the words of a text, in lower case, split at white space."""
+    return list(text.lower().split())
+
+
+def unigrams_and_bigrams(text: str) -> list[Hashable]:
+    """Return the words of a text and its pairs of neighbouring words."""
+    words = unigrams(text)
+    return [*words, *itertools.pairwise(words)]
+
+
+class MostFrequentTag:
+    """Tag each word with its most frequent tag in training.
+
+    An unknown word gets the most frequent tag of the words that training has seen once: such words
+    are what unknown words are like.
+    """
+
+    def __init__(self, words: Iterable[tuple[str, str]]) -> None:
+        """Count the tags of (word, tag) pairs."""
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for word, tag in words:
+            counts[word][tag] += 1
+        once = Counter(next(iter(tags)) for tags in counts.values() if tags.total() == 1)
+        every = sum(counts.values(), Counter[str]())
+        self.unknown = (once or every).most_common(1)[0][0]
+        self.tags = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
+
+    def predict(self, word: str) -> str:
+        """Return the tag of a word."""
+        return self.tags.get(word, self.unknown)
+
+
+class KneserNey:
+    """Interpolated Kneser-Ney n-gram model over token numbers (Chen and Goodman 1999, section 2.7).
+
+    P_n(w | h) = (max(c(h w) - D_n, 0) + D_n * types(h) * P_{n-1}(w | h')) / c(h)
+
+    where h' is h without its first token and types(h) the number of distinct tokens after h. At the
+    highest order c counts occurrences; below, it counts the distinct tokens before an n-gram. Each
+    order has one discount, D = n1 / (n1 + 2 n2), from how many n-grams have a count of 1 and of 2.
+    P_0 is uniform. A context that training has not seen leaves the decision to the order below.
+    """
+
+    def __init__(self, tokens: np.ndarray, vocab_size: int, order: int) -> None:
+        """Count n-grams of up to `order` tokens of a stream [N]."""
+        self.vocab_size = vocab_size
+        tokens = np.asarray(tokens, np.int64)
+        # An n-gram's key is (number of its first n - 1 tokens among all (n-1)-grams) * V + its last
+        # token, so that keys fit into 64 bits at any order.
+        self.keys: list[np.ndarray] = []
+        ends: list[np.ndarray] = []  # where each distinct n-gram first ends in the stream
+        numbers: list[np.ndarray] = []  # which n-gram ends at each position, from n - 1 on
+        occurrences = np.zeros(0, np.int64)
+        context = np.zeros(len(tokens), np.int64)  # there is one 0-gram
+        for n in range(1, order + 1):
+            key = context * vocab_size + tokens[n - 1 :]
+            keys, first, number, occurrences = np.unique(
+                key, return_index=True, return_inverse=True, return_counts=True
+            )
+            self.keys.append(keys)
+            ends.append(first + n - 1)
+            numbers.append(number)
+            context = number[:-1]
+        self.counts = []
+        for n in range(1, order):  # distinct tokens before: one for each (n + 1)-gram it ends
+            suffixes = numbers[n - 1][ends[n] - (n - 1)]
+            self.counts.append(np.bincount(suffixes, minlength=len(self.keys[n - 1])))
+        self.counts.append(occurrences)
+        self.discounts = [_discount(counts) for counts in self.counts]
+
+    def probabilities(self, tokens: np.ndarray) -> np.ndarray:  # [N - 1]
+        """Return P of each token of a stream [N] but the first, given the tokens before it."""
+        tokens = np.asarray(tokens, np.int64)
+        found = np.full(len(tokens), 1 / self.vocab_size)
+        context = np.zeros(len(tokens), np.int64)  # of each position; -1: unknown
+        for n, keys in enumerate(self.keys, start=1):
+            counts, discount = self.counts[n - 1], self.discounts[n - 1]
+            contexts = len(self.keys[n - 2]) if n > 1 else 1
+            owner = keys // self.vocab_size
+            totals = np.bincount(owner, counts, contexts)
+            types = np.bincount(owner, counts > 0, contexts)
+            place = _lookup(keys, np.where(context >= 0, context * self.vocab_size + tokens, -1))
+            count = np.where(place >= 0, counts[place], 0)
+            usable = (context >= 0) & (totals[context] > 0)
+            total = np.where(usable, totals[context], 1)
+            higher = (np.maximum(count - discount, 0) + discount * types[context] * found) / total
+            found = np.where(usable, higher, found)
+            # The n-gram that ends at a position is the context of the next position.
+            context = np.concatenate([[-1], place[:-1]])
+        return found[1:]
+
+    def loss(self, tokens: np.ndarray) -> float:
+        """Return the mean negative log probability of the stream's tokens, in nats."""
+        return float(-np.log(self.probabilities(tokens)).mean())
+
+
+def _discount(counts: np.ndarray) -> float:
+    """Return n1 / (n1 + 2 n2); 0.5 if no n-gram has a count of 1."""
+    once, twice = int((counts == 1).sum()), int((counts == 2).sum())
+    return once / (once + 2 * twice) if once else 0.5
+
+
+def _lookup(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return the index of each wanted number among sorted keys, -1 where it is missing."""
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[place] == wanted, place, -1)
+
+
+class WordByWord:
+    """Translate each word alone, by IBM model 1 without a null word (Brown et al. 1993).
+
+    Expectation maximization over t(f | e), the probability that source word e becomes f:
+    a target word f is owed to each source word e of its sentence in proportion to t(f | e).
+    """
+
+    def __init__(
+        self, pairs: Iterable[tuple[Sequence[str], Sequence[str]]], iterations: int = 10
+    ) -> None:
+        """Learn the table from sentences in words."""
+        sources: dict[str, int] = {}
+        targets: dict[str, int] = {}
+        links, cells, cell = [], [], 0
+        for source, target in pairs:
+            e = np.array([sources.setdefault(word, len(sources)) for word in source], np.int64)
+            f = np.array([targets.setdefault(word, len(targets)) for word in target], np.int64)
+            links.append((e[None, :] << 32 | f[:, None]).ravel())
+            cells.append(np.repeat(np.arange(cell, cell + len(f)), len(e)))
+            cell += len(f)
+        # A link joins a source word to a target word of its sentence; a cell is one target word's
+        # occurrence, over whose links its count is divided.
+        known, link = np.unique(np.concatenate(links), return_inverse=True)
+        owner, of_cell = known >> 32, np.concatenate(cells)
+        table = np.ones(len(known))
+        for _ in range(iterations):
+            weight = table[link]
+            weight = weight / np.bincount(of_cell, weight)[of_cell]
+            count = np.bincount(link, weight, len(known))
+            table = count / np.bincount(owner, count)[owner]
+        names = list(targets)
+        by_number: dict[int, tuple[float, str]] = {}
+        for e, f, probability in zip(owner, known & 0xFFFFFFFF, table, strict=True):
+            best = by_number.get(int(e), (0.0, ""))
+            by_number[int(e)] = max(best, (float(probability), names[int(f)]))
+        self.best = {word: by_number[number][1] for word, number in sources.items()}
+
+    def translate(self, words: Iterable[str]) -> list[str]:
+        """Return the most probable word for each word; unknown words are copied."""
+        return [self.best.get(word, word) for word in words]
+
+
+def classification(experiment: Experiment) -> Scores:
+    """Score class guesses and naive Bayes by accuracy on the test split."""
+    corpus = ClassificationTask(experiment).prepare()
+    train, validation, test = (corpus.split(n) for n in ("train", "validation", "test"))
+    commonest = np.bincount(train.targets).argmax()
+    predictions = {"most frequent class": np.full(len(test.targets), commonest)}
+    for name, features in (("words", unigrams), ("words and bigrams", unigrams_and_bigrams)):
+        # Nothing is selected on the validation split here, so its examples can be counted too.
+        for title, splits in (
+            (f"naive Bayes, {name}", [train]),
+            (f"naive Bayes, {name}, validation split added", [train, validation]),
+        ):
+            texts = [features(text) for split in splits for text in split.texts]
+            model = NaiveBayes(texts, np.concatenate([split.targets for split in splits]))
+            predictions[title] = model.predict([features(text) for text in test.texts])
+    return {
+        name: f"test accuracy {100 * np.mean(test.targets == found):.1f}%"
+        for name, found in predictions.items()
+    }
+
+
+def tagging(experiment: Experiment) -> Scores:
+    """Score the most frequent tag of each word by accuracy on the test split's words."""
+    config = experiment.data
+    assert isinstance(config, TaggedDataConfig)
+    splits = read_splits(config, lambda setting, path: read_sentences(config, setting, path))
+    words = {
+        name: [(word.text, word.tag) for sentence in sentences for word in sentence.words]
+        for name, sentences in splits.items()
+    }
+    model = MostFrequentTag(words["train"])
+    right = [model.predict(word) == tag for word, tag in words["test"]]
+    return {"most frequent tag of the word": f"test accuracy {100 * np.mean(right):.1f}%"}
+
+
+def language(experiment: Experiment) -> Scores:
+    """Score Kneser-Ney models of some orders by loss on the split that RESULTS.md reports."""
+    task = LanguageTask(experiment)
+    corpus = task.prepare()
+    split = "test" if task.data.test_path else "validation"
+    stream = corpus.split(split)
+    scores = {}
+    for order in ORDERS:
+        model = KneserNey(corpus.split("train").tokens, corpus.tokenizer.vocab_size, order)
+        loss = model.loss(stream.tokens)
+        bits = loss * stream.targets / stream.bytes / math.log(2)
+        scores[f"Kneser-Ney, {order}-gram"] = (
+            f"{split} loss {loss:.3f}, perplexity {math.exp(loss):.1f}, {bits:.3f} bits per byte"
+        )
+    return scores
+
+
+def masked(experiment: Experiment) -> Scores:
+    """Score word frequencies and n-grams of the words before, over all validation tokens."""
+    corpus = MaskedTask(experiment).prepare()
+    train, held_out = corpus.split("train").tokens, corpus.split("validation").tokens
+    frequent = np.bincount(train).argmax()
+    scores = {"most frequent word": f"accuracy {100 * np.mean(held_out[1:] == frequent):.1f}%"}
+    for order in ORDERS:
+        model = KneserNey(train, corpus.tokenizer.vocab_size, order)
+        scores[f"Kneser-Ney, {order}-gram"] = f"validation loss {model.loss(held_out):.3f}"
+    return scores
+
+
+def translation(experiment: Experiment) -> Scores:
+    """Score copies and translations word by word by sacreBLEU, in lower case, on the test split."""
+    config = experiment.data
+    assert isinstance(config, ParallelDataConfig)
+    splits = read_splits(config, lambda setting, path: read_pairs(config, setting, path))
+    model = WordByWord((_words(pair.source), _words(pair.target)) for pair in splits["train"])
+    test: Sequence[Pair] = splits["test"]
+    references = [pair.target for pair in test]
+    found = {
+        "source copied": [pair.source for pair in test],
+        "word by word": [" ".join(model.translate(_words(pair.source))) for pair in test],
+    }
+    return {name: f"test BLEU {sacre_bleu(t, references).score:.1f}" for name, t in found.items()}
+
+
+def _words(text: str) -> list[str]:
+    """Return words and punctuation marks, in lower case."""
+    return re.findall(r"\w+|[^\w\s]", text.lower())
+
+
+ORDERS = (1, 3, 5, 7)
+"""Of the n-gram models."""
+
+TASKS: dict[str, Callable[[Experiment], Scores]] = {
+    "trec": classification,
+    "sst2": classification,
+    "ud_ewt": tagging,
+    "multi30k": translation,
+    "quickstart": language,
+    "shakespeare_char_cpu": language,
+    "wikitext2": language,
+    "bert_tiny": masked,
+    "listops": classification,
+    "byte_text": classification,
+}
+
+
+def main(tasks: tyro.conf.Positional[tuple[str, ...]] = tuple(TASKS)) -> None:
+    """Print the score of each baseline for the named configs."""
+    if unknown := [task for task in tasks if task not in TASKS]:
+        raise UserError(f"task {unknown[0]}: has no baselines; give some of {', '.join(TASKS)}")
+    table = Table("config", "baseline", "score")
+    for task in tasks:
+        for baseline, score in TASKS[task](find(task)).items():
+            table.add_row(task, baseline, score)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(main)
+    except UserError as error:
+        raise SystemExit(str(error)) from None

@@ -1,0 +1,222 @@
+"""What each precision policy costs and loses: memory, time of a step, held-out loss, underflow.
+
+    python -m bench.precision [--steps 300] [--rounds 7]
+
+Three tables about the quickstart's model, on the device at hand:
+
+1. Memory and time of a training step under each policy. Memory is from the compiler; the policies
+   take turns at the device, and the time is the median over the rounds.
+2. Gradients of the trained float32 model computed in float16: the fraction of their elements that
+   float16 rounds to zero, and whether any overflows, at several loss scales.
+3. The held-out loss after the same steps from the same seed, and float16 without a loss scale.
+
+The last table prints the peak rates of products that makers of accelerators state for each dtype,
+which `python -m train plan` computes with: nothing of it is measured here.
+"""
+
+import dataclasses
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from bench.machine import machine
+from bench.small_runs import LENGTH, Trained, losses_by_position, small, trained, with_model
+from train.data import Corpus
+from train.engines import JitEngine, make_engine
+from train.experiment import Experiment
+from train.hardware import local_hardware
+from train.loss_scale import LossScaleConfig
+from train.plan.chips import CHIPS
+from train.tasks.language import LanguageTask
+from transformer.precision import POLICIES, DType, Precision
+
+MIB = 2**20
+Part = Literal["cost", "loss", "peaks"]
+UNSCALED = LossScaleConfig(initial=1.0, largest=1.0)
+SCALES = (1.0, 2.0**5, 2.0**10, 2.0**15, 2.0**20, 2.0**24)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A training step under one policy."""
+
+    weights: int
+    """Bytes of the parameters."""
+    optimizer: int
+    """Bytes of the optimizer's state."""
+    temporaries: int
+    """Bytes that the compiled step takes beside its arguments and results."""
+    seconds: list[float]
+    """Of a step, one for each round."""
+
+    @property
+    def median(self) -> float:
+        """Seconds of a step."""
+        return statistics.median(self.seconds)
+
+
+def in_precision(experiment: Experiment, name: str) -> Experiment:
+    """Return the experiment under a named precision policy."""
+    return with_model(experiment, precision=Precision.named(name))
+
+
+def resolved(experiment: Experiment, corpus: Corpus) -> Experiment:
+    """Return the experiment with the vocabulary of the corpus."""
+    return LanguageTask(experiment).resolved(corpus)
+
+
+def tree_bytes(tree: Any) -> int:
+    """Return the bytes of a tree's arrays."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def measure(base: Experiment, corpus: Corpus, *, rounds: int, turn: int) -> dict[str, Measured]:
+    """Return memory and times of each policy's step; policies take turns of `turn` steps."""
+    sides: dict[str, tuple[Any, Any, Any]] = {}
+    found = {}
+    for name in POLICIES:
+        experiment = resolved(in_precision(base, name), corpus)
+        engine = make_engine(experiment, local_hardware())
+        assert isinstance(engine, JitEngine)
+        state = engine.init()
+        rows = engine.put(LanguageTask(experiment).batches(corpus).host(0, 0, 1))
+        step = engine.lower(state, rows).compile()
+        memory: Any = step.memory_analysis()
+        sizes = tree_bytes(state.params), tree_bytes(state.optimizer)
+        found[name] = Measured(*sizes, int(memory.temp_size_in_bytes), [])
+        sides[name] = step, state, rows
+    for number in range(rounds + 1):  # the first round warms up
+        for name, (step, state, rows) in sides.items():
+            begun = time.perf_counter()
+            for _ in range(turn):
+                state, _ = step(state, rows)
+            jax.block_until_ready(state.params)
+            if number:
+                found[name].seconds.append((time.perf_counter() - begun) / turn)
+            sides[name] = step, state, rows
+    return found
+
+
+def underflow(
+    experiment: Experiment, params: Any, corpus: Corpus, scales: Sequence[float]
+) -> list[tuple[float, bool]]:
+    """Return what float16 does to the gradients of one batch, for each loss scale.
+
+    Returns:
+      The fraction of the gradients' elements that are zero in float16 and not in float32, and
+      whether any element overflows.
+    """
+    [wide] = _gradients(in_precision(experiment, "float32"), params, corpus, [1.0])
+    present = sum(int((leaf != 0).sum()) for leaf in wide)
+    found = []
+    for narrow in _gradients(in_precision(experiment, "float16"), params, corpus, scales):
+        lost = sum(
+            int(((low == 0) & (high != 0)).sum()) for low, high in zip(narrow, wide, strict=True)
+        )
+        found.append((lost / present, any(not np.isfinite(leaf).all() for leaf in narrow)))
+    return found
+
+
+def _gradients(
+    experiment: Experiment, params: Any, corpus: Corpus, scales: Sequence[float]
+) -> Iterator[list[np.ndarray]]:
+    """Yield the leaves of the first batch's gradients, times each loss scale."""
+    own = resolved(experiment, corpus)
+    engine = make_engine(own, local_hardware())
+    assert isinstance(engine, JitEngine)
+    state = engine.init().replace(params=params)
+    rows = engine.put(LanguageTask(own).batches(corpus).host(0, 0, 1))
+    gradients = jax.jit(engine.train_step.gradients)
+    for scale in scales:
+        grads, _ = gradients(state, rows, np.float32(scale))
+        yield [np.asarray(leaf) for leaf in jax.tree.leaves(grads)]
+
+
+def cost_table(found: dict[str, Measured], steps: str) -> Table:
+    """Return the table of memory and time."""
+    table = Table("precision", "weights", "optimizer", "temporaries", "step", "times", title=steps)
+    reference = found["float32"].median
+    for name, each in found.items():
+        sizes = (each.weights, each.optimizer, each.temporaries)
+        table.add_row(
+            name,
+            *(f"{size / MIB:.1f} MiB" for size in sizes),
+            f"{1000 * each.median:.0f} ms ({1000 * min(each.seconds):.0f} to "
+            f"{1000 * max(each.seconds):.0f})",
+            f"{each.median / reference:.2f}",
+        )
+    return table
+
+
+def peaks() -> Table:
+    """Return the table of makers' peak rates, by which plans are computed."""
+    dtypes: tuple[DType, ...] = ("float32", "bfloat16", "float16")
+    table = Table("chip", *dtypes, title="peak TFLOP/s of products, as makers state them")
+    for chip in CHIPS.values():
+        table.add_row(chip.name, *(f"{chip.peak(dtype) / 1e12:,.0f}" for dtype in dtypes))
+    return table
+
+
+def loss_table(base: Experiment, reference: Trained) -> Table:
+    """Train under every policy but float32, which `reference` was; return held-out losses."""
+    table = Table("precision", "held-out loss", title=f"after {base.steps} steps")
+    runs = {name: in_precision(base, name) for name in POLICIES if name != "float32"}
+    unscaled = dataclasses.replace(in_precision(base, "float16"), loss_scale=UNSCALED)
+    runs["float16, no loss scale"] = unscaled
+    for name, experiment in ("float32", None), *runs.items():
+        run = trained(experiment) if experiment else reference
+        # Evaluated in float32 whatever the run, so that the losses compare the trainings alone.
+        loss = losses_by_position(run, LENGTH, config=reference.model.config).mean()
+        print(name, f"{loss:.3f}", file=sys.stderr, flush=True)
+        table.add_row(name, f"{loss:.3f}")
+    return table
+
+
+def underflow_table(base: Experiment, params: Any, corpus: Corpus) -> Table:
+    """Return the table of what float16 does to gradients."""
+    table = Table("loss scale", "rounded to zero", "overflow", title="gradients in float16")
+    found = underflow(base, params, corpus, SCALES)
+    for scale, (fraction, overflows) in zip(SCALES, found, strict=True):
+        table.add_row(f"{scale:,.0f}", f"{100 * fraction:.3f}%", "yes" if overflows else "no")
+    return table
+
+
+def main(
+    steps: int = 300,
+    rounds: int = 7,
+    turn: int = 5,
+    tables: tuple[Part, ...] = ("cost", "loss", "peaks"),
+) -> None:
+    """Print the tables.
+
+    Args:
+      steps: Of each training.
+      rounds: How many turns each policy takes when steps are timed.
+      turn: Steps in a turn.
+      tables: `cost` is memory and time, `loss` trainings and underflow, `peaks` makers' figures.
+    """
+    console = Console()
+    console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    base = small(steps)
+    corpus = LanguageTask(base).prepare()
+    if "cost" in tables:
+        found = measure(base, corpus, rounds=rounds, turn=turn)
+        console.print(cost_table(found, "a training step"))
+    if "loss" in tables:
+        reference = trained(in_precision(base, "float32"))
+        console.print(underflow_table(base, reference.params, corpus))
+        console.print(loss_table(base, reference))
+    if "peaks" in tables:
+        console.print(peaks())
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

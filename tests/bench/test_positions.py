@@ -1,0 +1,43 @@
+"""Which experiments are compared, and what is drawn."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import positions
+from bench.positions import CONTROL, KINDS, LONGEST, band_means, draw, with_positions
+from bench.small_runs import LENGTH, small
+from transformer import LearnedPositions, Rotary
+
+
+def test_the_control_differs_in_the_length_of_its_windows_alone() -> None:
+    base = small(3)
+    learned, control = (with_positions(base, kind) for kind in ("learned", CONTROL))
+    assert learned.model == control.model
+    assert control.model.position == LearnedPositions(LONGEST)
+    assert (learned.length, control.length) == (LENGTH, LONGEST)
+    assert learned.batch_size * learned.length == control.batch_size * control.length
+
+
+def test_every_kind_replaces_the_rotary_positions_of_the_quickstart() -> None:
+    for kind in KINDS:
+        model = with_positions(small(3), kind).model
+        embedded, attended = KINDS[kind]
+        assert model.position == embedded
+        mixers: list[Any] = [block.mixer for block in model.pattern]
+        assert all(mixer.position == attended for mixer in mixers)
+        assert isinstance(attended, Rotary) == (kind == "rotary")
+
+
+def test_bands_are_the_training_length_and_what_lies_beyond() -> None:
+    losses = np.repeat(np.arange(8.0), LENGTH)
+    assert band_means(losses) == [0, 1, 2.5, 5.5]
+    assert positions.BANDS[0] == (0, LENGTH)
+    assert positions.BANDS[-1][1] == LONGEST
+
+
+def test_the_figure(tmp_path: Path) -> None:
+    curves = {kind: np.linspace(5, 4, LONGEST) for kind in ("none", "learned", CONTROL, "ALiBi")}
+    draw(curves, tmp_path / "new" / "figure.png")
+    assert (tmp_path / "new" / "figure.png").stat().st_size > 10_000

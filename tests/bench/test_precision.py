@@ -1,0 +1,62 @@
+"""What is lost in float16, on gradients that can be checked."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from bench import precision
+from bench.precision import Measured, in_precision, underflow
+from bench.small_runs import small
+from tests.train.support import light_compiler as light_compiler
+from train.data.config import DataConfig, TokenizerConfig
+from train.engines import make_engine
+from train.experiment import Experiment
+from train.hardware import local_hardware
+from train.tasks.language import LanguageTask
+from transformer.precision import POLICIES
+
+
+def tiny(folder: Path) -> Experiment:
+    """The quickstart's model, two narrow layers of it, on a few lines."""
+    (folder / "text.txt").write_text("\n".join(f"line {n} of some text" for n in range(200)))
+    base = small(2)
+    data = DataConfig(
+        path=str(folder / "text.txt"),
+        sequence_length=16,
+        segments=False,
+        tokenizer=TokenizerConfig("byte"),
+        cache=str(folder / "cache"),
+    )
+    model = dataclasses.replace(base.model, width=12, layers=2)
+    return dataclasses.replace(base, data=data, model=model, batch_size=2)
+
+
+@pytest.mark.full
+def test_a_larger_scale_loses_fewer_gradients_until_one_overflows(tmp_path: Path) -> None:
+    base = tiny(tmp_path)
+    corpus = LanguageTask(base).prepare()
+    engine = make_engine(LanguageTask(base).resolved(corpus), local_hardware())
+    params = engine.init().params
+    found = underflow(base, params, corpus, (2.0**-20, 1.0, 2.0**10, 2.0**40))
+    lost = [fraction for fraction, _ in found[:3]]
+    assert lost[0] > 0.5
+    assert lost[0] > lost[1] > lost[2]
+    assert [overflows for _, overflows in found] == [False, False, False, True]
+
+
+def test_each_policy_is_measured_by_its_name() -> None:
+    base = small(2)
+    for name in POLICIES:
+        assert in_precision(base, name).model.precision.name == name
+
+
+def test_the_table_has_medians_and_ratios() -> None:
+    found = {
+        "float32": Measured(2**20, 2**21, 2**22, [0.1, 0.3, 0.2]),
+        "bfloat16": Measured(2**20, 2**21, 2**21, [0.4, 0.1, 0.5]),
+    }
+    cells = [list(column.cells) for column in precision.cost_table(found, "a step").columns]
+    assert cells[-2] == ["200 ms (100 to 300)", "400 ms (100 to 500)"]
+    assert cells[-1] == ["1.00", "2.00"]
+    assert cells[3] == ["4.0 MiB", "2.0 MiB"]

@@ -1,0 +1,36 @@
+"""Lengths are compared on the same text."""
+
+import numpy as np
+import pytest
+
+from bench import small_runs
+from bench.small_runs import held_out
+from train.data.streams import TokenStream
+
+STREAM = TokenStream("validation", np.arange(1001), np.array([0, 300, 512, 900]), bytes=4000)
+
+
+def targets(length: int, windows: int | None = None) -> np.ndarray:
+    """The targets that count, in order."""
+    batches = held_out(STREAM, length, segments=False, windows=windows)
+    return np.concatenate([rows["targets"][rows["weights"] > 0] for rows in batches])
+
+
+@pytest.mark.parametrize("length", [32, 64, 128])
+def test_any_length_evaluates_the_same_targets(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small_runs, "EVALUATED", 512)
+    monkeypatch.setattr(small_runs, "TOKENS_AT_ONCE", 128)
+    np.testing.assert_array_equal(targets(length), np.arange(1, 513))
+
+
+def test_a_number_of_windows_is_spread_over_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_runs, "TOKENS_AT_ONCE", 100)
+    found = targets(50, windows=4)
+    assert len(found) == 200
+    assert found.max() > 700
+
+
+def test_a_short_text_is_evaluated_whole() -> None:
+    assert sorted(targets(64)) == [0, *range(1, 1000)]  # a stream ends as it begins

@@ -1,0 +1,53 @@
+"""`docs/claims.md` uses its own verdicts, and names tests, commands and figures that exist."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "claims.md"
+TEXT = PAGE.read_text()
+VERDICTS = ("works", "reproduced", "computed", "refuted", "open")
+ROWS = {
+    cells[0]: cells[1:]
+    for line in TEXT.splitlines()
+    if re.match(r"\| [A-G]\d+ \|", line)
+    for cells in [[cell.strip() for cell in line.strip().strip("|").split(" | ")]]
+}
+
+
+def test_the_legend_explains_every_verdict() -> None:
+    legend = TEXT.partition("\n## ")[0]
+    assert set(VERDICTS) <= set(re.findall(r"\*\*(\w+)\*\*", legend))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_verdict_begins_with_a_word_of_the_legend(row: str) -> None:
+    _, verdict, *_ = ROWS[row]
+    assert verdict.split(",")[0].split(";")[0].split()[0] in VERDICTS
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_what_only_describe_shows_is_called_computed(row: str) -> None:
+    """`describe` multiplies: it runs nothing, so it measures nothing."""
+    _, verdict, shown_by, *_ = ROWS[row]
+    runs = re.search(r"tests/|bench\.|train fit|--ask-compiler", shown_by)
+    if "`describe" in shown_by and not runs:
+        assert "computed" in verdict
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`(tests/[\w/.]+)`", TEXT))))
+def test_tests_that_are_named_exist(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("module", sorted(set(re.findall(r"python -m (bench[\w.]+)", TEXT))))
+def test_benchmarks_that_are_named_exist(module: str) -> None:
+    assert importlib.util.find_spec(module) is not None
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([\w/.]+)", TEXT))))
+def test_links_lead_somewhere(link: str) -> None:
+    assert (PAGE.parent / link).exists()

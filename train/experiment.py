@@ -9,11 +9,10 @@ from train.data.listops_config import ListOpsDataConfig
 from train.data.parallel_config import ParallelDataConfig
 from train.data.tagged_config import TaggedDataConfig
 from train.errors import UsageError
-from train.loss_scale import LossScaleConfig
 from train.optimizers import AdamW, OptimizerConfig
 from train.recovery.config import RecoveryConfig
 from train.schedules import ScheduleConfig
-from train.sharding import MeshConfig
+from train.sharding.mesh import MeshConfig
 from train.tasks.config import (
     Classification,
     LanguageModelling,
@@ -151,6 +150,25 @@ class StoppingConfig:
 
     def __post_init__(self) -> None:
         _at_least(0, "stopping", self, "patience")
+
+
+@dataclasses.dataclass(frozen=True)
+class LossScaleConfig:
+    """Used when a precision policy computes in float16, and at no other time."""
+
+    initial: float = 2.0**15
+    growth_every: int = 2000
+    """Steps without overflow after which the scale doubles."""
+    largest: float = 2.0**24
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.initial <= self.largest:
+            raise ValueError(
+                f"loss_scale.initial {self.initial}: give a scale from 1 to loss_scale.largest "
+                f"{self.largest}"
+            )
+        if self.growth_every < 1:
+            raise ValueError(f"loss_scale.growth_every {self.growth_every}: give 1 or more steps")
 
 
 @dataclasses.dataclass(frozen=True)

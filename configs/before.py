@@ -12,10 +12,16 @@
 import dataclasses
 
 from configs.versus import WIDTH, versus
-from transformer import BlockConfig, FeedForwardConfig, MixerConfig, NormConfig, TransformerConfig
-from transformer.convolution import ConvolutionConfig
+from transformer import (
+    BlockConfig,
+    ConvolutionConfig,
+    FeedForwardConfig,
+    Initialization,
+    MixerConfig,
+    NormConfig,
+    TransformerConfig,
+)
 from transformer.recurrent import ElmanConfig, LSTMConfig
-from transformer.weights import Initialization
 
 
 def recurrent(mixer: MixerConfig) -> TransformerConfig:

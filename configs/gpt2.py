@@ -20,7 +20,7 @@ from transformer import (
     Precision,
     TransformerConfig,
 )
-from transformer.stack import Remat
+from transformer.config import Remat
 
 VOCABULARY = 50_257
 LENGTH = 1024

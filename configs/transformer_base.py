@@ -67,11 +67,13 @@ EXPERIMENTS = {
         name="transformer_base",
         task=Translation(label_smoothing=0.1, beams=4, length_penalty=0.6),
         model=vaswani(),
-        data=ParallelDataConfig(tokenizer=TokenizerConfig("bpe", vocab_size=WORDS)),
+        data=ParallelDataConfig(
+            batch_tokens=25_000, tokenizer=TokenizerConfig("bpe", vocab_size=WORDS)
+        ),
         optimizer=Adam(beta1=0.9, beta2=0.98, epsilon=1e-9, clip=0.0),
         schedule=ScheduleConfig("inverse_sqrt", learning_rate=0.0, warmup=4000),
         steps=100_000,
-        batch_size=25_000,
+        batch_size=0,  # as many as data.batch_tokens allows
         evaluation=EvaluationConfig(every=1000, batches=20, average=5),
         checkpoint=CheckpointConfig(every=1000, keep=5),
     )

@@ -29,11 +29,11 @@ from transformer import (
     Initialization,
     LearnedPositions,
     NormConfig,
+    PrimerConfig,
     Rotary,
     SinusoidalPositions,
     TransformerConfig,
 )
-from transformer.variants.primer import PrimerConfig
 
 WIDTH, HEADS, LENGTH, WORDS = 256, 8, 128, 4096
 

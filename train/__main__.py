@@ -4,10 +4,11 @@ import io
 import sys
 
 from train.allocator import restart_with_huge_pages
-from train.cli import COMPUTING, main
+from train.cli import COMPUTING, HELP, main
 
 if __name__ == "__main__":
-    if COMPUTING.intersection(sys.argv[1:2]):
+    # Help computes nothing, and need not wait for a second start of Python.
+    if COMPUTING.intersection(sys.argv[1:2]) and HELP.isdisjoint(sys.argv):
         restart_with_huge_pages()
     if isinstance(sys.stdout, io.TextIOWrapper):  # where it is no UTF-8, signs are spelt out
         sys.stdout.reconfigure(errors="backslashreplace")

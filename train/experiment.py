@@ -9,11 +9,10 @@ from train.data.listops_config import ListOpsDataConfig
 from train.data.parallel_config import ParallelDataConfig
 from train.data.tagged_config import TaggedDataConfig
 from train.errors import UsageError
-from train.loss_scale import LossScaleConfig
 from train.optimizers import AdamW, OptimizerConfig
 from train.recovery.config import RecoveryConfig
 from train.schedules import ScheduleConfig
-from train.sharding import MeshConfig
+from train.sharding.mesh import MeshConfig
 from train.tasks.config import (
     Classification,
     LanguageModelling,
@@ -72,7 +71,7 @@ class EvaluationConfig:
     at more cost. 0: the sequence length."""
     batch_size: int = 0
     """As the experiment's own, or a few rows more so that a batch divides among devices; 0: that
-    of training."""
+    of training. Where training has data.batch_tokens, evaluation has them too."""
     compressors: bool = False
     """Show at the end what gzip -9 and xz -9 make of the held-out text."""
     average: int = 1
@@ -154,6 +153,25 @@ class StoppingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class LossScaleConfig:
+    """Used when a precision policy computes in float16, and at no other time."""
+
+    initial: float = 2.0**15
+    growth_every: int = 2000
+    """Steps without overflow after which the scale doubles."""
+    largest: float = 2.0**24
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.initial <= self.largest:
+            raise ValueError(
+                f"loss_scale.initial {self.initial}: give a scale from 1 to loss_scale.largest "
+                f"{self.largest}"
+            )
+        if self.growth_every < 1:
+            raise ValueError(f"loss_scale.growth_every {self.growth_every}: give 1 or more steps")
+
+
+@dataclasses.dataclass(frozen=True)
 class Experiment:
     """A model, its data, and how it is trained."""
 
@@ -168,8 +186,9 @@ class Experiment:
     steps: int = 1000
     """Updates of the weights."""
     batch_size: int = 32
-    """Windows (texts, sentences) in a batch, over all devices and microbatches. Of translation:
-    tokens in the longer side of a batch, padding included, so that it has more of shorter ones."""
+    """Examples (windows, texts, pairs of sentences) in a batch, over all devices and microbatches.
+    Beside data.batch_tokens, which translation has, it is the most that there may be; 0: as many as
+    that allows."""
     accumulate: int = 1
     """Microbatches that a batch is cut into, one after the other: less memory, the same result."""
     seed: int = 0
@@ -212,14 +231,20 @@ class Experiment:
         return self.data.segments if isinstance(self.data, DataConfig) else True
 
     @property
+    def batch_tokens(self) -> int:
+        """Tokens that a batch may have, padding included; 0: batches are of `batch_size` rows."""
+        return getattr(self.data, "batch_tokens", 0)
+
+    @property
     def rows(self) -> tuple[str, int]:
         """What the rows of every batch are a multiple of: the setting that says so, its value."""
-        if isinstance(self.data, ParallelDataConfig):
+        if isinstance(self.data, ParallelDataConfig) and self.batch_tokens:
             return "data.row_multiple", self.data.row_multiple
         return "batch_size", self.batch_size
 
     def __post_init__(self) -> None:
-        _at_least(1, "", self, "steps", "batch_size", "accumulate", "log_every")
+        _at_least(1, "", self, "steps", "accumulate", "log_every")
+        self._check_batch()
         check_seed(self.seed)
         self._check_task()
         self._check_lengths()
@@ -234,6 +259,27 @@ class Experiment:
             raise UsageError(
                 "compile pmap: copies the whole model to each device, and knows no axis of the "
                 "mesh but mesh.data; use --compile jit"
+            )
+
+    def _check_batch(self) -> None:
+        """That there is a number of examples, or of tokens, and that the two agree."""
+        if not self.batch_tokens:
+            if isinstance(self.data, ParallelDataConfig) and self.batch_size == 0:
+                raise UsageError("batch_size 0: give 1 or more, or set data.batch_tokens")
+            _at_least(1, "", self, "batch_size")
+            return
+        _at_least(0, "", self, "batch_size")
+        if self.batch_tokens < self.length:
+            raise UsageError(
+                f"data.batch_tokens {self.batch_tokens}: has no room for a sentence of "
+                f"data.max_length {self.length} tokens; give more"
+            )
+        setting, multiple = self.rows
+        if self.batch_size % multiple:
+            raise UsageError(
+                f"batch_size {self.batch_size}: is no multiple of {setting} {multiple}, as the "
+                "rows of every batch are; give a multiple of it, or 0 for no limit beside "
+                "data.batch_tokens"
             )
 
     def _check_task(self) -> None:
@@ -278,11 +324,6 @@ class Experiment:
             raise UsageError(
                 f"evaluation.stride {self.evaluation.stride}: is beyond data.{setting} "
                 f"{self.length}; give at most that, or 0"
-            )
-        if isinstance(self.data, ParallelDataConfig) and self.batch_size < self.length:
-            raise UsageError(
-                f"batch_size {self.batch_size}: has no room for a sentence of data.{setting} "
-                f"{self.length} tokens; it counts tokens: give more"
             )
 
     def _check_judging(self) -> None:

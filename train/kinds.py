@@ -6,12 +6,14 @@ users add their own.
 
 import dataclasses
 import types
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from typing import Any, Union, get_args, get_origin
 
-from transformer.mixers import MIXERS, MixerConfig
+from transformer.layer_configs import MixerConfig
+from transformer.registry import MixerConfigs
 
 
-def kinds(hint: Any) -> dict[str, type]:
+def kinds(hint: Any) -> Mapping[str, type]:
     """The classes that a setting with this type hint may be, by name; none if there is no choice.
 
     A union with None, or a mixer with None, has the same: None has no name.
@@ -19,7 +21,7 @@ def kinds(hint: Any) -> dict[str, type]:
     members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     classes = [each for each in members if isinstance(each, type)]
     if any(issubclass(each, MixerConfig) for each in classes):
-        return {kind: get_type_hints(mixer)["config"] for kind, mixer in MIXERS.items()}
+        return MixerConfigs()
     configs = [each for each in classes if dataclasses.is_dataclass(each)]
     return {kind_of(each): each for each in configs} if len(configs) > 1 else {}
 

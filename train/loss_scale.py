@@ -1,29 +1,10 @@
 """Dynamic loss scaling for float16 (Micikevicius et al. 2018, section 3.2)."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-
-@dataclasses.dataclass(frozen=True)
-class LossScaleConfig:
-    """Used when a precision policy computes in float16, and at no other time."""
-
-    initial: float = 2.0**15
-    growth_every: int = 2000
-    """Steps without overflow after which the scale doubles."""
-    largest: float = 2.0**24
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.initial <= self.largest:
-            raise ValueError(
-                f"loss_scale.initial {self.initial}: give a scale from 1 to loss_scale.largest "
-                f"{self.largest}"
-            )
-        if self.growth_every < 1:
-            raise ValueError(f"loss_scale.growth_every {self.growth_every}: give 1 or more steps")
+from train.experiment import LossScaleConfig as LossScaleConfig
 
 
 class LossScale(struct.PyTreeNode):

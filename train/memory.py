@@ -57,12 +57,11 @@ def smaller(experiment: Experiment) -> list[str]:
 
 def known_to_help(experiment: Experiment) -> list[str]:
     """The settings that take less memory to train with."""
-    length, batch = experiment.length, experiment.batch_size
+    length, batch, tokens = experiment.length, experiment.batch_size, experiment.batch_tokens
     remedies = []
-    if batch > experiment.accumulate:
-        remedies.append(
-            f"raise accumulate (now {experiment.accumulate}) or lower batch_size (now {batch})"
-        )
+    if tokens or batch > experiment.accumulate:
+        smaller = f"data.batch_tokens (now {tokens})" if tokens else f"batch_size (now {batch})"
+        remedies.append(f"raise accumulate (now {experiment.accumulate}) or lower {smaller}")
     if experiment.model.remat != "full":
         remedies.append(f"set model.remat to full (now {experiment.model.remat})")
     cut = "sequence_length" if isinstance(experiment.data, DataConfig) else "max_length"

@@ -1,16 +1,18 @@
 """Learning rates as functions of the number of the update, the first being 1."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
-
-import jax
-import jax.numpy as jnp
-import optax
+from typing import TYPE_CHECKING, Literal
 
 from transformer.checks import check_least
 
-Schedule = Callable[[jax.Array], jax.Array]
+if TYPE_CHECKING:
+    import jax
+
+
+Schedule = Callable[["jax.Array"], "jax.Array"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,7 @@ class ScheduleConfig:
 
 def vaswani(width: int, warmup: int) -> Schedule:
     """width^-0.5 * min(n^-0.5, n * warmup^-1.5) (Vaswani et al. 2017, equation 3)."""
+    import jax.numpy as jnp
 
     def rate(n: jax.Array) -> jax.Array:
         n = jnp.asarray(n, jnp.float32)
@@ -55,6 +58,8 @@ def vaswani(width: int, warmup: int) -> Schedule:
 
 def make_schedule(config: ScheduleConfig, *, steps: int, width: int) -> Schedule:
     """The rate of update n, for n = 1 to `steps`."""
+    import optax
+
     peak, warmup = config.learning_rate, config.warmup
     if config.kind == "inverse_sqrt":
         paper = vaswani(width, warmup)
@@ -80,4 +85,6 @@ def make_schedule(config: ScheduleConfig, *, steps: int, width: int) -> Schedule
 
 def _positive(rate: jax.Array) -> jax.Array:
     """In float32, where rounding may take the last rate of a line below zero."""
+    import jax.numpy as jnp
+
     return jnp.maximum(jnp.asarray(rate, jnp.float32), 0.0)

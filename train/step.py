@@ -61,9 +61,8 @@ class TrainStep:
         metrics = {name: mean(each) for name, each in sums.items()}
         metrics.update(grad_norm=norm, param_norm=global_norm(state.params))
         known = None if state.loss_scale is None else state.loss_scale.scale
-        length = sum(rows.shape[1] for rows in batch.values() if rows.ndim > 1)
         seen = jnp.stack([metrics[name] for name in SEEN])
-        verdict = judge(state.watch, seen, length, known, self.recovery)
+        verdict = judge(state.watch, seen, row_length(batch), known, self.recovery)
         rate = self.schedule(state.step + 1)
         if state.watch is not None:
             rate = rate * state.watch.rate
@@ -173,3 +172,12 @@ def minimised(sums: dict[str, Loss]) -> jax.Array:
 def mean(loss: Loss) -> jax.Array:
     """The sum over its weight; 0 where nothing has weight."""
     return loss.total / jnp.maximum(loss.weight, 1e-9)
+
+
+def row_length(batch: Batch) -> int:
+    """Return T, the tokens of a row with its padding; 1 for rows that are no sequences.
+
+    Of a translation it is the target's, whose tokens have the loss. Batches of like length are
+    compared with each other when spikes are looked for.
+    """
+    return batch["tokens"].shape[1] if "tokens" in batch else 1

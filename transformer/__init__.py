@@ -1,62 +1,145 @@
-"""Transformers in pure Flax: models as pure functions of (parameters, inputs)."""
+"""Transformers in pure Flax: models as pure functions of (parameters, inputs).
 
-from transformer.attention import AttentionConfig
-from transformer.block import BlockConfig
-from transformer.classifier import Classifier
-from transformer.config import EncoderConfig, TransformerConfig
-from transformer.convolution import ConvolutionConfig
-from transformer.decoding import generate
-from transformer.encoder_decoder import EncoderDecoder
-from transformer.feedforward import FeedForwardConfig
-from transformer.hardware import Hardware
-from transformer.identity import IdentityConfig
-from transformer.language_model import LanguageModel
-from transformer.masked_language_model import MaskedLanguageModel
-from transformer.masks import Mask, Pattern
-from transformer.mixers import MIXERS, Abilities, Mixer, MixerConfig, MixerOutput
-from transformer.mixture import MixtureConfig
-from transformer.model import Model, ModelOutput
-from transformer.nonautoregressive import NonAutoregressive
-from transformer.norms import NormConfig
-from transformer.positions import (
-    ALiBi,
-    BucketedBias,
-    LearnedPositions,
-    LinearScaling,
-    Llama3Scaling,
-    NoPosition,
-    NoScaling,
-    NTKScaling,
-    RelativePositions,
-    Rotary,
-    SinusoidalPositions,
-    YaRNScaling,
-)
-from transformer.precision import Precision
-from transformer.recurrent import (
-    BahdanauConfig,
-    ChengConfig,
-    ElmanConfig,
-    GNMTDecoderConfig,
-    GNMTEncoderConfig,
-    LSTMConfig,
-    LuongConfig,
-    Seq2SeqConfig,
-)
-from transformer.scores import AdditiveScore, BilinearScore, DotScore, ScaledDotScore
-from transformer.tagger import Tagger
-from transformer.variants.bigbird import BigBirdConfig
-from transformer.variants.linear_attention import LinearAttentionConfig
-from transformer.variants.linformer import LinformerConfig
-from transformer.variants.longformer import LongformerConfig
-from transformer.variants.performer import PerformerConfig
-from transformer.variants.primer import PrimerConfig
-from transformer.variants.reformer import ReformerConfig
-from transformer.variants.routing_attention import RoutingConfig
-from transformer.variants.sliding_window import SlidingWindowConfig
-from transformer.variants.sparse import SparseConfig
-from transformer.variants.top_k import TopKConfig
-from transformer.weights import Initialization
+The names below are imported when they are first asked for: settings can be read, and `--help`
+answered, before JAX is loaded.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformer.attention_config import AttentionConfig
+    from transformer.block_config import BlockConfig
+    from transformer.classifier import Classifier
+    from transformer.config import EncoderConfig, TransformerConfig
+    from transformer.decoding import generate
+    from transformer.encoder_decoder import EncoderDecoder
+    from transformer.hardware import Hardware
+    from transformer.initialization import Initialization
+    from transformer.language_model import LanguageModel
+    from transformer.layer_configs import (
+        ConvolutionConfig,
+        FeedForwardConfig,
+        IdentityConfig,
+        MixerConfig,
+        MixtureConfig,
+        NormConfig,
+    )
+    from transformer.masked_language_model import MaskedLanguageModel
+    from transformer.masks import Mask, Pattern
+    from transformer.mixers import Abilities, Mixer, MixerOutput
+    from transformer.model import Model, ModelOutput
+    from transformer.nonautoregressive import NonAutoregressive
+    from transformer.positions import (
+        ALiBi,
+        BucketedBias,
+        LearnedPositions,
+        LinearScaling,
+        Llama3Scaling,
+        NoPosition,
+        NoScaling,
+        NTKScaling,
+        RelativePositions,
+        Rotary,
+        SinusoidalPositions,
+        YaRNScaling,
+    )
+    from transformer.precision import Precision
+    from transformer.recurrent import (
+        BahdanauConfig,
+        ChengConfig,
+        ElmanConfig,
+        GNMTDecoderConfig,
+        GNMTEncoderConfig,
+        LSTMConfig,
+        LuongConfig,
+        Seq2SeqConfig,
+    )
+    from transformer.registry import MIXERS
+    from transformer.scores import AdditiveScore, BilinearScore, DotScore, ScaledDotScore
+    from transformer.tagger import Tagger
+    from transformer.variants.configs import (
+        BigBirdConfig,
+        LinearAttentionConfig,
+        LinformerConfig,
+        LongformerConfig,
+        PerformerConfig,
+        PrimerConfig,
+        ReformerConfig,
+        RoutingConfig,
+        SlidingWindowConfig,
+        SparseConfig,
+        TopKConfig,
+    )
+
+_HOMES = {
+    "attention_config": ("AttentionConfig",),
+    "block_config": ("BlockConfig",),
+    "classifier": ("Classifier",),
+    "config": ("EncoderConfig", "TransformerConfig"),
+    "decoding": ("generate",),
+    "encoder_decoder": ("EncoderDecoder",),
+    "hardware": ("Hardware",),
+    "initialization": ("Initialization",),
+    "language_model": ("LanguageModel",),
+    "layer_configs": (
+        "ConvolutionConfig",
+        "FeedForwardConfig",
+        "IdentityConfig",
+        "MixerConfig",
+        "MixtureConfig",
+        "NormConfig",
+    ),
+    "masked_language_model": ("MaskedLanguageModel",),
+    "masks": ("Mask", "Pattern"),
+    "mixers": ("Abilities", "Mixer", "MixerOutput"),
+    "model": ("Model", "ModelOutput"),
+    "nonautoregressive": ("NonAutoregressive",),
+    "positions": (
+        "ALiBi",
+        "BucketedBias",
+        "LearnedPositions",
+        "LinearScaling",
+        "Llama3Scaling",
+        "NTKScaling",
+        "NoPosition",
+        "NoScaling",
+        "RelativePositions",
+        "Rotary",
+        "SinusoidalPositions",
+        "YaRNScaling",
+    ),
+    "precision": ("Precision",),
+    "recurrent": (
+        "BahdanauConfig",
+        "ChengConfig",
+        "ElmanConfig",
+        "GNMTDecoderConfig",
+        "GNMTEncoderConfig",
+        "LSTMConfig",
+        "LuongConfig",
+        "Seq2SeqConfig",
+    ),
+    "registry": ("MIXERS",),
+    "scores": ("AdditiveScore", "BilinearScore", "DotScore", "ScaledDotScore"),
+    "tagger": ("Tagger",),
+    "variants.configs": (
+        "BigBirdConfig",
+        "LinearAttentionConfig",
+        "LinformerConfig",
+        "LongformerConfig",
+        "PerformerConfig",
+        "PrimerConfig",
+        "ReformerConfig",
+        "RoutingConfig",
+        "SlidingWindowConfig",
+        "SparseConfig",
+        "TopKConfig",
+    ),
+}
+"""The names of each module."""
+
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "MIXERS",
@@ -123,3 +206,12 @@ __all__ = [
     "YaRNScaling",
     "generate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import each name on first use."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = found
+    return found

@@ -1,12 +1,11 @@
 """The nonlinearities of feed-forward layers."""
 
 from collections.abc import Callable
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swish", "learned_swish", "squared_relu"]
+from transformer.layer_configs import Activation as Activation
 
 
 def swish(

@@ -1,16 +1,20 @@
 """What can be chosen about full attention."""
 
 import dataclasses
-from typing import ClassVar, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from transformer import scores
-from transformer.attend import Case, Form
 from transformer.checks import check_choice, check_least, check_share
 from transformer.hardware import Hardware
-from transformer.heads import HeadsConfig
-from transformer.masks import Pattern
+from transformer.layer_configs import HeadsConfig
 from transformer.positions import AttentionPosition, NoPosition, RelativePositions, Rotary
 from transformer.scores import AdditiveScore, ScaledDotScore, Score
+
+if TYPE_CHECKING:
+    from transformer.attend import Case
+
+
+Form = Literal["auto", "reference", "query_blocks", "blockwise", "cudnn", "splash", "ring"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +74,11 @@ class AttentionConfig(HeadsConfig):
         cross: bool = False,
         parts: int = 1,  # devices that the tokens are spread over
         meshed: bool = False,  # whether it is known how arrays lie on several devices
-    ) -> Case:
+    ) -> "Case":
         """What its form is chosen by, when nothing is decoded and no weights are wanted."""
+        from transformer.attend import Case
+        from transformer.masks import Pattern
+
         return Case(
             hardware=hardware,
             pattern=Pattern(causal=causal),

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from transformer.block import BlockConfig
+from transformer.block_config import BlockConfig
 from transformer.config import TransformerConfig
-from transformer.feedforward import FeedForwardConfig
-from transformer.identity import IdentityConfig
+from transformer.layer_configs import FeedForwardConfig, IdentityConfig
 
 
 def bag_of_embeddings(

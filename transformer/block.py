@@ -3,51 +3,20 @@
 Each sublayer has a norm and a residual connection.
 """
 
-import dataclasses
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 from flax import linen as nn
 
-from transformer.attention import AttentionConfig
-from transformer.checks import check_choice, check_share
+from transformer.block_config import BlockConfig as BlockConfig
+from transformer.block_config import Placement as Placement
 from transformer.dropout import dropout, fold
 from transformer.feedforward import FeedForward, FeedForwardConfig
 from transformer.masks import Mask
-from transformer.mixers import NOTHING, MixerConfig, Want, mixer_type
+from transformer.mixers import NOTHING, Want, mixer_type
 from transformer.mixture import Mixture, MixtureConfig
-from transformer.norms import Norm, NormConfig
+from transformer.norms import Norm
 from transformer.shared import Shared
-
-Placement = Literal["pre", "post", "sandwich"]
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockConfig:
-    """One place of the layer pattern."""
-
-    mixer: MixerConfig = AttentionConfig()
-    """What moves information between tokens."""
-    cross: MixerConfig | None = None
-    """What brings information in from the memory (the encoder's output), after the mixer."""
-    feed_forward: FeedForwardConfig | MixtureConfig | None = FeedForwardConfig()
-    norm: NormConfig | None = NormConfig()
-    placement: Placement = "pre"
-    """x + f(norm(x)); norm(x + f(x)) as in Vaswani et al. 2017; or x + norm(f(norm(x))) as in
-    Ding et al. 2021."""
-    residual: bool = True
-    """Whether x is added to f(x). Without it deep stacks hardly learn: it is here to be shown."""
-    dropout: float = 0.0
-    """Of what is added to the residual stream."""
-
-    def __post_init__(self) -> None:
-        check_choice("block.placement", self.placement, get_args(Placement))
-        check_share("block.dropout", self.dropout)
-
-    @property
-    def needs_memory(self) -> bool:
-        """Whether a layer of this kind works only with the output of an encoder."""
-        return self.cross is not None or self.mixer.reads_memory
 
 
 class Memory(NamedTuple):

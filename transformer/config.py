@@ -1,15 +1,20 @@
 """The configuration of a whole model: frozen, and checked when it is built."""
 
 import dataclasses
+from typing import Literal
 
-from transformer.block import BlockConfig
+from transformer.block_config import BlockConfig
 from transformer.checks import check_least, check_share
-from transformer.mixture import MixtureConfig
-from transformer.norms import NormConfig
+from transformer.initialization import Initialization
+from transformer.layer_configs import MixtureConfig, NormConfig
 from transformer.positions import EmbeddingPosition, LearnedPositions, NoPosition
 from transformer.precision import Precision
-from transformer.stack import Loop, Remat
-from transformer.weights import Initialization
+
+Loop = Literal["auto", "scan", "unroll"]
+Remat = Literal["none", "dots", "full", "offload"]
+
+
+Pooling = Literal["first", "mean"]
 
 
 @dataclasses.dataclass(frozen=True)

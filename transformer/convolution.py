@@ -1,38 +1,18 @@
 """Convolution over neighbouring tokens (Kalchbrenner et al. 2016; Gehring et al. 2017)."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.checks import check_least
+from transformer.layer_configs import ConvolutionConfig as ConvolutionConfig
 from transformer.linear import linear
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
 from transformer.shifts import around, remembered
 from transformer.weights import Initialization, weight
-
-
-@dataclasses.dataclass(frozen=True)
-class ConvolutionConfig(MixerConfig):
-    """y_t = sum over the taps i of W_i x_(t + i), i <= 0 under a causal mask.
-
-    Without one the taps are centred. Its last inputs are its cache.
-    """
-
-    kind: ClassVar[str] = "convolution"
-
-    taps: int = 3
-    """k, tokens that a token sees, itself among them."""
-    separable: bool = False
-    """One weight for each tap and channel, and then one matrix for all taps (Kaiser et al. 2017):
-    k D + D^2 weights in place of k D^2."""
-
-    def __post_init__(self) -> None:
-        check_least("convolution.taps", self.taps, 1)
 
 
 class Convolution(Mixer):

@@ -1,55 +1,18 @@
 """The feed-forward layer, plain (Vaswani et al. 2017, section 3.3) and gated (Shazeer 2020)."""
 
-import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple, get_args
+from typing import NamedTuple
 
 import jax
 from flax import linen as nn
 
-from transformer.activations import ACTIVATIONS, Activation, swish
-from transformer.checks import check_choice, check_least, check_share
+from transformer.activations import ACTIVATIONS, swish
 from transformer.dropout import dropout
+from transformer.layer_configs import FeedForwardConfig as FeedForwardConfig
 from transformer.linear import linear
 from transformer.mixers import NOTHING, Want
 from transformer.shared import Shared
 from transformer.weights import weight
-
-
-@dataclasses.dataclass(frozen=True)
-class FeedForwardConfig:
-    """Two linear maps with a nonlinearity between, applied to each token."""
-
-    kind: ClassVar[str] = "plain"
-
-    hidden: int = 0
-    """F; 0 means 4 D, or 8/3 D in multiples of 64 when gated: the same number of weights."""
-    activation: Activation = "gelu_tanh"
-    """GELU is exact (`gelu`, with erf) or its approximation by tanh (`gelu_tanh`, as in GPT-2).
-    `swish` has the `beta` below, `learned_swish` one for each layer that is a weight."""
-    gated: bool = False
-    """Multiply by a second linear map: ReGLU, GEGLU and SwiGLU are `relu`, `gelu` and `silu`."""
-    bias: bool = True
-    dropout: float = 0.0
-    """Of the hidden activations."""
-    beta: float = 1.0
-    """Of `swish`, x sigmoid(beta x), and where that of `learned_swish` starts."""
-
-    def __post_init__(self) -> None:
-        check_least("feed_forward.hidden", self.hidden, 0)
-        check_choice("feed_forward.activation", self.activation, get_args(Activation))
-        check_share("feed_forward.dropout", self.dropout)
-        if self.beta != 1 and self.activation in ACTIVATIONS:
-            raise ValueError(
-                f"feed_forward.beta {self.beta}: {self.activation} has none; leave it at 1, or set "
-                "activation to swish or learned_swish"
-            )
-
-    def hidden_width(self, width: int) -> int:
-        """F for a model of this width D."""
-        if self.hidden:
-            return self.hidden
-        return -(-8 * width // (3 * 64)) * 64 if self.gated else 4 * width
 
 
 class FeedForwardOutput(NamedTuple):

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from transformer.block import BlockConfig
+from transformer.block_config import BlockConfig
 from transformer.config import EncoderConfig, TransformerConfig
-from transformer.mixers import MixerConfig
-from transformer.recurrent.gnmt_decoder import GNMTDecoderConfig
-from transformer.recurrent.gnmt_encoder import GNMTEncoderConfig
+from transformer.layer_configs import MixerConfig
+from transformer.recurrent.configs import GNMTDecoderConfig, GNMTEncoderConfig
 
 
 def gnmt(

@@ -3,7 +3,6 @@
 All of them name their weights alike, so those of one can be given to another.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,56 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.checks import check_least
+from transformer.layer_configs import HeadsConfig as HeadsConfig
 from transformer.linear import linear, matrix
-from transformer.mixers import MixerConfig
-from transformer.norms import Norm, NormConfig
+from transformer.norms import Norm
 from transformer.positions import Rotary, rotate
 from transformer.shared import Shared
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadsConfig(MixerConfig):
-    """What the configurations of mixers with heads have in common."""
-
-    heads: int = 8
-    """N, heads of the queries."""
-    kv_heads: int = 0
-    """K, heads of keys and values: N is multi-head (0 means N), 1 multi-query (Shazeer 2019),
-    between them grouped-query (Ainslie et al. 2023)."""
-    head_width: int = 0
-    """H of queries and keys; 0 means D / N."""
-    bias: bool = True
-    """Biases of the query, key, value and output projections."""
-    qk_norm: NormConfig | None = None
-    """The norm of each head's queries and keys, before they meet (Dehghani et al. 2023)."""
-
-    def __post_init__(self) -> None:
-        check_least("attention.heads", self.heads, 1)
-        for name in ("kv_heads", "head_width"):
-            check_least(f"attention.{name}", getattr(self, name), 0)
-        if self.heads % (self.kv_heads or self.heads):
-            raise ValueError(
-                f"attention.kv_heads {self.kv_heads}: does not divide heads {self.heads}; "
-                "give a divisor of it"
-            )
-
-    def check(self, width: int) -> None:
-        self.query_width(width)
-
-    @property
-    def key_heads(self) -> int:
-        """K."""
-        return self.kv_heads or self.heads
-
-    def query_width(self, width: int) -> int:
-        """H for a model of width D. Raises ValueError if D / N is needed and is no integer."""
-        if not self.head_width and width % self.heads:
-            raise ValueError(
-                f"attention.heads {self.heads}: does not divide the width {width}; "
-                "give a divisor of it, or set head_width"
-            )
-        return self.head_width or width // self.heads
 
 
 class Heads(NamedTuple):

@@ -1,21 +1,14 @@
 """The mixer that mixes nothing: every token is left to itself."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 from flax import linen as nn
 
+from transformer.layer_configs import IdentityConfig as IdentityConfig
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
 from transformer.refusals import refuse_memory, refuse_weights
-
-
-@dataclasses.dataclass(frozen=True)
-class IdentityConfig(MixerConfig):
-    """y = x. In blocks without residual connections it is as if there were no mixer."""
-
-    kind: ClassVar[str] = "identity"
 
 
 class Identity(Mixer):

@@ -6,12 +6,14 @@ configuration, one entry in `MIXERS`.
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from flax import linen as nn
 
+from transformer.layer_configs import MixerConfig as MixerConfig
 from transformer.masks import Mask
+from transformer.registry import MIXERS as MIXERS
 from transformer.shared import Shared
 
 Want = frozenset[str]
@@ -44,24 +46,6 @@ class Abilities:
     """Takes any T, not only those that its configuration was made for."""
     weights: bool = True
     """Can return its attention weights."""
-
-
-@dataclasses.dataclass(frozen=True)
-class MixerConfig:
-    """What the configurations of all mixers have in common: the name under which they are built."""
-
-    kind: ClassVar[str]
-    reads_memory: ClassVar[bool] = False
-    """Whether it looks at the memory beside its own input, as a recurrence with attention inside
-    does: then it is given `memory` in the mixer's place of a block, `mask.segments` are those of
-    its own input and `mask.key_segments` those of the memory."""
-
-    by_index: ClassVar[bool] = False
-    """Whether what a token sees follows from where it stands in its row, and not in its document
-    alone: documents of a pack are kept apart, but one of them differs from the same alone."""
-
-    def check(self, width: int) -> None:
-        """Raises ValueError if a model of this width cannot have it."""
 
 
 class Mixer(nn.Module, abc.ABC):
@@ -108,10 +92,6 @@ class Mixer(nn.Module, abc.ABC):
         constants: Any = None,
         want: Want = NOTHING,
     ) -> MixerOutput: ...
-
-
-MIXERS: dict[str, type[Mixer]] = {}
-"""Every mixer by its `kind`. Add your own: `MIXERS["mine"] = MyMixer`."""
 
 
 def mixer_type(config: MixerConfig) -> type[Mixer]:

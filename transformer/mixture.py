@@ -1,77 +1,22 @@
 """Mixture of experts: many feed-forwards, of which each token goes through a few."""
 
-import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.checks import check_choice, check_least
 from transformer.dispatch import Dense, Dispatch, Slots, Sorted
 from transformer.dropout import dropout
-from transformer.feedforward import FeedForwardConfig, FeedForwardOutput, nonlinearity
+from transformer.feedforward import FeedForwardOutput, nonlinearity
 from transformer.gathered import Gathered, spreads_experts
+from transformer.layer_configs import Form as Form
+from transformer.layer_configs import MixtureConfig as MixtureConfig
 from transformer.linear import apply_matrix
 from transformer.mixers import NOTHING, Want
 from transformer.routing import Routing, load_balance, route, router_z
 from transformer.shared import Shared
 from transformer.weights import weight
-
-Form = Literal["auto", "dense", "sorted"]
-
-
-@dataclasses.dataclass(frozen=True)
-class MixtureConfig:
-    """E feed-forwards and a router (Shazeer et al. 2017; Fedus et al. 2022, Switch)."""
-
-    kind: ClassVar[str] = "mixture"
-
-    experts: int = 8
-    """E."""
-    chosen: int = 2
-    """C, experts that each token goes through: 1 in Switch, 2 in Mixtral."""
-    expert: FeedForwardConfig = FeedForwardConfig()
-    """Each of them; its dropout drops the same hidden units in all experts of a token."""
-    renormalise: bool = True
-    """Whether the gates of a token sum to 1 (Mixtral), or are plain probabilities (Switch)."""
-    capacity: float = 0.0
-    """Places for tokens in each expert, as a multiple of what an even spread would need. Tokens
-    beyond are dropped, so what a token gets depends on later ones: no causal model can have it.
-    0: no token is ever dropped."""
-    load_balance: float = 0.01
-    """Coefficient of the loss that spreads tokens evenly (Fedus et al. 2022, eq. 4)."""
-    router_z: float = 0.001
-    """Coefficient of the loss that keeps the router's logits small (Zoph et al. 2022, eq. 5)."""
-    form: Form = "auto"
-    """How tokens without a capacity reach their experts: every expert computes all of them, or they
-    are sorted first; `auto` sorts on a single accelerator."""
-
-    def __post_init__(self) -> None:
-        check_least("mixture.experts", self.experts, 1)
-        check_least("mixture.chosen", self.chosen, 1)
-        for name in ("capacity", "load_balance", "router_z"):
-            check_least(f"mixture.{name}", getattr(self, name), 0)
-        check_choice("mixture.form", self.form, get_args(Form))
-        if self.chosen > self.experts:
-            raise ValueError(
-                f"mixture.chosen {self.chosen}: there are {self.experts} experts; give at most that"
-            )
-        if self.chosen == 1 and self.renormalise:
-            raise ValueError(
-                "mixture.renormalise True: the gate of one chosen expert is always 1, and the "
-                "router learns nothing; set it to False"
-            )
-        if self.capacity and self.form != "auto":
-            raise ValueError(
-                f"mixture.form {self.form}: experts with a capacity have slots; leave it at auto"
-            )
-
-    @property
-    def causal(self) -> bool:
-        """Whether a token gets the same whatever follows: not if later ones take its place."""
-        return not self.capacity
 
 
 class Mixture(nn.Module):

@@ -1,32 +1,13 @@
 """LayerNorm (Ba et al. 2016) and RMSNorm (Zhang and Sennrich 2019)."""
 
-import dataclasses
-from typing import Literal, get_args
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.checks import check_choice, check_least
+from transformer.layer_configs import NormConfig as NormConfig
+from transformer.layer_configs import NormKind as NormKind
 from transformer.precision import Precision
 from transformer.weights import weight
-
-NormKind = Literal["layer", "rms"]
-
-
-@dataclasses.dataclass(frozen=True)
-class NormConfig:
-    """A norm over the last axis."""
-
-    kind: NormKind = "layer"
-    epsilon: float = 1e-5
-    """Added to the variance (or mean square) inside the root."""
-    bias: bool = True
-    """LayerNorm alone: whether a bias is added after the gain."""
-
-    def __post_init__(self) -> None:
-        check_choice("norm.kind", self.kind, get_args(NormKind))
-        check_least("norm.epsilon", self.epsilon, 0)
 
 
 def layer_norm(

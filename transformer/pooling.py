@@ -1,16 +1,15 @@
 """One vector for a whole sequence: that of its first token, or the mean of all."""
 
-from typing import Literal, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from transformer.config import Pooling as Pooling
 from transformer.config import TransformerConfig
 from transformer.linear import linear
 from transformer.shared import Shared
-
-Pooling = Literal["first", "mean"]
 
 
 def check_pooling(pooling: str) -> None:

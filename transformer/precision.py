@@ -1,9 +1,9 @@
 """Precision policies: the dtype of parameters, of products, and of what must not lose digits."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, Literal, cast, get_args
-
-import jax.numpy as jnp
 
 from transformer.hardware import Hardware
 
@@ -39,7 +39,7 @@ class Precision:
                     f"give one of {', '.join(get_args(DType))}"
                 )
 
-    def on(self, hardware: Hardware) -> "Precision":
+    def on(self, hardware: Hardware) -> Precision:
         """Return the policy for some hardware: `auto` is replaced, any other stays as it is.
 
         `auto` computes in float32 on a CPU, in bfloat16 on TPUs and GPUs, and in float16 on NVIDIA
@@ -63,7 +63,7 @@ class Precision:
         return ",".join(f"{f.name}={getattr(self, f.name)}" for f in dataclasses.fields(self))
 
     @staticmethod
-    def named(text: str) -> "Precision":
+    def named(text: str) -> Precision:
         """Reads a policy's name, or parts such as `compute=bfloat16,softmax=bfloat16`."""
         if text == AUTO:
             return AUTOMATIC
@@ -94,4 +94,6 @@ AUTOMATIC = Precision(compute=cast(DType, AUTO))
 
 def lowest(dtype: Any) -> Any:
     """The most negative finite number: a mask that, unlike -inf, never makes NaN."""
+    import jax.numpy as jnp
+
     return jnp.finfo(dtype).min

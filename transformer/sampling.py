@@ -4,13 +4,16 @@ Each example has a random key of its own, folded by the position of the token th
 draw depends on nothing else in the batch, nor on how many tokens are made in one call.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
-
-import jax
-import jax.numpy as jnp
+from typing import TYPE_CHECKING
 
 from transformer.precision import lowest
+
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,9 @@ def sample(
     config: SamplingConfig,
 ) -> jax.Array:  # [B] int32
     """A word for each example; never one whose logit is the lowest number, as padding has it."""
+    import jax
+    import jax.numpy as jnp
+
     padding = logits <= lowest(logits.dtype)
     logits = jnp.where(padding, -jnp.inf, logits.astype(jnp.float32))
     if config.temperature == 0:
@@ -66,6 +72,8 @@ def likeliest(
     XLA's CPU compiler makes a scalar loop of argmax, ten times slower; over a large vocabulary
     that is 6% of a decoding step.
     """
+    import jax.numpy as jnp
+
     greatest = jnp.max(logits, axis=-1, keepdims=True)
     words = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :]
     return jnp.min(jnp.where(logits < greatest, logits.shape[-1], words), axis=-1)
@@ -76,6 +84,8 @@ def tempered(
     temperature: float,
 ) -> jax.Array:  # [B, V]
     """Logits less their greatest, divided by a temperature above 0, however small or large."""
+    import jax.numpy as jnp
+
     greatest = jnp.max(logits, axis=-1, keepdims=True)
     return (logits - greatest) / min(max(temperature, 1e-30), 1e30)
 
@@ -85,6 +95,9 @@ def top_k(
     k: int,
 ) -> tuple[jax.Array, jax.Array]:  # [B, k], [B, k]
     """The logits and the numbers of the k likeliest words; of equal ones the first. k = 0: all."""
+    import jax
+    import jax.numpy as jnp
+
     if not 0 < k < logits.shape[-1]:
         words = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :]
         return logits, jnp.broadcast_to(words, logits.shape)
@@ -101,6 +114,9 @@ def nucleus(
     the set if what stands before it has less than `mass`; so the likeliest always is. The order is
     not needed, only the probability of the last word in the set: see `_last_probability`.
     """
+    import jax
+    import jax.numpy as jnp
+
     if mass >= 1:
         return logits
     p = jax.nn.softmax(logits, axis=-1)
@@ -117,6 +133,8 @@ def draw(
     keys: jax.Array,  # [B]
 ) -> jax.Array:  # [B] int32
     """A word by its probability: the greatest of logits with Gumbel noise (Gumbel 1954)."""
+    import jax
+
     noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)
     return likeliest(logits + noise)
 
@@ -130,6 +148,9 @@ def _last_probability(
     Found bit by bit: the bits of floats that are not negative are in the order of their values. A
     sort of a large vocabulary takes 30 times as long on a CPU.
     """
+    import jax
+    import jax.numpy as jnp
+
     bits = jax.lax.bitcast_convert_type(p, jnp.int32)
 
     def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -4,19 +4,21 @@ A score is a map of the query, a map of the key (whose result is what a cache ke
 two meet: as a product, which every form of attention computes, or through an MLP.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math
+from typing import TYPE_CHECKING
 
-import jax
-import jax.numpy as jnp
-from flax import linen as nn
-
-from transformer.attend import Meet, products
-from transformer.attend.additive import additive_scores
 from transformer.checks import check_least
-from transformer.shared import Shared
-from transformer.weights import weight
+
+if TYPE_CHECKING:
+    import jax
+    from flax import linen as nn
+
+    from transformer.attend import Meet
+    from transformer.shared import Shared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +92,10 @@ def meet(
     shared: Shared,
 ) -> Meet:
     """How queries and keys meet: as products, or through an MLP, of which it declares w."""
+    from transformer.attend import products
+    from transformer.attend.additive import additive_scores
+    from transformer.weights import weight
+
     if not isinstance(score, AdditiveScore):
         return products
     init = shared.initialization.matrix({"score": width})
@@ -107,6 +113,10 @@ def _map_heads(
     shared: Shared,
 ) -> jax.Array:  # [B, T, N, H where they meet]
     """Each head through a matrix of its own."""
+    import jax.numpy as jnp
+
+    from transformer.weights import weight
+
     heads, head = x.shape[2:]
     inputs, outputs = {"head": head}, {"score": meeting_width(score, head)}
     init, dtype = shared.initialization.matrix(inputs), shared.precision.parameters

@@ -8,7 +8,7 @@ last in the stacks of their places.
 Layer l draws its randomness from `fold_in(key, l)`, the same whether scanned or not.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +22,14 @@ from transformer.block import (
     BlockOutput,
     Memory,
 )
+from transformer.config import Loop as Loop
+from transformer.config import Remat as Remat
 from transformer.dropout import fold
 from transformer.hardware import Hardware
 from transformer.masks import Mask
 from transformer.mixers import NOTHING, MixerConfig, Want, mixer_type
 from transformer.shared import Shared
 from transformer.weights import is_weight
-
-Loop = Literal["auto", "scan", "unroll"]
-Remat = Literal["none", "dots", "full", "offload"]
 
 KEPT = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,

@@ -12,8 +12,7 @@ names of the axes and never for `ndim`: a stacked norm scale has two axes and is
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -21,9 +20,8 @@ from flax import linen as nn
 from flax import struct
 from flax.core import meta
 
-from transformer.checks import check_least
-
-Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
+from transformer.initialization import Initialization as Initialization
+from transformer.initialization import Initializer as Initializer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,29 +101,3 @@ def weight(
 def axes_of(boxed: Any) -> Any:
     """A tree of `Weight`s -> the like tree of `Axes`."""
     return jax.tree.map(lambda leaf: leaf.axes, boxed, is_leaf=is_weight)
-
-
-@dataclasses.dataclass(frozen=True)
-class Initialization:
-    """How weights start: normal, with one standard deviation for all or by fan-in."""
-
-    std: float = 0.02
-    """Standard deviation of every matrix; 0 means 1/sqrt(fan-in), which suits any width."""
-    embedding_std: float = 0.02
-    """Standard deviation of token and position tables."""
-    depth_scaled: bool = True
-    """Divide what is added to the residual stream by sqrt(2 L), as GPT-2 does."""
-
-    def __post_init__(self) -> None:
-        check_least("initialization.std", self.std, 0)
-        check_least("initialization.embedding_std", self.embedding_std, 0)
-
-    def matrix(self, inputs: Mapping[str, int], *, residual_layers: int = 0) -> Initializer:
-        """For a matrix; `residual_layers` = L if its result is added to the residual stream."""
-        std = self.std or 1 / math.sqrt(math.prod(inputs.values()))
-        if self.depth_scaled and residual_layers:
-            std /= math.sqrt(2 * residual_layers)
-        return nn.initializers.normal(std)
-
-    def table(self) -> Initializer:
-        return nn.initializers.normal(self.embedding_std)

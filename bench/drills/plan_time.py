@@ -36,7 +36,7 @@ SMALL = (
     "quickstart --model.vocab-size 2048",
     "shakespeare_char_cpu --model.vocab-size 65",
     "bert_tiny --model.vocab-size 8192 --batch-size 16",
-    "multi30k --model.vocab-size 8000 --batch-size 1024",
+    "multi30k --model.vocab-size 8000 --data.batch-tokens 1024",
     f"{TOY} --model.width 192 --model.layers 2 --batch-size 1",
     f"{TOY} --model.width 192 --model.layers 2 --batch-size 16 --data.sequence-length 64",
     f"{TOY} --model.width 768 --model.layers 1 --batch-size 4 --data.sequence-length 128",

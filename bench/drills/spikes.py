@@ -109,9 +109,10 @@ def encoder_decoder(folder: pathlib.Path, steps: int) -> Experiment:
             path=write_pairs(folder / "train", 4000, 0),
             test_path=write_pairs(folder / "test", 200, 1),
             max_length=16,
+            batch_tokens=640,
             tokenizer=TokenizerConfig("word"),
         ),
-        batch_size=640,
+        batch_size=0,
         schedule=ScheduleConfig("cosine", learning_rate=5e-3, warmup=30),
     )
 

@@ -94,7 +94,7 @@ def an_experiment(
             config, pattern=(cross,), encoder=EncoderConfig(layers=2, pattern=(block,))
         )
         data = ParallelDataConfig(max_length=LENGTH)
-        changes = {"task": Translation(), "batch_size": 8 * LENGTH}
+        changes = {"task": Translation(), "batch_size": 8}
     return dataclasses.replace(experiment, model=config, data=data, **changes)
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.train.support import tiny
 from tests.train.tasks.support import tiny_classifier, tiny_translator
 from train.data.parallel_config import ParallelDataConfig
+from train.describe.shape import window
 from train.errors import UsageError
 from train.experiment import EvaluationConfig, Experiment
 from train.loading import one_host
@@ -67,8 +68,34 @@ def test_lengths_go_by_the_data_whatever_they_are(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"data\.max_length 17: .* positions has 16 rows"):
         dataclasses.replace(classifier, data=longer)
     assert (classifier.length, classifier.segments) == (16, True)
-    with pytest.raises(UsageError, match=r"batch_size 15: has no room for a sentence of .* 16"):
-        dataclasses.replace(translator, batch_size=15)
+    few = in_tokens(translator, 15)
+    with pytest.raises(UsageError, match=r"data\.batch_tokens 15: has no room for .* 16 tokens"):
+        dataclasses.replace(translator, data=few)
+
+
+def in_tokens(translator: Experiment, most: int) -> ParallelDataConfig:
+    """The data of a translator with another limit of tokens."""
+    data = translator.data
+    assert isinstance(data, ParallelDataConfig)
+    return dataclasses.replace(data, batch_tokens=most)
+
+
+def test_batch_size_counts_examples_whatever_the_task(tmp_path: Path) -> None:
+    translator = tiny_translator(tmp_path)
+    rows, many = in_tokens(translator, 0), in_tokens(translator, 1600)
+    assert window(translator) == (8, 16)  # 80 tokens have no room for 8 pairs of 16: the least
+    assert window(dataclasses.replace(translator, data=rows, batch_size=12)) == (12, 16)
+    assert window(dataclasses.replace(translator, data=many)) == (96, 16)
+    assert window(dataclasses.replace(translator, data=many, batch_size=24)) == (24, 16)
+    for experiment, message in (
+        (dict(data=rows, batch_size=0), r"batch_size 0: give 1 or more, or set data\.batch_tokens"),
+        (dict(batch_size=12), r"batch_size 12: is no multiple of data\.row_multiple 8"),
+        (dict(batch_size=-8), "batch_size -8: give 0 or more"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            dataclasses.replace(translator, **experiment)
+    with pytest.raises(UsageError, match="batch_size 0: give 1 or more"):
+        tiny_classifier(tmp_path, batch_size=0)
 
 
 def test_microbatches_divide_the_rows_of_a_batch(tmp_path: Path) -> None:
@@ -76,7 +103,10 @@ def test_microbatches_divide_the_rows_of_a_batch(tmp_path: Path) -> None:
         tiny_classifier(tmp_path, accumulate=3)
     with pytest.raises(UsageError, match=r"accumulate 3: does not divide data\.row_multiple 8"):
         tiny_translator(tmp_path, accumulate=3)
-    assert tiny_translator(tmp_path, accumulate=4).batch_size == 80
+    assert tiny_translator(tmp_path, accumulate=4).rows == ("data.row_multiple", 8)
+    fixed = in_tokens(tiny_translator(tmp_path), 0)
+    with pytest.raises(UsageError, match="accumulate 3: does not divide batch_size 8"):
+        dataclasses.replace(tiny_translator(tmp_path), data=fixed, batch_size=8, accumulate=3)
 
 
 @pytest.mark.parametrize(

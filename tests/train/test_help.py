@@ -1,17 +1,39 @@
 """What the command line shows for help, and that it loads no JAX for it."""
 
+import pkgutil
+import runpy
 import subprocess
 import sys
 
 import pytest
 
+import configs
 from tests.train.support import command
 from train.cli import VERBS, usage
 from train.registry import find
 
 Capture = pytest.CaptureFixture[str]
 
-HEAVY = ("jax", "flax", "numpy", "optax", "orbax", "transformer")
+HEAVY = ("jax", "jaxlib", "flax", "numpy", "optax", "orbax")
+
+CONFIGS = sorted(module.name for module in pkgutil.iter_modules(configs.__path__))
+
+
+def imported(program: str) -> subprocess.CompletedProcess[str]:
+    """Run lines of Python in a process of its own, and fail there if they import what is heavy."""
+    ending = f"heavy = set({HEAVY}) & set(sys.modules)\nassert not heavy, heavy\n"
+    return subprocess.run(
+        [sys.executable, "-c", f"import sys\n{program}{ending}"], capture_output=True, text=True
+    )
+
+
+CALL = """
+from train.cli import main
+try:
+    main({})
+except SystemExit as stop:
+    assert stop.code == 0, stop.code
+"""
 
 
 @pytest.mark.parametrize(
@@ -21,22 +43,47 @@ HEAVY = ("jax", "flax", "numpy", "optax", "orbax", "transformer")
         *((f"{verb} --help", f"usage: python -m train {verb}") for verb in VERBS),
         ("fit --json -h", "usage: python -m train fit CONFIG"),
         *((f"{verb} W --help", "show this help") for verb in ("evaluate", "sample", "goodput")),
+        *((f"{verb} gpt2 --help", "--batch-size INT") for verb in ("fit", "plan", "describe")),
+        ("fit multi30k_recurrent --help", "--model.pattern.0.mixer.kind"),
+        (
+            "fit gpt2 --model.pattern.0.mixer.kind performer --help",
+            "--model.pattern.0.mixer.features",
+        ),
     ],
 )
 def test_help_needs_no_jax(line: str, shown: str) -> None:
-    program = (
-        "import sys\n"
-        "from train.cli import main\n"
-        "try:\n"
-        f"    main({line.split()})\n"
-        "except SystemExit as stop:\n"
-        "    assert stop.code == 0, stop.code\n"
-        f"heavy = set({HEAVY}) & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    ran = imported(CALL.format(line.split()))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert shown in ran.stdout
+
+
+def test_no_config_needs_jax_to_be_read() -> None:
+    """Every shipped config in one process: settings are defined apart from what computes."""
+    lines = "".join(f"import configs.{name}\n" for name in CONFIGS)
+    ran = imported(lines)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert len(CONFIGS) > 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "starts"),
+    [
+        (["fit", "gpt2", "--help"], False),
+        (["fit", "-h"], False),
+        (["fit", "gpt2"], True),
+        (["sample", "runs/a"], True),
+        (["plan", "gpt2"], False),
+    ],
+)
+def test_help_does_not_start_python_twice(
+    arguments: list[str], starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    monkeypatch.setattr("train.allocator.restart_with_huge_pages", lambda: started.append(True))
+    monkeypatch.setattr("train.cli.main", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["train", *arguments])
+    runpy.run_module("train", run_name="__main__")
+    assert bool(started) == starts
 
 
 def test_help_names_every_verb(capsys: Capture) -> None:

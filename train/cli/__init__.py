@@ -1,7 +1,7 @@
 """The command line: `python -m train VERB ...`.
 
-Each verb has its module, imported only when it is called. Help loads no JAX, unless it is that of a
-CONFIG: its settings are those of models.
+Each verb has its module, imported only when it is called. Help loads no JAX, that of a CONFIG
+neither: settings are defined apart from what computes.
 """
 
 from __future__ import annotations

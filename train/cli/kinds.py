@@ -6,7 +6,7 @@ The new kind has its own defaults; what was set for the old one is forgotten.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
 
 from train.errors import UsageError
@@ -33,7 +33,7 @@ def explained(config: Any) -> str:
     return "\n".join(["Another kind brings its own settings:", *lines]) if lines else ""
 
 
-def choices(config: Any) -> Iterator[tuple[str, dict[str, type]]]:
+def choices(config: Any) -> Iterator[tuple[str, Mapping[str, type]]]:
     """Every part that may be of several kinds: where it is, and its kinds by name."""
     for name, value, hint in _parts(config):
         if known := kinds(hint):

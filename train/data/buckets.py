@@ -26,6 +26,7 @@ def buckets_by_tokens(
     lengths: np.ndarray,  # [n, sides]
     *,
     batch_tokens: int,
+    batch_size: int = 0,
     row_multiple: int = 1,
     most: int = 8,
 ) -> tuple[Bucket, ...]:
@@ -35,12 +36,14 @@ def buckets_by_tokens(
       lengths: Of each side of each example.
       batch_tokens: Rows times the longer side of a batch is at most this, if row_multiple allows.
         It is less where fewer rows hold the bucket's examples in as many batches.
+      batch_size: A batch has at most this many rows; 0: no such limit.
       row_multiple: Every batch has a multiple of this many rows.
       most: At most this many buckets: each shape is a program that has to be compiled.
     """
 
     def rows(count: int, longer: int) -> int:
-        most_rows = max(1, batch_tokens // longer // row_multiple) * row_multiple
+        room = min(batch_tokens // longer, batch_size or batch_tokens)
+        most_rows = max(1, room // row_multiple) * row_multiple
         even = -(-count // -(-count // most_rows))  # dealt evenly over as few batches
         return -(-even // row_multiple) * row_multiple
 

@@ -26,9 +26,15 @@ class ParallelDataConfig(ExampleDataConfig):
     """The most tokens of a sentence, its end included. Longer pairs are left out of the training
     split; elsewhere they are cut. How many is reported."""
 
+    batch_tokens: int = 0
+    """The most tokens in a batch: its rows times the longer of its two sides, padding included. So
+    a batch has more of the shorter pairs, up to batch_size (0: no such limit). 0: every batch has
+    batch_size pairs, however long they are."""
+
     row_multiple: int = 8
-    """Rows of a batch are a multiple of this, so that they divide among devices and microbatches. A
-    setting, and not what there is of them: the order of the data must not depend on that."""
+    """With batch_tokens, rows of a batch are a multiple of this, so that they divide among devices
+    and microbatches. A setting, and not what there is of them: the order of the data must not
+    depend on that."""
 
     tokenizer: TokenizerConfig = TokenizerConfig("bpe", vocab_size=10_000, lowercase=True)
     """How text becomes tokens."""
@@ -40,6 +46,10 @@ class ParallelDataConfig(ExampleDataConfig):
         require(
             self.source != self.target,
             f"data.target: {self.target} is the source too; give the ending of the other files",
+        )
+        require(
+            self.batch_tokens >= 0,
+            f"data.batch_tokens: {self.batch_tokens} is negative; give 0 for none, or more",
         )
         require(
             self.row_multiple >= 1,

@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 def window(experiment: "Experiment") -> tuple[int, int]:
     """The examples of a batch, and the tokens of each: the most that there may be."""
     data = experiment.data
-    if isinstance(data, ParallelDataConfig):
-        multiple = data.row_multiple
-        rows = experiment.batch_size // data.max_length // multiple * multiple
-        return max(multiple, rows), data.max_length
+    if isinstance(data, ParallelDataConfig) and data.batch_tokens:
+        room = min(data.batch_tokens // data.max_length, experiment.batch_size or data.batch_tokens)
+        return max(1, room // data.row_multiple) * data.row_multiple, data.max_length
     length: int = getattr(data, "sequence_length", 0) or getattr(data, "max_length", 1)
     return experiment.batch_size, length
 

@@ -4,20 +4,22 @@ Which weights are matrices, and which axes are those of one layer, is told by th
 axes: weight decay acts on matrices alone, and layers that are stacked are treated one by one.
 """
 
-from typing import Any, Literal
+from __future__ import annotations
 
-import optax
+from typing import TYPE_CHECKING, Any, Literal
 
 from train.optimizers.adafactor import Adafactor
 from train.optimizers.adam import Adam
 from train.optimizers.adamw import AdamW
 from train.optimizers.adamw8bit import AdamW8bit
 from train.optimizers.base import matrices
-from train.optimizers.guarded import guarded
 from train.optimizers.lion import Lion
 from train.optimizers.muon import Muon
 from train.optimizers.sgd import Sgd
-from train.optimizers.streamed import streamed
+
+if TYPE_CHECKING:
+    import optax
+
 
 __all__ = [
     "OPTIMIZERS",
@@ -56,6 +58,9 @@ def make_update(
     memory: Literal["device", "host"] = "device",
 ) -> optax.GradientTransformationExtraArgs:
     """The optimizer of a step: told whether the step is fine, with its state in either memory."""
+    from train.optimizers.guarded import guarded
+    from train.optimizers.streamed import streamed
+
     if memory == "host":
         return streamed(config, axes)
     return guarded(make_optimizer(config, axes))

@@ -4,17 +4,21 @@ optax's takes an array's two longest axes for rows and columns, and a stack of l
 matrix. Here the names of the axes tell, and each layer is scaled on its own.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, NamedTuple
-
-import jax
-import jax.numpy as jnp
-import optax
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from train.optimizers.base import Optimizer, decayed, is_axes, part
-from transformer.weights import Axes
+
+if TYPE_CHECKING:
+    import jax
+    import optax
+
+    from transformer.weights import Axes
+
 
 TINY = 1e-30
 """Added to the squares of gradients (the paper's first epsilon)."""
@@ -43,6 +47,10 @@ class Adafactor(Optimizer):
     """Each step takes learning rate * weight_decay of a matrix away."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
+        import jax
+        import jax.numpy as jnp
+        import optax
+
         def update(grads: Any, state: State, params: Any) -> tuple[Any, State]:
             updates = state.updates + 1
             move = functools.partial(self.moved, 1 - updates.astype(jnp.float32) ** -self.decay)
@@ -63,6 +71,9 @@ class Adafactor(Optimizer):
         columns: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         """The direction of a parameter, and its means of squares one step on."""
+        import jax
+        import jax.numpy as jnp
+
         squares = jnp.square(gradient) + TINY
         if columns is None:
             rows = kept * rows + (1 - kept) * squares
@@ -90,6 +101,9 @@ class State(NamedTuple):
 
 
 def _init(params: Any, axes: Any) -> State:
+    import jax
+    import jax.numpy as jnp
+
     def rows(axes: Axes, leaf: jax.Array) -> jax.Array:
         return jnp.zeros(_matrices(leaf, axes)[:-1] if axes.is_matrix else leaf.shape)
 
@@ -110,5 +124,7 @@ def _matrices(leaf: jax.Array, axes: Axes) -> tuple[int, ...]:
 
 def _size(x: jax.Array, axes: Axes) -> jax.Array:
     """The root mean square of each layer's entries."""
+    import jax.numpy as jnp
+
     layer = tuple(range(len(axes.stack), x.ndim))
     return jnp.sqrt(jnp.mean(jnp.square(x), axis=layer, keepdims=True))

@@ -1,11 +1,14 @@
 """Adam (Kingma and Ba 2015)."""
 
-import dataclasses
-from typing import Any, ClassVar
+from __future__ import annotations
 
-import optax
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from train.optimizers.base import Optimizer, decayed
+
+if TYPE_CHECKING:
+    import optax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,5 +26,7 @@ class Adam(Optimizer):
     the decay that is not."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
+        import optax
+
         adam = optax.scale_by_adam(b1=self.beta1, b2=self.beta2, eps=self.epsilon)
         return optax.chain(decayed(self.l2, axes), adam)

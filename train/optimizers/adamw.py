@@ -1,11 +1,14 @@
 """AdamW (Loshchilov and Hutter 2019)."""
 
-import dataclasses
-from typing import Any, ClassVar
+from __future__ import annotations
 
-import optax
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from train.optimizers.base import Optimizer, decayed
+
+if TYPE_CHECKING:
+    import optax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,5 +24,7 @@ class AdamW(Optimizer):
     """Each step takes learning rate * weight_decay of a matrix away."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
+        import optax
+
         adam = optax.scale_by_adam(b1=self.beta1, b2=self.beta2, eps=self.epsilon)
         return optax.chain(adam, decayed(self.weight_decay, axes))

@@ -1,16 +1,19 @@
 """AdamW with moments of 8 bits (Dettmers et al. 2022)."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
-from typing import Any, ClassVar, NamedTuple
-
-import jax
-import jax.numpy as jnp
-import optax
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from train.optimizers.base import Optimizer, decayed, is_axes, part
-from train.optimizers.eight_bits import dequantise, quantise
-from transformer.weights import Axes
+
+if TYPE_CHECKING:
+    import jax
+    import optax
+
+    from transformer.weights import Axes
+
 
 SMALL = 4096
 """Parameters with fewer numbers in a layer have moments of 32 bits: they save nothing."""
@@ -29,6 +32,10 @@ class AdamW8bit(Optimizer):
     """Each step takes learning rate * weight_decay of a matrix away."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
+        import jax
+        import jax.numpy as jnp
+        import optax
+
         def init(params: Any) -> State:
             zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
             mean, square = (stored(zeros, axes, signed=signed) for signed in (True, False))
@@ -68,6 +75,9 @@ class State(NamedTuple):
 
 def stored(tree: Any, axes: Any, *, signed: bool) -> Moment:
     """A moment in 8 bits."""
+    import jax
+
+    from train.optimizers.eight_bits import quantise
 
     def store(axes: Axes, leaf: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         stack = len(axes.stack)
@@ -80,6 +90,9 @@ def stored(tree: Any, axes: Any, *, signed: bool) -> Moment:
 
 def loaded(moment: Moment, axes: Any, *, signed: bool) -> Any:
     """A moment in 32 bits."""
+    import jax
+
+    from train.optimizers.eight_bits import dequantise
 
     def load(axes: Axes, values: jax.Array, scales: jax.Array | None) -> jax.Array:
         if scales is None:

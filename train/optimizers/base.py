@@ -1,14 +1,16 @@
 """What all optimizers have in common."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
-from typing import Any, ClassVar
-
-import jax
-import optax
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformer.checks import check_least, check_share
-from transformer.weights import Axes
+
+if TYPE_CHECKING:
+    import optax
+
 
 SHARES = ("beta1", "beta2", "momentum")
 """Settings that say how much of an average a step leaves as it is."""
@@ -41,19 +43,27 @@ class Optimizer(abc.ABC):
 
 def matrices(axes: Any) -> Any:
     """A tree of booleans: which parameters are linear maps."""
+    import jax
+
     return jax.tree.map(lambda leaf: leaf.is_matrix, axes, is_leaf=is_axes)
 
 
 def decayed(rate: float, axes: Any) -> optax.GradientTransformation:
     """Weight decay of the matrices: decoupled where it is the last of a chain, L2 as the first."""
+    import optax
+
     return optax.add_decayed_weights(rate, mask=matrices(axes))
 
 
 def is_axes(leaf: Any) -> bool:
     """Whether this is a leaf of a tree of `Axes`."""
+    from transformer.weights import Axes
+
     return isinstance(leaf, Axes)
 
 
 def part(tree: Any, axes: Any, index: int) -> Any:
     """Of a tree of tuples, one for each parameter, the tree of their entries at `index`."""
+    import jax
+
     return jax.tree.map(lambda _, each: each[index], axes, tree, is_leaf=is_axes)

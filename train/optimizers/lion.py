@@ -1,11 +1,14 @@
 """Lion (Chen et al. 2023)."""
 
-import dataclasses
-from typing import Any, ClassVar
+from __future__ import annotations
 
-import optax
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from train.optimizers.base import Optimizer, decayed
+
+if TYPE_CHECKING:
+    import optax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,5 +29,7 @@ class Lion(Optimizer):
     """Each step takes learning rate * weight_decay of a matrix away."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
+        import optax
+
         lion = optax.scale_by_lion(b1=self.beta1, b2=self.beta2)
         return optax.chain(lion, decayed(self.weight_decay, axes))

@@ -1,15 +1,19 @@
 """Muon (Jordan et al. 2024)."""
 
-import dataclasses
-from typing import Any, ClassVar, Literal, get_args
+from __future__ import annotations
 
-import jax
-import optax
-from optax import contrib
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from train.optimizers.base import Optimizer, is_axes
 from transformer.checks import check_choice, check_least
-from transformer.weights import Axes
+
+if TYPE_CHECKING:
+    import optax
+    from optax import contrib
+
+    from transformer.weights import Axes
+
 
 Preconditioning = Literal["frobenius", "aol"]
 
@@ -45,6 +49,10 @@ class Muon(Optimizer):
         check_choice("optimizer.preconditioning", self.preconditioning, known)
 
     def make(self, axes: Any) -> optax.GradientTransformation:
+        import jax
+        import optax
+        from optax import contrib
+
         muon = contrib.muon(
             learning_rate=1.0,
             ns_steps=self.iterations,
@@ -62,6 +70,8 @@ class Muon(Optimizer):
 
 def sides(axes: Axes) -> contrib.MuonDimensionNumbers | None:
     """Which axes are a matrix's rows and columns; None for what Muon leaves alone."""
+    from optax import contrib
+
     if not axes.is_matrix or "vocab" in axes.names or "positions" in axes.names:
         return None
     start, middle = len(axes.stack), len(axes.stack) + len(axes.inputs)

@@ -1,11 +1,14 @@
 """Stochastic gradient descent, with momentum."""
 
-import dataclasses
-from typing import Any, ClassVar
+from __future__ import annotations
 
-import optax
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from train.optimizers.base import Optimizer, decayed
+
+if TYPE_CHECKING:
+    import optax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +25,8 @@ class Sgd(Optimizer):
     """This much of a matrix is added to its gradient."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
+        import optax
+
         if not self.momentum:
             return decayed(self.l2, axes)
         return optax.chain(decayed(self.l2, axes), optax.trace(self.momentum, self.nesterov))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from train.experiment import Experiment
 from train.sharding import MeshConfig
 from train.sharding.mesh import AXES
-from transformer.stack import Remat
+from transformer.config import Remat
 
 POLICIES: tuple[Remat, ...] = ("none", "dots", "full")
 """Those that a search tries, beside the experiment's own."""

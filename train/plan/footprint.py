@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from train.plan.candidate import Candidate
 from train.plan.quantities import Quantities
+from transformer.config import Remat
 from transformer.losses import chunk_count
-from transformer.stack import Remat
 
 
 class Coefficients(NamedTuple):

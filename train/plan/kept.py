@@ -14,10 +14,10 @@ from train.describe.shape import row_shapes
 from train.experiment import Experiment
 from train.plan.forms import traceable
 from train.tasks.registry import make_task
+from transformer.config import Remat
 from transformer.hardware import Hardware
 from transformer.shared import unconstrained
 from transformer.sizes import abstract
-from transformer.stack import Remat
 
 
 class Kept(NamedTuple):

@@ -1,6 +1,7 @@
 """The answer: what fits, how fast, and at what cost."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ from train.plan.compiled import CompiledStep, compile_step
 from train.plan.measured import step_seconds
 from train.plan.precisions import InPrecision, alternatives
 from train.plan.prices import price
+from train.plan.published import Expected, as_dict, expected
 from train.plan.quantities import Quantities
 from train.plan.search import Ranked, ranked, search
 from train.plan.target import Target, need_compiler
@@ -75,23 +77,50 @@ class Plan:
         available = self.target.memory
         return self.compiled.fits(available) if self.compiled else self.memory <= available
 
+    @functools.cached_property
+    def expected(self) -> Expected:
+        """Time and MFU of a step as they are to be expected."""
+        time = self.chosen.time
+        return expected(self.target.chip, time.step, time.mfu, self.measured)
+
     @property
-    def tokens_per_second(self) -> float:
+    def step_seconds_bound(self) -> float:
+        """The least that a step can take: the roofline, or a step that was timed and is faster."""
+        return min(self.chosen.time.step, self.expected.seconds)
+
+    @property
+    def mfu_bound(self) -> float:
+        """MFU at `step_seconds_bound`."""
+        return self.chosen.time.mfu * self.chosen.time.step / self.step_seconds_bound
+
+    def tokens_per_second(self, step_seconds: float) -> float:
+        """Return the throughput of all chips for a time of one step."""
         rows, length = window(self.experiment)
-        return rows * length / self.chosen.time.step
+        return rows * length / step_seconds
 
-    @property
-    def mfu(self) -> float:
-        return self.chosen.time.mfu
+    def hours(self, step_seconds: float) -> float:
+        """Return the hours that all tokens take."""
+        return self.tokens / self.tokens_per_second(step_seconds) / 3600
 
-    @property
-    def hours(self) -> float:
-        """For all tokens."""
-        return self.tokens / self.tokens_per_second / 3600
+    def dollars(self, step_seconds: float) -> float:
+        """Return what all tokens cost."""
+        return self.hours(step_seconds) * self.dollars_an_hour * self.target.count
 
-    @property
-    def dollars(self) -> float:
-        return self.hours * self.dollars_an_hour * self.target.count
+    def _by_time(self) -> dict[str, Any]:
+        """Return what follows from the time of a step: as expected, and at the bound."""
+        found: dict[str, Any] = {"expected_from": self.expected.why}
+        steps = {"": self.expected.seconds, "_bound": self.step_seconds_bound}
+        for suffix, step in steps.items():
+            found[f"step_seconds{suffix}"] = step
+            found[f"tokens_per_second{suffix}"] = self.tokens_per_second(step)
+            found[f"hours{suffix}"] = self.hours(step)
+            found[f"dollars{suffix}"] = self.dollars(step)
+        return found | {
+            "mfu": self.expected.mfu,
+            "mfu_bound": self.mfu_bound,
+            "published": as_dict(self.expected.published),
+            "stand_in": as_dict(self.expected.stand_in),
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for `--json`."""
@@ -108,7 +137,7 @@ class Plan:
             "memory_bytes_available": self.target.memory,
             "estimated_bytes": dataclasses.asdict(size) | {"total": size.total},
             "compiled_bytes": _plain(self.compiled),
-            "step_seconds": time.step,
+            **self._by_time(),
             "step_seconds_measured": self.measured,
             "step_seconds_overlapped": time.overlapped,
             "step_seconds_in_turn": time.in_turn,
@@ -116,14 +145,12 @@ class Plan:
             "memory_seconds": time.memory,
             "link_seconds": time.links,
             "host_seconds": time.host,
-            "tokens_per_second": self.tokens_per_second,
-            "mfu": self.mfu,
             "tokens": self.tokens,
-            "hours": self.hours,
-            "dollars": self.dollars,
             "candidates": self.tried,
             "precision": self.experiment.model.precision.name,
-            "precisions": {each.precision.name: each.as_dict() for each in self.precisions},
+            "precisions": {
+                each.precision.name: each.as_dict(self.target.chip) for each in self.precisions
+            },
             "notes": list(self.notes),
         }
 

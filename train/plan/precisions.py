@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from train.experiment import Experiment
 from train.plan.chips import Chip
+from train.plan.published import expected
 from train.plan.quantities import Quantities
 from train.plan.search import Ranked
 from train.plan.target import Target
@@ -24,13 +25,17 @@ class InPrecision(NamedTuple):
         """What to give `fit`."""
         return f"--model.precision {self.precision.name} {self.best.candidate.flags()}"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, chip: Chip) -> dict[str, Any]:
         """Plain numbers, for `--json`."""
+        time = self.best.time
+        likely = expected(chip, time.step, time.mfu)
         return {
             "fits": self.best.fits,
             "memory_bytes_per_chip": self.best.footprint.total,
-            "step_seconds": self.best.time.step,
-            "mfu": self.best.time.mfu,
+            "step_seconds": likely.seconds,
+            "step_seconds_bound": time.step,
+            "mfu": likely.mfu,
+            "mfu_bound": time.mfu,
             "flags": self.flags(),
         }
 

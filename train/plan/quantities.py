@@ -13,9 +13,9 @@ from train.plan.state_bytes import StateBytes, StateShapes
 from train.plan.target import Target
 from train.plan.update import update_flops
 from train.sharding import MeshConfig
+from transformer.config import Remat
 from transformer.costs import Flops, count_flops
 from transformer.sizes import Leaf, abstract, layer_mixers
-from transformer.stack import Remat
 
 SCORED = ("reference",)
 """Forms of attention that write all scores to memory, the masked ones too."""

@@ -1,9 +1,9 @@
-"""How long a step takes: a roofline of products, memory and links.
+"""The least time that a step can take: a roofline of products, memory and links.
 
 Compute: the operations that are really done (what is computed again counts, masked scores too where
-they are all computed, and the optimizer's own products), at `ATTAINED` of the peak. Memory: weights
-for each microbatch and pass, optimizer state and gradients once, and what each layer writes and
-reads between products, at `ATTAINED` of the bandwidth. Links: the bytes of `traffic`, each mesh
+they are all computed, and the optimizer's own products), at `Chip.attained` of the peak. Memory:
+weights for each microbatch and pass, optimizer state and gradients once, and what each layer writes
+and reads between products, at `ATTAINED` of the bandwidth. Links: the bytes of `traffic`, each mesh
 axis over the links that it lies on, and for each message the way round the ring. What `data` and
 `fsdp` send can go on while the chip computes; what `tensor`, `context` and `expert` send is waited
 for. What is offloaded of a forward pass goes to the host while the chip computes, and comes back
@@ -50,7 +50,7 @@ class StepTime:
 
     @property
     def step(self) -> float:
-        """The estimate."""
+        """The least that the roofline allows: `train/plan/published.py` says what to expect."""
         hidden = sum(self.links.get(axis, 0.0) for axis in HIDDEN)
         waited = sum(self.links.values()) - hidden
         parts = (self.compute, self.memory, hidden, self.host.get("activations", 0.0))
@@ -59,7 +59,7 @@ class StepTime:
 
     @property
     def mfu(self) -> float:
-        """Share of the peak that the model itself makes use of (Chowdhery et al. 2022)."""
+        """Model FLOPs utilization (Chowdhery et al. 2022) at the time of `step`: a bound."""
         return self.model_flops / (self.step * self.peak)
 
     @property
@@ -82,7 +82,7 @@ def step_time(quantities: Quantities, candidate: Candidate) -> StepTime:
     volumes, counts = sent(quantities, candidate), messages(quantities, candidate)
     rings = {axis: ring(quantities.target, candidate, axis) for axis in volumes}
     return StepTime(
-        compute=each * _operations(quantities, candidate) / (quantities.peak * ATTAINED)
+        compute=each * _operations(quantities, candidate) / (quantities.peak * chip.attained)
         + _update(quantities, candidate),
         memory=_moved(quantities, candidate) / (chip.bandwidth * ATTAINED),
         links={
@@ -116,7 +116,8 @@ def _operations(quantities: Quantities, candidate: Candidate) -> float:
 def _update(quantities: Quantities, candidate: Candidate) -> float:
     """Seconds of the optimizer's own products: in float32, of a chip's part of the weights."""
     mesh = candidate.mesh
-    speed = quantities.target.chip.peak("float32") * ATTAINED
+    chip = quantities.target.chip
+    speed = chip.peak("float32") * chip.attained
     return quantities.update / (mesh.fsdp * mesh.tensor * mesh.expert) / speed
 
 

@@ -31,7 +31,7 @@ def show(plan: Plan, console: "Console | None" = None) -> None:
 
 
 def _verdict(plan: Plan) -> Iterable["RenderableType"]:
-    target, time = plan.target, plan.chosen.time
+    target, likely, least = plan.target, plan.expected, plan.step_seconds_bound
     spare = target.memory - plan.memory
     word = "fits" if plan.fits else "does not fit"
     room = f"{in_bytes(abs(spare))} a chip {'to spare' if spare >= 0 else 'too much'}"
@@ -42,11 +42,22 @@ def _verdict(plan: Plan) -> Iterable["RenderableType"]:
         f"{in_bytes(target.memory)} ({source}), {room}"
     )
     yield (
-        f"about {_seconds(time.step)} a step, {in_thousands(plan.tokens_per_second)} tokens a "
-        f"second, {plan.mfu:.0%} of peak; "
-        f"{in_thousands(plan.tokens)} tokens in {in_words(plan.hours)} for "
-        f"${plan.dollars:,.{0 if plan.dollars >= 10 else 2}f} "
-        f"(${plan.dollars_an_hour:.2f} a chip and hour)"
+        f"expected: {_seconds(likely.seconds)} a step, "
+        f"{in_thousands(plan.tokens_per_second(likely.seconds))} tokens a second, MFU "
+        f"{likely.mfu:.0%} ({likely.why})"
+    )
+    yield (
+        f"at most: {_seconds(least)} a step, {in_thousands(plan.tokens_per_second(least))} tokens "
+        f"a second, MFU {plan.mfu_bound:.0%}, if nothing but arithmetic, memory and links took time"
+    )
+    if likely.published is not None:
+        yield f"best published: MFU {likely.published.cited()}, {likely.published.url}"
+    if likely.stand_in is not None:
+        yield f"standing in: MFU {likely.stand_in.cited()}, {likely.stand_in.url}"
+    yield (
+        f"{in_thousands(plan.tokens)} tokens in {in_words(plan.hours(least))} to "
+        f"{in_words(plan.hours(likely.seconds))}, for {_dollars(plan.dollars(least))} to "
+        f"{_dollars(plan.dollars(likely.seconds))} (${plan.dollars_an_hour:.2f} a chip and hour)"
     )
     yield f"python -m train fit ... {plan.chosen.candidate.flags()}\n"
 
@@ -78,16 +89,18 @@ def _memory(plan: Plan) -> Iterable["RenderableType"]:
 
 def _time(plan: Plan) -> Iterable["RenderableType"]:
     time = plan.chosen.time
-    table = new_table("Time of one step, estimated", "what", "seconds")
+    table = new_table("Time of one step", "what", "seconds")
     table.add_row("products", _seconds(time.compute))
     table.add_row("memory", _seconds(time.memory))
     for axis, seconds in time.links.items():
         table.add_row(f"links, {axis}", _seconds(seconds))
     for what, seconds in time.host.items():
         table.add_row(f"host, {what}", _seconds(seconds))
-    table.add_row("a step", _seconds(time.step), style="bold")
-    if plan.measured is not None:
-        table.add_row("measured", _seconds(plan.measured), style="bold")
+    table.add_row("a step, at least", _seconds(time.step), style="bold")
+    if plan.measured is None:
+        table.add_row("a step, expected", _seconds(plan.expected.seconds), style="bold")
+    else:
+        table.add_row("a step, measured", _seconds(plan.measured), style="bold")
     table.add_row("if all overlapped", _seconds(time.overlapped))
     table.add_row("if nothing did", _seconds(time.in_turn))
     yield table
@@ -112,8 +125,8 @@ def _ranking(plan: Plan) -> Iterable["RenderableType"]:
         "remat",
         "microbatches",
         "memory",
-        "a step",
-        "of peak",
+        "a step, at least",
+        "MFU, at most",
     )
     for each in plan.others:
         table.add_row(
@@ -139,7 +152,7 @@ def _precisions(plan: Plan) -> Iterable["RenderableType"]:
         return
     table = new_table(
         "In other precisions, which change what is learnt",
-        *("precision", "memory", "a step", "of peak", "fits"),
+        *("precision", "memory", "a step, at least", "MFU, at most", "fits"),
     )
     own = InPrecision(plan.experiment.model.precision, plan.chosen)
     for each in (own, *plan.precisions):
@@ -155,6 +168,10 @@ def _precisions(plan: Plan) -> Iterable["RenderableType"]:
     yield table
     for each in plan.precisions:
         yield f"{each.precision.name}: python -m train fit ... {each.flags()}"
+
+
+def _dollars(dollars: float) -> str:
+    return f"${dollars:,.{0 if dollars >= 10 else 2}f}"
 
 
 def _seconds(seconds: float) -> str:

@@ -156,7 +156,8 @@ def judge(
       watch: None: only what is not finite is out of line.
       seen: The mean loss and the global norms of the gradients and of the parameters before the
         update.
-      length: Of the batch, in tokens: any number that tells its shape.
+      length: T, the tokens of a row of the batch, padding included; of a translation, of the
+        target.
       scale: The loss scale of float16. While it can be lowered, gradients that overflow are no
         trouble: the update is skipped, and that is all.
       config: How it is judged.

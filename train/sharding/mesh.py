@@ -1,15 +1,18 @@
 """How devices are arranged."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal
-
-import jax
-from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh
+from typing import TYPE_CHECKING, Literal
 
 from train.errors import UsageError
+
+if TYPE_CHECKING:
+    import jax
+    from jax.sharding import Mesh
+
 
 AXES = ("data", "fsdp", "expert", "context", "tensor")
 """From the slowest links to the fastest: neighbours along the last axis talk most, and lie closest.
@@ -60,6 +63,10 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     On a torus each axis lies along dimensions of it where it can; one of 2 on a torus of 4 x 4
     takes half of a dimension, and another axis the other half.
     """
+    import jax
+    from jax.experimental import mesh_utils
+    from jax.sharding import AxisType, Mesh
+
     devices = jax.devices() if devices is None else devices
     sizes = config.sizes(len(devices))
     laid = mesh_utils.create_device_mesh(

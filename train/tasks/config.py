@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 from transformer.checks import check_least, check_share
-from transformer.pooling import Pooling
+from transformer.config import Pooling
 
 
 @dataclasses.dataclass(frozen=True)

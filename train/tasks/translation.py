@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from train.data.buckets import buckets_by_tokens
+from train.data.buckets import Bucket, buckets_by_rows, buckets_by_tokens
 from train.data.example_batches import HeldOutBatches, TrainingBatches
 from train.data.example_corpus import ExampleCorpus
 from train.data.parallel import (
@@ -114,14 +114,22 @@ class TranslationTask(Task):
 
         return loss
 
+    def buckets(self, pairs: ParallelSplit, batch_size: int, multiple: int) -> tuple[Bucket, ...]:
+        """Return pairs by length, in batches of `batch_size`, or of data.batch_tokens."""
+        most = self.data.shapes
+        if not self.data.batch_tokens:
+            return buckets_by_rows(pairs.lengths, batch_size=batch_size, most=most)
+        return buckets_by_tokens(
+            pairs.lengths,
+            batch_tokens=self.data.batch_tokens,
+            batch_size=batch_size,
+            row_multiple=multiple,
+            most=most,
+        )
+
     def batches(self, corpus: Corpus) -> TrainingBatches:
         split = corpus.split("train")
-        buckets = buckets_by_tokens(
-            split.lengths,
-            batch_tokens=self.experiment.batch_size,
-            row_multiple=self.data.row_multiple,
-            most=self.data.shapes,
-        )
+        buckets = self.buckets(split, self.experiment.batch_size, self.data.row_multiple)
         return TrainingBatches(split, buckets, seed=self.experiment.seed)
 
     def amount(self, corpus: Corpus) -> str:
@@ -135,12 +143,8 @@ class TranslationTask(Task):
         `bleu` is sacreBLEU's, in lower case; `tokenised_bleu` that of Moses tokens in lower case.
         """
         settings, pairs = self.experiment.evaluation, corpus.split(split)
-        buckets = buckets_by_tokens(
-            pairs.lengths,
-            batch_tokens=settings.batch_size or self.experiment.batch_size,
-            row_multiple=fitting(1, engine.mesh),
-            most=self.data.shapes,
-        )
+        rows = fitting(settings.batch_size or self.experiment.batch_size, engine.mesh)
+        buckets = self.buckets(pairs, rows, fitting(1, engine.mesh))
         batches = HeldOutBatches(pairs, buckets, limit=limit(settings, whole))
         loss = means(engine, params, batches)["loss"]
         metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}

@@ -1,13 +1,12 @@
 """Which form of attention is used: asked for by name, or `auto` by hardware, dtype and mask."""
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from transformer.attend.query_blocks import SMALLEST_BLOCK
+from transformer.attention_config import Form as Form
 from transformer.hardware import Hardware
 from transformer.masks import Pattern
-
-Form = Literal["auto", "reference", "query_blocks", "blockwise", "cudnn", "splash", "ring"]
 
 
 @dataclasses.dataclass(frozen=True)

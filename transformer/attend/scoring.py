@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer.positions.relative import RelativeTables
+from transformer.positions.relative_tables import RelativeTables
 
 Meet = Callable[[jax.Array, jax.Array], jax.Array]
 """q [B, T, N, H], k [B, S, K, H] -> scores [B, N, T, S]."""

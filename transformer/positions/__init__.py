@@ -1,10 +1,12 @@
 """Where a token stands, one idea a file: what attention knows, and what embeddings are told."""
 
+from typing import TYPE_CHECKING, Any
+
 from transformer.positions.alibi import ALiBi, alibi_bias
 from transformer.positions.bucketed import BucketedBias, bucketed_bias
 from transformer.positions.learned import LearnedPositions
 from transformer.positions.none import NoPosition
-from transformer.positions.relative import RelativePositions, RelativeTables
+from transformer.positions.relative import RelativePositions
 from transformer.positions.rotary import Rotary, rotary_angles, rotate
 from transformer.positions.scaling import (
     LinearScaling,
@@ -15,6 +17,9 @@ from transformer.positions.scaling import (
     YaRNScaling,
 )
 from transformer.positions.sinusoidal import SinusoidalPositions, sinusoid
+
+if TYPE_CHECKING:
+    from transformer.positions.relative_tables import RelativeTables
 
 __all__ = [
     "ALiBi",
@@ -45,3 +50,12 @@ AttentionPosition = NoPosition | Rotary | RelativePositions | BucketedBias | ALi
 
 EmbeddingPosition = NoPosition | LearnedPositions | SinusoidalPositions
 """What is added to the embeddings to tell positions."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import the tables, which are arrays and need jax, when they are first asked for."""
+    if name != "RelativeTables":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from transformer.positions.relative_tables import RelativeTables
+
+    return RelativeTables

@@ -1,11 +1,14 @@
 """ALiBi: scores fall with the distance, at a fixed slope for each head."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
+from typing import TYPE_CHECKING
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +22,8 @@ def alibi_slopes(heads: int) -> np.ndarray:  # [N]
     If N is no power of two: those of the power below it, then every second of twice as many, as in
     the authors' code.
     """
+    import numpy as np
+
     power = 2 ** int(math.log2(heads))
     slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)
     between = 2.0 ** (-8 * np.arange(1, 2 * power, 2) / (2 * power))
@@ -31,5 +36,7 @@ def alibi_bias(
     key_positions: jax.Array,  # [B or 1, S]
 ) -> jax.Array:  # [B or 1, N, T, S] float32
     """What is added to the scores of each head."""
+    import jax.numpy as jnp
+
     slopes = jnp.asarray(alibi_slopes(heads), jnp.float32)[None, :, None, None]
     return -slopes * jnp.abs(key_positions[:, None, :] - query_positions[:, :, None])[:, None]

@@ -1,13 +1,15 @@
 """T5's bias of the scores by the distance's bucket."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
-
-import jax
-import jax.numpy as jnp
-import numpy as np
+from typing import TYPE_CHECKING
 
 from transformer.checks import check_least
+
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,9 @@ def bucketed_bias(
     key_positions: jax.Array,  # [B or 1, S]
 ) -> jax.Array:  # [B or 1, N, T, S]
     """The number of each head for each query's and key's distance."""
+    import jax.numpy as jnp
+    import numpy as np
+
     last = config.furthest
     buckets = np.array([config.bucket(distance) for distance in range(-last, last + 1)])
     distance = jnp.clip(key_positions[:, None, :] - query_positions[:, :, None], -last, last)

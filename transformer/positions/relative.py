@@ -2,10 +2,6 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
-from flax import struct
-
 from transformer.checks import check_least
 
 
@@ -26,46 +22,3 @@ class RelativePositions:
     def distances(self) -> int:
         """R, rows of each table: -k to k."""
         return 2 * self.clip + 1
-
-
-class RelativeTables(struct.PyTreeNode):
-    """The tables a^K and a^V of one layer.
-
-    Rows are picked by products with zeros and ones: the gradient of a product is a product, where
-    that of a look-up for each head, query and key would be slow to add up.
-    """
-
-    keys: jax.Array  # [R, H]
-    values: jax.Array  # [R, H of values]
-
-    def scores(
-        self,
-        q: jax.Array,  # [B, T, N, H] scaled
-        query_positions: jax.Array,  # [B or 1, T]
-        key_positions: jax.Array,  # [B or 1, S]
-    ) -> jax.Array:  # [B, N, T, S]
-        """q_i . a^K_ij: what the table adds to the scores (equation 4)."""
-        every = jnp.einsum("BTNH,RH->BNTR", q, self.keys)
-        return jnp.einsum("BNTR,BTSR->BNTS", every, self.picks(query_positions, key_positions))
-
-    def look_up(
-        self,
-        weights: jax.Array,  # [B, N, T, S]
-        query_positions: jax.Array,  # [B or 1, T]
-        key_positions: jax.Array,  # [B or 1, S]
-    ) -> jax.Array:  # [B, T, N, H of values]
-        """sum over j of weight_ij a^V_ij: what the table adds to the result (equation 3)."""
-        picks = self.picks(query_positions, key_positions)
-        by_distance = jnp.einsum("BNTS,BTSR->BNTR", weights, picks)
-        return jnp.einsum("BNTR,RH->BTNH", by_distance, self.values)
-
-    def picks(
-        self,
-        query_positions: jax.Array,  # [B or 1, T]
-        key_positions: jax.Array,  # [B or 1, S]
-    ) -> jax.Array:  # [B or 1, T, S, R]
-        """A one at the row of each query's and key's distance, zeros elsewhere."""
-        rows = len(self.keys)
-        distance = key_positions[:, None, :] - query_positions[:, :, None]
-        row = jnp.clip(distance + rows // 2, 0, rows - 1)
-        return jax.nn.one_hot(row, rows, dtype=self.keys.dtype)

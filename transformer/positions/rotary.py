@@ -1,13 +1,16 @@
 """Rotary embeddings: queries and keys turned by their positions (Su et al. 2021)."""
 
-import dataclasses
-from typing import Literal, get_args
+from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
+import dataclasses
+from typing import TYPE_CHECKING, Literal, get_args
 
 from transformer.checks import check_choice
 from transformer.positions.scaling import NoScaling, Scaling
+
+if TYPE_CHECKING:
+    import jax
+
 
 Layout = Literal["halves", "interleaved"]
 
@@ -44,6 +47,8 @@ def rotary_angles(
     config: Rotary,
 ) -> jax.Array:  # [B, T, R / 2] float32
     """position * base^(-2i/R), with the frequencies scaled where the configuration says so."""
+    import jax.numpy as jnp
+
     frequencies = config.scaling.frequencies(config.base, width)
     return positions.astype(jnp.float32)[..., None] * frequencies[None, None, :]
 
@@ -54,6 +59,8 @@ def rotate(
     config: Rotary,
 ) -> jax.Array:  # [B, T, N, H]
     """Turns each pair (a, b) of x by its angle: (a cos - b sin, a sin + b cos)."""
+    import jax.numpy as jnp
+
     width = config.rotated(x.shape[-1])
     angles = rotary_angles(positions, width, config)[:, :, None, :]
     cos, sin = (_scaled(f(angles), config.scaling).astype(x.dtype) for f in (jnp.cos, jnp.sin))

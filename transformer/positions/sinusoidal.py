@@ -1,11 +1,15 @@
 """Sines and cosines of the position, added to the embeddings (Vaswani et al. 2017, section 3.5)."""
 
-import dataclasses
+from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
+import dataclasses
+from typing import TYPE_CHECKING
 
 from transformer.positions.scaling.none import plain_frequencies
+
+if TYPE_CHECKING:
+    import jax
+
 
 BASE = 10_000.0
 
@@ -23,6 +27,8 @@ def sinusoid(
 
     Wavelengths run from 2 pi to 2 pi * 10000. A width that is odd ends with a sine.
     """
+    import jax.numpy as jnp
+
     frequencies = plain_frequencies(BASE, width)[None, None, :]
     angles = positions.astype(jnp.float32)[..., None] * frequencies
     pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)

@@ -1,19 +1,18 @@
 """The decoder that learns to align (Bahdanau, Cho and Bengio 2015, section 3 and appendix A)."""
 
-import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.checks import check_least
 from transformer.linear import linear
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
 from transformer.recurrent.additive import additive, additive_keys
 from transformer.recurrent.cells import inner_weight, times
+from transformer.recurrent.configs import BahdanauConfig as BahdanauConfig
 from transformer.recurrent.memory import (
     AttentionalCache,
     align,
@@ -26,32 +25,6 @@ from transformer.recurrent.memory import (
 from transformer.recurrent.scan import Cell, recur, timeline
 
 GATES = ("update", "reset", "candidate")
-
-
-@dataclasses.dataclass(frozen=True)
-class BahdanauConfig(MixerConfig):
-    """A gated recurrent unit that looks at the memory before each step.
-
-    Its first state is made from the first vector of the memory, which ought to have been read from
-    its end too: the encoder of the paper is bidirectional.
-    """
-
-    kind: ClassVar[str] = "bahdanau"
-    reads_memory: ClassVar[bool] = True
-
-    hidden: int = 0
-    """H of the state; 0 means D."""
-    score: int = 0
-    """A, the hidden layer of the score; 0 means H."""
-
-    def __post_init__(self) -> None:
-        check_least("bahdanau.hidden", self.hidden, 0)
-        check_least("bahdanau.score", self.score, 0)
-
-    def widths(self, width: int) -> tuple[int, int]:
-        """H and A in a model of width D."""
-        hidden = self.hidden or width
-        return hidden, self.score or hidden
 
 
 class Bahdanau(Mixer):

@@ -3,40 +3,23 @@
 It was the first attention of a sequence to itself. It still goes token by token.
 """
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.checks import check_least
 from transformer.documents import documents
 from transformer.linear import linear
 from transformer.masks import Mask, Pattern, dense
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
 from transformer.recurrent.additive import additive
 from transformer.recurrent.cells import LSTMState, inner_weight, lstm_gates, lstm_step, times
+from transformer.recurrent.configs import ChengConfig as ChengConfig
 from transformer.recurrent.memory import align
 from transformer.recurrent.scan import Cell, recur, timeline
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
-
-
-@dataclasses.dataclass(frozen=True)
-class ChengConfig(MixerConfig):
-    """A long short-term memory network: tapes of all states in place of the last one.
-
-    The backward pass keeps the tapes of every step, T^2 D numbers a row: for short sequences.
-    """
-
-    kind: ClassVar[str] = "cheng"
-
-    score: int = 0
-    """A, the hidden layer of the score; 0 means D."""
-
-    def __post_init__(self) -> None:
-        check_least("cheng.score", self.score, 0)
 
 
 class Tapes(struct.PyTreeNode):

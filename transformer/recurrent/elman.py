@@ -1,36 +1,18 @@
 """The simple recurrent network (Elman 1990), with one layer from state to state or several."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.checks import check_least
 from transformer.linear import linear
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
 from transformer.recurrent.cells import inner_weight, times
+from transformer.recurrent.configs import ElmanConfig as ElmanConfig
 from transformer.recurrent.scan import recur, timeline
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
-
-
-@dataclasses.dataclass(frozen=True)
-class ElmanConfig(MixerConfig):
-    """h_t = tanh(W x_t + U h_(t-1) + b); its state is its cache."""
-
-    kind: ClassVar[str] = "elman"
-
-    hidden: int = 0
-    """H; 0 means D. Another is projected to D."""
-    depth: int = 1
-    """Layers from one state to the next: more than 1 make it an MLP of x_t and h_(t-1) (the deep
-    transition of Pascanu et al. 2014)."""
-
-    def __post_init__(self) -> None:
-        check_least("elman.hidden", self.hidden, 0)
-        check_least("elman.depth", self.depth, 1)
 
 
 class Elman(Mixer):

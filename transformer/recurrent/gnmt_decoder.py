@@ -1,17 +1,15 @@
 """The decoder of Google's neural machine translation (Wu et al. 2016, section 3)."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.checks import check_least, check_share
 from transformer.dropout import dropout, fold
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
 from transformer.recurrent.additive import additive, additive_keys
 from transformer.recurrent.cells import (
     LSTMLayer,
@@ -21,6 +19,7 @@ from transformer.recurrent.cells import (
     lstm_step,
     times,
 )
+from transformer.recurrent.configs import GNMTDecoderConfig as GNMTDecoderConfig
 from transformer.recurrent.memory import (
     AttentionalCache,
     align,
@@ -29,34 +28,6 @@ from transformer.recurrent.memory import (
     vectors,
 )
 from transformer.recurrent.scan import Timeline, recur, timeline
-
-
-@dataclasses.dataclass(frozen=True)
-class GNMTDecoderConfig(MixerConfig):
-    """LSTM layers; what the first looks at in the memory is an input of all of them.
-
-    It looks with its state before each token, so the layers above need not wait for one another.
-    From the third on they are residual.
-    """
-
-    kind: ClassVar[str] = "gnmt_decoder"
-    reads_memory: ClassVar[bool] = True
-
-    layers: int = 3
-    """Eight, as published."""
-    score: int = 0
-    """A, the hidden layer of the score; 0 means D."""
-    dropout: float = 0.0
-    """Of what each layer reads."""
-
-    def __post_init__(self) -> None:
-        check_least("gnmt_decoder.layers", self.layers, 1)
-        check_least("gnmt_decoder.score", self.score, 0)
-        check_share("gnmt_decoder.dropout", self.dropout)
-
-    def widths(self, width: int) -> tuple[int, int]:
-        """H and A in a model of width D."""
-        return width, self.score or width
 
 
 class GNMTCache(struct.PyTreeNode):

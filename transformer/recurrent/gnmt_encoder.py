@@ -1,35 +1,18 @@
 """The encoder of Google's neural machine translation (Wu et al. 2016, section 3)."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.checks import check_least, check_share
 from transformer.dropout import dropout, fold
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
 from transformer.recurrent.cells import LSTMLayer
+from transformer.recurrent.configs import GNMTEncoderConfig as GNMTEncoderConfig
 from transformer.recurrent.scan import timeline
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
-
-
-@dataclasses.dataclass(frozen=True)
-class GNMTEncoderConfig(MixerConfig):
-    """LSTM layers, of which the first reads both ways; from the third on, residual."""
-
-    kind: ClassVar[str] = "gnmt_encoder"
-
-    layers: int = 3
-    """Eight, as published."""
-    dropout: float = 0.0
-    """Of what each layer reads."""
-
-    def __post_init__(self) -> None:
-        check_least("gnmt_encoder.layers", self.layers, 2)
-        check_share("gnmt_encoder.dropout", self.dropout)
 
 
 class GNMTEncoder(Mixer):

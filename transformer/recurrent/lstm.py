@@ -1,48 +1,18 @@
 """Long short-term memory (Hochreiter and Schmidhuber 1997), in one direction or both."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.checks import check_least
 from transformer.linear import linear
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
 from transformer.recurrent.cells import LSTMLayer, LSTMState
+from transformer.recurrent.configs import LSTMConfig as LSTMConfig
 from transformer.recurrent.scan import timeline
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
-
-
-@dataclasses.dataclass(frozen=True)
-class LSTMConfig(MixerConfig):
-    """An LSTM with a forget gate whose bias starts at 1 (Gers et al. 2000; Jozefowicz et al. 2015).
-
-    Its state is its cache. A causal mask and none are the same to it, unless it reads both ways.
-    """
-
-    kind: ClassVar[str] = "lstm"
-
-    hidden: int = 0
-    """H of each direction; 0 means that their results are D wide together. Others are projected."""
-    bidirectional: bool = False
-    """Read each document from its end too (Schuster and Paliwal 1997): not under a causal mask."""
-
-    def __post_init__(self) -> None:
-        check_least("lstm.hidden", self.hidden, 0)
-
-    def check(self, width: int) -> None:
-        self.state_width(width)
-
-    def state_width(self, width: int) -> int:
-        """H for a model of width D. Raises ValueError if D would have to be halved and is odd."""
-        if self.bidirectional and not self.hidden and width % 2:
-            raise ValueError(
-                f"lstm.bidirectional: would halve the width {width}; set an even one, or hidden"
-            )
-        return self.hidden or width // (1 + self.bidirectional)
 
 
 class LSTM(Mixer):

@@ -1,20 +1,19 @@
 """The decoder with global attention and input feeding (Luong, Pham and Manning 2015)."""
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.checks import check_least
 from transformer.linear import linear
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
 from transformer.recurrent.additive import additive, additive_keys
 from transformer.recurrent.cells import LSTMState, inner_weight, lstm_gates, lstm_step, times
+from transformer.recurrent.configs import LuongConfig as LuongConfig
 from transformer.recurrent.memory import (
     AttentionalCache,
     align,
@@ -26,43 +25,10 @@ from transformer.recurrent.memory import (
     vectors,
 )
 from transformer.recurrent.scan import Cell, recur, timeline
-from transformer.scores import AdditiveScore, BilinearScore, DotScore
+from transformer.scores import AdditiveScore, DotScore
 
 Scores = Callable[[jax.Array, jax.Array], jax.Array]
 """(state [B, H], keys [B, S, A]) -> [B, S]."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LuongConfig(MixerConfig):
-    """An LSTM that looks at the memory after each step, and is fed what it found at the next.
-
-    h~ = tanh(W [c; h]) is its result, and with the next token its input (sections 3.1 and 3.3). Its
-    first state is made from the last vector of the memory.
-    """
-
-    kind: ClassVar[str] = "luong"
-    reads_memory: ClassVar[bool] = True
-
-    hidden: int = 0
-    """H; 0 means D."""
-    score: DotScore | BilinearScore | AdditiveScore = BilinearScore()
-    """How well a vector of the memory answers the state: `dot`, `general` or `concat`."""
-
-    def __post_init__(self) -> None:
-        check_least("luong.hidden", self.hidden, 0)
-
-    def check(self, width: int) -> None:
-        if isinstance(self.score, DotScore) and self.hidden not in (0, width):
-            raise ValueError(
-                f"luong.hidden {self.hidden}: the dot score needs states as wide as the memory, "
-                f"{width}; give 0, or another score"
-            )
-
-    def widths(self, width: int) -> tuple[int, int]:
-        """H, and A where states and memory meet, in a model of width D."""
-        hidden = self.hidden or width
-        own = self.score.hidden if isinstance(self.score, AdditiveScore) else 0
-        return hidden, own or hidden
 
 
 class LuongState(struct.PyTreeNode):

@@ -1,14 +1,14 @@
 """The LSTM decoder that is told its source in one vector (Sutskever et al. 2014)."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 from flax import linen as nn
 
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
 from transformer.recurrent.cells import LSTMLayer, LSTMState
+from transformer.recurrent.configs import Seq2SeqConfig as Seq2SeqConfig
 from transformer.recurrent.memory import (
     at_first,
     last_seen,
@@ -18,18 +18,6 @@ from transformer.recurrent.memory import (
 )
 from transformer.recurrent.scan import timeline
 from transformer.refusals import refuse_weights
-
-
-@dataclasses.dataclass(frozen=True)
-class Seq2SeqConfig(MixerConfig):
-    """An LSTM, D wide, that begins from the last vector of the memory and sees no more of it.
-
-    In place of the encoder's last state, which is no part of its output, the first state is made
-    from its last output: h_0 = tanh(W m), c_0 = W' m.
-    """
-
-    kind: ClassVar[str] = "seq2seq"
-    reads_memory: ClassVar[bool] = True
 
 
 class Seq2Seq(Mixer):

@@ -1,8 +1,7 @@
 """BigBird: global, window and random blocks (Zaheer et al. 2020)."""
 
-import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,62 +12,14 @@ from transformer.attend import Scoring
 from transformer.attend.sparse.chosen_blocks import attend_chosen_blocks
 from transformer.attend.sparse.rows import look_rows, put_rows, take_rows
 from transformer.cache import KVCache
-from transformer.checks import check_least, check_share
 from transformer.documents import documents
 from transformer.dropout import fold
-from transformer.heads import HeadsConfig, join, project
+from transformer.heads import join, project
 from transformer.masks import Mask
 from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
-from transformer.positions import NoPosition, Rotary
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
 from transformer.variants.bigbird_pattern import chosen_blocks, last_block, random_blocks
-
-
-@dataclasses.dataclass(frozen=True)
-class BigBirdConfig(HeadsConfig):
-    """Each block of queries sees the global blocks, a window and some random blocks.
-
-    Global blocks see everything. They are made of the input's own tokens (the paper's ITC); for
-    extra tokens (ETC) put so many before the input and let the first blocks be those.
-    """
-
-    kind: ClassVar[str] = "bigbird"
-    by_index: ClassVar[bool] = True
-
-    block: int = 64
-    """Tokens of a block. Blocks go by index: packed documents are kept apart, but each sees less
-    than it would alone, and only the first has the first blocks."""
-    global_blocks: int = 1
-    """Blocks at the start that are global."""
-    last_is_global: bool = True
-    """Whether the last block that holds a token is global too, as in the paper's code. Not under a
-    causal mask: what is last changes as tokens come."""
-    window_blocks: int = 3
-    """Blocks of the window, an odd number: a block itself and as many on each side."""
-    random_blocks: int = 3
-    """r blocks that each head draws for each block, beside the window and the first blocks. Under a
-    causal mask those that lie ahead are lost."""
-    span: int = 4096
-    """Tokens whose blocks are drawn from: give your longest length. Of a shorter input some of the
-    blocks drawn do not exist; of a longer one each stretch of so many tokens draws from itself."""
-    seed: int = 0
-    """What is drawn follows from it and from the layer."""
-    position: NoPosition | Rotary = NoPosition()
-    """What queries and keys know of each other's positions."""
-    dropout: float = 0.0
-    """Of the attention weights."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, least in (("block", 1), ("global_blocks", 0), ("random_blocks", 0), ("seed", 0)):
-            check_least(f"bigbird.{name}", getattr(self, name), least)
-        check_least("bigbird.span", self.span, self.block)
-        check_share("bigbird.dropout", self.dropout)
-        if self.window_blocks < 1 or self.window_blocks % 2 == 0:
-            raise ValueError(
-                f"bigbird.window_blocks {self.window_blocks}: give an odd number, of a block "
-                "itself and as many on each side"
-            )
+from transformer.variants.configs import BigBirdConfig as BigBirdConfig
 
 
 class BigBird(Mixer):

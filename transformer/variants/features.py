@@ -9,15 +9,14 @@ the query and the key, each over H^(1/4):
 
 import functools
 import math
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer.variants.configs import FeatureKind as FeatureKind
 from transformer.variants.prefix_sums import FeatureMap, Features
-
-FeatureKind = Literal["positive", "trigonometric", "relu"]
 
 FLOOR = math.exp(-60)
 """Of a positive feature, beside the largest of its token: two tokens without a feature in common

@@ -1,31 +1,20 @@
 """Linear attention: weights are products of elu + 1 (Katharopoulos et al. 2020)."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.heads import HeadsConfig, join
+from transformer.heads import join
 from transformer.masks import Mask
 from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
-from transformer.positions import NoPosition, Rotary
+from transformer.variants.configs import LinearAttentionConfig as LinearAttentionConfig
 from transformer.variants.kernel_attention import MemorySums, attend_by_kernel
 from transformer.variants.prefix_sums import Features, Sums
 
 FLOOR = 1e-18
 """Of a feature: so weights of tokens whose entries are all far below zero are not 0 / 0."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LinearAttentionConfig(HeadsConfig):
-    """Attention without softmax, a recurrence at decode (sections 3.2 to 3.4 of the paper)."""
-
-    kind: ClassVar[str] = "linear"
-
-    position: NoPosition | Rotary = NoPosition()
-    """What turns queries and keys before the features are made of them."""
 
 
 def elu_features(x: jax.Array) -> Features:  # [..., H] -> [..., H]

@@ -5,60 +5,22 @@ Wang et al. 2020 (Linformer: Self-Attention with Linear Complexity).
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attend import Scoring, attend
-from transformer.checks import check_choice, check_least, check_share
 from transformer.dropout import fold
-from transformer.heads import HeadsConfig, join, key_heads, project, query_heads, value_heads
+from transformer.heads import join, key_heads, project, query_heads, value_heads
 from transformer.masks import Mask
 from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
-from transformer.positions import NoPosition, Rotary
 from transformer.refusals import refuse_patterns, refuse_weights
+from transformer.variants.configs import LinformerConfig as LinformerConfig
+from transformer.variants.configs import Sharing as Sharing
 from transformer.variants.low_rank import make_slots, projected
 from transformer.weights import weight
-
-Sharing = Literal["none", "heads", "key_value"]
-
-
-@dataclasses.dataclass(frozen=True)
-class LinformerConfig(HeadsConfig):
-    """softmax(q (E k)^T / sqrt(H)) (F v), with E and F of `rank` rows (equation 7).
-
-    For encoders: every projected key holds something of all tokens. Padded ones are zeroed first.
-    """
-
-    kind: ClassVar[str] = "linformer"
-
-    length: int = 256
-    """The longest input: E and F have a column for each position, of which shorter inputs take the
-    first."""
-    rank: int = 64
-    """How many keys there are in place of the T of a sequence: the paper's k."""
-    sharing: Sharing = "heads"
-    """Whether each head has an E and an F, all heads of a layer have the same, or E is F too
-    (section 4, additional efficiency techniques). Its layerwise sharing is not to be had: the
-    weights of a mixer are those of its layer."""
-    documents: int = 2
-    """How many documents a row may hold, each projected by itself from its own first position, at
-    the cost of `rank` keys each; results of rows with more are not a number. Segments that only
-    tell of padding, as a classifier has them, need 2 all the same, as nobody knows what they tell
-    before the program runs. With 1 there is padding by `lengths` alone."""
-    position: NoPosition | Rotary = NoPosition()
-    """What turns queries and keys before the projection."""
-    dropout: float = 0.0
-    """Of the attention weights."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("length", "rank", "documents"):
-            check_least(f"linformer.{name}", getattr(self, name), 1)
-        check_choice("linformer.sharing", self.sharing, get_args(Sharing))
-        check_share("linformer.dropout", self.dropout)
 
 
 class Linformer(Mixer):

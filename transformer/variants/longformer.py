@@ -26,7 +26,7 @@ from transformer.masks import Mask
 from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
 from transformer.positions import Rotary
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
-from transformer.variants.longformer_config import LongformerConfig
+from transformer.variants.configs import LongformerConfig
 from transformer.variants.longformer_decoding import LongformerCache, decoded
 
 __all__ = ["Longformer", "LongformerConfig"]

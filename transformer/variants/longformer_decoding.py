@@ -13,7 +13,7 @@ from transformer.heads import Heads, project
 from transformer.masks import Mask
 from transformer.mixers import Mixer
 from transformer.ring_cache import RingCache, look_back, placed
-from transformer.variants.longformer_config import LongformerConfig
+from transformer.variants.configs import LongformerConfig
 
 
 class FirstTokens(struct.PyTreeNode):

@@ -1,64 +1,18 @@
 """Performer: softmax attention estimated by random features (Choromanski et al. 2021)."""
 
-import dataclasses
-from typing import Any, ClassVar, get_args
+from typing import Any
 
 import jax
 import numpy as np
 from flax import linen as nn
 
-from transformer.checks import check_choice, check_least
-from transformer.heads import HeadsConfig, join
+from transformer.heads import join
 from transformer.masks import Mask
 from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
-from transformer.positions import NoPosition, Rotary
-from transformer.variants.features import FeatureKind, draw_directions, random_features
+from transformer.variants.configs import PerformerConfig as PerformerConfig
+from transformer.variants.features import draw_directions, random_features
 from transformer.variants.kernel_attention import MemorySums, attend_by_kernel
 from transformer.variants.prefix_sums import Sums
-
-
-@dataclasses.dataclass(frozen=True)
-class PerformerConfig(HeadsConfig):
-    """FAVOR+ (section 2): time and memory linear in T, for an error that falls as 1 / sqrt(M).
-
-    Weights under exp(-40) of what the two tokens' largest features would give may come out larger;
-    elsewhere features are as the formulas have them, with factors that cancel taken out.
-    Trigonometric features have no such bound: where weights are small their sums come near zero, of
-    either sign, and results are far off. They are there to be compared.
-    """
-
-    kind: ClassVar[str] = "performer"
-
-    features: int = 128
-    """M. More are nearer to softmax, at a cost that grows with them."""
-    feature_map: FeatureKind = "positive"
-    """Positive or trigonometric features, which estimate softmax, or ReLU, a kernel of its own."""
-    orthogonal: bool = True
-    """Whether random vectors stand at right angles, in blocks of H: a smaller error."""
-    seed: int = 0
-    """Of the random vectors, one set for all heads of a layer."""
-    redraw: int = 0
-    """Count up to draw others. The vectors are the mixer's `constants`, arguments of a call: who
-    calls it may give new ones without compiling again."""
-    position: NoPosition | Rotary = NoPosition()
-    """What turns queries and keys before the features are made of them."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least("performer.features", self.features, 1)
-        check_choice("performer.feature_map", self.feature_map, get_args(FeatureKind))
-        if self.feature_map == "trigonometric" and self.features % 2:
-            raise ValueError(
-                f"performer.features {self.features}: sines and cosines come in pairs; "
-                "give an even number"
-            )
-        for name in ("seed", "redraw"):
-            check_least(f"performer.{name}", getattr(self, name), 0)
-
-    @property
-    def directions(self) -> int:
-        """How many random vectors M features take: sine and cosine share one."""
-        return self.features // 2 if self.feature_map == "trigonometric" else self.features
 
 
 class Performer(Mixer):

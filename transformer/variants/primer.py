@@ -1,9 +1,8 @@
 """Primer's attention: a convolution over three tokens after each projection (So et al. 2021)."""
 
-import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,57 +11,19 @@ from flax import struct
 
 from transformer.attend import Scoring, attend
 from transformer.cache import KVCache
-from transformer.checks import check_least, check_share
 from transformer.dropout import fold
 from transformer.linear import linear
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerConfig, MixerOutput, Want
-from transformer.positions import AttentionPosition, NoPosition, Rotary, rotate
+from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.positions import Rotary, rotate
 from transformer.refusals import refuse_memory
 from transformer.relations import relation
 from transformer.shifts import around, remembered
+from transformer.variants.configs import PrimerConfig as PrimerConfig
 from transformer.weights import weight
 
 TAPS = 3
 PROJECTIONS = ("query", "key", "value")
-
-
-@dataclasses.dataclass(frozen=True)
-class PrimerConfig(MixerConfig):
-    """Multi-DConv-head attention (section 4.2 and appendix A.3 of the paper).
-
-    Primer has it together with a feed-forward of squared ReLU.
-    """
-
-    kind: ClassVar[str] = "primer"
-
-    heads: int = 8
-    """N."""
-    head_width: int = 0
-    """H; 0 means D / N."""
-    bias: bool = False
-    """Biases of the projections."""
-    position: AttentionPosition = NoPosition()
-    """What queries and keys know of each other's positions, after the convolution."""
-    dropout: float = 0.0
-    """Of the attention weights."""
-
-    def __post_init__(self) -> None:
-        check_least("primer.heads", self.heads, 1)
-        check_least("primer.head_width", self.head_width, 0)
-        check_share("primer.dropout", self.dropout)
-
-    def check(self, width: int) -> None:
-        self.width_of_heads(width)
-
-    def width_of_heads(self, width: int) -> int:
-        """H for a model of width D. Raises ValueError if D / N is needed and is no integer."""
-        if not self.head_width and width % self.heads:
-            raise ValueError(
-                f"primer.heads {self.heads}: does not divide the width {width}; "
-                "give a divisor of it, or set head_width"
-            )
-        return self.head_width or width // self.heads
 
 
 class PrimerCache(struct.PyTreeNode):

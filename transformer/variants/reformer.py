@@ -1,9 +1,8 @@
 """Reformer's attention: to tokens that hash alike (Kitaev, Kaiser and Levskaya 2020, section 2)."""
 
-import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,53 +11,18 @@ from flax import linen as nn
 
 from transformer.attend import Looked, merge
 from transformer.attend.sparse.grouped_window import attend_grouped, places, within_documents
-from transformer.checks import check_least
 from transformer.documents import documents
 from transformer.heads import join, query_heads, value_heads
 from transformer.masks import Mask, dense
 from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
 from transformer.positions import Rotary, rotate
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
-from transformer.variants.shared_keys import SharedKeysConfig
+from transformer.variants.configs import ReformerConfig as ReformerConfig
 
 ITSELF = 1e4
 """What a token's score of itself loses: nothing else has so little. The paper's 1e5 is more than
 float16 can hold."""
 EPSILON = 1e-6
-
-
-@dataclasses.dataclass(frozen=True)
-class ReformerConfig(SharedKeysConfig):
-    """Attention by locality-sensitive hashing, with shared queries and keys.
-
-    The paper sorts tokens by bucket and cuts the sorted row into chunks, each of which looks at
-    itself and one back. So a later token moves chunk boundaries, and with them what earlier ones
-    see: under a causal mask the future leaks through the choice of keys. Here a query sees the last
-    `window` members of its bucket instead, which only the past decides. Documents of a pack are
-    hashed alike but never meet.
-    """
-
-    kind: ClassVar[str] = "reformer"
-
-    buckets: int = 32
-    """An even number, of one hash."""
-    rounds: int = 4
-    """Hashes; a query sees what any of them brings together with it."""
-    window: int = 64
-    """Members of its bucket that a query sees in a round, itself among them. Without a causal mask
-    as many of those after it."""
-    seed: int = 0
-    """Of the rotations, together with the layer's number."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, least in (("buckets", 2), ("rounds", 1), ("window", 1), ("seed", 0)):
-            check_least(f"reformer.{name}", getattr(self, name), least)
-        if self.buckets % 2:
-            raise ValueError(
-                f"reformer.buckets {self.buckets}: half of them are opposite to the others; "
-                "give an even number"
-            )
 
 
 class Reformer(Mixer):

@@ -3,10 +3,9 @@
 Not to be confused with the routing of tokens to experts.
 """
 
-import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,6 @@ from transformer.attend.sparse.balanced import attend_balanced, belongs, nearest
 from transformer.attend.sparse.grouped_window import attend_grouped, places, within_documents
 from transformer.attend.sparse.last_members import attend_last_members
 from transformer.cache import KVCache
-from transformer.checks import check_least
 from transformer.documents import documents
 from transformer.heads import Heads, join, key_heads, query_heads, value_heads
 from transformer.masks import Mask
@@ -25,42 +23,7 @@ from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, W
 from transformer.positions import Rotary, rotate
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
 from transformer.variants.clusters import affinity, centroids, distance, unit
-from transformer.variants.shared_keys import SharedKeysConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class RoutingConfig(SharedKeysConfig):
-    """Attention within clusters of layer-normed queries and keys (section 4.1 of the paper).
-
-    The paper gives each cluster the tokens of the whole row that are nearest to it, under a causal
-    mask too: then a later token may take an earlier one's place, and the future leaks. Here, unless
-    `balanced`, each token goes to its nearest centroid, and a query sees the last members of its
-    cluster, which only the past decides. The paper moves centroids by moving averages; here the
-    gradient of an auxiliary loss does. There, half of the heads look at a local window in place of
-    a cluster: give layers of `sliding_window` between.
-    """
-
-    kind: ClassVar[str] = "routing"
-
-    clusters: int = 16
-    """E, of each head. The paper advises sqrt(T)."""
-    window: int = 256
-    """Members of its cluster that a query sees, itself among them: the last ones under a causal
-    mask, without it as many after it too. Balanced: the size of a cluster."""
-    balanced: bool = False
-    """Whether each cluster takes the `window` queries and keys nearest to it (algorithm 1). Without
-    a causal mask alone; keys have a projection of their own. A query in several clusters sees the
-    keys of all in one softmax, one in no cluster gets zeros. Padding is in none and takes no place:
-    a padded row is the same as without. Documents of a pack would take places from each other, so
-    segments are refused where it is not known that a row is one document, as a classifier's is."""
-    centroid_loss: float = 0.01
-    """Coefficient of the loss that draws each centroid to the mean of its tokens. It is the only
-    gradient that centroids have, and none of the tokens' own."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, least in (("clusters", 1), ("window", 1), ("centroid_loss", 0)):
-            check_least(f"routing.{name}", getattr(self, name), least)
+from transformer.variants.configs import RoutingConfig as RoutingConfig
 
 
 class MembersCache(struct.PyTreeNode):

@@ -2,56 +2,20 @@
 
 import dataclasses
 import math
-from typing import Any, ClassVar, get_args
+from typing import Any
 
 import jax
 from flax import linen as nn
 
-from transformer.attend import Form, Scoring, attend
-from transformer.checks import check_choice, check_least, check_share
+from transformer.attend import Scoring, attend
 from transformer.dropout import fold
-from transformer.heads import HeadsConfig, join, project
+from transformer.heads import join, project
 from transformer.masks import Mask, Pattern, dense
 from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
-from transformer.positions import NoPosition, Rotary
 from transformer.refusals import refuse_memory
 from transformer.ring_cache import RingCache, look_back, placed
 from transformer.sinks import sink_scores
-
-
-@dataclasses.dataclass(frozen=True)
-class SlidingWindowConfig(HeadsConfig):
-    """Each query sees the keys less than `window` steps away, itself among them (section 3.1)."""
-
-    kind: ClassVar[str] = "sliding_window"
-
-    window: int = 512
-    """W. Under a causal mask W keys, the last ones; without it W - 1 more, ahead."""
-    dilation: int = 1
-    """Steps are of so many positions: the window reaches as much further, with gaps."""
-    position: NoPosition | Rotary = NoPosition()
-    """What queries and keys know of each other's positions."""
-    soft_cap: float = 0.0
-    """c of c tanh(score / c) (Gemma Team 2024, section 2); 0: none."""
-    sinks: bool = False
-    """Whether each head learns the score of a key without a value (Agarwal et al. 2025)."""
-    dropout: float = 0.0
-    """Of the attention weights."""
-    form: Form = "auto"
-    """How it is computed; `blockwise` never visits what lies outside the window."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least("sliding_window.window", self.window, 1)
-        check_least("sliding_window.dilation", self.dilation, 1)
-        check_least("sliding_window.soft_cap", self.soft_cap, 0)
-        check_share("sliding_window.dropout", self.dropout)
-        check_choice("sliding_window.form", self.form, get_args(Form))
-
-    @property
-    def reach(self) -> int:
-        """Positions from a query to behind the last key that it sees: what a cache has to keep."""
-        return (self.window - 1) * self.dilation + 1
+from transformer.variants.configs import SlidingWindowConfig as SlidingWindowConfig
 
 
 class SlidingWindow(Mixer):

@@ -1,8 +1,7 @@
 """Sparse Transformer: attention factorised into a local and a far pattern (Child et al. 2019)."""
 
-import dataclasses
 import math
-from typing import Any, ClassVar, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,55 +12,13 @@ from transformer.attend.reference import attend_reference
 from transformer.attend.sparse.map_queries import BLOCK, map_queries
 from transformer.attend.tiles import Tiling, tile_mask, whole
 from transformer.cache import KVCache
-from transformer.checks import check_choice, check_least
-from transformer.heads import HeadsConfig, join, project
+from transformer.heads import join, project
 from transformer.masks import Mask
 from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
-from transformer.positions import NoPosition, Rotary
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
-from transformer.variants.sparse_patterns import Factor, Kind, far, local, sees
-
-PARTS: dict[Factor, tuple[Factor, ...]] = {
-    "local": ("local",),
-    "far": ("far",),
-    "merged": ("merged",),
-    "heads": ("local", "far"),
-}
-"""What groups of heads, of one size, look at."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SparseConfig(HeadsConfig):
-    """Strided (equation 3) or fixed (equation 4) attention, with a stride near sqrt(T)."""
-
-    kind: ClassVar[str] = "sparse"
-
-    pattern: Kind = "strided"
-    """strided: the last l tokens, and every l-th before. fixed: the tokens of the own block of l,
-    and the last `summary` of every block."""
-    stride: int = 64
-    """l."""
-    summary: int = 8
-    """c of the fixed pattern."""
-    factor: Factor = "merged"
-    """merged: each head looks at both parts; heads: half of them at each part; local or far: one
-    part alone, so that layers can take turns (section 5.2)."""
-    position: NoPosition | Rotary = NoPosition()
-    """What queries and keys know of each other's positions."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("sparse.pattern", self.pattern, get_args(Kind))
-        check_choice("sparse.factor", self.factor, get_args(Factor))
-        check_least("sparse.stride", self.stride, 1)
-        check_least("sparse.summary", self.summary, 1)
-        if self.pattern == "fixed" and self.summary > self.stride:
-            raise ValueError(f"sparse.summary {self.summary}: is more than the stride; give less")
-        if self.key_heads % len(PARTS[self.factor]):
-            raise ValueError(
-                f"sparse.heads {self.heads} (of keys {self.key_heads}): are odd, and cannot be "
-                "halved; give an even number, or another sparse.factor"
-            )
+from transformer.variants.configs import PARTS as PARTS
+from transformer.variants.configs import SparseConfig as SparseConfig
+from transformer.variants.sparse_patterns import Factor, far, local, sees
 
 
 class Sparse(Mixer):

@@ -7,16 +7,15 @@ their own; of the fixed one, the summary tokens of all blocks become a short lis
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from transformer.attend import Looked, Scoring, attend_blockwise
 from transformer.masks import Mask, Pattern
+from transformer.variants.configs import Factor as Factor
+from transformer.variants.configs import Kind as Kind
 
-Kind = Literal["strided", "fixed"]
-Factor = Literal["merged", "heads", "local", "far"]
 Look = Callable[[jax.Array, jax.Array, jax.Array, Scoring], Looked]
 
 

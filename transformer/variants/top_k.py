@@ -1,8 +1,7 @@
 """Top-k attention: each query looks at the keys that score highest for it (Gupta et al. 2021)."""
 
-import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,35 +11,11 @@ from transformer.attend import Scoring
 from transformer.attend.scoring import averages
 from transformer.attend.sparse.top_k import attend_top_k, top, top_weights
 from transformer.cache import KVCache, MemoryCache
-from transformer.checks import check_least, check_share
 from transformer.dropout import dropout, fold
-from transformer.heads import Heads, HeadsConfig, join, key_heads, project, query_heads, value_heads
+from transformer.heads import Heads, join, key_heads, project, query_heads, value_heads
 from transformer.masks import Mask, dense
 from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
-from transformer.positions import NoPosition, Rotary
-
-
-@dataclasses.dataclass(frozen=True)
-class TopKConfig(HeadsConfig):
-    """Softmax over the k highest scores of each query, of those that the mask shows.
-
-    Of equal scores the keys that stand first are taken. All scores are computed, so it takes time
-    in T^2, but a block of queries at a time: memory is linear in T.
-    """
-
-    kind: ClassVar[str] = "top_k"
-
-    chosen: int = 64
-    """k. A query that sees no more keys than this has all of them."""
-    position: NoPosition | Rotary = NoPosition()
-    """What queries and keys know of each other's positions. A memory's are not known."""
-    dropout: float = 0.0
-    """Of the attention weights."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least("top_k.chosen", self.chosen, 1)
-        check_share("top_k.dropout", self.dropout)
+from transformer.variants.configs import TopKConfig as TopKConfig
 
 
 class TopK(Mixer):

@@ -38,6 +38,7 @@ def test_what_all_have_in_common(
         (ParallelDataConfig, {"source": ""}, "data.source: is empty; give en"),
         (ParallelDataConfig, {"target": "en"}, "data.target: en is the source too"),
         (ParallelDataConfig, {"row_multiple": 0}, "data.row_multiple: 0 is no number of rows"),
+        (ParallelDataConfig, {"batch_tokens": -1}, "data.batch_tokens: -1 is negative"),
         (LabelledDataConfig, {"format": "csv"}, "data.format: 'csv' .* tsv, label_first"),
         (LabelledDataConfig, {"header": False}, "data.label: 'label' is no number"),
         (LabelledDataConfig, {"text": "label"}, "data.text: column label is the label; give"),

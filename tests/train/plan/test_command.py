@@ -10,7 +10,15 @@ COUNTED_DEVICES = 8
 
 Capture = pytest.CaptureFixture[str]
 
-CONTRACT = {"fits", "mesh", "memory_bytes_per_chip", "step_seconds", "tokens_per_second", "mfu"}
+CONTRACT = {
+    "fits",
+    "mesh",
+    "memory_bytes_per_chip",
+    "step_seconds",
+    "tokens_per_second",
+    "mfu",
+    "mfu_bound",
+}
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import tiny
-from train.describe.shape import with_sizes
+from train.describe.shape import window, with_sizes
 from train.errors import UserError
 from train.experiment import Experiment
 from train.plan import Options, Plan, plan
@@ -17,6 +17,7 @@ from train.plan.candidate import sizes_of
 from train.plan.chips import CHIPS
 from train.plan.plan import measured
 from train.plan.prices import price
+from train.plan.published import PUBLISHED
 from train.plan.search import Ranked
 from train.plan.tables import in_words, show
 from train.plan.target import Target, parse_target
@@ -31,6 +32,7 @@ CONTRACT = {
     "step_seconds",
     "tokens_per_second",
     "mfu",
+    "mfu_bound",
 }
 
 
@@ -87,9 +89,28 @@ def _of_seconds(chosen: Ranked, seconds: float) -> Ranked:
 
 def test_what_it_costs(found: Plan) -> None:
     assert found.tokens == 1e6
-    assert found.hours == pytest.approx(1e6 / found.tokens_per_second / 3600)
-    assert found.dollars == 0  # here costs nothing
-    assert 0 < found.mfu < 1
+    assert found.measured is not None
+    assert found.expected.seconds == found.measured  # what was timed is the best forecast
+    assert found.dollars(found.measured) == 0  # here costs nothing
+    assert 0 < found.expected.mfu <= found.mfu_bound
+
+
+def test_figures_of_one_time_belong_together(experiment: Experiment) -> None:
+    plain = plan(
+        experiment, parse_target("h100:8"), Options(compile=0, tokens=1e9, precisions=False)
+    ).as_dict()
+    rows, length = window(experiment)
+    for suffix in ("", "_bound"):
+        step, speed = plain[f"step_seconds{suffix}"], plain[f"tokens_per_second{suffix}"]
+        assert speed * step == pytest.approx(rows * length)
+        assert plain[f"hours{suffix}"] == pytest.approx(1e9 / speed / 3600)
+        dollars = plain[f"hours{suffix}"] * 8 * price(CHIPS["h100"])
+        assert plain[f"dollars{suffix}"] == pytest.approx(dollars)
+    assert plain["mfu"] * plain["step_seconds"] == pytest.approx(
+        plain["mfu_bound"] * plain["step_seconds_bound"]
+    )
+    assert plain["mfu"] < plain["mfu_bound"]
+    assert plain["published"]["mfu"] == PUBLISHED["h100"].mfu
 
 
 def test_numbers_for_programs(found: Plan) -> None:
@@ -108,6 +129,7 @@ def test_tables_for_people(found: Plan) -> None:
     assert "fits" in text
     assert found.chosen.candidate.shown() in text
     assert "Memory of one chip" in text
+    assert text.index("expected: ") < text.index("at most: ")
     assert "Sent in one step, as compiled" in text
     assert "measured" in text
     for each in found.precisions:

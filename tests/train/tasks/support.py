@@ -121,6 +121,7 @@ def tiny_translator(folder: Path, **changes: Any) -> Experiment:
         path=str(parallel(folder / "train", pairs=200, seed=0)),
         test_path=str(parallel(folder / "test", pairs=21, seed=1)),
         max_length=LENGTH,
+        batch_tokens=80,
         tokenizer=TokenizerConfig("word", lowercase=True),
     )
     experiment = tiny(folder)
@@ -136,9 +137,8 @@ def tiny_translator(folder: Path, **changes: Any) -> Experiment:
         task=Translation(beams=2, extra_length=3),
         data=data,
         model=model,
-        batch_size=80,
         evaluation=EvaluationConfig(every=0, batches=1),
-        **changes,
+        **{"batch_size": 0, **changes},
     )
 
 

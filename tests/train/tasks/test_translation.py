@@ -105,9 +105,47 @@ def test_batches_do_not_depend_on_the_devices(task: TranslationTask) -> None:
         batch = batches.host(cursor, 0, 1)
         assert len(batch["tokens"]) % 8 == 0
         longer = max(batch["tokens"].shape[1], batch["source"].shape[1])
-        assert len(batch["tokens"]) * longer <= task.experiment.batch_size
+        assert len(batch["tokens"]) * longer <= task.data.batch_tokens
     assert task.experiment.rows == ("data.row_multiple", 8)
     assert MeshConfig().sizes(8)["data"] == 8
+
+
+def test_batches_of_a_number_of_pairs(task: TranslationTask) -> None:
+    data = dataclasses.replace(task.data, batch_tokens=0)
+    fixed = TranslationTask(dataclasses.replace(task.experiment, data=data, batch_size=12))
+    corpus = fixed.prepare()
+    batches = fixed.batches(corpus)
+    found = [batches.host(cursor, 0, 1) for cursor in range(batches.batches_per_epoch)]
+    assert {len(batch["tokens"]) for batch in found} == {12}
+    assert len({batch["tokens"].shape[1] for batch in found}) > 1
+    assert sum(int(batch["weights"].any(axis=1).sum()) for batch in found) == len(
+        corpus.split("train").pairs
+    )
+
+
+def test_pairs_and_tokens_are_both_limits(task: TranslationTask) -> None:
+    data = dataclasses.replace(task.data, batch_tokens=400)
+    for most, rows in ((0, 400), (16, 16)):
+        limited = TranslationTask(dataclasses.replace(task.experiment, data=data, batch_size=most))
+        batches = limited.batches(limited.prepare())
+        found = [batches.host(cursor, 0, 1) for cursor in range(batches.batches_per_epoch)]
+        assert 16 <= max(len(batch["tokens"]) for batch in found) <= rows
+        for batch in found:
+            longer = max(batch["tokens"].shape[1], batch["source"].shape[1])
+            assert len(batch["tokens"]) * longer <= 400
+
+
+@pytest.mark.slow
+def test_batches_are_compared_with_those_of_like_length_of_the_target(
+    task: TranslationTask,
+) -> None:
+    engine = make_engine(task.experiment, Hardware(count=8))
+    batch: Any = task.batches(task.prepare()).host(0, 0, 1)
+    for name in ("source", "source_segments"):  # sources that are longer than their translations
+        batch[name] = np.pad(batch[name], ((0, 0), (0, 3)))
+    state, _ = engine.step(engine.init(), engine.put(batch))
+    watch: Any = state.watch
+    assert watch.lengths[-1] == batch["tokens"].shape[1]
 
 
 @pytest.mark.full

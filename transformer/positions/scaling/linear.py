@@ -1,12 +1,15 @@
 """Linear interpolation of positions."""
 
-import dataclasses
-from typing import ClassVar
+from __future__ import annotations
 
-import jax
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar
 
 from transformer.checks import check_least
 from transformer.positions.scaling.none import plain_frequencies
+
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,14 +1,16 @@
 """Llama 3's rule."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
-from typing import ClassVar
-
-import jax
-import jax.numpy as jnp
+from typing import TYPE_CHECKING, ClassVar
 
 from transformer.checks import check_least
 from transformer.positions.scaling.none import plain_frequencies
+
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Llama3Scaling:
             )
 
     def frequencies(self, base: float, width: int) -> jax.Array:  # [R / 2]
+        import jax.numpy as jnp
+
         plain = plain_frequencies(base, width)
         turns = self.length * plain / (2 * math.pi)
         kept = jnp.clip((turns - self.low) / (self.high - self.low), 0, 1)

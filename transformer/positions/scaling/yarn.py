@@ -1,13 +1,16 @@
 """YaRN: interpolation by parts, and a temperature of the softmax."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
-
-import jax
-import jax.numpy as jnp
+from typing import TYPE_CHECKING
 
 from transformer.checks import check_least
 from transformer.positions.scaling.none import plain_frequencies
+
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +47,8 @@ class YaRNScaling:
         return self.attention_factor or 0.1 * math.log(self.factor) + 1
 
     def frequencies(self, base: float, width: int) -> jax.Array:  # [R / 2]
+        import jax.numpy as jnp
+
         plain = plain_frequencies(base, width)
         first = max(math.floor(self._pair(self.fast, base, width)), 0)
         last = min(math.ceil(self._pair(self.slow, base, width)), width - 1)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer.checks import check_choice
+from transformer.positions.angles import turn_angles
 from transformer.positions.scaling import NoScaling, Scaling
 
 Layout = Literal["halves", "interleaved"]
@@ -43,9 +44,8 @@ def rotary_angles(
     width: int,  # R
     config: Rotary,
 ) -> jax.Array:  # [B, T, R / 2] float32
-    """position * base^(-2i/R), with the frequencies scaled where the configuration says so."""
-    frequencies = config.scaling.frequencies(config.base, width)
-    return positions.astype(jnp.float32)[..., None] * frequencies[None, None, :]
+    """position * base^(-2i/R) without whole turns, with the frequencies scaled as configured."""
+    return turn_angles(positions, config.scaling.frequencies(config.base, width))
 
 
 def rotate(

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from transformer.positions.angles import turn_angles
 from transformer.positions.scaling.none import plain_frequencies
 
 BASE = 10_000.0
@@ -23,7 +24,6 @@ def sinusoid(
 
     Wavelengths run from 2 pi to 2 pi * 10000. A width that is odd ends with a sine.
     """
-    frequencies = plain_frequencies(BASE, width)[None, None, :]
-    angles = positions.astype(jnp.float32)[..., None] * frequencies
+    angles = turn_angles(positions, plain_frequencies(BASE, width))
     pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return pairs.reshape(*angles.shape[:2], -1)[..., :width]

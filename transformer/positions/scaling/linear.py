@@ -3,10 +3,8 @@
 import dataclasses
 from typing import ClassVar
 
-import jax
-
 from transformer.checks import check_least
-from transformer.positions.scaling.none import plain_frequencies
+from transformer.positions.scaling.none import Frequencies, plain_frequencies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,5 +18,5 @@ class LinearScaling:
     def __post_init__(self) -> None:
         check_least("linear_scaling.factor", self.factor, 1)
 
-    def frequencies(self, base: float, width: int) -> jax.Array:  # [R / 2]
+    def frequencies(self, base: float, width: int) -> Frequencies:  # [R / 2]
         return plain_frequencies(base, width) / self.factor

@@ -4,11 +4,10 @@ import dataclasses
 import math
 from typing import ClassVar
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 from transformer.checks import check_least
-from transformer.positions.scaling.none import plain_frequencies
+from transformer.positions.scaling.none import Frequencies, plain_frequencies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +35,8 @@ class Llama3Scaling:
                 f"llama3_scaling.low {self.low}: give more than 0 and less than high, {self.high}"
             )
 
-    def frequencies(self, base: float, width: int) -> jax.Array:  # [R / 2]
+    def frequencies(self, base: float, width: int) -> Frequencies:  # [R / 2]
         plain = plain_frequencies(base, width)
         turns = self.length * plain / (2 * math.pi)
-        kept = jnp.clip((turns - self.low) / (self.high - self.low), 0, 1)
+        kept = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
         return kept * plain + (1 - kept) * plain / self.factor

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from transformer.attend.scoring import Scoring
 from transformer.attend.tile import How, tile_of, weighed, where_seen
 from transformer.attend.tiles import blocks, padded, tile_mask, tiling_of, unblocked, whole
-from transformer.contract import round_to, split
+from transformer.contract import round_to, split, wide
 from transformer.masks import Mask
 
 BLOCK = 128
@@ -72,7 +72,7 @@ def blockwise_gradients(
     missing = given[0].shape[1] - q.shape[1]
     dy = jnp.pad(dy, ((0, 0), (0, missing), (0, 0), (0, 0)))
     lse, shift = (jnp.pad(each, ((0, 0), (0, 0), (0, missing))) for each in (lse, shift))
-    dq, dk, dv, _ = _gradients(how, *given, lse, dy, shift)
+    dq, dk, dv, _ = _gradients(how, *given, lse=lse, dy=dy, shift=shift)
     return dq[:, : q.shape[1]], dk[:, : k.shape[1]], dv[:, : k.shape[1]]
 
 
@@ -107,7 +107,8 @@ def _given(
     looks_first: bool,
 ) -> tuple[Any, ...]:
     """What `_blockwise` takes: all of it padded to whole tiles."""
-    scoring, _ = scoring.widened(q)
+    operands = scoring.operands_of(q)
+    scoring = scoring._replace(operands=operands)  # as the scores of a tile are of wide arrays
     tiling = tiling_of(mask, q.shape[1], k.shape[1], block)
     pad = functools.partial(padded, tiling=tiling)
     q, k, v = pad(q, queries=True), pad(k, queries=False), pad(v, queries=False)
@@ -117,10 +118,9 @@ def _given(
 
     mask = whole(mask, tiling)
     example = tile_mask(mask, tiling, 0, 0).places(tiling.rows, tiling.columns)
-    _, wider = scoring.widened(q[:, : tiling.rows], k[:, : tiling.columns])
-    tile = *wider, *example
+    dtype = wide(operands, scoring.softmax_dtype)
+    tile = q[:, : tiling.rows].astype(dtype), k[:, : tiling.columns].astype(dtype), *example
     pure, captured = jax.closure_convert(scores, *tile)
-    operands = scoring.operands_of(q)
     how = How(pure, tiling, scoring.rate, scoring.softmax_dtype, operands, looks_first)
     return how, q, k, v, mask, scoring.keys, tuple(captured)
 
@@ -201,11 +201,12 @@ def _forward(how: How, q: Any, k: Any, v: Any, mask: Any, keys: Any, captured: A
 
 
 def _backward(how: How, kept: Any, cotangent: Looked) -> Any:
-    *given, out, rest, like = kept
+    q, k, v, mask, keys, captured, out, rest, like = kept
     shift = softmax_shift(out, rest, cotangent, how.operands)
-    *found, d_captured = _gradients(how, *given, out.lse, cotangent.y, shift)
-    dq, dk, dv = (each.astype(one.dtype) for each, one in zip(found, like, strict=True))
-    return dq, dk, dv, None, None, d_captured
+    given = q, k, v, mask, keys, captured
+    found = _gradients(how, *given, lse=out.lse, dy=cotangent.y, shift=shift)
+    dq, dk, dv = (each.astype(one.dtype) for each, one in zip(found[:3], like, strict=True))
+    return dq, dk, dv, None, None, found[3]
 
 
 def _gradients(
@@ -216,6 +217,7 @@ def _gradients(
     mask: Mask,
     keys: jax.Array | None,
     captured: tuple[Any, ...],
+    *,
     lse: jax.Array,
     dy: jax.Array,
     shift: jax.Array,

@@ -113,13 +113,14 @@ class Scoring(NamedTuple):
         return self.operands or x.dtype.name
 
     def widened(
-        self, *arrays: jax.Array
-    ) -> tuple["Scoring", tuple[jax.Array, ...]]:  # queries, keys, values
+        self, q: jax.Array, k: jax.Array, v: jax.Array
+    ) -> tuple["Scoring", tuple[jax.Array, jax.Array, jax.Array]]:
         """Return the scoring and the arrays for results and gradients that are not rounded.
 
         The arrays are in the dtype of sums, and the scoring still multiplies them as they were
         given. Several results can then be merged, and gradients added, and rounded once.
         """
-        operands = self.operands_of(arrays[0])
+        operands = self.operands_of(q)
         dtype = wide(operands, self.softmax_dtype)
-        return self._replace(operands=operands), tuple(each.astype(dtype) for each in arrays)
+        given = q.astype(dtype), k.astype(dtype), v.astype(dtype)
+        return self._replace(operands=operands), given

@@ -1,13 +1,17 @@
 """BERT (Devlin et al. 2019): masked language modelling on text of your own.
 
-    python -m train fit bert:base --data.path 'corpus/*.txt' --workdir runs/bert
+    python -m train fit bert:base-mlm --data.path 'corpus/*.txt' --workdir runs/bert
     python -m train describe bert:large
 
-Post-norm, LayerNorm, exact GELU, learned positions, two token types. The pooler belongs to the
-published sizes; masked words do not train it. The vocabulary is BERT's own if
+Post-norm, LayerNorm, exact GELU, learned positions. `base` and `large` are the published models to
+the last parameter: for their sizes, and for published weights. They have two token types and a
+pooler, which the published training had sentence pairs for. Masked words alone train neither, so
+`base-mlm` and `large-mlm`, to be trained from scratch, do without. The vocabulary is BERT's own if
 `--data.tokenizer.kind file --data.tokenizer.path vocab.txt` names it; otherwise one of that size is
 learned.
 """
+
+import dataclasses
 
 from train.data.config import DataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
@@ -76,7 +80,16 @@ def experiment(name: str, model: TransformerConfig) -> Experiment:
     )
 
 
+def trained_by_words(model: TransformerConfig) -> TransformerConfig:
+    """Return the model without the parameters that masked words do not train."""
+    return dataclasses.replace(model, token_types=0, pooler=False)
+
+
+BASE, LARGE = bert(12, 768, 12), bert(24, 1024, 16)
+
 EXPERIMENTS = {
-    "base": experiment("base", bert(12, 768, 12)),
-    "large": experiment("large", bert(24, 1024, 16)),
+    "base": experiment("base", BASE),
+    "large": experiment("large", LARGE),
+    "base-mlm": experiment("base-mlm", trained_by_words(BASE)),
+    "large-mlm": experiment("large-mlm", trained_by_words(LARGE)),
 }

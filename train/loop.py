@@ -190,7 +190,7 @@ class _Fit:
         )
         for name, (old, new) in self.differences.items():
             report.say(f"{name} is {new} from here on, and was {old}")
-        for note in self.corpus.notes:
+        for note in (*self.corpus.notes, *self.task.untrained):
             report.say(note)
 
     def tell(self, report: Report, done: int, passed_over: Sequence[PassedOver]) -> None:

@@ -24,7 +24,7 @@ from transformer.linear import apply_matrix
 from transformer.mixers import NOTHING, mixer_type
 from transformer.model import output_matrix, without_padding
 from transformer.sampling import ANCESTRAL, SamplingConfig, sample
-from transformer.stack import apart
+from transformer.stack import apart, views
 
 TOKENS_PER_CALL, TOKENS_PER_SHOW = 32, 8
 """Made by one call of the compiled loop: with nobody watching, and with `on_tokens`. The fewer, the
@@ -75,6 +75,10 @@ def generate(
     else in the batch. `on_tokens` is given the new tokens of every prompt, a few at a time, as they
     are made. What was compiled serves all later calls with as many prompts, of about the same
     lengths, for the same model and sampling.
+
+    Beside `params` there is no second copy of the weights, but of one layer at a time: a model can
+    be sampled from while it is trained. Where the weights are not trained, `for_decoding(params)`
+    in place of `params` saves the copying at every token.
 
     Raises ValueError where `check_prompts` does, and for a seed that is not in [0, 2^32).
     """
@@ -164,11 +168,23 @@ def _logits(
 
 @jax.jit
 def for_decoding(params: Params) -> Params:
-    """A model's parameters with each layer's weights apart, as `prefill` and `advance` take them.
+    """Return a model's parameters with a copy of each layer's weights, for `generate`.
 
-    Every weight is read for every token: left in stacks, they would be copied out as often.
+    Every weight is read for every token: left in stacks, they are copied out as often, a layer at a
+    time. This copies them once, at the price of the layers' memory: for a server, which can let go
+    of the stacks. On a CPU it saves nothing, as `without_copies` shows parts of the stacks there.
     """
     return {**params, "layers": apart(params["layers"])}
+
+
+def without_copies(params: Params) -> Params:
+    """Return a model's parameters as `prefill` and `advance` take them, in the memory they have.
+
+    On a CPU each layer's weights are shown as arrays of their own; elsewhere they are left in their
+    stacks. The result is not to be kept: `params` are not donated while it lives.
+    """
+    params = jax.tree.map(jnp.asarray, params)
+    return {**params, "layers": views(params["layers"])}
 
 
 def bucket(length: int, step: int, limit: int | None) -> int:
@@ -192,7 +208,7 @@ def _chunks(
     each: int,
 ) -> Iterator[np.ndarray]:  # each [B, some]
     """New tokens, `each` at a time; `NO_TOKEN` where an example has come to its end."""
-    params, limit = for_decoding(params), model.config.max_length
+    params, limit = without_copies(params), model.config.max_length
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     longest = int(lengths.max())
     end = np.int32(NO_TOKEN if stop is None else stop)

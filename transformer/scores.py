@@ -101,7 +101,7 @@ def meet(
     init = shared.initialization.matrix({"score": width})
     outputs, dtype = {"heads": heads, "score": width}, shared.precision.parameters
     vector = weight(module, "score_vector", outputs=outputs, init=init, dtype=dtype)
-    return functools.partial(additive_scores, vector.astype(shared.precision.compute))
+    return functools.partial(additive_scores, vector)
 
 
 def _map_heads(

@@ -8,10 +8,12 @@ last in the stacks of their places.
 Layer l draws its randomness from `fold_in(key, l)`, the same whether scanned or not.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from transformer.block import (
@@ -131,7 +133,7 @@ class Stack(nn.Module):
             aux = [[out] for out in outputs]
         for number in range(scanned, layers):
             place, index = number % places, number // places
-            layer = self.pick(stacks[place], index, number)
+            layer = self.pick(stacks[place], index, number, None if cache is None else x)
             x, caches[number], out = run(place, layer, x, caches[number], scanned=False)
             aux[place].append(jax.tree.map(lambda leaf: leaf[None], out))
         return StackOutput(x, None if cache is None else tuple(caches), tuple(map(_joined, aux)))
@@ -169,10 +171,14 @@ class Stack(nn.Module):
         )
 
     @nn.nowrap
-    def pick(self, stack: Layer, index: int, number: int) -> Layer:
-        """One layer of a stack."""
-        cut = isinstance(stack.weights, tuple)
-        weights = stack.weights[index] if cut else _at(stack.weights, index)
+    def pick(self, stack: Layer, index: int, number: int, after: jax.Array | None) -> Layer:
+        """Return one layer of a stack, whose weights wait for `after` if that is given."""
+        if isinstance(stack.weights, tuple):
+            weights = stack.weights[index]
+        elif after is None:
+            weights = _at(stack.weights, index)
+        else:
+            weights = _at_after(stack.weights, index, after)
         return Layer(weights, _at(stack.constants, index), number)
 
     @nn.nowrap
@@ -225,17 +231,54 @@ def init_cache(
 
 
 def apart(params: dict[str, Any]) -> dict[str, Any]:
-    """A stack's parameters with each layer's weights as arrays of their own.
+    """A stack's parameters with each layer's weights as arrays of their own: copies.
 
     Decoding reads every weight once a token: cut beforehand, they are not copied out of the stacks
     at each step. The result is for `apply` alone.
     """
+    return {name: _cut(weights, _at) for name, weights in params.items()}
 
-    def cut(weights: Any) -> tuple[Any, ...]:
-        count = len(jax.tree.leaves(weights)[0])
-        return tuple(_at(weights, index) for index in range(count))
 
-    return {name: cut(weights) for name, weights in params.items()}
+def views(params: dict[str, Any]) -> dict[str, Any]:
+    """Return what `apart` does without a copy where that can be had, else `params` as they are.
+
+    On a single CPU, NumPy shows a part of an array as an array. The parts keep the whole alive, and
+    it is not donated as long as they live. Elsewhere no array lies within another; and NumPy knows
+    no bfloat16.
+    """
+    leaves = jax.tree.leaves(params)
+    if any(isinstance(weights, tuple) for weights in params.values()) or not leaves:
+        return params
+    devices = set().union(*(leaf.devices() for leaf in leaves))
+    if len(devices) > 1 or next(iter(devices)).platform != "cpu":
+        return params
+    if any(leaf.dtype == jnp.bfloat16 for leaf in leaves):
+        return params
+
+    def at(shown: Any, index: int) -> Any:
+        return jax.tree.map(lambda leaf: jax.device_put(leaf[index], may_alias=True), shown)
+
+    # Not `np.asarray`: JAX keeps what that returns, and with it the hold on the array.
+    shown = jax.tree.map(np.from_dlpack, params)
+    return {name: _cut(weights, at) for name, weights in shown.items()}
+
+
+def _cut(weights: Any, at: Callable[[Any, int], Any]) -> tuple[Any, ...]:
+    count = len(jax.tree.leaves(weights)[0])
+    return tuple(at(weights, index) for index in range(count))
+
+
+def _at_after(stacked: Any, index: int, after: jax.Array) -> Any:
+    """Return one layer of a stack, copied out of it no earlier than `after` is known.
+
+    XLA otherwise takes slices at indices that it knows out of the loop over tokens, or copies those
+    of all layers before the first begins: as much memory again as all weights. An index that
+    depends on the layer before is the one thing that it cannot reorder: barriers are gone by the
+    time it schedules. Where activations are NaN, which layer is taken makes no difference.
+    """
+    nan = jnp.isnan(after[(0,) * after.ndim]).astype(jnp.int32)
+    pick = jax.lax.dynamic_index_in_dim
+    return jax.tree.map(lambda leaf: pick(leaf, index + nan, keepdims=False), stacked)
 
 
 def _at(stacked: Any, index: int) -> Any:

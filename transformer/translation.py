@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.beam_search import NO_TOKEN, BeamConfig, Hypotheses, beam_search
-from transformer.decoding import CACHE_STEP, PROMPT_STEP, Params, bucket, for_decoding
+from transformer.decoding import CACHE_STEP, PROMPT_STEP, Params, bucket, without_copies
 from transformer.encoder_decoder import EncoderDecoder
 from transformer.mixers import NOTHING
 from transformer.model import LOGITS
@@ -46,7 +46,7 @@ def translate(
     order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
     tokens: list[list[int]] = [[] for _ in rows]
     scores = [0.0] * len(rows)
-    prepared = for_decoding_both(params)
+    prepared = {**params, "decoder": without_copies(params["decoder"])}  # the encoder runs once
     for first in range(0, len(order), batch_size):
         group = order[first : first + batch_size]
         found = _batch(
@@ -57,11 +57,6 @@ def translate(
             tokens[i] = best[best != NO_TOKEN].tolist()
             scores[i] = float(found.scores[row, 0])
     return Translated(tokens, scores)
-
-
-def for_decoding_both(params: Params) -> Params:
-    """As `for_decoding`, of the decoder alone: the encoder runs once."""
-    return {**params, "decoder": for_decoding(params["decoder"])}
 
 
 def _check(model: EncoderDecoder, rows: list[np.ndarray]) -> None:

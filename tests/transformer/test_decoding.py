@@ -16,7 +16,7 @@ from transformer.attention import Attention, AttentionConfig
 from transformer.block import BlockConfig
 from transformer.config import TransformerConfig
 from transformer.convolution import ConvolutionConfig
-from transformer.decoding import advance, bucket, for_decoding, generate, prefill
+from transformer.decoding import advance, bucket, for_decoding, generate, prefill, without_copies
 from transformer.feedforward import FeedForwardConfig
 from transformer.language_model import LanguageModel
 from transformer.mixers import MIXERS, Abilities
@@ -136,6 +136,82 @@ def test_logits_equal_those_of_the_full_pass(any_model: tuple[LanguageModel, Any
         at = lengths + added
         assert_close(logits, expected[np.arange(3), at - 1])
         cache, logits = step(model, cut, cache, texts[np.arange(3), at], at)
+
+
+DEEP = dataclasses.replace(GPT, layers=8, width=40)
+
+
+def layer_bytes(params: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(params["layers"]))
+
+
+def test_no_second_copy_of_the_weights_lives_while_sampling() -> None:
+    """On a CPU the layers' weights are parts of the stacks; a copy would be live here."""
+    model, params = made(DEEP)
+    places = [(leaf.unsafe_buffer_pointer(), leaf.nbytes) for leaf in jax.tree.leaves(params)]
+
+    def beside() -> int:
+        """Bytes of all arrays that do not lie within the parameters."""
+        return sum(
+            each.nbytes
+            for each in jax.live_arrays()
+            if not jnp.issubdtype(each.dtype, jax.dtypes.prng_key)
+            and len(each.devices()) == 1
+            and not any(0 <= each.unsafe_buffer_pointer() - at < size for at, size in places)
+        )
+
+    before, seen = beside(), []
+    generate(model, params, [[5, 3]], max_new_tokens=9, on_tokens=lambda new: seen.append(beside()))
+    cache = sum(leaf.nbytes for leaf in jax.tree.leaves(model.init_cache(1, 41)))
+    assert max(seen) - before < 2 * cache + layer_bytes(params) / 8
+
+
+def test_stacks_are_sliced_one_layer_at_a_time() -> None:
+    """What is compiled for stacks, as they are on accelerators, has room for a few of 8 layers."""
+    model, params = made(DEEP)
+    tokens, lengths = np.ones((1, 2), np.int32), np.array([2], np.int32)
+    keys = jax.random.split(jax.random.key(0), 1)
+    how: Any = dict(model=model, sampling=GREEDY)
+    begin = decoding._begin.lower(
+        params, tokens, lengths, lengths, keys, np.int32(-1), cache_length=41, **how
+    )
+    state = jax.eval_shape(
+        functools.partial(decoding._begin, cache_length=41, **how),
+        *(params, tokens, lengths, lengths, keys, np.int32(-1)),
+    )[0]
+    go_on = decoding._continue.lower(params, state, np.int32(-1), np.int32(8), **how)
+    cache = sum(leaf.nbytes for leaf in jax.tree.leaves(model.init_cache(1, 41)))
+    for lowered in (begin, go_on):
+        needed: Any = lowered.compile().memory_analysis()
+        assert needed.temp_size_in_bytes < 2 * cache + layer_bytes(params) / 3
+
+
+@pytest.mark.slow
+def test_weights_in_stacks_and_apart_say_the_same(gpt: tuple[LanguageModel, Any]) -> None:
+    model, params = gpt
+    tokens, lengths = np.arange(10).reshape(2, 5), np.array([5, 3])
+    expected = read(model, params, tokens, lengths, 8)
+    for other in (for_decoding(params), without_copies(params)):
+        assert isinstance(other["layers"]["place_0"], tuple)
+        for one, two in zip(
+            jax.tree.leaves(read(model, other, tokens, lengths, 8)),
+            jax.tree.leaves(expected),
+            strict=True,
+        ):
+            assert_close(one, two)
+    told = generate(model, params, PROMPTS, max_new_tokens=5, seed=3)
+    assert generate(model, for_decoding(params), PROMPTS, max_new_tokens=5, seed=3) == told
+
+
+def test_parameters_can_be_donated_after_sampling(gpt: tuple[LanguageModel, Any]) -> None:
+    """Or each training step after a sample would need room for the weights twice."""
+    model, params = gpt
+    own = jax.tree.map(lambda leaf: leaf + 0, params)
+    generate(model, own, [[5, 3]], max_new_tokens=2)
+    step = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 2, tree), donate_argnums=0)
+    before = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(own["layers"])}
+    after = step(own)
+    assert {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(after["layers"])} == before
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ class Description:
     not write token by token, or in steps that have no formula."""
     traffic: "Traffic"
     notes: tuple[str, ...] = ()
-    """What had to be assumed."""
+    """What had to be assumed, and what of the model is not trained."""
     compiled: Compiled | None = None
     """What the compiler says of the same step's memory, if it was asked."""
 
@@ -99,7 +99,7 @@ def describe(
             segments=getattr(experiment.data, "segments", True),
             average=experiment.ema.decay > 0,
             told=task.told,
-            notes=notes,
+            notes=(*notes, *task.untrained),
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

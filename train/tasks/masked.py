@@ -64,6 +64,13 @@ class MaskedTask(Task):
     def told(self) -> float:
         return self.most / self.data.sequence_length
 
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        if not self.experiment.model.pooler:
+            return super().untrained
+        pooler = "model.pooler true: masked words do not train the pooler; false leaves it out"
+        return (*super().untrained, pooler)
+
     def metric(self, corpus: Corpus) -> Metric:
         return Metric("loss", lower_is_better=True)
 

@@ -116,6 +116,18 @@ class Task(abc.ABC):
         return None
 
     @property
+    def untrained(self) -> tuple[str, ...]:
+        """Parts of the model that get no gradient, each with the setting that leaves it out."""
+        types = self.experiment.model.token_types
+        if types < 2:
+            return ()
+        note = (
+            f"model.token_types {types}: the task knows type 0 alone, and trains no other row of "
+            "the table; 0 leaves it out"
+        )
+        return (note,)
+
+    @property
     def quoted(self) -> dict[str, str]:
         """What is to be said beside the metrics, such as how a score was made, by name."""
         return {}

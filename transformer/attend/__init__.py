@@ -97,8 +97,11 @@ def attend(
         case "query_blocks":
             return Attended(attend_query_blocks(q, k, v, mask, scoring, sinks), {})
         case "blockwise":
-            looked = attend_blockwise(q, k, v, mask, scoring, block=hardware.tile)
-            return Attended(looked.y if sinks is None else sink(looked, sinks).y, {})
+            if sinks is None:
+                return Attended(attend_blockwise(q, k, v, mask, scoring, block=hardware.tile).y, {})
+            scoring, given = scoring.widened(q, k, v)
+            looked = attend_blockwise(*given, mask, scoring, block=hardware.tile)
+            return Attended(sink(looked, sinks).y.astype(v.dtype), {})
         case "ring":
             around = attend_ring(q, k, v, mask, scoring, constrain, block=hardware.tile)
             return Attended(around.y if sinks is None else sink(around, sinks).y, {})

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from transformer.attend.scoring import Scoring
 from transformer.attend.tile import How, tile_of, weighed, where_seen
 from transformer.attend.tiles import blocks, padded, tile_mask, tiling_of, unblocked, whole
+from transformer.contract import round_to, split, wide
 from transformer.masks import Mask
 
 BLOCK = 128
@@ -40,7 +41,8 @@ def attend_blockwise(
     """The same numbers as `attend_reference`, without the scores [T, S] ever existing.
 
     Not with relative tables (Shaw's), which act on values too. With `looks_first`, a tile that the
-    mask hides is left out whatever the order of the tokens.
+    mask hides is left out whatever the order of the tokens. To merge what is found with more, give
+    `Scoring.widened` arrays: then `y` is not rounded yet.
     """
     how, *given = _given(q, k, v, mask, scoring, block, looks_first)
     y, lse = _blockwise(how, *given)
@@ -53,28 +55,46 @@ def blockwise_gradients(
     v: jax.Array,  # [B, S, K, H of values]
     mask: Mask,
     scoring: Scoring,  # without weights of its own
-    out: Looked,
-    cotangent: Looked,
+    lse: jax.Array,  # [B, N, T] of all keys
+    dy: jax.Array,  # [B, T, N, H of values]
+    shift: jax.Array,  # [B, N, T] of all keys
     *,
     block: int = BLOCK,
     looks_first: bool = False,
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # like q, k, v
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # like q, k, v, not rounded
     """What these keys and values have to do with the gradients of attention over more of them.
 
-    `out` is what attention over all keys has found, `cotangent` the gradient of the loss in it.
-    Sums over sets of keys are the gradients over their union.
+    `lse` is what attention over all keys has found, `dy` the gradient of the loss in what it
+    returned, and `shift` that of `softmax_shift`. Sums over sets of keys are the gradients over
+    their union.
     """
     how, *given = _given(q, k, v, mask, scoring, block, looks_first)
     missing = given[0].shape[1] - q.shape[1]
-    longer = [
-        Looked(
-            jnp.pad(each.y, ((0, 0), (0, missing), (0, 0), (0, 0))),
-            jnp.pad(each.lse, ((0, 0), (0, 0), (0, missing))),
-        )
-        for each in (out, cotangent)
-    ]
-    dq, dk, dv, *_ = _backward(how, (*given, longer[0]), longer[1])
+    dy = jnp.pad(dy, ((0, 0), (0, missing), (0, 0), (0, 0)))
+    lse, shift = (jnp.pad(each, ((0, 0), (0, 0), (0, missing))) for each in (lse, shift))
+    dq, dk, dv, _ = _gradients(how, *given, lse=lse, dy=dy, shift=shift)
     return dq[:, : q.shape[1]], dk[:, : k.shape[1]], dv[:, : k.shape[1]]
+
+
+def softmax_shift(
+    out: Looked,
+    rest: jax.Array | None,  # what y has lost by rounding
+    cotangent: Looked,
+    operands: str,
+) -> jax.Array:  # [B, N, T]
+    """Return what the gradient of every weight of a row loses, for the gradient of its score.
+
+    That is the sum over keys of P dP = y . dy, of the softmax, less the gradient of the logarithm
+    of its sum. The sum is to cancel what the dP = dy v^T of a row have in common. So it is of the
+    digits of dy that dP is made of, and of all digits of y: what y lost by rounding would be added
+    to all keys alike, and in dq to whatever the keys have in common.
+    """
+    dtype = out.lse.dtype
+    y, dy = out.y.astype(dtype), round_to(cotangent.y.astype(dtype), operands)
+    if rest is not None:
+        y = y + rest.astype(dtype)
+    product = jnp.einsum("BTNH,BTNH->BNT", dy, y)
+    return product - jnp.where(jnp.isfinite(out.lse), cotangent.lse, 0)
 
 
 def _given(
@@ -87,6 +107,8 @@ def _given(
     looks_first: bool,
 ) -> tuple[Any, ...]:
     """What `_blockwise` takes: all of it padded to whole tiles."""
+    operands = scoring.operands_of(q)
+    scoring = scoring._replace(operands=operands)  # as the scores of a tile are of wide arrays
     tiling = tiling_of(mask, q.shape[1], k.shape[1], block)
     pad = functools.partial(padded, tiling=tiling)
     q, k, v = pad(q, queries=True), pad(k, queries=False), pad(v, queries=False)
@@ -96,9 +118,10 @@ def _given(
 
     mask = whole(mask, tiling)
     example = tile_mask(mask, tiling, 0, 0).places(tiling.rows, tiling.columns)
-    tile = q[:, : tiling.rows], k[:, : tiling.columns], *example
+    dtype = wide(operands, scoring.softmax_dtype)
+    tile = q[:, : tiling.rows].astype(dtype), k[:, : tiling.columns].astype(dtype), *example
     pure, captured = jax.closure_convert(scores, *tile)
-    how = How(pure, tiling, scoring.rate, scoring.softmax_dtype, looks_first)
+    how = How(pure, tiling, scoring.rate, scoring.softmax_dtype, operands, looks_first)
     return how, q, k, v, mask, scoring.keys, tuple(captured)
 
 
@@ -112,7 +135,21 @@ def _blockwise(
     keys: jax.Array | None,
     captured: tuple[Any, ...],
 ) -> Looked:
+    y, lse = _found(how, q, k, v, mask, keys, captured)
+    return Looked(y.astype(v.dtype), lse)
+
+
+def _found(
+    how: How,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: Mask,
+    keys: jax.Array | None,
+    captured: tuple[Any, ...],
+) -> Looked:  # y not rounded
     tiling = how.tiling
+    q, k, v = (each.astype(how.operands) for each in (q, k, v))
     k_blocks, v_blocks = blocks(k, tiling.columns), blocks(v, tiling.columns)
     dtype = how.softmax_dtype
 
@@ -126,9 +163,11 @@ def _blockwise(
             scores = jnp.where(tile.seen, tile.scores, -jnp.inf)
             larger = jnp.maximum(largest, scores.max(-1))
             finite = jnp.where(jnp.isfinite(larger), larger, 0)
-            raised = jnp.exp(scores - finite[..., None])
+            # Rounded as they meet the values, or values would be divided by another sum than that
+            # of their weights.
+            raised = round_to(jnp.exp(scores - finite[..., None]), how.operands)
             shrink = jnp.exp(largest - finite)
-            found = weighed(how.rate, raised, v_blocks[column], tile.keys)
+            found = weighed(how, raised, v_blocks[column], tile.keys)
             total = total * shrink + raised.sum(-1)
             return total, larger, y * shrink[..., None].astype(y.dtype) + found.astype(y.dtype)
 
@@ -144,7 +183,7 @@ def _blockwise(
         some = total > 0
         y = jnp.where(some[..., None], y / jnp.where(some, total, 1)[..., None], 0)
         lse = jnp.where(some, largest + jnp.log(jnp.where(some, total, 1)), -jnp.inf)
-        return y.astype(v.dtype), lse
+        return y, lse
 
     rows = jnp.arange(tiling.row_blocks)
     y, lse = jax.lax.map(one_row, (rows, blocks(q, tiling.rows)))
@@ -152,21 +191,44 @@ def _blockwise(
 
 
 def _forward(how: How, q: Any, k: Any, v: Any, mask: Any, keys: Any, captured: Any) -> Any:
-    out = _blockwise(how, q, k, v, mask, keys, captured)
-    return out, (q, k, v, mask, keys, captured, out)
+    y, lse = _found(how, q, k, v, mask, keys, captured)
+    y, rest = split(y, v.dtype)
+    out = Looked(y, lse)
+    # Kept narrow, whatever they were given as: empty arrays remember that.
+    like = tuple(jnp.zeros((0,), each.dtype) for each in (q, k, v))
+    narrow = tuple(each.astype(how.operands) for each in (q, k, v))
+    return out, (*narrow, mask, keys, captured, out, rest, like)
 
 
 def _backward(how: How, kept: Any, cotangent: Looked) -> Any:
-    q, k, v, mask, keys, captured, out = kept
-    tiling, dtype = how.tiling, how.softmax_dtype
-    dy = cotangent.y.astype(out.y.dtype)
-    product = jnp.einsum("BTNH,BTNH->BNT", dy.astype(dtype), out.y.astype(dtype))
-    seen_any = jnp.isfinite(out.lse)
-    # What every score's gradient loses: the softmax's own, less that of the logarithm of its sum.
-    shift = product - jnp.where(seen_any, cotangent.lse, 0)
+    q, k, v, mask, keys, captured, out, rest, like = kept
+    shift = softmax_shift(out, rest, cotangent, how.operands)
+    given = q, k, v, mask, keys, captured
+    found = _gradients(how, *given, lse=out.lse, dy=cotangent.y, shift=shift)
+    dq, dk, dv = (each.astype(one.dtype) for each, one in zip(found[:3], like, strict=True))
+    return dq, dk, dv, None, None, found[3]
+
+
+def _gradients(
+    how: How,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: Mask,
+    keys: jax.Array | None,
+    captured: tuple[Any, ...],
+    *,
+    lse: jax.Array,
+    dy: jax.Array,
+    shift: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array, Any]:  # of q, k, v, not rounded, and of `captured`
+    """Column of tiles by column (Dao et al. 2022, algorithm 4)."""
+    tiling, dtype = how.tiling, how.sums
+    q, k, v, dy = (each.astype(how.operands) for each in (q, k, v, dy))
     by_row = lambda x: jnp.moveaxis(x.reshape(*x.shape[:2], -1, tiling.rows), 2, 0)  # noqa: E731
-    shift, lse = by_row(shift), by_row(jnp.where(seen_any, out.lse, 0))
+    shift, lse = by_row(shift), by_row(jnp.where(jnp.isfinite(lse), lse, 0))
     q_blocks, dy_blocks = blocks(q, tiling.rows), blocks(dy, tiling.rows)
+    add = lambda old, new: old + new.astype(old.dtype)  # noqa: E731
 
     def one_column(carry: Any, inputs: Any) -> Any:
         column, k_block, v_block = inputs
@@ -178,28 +240,28 @@ def _backward(how: How, kept: Any, cotangent: Looked) -> Any:
             )
             raised = jnp.exp(tile.scores - lse[row][..., None])
             weights = jnp.where(tile.seen, raised, 0)
-            _, pull = jax.vjp(lambda w, x: weighed(how.rate, w, x, tile.keys), weights, v_block)
-            d_weights, dv_here = pull(dy_blocks[row])
+            given = weights, v_block.astype(dtype)
+            _, pull = jax.vjp(lambda w, x: weighed(how, w, x, tile.keys), *given)
+            d_weights, dv_here = pull(dy_blocks[row].astype(dtype))
             d_scores = weights * (d_weights - shift[row][..., None])
             dq_here, dk_here, d_here = tile.pull(d_scores)
-            dq = dq.at[row].add(dq_here.astype(dtype))
-            add = lambda old, new: old + new.astype(old.dtype)  # noqa: E731
+            dq = dq.at[row].add(dq_here)
             return dq, jax.tree.map(add, d_captured, d_here), add(dk, dk_here), add(dv, dv_here)
 
         def body(row: Any, state: Any) -> Any:
             return where_seen(how, mask, row, column, functools.partial(look, row), state)
 
-        zeros = lambda x: jnp.zeros(x.shape, dtype)  # noqa: E731
         start = (*carry, zeros(k_block), zeros(v_block))
         dq, d_captured, dk, dv = jax.lax.fori_loop(*tiling.rows_of(column), body, start)
         return (dq, d_captured), (dk, dv)
 
-    start = jnp.zeros(q_blocks.shape, dtype), jax.tree.map(jnp.zeros_like, captured)
+    zeros = lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, dtype))  # noqa: E731
+    start = zeros(q_blocks), jax.tree.map(zeros, captured)
     columns = jnp.arange(tiling.column_blocks)
     cut = columns, blocks(k, tiling.columns), blocks(v, tiling.columns)
     (dq, d_captured), (dk, dv) = jax.lax.scan(one_column, start, cut)
-    back = lambda x, like: unblocked(x).astype(like.dtype)  # noqa: E731
-    return back(dq, q), back(dk, k), back(dv, v), None, None, d_captured
+    d_captured = jax.tree.map(lambda x, like: x.astype(like.dtype), d_captured, captured)
+    return unblocked(dq), unblocked(dk), unblocked(dv), d_captured
 
 
 _blockwise.defvjp(_forward, _backward)

@@ -29,6 +29,9 @@ def attend_query_blocks(
     sinks: jax.Array | None = None,  # [N]
 ) -> jax.Array:  # [B, T, N, H of values]
     """The same numbers as `attend_reference`; the last block takes what does not divide."""
+    dtype = v.dtype
+    # All blocks add to the gradients of the keys: as float32, rounded once.
+    scoring, (q, k, v) = scoring.widened(q, k, v)
     length = q.shape[1]
     blocks = block_count(length)
     size = length // blocks
@@ -44,4 +47,4 @@ def attend_query_blocks(
             sinks,
         )
         outputs.append(y)
-    return jnp.concatenate(outputs, axis=1)
+    return jnp.concatenate(outputs, axis=1).astype(dtype)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer.attend.scoring import Scoring, averages
+from transformer.contract import wide
 from transformer.dropout import dropout
 from transformer.masks import Mask, dense
 from transformer.precision import lowest
@@ -30,11 +31,13 @@ def attend_reference(
     weights = jax.nn.softmax(scores, axis=-1) if sinks is None else _beside(scores, sinks)
     if mask.rows_may_be_empty(*sizes):
         weights = jnp.where(seen.any(-1, keepdims=True), weights, 0)
-    dropped = dropout(weights, scoring.rate, scoring.keys).astype(v.dtype)
-    y = averages(dropped, v)
+    operands = scoring.operands_of(v)
+    dtype = wide(operands, scoring.softmax_dtype)
+    dropped = dropout(weights, scoring.rate, scoring.keys)
+    y = averages(dropped.astype(dtype), v, operands, dtype)
     if scoring.relative is not None:
-        y = y + scoring.relative.look_up(dropped, *places)
-    return y, weights
+        y = y + scoring.relative.look_up(dropped.astype(dtype), *places, dtype)
+    return y.astype(v.dtype), weights
 
 
 def _beside(

@@ -15,10 +15,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer.attend.blockwise import Looked, attend_blockwise, blockwise_gradients
+from transformer.attend.blockwise import (
+    Looked,
+    attend_blockwise,
+    blockwise_gradients,
+    softmax_shift,
+)
 from transformer.attend.merge import merge
 from transformer.attend.parts import for_each_part
 from transformer.attend.scoring import Scoring
+from transformer.contract import split, wide
 from transformer.dropout import fold
 from transformer.masks import Mask, Pattern
 from transformer.shared import Constrain
@@ -84,21 +90,29 @@ def _around(
     tokens: _Tokens,
     keys: jax.Array | None,  # [b]
 ) -> Looked:
+    y, lse = _found(ring, q, k, v, tokens, keys)
+    return Looked(y.astype(v.dtype), lse)
+
+
+def _found(
+    ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, tokens: _Tokens, keys: Any
+) -> Looked:  # y not rounded
     b, t, n, _ = q.shape
     dtype = ring.scoring.softmax_dtype
-    found = Looked(jnp.zeros((b, t, n, v.shape[-1]), dtype), jnp.full((b, n, t), -jnp.inf, dtype))
+    sums = wide(q.dtype, dtype)
+    found = Looked(jnp.zeros((b, t, n, v.shape[-1]), sums), jnp.full((b, n, t), -jnp.inf, dtype))
 
     def visit(state: Any, turn: jax.Array) -> Any:
         found, there = state
         mask, scoring = _meeting(ring, tokens, there[2], keys, turn)
-        given = q, *there[:2], mask, scoring
-        y, lse = attend_blockwise(*given, block=ring.block, looks_first=True)
-        found = merge([found, Looked(y.astype(dtype), lse)])
+        scoring, given = scoring.widened(q, *there[:2])
+        here = attend_blockwise(*given, mask, scoring, block=ring.block, looks_first=True)
+        found = merge([found, here])
         return (found, _passed_on(ring, there)), None
 
     turns = jnp.arange(ring.parts)
     (found, _), _ = jax.lax.scan(visit, (found, (k, v, tokens)), turns)
-    return found._replace(y=found.y.astype(v.dtype))
+    return found
 
 
 def _meeting(
@@ -121,21 +135,24 @@ def _passed_on(ring: _Ring, things: Any) -> Any:
 def _forward(
     ring: _Ring, q: Any, k: Any, v: Any, tokens: _Tokens, keys: Any
 ) -> tuple[Looked, tuple[Any, ...]]:
-    out = _around(ring, q, k, v, tokens, keys)
-    return out, (q, k, v, tokens, keys, out)
+    y, lse = _found(ring, q, k, v, tokens, keys)
+    y, rest = split(y, v.dtype)
+    out = Looked(y, lse)
+    return out, (q, k, v, tokens, keys, out, rest)
 
 
 def _backward(ring: _Ring, kept: Any, cotangent: Looked) -> Any:
-    q, k, v, tokens, keys, out = kept
-    dtype = ring.scoring.softmax_dtype
+    q, k, v, tokens, keys, out, rest = kept
+    dtype = wide(q.dtype, ring.scoring.softmax_dtype)
+    shift = softmax_shift(out, rest, cotangent, q.dtype.name)
 
     def visit(state: Any, turn: jax.Array) -> Any:
         dq, there, sums = state
         mask, scoring = _meeting(ring, tokens, there[2], keys, turn)
-        given = q, *there[:2], mask, scoring, out, cotangent
+        given = q, *there[:2], mask, scoring, out.lse, cotangent.y, shift
         dq_here, *here = blockwise_gradients(*given, block=ring.block, looks_first=True)
-        sums = [each + more.astype(dtype) for each, more in zip(sums, here, strict=True)]
-        return (dq + dq_here.astype(dtype), *_passed_on(ring, (there, sums))), None
+        sums = [each + more for each, more in zip(sums, here, strict=True)]
+        return (dq + dq_here, *_passed_on(ring, (there, sums))), None
 
     zeros = [jnp.zeros(x.shape, dtype) for x in (q, k, v)]
     start = zeros[0], (k, v, tokens), zeros[1:]

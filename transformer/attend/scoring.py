@@ -6,10 +6,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from transformer.contract import DType, contract, wide
 from transformer.positions.relative_tables import RelativeTables
 
-Meet = Callable[[jax.Array, jax.Array], jax.Array]
-"""q [B, T, N, H], k [B, S, K, H] -> scores [B, N, T, S]."""
+Meet = Callable[[jax.Array, jax.Array, DType, DType], jax.Array]
+"""q [B, T, N, H], k [B, S, K, H], the dtype of the operands of products, the dtype of the scores ->
+scores [B, N, T, S]."""
 
 Bias = Callable[[jax.Array, jax.Array], jax.Array]
 """Positions of queries [B or 1, T] and keys [B or 1, S] -> what scores gain [B or 1, N, T, S]."""
@@ -18,28 +20,35 @@ Bias = Callable[[jax.Array, jax.Array], jax.Array]
 def products(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, S, K, H]
+    operands: DType,
+    dtype: DType,
 ) -> jax.Array:  # [B, N, T, S]
-    """q k^T, where each G = N / K heads of queries share one of keys: as G T queries of it."""
+    """q k^T, where each G = N / K heads of queries share one of keys: as G T queries of it.
+
+    See `contract` for the dtypes.
+    """
     b, t, n, h = q.shape
     s, heads = k.shape[1:3]
     if n == heads:  # the same sum; without the merging of axes XLA's CPU compiler copies less
-        return jnp.einsum("BTNH,BSNH->BNTS", q, k)
+        return contract("BTNH,BSNH->BNTS", q, k, operands, dtype)
     grouped = q.reshape(b, t, heads, n // heads, h).transpose(0, 2, 3, 1, 4)
     merged = grouped.reshape(b, heads, -1, h)  # [B, K, G T, H]
-    return jnp.einsum("BKTH,BSKH->BKTS", merged, k).reshape(b, n, t, s)
+    return contract("BKTH,BSKH->BKTS", merged, k, operands, dtype).reshape(b, n, t, s)
 
 
 def averages(
     weights: jax.Array,  # [B, N, T, S]
     v: jax.Array,  # [B, S, K, H of values]
+    operands: DType,
+    dtype: DType,
 ) -> jax.Array:  # [B, T, N, H of values]
-    """The sums of the values under the weights."""
+    """The sums of the values under the weights; see `contract` for the dtypes."""
     b, n, t, s = weights.shape
     heads = v.shape[2]
     if n == heads:
-        return jnp.einsum("BNTS,BSNH->BTNH", weights, v)
+        return contract("BNTS,BSNH->BTNH", weights, v, operands, dtype)
     merged = weights.reshape(b, heads, -1, s)  # [B, K, G T, S]
-    y = jnp.einsum("BKTS,BSKH->BKTH", merged, v).reshape(b, n, t, -1)
+    y = contract("BKTS,BSKH->BKTH", merged, v, operands, dtype).reshape(b, n, t, -1)
     return y.swapaxes(1, 2)
 
 
@@ -58,6 +67,9 @@ class Scoring(NamedTuple):
     softmax_dtype: str = "float32"
     rate: float = 0.0
     """Of dropout of the weights."""
+    operands: str = ""
+    """Dtype of the operands of products, where queries, keys and values are given wider than that,
+    for results and gradients that are not rounded yet (`widened`). Empty: theirs."""
     keys: jax.Array | None = None  # [B] random keys of that dropout; None: none
 
     @property
@@ -82,14 +94,33 @@ class Scoring(NamedTuple):
         key_positions: jax.Array,  # [B or 1, S]
     ) -> jax.Array:  # [B, N, T, S] of the softmax's dtype
         """Before the mask."""
-        q = q * self.scale
-        scores = self.meet(q, k)
+        operands = self.operands_of(q)
+        dtype = wide(operands, self.softmax_dtype)
+        scores = self.meet(q, k, operands, dtype)
         if self.relative is not None:
-            scores = scores + self.relative.scores(q, query_positions, key_positions)
-        scores = scores.astype(self.softmax_dtype)
+            scores = scores + self.relative.scores(q, query_positions, key_positions, dtype)
+        # The scores are scaled, not the queries, which 16 bits would round once more.
+        scores = scores.astype(self.softmax_dtype) * self.scale
         if self.soft_cap:
             scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
         if self.bias is not None:
             gain = self.bias(query_positions, key_positions)
             scores = scores + gain.astype(self.softmax_dtype)
         return scores
+
+    def operands_of(self, x: jax.Array) -> str:
+        """Return the dtype that products are computed from, of queries, keys or values `x`."""
+        return self.operands or x.dtype.name
+
+    def widened(
+        self, q: jax.Array, k: jax.Array, v: jax.Array
+    ) -> tuple["Scoring", tuple[jax.Array, jax.Array, jax.Array]]:
+        """Return the scoring and the arrays for results and gradients that are not rounded.
+
+        The arrays are in the dtype of sums, and the scoring still multiplies them as they were
+        given. Several results can then be merged, and gradients added, and rounded once.
+        """
+        operands = self.operands_of(q)
+        dtype = wide(operands, self.softmax_dtype)
+        given = q.astype(dtype), k.astype(dtype), v.astype(dtype)
+        return self._replace(operands=operands), given

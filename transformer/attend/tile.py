@@ -7,6 +7,7 @@ import jax
 
 from transformer.attend.scoring import averages
 from transformer.attend.tiles import Tiling, tile_mask
+from transformer.contract import wide
 from transformer.dropout import dropout, fold
 from transformer.masks import Mask, dense
 
@@ -18,9 +19,17 @@ class How(NamedTuple):
     tiling: Tiling
     rate: float
     softmax_dtype: str
+    operands: str
+    """Dtype of the operands of products. Their results, and the gradients of both, are in `sums`:
+    rounded for each tile, the digits in which tiles cancel each other would be lost."""
     looks_first: bool
     """Whether a tile is left out if its mask hides all of it: worth asking where nothing else tells
     which tiles are hidden."""
+
+    @property
+    def sums(self) -> Any:
+        """Dtype of sums of products."""
+        return wide(self.operands, self.softmax_dtype)
 
 
 class Tile(NamedTuple):
@@ -29,7 +38,7 @@ class Tile(NamedTuple):
     scores: jax.Array  # [B, N, rows, columns]
     seen: jax.Array  # [B or 1, 1, rows, columns]
     keys: jax.Array | None  # [B] random keys
-    pull: Any  # cotangent of scores -> those of q, k and what the scores have captured
+    pull: Any  # cotangent of scores -> those of q, k (not rounded) and what scores have captured
 
 
 def tile_of(
@@ -52,6 +61,7 @@ def tile_of(
     def scores(q: jax.Array, k: jax.Array, captured: Any) -> jax.Array:
         return how.scores(q.swapaxes(1, 2), k.swapaxes(1, 2), rows, columns, *captured)
 
+    q, k = q.astype(how.sums), k.astype(how.sums)  # for gradients that are wide
     pull = None
     if backward:
         made, pull = jax.vjp(scores, q, k, captured)
@@ -73,11 +83,11 @@ def where_seen(
 
 
 def weighed(
-    rate: float,
+    how: How,
     weights: jax.Array,  # [B, N, rows, columns]
     v: jax.Array,  # [B, K, columns, H]
     keys: jax.Array | None,  # [B]
-) -> jax.Array:  # [B, N, rows, H]
+) -> jax.Array:  # [B, N, rows, H] not rounded
     """Sums of values under weights, some of which are dropped."""
-    dropped = dropout(weights, rate, keys).astype(v.dtype)
-    return averages(dropped, v.swapaxes(1, 2)).swapaxes(1, 2)
+    dropped = dropout(weights, how.rate, keys).astype(how.sums)
+    return averages(dropped, v.swapaxes(1, 2), how.operands, how.sums).swapaxes(1, 2)

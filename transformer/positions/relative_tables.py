@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from transformer.contract import DType, contract
+
 
 class RelativeTables(struct.PyTreeNode):
     """The tables a^K and a^V of one layer.
@@ -17,24 +19,27 @@ class RelativeTables(struct.PyTreeNode):
 
     def scores(
         self,
-        q: jax.Array,  # [B, T, N, H] scaled
+        q: jax.Array,  # [B, T, N, H]
         query_positions: jax.Array,  # [B or 1, T]
         key_positions: jax.Array,  # [B or 1, S]
+        dtype: DType,  # of the scores
     ) -> jax.Array:  # [B, N, T, S]
         """q_i . a^K_ij: what the table adds to the scores (equation 4)."""
-        every = jnp.einsum("BTNH,RH->BNTR", q, self.keys)
-        return jnp.einsum("BNTR,BTSR->BNTS", every, self.picks(query_positions, key_positions))
+        picks, narrow = self.picks(query_positions, key_positions), self.keys.dtype
+        every = contract("BTNH,RH->BNTR", q, self.keys, narrow, dtype)
+        return contract("BNTR,BTSR->BNTS", every, picks, narrow, dtype)
 
     def look_up(
         self,
         weights: jax.Array,  # [B, N, T, S]
         query_positions: jax.Array,  # [B or 1, T]
         key_positions: jax.Array,  # [B or 1, S]
+        dtype: DType,  # of the result
     ) -> jax.Array:  # [B, T, N, H of values]
         """sum over j of weight_ij a^V_ij: what the table adds to the result (equation 3)."""
-        picks = self.picks(query_positions, key_positions)
-        by_distance = jnp.einsum("BNTS,BTSR->BNTR", weights, picks)
-        return jnp.einsum("BNTR,RH->BTNH", by_distance, self.values)
+        picks, narrow = self.picks(query_positions, key_positions), self.values.dtype
+        by_distance = contract("BNTS,BTSR->BNTR", weights, picks, narrow, dtype)
+        return contract("BNTR,RH->BTNH", by_distance, self.values, narrow, dtype)
 
     def picks(
         self,

@@ -46,11 +46,10 @@ def rotary_angles(
     width: int,  # R
     config: Rotary,
 ) -> jax.Array:  # [B, T, R / 2] float32
-    """position * base^(-2i/R), with the frequencies scaled where the configuration says so."""
-    import jax.numpy as jnp
+    """position * base^(-2i/R) without whole turns, with the frequencies scaled as configured."""
+    from transformer.positions.angles import turn_angles
 
-    frequencies = config.scaling.frequencies(config.base, width)
-    return positions.astype(jnp.float32)[..., None] * frequencies[None, None, :]
+    return turn_angles(positions, config.scaling.frequencies(config.base, width))
 
 
 def rotate(

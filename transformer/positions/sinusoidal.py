@@ -29,7 +29,8 @@ def sinusoid(
     """
     import jax.numpy as jnp
 
-    frequencies = plain_frequencies(BASE, width)[None, None, :]
-    angles = positions.astype(jnp.float32)[..., None] * frequencies
+    from transformer.positions.angles import turn_angles
+
+    angles = turn_angles(positions, plain_frequencies(BASE, width))
     pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return pairs.reshape(*angles.shape[:2], -1)[..., :width]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
+from transformer.contract import contract, wide
 from transformer.linear import linear
 from transformer.masks import Mask, dense
 from transformer.precision import lowest
@@ -109,4 +110,6 @@ def align(
     """The average of what is seen under the softmax of its scores, and the weights."""
     scores = jnp.where(seen, scores.astype(dtype), lowest(dtype))
     weights = jnp.where(seen.any(axis=-1, keepdims=True), jax.nn.softmax(scores, axis=-1), 0)
-    return jnp.einsum("BS,BSD->BD", weights.astype(values.dtype), values), weights
+    sums = wide(values.dtype, dtype)
+    found = contract("BS,BSD->BD", weights.astype(sums), values, values.dtype, sums)
+    return found.astype(values.dtype), weights

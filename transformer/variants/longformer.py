@@ -94,11 +94,14 @@ class Longformer(Mixer):
             y, cache = decoded(self, x, positions, own, mask, scoring, cache)
             return MixerOutput(join(self, y, config, shared), cache, {})
         mask, listed, packed = self.described(mask, positions)
+        scoring, wide = scoring.widened(*own)  # to merge two parts, and add up their gradients
+        own = Heads(*wide)
         near = self.near(own, mask, scoring, listed)
         if not listed.shape[1]:
             if self.is_initializing():  # another mask may list some
                 project(self, x, positions, config, shared, "_global")
-            return MixerOutput(join(self, near.y, config, shared), None, {})
+            y = near.y.astype(shared.precision.compute)
+            return MixerOutput(join(self, y, config, shared), None, {})
         far, last = (scoring._replace(keys=fold(keys, part)) for part in (1, 2))
         given = _Given(x, positions, own, near, mask, listed, far, last)
         if not packed:
@@ -121,12 +124,16 @@ class Longformer(Mixer):
         x, positions, own, near, mask, listed, far, last = given
         index = global_index(mask, listed)
         y = merge([near, attend_to_globals(*own, mask, far, index)]).y
+        last = last._replace(operands="")  # of other projections, which are not wide
+        y = y.astype(self.shared.precision.compute)
         return put_rows(y, self.of_globals(x, positions, mask, last, index), index)
 
     def in_pack(self, given: _Given) -> jax.Array:  # [B, T, N, H]
         """The same, however many documents there are in a row."""
         x, positions, own, near, mask, listed, far, last = given
         y = merge([near, to_packed(*own, mask, far, listed)]).y
+        last = last._replace(operands="")  # of other projections, which are not wide
+        y = y.astype(self.shared.precision.compute)
         theirs = project(self, x, positions, self.config, self.shared, "_global")
         return with_packed_rows(y, *theirs, mask, last, listed)
 

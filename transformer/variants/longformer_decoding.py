@@ -84,13 +84,15 @@ def decoded(
         )
     here = placed(positions, len(x))
     first = cache.seen.keys.shape[1]
+    scoring = scoring._replace(operands=own.q.dtype.name)
     near = _near(mixer, own, mask, scoring, cache.near, here, first)
     ring, seen = cache.near.write(own.k, own.v, here), cache.seen.write(own.k, own.v, here)
     if not first:
-        return near.y, cache.replace(near=ring, seen=seen)
+        return near.y.astype(own.v.dtype), cache.replace(near=ring, seen=seen)
     far, last = (scoring._replace(keys=fold(scoring.keys, part)) for part in (1, 2))
     mask = Mask(mask.pattern, positions=here).over(jnp.arange(first)[None, :])
-    y = merge([near, attend_blockwise(own.q, seen.keys, seen.values, mask, far)]).y
+    far, wide = far.widened(own.q, seen.keys, seen.values)
+    y = merge([near, attend_blockwise(*wide, mask, far)]).y.astype(own.v.dtype)
     are_global = (here >= 0) & (here < first)
 
     def rows(mixer: Mixer) -> tuple[jax.Array, FirstTokens]:
@@ -126,5 +128,6 @@ def _near(
     )
     again = scoring._replace(keys=fold(scoring.keys, 0))
     sizes = config.window, config.dilations, mixer.shared.hardware.tile
+    again, (q, k, v) = again.widened(q, k, v)
     looked = attend_dilated(q, k, v, mask, again, *sizes)
     return Looked(looked.y[:, before:], looked.lse[:, :, before:])

@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from transformer.attend import Looked, merge
 from transformer.attend.sparse.grouped_window import attend_grouped, places, within_documents
+from transformer.contract import wide
 from transformer.documents import documents
 from transformer.heads import join, query_heads, value_heads
 from transformer.masks import Mask, dense
@@ -83,7 +84,9 @@ class Reformer(Mixer):
     ) -> jax.Array:  # [B, T, N, H]
         """All rounds at once, each as N heads more, then merged (equation 5)."""
         config, (rounds, batch, heads, length) = self.config, groups.shape
-        many = lambda each: jnp.tile(each, (1, 1, rounds, 1))  # noqa: E731
+        operands, softmax_dtype = v.dtype, self.shared.precision.softmax
+        sums = wide(operands, softmax_dtype)  # to merge the rounds, and add up their gradients
+        many = lambda each: jnp.tile(each.astype(sums), (1, 1, rounds, 1))  # noqa: E731
         marks = jnp.moveaxis(self.places(groups), 0, -1)  # [B, N, T, rounds]
         looked = attend_grouped(
             many(q),
@@ -93,12 +96,13 @@ class Reformer(Mixer):
             config.window,
             causal=causal,
             scale=1 / math.sqrt(q.shape[-1]),
-            softmax_dtype=self.shared.precision.softmax,
+            softmax_dtype=softmax_dtype,
+            operands=operands.name,
             gain=functools.partial(discount, config.window),
             marks=jnp.tile(marks, (1, rounds, 1, 1)),
         )
         y, lse = jnp.split(looked.y, rounds, axis=2), jnp.split(looked.lse, rounds, axis=1)
-        return merge([Looked(*each) for each in zip(y, lse, strict=True)]).y
+        return merge([Looked(*each) for each in zip(y, lse, strict=True)]).y.astype(operands)
 
     def groups(
         self,

@@ -88,7 +88,8 @@ class Sparse(Mixer):
         mask: Mask,
     ) -> jax.Array:  # [B, T, N, H]
         """The parts, each by itself, as one softmax."""
-        config, scoring = self.config, self.scoring(q)
+        config, dtype = self.config, v.dtype
+        scoring, (q, k, v) = self.scoring(q).widened(q, k, v)
         parts: list[Looked] = []
         if part in ("local", "merged"):
             nearby = local(config.pattern, config.stride, mask, q.shape[1])
@@ -98,7 +99,7 @@ class Sparse(Mixer):
             apart = part == "merged"
             for each in far(config.pattern, config.stride, config.summary, mask, apart=apart):
                 parts.append(each(q, k, v, scoring))
-        return merge(parts).y
+        return merge(parts).y.astype(dtype)
 
     @nn.nowrap
     def decoded(
@@ -110,7 +111,8 @@ class Sparse(Mixer):
         mask: Mask,
     ) -> jax.Array:  # [B, T, N, H]
         """Queries over all keys of a cache: densely, but a block of them after the other."""
-        config, scoring = self.config, self.scoring(q)
+        config, dtype = self.config, v.dtype
+        scoring, (q, k, v) = self.scoring(q).widened(q, k, v)
         queries, keys = q.shape[1], k.shape[1]
         tiling = Tiling(queries, keys, min(BLOCK, queries), keys, behind=None, ahead=None)
         given = whole(mask, tiling)
@@ -121,7 +123,7 @@ class Sparse(Mixer):
             chosen = sees(config.pattern, config.stride, config.summary, part, *places)
             return attend_reference(q, k, v, here.replace(allowed=chosen), scoring)[0]
 
-        return map_queries(one, (q,), block=BLOCK)
+        return map_queries(one, (q,), block=BLOCK).astype(dtype)
 
     @nn.nowrap
     def scoring(self, q: jax.Array) -> Scoring:

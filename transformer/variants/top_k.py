@@ -8,10 +8,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attend import Scoring
-from transformer.attend.scoring import averages
-from transformer.attend.sparse.top_k import attend_top_k, top, top_weights
+from transformer.attend.sparse.top_k import attend_top_k, top, top_values, top_weights
 from transformer.cache import KVCache, MemoryCache
-from transformer.dropout import dropout, fold
+from transformer.dropout import fold
 from transformer.heads import Heads, join, key_heads, project, query_heads, value_heads
 from transformer.masks import Mask, dense
 from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
@@ -73,8 +72,7 @@ class TopK(Mixer):
         scoring = self.scoring(q.shape[-1], fold(keys, 0))
         if "weights" in want:
             weights = top_weights(q, k, mask, scoring, config.chosen)
-            dropped = dropout(weights, scoring.rate, scoring.keys)
-            y, aux = averages(dropped.astype(v.dtype), v), aux | {"weights": weights}
+            y, aux = top_values(weights, v, scoring), aux | {"weights": weights}
         else:
             y = attend_top_k(q, k, v, mask, scoring, config.chosen)
         return MixerOutput(join(self, y, config, shared), cache, aux)

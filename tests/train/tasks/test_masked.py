@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from tests.train.tasks.support import tiny_masked
 from train.data.config import TokenizerConfig
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
+from train.describe import describe
 from train.errors import UserError
 from train.experiment import SampleConfig
+from train.registry import find
 from train.tasks.masked import MaskedTask, chosen, masked_tokens
 from train.tasks.task import SampleOptions
+from transformer import Precision
 from transformer.hardware import Hardware
 from transformer.shared import unconstrained
 
@@ -37,6 +41,39 @@ def test_what_is_chosen_keeps_its_place_and_its_weight() -> None:
     np.testing.assert_array_equal(rest["weights"], [[1, 1, 0], [0, 0, 0]])
     np.testing.assert_array_equal(rest["targets"][0, :2], [1, 4])
     np.testing.assert_array_equal(found[0, :2], hidden[0, np.array([1, 4])])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "dead"), [("base", {"pooler", "pooler_bias", "types"}), ("base-mlm", set())]
+)
+def test_what_gets_no_gradient_is_told_and_left_out_of_what_starts_from_scratch(
+    name: str, dead: set[str]
+) -> None:
+    published = find(f"bert:{name}")
+    model = dataclasses.replace(
+        published.model, vocab_size=11, width=24, layers=1, precision=Precision(), dropout=0.0
+    )
+    data = dataclasses.replace(published.text, sequence_length=8)
+    task = MaskedTask(dataclasses.replace(published, model=model, data=data))
+    made = task.model(Hardware(), unconstrained)
+    rows = {"tokens": jnp.arange(8).reshape(1, 8), "positions": jnp.arange(8)[None]}
+    batch = {**rows, "targets": rows["tokens"], "weights": jnp.ones((1, 8))}
+    batch["segments"] = jnp.ones((1, 8), jnp.int32)
+    loss = task.loss(made)
+    params = jax.jit(made.init)(jax.random.key(0), rows["tokens"])["params"]
+    gradients = jax.jit(jax.grad(lambda p: loss(p, batch, None)["loss"].total))(params)
+
+    def has_dead_rows(leaf: Any) -> bool:
+        return bool(np.any(np.all(np.asarray(leaf) == 0, axis=tuple(range(1, leaf.ndim)))))
+
+    whole = {key: leaf for key, leaf in gradients.items() if isinstance(leaf, jax.Array)}
+    del whole["positions"], whole["embedding"], whole["head_output_bias"]  # beyond the text
+    assert {key for key, leaf in whole.items() if has_dead_rows(leaf)} == dead
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(gradients["layers"]))
+    told = describe(task.experiment).notes
+    assert sum("model.token_types 2" in note for note in told) == ("types" in dead)
+    assert sum("model.pooler true" in note for note in told) == ("pooler" in dead)
 
 
 @pytest.mark.parametrize(

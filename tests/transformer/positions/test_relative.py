@@ -33,8 +33,16 @@ def test_scores_and_values_gain_what_the_tables_say(name: str) -> None:
         at = row(queries[b % len(queries), t], keys[b % len(keys), s])
         scores[b, n, t, s] = q[b, t, n] @ TABLES.keys[at]
         found[b, t, n] += weights[b, n, t, s] * TABLES.values[at]
-    assert_close(jax.jit(RelativeTables.scores)(TABLES, q, queries, keys), scores)
-    assert_close(jax.jit(RelativeTables.look_up)(TABLES, weights, queries, keys), found)
+    assert_close(
+        jax.jit(RelativeTables.scores, static_argnums=4)(TABLES, q, queries, keys, "float32"),
+        scores,
+    )
+    assert_close(
+        jax.jit(RelativeTables.look_up, static_argnums=4)(
+            TABLES, weights, queries, keys, "float32"
+        ),
+        found,
+    )
 
 
 def test_rows_of_a_table() -> None:

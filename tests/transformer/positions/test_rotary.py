@@ -1,3 +1,4 @@
+from decimal import Decimal
 from typing import Any
 
 import jax
@@ -6,7 +7,15 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, assert_close, normal, turned
-from transformer import Rotary
+from transformer import (
+    LinearScaling,
+    Llama3Scaling,
+    NoScaling,
+    NTKScaling,
+    Rotary,
+    YaRNScaling,
+)
+from transformer.positions import Scaling, rotary_angles
 from transformer.positions import rotate as rotate_eagerly
 
 HALVES, INTERLEAVED = Rotary(base=100.0), Rotary(base=100.0, layout="interleaved")
@@ -41,9 +50,40 @@ def test_against_numpy(layout: str, fraction: float, rotated: int) -> None:
     assert config.rotated(14) == rotated
     x = normal(0, 2, 5, 3, 14)
     y = np.asarray(rotate(x, POSITIONS, config))
-    # A float32 angle near 1,000 is off by up to 3e-5.
-    assert_close(y, by_pairs(x, POSITIONS, config), 5e-5)
+    assert_close(y, by_pairs(x, POSITIONS, config), 1e-6)
     assert np.array_equal(y[..., rotated:], x[..., rotated:])
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        NoScaling(),
+        LinearScaling(4.0),
+        NTKScaling(4.0),
+        YaRNScaling(4.0, 4096),
+        Llama3Scaling(8.0, 1.0, 4.0, 8192),
+    ],
+    ids=lambda scaling: type(scaling).__name__,
+)
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_angles_are_exact_at_any_position(scaling: Scaling, fraction: float) -> None:
+    """Against float64, of which 2^31 turns leave 22 bits: 1e-6 at the last position."""
+    config = Rotary(base=500_000.0, fraction=fraction, scaling=scaling)
+    positions = np.array([[0, 1, 4095, 131_071, 1_048_575, 2**24 + 1, 2**31 - 1, -1, -1_048_575]])
+    width = config.rotated(128)
+    angles = jax.jit(rotary_angles, static_argnums=(1, 2))(positions, width, config)
+    cos, sin = jax.jit(lambda x: (jnp.cos(x), jnp.sin(x)))(angles)
+    expected = positions[..., None] * np.asarray(scaling.frequencies(config.base, width))
+    assert_close(cos, np.cos(expected), 1e-6)
+    assert_close(sin, np.sin(expected), 1e-6)
+
+
+def test_frequencies_have_the_digits_of_float64() -> None:
+    """A million positions on, a frequency in float32 alone would be off by 0.06 radians."""
+    frequencies = NoScaling().frequencies(500_000.0, 128)
+    for pair in (0, 1, 40, 63):
+        exact = Decimal(500_000) ** (Decimal(-2 * pair) / Decimal(128))
+        assert float(frequencies[pair]) == pytest.approx(float(exact), rel=1e-15)
 
 
 def test_an_odd_head_keeps_its_last_entry() -> None:

@@ -5,6 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from transformer.contract import contract, wide
+
 
 def nearest(
     affinity: jax.Array,  # [B, N, T, E] larger where nearer; -inf: not there
@@ -38,21 +40,28 @@ def attend_balanced(
     that is taken off in place of their maximum, which clusters would have to agree on.
     """
     bound, length = math.sqrt(q.shape[-1]), q.shape[1]
+    operands, sums, dtype = q.dtype, wide(q.dtype, softmax_dtype), v.dtype
+    # A token is in several clusters, whose gradients are added: as float32, rounded once.
+    q, k, v = (each.astype(sums) for each in (q, k, v))
     rows_q, rows_k, rows_v = (
         _rows(x.swapaxes(1, 2), chosen)
-        for x, chosen in ((q / bound, of_queries), (k, of_keys), (v, of_keys))
+        for x, chosen in ((q, of_queries), (k, of_keys), (v, of_keys))
     )
-    scores = jnp.einsum("BNECH,BNEDH->BNECD", rows_q, rows_k).astype(softmax_dtype)
+    scores = contract("BNECH,BNEDH->BNECD", rows_q, rows_k, operands, sums)
+    scores = scores.astype(softmax_dtype) / bound
     raised = jnp.exp(scores - bound) / _together(of_queries, of_keys, length).astype(softmax_dtype)
     seen = _rows(
         jnp.broadcast_to(there[:, None, :, None], (*k.shape[:1], k.shape[2], length, 1)), of_keys
     )
     raised = jnp.where(seen[..., 0][..., None, :], raised, 0)
-    found = jnp.einsum("BNECD,BNEDH->BNECH", raised.astype(v.dtype), rows_v)
-    y = _summed(found, of_queries, length)
     total = _summed(raised.sum(-1, keepdims=True), of_queries, length)
     some = (total > 0) & there[:, None, :, None]
-    return jnp.where(some, y / jnp.where(some, total, 1).astype(y.dtype), 0).swapaxes(1, 2)
+    # Weights are divided by their sum before they meet the values: divided after, the gradients of
+    # the two would not cancel, as one is rounded on its way through the product.
+    weights = (raised / _rows(jnp.where(some, total, 1), of_queries)).astype(sums)
+    found = contract("BNECD,BNEDH->BNECH", weights, rows_v, operands, sums)
+    y = jnp.where(some, _summed(found, of_queries, length), 0)
+    return y.astype(dtype).swapaxes(1, 2)
 
 
 def _together(of_queries: jax.Array, of_keys: jax.Array, length: int) -> jax.Array:

@@ -23,6 +23,8 @@ from transformer.attend.sparse.gathering import (
     places,
     shown,
 )
+from transformer.attend.sparse.softmax_where import softmax_where
+from transformer.contract import contract, wide
 from transformer.dropout import dropout, fold
 from transformer.masks import Mask, Pattern
 
@@ -63,7 +65,8 @@ def attend_chosen_blocks(
     )
     k, v = (heads_first(cut(each, block)) for each in (k, v))
     columns = Marks(*(cut(each, block) for each in columns))
-    how = _How(mask.pattern, scoring.scale, scoring.softmax_dtype, scoring.rate)
+    operands = scoring.operands_of(q)
+    how = _How(mask.pattern, scoring.scale, scoring.softmax_dtype, scoring.rate, operands)
     y, lse = _chosen(how, k, v, given, columns, scoring.keys)
     y = jnp.moveaxis(y, 0, 2).reshape(*q.shape[:1], q.shape[2], -1, v.shape[-1])
     lse = jnp.moveaxis(lse, 0, 2).reshape(*y.shape[:3])
@@ -77,6 +80,12 @@ class _How(NamedTuple):
     scale: float
     softmax_dtype: str
     rate: float
+    operands: str
+
+    @property
+    def sums(self) -> Any:
+        """Dtype of sums of products."""
+        return wide(self.operands, self.softmax_dtype)
 
 
 def _look(
@@ -88,17 +97,12 @@ def _look(
     keys: jax.Array | None,  # [B]
 ) -> tuple[jax.Array, jax.Array]:  # [B, N, group, block, H of values], [B, N, group, block]
     """Softmax attention, and the logarithm of the softmax's sum."""
-    scores = jnp.einsum("...TH,...SH->...TS", q * how.scale, k).astype(how.softmax_dtype)
-    scores = jnp.where(seen, scores, -jnp.inf)
-    largest = jax.lax.stop_gradient(scores.max(-1))
-    largest = jnp.where(jnp.isfinite(largest), largest, 0)
-    raised = jnp.exp(scores - largest[..., None])
-    total = raised.sum(-1)
-    some = total > 0
-    total = jnp.where(some, total, 1)
-    y = jnp.einsum("...TS,...SH->...TH", dropout(raised, how.rate, keys).astype(v.dtype), v)
-    lse = jnp.where(some, largest + jnp.log(total), -jnp.inf)
-    return (y / total[..., None].astype(y.dtype)), lse
+    scores = contract("...TH,...SH->...TS", q, k, how.operands, how.sums)
+    # Weights are divided by their sum before they meet the values: divided after, the gradients of
+    # the two would not cancel, as one is rounded on its way through the product.
+    weights, lse = softmax_where(scores.astype(how.softmax_dtype) * how.scale, seen)
+    dropped = dropout(weights, how.rate, keys).astype(how.sums)
+    return contract("...TS,...SH->...TH", dropped, v, how.operands, how.sums), lse
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -112,7 +116,8 @@ def _chosen(
 ) -> Any:
     def one(step: Step) -> Any:
         seen, here = shown(how.pattern, step, columns), fold(keys, step.number)
-        return _look(how, step.q, gathered(k, step), gathered(v, step), seen, here)
+        y, lse = _look(how, step.q, gathered(k, step), gathered(v, step), seen, here)
+        return y.astype(v.dtype), lse
 
     return jax.lax.map(one, steps)
 
@@ -129,16 +134,18 @@ def _backward(how: _How, given: Any, cotangents: Any) -> Any:
         step, cotangent = inputs
         seen, here = shown(how.pattern, step, columns), fold(keys, step.number)
         look = functools.partial(_look, how, seen=seen, keys=here)
-        _, pull = jax.vjp(look, step.q, gathered(k, step), gathered(v, step))
-        dq, *found = pull(cotangent)
+        given = (step.q, gathered(k, step), gathered(v, step))
+        _, pull = jax.vjp(look, *(each.astype(how.sums) for each in given))
+        d_y, d_lse = cotangent
+        dq, *found = pull((d_y.astype(how.sums), d_lse))
 
         def add(total: jax.Array, new: jax.Array) -> jax.Array:
             new = new.reshape(*new.shape[:3], -1, *total.shape[3:])
             return total.at[places(total, step)].add(new.astype(total.dtype), mode="drop")
 
-        return tuple(add(*both) for both in zip(carry, found, strict=True)), dq
+        return tuple(add(*both) for both in zip(carry, found, strict=True)), dq.astype(step.q.dtype)
 
-    start = tuple(jnp.zeros(each.shape, how.softmax_dtype) for each in (k, v))
+    start = tuple(jnp.zeros(each.shape, how.sums) for each in (k, v))
     (dk, dv), dq = jax.lax.scan(one, start, (steps, cotangents))
     nothing: Any = None  # for what is no real number
     d_steps = Step(nothing, dq, nothing, nothing)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from transformer.attend.blockwise import Looked
 from transformer.attend.sparse.softmax_where import softmax_where
+from transformer.contract import contract, wide
 
 CHUNK = 64
 """Queries that are looked at together."""
@@ -32,7 +33,13 @@ class _How(NamedTuple):
     chunk: int
     scale: float
     softmax_dtype: str
+    operands: str
     gain: Gain | None
+
+    @property
+    def sums(self) -> Any:
+        """Dtype of sums of products."""
+        return wide(self.operands, self.softmax_dtype)
 
 
 def attend_grouped(
@@ -45,6 +52,7 @@ def attend_grouped(
     causal: bool,
     scale: float,
     softmax_dtype: str = "float32",
+    operands: str = "",  # as `Scoring.operands`
     gain: Gain | None = None,
     marks: jax.Array | None = None,  # [B, N, T, F] integers that `gain` goes by
 ) -> Looked:
@@ -60,6 +68,7 @@ def attend_grouped(
         chunk=min(CHUNK, length),
         scale=scale,
         softmax_dtype=softmax_dtype,
+        operands=operands or q.dtype.name,
         gain=gain,
     )
     order = jnp.argsort(groups, axis=-1, stable=True)
@@ -116,7 +125,7 @@ def _grouped(
         start = starts[..., chunk]
         y, lse = _look(how, *cut.arrays(start), *cut.tags_of(start))
         # Rows behind the end of the group are overwritten by the next one's first chunk.
-        return Looked(_put(found.y, y, start), _put(found.lse, lse, start))
+        return Looked(_put(found.y, y.astype(v.dtype), start), _put(found.lse, lse, start))
 
     batch, heads, length = q.shape[:3]
     room = (batch, heads, length + how.chunk)
@@ -142,14 +151,14 @@ def _backward(how: _How, kept: Any, cotangent: Looked) -> Any:
         start = starts[..., chunk]
         tags_q, tags_k = cut.tags_of(start)
         look = lambda q, k, v: _look(how, q, k, v, tags_q, tags_k)  # noqa: E731
-        _, pull = jax.vjp(look, *cut.arrays(start))
+        _, pull = jax.vjp(look, *(each.astype(how.sums) for each in cut.arrays(start)))
         own = (tags_q[..., 0] == tags_q[..., :1, 0]) & (tags_q[..., 0] >= 0)
-        here = _take(d_y, start, how.chunk), _take(d_lse, start, how.chunk)
+        here = _take(d_y, start, how.chunk).astype(how.sums), _take(d_lse, start, how.chunk)
         found = pull(Looked(jnp.where(own[..., None], here[0], 0), jnp.where(own, here[1], 0)))
         at = (start + how.window, start, start)
         return tuple(map(_add, sums, found, at))
 
-    zeros = lambda x: jnp.zeros(x.shape, how.softmax_dtype)  # noqa: E731
+    zeros = lambda x: jnp.zeros(x.shape, how.sums)  # noqa: E731
     sums = jax.lax.fori_loop(0, count, body, tuple(map(zeros, (cut.q, cut.k, cut.v))))
     real = slice(how.window, how.window + q.shape[2])
     grads = (x[:, :, real].astype(like.dtype) for x, like in zip(sums, (q, k, v), strict=True))
@@ -190,9 +199,10 @@ def _look(
     v: jax.Array,  # [B, N, C, H of values]
     tags_q: jax.Array,  # [B, N, R, 1 + F]
     tags_k: jax.Array,  # [B, N, C, 1 + F]
-) -> Looked:  # y [B, N, R, H of values]
+) -> Looked:  # y [B, N, R, H of values], not rounded
     """One chunk: the key in column `window` stands where the first query does."""
-    scores = jnp.einsum("BNRH,BNCH->BNRC", q * how.scale, k).astype(how.softmax_dtype)
+    scores = contract("BNRH,BNCH->BNRC", q, k, how.operands, how.sums)
+    scores = scores.astype(how.softmax_dtype) * how.scale
     if how.gain is not None:
         gained = how.gain(tags_q[..., 1:], tags_k[..., 1:])
         scores = scores + gained.astype(scores.dtype)
@@ -201,7 +211,8 @@ def _look(
     theirs = tags_q[..., :1]
     seen = near[None, None] & (theirs == tags_k[..., 0][..., None, :]) & (theirs >= 0)
     weights, lse = softmax_where(scores, seen)
-    return Looked(jnp.einsum("BNRC,BNCH->BNRH", weights.astype(v.dtype), v), lse)
+    weights = weights.astype(how.sums)
+    return Looked(contract("BNRC,BNCH->BNRH", weights, v, how.operands, how.sums), lse)
 
 
 def _chunks(

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from transformer.attend.scoring import averages, products
 from transformer.attend.sparse.map_queries import map_queries
 from transformer.attend.sparse.softmax_where import softmax_where
+from transformer.contract import wide
 
 
 def attend_last_members(
@@ -23,6 +24,7 @@ def attend_last_members(
     """What `attend_grouped` computes under a causal mask, for queries behind those of a cache."""
     theirs = jnp.swapaxes(key_groups, 1, 2)[:, :, None]  # [B, N, 1, S]
     index = jnp.arange(k.shape[1])[None, None, None, :]
+    operands, sums = q.dtype, wide(q.dtype, softmax_dtype)
 
     def one(
         row: jax.Array,
@@ -34,7 +36,8 @@ def attend_last_members(
         before = same & (index <= positions[:, None, :, None])
         count = jnp.cumsum(before, axis=-1)
         last = before & (count[..., -1:] - count < window)
-        scores = products(q * scale, k).astype(softmax_dtype)
-        return averages(softmax_where(scores, last)[0].astype(v.dtype), v)
+        scores = products(q, k, operands, sums).astype(softmax_dtype) * scale
+        weights = softmax_where(scores, last)[0].astype(sums)
+        return averages(weights, v, operands, sums).astype(v.dtype)
 
     return map_queries(one, (q, groups, positions))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from transformer.attend.blockwise import Looked
 from transformer.attend.scoring import Scoring
 from transformer.attend.sparse.rows import take_rows
+from transformer.contract import contract, wide
 from transformer.dropout import dropout, fold
 from transformer.masks import Mask
 
@@ -52,16 +53,19 @@ def to_packed(
     listed: jax.Array,  # [B or 1, n] distinct positions; -1: none
 ) -> Looked:
     """What queries find over the global keys of their document alone."""
-    grouped = _grouped(q, k)
-    keys, values = (each.astype(scoring.softmax_dtype) for each in (k, v))
+    dtype, operands = v.dtype, scoring.operands_of(q)
+    sums = wide(operands, scoring.softmax_dtype)
+    grouped = _grouped(q, k).astype(sums)
+    keys, values = (each.astype(sums) for each in (k, v))
 
     @jax.checkpoint
     def score(position: jax.Array) -> jax.Array:  # [B, T, K, G]
         found = _find(mask, position)
         seen = found.there & (found.ahead <= 0) if mask.pattern.causal else found.there
-        there = take_rows(keys, found.place).astype(k.dtype)
-        scores = jnp.einsum("BTKGH,BTKH->BTKG", grouped * scoring.scale, there)
-        return jnp.where(seen[..., None, None], scores.astype(scoring.softmax_dtype), -jnp.inf)
+        there = take_rows(keys, found.place)
+        scores = contract("BTKGH,BTKH->BTKG", grouped, there, operands, sums)
+        scores = scores.astype(scoring.softmax_dtype) * scoring.scale
+        return jnp.where(seen[..., None, None], scores, -jnp.inf)
 
     @jax.checkpoint
     def share(position: jax.Array, weights: jax.Array) -> jax.Array:  # [B, T, K, G, H of values]
@@ -85,7 +89,7 @@ def to_packed(
     y, _ = jax.lax.scan(add, start, (positions, weights))
     lse = jnp.where(some, largest + jnp.log(total), -jnp.inf)
     heads = (*q.shape[:3], v.shape[-1])
-    return Looked(y.reshape(heads).astype(v.dtype), lse.reshape(heads[:3]).swapaxes(1, 2))
+    return Looked(y.reshape(heads).astype(dtype), lse.reshape(heads[:3]).swapaxes(1, 2))
 
 
 def with_packed_rows(
@@ -100,7 +104,9 @@ def with_packed_rows(
     """`y` with the rows of global tokens as they find them over all of their document."""
     batch, length = q.shape[:2]
     example = jnp.arange(batch)[:, None]
-    queries, values = (each.astype(scoring.softmax_dtype) for each in (q, v))
+    operands = scoring.operands_of(q)
+    sums = wide(operands, scoring.softmax_dtype)
+    queries, keys, values = (each.astype(sums) for each in (q, k, v))
 
     @jax.checkpoint
     def look(position: jax.Array, number: jax.Array) -> jax.Array:  # [B, T, N, H of values]
@@ -112,16 +118,17 @@ def with_packed_rows(
         def total(x: jax.Array) -> jax.Array:  # of each global token, at its place
             return jnp.zeros_like(x).at[example, index].add(x, mode="drop")
 
-        theirs = _grouped(take_rows(queries, found.place).astype(q.dtype), k)
-        scores = jnp.einsum("BTKGH,BTKH->BTKG", theirs * scoring.scale, k)
-        scores = jnp.where(seen[..., None, None], scores.astype(scoring.softmax_dtype), -jnp.inf)
+        theirs = _grouped(take_rows(queries, found.place), k)
+        scores = contract("BTKGH,BTKH->BTKG", theirs, keys, operands, sums)
+        scores = scores.astype(scoring.softmax_dtype) * scoring.scale
+        scores = jnp.where(seen[..., None, None], scores, -jnp.inf)
         alone = jax.lax.stop_gradient(scores)
         largest = jnp.full_like(alone, -jnp.inf).at[example, index].max(alone, mode="drop")
         raised = jnp.exp(scores - _finite(take_rows(largest, found.place)))
         dropped = dropout(raised, scoring.rate, fold(scoring.keys, number))
-        sums = total(raised)
+        totals = total(raised)
         rows = total(dropped[..., None] * values[:, :, :, None])
-        rows = rows / jnp.where(sums > 0, sums, 1)[..., None]
+        rows = rows / jnp.where(totals > 0, totals, 1)[..., None]
         return rows.reshape(y.shape).astype(y.dtype)
 
     def put(y: jax.Array, inputs: Any) -> tuple[jax.Array, None]:

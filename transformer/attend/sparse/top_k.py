@@ -9,6 +9,7 @@ from transformer.attend.sparse.map_queries import BLOCK, KEPT, map_queries
 from transformer.attend.sparse.nth_largest import nth_largest
 from transformer.attend.sparse.softmax_where import softmax_where
 from transformer.attend.tiles import Tiling, tile_mask, whole
+from transformer.contract import wide
 from transformer.dropout import dropout, fold
 from transformer.masks import Mask, dense
 
@@ -26,14 +27,27 @@ def attend_top_k(
     """Each query averages the values of its `count` keys, in blocks of queries (section 2)."""
     queries, keys = q.shape[1], k.shape[1]
     tiling = Tiling(queries, keys, min(block, queries), keys, behind=None, ahead=None)
-    given = whole(mask, tiling)
+    given, dtype = whole(mask, tiling), v.dtype
+    # All blocks of queries add to the gradients of the keys: as float32, rounded once.
+    scoring, (q, k, v) = scoring.widened(q, k, v)
 
     def one(row: jax.Array, q: jax.Array) -> jax.Array:
         weights = top_weights(q, k, tile_mask(given, tiling, row, 0), scoring, count)
-        dropped = dropout(weights, scoring.rate, fold(scoring.keys, row))
-        return averages(dropped.astype(v.dtype), v)
+        return top_values(weights, v, scoring._replace(keys=fold(scoring.keys, row)))
 
-    return map_queries(one, (q,), block=block)
+    return map_queries(one, (q,), block=block).astype(dtype)
+
+
+def top_values(
+    weights: jax.Array,  # [B, N, T, S]
+    v: jax.Array,  # [B, S, K, H of values]
+    scoring: Scoring,
+) -> jax.Array:  # [B, T, N, H of values]
+    """The average of the values under the weights, some of which are dropped."""
+    operands = scoring.operands_of(v)
+    sums = wide(operands, scoring.softmax_dtype)
+    dropped = dropout(weights, scoring.rate, scoring.keys).astype(sums)
+    return averages(dropped, v, operands, sums).astype(v.dtype)
 
 
 def top_weights(

@@ -9,7 +9,7 @@ from transformer.checks import check_least
 from transformer.positions.scaling.none import plain_frequencies
 
 if TYPE_CHECKING:
-    import jax
+    from transformer.positions.scaling.none import Frequencies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,5 +23,5 @@ class LinearScaling:
     def __post_init__(self) -> None:
         check_least("linear_scaling.factor", self.factor, 1)
 
-    def frequencies(self, base: float, width: int) -> jax.Array:  # [R / 2]
+    def frequencies(self, base: float, width: int) -> Frequencies:  # [R / 2]
         return plain_frequencies(base, width) / self.factor

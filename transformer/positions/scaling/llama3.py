@@ -10,7 +10,7 @@ from transformer.checks import check_least
 from transformer.positions.scaling.none import plain_frequencies
 
 if TYPE_CHECKING:
-    import jax
+    from transformer.positions.scaling.none import Frequencies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Llama3Scaling:
                 f"llama3_scaling.low {self.low}: give more than 0 and less than high, {self.high}"
             )
 
-    def frequencies(self, base: float, width: int) -> jax.Array:  # [R / 2]
-        import jax.numpy as jnp
+    def frequencies(self, base: float, width: int) -> Frequencies:  # [R / 2]
+        import numpy as np
 
         plain = plain_frequencies(base, width)
         turns = self.length * plain / (2 * math.pi)
-        kept = jnp.clip((turns - self.low) / (self.high - self.low), 0, 1)
+        kept = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
         return kept * plain + (1 - kept) * plain / self.factor

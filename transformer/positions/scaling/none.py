@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 if TYPE_CHECKING:
-    import jax
+    import numpy as np
+
+Frequencies: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+"""Radians per position of each pair [R / 2]. In float64, because their error is multiplied by the
+position; they are known before a program is compiled."""
 
 
-def plain_frequencies(base: float, width: int) -> jax.Array:  # [R / 2] float32
+def plain_frequencies(base: float, width: int) -> Frequencies:  # [R / 2]
     """base^(-2i/R) for a width R (Su et al. 2021, section 3.2.2)."""
-    import jax.numpy as jnp
+    import numpy as np
 
-    exponents = jnp.arange(0, width, 2, dtype=jnp.float32) / width
-    return base**-exponents
+    exponents = np.arange(0, width, 2, dtype=np.float64) / width
+    return np.float64(base) ** -exponents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,5 +27,5 @@ class NoScaling:
 
     amplitude: ClassVar[float] = 1.0
 
-    def frequencies(self, base: float, width: int) -> jax.Array:  # [R / 2]
+    def frequencies(self, base: float, width: int) -> Frequencies:  # [R / 2]
         return plain_frequencies(base, width)

@@ -9,7 +9,7 @@ from transformer.checks import check_least
 from transformer.positions.scaling.none import plain_frequencies
 
 if TYPE_CHECKING:
-    import jax
+    from transformer.positions.scaling.none import Frequencies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class NTKScaling:
     def __post_init__(self) -> None:
         check_least("ntk_scaling.factor", self.factor, 1)
 
-    def frequencies(self, base: float, width: int) -> jax.Array:  # [R / 2]
+    def frequencies(self, base: float, width: int) -> Frequencies:  # [R / 2]
         """Raises ValueError for a single pair: it cannot be the fastest and the slowest."""
         if width < 4:
             raise ValueError(

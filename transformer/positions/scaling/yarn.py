@@ -10,7 +10,7 @@ from transformer.checks import check_least
 from transformer.positions.scaling.none import plain_frequencies
 
 if TYPE_CHECKING:
-    import jax
+    from transformer.positions.scaling.none import Frequencies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +46,14 @@ class YaRNScaling:
     def amplitude(self) -> float:
         return self.attention_factor or 0.1 * math.log(self.factor) + 1
 
-    def frequencies(self, base: float, width: int) -> jax.Array:  # [R / 2]
-        import jax.numpy as jnp
+    def frequencies(self, base: float, width: int) -> Frequencies:  # [R / 2]
+        import numpy as np
 
         plain = plain_frequencies(base, width)
         first = max(math.floor(self._pair(self.fast, base, width)), 0)
         last = min(math.ceil(self._pair(self.slow, base, width)), width - 1)
-        pairs = jnp.arange(width // 2, dtype=jnp.float32)
-        interpolated = jnp.clip((pairs - first) / max(last - first, 1e-3), 0, 1)
+        pairs = np.arange(width // 2)
+        interpolated = np.clip((pairs - first) / max(last - first, 1e-3), 0, 1)
         return (1 - interpolated) * plain + interpolated * plain / self.factor
 
     def _pair(self, turns: float, base: float, width: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from train.errors import UserError
+from train.regular_files import VOCABULARY_BYTES
 from train.runfolder import RunFolder, read_json, reading
 
 Labels = tuple[str, ...]
@@ -13,7 +14,7 @@ def saved_labels(folder: RunFolder) -> Labels:
     with reading(folder.labels):
         if not folder.labels.exists():
             return ()
-    names = read_json(folder.labels)
+    names = read_json(folder.labels, VOCABULARY_BYTES)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{folder.labels}: is no list of names; put the file back as it was")
     return tuple(names)

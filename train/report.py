@@ -17,7 +17,8 @@ from train.logbook import Logbook
 from train.metrics import MetricsLog, read_metrics
 from train.plot import marks, plot_losses
 from train.progress import Progress
-from train.runfolder import RunFolder, write_atomically
+from train.regular_files import LOG_BYTES, read_bytes
+from train.runfolder import RunFolder, reading, write_atomically
 from train.timelog import TimeLog
 
 _OTHERS = "bits_per_byte_"
@@ -135,8 +136,9 @@ class Report:
         self._progress.print(f"step {step} writes: {text}")
         if self._speaks:
             path = self._folder.samples
-            before = path.read_text(encoding="utf-8") if path.exists() else ""
-            write_atomically(path, f"{before}--- step {step}\n{text}\n")
+            with reading(path):
+                before = read_bytes(path, LOG_BYTES) if path.exists() else b""
+            write_atomically(path, before + f"--- step {step}\n{text}\n".encode())
 
     def event(self, event: str, **what: Any) -> None:
         """A line of the logbook."""

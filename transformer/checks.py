@@ -1,7 +1,43 @@
-"""What configurations check of their fields: each raises a ValueError of one line."""
+"""Checks that configurations make of their fields: each raises a ValueError of one line."""
 
+import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Any
+
+LARGEST = 2**31 - 1
+"""Largest integer of a setting. XLA counts steps, positions and indices in 32 bits; numbers beyond
+overflow far from the setting that has them, or fill the memory while a model is built."""
+
+LARGEST_OF = {
+    # Python lists, and constants made on the host, have an entry for each.
+    "layers": 100_000,
+    "depth": 100_000,
+    "iterations": 10_000,
+    "heads": 2**16,
+    "kv_heads": 2**16,
+    "experts": 2**16,
+    "beams": 2**16,
+    "rounds": 2**10,
+    # Dimensions of which products are taken: no weight has more than 2^63 numbers.
+    "width": 2**24,
+    "head_width": 2**20,
+    "value_width": 2**20,
+    # A batch's number is an int32 too, and each rollback adds `skip` to it.
+    "steps": 10**9,
+    "skip": 10**8,
+    "back": 10**9,
+    # Sizes of files, and seeds that NumPy takes.
+    "limit_bytes": 2**63 - 1,
+    "training_characters": 2**63 - 1,
+    "seed": 2**32 - 1,
+    "split_seed": 2**63 - 1,
+    "draw_seed": 2**63 - 1,
+}
+"""Largest integer of settings, by the last part of their names, where it is not `LARGEST`."""
+
+LARGEST_FLOAT = 2.0**127
+"""Floats of settings are used in float32, where those beyond become infinite."""
 
 
 def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
@@ -11,10 +47,50 @@ def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
         raise ValueError(f"{name} {value}: is not known; give one of {', '.join(known)}")
 
 
+def check_number(name: str, value: float) -> None:
+    """Raise ValueError for an integer or a float that is too large to compute with, or no number.
+
+    Args:
+      name: Dotted name of the setting; its last part decides how large an integer may be.
+      value: An integer or a float.
+    """
+    if isinstance(value, int):
+        most = LARGEST_OF.get(name.rpartition(".")[2], LARGEST)
+        if abs(value) > most:
+            # Python refuses to print integers of more than 4300 digits.
+            shown = str(value) if abs(value) < 10**30 else "of so many digits"
+            raise ValueError(f"{name} {shown}: is too large; give at most {most}")
+    elif not math.isfinite(value):
+        raise ValueError(f"{name} {value}: is not a finite number; give one")
+    elif abs(value) > LARGEST_FLOAT:
+        raise ValueError(f"{name} {value}: is too large for float32; give less than 1e38")
+
+
+def check_numbers(config: Any, name: str = "") -> None:
+    """Raise ValueError, by `check_number`, for any number in a configuration and its parts.
+
+    Args:
+      config: A dataclass, a tuple or a scalar; what is neither is left alone.
+      name: Dotted name of the configuration, which those of its fields follow.
+    """
+    if isinstance(config, bool):
+        return
+    if isinstance(config, int | float):
+        check_number(name, config)
+    elif isinstance(config, tuple):
+        for index, each in enumerate(config):
+            check_numbers(each, f"{name}.{index}")
+    elif dataclasses.is_dataclass(config) and not isinstance(config, type):
+        for field in dataclasses.fields(config):
+            inner = f"{name}.{field.name}" if name else field.name
+            check_numbers(getattr(config, field.name), inner)
+
+
 def check_least(name: str, value: float, least: float) -> None:
-    """The value is at least so much."""
+    """The value is at least so much, finite, and not larger than any may be."""
     if not value >= least:
         raise ValueError(f"{name} {value}: give {least} or more")
+    check_number(name, value)
 
 
 def check_share(name: str, value: float) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from train.errors import UserError
+from train.host_memory import host_memory
 
 if TYPE_CHECKING:
     from train.data.files import Location
@@ -61,10 +62,7 @@ def most_in_memory() -> int:
 
     Its bytes, its characters and its tokens are in memory together.
     """
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-    except (AttributeError, OSError, ValueError):  # where the system does not say
-        return 2**34
+    return (host_memory() or 2**36) // 4
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ overflow far from the setting that has them, or fill the memory while a model is
 
 LARGEST_OF = {
     # Python lists, and constants made on the host, have an entry for each.
-    "layers": 100_000,
-    "depth": 100_000,
+    "layers": 10_000,
+    "depth": 10_000,
     "iterations": 10_000,
     "heads": 2**16,
     "kv_heads": 2**16,

@@ -79,6 +79,10 @@ def is_weight(leaf: Any) -> bool:
     return isinstance(leaf, Weight)
 
 
+LARGEST_WEIGHT = 2**56
+"""Numbers of one weight. XLA counts bytes in 64 bits, and fails without a word beyond them."""
+
+
 def weight(
     module: nn.Module,
     name: str,
@@ -96,6 +100,11 @@ def weight(
     stack, inputs = stack or {}, inputs or {}
     axes = Axes(tuple(stack), tuple(inputs), tuple(outputs))
     shape = (*stack.values(), *inputs.values(), *outputs.values())
+    if math.prod(shape) > LARGEST_WEIGHT:
+        raise ValueError(
+            f"weight {name}: {' x '.join(map(str, shape))} numbers are more than any memory has; "
+            "lower the model's sizes"
+        )
     value: Any = module.param(name, lambda key: Weight(init(key, shape, dtype), axes))
     return value  # Linen takes it out of its box
 

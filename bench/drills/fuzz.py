@@ -1,11 +1,12 @@
 """Broken input of every kind, drawn by Hypothesis: it ends well, or in an error for a person.
 
-    python -m bench.drills.fuzz [--cases 10000] [--only WORD] [--seed 0]
+    python -m bench.drills.fuzz [--cases 10000] [--only WORD] [--seed 0] [--no-sweeps]
 
 Run folders, settings, models, datasets and tokenizers, in process. Each case is a file that was
 damaged, or settings that nobody would give. Anything but success or a UserError is a finding, as
 are a case that takes longer than `SECONDS` and a file outside of the folder that the case was
-given.
+given. After what is drawn come the sweeps of `_fuzz_sweeps`, which try all cases of a class: every
+number of the settings, every path, every field and file of a run, every verb's output.
 """
 
 import contextlib
@@ -16,8 +17,10 @@ import pathlib
 import resource
 import shutil
 import signal
+import sys
 import tempfile
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -27,11 +30,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
 
-from bench.drills import _fuzz_targets
+from bench.drills import _fuzz_sweeps, _fuzz_targets
+from bench.drills._fuzz_sweeps import Case
 from bench.drills._fuzz_targets import Target
 from train.errors import UserError
 
 SECONDS = 30
+MEMORY = 2**20
+"""KiB that a case of a sweep may add to the peak of the process."""
 
 
 class HangError(Exception):
@@ -178,26 +184,63 @@ def fuzz(target: Target, root: pathlib.Path, cases: int, seed: int) -> dict[str,
     return counts
 
 
-def main(cases: int = 10_000, only: str = "", seed: int = 0) -> None:
-    """Prints a table; ends with a traceback of the first finding.
+def sweep(cases: Iterable[Case], root: pathlib.Path) -> tuple[dict[str, int], list[str]]:
+    """All cases of a class, counted; and what was found."""
+    counts, found = {"cases": 0, "refused": 0}, []
+    for name, use in cases:
+        target = Target(name, lambda folder, given, use=use: use(folder))
+        counts["cases"] += 1
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            counts["refused"] += attempt(target, root, None)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001: whatever it is, it is a finding
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = " ".join(str(error).split())[:300]
+            found.append(f"{name}: {type(error).__name__} {text} ({where.filename}:{where.lineno})")
+        if (grown := resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) > MEMORY:
+            found.append(f"{name}: takes {grown // 1024} MiB")
+    return counts, found
+
+
+def main(cases: int = 10_000, only: str = "", seed: int = 0, sweeps: bool = True) -> None:
+    """Prints a table; ends with a traceback of the first finding that was drawn.
+
+    Those of the sweeps are listed at the end, and then it exits with 1.
 
     Args:
       cases: Over all targets, which share them by how quick they are.
       only: Those targets alone that have this in their names.
       seed: Of what is drawn.
+      sweeps: Try all cases of some classes too.
     """
+    found: list[str] = []
     table = Table("input", "cases", "refused", "peak memory, MiB")
     with tempfile.TemporaryDirectory() as name:
         base = pathlib.Path(name)
         targets = [each for each in _fuzz_targets.targets(base / "run") if only in each.name]
-        weight = sum(each.weight for each in targets)
+        weight = sum(each.weight for each in targets) or 1
         for number, target in enumerate(targets):
             root = base / f"root-{number}"
             root.mkdir()
             counts = fuzz(target, root, -(-cases * target.weight // weight), seed)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             table.add_row(target.name, *map(str, counts.values()), str(peak))
+        (base / "scratch").mkdir()
+        for name, cases_of in _fuzz_sweeps.sweeps(base / "scratch").items() if sweeps else ():
+            if only not in name:
+                continue
+            root = base / f"sweep-{name.replace(' ', '-')}"
+            root.mkdir()
+            counts, more = sweep(cases_of(), root)
+            found += more
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            table.add_row(f"all {name}", *map(str, counts.values()), str(peak))
     Console().print(table)
+    for line in found:
+        print(line)
+    sys.exit(1 if found else 0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pkgutil
 import sys
 from types import ModuleType
 
-from train.data.files import expand_user
+from train.data.files import expand_user, explained
 from train.errors import UsageError, UserError
 from train.experiment import Experiment
 from train.regular_files import SETTINGS_BYTES, too_large
@@ -66,10 +66,11 @@ def _shipped(file: str) -> ModuleType:
 
 def _config_file(file: str) -> pathlib.Path:
     path = expand_user(pathlib.Path(file))
-    if not path.is_file():  # nor is a FIFO, which Python would wait for
-        raise UsageError(f"config {file}: there is no such file; give the path of a .py file")
-    if (size := path.stat().st_size) > SETTINGS_BYTES:
-        raise too_large(path, size, SETTINGS_BYTES)
+    with explained(f"config {file}"):
+        if not path.is_file():  # nor is a FIFO, which Python would wait for
+            raise UsageError(f"config {file}: there is no such file; give the path of a .py file")
+        if (size := path.stat().st_size) > SETTINGS_BYTES:
+            raise too_large(path, size, SETTINGS_BYTES)
     return path
 
 

@@ -6,6 +6,7 @@ What Hypothesis draws in `bench.drills.fuzz` is a sample; these are all cases of
 import contextlib
 import copy
 import dataclasses
+import functools
 import io
 import itertools
 import json
@@ -41,7 +42,7 @@ from train.settings import from_plain, to_plain
 
 INTEGERS = (-(2**63), -1, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 10**40)
 FLOATS = (float("inf"), float("-inf"), float("nan"), 1e308, -1e308, -0.0)
-OTHERS = (
+OTHERS: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1.5, 2**63, 10**400, -0.0),
     *(float("nan"), float("inf"), "", "x", "NaN", [], [None], {}, {"a": None}),
 )
@@ -177,8 +178,10 @@ def paths() -> Iterator[Case]:
         "workdir to read": ("", lambda path, _: RunFolder.existing(path)),
         "workdir to write": ("", lambda path, _: RunFolder.create(path)),
     }
-    kinds = ("fifo", "folder", "sparse", "loop", "zeros")
-    kinds += ("no user", "device", "NUL", "newline", "long", "scheme")
+    kinds = [
+        *("fifo", "folder", "sparse", "loop", "zeros"),
+        *("no user", "device", "NUL", "newline", "long", "scheme"),
+    ]
     for setting, (ending, read) in readers.items():
         for kind in kinds:
             yield Case(f"{setting}: {kind}", _reading(read, kind, ending))
@@ -225,7 +228,11 @@ def fields(scratch: pathlib.Path) -> Iterator[Case]:
             continue
         for seed in target.seeds:
             for name, data in other_fields(seed):
-                yield Case(f"{target.name}: {name}", lambda f, t=target, d=data: t.use(f, d))
+                yield Case(f"{target.name}: {name}", functools.partial(_given, target, data))
+
+
+def _given(target: _fuzz_targets.Target, data: bytes, folder: pathlib.Path) -> None:
+    target.use(folder, data)
 
 
 def other_fields(seed: bytes) -> Iterator[tuple[str, bytes]]:
@@ -281,7 +288,7 @@ def train(folder: pathlib.Path, steps: int, workdir: pathlib.Path) -> None:
 
 def _run(*arguments: str) -> None:
     """A verb in this process (UserError: it was refused in one line)."""
-    errors = io.StringIO()
+    errors, status = io.StringIO(), None
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
         try:
             command(arguments)

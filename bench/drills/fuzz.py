@@ -10,6 +10,7 @@ number of the settings, every path, every field and file of a run, every verb's 
 """
 
 import contextlib
+import functools
 import gzip
 import io
 import json
@@ -20,7 +21,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -184,18 +185,20 @@ def fuzz(target: Target, root: pathlib.Path, cases: int, seed: int) -> dict[str,
     return counts
 
 
+def _alone(use: Callable[[pathlib.Path], object], folder: pathlib.Path, given: object) -> None:
+    use(folder)
+
+
 def sweep(cases: Iterable[Case], root: pathlib.Path) -> tuple[dict[str, int], list[str]]:
     """All cases of a class, counted; and what was found."""
     counts, found = {"cases": 0, "refused": 0}, []
     for name, use in cases:
-        target = Target(name, lambda folder, given, use=use: use(folder))
+        target = Target(name, functools.partial(_alone, use))
         counts["cases"] += 1
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
             counts["refused"] += attempt(target, root, None)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001: whatever it is, it is a finding
+        except (Exception, SystemExit) as error:  # noqa: BLE001, each is a finding
             where = traceback.extract_tb(error.__traceback__)[-1]
             text = " ".join(str(error).split())[:300]
             found.append(f"{name}: {type(error).__name__} {text} ({where.filename}:{where.lineno})")

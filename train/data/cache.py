@@ -67,9 +67,9 @@ def cached(
     """
     from filelock import FileLock
 
-    if whole(folder):
-        return folder
     try:
+        if whole(folder):
+            return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(f"{folder.name}.lock")):
             if not whole(folder):

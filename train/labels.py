@@ -12,7 +12,9 @@ Labels = tuple[str, ...]
 def saved_labels(folder: RunFolder) -> Labels:
     """The names of a run's classes or tags; none of a run that has no such."""
     with reading(folder.labels):
-        if not folder.labels.exists():
+        try:
+            folder.labels.stat()  # not `exists`, which takes a loop of links for no file
+        except FileNotFoundError:
             return ()
     names = read_json(folder.labels, VOCABULARY_BYTES)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

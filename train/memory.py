@@ -71,11 +71,7 @@ def check_room(engine: Engine, experiment: Experiment) -> None:
 def _bytes_of_device(leaf: Any) -> int:
     if leaf.sharding.memory_kind == "pinned_host":
         return 0
-    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * _item_bytes(leaf.dtype)
-
-
-def _item_bytes(dtype: Any) -> int:
-    return 8 if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else dtype.itemsize
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 def exhausted(error: BaseException) -> bool:

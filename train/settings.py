@@ -101,11 +101,19 @@ def from_plain(data: dict[str, Any], source: str) -> Experiment:
     try:
         return _converter().structure(data, Experiment)
     except (cattrs.BaseValidationError, KeyError, TypeError, ValueError) as error:
-        reasons = "; ".join(cattrs.transform_error(error)) if _is_group(error) else str(error)
+        reasons = str(error)
+        if _is_group(error):
+            reasons = "; ".join(cattrs.transform_error(error, format_exception=_said))
         raise UserError(
             f"{source}: does not describe an experiment ({reasons}); "
             "it was damaged or written by another version"
         ) from error
+
+
+def _said(error: BaseException, hint: type | None) -> str:
+    """What a configuration says of its field; cattrs would say `invalid value`."""
+    own = isinstance(error, UserError) or type(error) is ValueError
+    return str(error) if own else cattrs.v.format_exception(error, hint)
 
 
 def _is_group(error: BaseException) -> bool:

@@ -9,6 +9,10 @@ LARGEST = 2**31 - 1
 """Largest integer of a setting. XLA counts steps, positions and indices in 32 bits; numbers beyond
 overflow far from the setting that has them, or fill the memory while a model is built."""
 
+LARGEST_IN_MODEL = 2**24
+"""Largest integer of a model's setting. They are sizes of arrays, of which several are multiplied:
+XLA ends the process for an array of more than 2^63 numbers, which no `except` can catch."""
+
 LARGEST_OF = {
     # Python lists, and constants made on the host, have an entry for each.
     "layers": 10_000,
@@ -19,10 +23,29 @@ LARGEST_OF = {
     "experts": 2**16,
     "beams": 2**16,
     "rounds": 2**10,
-    # Dimensions of which products are taken: no weight has more than 2^63 numbers.
-    "width": 2**24,
+    "taps": 2**16,
+    # Dimensions of which products are taken.
     "head_width": 2**20,
     "value_width": 2**20,
+    "sequence_length": 2**24,
+    "max_length": 2**24,
+    "tokens": 2**24,
+    "extra_length": 2**24,
+    # Patterns that are laid out on the host.
+    "span": 2**22,
+    "block": 2**16,
+    "global_blocks": 2**12,
+    "window_blocks": 2**12,
+    "random_blocks": 2**12,
+    "buckets": 2**16,
+    "shapes": 2**16,
+    "max_depth": 500,
+    "max_arguments": 2**16,
+    # Rows of tables, padded to a multiple: their indices are int32.
+    "vocab_size": 2**28,
+    "vocab_multiple": 2**20,
+    "token_types": 2**28,
+    "classes": 2**28,
     # A batch's number is an int32 too, and each rollback adds `skip` to it.
     "steps": 10**9,
     "skip": 10**8,
@@ -31,10 +54,11 @@ LARGEST_OF = {
     "limit_bytes": 2**63 - 1,
     "training_characters": 2**63 - 1,
     "seed": 2**32 - 1,
+    "redraw": 2**32 - 1,
     "split_seed": 2**63 - 1,
     "draw_seed": 2**63 - 1,
 }
-"""Largest integer of settings, by the last part of their names, where it is not `LARGEST`."""
+"""Largest integer of settings, by the last part of their names, where it is another."""
 
 LARGEST_FLOAT = 2.0**127
 """Floats of settings are used in float32, where those beyond become infinite."""
@@ -55,7 +79,8 @@ def check_number(name: str, value: float) -> None:
       value: An integer or a float.
     """
     if isinstance(value, int):
-        most = LARGEST_OF.get(name.rpartition(".")[2], LARGEST)
+        usual = LARGEST_IN_MODEL if name.startswith("model.") else LARGEST
+        most = LARGEST_OF.get(name.rpartition(".")[2], usual)
         if abs(value) > most:
             # Python refuses to print integers of more than 4300 digits.
             shown = str(value) if abs(value) < 10**30 else "of so many digits"

@@ -79,8 +79,8 @@ def is_weight(leaf: Any) -> bool:
     return isinstance(leaf, Weight)
 
 
-LARGEST_WEIGHT = 2**56
-"""Numbers of one weight. XLA counts bytes in 64 bits, and fails without a word beyond them."""
+LARGEST_WEIGHT = 2**44
+"""Numbers of one weight of one layer. XLA counts bytes in 64 bits, those of all layers together."""
 
 
 def weight(

@@ -42,9 +42,10 @@ class Record:
     def read(cls, path: Location) -> Record:
         """The record of a run; an empty one if it has none. UserError: it is damaged."""
         with reading(path):
-            if not path.exists():
+            try:
+                data = read_bytes(path, SETTINGS_BYTES)
+            except FileNotFoundError:
                 return cls()
-            data = read_bytes(path, SETTINGS_BYTES)
         try:
             plain = json.loads(data.decode())
             if not isinstance(plain, dict) or plain.keys() != {"rollbacks", "cleared"}:

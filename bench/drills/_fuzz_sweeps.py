@@ -81,7 +81,7 @@ def numbers() -> Iterator[Case]:
     """Every integer and float of every configuration, at the ends of what there is."""
     seen: set[tuple[str, str]] = set()
     files = sorted({name.partition(":")[0] for name in names()})
-    for base in map(find, files):
+    for base in (shallow(find(name)) for name in files):
         for experiment in itertools.chain([base], other_kinds(base, 2)):
             plain = to_plain(experiment)
             for kind, path, value in numbers_of(experiment):
@@ -91,6 +91,16 @@ def numbers() -> Iterator[Case]:
                 seen.add(key)
                 for other in INTEGERS if isinstance(value, int) else FLOATS:
                     yield Case(f"{kind}: {path} = {other}", described(plain, path, other))
+
+
+def shallow(experiment: Experiment) -> Experiment:
+    """The experiment with each of its blocks once: it is traced sooner."""
+    model = experiment.model
+    model = dataclasses.replace(model, layers=len(model.pattern))
+    if model.encoder is not None:
+        encoder = dataclasses.replace(model.encoder, layers=len(model.encoder.pattern))
+        model = dataclasses.replace(model, encoder=encoder)
+    return dataclasses.replace(experiment, model=model)
 
 
 def other_kinds(base: Experiment, depth: int) -> Iterator[Experiment]:

@@ -37,6 +37,8 @@ from bench.drills._fuzz_targets import Target
 from train.errors import UserError
 
 SECONDS = 30
+SWEPT_SECONDS = 60
+"""For a case of a sweep, which may trace a whole model or train a run."""
 MEMORY = 2**20
 """KiB that a case of a sweep may add to the peak of the process."""
 
@@ -148,13 +150,13 @@ def within(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def attempt(target: Target, root: pathlib.Path, given: Any) -> bool:
+def attempt(target: Target, root: pathlib.Path, given: Any, seconds: int = SECONDS) -> bool:
     """One case. Returns whether the input was refused; raises what nobody should see."""
     folder = root / "folder"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     refused = False
-    with within(SECONDS), contextlib.redirect_stdout(io.StringIO()):
+    with within(seconds), contextlib.redirect_stdout(io.StringIO()):
         try:
             target.use(folder, given)
         except UserError:
@@ -198,7 +200,7 @@ def sweep(cases: Iterable[Case], root: pathlib.Path) -> tuple[dict[str, int], li
         counts["cases"] += 1
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
-            counts["refused"] += attempt(target, root, None)
+            counts["refused"] += attempt(target, root, None, SWEPT_SECONDS)
         except (Exception, SystemExit) as error:  # noqa: BLE001, each is a finding
             where = traceback.extract_tb(error.__traceback__)[-1]
             text = " ".join(str(error).split())[:300]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.train.object_store import bucket as bucket
-from tests.train.support import command, write_config
+from tests.train.support import command, tiny, write_config
 from tests.train.support import light_compiler as light_compiler
 from train import jsonl
 from train.checkpoints import manifest
@@ -22,7 +22,7 @@ from train.data.lines import read_lines
 from train.data.text import read_documents
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
-from train.goodput import goodput
+from train.goodput import Timesheet, goodput
 from train.goodput import read_lines as read_times
 from train.labels import saved_labels
 from train.metrics import MetricsLog
@@ -278,13 +278,17 @@ def test_a_step_of_a_metric_is_one_that_a_run_can_have(tmp_path: Path) -> None:
     assert jsonl.read(path) == [{"step": 1, "split": "train"}]
 
 
-def test_samples_that_are_no_text_are_kept(tmp_path: Path) -> None:
+def test_samples_are_added_to_whatever_is_there(tmp_path: Path) -> None:
     (tmp_path / "samples.txt").write_bytes(b"\xff\n")
-    report = Report.__new__(Report)
-    report._folder, report._speaks = RunFolder(tmp_path), True
-    report._progress = type("Silent", (), {"print": lambda self, text: None})()
+    with (tmp_path / "samples.txt").open("ab") as file:
+        file.truncate(2**30)  # it is neither read nor copied
+    experiment = tiny(tmp_path)
+    report = Report(RunFolder(tmp_path), experiment, Timesheet(), done=0, speaks=True, quiet=True)
     report.sample(3, "words")
-    assert (tmp_path / "samples.txt").read_bytes() == b"\xff\n--- step 3\nwords\n"
+    with (tmp_path / "samples.txt").open("rb") as file:
+        assert file.read(2) == b"\xff\n"
+        file.seek(2**30)
+        assert file.read() == b"--- step 3\nwords\n"
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def numbers() -> Iterator[Case]:
     seen: set[tuple[str, str]] = set()
     files = sorted({name.partition(":")[0] for name in names()})
     for base in (shallow(find(name)) for name in files):
-        for experiment in itertools.chain([base], other_kinds(base, 2)):
+        for experiment in itertools.chain([base], other_kinds(base)):
             plain = to_plain(experiment)
             for kind, path, value in numbers_of(experiment):
                 key = kind, path.rpartition(".")[2]
@@ -103,10 +103,15 @@ def shallow(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, model=model)
 
 
-def other_kinds(base: Experiment, depth: int) -> Iterator[Experiment]:
-    """The experiment with each of its parts of each other kind, and so on for what these bring."""
+def other_kinds(base: Experiment, within: str = "") -> Iterator[Experiment]:
+    """The experiment with each of its parts of each other kind, and with each kind of their parts.
+
+    Args:
+      base: The experiment.
+      within: Only parts of the part of this name are changed.
+    """
     for path, known in choices(base):
-        for kind in known:
+        for kind in known if path.startswith(within) else ():
             plain = to_plain(base)
             put(plain, path, {"kind": kind})
             try:
@@ -114,8 +119,7 @@ def other_kinds(base: Experiment, depth: int) -> Iterator[Experiment]:
             except UserError:
                 continue
             yield found
-            if depth > 1 and path.startswith("model."):
-                yield from (e for e in other_kinds(found, 1) if type(e) is type(found))
+            yield from other_kinds(found, f"{path}.")
 
 
 def numbers_of(config: Any, path: str = "") -> Iterator[tuple[str, str, int | float]]:

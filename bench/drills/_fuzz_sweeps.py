@@ -80,9 +80,10 @@ def sweeps(scratch: pathlib.Path) -> dict[str, Callable[[], Iterator[Case]]]:
 def numbers() -> Iterator[Case]:
     """Every integer and float of every configuration, at the ends of what there is."""
     seen: set[tuple[str, str]] = set()
+    tried: set[type] = set()
     files = sorted({name.partition(":")[0] for name in names()})
     for base in (shallow(find(name)) for name in files):
-        for experiment in itertools.chain([base], other_kinds(base)):
+        for experiment in itertools.chain([base], other_kinds(base, tried)):
             plain = to_plain(experiment)
             for kind, path, value in numbers_of(experiment):
                 key = kind, path.rpartition(".")[2]
@@ -103,23 +104,27 @@ def shallow(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, model=model)
 
 
-def other_kinds(base: Experiment, within: str = "") -> Iterator[Experiment]:
+def other_kinds(base: Experiment, tried: set[type], within: str = "") -> Iterator[Experiment]:
     """The experiment with each of its parts of each other kind, and with each kind of their parts.
 
     Args:
       base: The experiment.
+      tried: Kinds that need not be tried; those that are tried are added.
       within: Only parts of the part of this name are changed.
     """
     for path, known in choices(base):
-        for kind in known if path.startswith(within) else ():
+        for kind, found_kind in known.items() if path.startswith(within) else ():
+            if found_kind in tried:
+                continue
             plain = to_plain(base)
             put(plain, path, {"kind": kind})
             try:
                 found = from_plain(plain, "an experiment")
             except UserError:
                 continue
+            tried.add(found_kind)
             yield found
-            yield from other_kinds(found, f"{path}.")
+            yield from other_kinds(found, tried, f"{path}.")
 
 
 def numbers_of(config: Any, path: str = "") -> Iterator[tuple[str, str, int | float]]:

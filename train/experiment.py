@@ -21,8 +21,8 @@ from train.tasks.config import (
     TaskConfig,
     Translation,
 )
+from transformer.checks import LARGEST, check_numbers, check_share
 from transformer.checks import check_seed as check_jax_seed
-from transformer.checks import check_share
 from transformer.config import TransformerConfig
 from transformer.sampling import SamplingConfig
 
@@ -45,6 +45,14 @@ def check_seed(seed: int) -> None:
     """Raise UsageError for a seed of which `jax.random.key` would cut off bits."""
     try:
         check_jax_seed(seed)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _check_numbers(experiment: Any) -> None:
+    """Raise UsageError for any number of the settings that is too large, or not finite."""
+    try:
+        check_numbers(experiment)
     except ValueError as error:
         raise UsageError(str(error)) from error
 
@@ -246,6 +254,7 @@ class Experiment:
         _at_least(1, "", self, "steps", "accumulate", "log_every")
         self._check_batch()
         check_seed(self.seed)
+        _check_numbers(self)
         self._check_task()
         self._check_lengths()
         self._check_judging()
@@ -324,6 +333,14 @@ class Experiment:
             raise UsageError(
                 f"evaluation.stride {self.evaluation.stride}: is beyond data.{setting} "
                 f"{self.length}; give at most that, or 0"
+            )
+
+        rows = max(self.batch_size, self.evaluation.batch_size)
+        tokens = rows * (1 if isinstance(self.data, ParallelDataConfig) else self.length)
+        if tokens > LARGEST:  # their indices have 32 bits
+            raise UsageError(
+                f"batch_size {rows}: makes {tokens} tokens with data.{setting} {self.length}, and "
+                f"a batch has at most {LARGEST}; lower one of them"
             )
 
     def _check_judging(self) -> None:

@@ -69,6 +69,9 @@ class Timesheet:
         return {"began": self.began, "now": self._since, "step": step, "seconds": seconds}
 
 
+MOST_SECONDS = 1e12
+"""Seconds, of an epoch or a run, beyond which a line is damaged: 30,000 years."""
+
 _START: What = "start"
 
 
@@ -150,10 +153,16 @@ def process_began() -> float:
 
 def _is_whole(line: Any) -> bool:
     """Whether a line is one of ours, and not what a kill or a hand has left."""
-    seconds, moments = line.get("seconds"), (line.get("began"), line.get("now"))
+    seconds, step = line.get("seconds"), line.get("step")
     return (
-        all(isinstance(moment, int | float) for moment in moments)
-        and isinstance(line.get("step"), int)
+        all(map(_is_time, (line.get("began"), line.get("now"))))
+        and type(step) is int
+        and 0 <= step < 2**31
         and isinstance(seconds, dict)
-        and all(what in MEANING and isinstance(x, int | float) for what, x in seconds.items())
+        and all(what in MEANING and _is_time(spent) for what, spent in seconds.items())
     )
+
+
+def _is_time(value: Any) -> bool:
+    """Return True for seconds that a clock can show: a number, finite, and not negative."""
+    return type(value) in (int, float) and 0 <= value <= MOST_SECONDS

@@ -1,11 +1,11 @@
 """The hardware at hand, as a value for the model."""
 
 import os
-import pathlib
 from typing import Any
 
 import jax
 
+from train.data.cache import user_cache
 from train.errors import UserError
 from train.xla_flags import likely_platform, set_overlap_flags
 from transformer.hardware import Hardware, Platform
@@ -45,10 +45,7 @@ def keep_compiled_programs() -> None:
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ or _setting("jax_compilation_cache_dir"):
         return
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    jax.config.update(
-        "jax_compilation_cache_dir", str(pathlib.Path(base) / "linen-transformer" / "xla")
-    )
+    jax.config.update("jax_compilation_cache_dir", str(user_cache() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
 
 

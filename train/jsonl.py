@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -10,6 +11,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from train.data.files import Location
+from train.regular_files import (
+    LINE_BYTES,
+    LOG_BYTES,
+    lines_of,
+    open_append,
+    open_regular,
+    read_bytes,
+    too_large,
+)
 from train.runfolder import reading, writing
 
 Record = dict[str, Any]
@@ -27,10 +37,10 @@ def append(path: Location, records: Iterable[Mapping[str, Any]]) -> None:
     lines = "".join(to_line(record) for record in records).encode(errors="backslashreplace")
     with writing(path):
         if isinstance(path, pathlib.Path):
-            with path.open("a+b") as file:
+            with open_append(path) as file:
                 file.write(_newline_after(_last_byte(file)) + lines)
         else:
-            before = path.read_bytes() if path.exists() else b""
+            before = read_bytes(path, LOG_BYTES) if path.exists() else b""
             path.write_bytes(before + _newline_after(before[-1:]) + lines)
 
 
@@ -41,12 +51,25 @@ def read(path: Location) -> list[Record]:
 
 
 def read_lines(path: Location) -> list[str]:
-    """The lines of a file without what ends them, torn ones too; a missing file has none."""
-    with reading(path):
-        if not path.is_file():  # nor is a device, which may never end
+    """The lines of a file without what ends them, torn ones too; a missing file has none.
+
+    Raises:
+      UserError: It is no regular file, or too long for a log, or has a line that is.
+    """
+    found, size = [], 0
+    with reading(path), contextlib.ExitStack() as stack:
+        try:
+            stream = stack.enter_context(open_regular(path))
+        except FileNotFoundError:
             return []
-        text = path.read_bytes().decode(errors="replace")
-    return [line for line in text.split("\n") if line.strip()]
+        for line in lines_of(stream, path, LINE_BYTES):
+            size += len(line)
+            if size > LOG_BYTES:
+                raise too_large(path, size, LOG_BYTES)
+            text = line.decode(errors="replace").removesuffix("\n")
+            if text.strip():
+                found.append(text)
+    return found
 
 
 def parse(line: str) -> Record | None:

@@ -23,7 +23,7 @@ from train.goodput import Timesheet
 from train.hardware import keep_compiled_programs, local_hardware
 from train.judge import Judge
 from train.kernels import without_broken_kernels
-from train.memory import explain_exhaustion, smaller
+from train.memory import check_room, explain_exhaustion, smaller
 from train.preemption import PreemptedError, StopRequest
 from train.progress import Progress
 from train.recovery.lookout import Lookout
@@ -111,6 +111,7 @@ class _Fit:
         self.kept = changes(self.experiment, chosen)
         self.engine = make_engine(chosen, hardware)
         check_rows(self.experiment, self.engine.mesh)
+        check_room(self.engine, self.experiment)
         self.judge = Judge(self.experiment, self.engine, self.corpus, folder)
         self.recovery = Recovery(self.experiment, folder, begun=before is not None)
 

@@ -1,14 +1,26 @@
 """Running out of memory, explained: what is large, and which settings to lower."""
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 
 from train.data.config import DataConfig
+from train.data.parallel_config import ParallelDataConfig
+from train.describe.layout import in_bytes
+from train.engine import Engine
 from train.errors import UserError
 from train.experiment import Experiment
+from train.host_memory import host_memory
+
+_BYTES_OF_TOKEN = 16
+"""In a batch on the host: token, target, position and segment, int32 each."""
+
+_BYTES_OF_ACTIVATION = 2
+"""In bfloat16 or float16, the least that a layer computes in."""
 
 ELSEWHERE = "use devices with more memory, or more of them"
 """What helps a run that is only looked at, and is as large as it is."""
@@ -23,6 +35,43 @@ def explain_exhaustion(remedies: Callable[[], Sequence[str]]) -> Iterator[None]:
         if not exhausted(error):
             raise
         raise UserError(advice(remedies(), str(error))) from error
+
+
+def check_room(engine: Engine, experiment: Experiment) -> None:
+    """Raise UserError for what no settings of XLA could make fit: lower bounds, no estimates.
+
+    Without it, a batch or a model that is far too large takes minutes to build; and where the
+    host's memory is the device's, the system ends the process without a word.
+    """
+    device = jax.local_devices()[0]
+    local, host = jax.local_device_count(), host_memory()
+    here = (device.memory_stats() or {}).get("bytes_limit", 0) * local
+    if device.platform == "cpu":
+        here = host
+    state = sum(map(_bytes_of_device, jax.tree.leaves(engine.shapes()))) * local
+    model = experiment.model
+    rows = experiment.batch_size // jax.process_count()
+    tokens = rows * (1 if isinstance(experiment.data, ParallelDataConfig) else experiment.length)
+    # The input of each layer is kept for the backward pass whatever is computed again.
+    kept = tokens * model.width * model.layers * _BYTES_OF_ACTIVATION // experiment.accumulate
+    remedies = known_to_help(experiment)
+    of_state = [each for each in remedies if each.startswith(("set mesh.", "lower model."))]
+    for what, size, memory, helpful in (
+        ("the training state", state, here, of_state),
+        ("the inputs of the layers", kept, host if model.remat == "offload" else here, remedies),
+        ("a batch's tokens", tokens * _BYTES_OF_TOKEN, host, remedies),
+    ):
+        if memory and size > memory:
+            raise UserError(
+                f"memory: {what} would take {in_bytes(size)}, and there are {in_bytes(memory)}; "
+                f"{', or '.join(helpful)}"
+            )
+
+
+def _bytes_of_device(leaf: Any) -> int:
+    if leaf.sharding.memory_kind == "pinned_host":
+        return 0
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 def exhausted(error: BaseException) -> bool:

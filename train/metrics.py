@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from train import jsonl
 from train.data.files import Location
@@ -125,8 +125,13 @@ def read_metrics(path: Location) -> list[jsonl.Record]:
     return [
         {name: _value(value) for name, value in line.items() if _is_measured(name, value)}
         for line in jsonl.read(path)
-        if isinstance(line.get("split"), str) and isinstance(line.get("step"), int)
+        if isinstance(line.get("split"), str) and is_step(line.get("step"))
     ]
+
+
+def is_step(value: Any) -> TypeGuard[int]:
+    """Return True for what a run can write as the number of a step."""
+    return type(value) is int and 0 <= value < 2**31
 
 
 def _value(value: Any) -> Any:
@@ -143,7 +148,7 @@ def _is_at_most(line: str, step: int) -> bool:
     """Whether a line belongs to a step up to ``step``; a torn one belongs to none."""
     record = jsonl.parse(line)
     found = None if record is None else record.get("step")
-    return isinstance(found, int) and found <= step
+    return is_step(found) and found <= step
 
 
 def _scalars(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -7,8 +7,10 @@ import pkgutil
 import sys
 from types import ModuleType
 
+from train.data.files import expand_user, explained
 from train.errors import UsageError, UserError
 from train.experiment import Experiment
+from train.regular_files import SETTINGS_BYTES, too_large
 
 
 def find(name: str) -> Experiment:
@@ -62,10 +64,18 @@ def _shipped(file: str) -> ModuleType:
     return importlib.import_module(f"configs.{file}")
 
 
+def _config_file(file: str) -> pathlib.Path:
+    path = expand_user(pathlib.Path(file))
+    with explained(f"config {file}"):
+        if not path.is_file():  # nor is a FIFO, which Python would wait for
+            raise UsageError(f"config {file}: there is no such file; give the path of a .py file")
+        if (size := path.stat().st_size) > SETTINGS_BYTES:
+            raise too_large(path, size, SETTINGS_BYTES)
+    return path
+
+
 def _from_path(file: str) -> ModuleType:
-    path = pathlib.Path(file).expanduser()
-    if not path.is_file():
-        raise UsageError(f"config {file}: there is no such file; give the path of a .py file")
+    path = _config_file(file)
     spec = importlib.util.spec_from_file_location(f"experiment_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UsageError(f"config {file}: is no Python file; give the path of a .py file")

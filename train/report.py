@@ -6,6 +6,7 @@ One host of several speaks; on the others every word is dropped here, so that th
 from __future__ import annotations
 
 import contextlib
+import pathlib
 import time
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +18,8 @@ from train.logbook import Logbook
 from train.metrics import MetricsLog, read_metrics
 from train.plot import marks, plot_losses
 from train.progress import Progress
-from train.runfolder import RunFolder, write_atomically
+from train.regular_files import LOG_BYTES, open_append, read_bytes
+from train.runfolder import RunFolder, writing
 from train.timelog import TimeLog
 
 _OTHERS = "bits_per_byte_"
@@ -135,8 +137,14 @@ class Report:
         self._progress.print(f"step {step} writes: {text}")
         if self._speaks:
             path = self._folder.samples
-            before = path.read_text(encoding="utf-8") if path.exists() else ""
-            write_atomically(path, f"{before}--- step {step}\n{text}\n")
+            data = f"--- step {step}\n{text}\n".encode(errors="backslashreplace")
+            with writing(path):
+                if isinstance(path, pathlib.Path):
+                    with open_append(path) as file:
+                        file.write(data)
+                else:  # an object store cannot append
+                    before = read_bytes(path, LOG_BYTES) if path.exists() else b""
+                    path.write_bytes(before + data)
 
     def event(self, event: str, **what: Any) -> None:
         """A line of the logbook."""

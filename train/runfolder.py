@@ -13,6 +13,7 @@ from typing import Any
 
 from train.data.files import Location, explained, locate
 from train.errors import UserError
+from train.regular_files import SETTINGS_BYTES, is_local, read_bytes, refuse_link
 
 # A folder may have these before it has config.json: its run was killed at its very start.
 _STEMS = frozenset(
@@ -55,6 +56,7 @@ class RunFolder:
         with writing(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             folder._refuse_strangers()
+            folder._refuse_links()
             folder._try_writing()
         return folder
 
@@ -149,6 +151,13 @@ class RunFolder:
                 "give a new or an empty folder"
             )
 
+    def _refuse_links(self) -> None:
+        """Keep what a run writes, appends to and removes within its folder."""
+        if is_local(self.path):
+            for name in self.path.iterdir():
+                if name.name.split(".")[0] in _STEMS:
+                    refuse_link(name)
+
     def _try_writing(self) -> None:
         probe = self.path / f".writable-{secrets.token_hex(4)}"
         probe.write_bytes(b"")
@@ -177,10 +186,13 @@ def reason(error: OSError) -> str:
     return error.strerror or " ".join(str(error).split()) or type(error).__name__
 
 
-def read_json(path: Location) -> Any:
-    """What a file of JSON holds. Raises UserError if it cannot be read, or is damaged."""
+def read_json(path: Location, most: int = SETTINGS_BYTES) -> Any:
+    """Return what a file of JSON holds.
+
+    Raises UserError if it cannot be read, is damaged, or has more than `most` bytes.
+    """
     with reading(path):
-        data = path.read_bytes()
+        data = read_bytes(path, most)
     try:
         return json.loads(data.decode())
     except (ValueError, RecursionError) as error:

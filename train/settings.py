@@ -11,7 +11,6 @@ from typing import Any
 import cattrs
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
-from train.data.parallel_config import ParallelDataConfig
 from train.errors import UserError
 from train.experiment import Experiment
 from train.kinds import kind_of, kinds
@@ -100,27 +99,21 @@ def to_plain(experiment: Experiment) -> dict[str, Any]:
 def from_plain(data: dict[str, Any], source: str) -> Experiment:
     """The experiment again. Raises UserError, naming `source`, for anything that is not one."""
     try:
-        return _converter().structure(_upgraded(data), Experiment)
+        return _converter().structure(data, Experiment)
     except (cattrs.BaseValidationError, KeyError, TypeError, ValueError) as error:
-        reasons = "; ".join(cattrs.transform_error(error)) if _is_group(error) else str(error)
+        reasons = str(error)
+        if _is_group(error):
+            reasons = "; ".join(cattrs.transform_error(error, format_exception=_said))
         raise UserError(
             f"{source}: does not describe an experiment ({reasons}); "
             "it was damaged or written by another version"
         ) from error
 
 
-def _upgraded(data: dict[str, Any]) -> dict[str, Any]:
-    """Return saved settings as this version names them.
-
-    `batch_size` counted the tokens of a translation before `data.batch_tokens` did: taken for a
-    number of pairs, it would make batches many times as large without a word.
-    """
-    corpus = data.get("data")
-    if not isinstance(corpus, dict) or corpus.get("kind") != ParallelDataConfig.__name__:
-        return data
-    if "batch_tokens" in corpus:
-        return data
-    return {**data, "data": {**corpus, "batch_tokens": data["batch_size"]}, "batch_size": 0}
+def _said(error: BaseException, hint: type | None) -> str:
+    """What a configuration says of its field; cattrs would say `invalid value`."""
+    own = isinstance(error, UserError) or type(error) is ValueError
+    return str(error) if own else cattrs.v.format_exception(error, hint)
 
 
 def _is_group(error: BaseException) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+from train.errors import UserError
 from train.tasks.task import Metric
 
 
@@ -36,5 +37,17 @@ class Best:
         return dataclasses.asdict(self) if self.step else {"waited": self.waited}
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Best:
-        return cls(**plain)
+    def from_plain(cls, plain: Any) -> Best:
+        """Read it back (UserError: it is not what `as_plain` gives)."""
+        try:
+            best = cls(**plain)
+            counts = (best.step, best.waited)
+            sound = all(type(count) is int and 0 <= count < 2**31 for count in counts)
+            if not sound or type(best.value) not in (int, float):
+                raise TypeError("a value of another type")
+        except TypeError as error:
+            raise UserError(
+                f"checkpoint: what it says of the best evaluation is damaged ({error}); "
+                "remove it, and an older one is taken"
+            ) from error
+        return best

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from train.data.files import Location
+from train.regular_files import refuse_link
 from train.runfolder import writing
 
 
@@ -32,6 +33,7 @@ class EventFile:
         local = self._path
         with writing(self._path):
             folder.mkdir(parents=True, exist_ok=True)
+            refuse_link(folder)
             if not isinstance(local, pathlib.Path):
                 self._spool = tempfile.TemporaryDirectory()
                 local = pathlib.Path(self._spool.name, name)

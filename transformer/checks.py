@@ -1,7 +1,67 @@
-"""What configurations check of their fields: each raises a ValueError of one line."""
+"""Checks that configurations make of their fields: each raises a ValueError of one line."""
 
+import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Any
+
+LARGEST = 2**31 - 1
+"""Largest integer of a setting. XLA counts steps, positions and indices in 32 bits; numbers beyond
+overflow far from the setting that has them, or fill the memory while a model is built."""
+
+LARGEST_IN_MODEL = 2**24
+"""Largest integer of a model's setting. They are sizes of arrays, of which several are multiplied:
+XLA ends the process for an array of more than 2^63 numbers, which no `except` can catch."""
+
+LARGEST_OF = {
+    # Python lists, and constants made on the host, have an entry for each.
+    "layers": 10_000,
+    "depth": 10_000,
+    "iterations": 10_000,
+    "heads": 2**16,
+    "kv_heads": 2**16,
+    "experts": 2**16,
+    "beams": 2**16,
+    "rounds": 2**10,
+    "taps": 2**16,
+    # Dimensions of which products are taken.
+    "head_width": 2**20,
+    "value_width": 2**20,
+    "sequence_length": 2**24,
+    "max_length": 2**24,
+    "tokens": 2**24,
+    "extra_length": 2**24,
+    # Patterns that are laid out on the host.
+    "span": 2**22,
+    "block": 2**16,
+    "global_blocks": 2**12,
+    "window_blocks": 2**12,
+    "random_blocks": 2**12,
+    "buckets": 2**16,
+    "shapes": 2**16,
+    "max_depth": 500,
+    "max_arguments": 2**16,
+    # Rows of tables, padded to a multiple: their indices are int32.
+    "vocab_size": 2**28,
+    "vocab_multiple": 2**20,
+    "token_types": 2**28,
+    "classes": 2**28,
+    # A batch's number is an int32 too, and each rollback adds `skip` to it.
+    "steps": 10**9,
+    "skip": 10**8,
+    "back": 10**9,
+    # Sizes of files, and seeds that NumPy takes.
+    "limit_bytes": 2**63 - 1,
+    "training_characters": 2**63 - 1,
+    "seed": 2**32 - 1,
+    "redraw": 2**32 - 1,
+    "split_seed": 2**63 - 1,
+    "draw_seed": 2**63 - 1,
+}
+"""Largest integer of settings, by the last part of their names, where it is another."""
+
+LARGEST_FLOAT = 2.0**127
+"""Floats of settings are used in float32, where those beyond become infinite."""
 
 
 def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
@@ -11,10 +71,51 @@ def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
         raise ValueError(f"{name} {value}: is not known; give one of {', '.join(known)}")
 
 
+def check_number(name: str, value: float) -> None:
+    """Raise ValueError for an integer or a float that is too large to compute with, or no number.
+
+    Args:
+      name: Dotted name of the setting; its last part decides how large an integer may be.
+      value: An integer or a float.
+    """
+    if isinstance(value, int):
+        usual = LARGEST_IN_MODEL if name.startswith("model.") else LARGEST
+        most = LARGEST_OF.get(name.rpartition(".")[2], usual)
+        if abs(value) > most:
+            # Python refuses to print integers of more than 4300 digits.
+            shown = str(value) if abs(value) < 10**30 else "of so many digits"
+            raise ValueError(f"{name} {shown}: is too large; give at most {most}")
+    elif not math.isfinite(value):
+        raise ValueError(f"{name} {value}: is not a finite number; give one")
+    elif abs(value) > LARGEST_FLOAT:
+        raise ValueError(f"{name} {value}: is too large for float32; give less than 1e38")
+
+
+def check_numbers(config: Any, name: str = "") -> None:
+    """Raise ValueError, by `check_number`, for any number in a configuration and its parts.
+
+    Args:
+      config: A dataclass, a tuple or a scalar; what is neither is left alone.
+      name: Dotted name of the configuration, which those of its fields follow.
+    """
+    if isinstance(config, bool):
+        return
+    if isinstance(config, int | float):
+        check_number(name, config)
+    elif isinstance(config, tuple):
+        for index, each in enumerate(config):
+            check_numbers(each, f"{name}.{index}")
+    elif dataclasses.is_dataclass(config) and not isinstance(config, type):
+        for field in dataclasses.fields(config):
+            inner = f"{name}.{field.name}" if name else field.name
+            check_numbers(getattr(config, field.name), inner)
+
+
 def check_least(name: str, value: float, least: float) -> None:
-    """The value is at least so much."""
+    """The value is at least so much, finite, and not larger than any may be."""
     if not value >= least:
         raise ValueError(f"{name} {value}: give {least} or more")
+    check_number(name, value)
 
 
 def check_share(name: str, value: float) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 from transformer.block_config import BlockConfig
-from transformer.checks import check_least, check_share
+from transformer.checks import check_least, check_numbers, check_share
 from transformer.initialization import Initialization
 from transformer.layer_configs import MixtureConfig, NormConfig
 from transformer.positions import EmbeddingPosition, LearnedPositions, NoPosition
@@ -76,6 +76,7 @@ class TransformerConfig:
     """Rows of the embedding are padded to a multiple of this, so that they divide among devices."""
 
     def __post_init__(self) -> None:
+        check_numbers(self, "model")
         for name in ("width", "layers", "vocab_multiple"):
             check_least(f"model.{name}", getattr(self, name), 1)
         for name in ("vocab_size", "token_types"):
@@ -90,6 +91,7 @@ class TransformerConfig:
                 )
         if self.encoder is not None:
             check_least("model.encoder.layers", self.encoder.layers, 1)
+            check_least("model.encoder.vocab_size", self.encoder.vocab_size, 0)
             _check_stack("model.encoder", self.encoder.layers, self.encoder.pattern, self.width)
 
     @property

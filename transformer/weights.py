@@ -12,6 +12,7 @@ names of the axes and never for `ndim`: a stacked norm scale has two axes and is
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,6 +78,10 @@ def is_weight(leaf: Any) -> bool:
     return isinstance(leaf, Weight)
 
 
+LARGEST_WEIGHT = 2**44
+"""Numbers of one weight of one layer. XLA counts bytes in 64 bits, those of all layers together."""
+
+
 def weight(
     module: nn.Module,
     name: str,
@@ -94,6 +99,11 @@ def weight(
     stack, inputs = stack or {}, inputs or {}
     axes = Axes(tuple(stack), tuple(inputs), tuple(outputs))
     shape = (*stack.values(), *inputs.values(), *outputs.values())
+    if math.prod(shape) > LARGEST_WEIGHT:
+        raise ValueError(
+            f"weight {name}: {' x '.join(map(str, shape))} numbers are more than any memory has; "
+            "lower the model's sizes"
+        )
     value: Any = module.param(name, lambda key: Weight(init(key, shape, dtype), axes))
     return value  # Linen takes it out of its box
 

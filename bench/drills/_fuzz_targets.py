@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from hypothesis import strategies as st
 
 from bench.drills import _fuzz_models
@@ -25,15 +26,19 @@ from train.data.tagged_config import TaggedDataConfig
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.experiment import Experiment
+from train.goodput import Timesheet, furthest, read_lines, shown
 from train.labels import saved_labels
 from train.metrics import MetricsLog, read_metrics
 from train.plot import plot_losses
+from train.recovery.config import RecoveryConfig
+from train.recovery.plan import Trouble, plan
 from train.recovery.record import Record
 from train.registry import find
 from train.resuming import finished_before
 from train.run import saved_choices, saved_experiment
 from train.runfolder import RunFolder
 from train.settings import flat, to_plain
+from train.timelog import TimeLog
 from transformer.hardware import Hardware
 
 Use = Callable[[pathlib.Path, Any], None]
@@ -73,14 +78,17 @@ def run_folder(scratch: pathlib.Path) -> list[Target]:
     }
     metrics = [{"step": n, "split": "train", "loss": 3.0 - n / 10} for n in range(4)]
     events = [{"time": "t", "event": "finished", "step": 3, "loss": 1.5}]
-    rollbacks = {"rollbacks": [], "cleared": True}
+    one = {"first": 3, "step": 5, "checkpoint": 2, "cursor": 9, "rate": 0.5, "tries": 1}
+    rollbacks = [{"rollbacks": [], "cleared": True}, {"rollbacks": [one], "cleared": False}]
+    times = [{"began": 1.0, "now": 9.0 + n, "step": n, "seconds": {"step": 2.5}} for n in range(3)]
     return [
         Target("config.json", _config, [json.dumps(config).encode()], weight=20),
         Target("labels.json", _labels, [b'["a", "b"]']),
         Target("metrics.jsonl", _metrics, [_lines(metrics)]),
         Target("metrics.jsonl, drawn", _drawn, [_lines(metrics)], weight=1),
         Target("logbook.jsonl", _logbook, [_lines(events)]),
-        Target("recovery.json", _recovery, [json.dumps(rollbacks).encode()]),
+        Target("recovery.json", _recovery, [json.dumps(each).encode() for each in rollbacks]),
+        Target("time.jsonl", _times, [_lines(times)]),
         _checkpoint(scratch),
     ]
 
@@ -120,7 +128,20 @@ def _logbook(folder: pathlib.Path, data: bytes) -> None:
 
 def _recovery(folder: pathlib.Path, data: bytes) -> None:
     (folder / "recovery.json").write_bytes(data)
-    Record.read(folder / "recovery.json")
+    found = Record.read(folder / "recovery.json")
+    for each in found.rollbacks:
+        np.int32(each.cursor), np.float32(each.rate)
+    again = Trouble(8, 8, 12, "why")
+    plan(again, found.last, [2, 4], RecoveryConfig())
+
+
+def _times(folder: pathlib.Path, data: bytes) -> None:
+    (folder / "time.jsonl").write_bytes(data)
+    found = RunFolder(folder)
+    log = TimeLog(found, Timesheet(), speaks=True)
+    log.begin(2)
+    assert shown(log.goodput())
+    assert furthest(read_lines(found.times)) >= 0
 
 
 def _checkpoint(scratch: pathlib.Path) -> Target:

@@ -1,14 +1,16 @@
 """Broken input of every kind, drawn by Hypothesis: it ends well, or in an error for a person.
 
-    python -m bench.drills.fuzz [--cases 10000] [--only WORD] [--seed 0]
+    python -m bench.drills.fuzz [--cases 10000] [--only WORD] [--seed 0] [--no-sweeps]
 
 Run folders, settings, models, datasets and tokenizers, in process. Each case is a file that was
 damaged, or settings that nobody would give. Anything but success or a UserError is a finding, as
 are a case that takes longer than `SECONDS` and a file outside of the folder that the case was
-given.
+given. After what is drawn come the sweeps of `_fuzz_sweeps`, which try all cases of a class: every
+number of the settings, every path, every field and file of a run, every verb's output.
 """
 
 import contextlib
+import functools
 import gzip
 import io
 import json
@@ -16,8 +18,10 @@ import pathlib
 import resource
 import shutil
 import signal
+import sys
 import tempfile
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -27,11 +31,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
 
-from bench.drills import _fuzz_targets
+from bench.drills import _fuzz_sweeps, _fuzz_targets
+from bench.drills._fuzz_sweeps import Case
 from bench.drills._fuzz_targets import Target
 from train.errors import UserError
 
 SECONDS = 30
+SWEPT_SECONDS = 60
+"""For a case of a sweep, which may trace a whole model or train a run."""
+MEMORY = 2**20
+"""KiB that a case of a sweep may add to the peak of the process."""
 
 
 class HangError(Exception):
@@ -132,21 +141,22 @@ def within(seconds: int) -> Iterator[None]:
         raise HangError
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
+    # More than once: Python ignores what is raised in a callback of the garbage collector.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
-def attempt(target: Target, root: pathlib.Path, given: Any) -> bool:
+def attempt(target: Target, root: pathlib.Path, given: Any, seconds: int = SECONDS) -> bool:
     """One case. Returns whether the input was refused; raises what nobody should see."""
     folder = root / "folder"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     refused = False
-    with within(SECONDS), contextlib.redirect_stdout(io.StringIO()):
+    with within(seconds), contextlib.redirect_stdout(io.StringIO()):
         try:
             target.use(folder, given)
         except UserError:
@@ -178,26 +188,65 @@ def fuzz(target: Target, root: pathlib.Path, cases: int, seed: int) -> dict[str,
     return counts
 
 
-def main(cases: int = 10_000, only: str = "", seed: int = 0) -> None:
-    """Prints a table; ends with a traceback of the first finding.
+def _alone(use: Callable[[pathlib.Path], object], folder: pathlib.Path, given: object) -> None:
+    use(folder)
+
+
+def sweep(cases: Iterable[Case], root: pathlib.Path) -> tuple[dict[str, int], list[str]]:
+    """All cases of a class, counted; and what was found."""
+    counts, found = {"cases": 0, "refused": 0}, []
+    for name, use in cases:
+        target = Target(name, functools.partial(_alone, use))
+        counts["cases"] += 1
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            counts["refused"] += attempt(target, root, None, SWEPT_SECONDS)
+        except (Exception, SystemExit) as error:  # noqa: BLE001, each is a finding
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = " ".join(str(error).split())[:300]
+            found.append(f"{name}: {type(error).__name__} {text} ({where.filename}:{where.lineno})")
+        if (grown := resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) > MEMORY:
+            found.append(f"{name}: takes {grown // 1024} MiB")
+    return counts, found
+
+
+def main(cases: int = 10_000, only: str = "", seed: int = 0, sweeps: bool = True) -> None:
+    """Prints a table; ends with a traceback of the first finding that was drawn.
+
+    Those of the sweeps are listed at the end, and then it exits with 1.
 
     Args:
       cases: Over all targets, which share them by how quick they are.
       only: Those targets alone that have this in their names.
       seed: Of what is drawn.
+      sweeps: Try all cases of some classes too.
     """
+    found: list[str] = []
     table = Table("input", "cases", "refused", "peak memory, MiB")
     with tempfile.TemporaryDirectory() as name:
         base = pathlib.Path(name)
         targets = [each for each in _fuzz_targets.targets(base / "run") if only in each.name]
-        weight = sum(each.weight for each in targets)
+        weight = sum(each.weight for each in targets) or 1
         for number, target in enumerate(targets):
             root = base / f"root-{number}"
             root.mkdir()
             counts = fuzz(target, root, -(-cases * target.weight // weight), seed)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             table.add_row(target.name, *map(str, counts.values()), str(peak))
+        (base / "scratch").mkdir()
+        for name, cases_of in _fuzz_sweeps.sweeps(base / "scratch").items() if sweeps else ():
+            if only not in name:
+                continue
+            root = base / f"sweep-{name.replace(' ', '-')}"
+            root.mkdir()
+            counts, more = sweep(cases_of(), root)
+            found += more
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            table.add_row(f"all {name}", *map(str, counts.values()), str(peak))
     Console().print(table)
+    for line in found:
+        print(line)
+    sys.exit(1 if found else 0)
 
 
 if __name__ == "__main__":

@@ -278,9 +278,11 @@ def test_a_disk_that_is_full_when_a_checkpoint_is_saved(
 def test_a_disk_that_is_full_for_a_line(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     workdir.mkdir()
-    (workdir / "logbook.jsonl").symlink_to("/dev/full")
-    found = fit(capsys, whole, workdir)
-    words = ("logbook.jsonl: cannot be written (No space left on device); make room there",)
+    size = 2**22
+    (workdir / "logbook.jsonl").write_text("\n" * size)
+    with no_file_beyond(size):
+        found = fit(capsys, whole, workdir)
+    words = ("logbook.jsonl: cannot be written (File too large); make room there",)
     assert_refused(found, 1, *words)
 
 

@@ -16,6 +16,7 @@ NAMES = (
     "manifest.json",
     "metrics.jsonl",
     "recovery.json",
+    "time.jsonl",
     "tokenizer.json",
 )
 

@@ -7,11 +7,9 @@ import pytest
 
 from tests.train.support import tiny
 from train.data.config import DataConfig, TokenizerConfig
-from train.data.parallel_config import ParallelDataConfig
 from train.errors import UserError
 from train.experiment import Experiment
 from train.optimizers import Muon
-from train.registry import find
 from train.settings import as_text, changes, flat, forbidden, from_plain, to_plain
 from transformer import (
     AdditiveScore,
@@ -238,15 +236,3 @@ def test_experiments_on_disk_are_those_of_the_text(tmp_path: Path) -> None:
     first, second = tiny(tmp_path), tiny(tmp_path, steps=13)
     one, other = as_text(first).splitlines(), as_text(second).splitlines()
     assert set(other) - set(one) == {"steps = 13"}
-
-
-def test_a_run_whose_batch_size_counted_tokens_is_read_as_it_was_meant() -> None:
-    translator = find("multi30k")
-    old = to_plain(translator)
-    del old["data"]["batch_tokens"]
-    old["batch_size"] = 4096
-    assert from_plain(old, "config.json") == translator
-    counted = dataclasses.replace(
-        translator, data=ParallelDataConfig(max_length=64), batch_size=4096
-    )
-    assert from_plain(to_plain(counted), "config.json") == counted

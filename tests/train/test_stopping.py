@@ -3,6 +3,7 @@ import math
 
 import pytest
 
+from train.errors import UserError
 from train.stopping import Best
 from train.tasks.task import Metric
 
@@ -44,3 +45,11 @@ def test_it_is_the_same_once_it_was_saved(best: Best) -> None:
     text = json.dumps(best.as_plain(), allow_nan=False)
     again = Best.from_plain(json.loads(text))
     assert repr(again) == repr(best)  # NaN is not itself
+
+
+@pytest.mark.parametrize(
+    "plain", [None, [], "x", {"step": "1"}, {"step": True}, {"step": -1}, {"value": None}, {"a": 1}]
+)
+def test_what_is_no_best_evaluation(plain: object) -> None:
+    with pytest.raises(UserError, match=r"^checkpoint: what it says of the best evaluation"):
+        Best.from_plain(plain)

@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 
 from etils import epath
 
+from train.errors import UserError
+from train.regular_files import MANIFEST_BYTES, open_regular, read_bytes
 from train.runfolder import replace_atomically
 
 Verify = Literal["auto", "sizes", "full"]
@@ -98,10 +100,10 @@ def write(folder: epath.Path, files: Files) -> None:
 def problem(folder: epath.Path, verify: Verify) -> str | None:
     """What of a checkpoint is not as its manifest says, in a few words; None if nothing is."""
     try:
-        files, checkpoint = _parsed((folder / NAME).read_bytes().decode())
+        files, checkpoint = _parsed(read_bytes(folder / NAME, MANIFEST_BYTES).decode())
     except FileNotFoundError:
         return "has no manifest"
-    except (OSError, ValueError):
+    except (OSError, UserError, ValueError):
         return f"{NAME} is damaged"
     if checkpoint != folder.name:
         return f"is the checkpoint of step {checkpoint}, under another name"
@@ -127,6 +129,8 @@ def _size_problem(path: epath.Path, file: File) -> str | None:
 def _digest_problem(folder: epath.Path, files: Files) -> str | None:
     try:
         found = measure(folder, files)
+    except UserError:
+        return "has what is no regular file"
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
     wrong = [name for name, file in files.items() if found[name] != file]
@@ -135,7 +139,7 @@ def _digest_problem(folder: epath.Path, files: Files) -> str | None:
 
 def _measured(path: epath.Path) -> File:
     digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)

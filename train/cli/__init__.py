@@ -6,11 +6,12 @@ neither: settings are defined apart from what computes.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from train.cli.interrupts import heeded
@@ -40,16 +41,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [each for each in arguments if each != "--debug"]
-    if not arguments or arguments[0] in HELP:
-        print(usage())
-        sys.exit(0 if arguments else 2)
     try:
-        with heeded():
+        with heeded(), flushed():
+            if not arguments or arguments[0] in HELP:
+                print(usage())
+                sys.exit(0 if arguments else 2)
             sys.exit(dispatch(arguments[0], arguments[1:]))
     except (UserError, KeyboardInterrupt, BrokenPipeError, OSError) as error:
         if debug:
             raise
         leave(explain(error), error)
+
+
+@contextlib.contextmanager
+def flushed() -> Iterator[None]:
+    """Flush standard output where an error can still be explained, and not as Python exits."""
+    try:
+        yield
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # rich makes it an exit with status 1
+            raise stop.__context__ from None
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "standard output") from error
+        raise
 
 
 def dispatch(verb: str, arguments: list[str]) -> int:
@@ -85,14 +101,23 @@ def explain(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return 130
+    drop_output()
     if isinstance(error, BrokenPipeError):  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     text = " ".join(str(error).split())
     if not isinstance(error, UserError):
         text = f"{text}; check the path, its permissions and the room on its disk"
-    print(f"error: {text}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the exit status says so too
+        print(f"error: {text}", file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1
+
+
+def drop_output() -> None:
+    """Flush standard output, and write what cannot be written to nowhere: Python tries at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def usage_of(verb: str) -> str:

@@ -32,6 +32,8 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(plain))
         return 0
     for what, seconds in found.seconds.items():
-        print(f"{what:9} {seconds / found.total:6.1%} {spell(seconds):>12}   {MEANING[what]}")
+        print(
+            f"{what:9} {seconds / (found.total or 1):6.1%} {spell(seconds):>12}   {MEANING[what]}"
+        )
     print(f"{'all':9} {1:6.1%} {spell(found.total):>12}   lives: {found.lives}")
     return 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
@@ -41,7 +42,7 @@ def parse(
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            return tyro.cli(
+            found = tyro.cli(
                 kind,
                 prog=f"python -m train {verb}",
                 args=list(arguments),
@@ -53,6 +54,12 @@ def parse(
         if stop.code in (0, None):
             raise
         raise UsageError(one_line(errors.getvalue(), verb)) from None
+    if dataclasses.fields(cast("Any", kind)):
+        from transformer.checks import check_numbers  # loads JAX, which help and goodput need not
+
+        with settings_errors():
+            check_numbers(found)
+    return found
 
 
 @contextlib.contextmanager

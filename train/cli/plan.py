@@ -54,9 +54,11 @@ def main(arguments: list[str]) -> int:
 
     from train.describe.shape import with_sizes
     from train.plan import Options, plan
+    from train.plan.prices import prices
     from train.plan.tables import show
     from train.plan.target import parse_target
 
+    prices(given.prices)  # before the devices are measured, and all else that takes a while
     options = Options(
         search=given.search and not fixed,
         compile=given.compile,

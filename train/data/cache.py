@@ -9,15 +9,36 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
-from train.errors import UserError
+from train.data.files import locate
+from train.errors import UsageError, UserError
 
 
 def cache_folder(setting: str) -> pathlib.Path:
-    """The folder of ``data.cache`` or, if that is empty, the user's own."""
-    if folder := setting or os.environ.get("TRANSFORMER_CACHE", ""):
-        return pathlib.Path(os.path.expandvars(folder)).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "linen-transformer"
+    """The folder of ``data.cache`` or, if that is empty, the user's own.
+
+    Raises UserError if it is remote, or the home folder is not known.
+    """
+    if not (folder := setting or os.environ.get("TRANSFORMER_CACHE", "")):
+        return user_cache()
+    path = locate(folder)
+    if not isinstance(path, pathlib.Path):
+        raise UsageError(f"data.cache {folder}: is remote; give a folder of this machine")
+    return path
+
+
+def user_cache() -> pathlib.Path:
+    """Return the folder of all that this project keeps for the user, below ~/.cache as a rule.
+
+    Raises UserError if the home folder is not known.
+    """
+    if base := os.environ.get("XDG_CACHE_HOME", ""):
+        return pathlib.Path(base) / "linen-transformer"
+    try:
+        return pathlib.Path.home() / ".cache" / "linen-transformer"
+    except RuntimeError as error:
+        raise UserError(
+            "the data cache: the home folder is not known; set HOME or XDG_CACHE_HOME"
+        ) from error
 
 
 def key(*parts: object) -> str:
@@ -46,9 +67,9 @@ def cached(
     """
     from filelock import FileLock
 
-    if whole(folder):
-        return folder
     try:
+        if whole(folder):
+            return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(f"{folder.name}.lock")):
             if not whole(folder):

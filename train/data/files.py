@@ -50,10 +50,16 @@ def explained(what: str) -> Iterator[None]:
 
 
 def locate(path: str) -> Location:
-    """A local or remote path, with ``~`` and ``$NAME`` expanded."""
+    """Return a local or remote path, with ``~`` and ``$NAME`` expanded.
+
+    Raises:
+      UsageError: It names a user or a file system that is not known, or has a NUL in it.
+    """
     expanded = os.path.expandvars(path)
+    if "\0" in expanded:
+        raise UsageError(f"{path!r}: has a NUL in it, which no path has; leave it out")
     if "://" not in expanded:
-        return pathlib.Path(expanded).expanduser()
+        return expand_user(pathlib.Path(expanded))
     from etils import epath
 
     try:
@@ -61,6 +67,19 @@ def locate(path: str) -> Location:
     except KeyError as error:
         raise UsageError(
             f"{path}: no file system is known by this scheme; use gs://, s3:// or a local path"
+        ) from error
+
+
+def expand_user(path: pathlib.Path) -> pathlib.Path:
+    """Return a path with the home folder in place of ``~`` or ``~NAME`` at its beginning.
+
+    Raises UsageError if there is no such user, or the system knows of no home.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise UsageError(
+            f"{path}: the home folder of {path.parts[0]} is not known; write the path out"
         ) from error
 
 

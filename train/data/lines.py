@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from train.data.files import TextFile
-from train.data.text import opened
+from train.data.text import opened, read_text
 from train.errors import UserError
 
 
@@ -14,7 +14,7 @@ def read_lines(file: TextFile, encoding: str = "utf-8") -> list[str]:
       UserError: The file is unreadable, damaged, otherwise encoded, or has nothing but white space.
     """
     with opened(file) as stream:
-        encoded = stream.read()
+        encoded = read_text(stream, file, zeros="\0".encode(encoding) != b"\0")
     text = _decode(encoded, encoding, file).removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
     # Not str.splitlines: it also cuts at characters that stand within sentences (U+2028).
     lines = [line.removesuffix("\r") for line in text.split("\n")]

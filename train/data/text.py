@@ -12,11 +12,20 @@ from typing import IO, Any, NamedTuple, cast
 
 from train.data.files import TextFile, explained
 from train.errors import UserError
+from train.regular_files import (
+    DOCUMENT_BYTES,
+    lines_of,
+    most_in_memory,
+    open_regular,
+    read_all,
+    too_large,
+)
 
 _JSON_LINES = (".jsonl", ".ndjson")
 
 _RATIO, _SMALL = 200, 2**26  # text is packed to a twentieth, say; zeros to a thousandth
 _BUFFER = 2**17
+_FEW = 64  # bytes that are 0, which a text may have
 
 
 class Document(NamedTuple):
@@ -65,22 +74,48 @@ def _read(file: TextFile, field: str) -> Iterator[Document]:
         if plain_name.endswith(_JSON_LINES):
             yield from _json_lines(stream, file, field)
         else:
-            yield Document(file.name, _decode(stream.read(), str(file.path)))
+            encoded = read_text(stream, file)
+            yield Document(file.name, _decode(encoded, str(file.path)))
 
 
 @contextlib.contextmanager
 def opened(file: TextFile) -> Iterator[IO[bytes]]:
     """The bytes of a file, decompressed if its name ends in .gz."""
-    with explained(str(file.path)), file.path.open("rb") as stream:
+    with explained(str(file.path)), open_regular(file.path) as stream:
         if not file.name.endswith(".gz"):
-            yield cast("IO[bytes]", stream)
+            yield stream
             return
         try:
-            with gzip.open(cast("IO[bytes]", stream)) as unzipped:
+            with gzip.open(stream) as unzipped:
                 bounded = io.BufferedReader(_Bounded(unzipped, file), _BUFFER)
                 yield cast("IO[bytes]", bounded)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise UserError(f"{file.path}: damaged gzip ({error}); fetch it again") from error
+
+
+def read_text(stream: IO[bytes], file: TextFile, *, zeros: bool = False) -> bytes:
+    """Return what an opened file holds, all of it at once.
+
+    Args:
+      stream: As `opened` gives it.
+      file: What it is called in messages.
+      zeros: Accept bytes that are 0, which UTF-16 has and UTF-8 does not.
+
+    Raises:
+      UserError: The memory has no room for it, or it is plainly no text.
+    """
+    most = most_in_memory()
+    size = 0 if file.name.endswith(".gz") else file.fingerprint()[1]
+    if size > most:
+        raise too_large(file.path, size, most)
+    start = stream.read(_BUFFER)
+    empty = start.count(0)
+    if not zeros and empty > _FEW and empty > len(start) // 4:
+        raise UserError(
+            f"{file.path}: is no text ({empty} of its first {len(start)} bytes are 0); leave the "
+            "file out with a glob, or convert it (iconv -f utf-16 -t utf-8, say)"
+        )
+    return start + read_all(stream, file.path, most)
 
 
 class _Bounded(io.RawIOBase):
@@ -116,7 +151,7 @@ def _decode(encoded: bytes, place: str, offset: int = 0) -> str:
 
 def _json_lines(stream: IO[bytes], file: TextFile, field: str) -> Iterator[Document]:
     offset = 0
-    for number, line in enumerate(stream, start=1):
+    for number, line in enumerate(lines_of(stream, file.path, DOCUMENT_BYTES), start=1):
         place = f"{file.path}:{number}"
         text = _decode(line, place, offset)
         offset += len(line)

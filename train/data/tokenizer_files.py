@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from train.data.files import Location, explained, locate
 from train.errors import UserError
+from train.regular_files import VOCABULARY_BYTES, read_bytes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -103,7 +104,7 @@ def wordpiece_backend(vocabulary: dict[str, int], *, lowercase: bool) -> tokeniz
 
 def _text(file: Location) -> str:
     try:
-        return file.read_bytes().decode()
+        return read_bytes(file, VOCABULARY_BYTES).decode()
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: not UTF-8 at byte {error.start}; fetch it again") from error
 

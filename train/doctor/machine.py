@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from train.host_memory import host_memory
+
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
@@ -39,7 +41,7 @@ def examine(root: Path = Path("/")) -> Machine:
         gpu=_first(root, "dev/nvidia[0-9]*", "dev/nvidiactl", "dev/dxg") or _nvidia_smi(),
         tpu=_first(root, "dev/accel[0-9]*", "dev/vfio/[0-9]*"),
         cores=_cores(root),
-        memory=_memory(root),
+        memory=host_memory(root),
         folder=str(folder),
         free_disk=shutil.disk_usage(folder).free,
         writable=os.access(folder, os.W_OK),
@@ -74,15 +76,6 @@ def _cores(root: Path) -> int:
     if quota.isdecimal() and period.isdecimal():
         cores = min(cores, max(1, int(quota) // int(period)))
     return cores
-
-
-def _memory(root: Path) -> int:
-    """Memory of the machine, or a container's limit if that is less."""
-    if "SC_PHYS_PAGES" not in os.sysconf_names:
-        return 0
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _read(root / "sys/fs/cgroup/memory.max")
-    return min(memory, int(limit)) if limit.isdecimal() else memory
 
 
 def _read(path: Path) -> str:

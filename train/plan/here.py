@@ -1,7 +1,6 @@
 """The devices of this process as a chip: known by their name, or measured in a second."""
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from train.host_memory import host_memory
 from train.plan.chips import ATTAINED, CHIPS, Chip
 from transformer.precision import DType
 
@@ -25,7 +25,7 @@ Clock = Callable[[], float]
 def local_chip(device: Any, clock: Clock = time.perf_counter) -> Chip:
     """A known chip by its kind, with the memory that is really there; else one that is measured."""
     stats = device.memory_stats() or {}
-    memory = stats.get("bytes_limit", 0) or _host_memory() // jax.local_device_count()
+    memory = stats.get("bytes_limit", 0) or host_memory() // jax.local_device_count()
     for chip in CHIPS.values():
         if chip.kind == device.device_kind:
             return dataclasses.replace(chip, memory=memory)
@@ -70,7 +70,3 @@ def _fastest(run: Callable[[Any], Any], argument: Any, clock: Clock, times: int 
         jax.block_until_ready(run(argument))
         seconds.append(clock() - begun)
     return min(seconds)
-
-
-def _host_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

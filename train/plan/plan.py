@@ -176,6 +176,7 @@ def plan(
     Raises UsageError for a model that cannot be divided, UserError for a target whose compiler is
     not installed.
     """
+    dollars_an_hour = price(target.chip, options.prices)  # before the search, which takes a while
     experiment = with_precision(experiment, target.hardware)
     if options.search and options.compile:
         need_compiler(target)  # before the search, which takes a while
@@ -204,7 +205,7 @@ def plan(
         measured=measured(planned, chosen, compiled, target) if options.measure else None,
         precisions=tuple(alternatives(experiment, target, find)) if options.precisions else (),
         tokens=options.tokens or math.prod((experiment.steps, rows, length)),
-        dollars_an_hour=price(target.chip, options.prices),
+        dollars_an_hour=dollars_an_hour,
         notes=notes,
     )
 

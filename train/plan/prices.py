@@ -2,10 +2,15 @@
 
 import importlib.resources
 import tomllib
+from typing import Any
 
 from train.data.files import explained, locate
 from train.errors import UserError
 from train.plan.chips import Chip
+from train.regular_files import SETTINGS_BYTES, read_bytes
+
+MOST = 1e9
+"""Dollars of an hour, beyond which a number is no price."""
 
 
 def price(chip: Chip, path: str = "") -> float:
@@ -13,24 +18,33 @@ def price(chip: Chip, path: str = "") -> float:
 
     Raises UserError if the file cannot be read or has no number for the chip.
     """
-    source = path or "the table of prices"
-    with explained(source):
-        text = _text(path)
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    found = prices(path).get(chip.name)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < MOST:
         raise UserError(
-            f"prices {source}: is not TOML ({error}); write lines like v5e = 1.20"
-        ) from error
-    found = table.get(chip.name)
-    if not isinstance(found, int | float):
-        raise UserError(
-            f"prices {source}: has no number for {chip.name}; add {chip.name} = 1.20, say"
+            f"prices {_source(path)}: has no price for {chip.name}; add {chip.name} = 1.20, say"
         )
     return float(found)
 
 
-def _text(path: str) -> str:
+def prices(path: str = "") -> dict[str, Any]:
+    """Return the table of a file, or the one shipped (UserError: it cannot be read)."""
+    source = _source(path)
+    with explained(source):
+        data = _data(path)
+    try:
+        table: dict[str, Any] = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"prices {source}: is not TOML ({error}); write lines like v5e = 1.20"
+        ) from error
+    return table
+
+
+def _source(path: str) -> str:
+    return path or "the table of prices"
+
+
+def _data(path: str) -> bytes:
     if path:
-        return locate(path).read_text(encoding="utf-8")
-    return (importlib.resources.files("train.plan") / "prices.toml").read_text(encoding="utf-8")
+        return read_bytes(locate(path), SETTINGS_BYTES)
+    return (importlib.resources.files("train.plan") / "prices.toml").read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -11,7 +12,12 @@ from jax.experimental import multihost_utils
 from train.data.files import Location
 from train.errors import UserError
 from train.recovery.plan import Rollback
+from train.regular_files import SETTINGS_BYTES, read_bytes
 from train.runfolder import reading, write_atomically
+from transformer.checks import LARGEST
+
+LEAST = {"first": 1, "step": 1, "checkpoint": 0, "cursor": 0, "tries": 1}
+"""Smallest value of each integer of a rollback."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,17 +42,35 @@ class Record:
     def read(cls, path: Location) -> Record:
         """The record of a run; an empty one if it has none. UserError: it is damaged."""
         with reading(path):
-            if not path.exists():
+            try:
+                data = read_bytes(path, SETTINGS_BYTES)
+            except FileNotFoundError:
                 return cls()
-            data = path.read_bytes()
         try:
             plain = json.loads(data.decode())
-            rollbacks = tuple(Rollback(**each) for each in plain["rollbacks"])
-            return cls(rollbacks, bool(plain["cleared"]))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            if not isinstance(plain, dict) or plain.keys() != {"rollbacks", "cleared"}:
+                raise ValueError("it has other fields than rollbacks and cleared")
+            if not isinstance(plain["rollbacks"], list) or not isinstance(plain["cleared"], bool):
+                raise ValueError("rollbacks is no list, or cleared no boolean")
+            return cls(tuple(map(_rollback, plain["rollbacks"])), plain["cleared"])
+        except (ValueError, TypeError, RecursionError) as error:
             raise UserError(
                 f"{path}: tells of no rollbacks ({error}); put the file back as it was"
             ) from error
+
+
+def _rollback(plain: Any) -> Rollback:
+    """One rollback (TypeError or ValueError: it is none that `plan` could have decided)."""
+    if not isinstance(plain, dict):
+        raise TypeError("a rollback is no object")
+    found = Rollback(**plain)
+    for name, least in LEAST.items():
+        value = getattr(found, name)
+        if type(value) is not int or not least <= value <= LARGEST:
+            raise ValueError(f"{name} is no integer from {least} to {LARGEST}")
+    if type(found.rate) not in (int, float) or not 0 < found.rate <= 1:
+        raise ValueError("rate is no number in (0, 1]")
+    return found
 
 
 def together() -> None:

@@ -174,7 +174,7 @@ def test_prices(tmp_path: Path) -> None:
     own = tmp_path / "prices.toml"
     own.write_text("v5e = 0.5\n")
     assert price(CHIPS["v5e"], str(own)) == 0.5
-    with pytest.raises(UserError, match=r"has no number for v5p; add v5p = 1.20, say"):
+    with pytest.raises(UserError, match=r"has no price for v5p; add v5p = 1.20, say"):
         price(CHIPS["v5p"], str(own))
     own.write_text("v5e: 1")
     with pytest.raises(UserError, match="is not TOML"):

@@ -1,0 +1,414 @@
+"""Whole classes of odd input, case by case: numbers, paths, files, types of fields, closed outputs.
+
+What Hypothesis draws in `bench.drills.fuzz` is a sample; these are all cases of a class.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import io
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from bench.drills import _fuzz_targets
+from bench.drills._fuzz_models import put
+from train.cli import main as command
+from train.cli.kinds import choices
+from train.data.config import DataConfig, TokenizerConfig
+from train.data.corpus import prepare
+from train.data.labelled import prepare_labelled
+from train.data.labelled_config import LabelledDataConfig
+from train.data.parallel import prepare_parallel
+from train.data.parallel_config import ParallelDataConfig
+from train.data.tagged import prepare_tagged
+from train.data.tagged_config import TaggedDataConfig
+from train.data.tokenizer import Tokenizer
+from train.describe import describe
+from train.errors import UserError
+from train.experiment import Experiment
+from train.loading import load
+from train.plan.prices import prices
+from train.registry import find, names
+from train.runfolder import RunFolder
+from train.settings import from_plain, to_plain
+
+INTEGERS = (-(2**63), -1, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 10**40)
+FLOATS = (float("inf"), float("-inf"), float("nan"), 1e308, -1e308, -0.0)
+OTHERS: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1.5, 2**63, 10**400, -0.0),
+    *(float("nan"), float("inf"), "", "x", "NaN", [], [None], {}, {"a": None}),
+)
+"""What JSON may have in place of a value."""
+
+MANY = 8
+"""Entries of a list or an object, of which the first half is tried if there are more."""
+
+SPARSE = 2**30
+
+Use = Callable[[pathlib.Path], object]
+
+
+class Case(NamedTuple):
+    """One input, and all that is done with it in an empty folder."""
+
+    name: str
+    use: Use
+
+
+def sweeps(scratch: pathlib.Path) -> dict[str, Callable[[], Iterator[Case]]]:
+    """Every class, by name."""
+    return {
+        "numbers of settings": numbers,
+        "paths": paths,
+        "fields of JSON": lambda: fields(scratch / "checkpoints"),
+        "files of a run": lambda: files(scratch),
+        "standard output": lambda: outputs(scratch),
+    }
+
+
+# Numbers.
+
+
+def numbers() -> Iterator[Case]:
+    """Every integer and float of every configuration, at the ends of what there is."""
+    seen: set[tuple[str, str]] = set()
+    tried: set[type] = set()
+    files = sorted({name.partition(":")[0] for name in names()})
+    for base in (shallow(find(name)) for name in files):
+        for experiment in itertools.chain([base], other_kinds(base, tried)):
+            plain = to_plain(experiment)
+            for kind, path, value in numbers_of(experiment):
+                key = kind, path.rpartition(".")[2]
+                if key in seen:
+                    continue
+                seen.add(key)
+                for other in INTEGERS if isinstance(value, int) else FLOATS:
+                    yield Case(f"{kind}: {path} = {other}", described(plain, path, other))
+
+
+def shallow(experiment: Experiment) -> Experiment:
+    """The experiment with each of its blocks once: it is traced sooner."""
+    model = experiment.model
+    model = dataclasses.replace(model, layers=len(model.pattern))
+    if model.encoder is not None:
+        encoder = dataclasses.replace(model.encoder, layers=len(model.encoder.pattern))
+        model = dataclasses.replace(model, encoder=encoder)
+    return dataclasses.replace(experiment, model=model)
+
+
+def other_kinds(base: Experiment, tried: set[type], within: str = "") -> Iterator[Experiment]:
+    """The experiment with each of its parts of each other kind, and with each kind of their parts.
+
+    Args:
+      base: The experiment.
+      tried: Kinds that need not be tried; those that are tried are added.
+      within: Only parts of the part of this name are changed.
+    """
+    for path, known in choices(base):
+        for kind, found_kind in known.items() if path.startswith(within) else ():
+            if found_kind in tried:
+                continue
+            plain = to_plain(base)
+            put(plain, path, {"kind": kind})
+            try:
+                found = from_plain(plain, "an experiment")
+            except UserError:
+                continue
+            tried.add(found_kind)
+            yield found
+            yield from other_kinds(found, tried, f"{path}.")
+
+
+def numbers_of(config: Any, path: str = "") -> Iterator[tuple[str, str, int | float]]:
+    """(class, dotted name, value) of every number."""
+    if isinstance(config, tuple):
+        for index, each in enumerate(config):
+            yield from numbers_of(each, f"{path}.{index}")
+    elif dataclasses.is_dataclass(config):
+        for field in dataclasses.fields(config):
+            value, name = getattr(config, field.name), f"{path}.{field.name}".lstrip(".")
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                yield type(config).__name__, name, value
+            else:
+                yield from numbers_of(value, name)
+
+
+def described(plain: dict[str, Any], path: str, value: float) -> Use:
+    def use(folder: pathlib.Path) -> None:
+        changed = copy.deepcopy(plain)
+        put(changed, path, value)
+        describe(from_plain(changed, "an experiment"))
+
+    return use
+
+
+# Paths.
+
+
+def odd_files(folder: pathlib.Path, ending: str) -> Iterator[tuple[str, str]]:
+    """(what it is, its path): things that are no file to be read."""
+    folder.mkdir()
+    os.mkfifo(folder / f"fifo{ending}")
+    (folder / f"folder{ending}").mkdir()
+    with (folder / f"sparse{ending}").open("wb") as file:
+        file.truncate(SPARSE)
+    (folder / f"loop{ending}").symlink_to(folder / f"loop{ending}")
+    (folder / f"zeros{ending}").symlink_to("/dev/zero")
+    for name in ("fifo", "folder", "sparse", "loop", "zeros"):
+        yield name, str(folder / f"{name}{ending}")
+    yield "no user", f"~nouser/x{ending}"
+    yield "device", "/dev/zero"
+    yield "NUL", f"{folder}/a\0b{ending}"
+    yield "newline", f"{folder}/a\nb{ending}"
+    yield "long", f"{folder}/{'a' * 300}{ending}"
+    yield "scheme", f"nothing://x{ending}"
+
+
+def paths() -> Iterator[Case]:
+    """Every setting that is a path."""
+    readers: dict[str, tuple[str, Callable[[str, pathlib.Path], object]]] = {
+        "data.path": (".txt", lambda path, folder: _text(folder, path=path)),
+        "data.path, JSON lines": (".jsonl", lambda path, folder: _text(folder, path=path)),
+        "data.path, gzip": (".txt.gz", lambda path, folder: _text(folder, path=path)),
+        "data.validation_path": (
+            ".txt",
+            lambda path, folder: _text(folder, validation_path=path),
+        ),
+        "data.test_path": (".txt", lambda path, folder: _text(folder, test_path=path)),
+        "data.cache": ("", lambda path, folder: _text(folder, cache=path)),
+        "data.tokenizer.path": (
+            ".json",
+            lambda path, folder: _text(folder, tokenizer=TokenizerConfig("file", path=path)),
+        ),
+        "vocab.txt": ("/vocab.txt", lambda path, _: Tokenizer.load(path)),
+        "TSV": (".tsv", lambda path, _: prepare_labelled(_labelled(path))),
+        "CoNLL-U": (".conllu", lambda path, _: prepare_tagged(_tagged(path))),
+        "translations": (".en", lambda path, _: prepare_parallel(_parallel(path))),
+        "config": (".py", lambda path, _: find(path)),
+        "prices": (".toml", lambda path, _: prices(path)),
+        "workdir to read": ("", lambda path, _: RunFolder.existing(path)),
+        "workdir to write": ("", lambda path, _: RunFolder.create(path)),
+    }
+    kinds = [
+        *("fifo", "folder", "sparse", "loop", "zeros"),
+        *("no user", "device", "NUL", "newline", "long", "scheme"),
+    ]
+    for setting, (ending, read) in readers.items():
+        for kind in kinds:
+            yield Case(f"{setting}: {kind}", _reading(read, kind, ending))
+
+
+def _reading(read: Callable[[str, pathlib.Path], object], kind: str, ending: str) -> Use:
+    def use(folder: pathlib.Path) -> None:
+        given = dict(odd_files(folder / "odd", ending if "/" not in ending else ".txt"))[kind]
+        read(given, folder)
+
+    return use
+
+
+BYTES = TokenizerConfig("byte")
+
+
+def _text(folder: pathlib.Path, **changes: Any) -> object:
+    (folder / "good.txt").write_text("some words of a text\n" * 50)
+    config = DataConfig(path=str(folder / "good.txt"), sequence_length=8, tokenizer=BYTES)
+    changed = dataclasses.replace(config, **{"cache": str(folder / "cache"), **changes})
+    return prepare(changed)
+
+
+def _labelled(path: str) -> LabelledDataConfig:
+    return LabelledDataConfig(path=path, tokenizer=BYTES)
+
+
+def _tagged(path: str) -> TaggedDataConfig:
+    return TaggedDataConfig(path=path, tokenizer=BYTES)
+
+
+def _parallel(path: str) -> ParallelDataConfig:
+    base = path.removesuffix(".en")
+    return ParallelDataConfig(path=base, source="en", target="de", tokenizer=BYTES)
+
+
+# Fields of JSON.
+
+
+def fields(scratch: pathlib.Path) -> Iterator[Case]:
+    """Each field of each file that is JSON, of each other type."""
+    for target in _fuzz_targets.targets(scratch):
+        if target.packed or target.arguments is not None or target.drawn is not None:
+            continue
+        for seed in target.seeds:
+            for name, data in other_fields(seed):
+                yield Case(f"{target.name}: {name}", functools.partial(_given, target, data))
+
+
+def _given(target: _fuzz_targets.Target, data: bytes, folder: pathlib.Path) -> None:
+    target.use(folder, data)
+
+
+def other_fields(seed: bytes) -> Iterator[tuple[str, bytes]]:
+    """The file with one field of another type; of JSON lines, in the last line."""
+    try:
+        before, tree = b"", [json.loads(seed)]
+    except ValueError:
+        first, _, last = seed.rstrip(b"\n").rpartition(b"\n")
+        try:
+            before, tree = first + b"\n", [json.loads(last)]
+        except ValueError:
+            return
+    for path in places(tree):
+        for other in OTHERS:
+            changed: Any = copy.deepcopy(tree)
+            within = changed
+            for key in path[:-1]:
+                within = within[key]
+            within[path[-1]] = other
+            shown = ".".join(map(str, path[1:])) or "all"
+            yield f"{shown} = {str(other)[:20]}", before + json.dumps(changed[0]).encode()
+
+
+def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where each value of a tree is."""
+    keys = list(tree if isinstance(tree, dict) else range(len(tree)))
+    for key in keys if len(keys) <= MANY or not path else keys[: MANY // 2]:
+        yield (*path, key)
+        if isinstance(tree[key], dict | list):
+            yield from places(tree[key], (*path, key))
+
+
+# Files of a run.
+
+SETTINGS = (
+    *("--data.tokenizer.kind", "byte", "--model.width", "16", "--model.layers", "1"),
+    *("--model.pattern.0.mixer.heads", "2", "--model.pattern.0.mixer.kv-heads", "1"),
+    *("--data.sequence-length", "16", "--batch-size", "8", "--evaluation.batches", "1"),
+    *("--evaluation.no-compressors", "--sample.every", "1", "--sample.tokens", "2"),
+    *("--checkpoint.every", "2", "--log-every", "1", "--optimizer.kind", "sgd", "--quiet"),
+)
+
+
+def train(folder: pathlib.Path, steps: int, workdir: pathlib.Path) -> None:
+    """Trains a tiny run, or goes on with it."""
+    text = folder / "text.txt"
+    if not text.exists():
+        text.write_text("some words of a text\n" * 200)
+    data = ("--data.path", str(text), "--data.cache", str(folder / "cache"))
+    given = ("--workdir", str(workdir), "--steps", str(steps))
+    _run("fit", "quickstart", *given, *data, *SETTINGS)
+
+
+def _run(*arguments: str) -> None:
+    """A verb in this process (UserError: it was refused in one line)."""
+    errors, status = io.StringIO(), None
+    with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            command(arguments)
+        except SystemExit as stop:
+            status = stop.code
+    if status:
+        said = [line for line in errors.getvalue().splitlines() if line.startswith("error: ")]
+        assert len(said) == 1, errors.getvalue()
+        raise UserError(said[0])
+
+
+ENTRIES = (
+    *("config.json", "config.txt", "logbook.jsonl", "metrics.jsonl", "time.jsonl"),
+    *("recovery.json", "samples.txt", "tokenizer.json", "labels.json", "loss.png"),
+    *("tensorboard", "tensorboard/train", "checkpoints", "checkpoints/2"),
+    *("checkpoints/2/manifest.json", "spikes"),
+)
+
+
+def files(scratch: pathlib.Path) -> Iterator[Case]:
+    """Everything in the folder of a run, and something odd in its place, for those who read it."""
+    whole = scratch / "whole"
+    train(scratch, 2, whole)
+    readers: dict[str, Callable[[pathlib.Path], object]] = {
+        "fit": lambda workdir: train(scratch, 3, workdir),
+        "load": lambda workdir: load(str(workdir)),
+        "goodput": lambda workdir: _run("goodput", str(workdir)),
+    }
+    kinds = ("fifo", "folder", "sparse", "loop", "zeros", "outside")
+    for entry, kind, (verb, read) in itertools.product(ENTRIES, kinds, readers.items()):
+        yield Case(f"{verb}, {entry}: {kind}", _replaced(whole, entry, kind, read))
+
+
+def _replaced(whole: pathlib.Path, entry: str, kind: str, read: Callable[..., object]) -> Use:
+    def use(folder: pathlib.Path) -> None:
+        workdir = folder / "run"
+        shutil.copytree(whole, workdir)
+        place, outside = workdir / entry, folder / "outside"
+        if place.is_dir():
+            shutil.move(place, outside)
+        elif place.exists():
+            place.rename(outside)
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            outside.write_bytes(b"another's\n")
+        before = contents(outside)
+        if kind == "outside":
+            place.symlink_to(outside)
+        else:
+            found = dict(odd_files(folder / "odd", ""))
+            pathlib.Path(found[kind]).rename(place)
+        try:
+            read(workdir)
+        finally:
+            assert contents(outside) == before, "something outside of the folder is another"
+
+    return use
+
+
+def contents(place: pathlib.Path) -> dict[str, bytes]:
+    """All files at a place, or below."""
+    paths = [place, *place.rglob("*")]
+    return {str(path): path.read_bytes() for path in paths if path.is_file()}
+
+
+# Standard output.
+
+
+def outputs(scratch: pathlib.Path) -> Iterator[Case]:
+    """Each verb with an output that is full, or closed."""
+    workdir = scratch / "whole"
+    if not workdir.exists():
+        train(scratch, 2, workdir)
+    lines = [
+        *(["--help"], ["fit", "--help"], ["fit", "quickstart", "--help"], ["doctor"]),
+        *(["describe", "quickstart"], ["describe", "quickstart", "--json"]),
+        *(["plan", "quickstart", "--target", "h100:1", "--compile-best", "0"],),
+        *(["evaluate", str(workdir)], ["sample", str(workdir), "--prompt", "a"]),
+        *(["goodput", str(workdir)], ["goodput", str(workdir), "--json"], ["nothing"]),
+    ]
+    for line in lines:
+        for kind in ("full", "closed", "unbuffered"):
+            yield Case(f"{' '.join(line)}: {kind}", _written(line, kind))
+
+
+def _written(line: list[str], kind: str) -> Use:
+    def use(folder: pathlib.Path) -> None:
+        target = ">&-" if kind == "closed" else ">/dev/full"
+        shell = f'exec "$0" -m train "$@" {target}'
+        unbuffered = {"PYTHONUNBUFFERED": "1" if kind == "unbuffered" else ""}
+        ran = subprocess.run(
+            ["/bin/sh", "-c", shell, sys.executable, *line],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **unbuffered},
+            check=False,
+        )
+        assert ran.returncode in (0, 1, 2), (ran.returncode, ran.stderr)
+        assert "Traceback" not in ran.stderr, ran.stderr
+        assert "Exception ignored" not in ran.stderr, ran.stderr
+        if ran.returncode:
+            raise UserError(ran.stderr)
+
+    return use

@@ -1,0 +1,304 @@
+"""Files that never end, FIFOs, links, damaged fields: refused in a line, and not waited for."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.object_store import bucket as bucket
+from tests.train.support import command, tiny, write_config
+from tests.train.support import light_compiler as light_compiler
+from train import jsonl
+from train.checkpoints import manifest
+from train.checkpoints.folder import located
+from train.data.cache import cache_folder
+from train.data.config import DataConfig, TokenizerConfig
+from train.data.corpus import prepare
+from train.data.files import TextFile, locate
+from train.data.lines import read_lines
+from train.data.text import read_documents
+from train.data.tokenizer import Tokenizer
+from train.errors import UsageError, UserError
+from train.goodput import Timesheet, goodput
+from train.goodput import read_lines as read_times
+from train.labels import saved_labels
+from train.metrics import MetricsLog
+from train.plan.prices import prices
+from train.recovery.record import Record
+from train.registry import find
+from train.regular_files import LINE_BYTES, lines_of, open_regular, read_bytes, shown_bytes
+from train.report import Report
+from train.run import saved_experiment
+from train.runfolder import RunFolder
+from train.tensorboard import EventFile
+
+Read = Callable[[Path], Any]
+
+
+def text(path: Path) -> list[Any]:
+    return list(read_documents([TextFile(path.name, path)]))
+
+
+READERS: dict[str, Read] = {
+    "config.json": lambda path: saved_experiment(RunFolder(path.parent)),
+    "labels.json": lambda path: saved_labels(RunFolder(path.parent)),
+    "recovery.json": Record.read,
+    "metrics.jsonl": jsonl.read,
+    "tokenizer.json": Tokenizer.load,
+    "vocab.txt": Tokenizer.load,
+    "prices.toml": lambda path: prices(str(path)),
+    "text.txt": text,
+    "text.jsonl": text,
+    "text.txt.gz": text,
+    "words.conllu": lambda path: read_lines(TextFile(path.name, path)),
+    "own.py": lambda path: find(str(path)),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("kind", ["fifo", "zeros", "folder", "loop"])
+def test_what_is_no_regular_file_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+    path = tmp_path / name
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "zeros":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case "loop":
+            path.symlink_to(path)
+    with pytest.raises(UserError) as refused:
+        READERS[name](path)
+    assert name in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name != "text.txt.gz"])
+def test_what_is_larger_than_its_kind_can_be_is_refused_before_it_is_read(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    with path.open("wb") as file:
+        file.truncate(2**30)  # takes no room on the disk
+    with pytest.raises(UserError) as refused:
+        READERS[name](path)
+    assert name in str(refused.value)
+
+
+def test_a_file_that_grows_is_read_no_further(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"12345")
+    assert read_bytes(path, 5) == b"12345"
+    with pytest.raises(UserError, match=r"a: has 5 bytes or more, and at most 4 bytes are read"):
+        read_bytes(path, 4)
+    # Files of /proc say that they have no bytes.
+    with pytest.raises(UserError, match=r"and at most 1 bytes are read"):
+        read_bytes(Path("/proc/self/status"), 1)
+
+
+def test_remote_files_are_read_and_bounded_too(bucket: str) -> None:
+    path = locate(f"{bucket}/a.json")
+    path.write_bytes(b"12345")
+    assert read_bytes(path, 5) == b"12345"
+    with pytest.raises(UserError, match=r"at most 4 bytes"):
+        read_bytes(path, 4)
+    assert list(read_documents([TextFile("a.txt", path)])) == [("a.txt", "12345")]
+
+
+def test_a_line_of_a_log_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"{}\n" + b"x" * LINE_BYTES + b"x\n")
+    with pytest.raises(UserError, match=r"metrics.jsonl:2: is a line of more than 16 MiB"):
+        jsonl.read(path)
+    with open_regular(path) as stream:
+        lines = lines_of(stream, path, LINE_BYTES + 2)
+        assert [len(line) for line in lines] == [3, LINE_BYTES + 2]
+    assert [shown_bytes(size) for size in (12, 2**24, 3 * 2**29)] == [
+        "12 bytes",
+        "16 MiB",
+        "1.5 GiB",
+    ]
+
+
+def test_zeros_are_no_text_but_a_text_may_have_some(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("some words, in UTF-16, many of them".encode("utf-16-le") * 9)
+    with pytest.raises(UserError, match=r"a.txt: is no text \(315 of its first 630 bytes are 0\)"):
+        text(path)
+    assert read_lines(TextFile("a.txt", path), "utf-16-le")
+    path.write_bytes(b"a text\0\n")
+    assert text(path) == [("a.txt", "a text\0\n")]
+
+
+def test_a_checkpoint_with_a_fifo_in_it_is_damaged(tmp_path: Path) -> None:
+    folder = located(tmp_path)
+    (tmp_path / "a").write_bytes(b"")
+    manifest.write(folder, manifest.measure(folder, ["a"]))
+    (tmp_path / "a").unlink()
+    os.mkfifo(tmp_path / "a")
+    assert manifest.problem(folder, "full") == "has what is no regular file"
+    (tmp_path / manifest.NAME).unlink()
+    os.mkfifo(tmp_path / manifest.NAME)
+    assert manifest.problem(folder, "full") == "manifest.json is damaged"
+
+
+# Links.
+
+
+@pytest.mark.parametrize("leads_to", ["another's", "nothing", "/dev/full"])
+def test_nothing_is_appended_where_a_link_leads(tmp_path: Path, leads_to: str) -> None:
+    outside, path = tmp_path / leads_to, tmp_path / "time.jsonl"
+    if leads_to == "another's":
+        outside.write_text("mine\n")
+    path.symlink_to(outside)
+    with pytest.raises(UserError, match=r"time.jsonl: is a link, and a run writes in its own"):
+        jsonl.append(path, [{"a": 1}])
+    if leads_to == "another's":
+        assert outside.read_text() == "mine\n"
+    assert leads_to != "nothing" or not outside.exists()
+
+
+def test_a_fifo_is_not_appended_to(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "time.jsonl")
+    with pytest.raises(UserError, match=r"time.jsonl: is a FIFO and no regular file"):
+        jsonl.append(tmp_path / "time.jsonl", [{"a": 1}])
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "samples.txt", "spikes"])
+def test_a_run_does_not_begin_in_a_folder_with_links(tmp_path: Path, name: str) -> None:
+    """What it appends to, and what it removes, is its own."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=rf"{name}: is a link"):
+        RunFolder.create(tmp_path / "run")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    assert RunFolder.create(tmp_path / "link").path == tmp_path / "link"
+
+
+def test_the_events_of_a_split_are_not_written_where_a_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "train").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"train: is a link"):
+        EventFile(tmp_path / "train", None)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+# Paths.
+
+
+@pytest.mark.parametrize("path", ["~nouser/x", "~nouser/x.py", "a\0b"])
+def test_paths_that_cannot_be(tmp_path: Path, path: str) -> None:
+    readers: list[Callable[[str], object]] = [
+        locate,
+        cache_folder,
+        RunFolder.create,
+        RunFolder.existing,
+        Tokenizer.load,
+        prices,
+        lambda path: prepare(DataConfig(path=path, tokenizer=TokenizerConfig("byte"))),
+    ]
+    if path.endswith(".py"):
+        readers.append(find)
+    for read in readers:
+        with pytest.raises(UsageError, match=r"the home folder of ~nouser is not known|has a NUL"):
+            read(path)
+
+
+def test_the_cache_is_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"data.cache gs://b/c: is remote"):
+        cache_folder("gs://b/c")
+    for name in ("XDG_CACHE_HOME", "TRANSFORMER_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(UserError, match=r"the home folder is not known; set HOME or XDG_CACHE"):
+        cache_folder("")
+
+
+# What a run's files say.
+
+ROLLBACK = {"first": 3, "step": 5, "checkpoint": 2, "cursor": 9, "rate": 0.5, "tries": 1}
+
+
+@pytest.mark.parametrize("name", ROLLBACK)
+@pytest.mark.parametrize("value", [None, True, "1", -1, 2**31, 1e400, float("nan"), [], {}])
+def test_a_rollback_that_no_run_has_written(tmp_path: Path, name: str, value: object) -> None:
+    path = tmp_path / "recovery.json"
+    path.write_text(json.dumps({"rollbacks": [ROLLBACK], "cleared": True}))
+    assert len(Record.read(path).rollbacks) == 1
+    path.write_text(json.dumps({"rollbacks": [{**ROLLBACK, name: value}], "cleared": True}))
+    with pytest.raises(UserError, match=rf"recovery.json: tells of no rollbacks \({name} is no"):
+        Record.read(path)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        [],
+        {"rollbacks": {}, "cleared": True},
+        {"rollbacks": [[]], "cleared": True},
+        {"rollbacks": [], "cleared": 1},
+        {"rollbacks": []},
+    ],
+)
+def test_a_record_that_no_run_has_written(tmp_path: Path, plain: object) -> None:
+    (tmp_path / "recovery.json").write_text(json.dumps(plain))
+    with pytest.raises(UserError, match=r"recovery.json: tells of no rollbacks"):
+        Record.read(tmp_path / "recovery.json")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 10**400, True, "1", None])
+def test_a_line_of_times_that_no_run_has_written(tmp_path: Path, value: object) -> None:
+    """It is left out: summed up at the end of a run, it would spoil the run's last moment."""
+    good = {"began": 1.0, "now": 9.0, "step": 2, "seconds": {"step": 4.0}}
+    bad = [
+        {**good, "began": value},
+        {**good, "now": value},
+        {**good, "step": value},
+        {**good, "seconds": {"step": value}},
+    ]
+    path = tmp_path / "time.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in (*bad, good)))
+    assert read_times(path) == [good]
+    assert goodput(read_times(path)).seconds["step"] == 4.0
+
+
+def test_a_step_of_a_metric_is_one_that_a_run_can_have(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "split": "train"}\n{"step": 1' + "0" * 400 + ', "split": "train"}')
+    with MetricsLog(RunFolder(tmp_path)) as log:
+        assert log.resume(5) == tmp_path / "metrics.jsonl.beyond-5"
+    assert jsonl.read(path) == [{"step": 1, "split": "train"}]
+
+
+def test_samples_are_added_to_whatever_is_there(tmp_path: Path) -> None:
+    (tmp_path / "samples.txt").write_bytes(b"\xff\n")
+    with (tmp_path / "samples.txt").open("ab") as file:
+        file.truncate(2**30)  # it is neither read nor copied
+    experiment = tiny(tmp_path)
+    report = Report(RunFolder(tmp_path), experiment, Timesheet(), done=0, speaks=True, quiet=True)
+    report.sample(3, "words")
+    with (tmp_path / "samples.txt").open("rb") as file:
+        assert file.read(2) == b"\xff\n"
+        file.seek(2**30)
+        assert file.read() == b"--- step 3\nwords\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["metrics.jsonl", "time.jsonl", "logbook.jsonl"])
+def test_a_run_is_refused_before_its_first_step(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    os.mkfifo(workdir / name)
+    found = command(capsys, "fit", write_config(tmp_path), "--workdir", str(workdir), "--quiet")
+    assert (found.status, found.output) == (1, "")
+    assert f"{name}: is a FIFO and no regular file" in found.error

@@ -1,0 +1,210 @@
+"""Numbers of settings that no computer computes with, or no memory holds: refused at once."""
+
+import dataclasses
+import itertools
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any, get_type_hints
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bench.drills._fuzz_models import put
+from tests.train.support import command, tiny, write_config
+from train import memory
+from train.cli.parsing import parse
+from train.cli.plan import PlanArguments
+from train.cli.sample import SampleArguments
+from train.data.parallel_config import ParallelDataConfig
+from train.engines import make_engine
+from train.errors import UsageError, UserError
+from train.experiment import Experiment
+from train.registry import find
+from train.settings import from_plain, to_plain
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    Hardware,
+    LanguageModel,
+    TransformerConfig,
+)
+from transformer.checks import LARGEST_FLOAT, LARGEST_OF, check_least, check_number, check_numbers
+
+CONFIGS = ("quickstart", "multi30k", "listops", "trec", "ud_ewt", "bert:base")
+
+
+def numbers(config: Any, kind: type, path: str = "") -> Iterator[str]:
+    """The dotted names of all settings of a type."""
+    if isinstance(config, tuple):
+        for index, each in enumerate(config):
+            yield from numbers(each, kind, f"{path}{index}.")
+    elif dataclasses.is_dataclass(config):
+        for name, hint in get_type_hints(type(config)).items():
+            if hint is kind:
+                yield f"{path}{name}"
+            yield from numbers(getattr(config, name, None), kind, f"{path}{name}.")
+
+
+def settings(kind: type) -> list[tuple[str, str]]:
+    """(config, setting) of all numbers of a type; each name once."""
+    found: dict[str, str] = {}
+    for name in CONFIGS:
+        for path in numbers(find(name), kind):
+            if "precision" not in path:
+                found.setdefault(path, name)
+    return [(name, path) for path, name in found.items()]
+
+
+def changed(config: str, path: str, value: float) -> dict[str, Any]:
+    plain = to_plain(find(config))
+    put(plain, path, value)
+    return plain
+
+
+@pytest.mark.parametrize(("config", "path"), settings(int))
+def test_every_integer_has_an_end(config: str, path: str) -> None:
+    for value in (2**63 - 1, 2**63, 10**40, -(10**40)):
+        last = path.rpartition(".")[2]
+        if value == LARGEST_OF.get(last):
+            continue
+        with pytest.raises(UserError, match=rf"{last}\b"):
+            from_plain(changed(config, path, value), "an experiment")
+
+
+@pytest.mark.parametrize(("config", "path"), settings(float))
+def test_every_float_is_finite_and_fits_float32(config: str, path: str) -> None:
+    for value in (math.inf, -math.inf, math.nan, 1e308):
+        with pytest.raises(UserError, match=path.rpartition(".")[2]):
+            from_plain(changed(config, path, value), "an experiment")
+
+
+def test_numbers_are_named_by_where_they_are() -> None:
+    experiment = find("quickstart")
+    mixer = AttentionConfig()
+    object.__setattr__(mixer, "soft_cap", math.inf)  # as a class that checks nothing would have it
+    block = dataclasses.replace(experiment.model.pattern[0], mixer=mixer)
+    with pytest.raises(ValueError, match=r"^model.pattern.1.mixer.soft_cap inf: is not a finite"):
+        TransformerConfig(pattern=(experiment.model.pattern[0], block))
+
+
+def test_the_largest_numbers() -> None:
+    check_number("heads", LARGEST_OF["heads"])
+    check_number("x", -(2**31 - 1))
+    check_number("x", -0.0)
+    check_number("x", -LARGEST_FLOAT)
+    assert jnp.isfinite(jnp.float32(LARGEST_FLOAT))
+    check_numbers((True, "word", None, find, Experiment))
+    with pytest.raises(ValueError, match=r"^a.heads 65537: is too large; give at most 65536$"):
+        check_number("a.heads", 65537)
+    with pytest.raises(ValueError, match=r"^x -2147483648: is too large; give at most 2147483647$"):
+        check_number("x", -(2**31))
+    with pytest.raises(ValueError, match=r"^x of so many digits: is too large"):
+        check_number("x", 10**5000)
+    with pytest.raises(ValueError, match=r"^rate inf: is not a finite number; give one$"):
+        check_least("rate", math.inf, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag", "value"),
+    [
+        *((SampleArguments, flag, str(2**63)) for flag in ("--max-new-tokens", "--seed", "--step")),
+        *((PlanArguments, flag, str(2**31)) for flag in ("--compile-best", "--show")),
+        *((PlanArguments, "--tokens", value) for value in ("inf", "nan")),
+    ],
+)
+def test_options_beside_the_settings_are_checked_too(kind: Any, flag: str, value: str) -> None:
+    default = PlanArguments(find("quickstart")) if kind is PlanArguments else None
+    with pytest.raises(UsageError, match=r"is too large; give|is not a finite number"):
+        parse(kind, [flag, value], verb="verb", default=default)
+
+
+def test_a_batch_has_so_many_tokens_that_32_bits_count_them() -> None:
+    experiment = find("quickstart")
+    length = experiment.length
+    dataclasses.replace(experiment, batch_size=(2**31 - 1) // length)
+    with pytest.raises(UsageError, match=r"tokens with data.sequence_length .* lower one of them"):
+        dataclasses.replace(experiment, batch_size=2**31 // length)
+    translation = find("multi30k")
+    assert isinstance(translation.data, ParallelDataConfig)
+    dataclasses.replace(translation, batch_size=2**31 - 1)  # it counts tokens already
+
+
+def test_a_weight_that_no_memory_has() -> None:
+    block = BlockConfig(feed_forward=FeedForwardConfig(hidden=2**24))
+    config = TransformerConfig(vocab_size=9, width=2**24, layers=9_999, pattern=(block,))
+    with pytest.raises(ValueError, match=r"^weight \w+: .* numbers are more than any memory has"):
+        LanguageModel(config, hardware=Hardware()).axes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"model.width": 2**18}, "the training state"),
+        ({"batch_size": 2**26}, "the inputs of the layers"),
+        ({"batch_size": 2**26, "accumulate": 2**26}, "a batch's tokens"),
+    ],
+)
+def test_what_no_memory_holds_is_refused_before_it_is_built(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], what: str
+) -> None:
+    monkeypatch.setattr(memory, "host_memory", lambda: 2**33)
+    plain = to_plain(tiny(tmp_path))
+    for path, value in changes.items():
+        put(plain, path, value)
+    put(plain, "model.vocab_size", 32)
+    experiment = from_plain(plain, "an experiment")
+    engine = make_engine(experiment, Hardware(count=jax.device_count()))
+    with pytest.raises(UserError, match=rf"^memory: {what} would take .*, and there are 8.*iB; "):
+        memory.check_room(engine, experiment)
+    fits = tiny(tmp_path)
+    fits = dataclasses.replace(fits, model=dataclasses.replace(fits.model, vocab_size=32))
+    memory.check_room(make_engine(fits, Hardware(count=jax.device_count())), fits)
+
+
+@pytest.mark.slow
+def test_fit_asks_before_it_builds(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    given = ("--workdir", str(tmp_path / "run"), "--quiet", "--batch-size", str(2**26))
+    found = command(capsys, "fit", write_config(tmp_path), *given)
+    assert (found.status, found.output) == (1, "")
+    assert found.error.startswith("error: memory: the inputs of the layers would take ")
+    assert found.error.count("\n") == 1
+
+
+# Standard output.
+
+
+@pytest.mark.parametrize(
+    ("line", "target"),
+    [
+        *itertools.product(["--help"], [">/dev/full", ">&-"]),
+        pytest.param("fit quickstart --help", ">/dev/full", marks=pytest.mark.slow),
+        ("goodput --help", ">/dev/full"),
+    ],
+)
+def test_an_output_that_is_full_or_closed(line: str, target: str) -> None:
+    ran = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" -m train {line} {target}', sys.executable],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if target == ">&-":
+        assert (ran.returncode, ran.stderr) == (0, "")
+    else:
+        assert ran.returncode == 1
+        assert ran.stderr.startswith("error: [Errno 28] No space left on device")
+        assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_seen_enough() -> None:
+    line = [sys.executable, "-m", "train", "describe", "quickstart"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:
+        assert ran.stdout is not None
+        assert ran.stderr is not None
+        ran.stdout.close()
+        assert (ran.wait(), ran.stderr.read()) == (0, "")

@@ -336,7 +336,7 @@ class Experiment:
             )
 
         rows = max(self.batch_size, self.evaluation.batch_size)
-        tokens = rows * (1 if isinstance(self.data, ParallelDataConfig) else self.length)
+        tokens = self.batch_tokens or rows * self.length
         if tokens > LARGEST:  # their indices have 32 bits
             raise UsageError(
                 f"batch_size {rows}: makes {tokens} tokens with data.{setting} {self.length}, and "

@@ -2,7 +2,7 @@
 
 A lease is `owner/<number>.json`. The highest number is the current one; taking the folder means to
 create the next number exclusively, which only one process can do, on every file system and object
-store. The owner rewrites its file every few seconds.
+store. The owner rewrites its file every few seconds, and removes it when it ends.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
 from train.data.files import Location
+from train.regular_files import read_bytes
 
 _NAME = re.compile(r"([1-9][0-9]{0,8})\.json")
 _MOST_BYTES = 65_536
@@ -46,12 +47,10 @@ class Lease:
     since: str = ""
     """When the lease was taken (UTC, ISO 8601)."""
     renewals: int = 0
-    released: bool = False
-    """The owner has ended and the folder is free."""
 
-    def next(self, *, released: bool = False) -> Lease:
+    def next(self) -> Lease:
         """Return the lease as its next renewal writes it."""
-        return dataclasses.replace(self, renewals=self.renewals + 1, released=released)
+        return dataclasses.replace(self, renewals=self.renewals + 1)
 
     def describe(self) -> str:
         """Return `process 4121 on node7, since 2026-11-23T20:11:03+00:00`."""
@@ -66,7 +65,7 @@ class Lease:
     def from_bytes(cls, data: bytes) -> Lease:
         """Parse a lease; one that is torn or damaged is a lease of nobody known."""
         try:
-            plain = json.loads(data[:_MOST_BYTES].decode())
+            plain = json.loads(data.decode())
             lease = cls(**plain)
         except (ValueError, TypeError, RecursionError):
             return cls()
@@ -160,7 +159,7 @@ class LeaseStore(Protocol):
         ...
 
     def remove(self, number: int) -> None:
-        """Remove an outdated lease."""
+        """Remove a lease, and the folder with the last of them."""
         ...
 
 
@@ -183,18 +182,22 @@ class LocalStore:
 
     def read(self, number: int) -> Lease | None:
         try:
-            with self._path(number).open("rb") as file:
-                return Lease.from_bytes(file.read(_MOST_BYTES))
+            return Lease.from_bytes(read_bytes(self._path(number), _MOST_BYTES))
         except FileNotFoundError:
             return None
 
     def create(self, number: int, lease: Lease) -> bool:
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
-            with self._path(number).open("xb") as file:
-                file.write(lease.to_bytes())
+            file = self._path(number).open("xb")
         except FileExistsError:
             return False
+        try:
+            with file:
+                file.write(lease.to_bytes())
+        except OSError:  # a full disk: without its content it would keep others waiting
+            self.remove(number)
+            raise
         return True
 
     def replace(self, number: int, lease: Lease) -> None:
@@ -206,6 +209,8 @@ class LocalStore:
 
     def remove(self, number: int) -> None:
         self._path(number).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # others are in it
+            self._folder.rmdir()
 
     def _path(self, number: int) -> pathlib.Path:
         return self._folder / f"{number}.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from train.checkpoints import Checkpoints
 from train.data import Tokenizer
@@ -11,6 +12,7 @@ from train.experiment import Experiment
 from train.hardware import local_hardware
 from train.kernels import without_broken_kernels
 from train.labels import saved_labels
+from train.provenance import check_provenance
 from train.run import Run, saved_experiment
 from train.runfolder import RunFolder
 from train.served import serve
@@ -32,14 +34,20 @@ def load(workdir: str, *, step: int | None = None, average: int | None = None) -
     """
     folder = RunFolder.existing(workdir)
     hardware = local_hardware()
-    experiment = one_host(saved_experiment(folder))
-    tokenizer = Tokenizer.load(folder.tokenizer)
+    saved = saved_experiment(folder)
+    experiment = one_host(saved)
+    tokenizer, labels = Tokenizer.load(folder.tokenizer), saved_labels(folder)
     check_vocabulary(experiment, tokenizer, str(folder.tokenizer))
     engine = make_engine(experiment, without_broken_kernels(experiment, hardware))
     verify = experiment.checkpoint.verify
+
+    def check(step: int, extra: dict[str, Any]) -> None:
+        check_provenance(extra, step, folder, saved, tokenizer, labels)
+
     with Checkpoints(folder.checkpoints, read_only=True, verify=verify) as checkpoints:
-        params, steps = serve(checkpoints, engine, experiment, step=step, average=average)
-    labels = saved_labels(folder)
+        params, steps = serve(
+            checkpoints, engine, experiment, step=step, average=average, check=check
+        )
     return Run(experiment, folder, engine.model, params, tokenizer, steps[-1], labels=labels)
 
 

@@ -26,6 +26,7 @@ from train.kernels import without_broken_kernels
 from train.memory import check_room, explain_exhaustion, smaller
 from train.preemption import PreemptedError, StopRequest
 from train.progress import Progress
+from train.provenance import RUN, provenance
 from train.recovery.lookout import Lookout
 from train.recovery.plan import Trouble
 from train.recovery.recovery import Recovery, for_rollbacks
@@ -97,6 +98,7 @@ class _Fit:
         self.folder, self.timesheet, self.quiet = folder, timesheet, quiet
         self.lock = lock
         before = begun(folder, hardware)
+        self.anew = before is None
         experiment = with_precision(experiment, hardware, before and before.experiment)
         task, tokenizer = make_task(experiment), before.tokenizer if before else None
         self.corpus = task.prepare(tokenizer, before.labels if before else None)
@@ -142,7 +144,7 @@ class _Fit:
                 )
                 return self.judge.result(self.judge.served(state, done, checkpoints), metrics)
             if speaks:
-                write_settings(self.judge)
+                write_settings(self.judge, anew=self.anew)
             report = Report(
                 self.folder,
                 self.experiment,
@@ -279,7 +281,13 @@ class _Fit:
 
     def extra(self, best: Best) -> dict[str, Any]:
         """What a checkpoint holds beside the state."""
-        return {"corpus": self.corpus.digest, "best": best.as_plain(), **self.recovery.extra}
+        corpus = self.corpus
+        return {
+            RUN: provenance(self.experiment, corpus.tokenizer, corpus.labels),
+            "corpus": corpus.digest,
+            "best": best.as_plain(),
+            **self.recovery.extra,
+        }
 
     def load(self, cursor: int) -> tuple[int, Batch]:
         """How many tokens a batch has, and the batch on the devices."""

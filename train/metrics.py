@@ -11,7 +11,7 @@ from typing import Any, Self, TypeGuard
 
 from train import jsonl
 from train.data.files import Location
-from train.runfolder import RunFolder, write_atomically
+from train.runfolder import RunFolder, unused_name, write_atomically
 from train.tensorboard import EventFile
 
 FLUSH_SECONDS = 30.0
@@ -54,7 +54,7 @@ class MetricsLog:
         if len(kept) == len(lines):
             return None
         beyond = [line for line in lines if not _is_at_most(line, last)]
-        aside = _unused(self._path, f"beyond-{max(last, 0)}")
+        aside = unused_name(self._path, f"beyond-{max(last, 0)}")
         # In this order a kill in between leaves a line twice and never loses one.
         write_atomically(aside, _text(beyond))
         write_atomically(self._path, _text(kept))
@@ -161,13 +161,3 @@ def _scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 def _text(lines: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
-
-
-def _unused(path: Location, ending: str) -> Location:
-    """``<path>.<ending>``, with a number if files of that name are there already."""
-    candidate = path.with_name(f"{path.name}.{ending}")
-    number = 1
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}.{ending}.{number}")
-    return candidate

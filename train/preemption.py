@@ -1,15 +1,24 @@
 """Being asked to stop: the step under way is finished, a checkpoint saved, and the run ends."""
 
+import contextlib
 import itertools
 import os
 import signal
+from collections.abc import Iterator
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from train.errors import PlainError
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""What schedulers and people stop a run with; SLURM warns with USR1 if asked (--signal=USR1@60)."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+"""What schedulers and people stop a run with. SLURM warns with USR1 if asked (--signal=USR1@60);
+SIGHUP comes when the terminal is closed."""
+
+EARLY_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Those that would end a process without a word while it does not train; SIGINT raises an error."""
+
+PREEMPTED = 75
+"""Exit status of a process that was told to stop and lost nothing (EX_TEMPFAIL): try again."""
 
 _asked = itertools.count(1)
 """How often this process has asked whether to stop: all processes have, as often, at each step."""
@@ -38,6 +47,8 @@ class StopRequest:
         for number in SIGNALS:
             if self._together and number == signal.SIGTERM:
                 continue
+            if signal.getsignal(number) is signal.SIG_IGN:
+                continue  # by nohup, or by a shell for what runs in its background
             try:
                 self._before[number] = signal.signal(number, self._note)
             except ValueError:  # only the main thread may; elsewhere signals are left alone
@@ -69,8 +80,45 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
+            if number == signal.SIGHUP:
+                return  # the kernel and the shell each send one when a terminal is closed
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.signal = signal.Signals(number).name
         if self._together:
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def early_stop() -> Iterator[None]:
+    """End the process with a line on standard error if it is told to stop while not training.
+
+    Until `StopRequest` takes over, and after it has let go, there is nothing to save: a run that
+    begins has written no step, and one that resumes has its checkpoints. The exit status is that of
+    a preemption, so that a scheduler starts the job again.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        name = signal.Signals(number).name
+        line = (
+            f"stopped by {name} while not training: nothing new to save; the same command starts "
+            "again from the newest checkpoint\n"
+        )
+        # Not by print: it may be what this handler interrupts.
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode())
+        os._exit(PREEMPTED)
+
+    before = {}
+    for number in EARLY_SIGNALS:
+        # A handler of somebody else's, and a signal that is ignored, stay as they are.
+        if signal.getsignal(number) is signal.SIG_DFL:
+            try:
+                before[number] = signal.signal(number, stop)
+            except ValueError:
+                break  # only the main thread may
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

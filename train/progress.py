@@ -6,10 +6,12 @@ import importlib.util
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich import progress
 from rich.console import Console
+
+from train.standard_error import LenientStream
 
 LINE_SECONDS = 30.0
 
@@ -48,7 +50,9 @@ class Progress:
         self._total = total
         self._done = self._first = done
         self._description = description
-        self._console = console or Console(stderr=True, quiet=quiet)
+        # rich's type is that of a whole file, of which it only writes, flushes and asks isatty.
+        stream: Any = LenientStream()
+        self._console = console or Console(file=stream, quiet=quiet)
         self._clock = clock
         self._began = self._due = clock()
         self._loss = self._speed = ""

@@ -15,9 +15,10 @@ from train.experiment import Experiment
 from train.judge import Judge
 from train.labels import Labels, saved_labels
 from train.logbook import Logbook
+from train.provenance import check_provenance, other_library
 from train.recovery.recovery import Recovery
 from train.run import saved_choices, saved_experiment
-from train.runfolder import RunFolder, write_atomically
+from train.runfolder import RunFolder, set_aside, write_atomically
 from train.settings import as_text, changes, forbidden, to_plain
 from train.state import TrainState
 from train.stopping import Best
@@ -117,10 +118,19 @@ def _restored(judge: Judge, checkpoints: Checkpoints, recovery: Recovery, step: 
             f"{judge.folder.path}: its run is at step {step} already; "
             f"give --steps {step} or more, or another --workdir"
         )
-    state, extra = checkpoints.restore(step, judge.engine.shapes())
-    if extra.get("corpus") != judge.corpus.digest:
+    # Before the arrays are read, as shapes that differ would be the less helpful error.
+    extra, corpus = checkpoints.extra(step), judge.corpus
+    check_provenance(extra, step, judge.folder, judge.experiment, corpus.tokenizer, corpus.labels)
+    state = checkpoints.restore(step, judge.engine.shapes()).state
+    if extra.get("corpus") != corpus.digest:
+        path = judge.experiment.data.path
+        if why := other_library(extra, path):
+            raise UserError(
+                f"data.path {path}: {why}; resume {judge.folder.path} with that Python, or give "
+                "another --workdir"
+            )
         raise UserError(
-            f"data.path {judge.experiment.data.path}: is not the text that "
+            f"data.path {path}: is not the text that "
             f"{judge.folder.path} was trained on; give that text, or another --workdir"
         )
     judge.remember(Best.from_plain(extra.get("best", {})), checkpoints)
@@ -130,6 +140,8 @@ def _restored(judge: Judge, checkpoints: Checkpoints, recovery: Recovery, step: 
 def finished_before(folder: RunFolder, step: int) -> dict[str, float] | None:
     """The metrics that a run has had at its end; None if it has not been there."""
     for line in reversed(Logbook(folder.logbook).read()):
+        if line.get("event") in ("started", "rolled back"):
+            return None  # what was finished before that had other weights
         if line.get("event") == "finished" and line.get("step") == step:
             known = {name: line[name] for name in line if name not in ("time", "event", "step")}
             with contextlib.suppress(TypeError, ValueError, OverflowError):  # of a damaged line
@@ -137,11 +149,18 @@ def finished_before(folder: RunFolder, step: int) -> dict[str, float] | None:
     return None
 
 
-def write_settings(judge: Judge) -> None:
-    """All of a run's folder that another program needs beside the weights.
+def write_settings(judge: Judge, *, anew: bool) -> None:
+    """Write all of a run's folder that another program needs beside the weights.
 
     config.json comes last: a folder that has it holds a run.
+
+    Args:
+      judge: Of the run.
+      anew: The run begins here: the rollbacks of an earlier one, whose checkpoints are gone, are
+        moved aside, as they would be taken for its own when it is resumed.
     """
+    if anew:
+        set_aside(judge.folder.recovery, "earlier")
     folder, corpus, hardware = judge.folder, judge.corpus, judge.engine.model.hardware
     chosen = judge.engine.choices()
     plain = {

@@ -83,7 +83,7 @@ class RunLock:
         self._thread.join()
         with self._held, contextlib.suppress(OSError), self._mutex:
             if self._is_current():
-                self._store.replace(self._number, self._lease.next(released=True))
+                self._store.remove(self._number)
 
     def check(self) -> None:
         """Raise UserError if another process has taken the folder. Cheap enough for every step."""
@@ -109,9 +109,13 @@ class RunLock:
 
     def _acquire(self) -> None:
         """Take the next number, once the owner of the last one is known to be gone."""
-        number, lease = self._newest()
-        if lease is not None and not lease.released:
+        gone: Lease | None = None
+        while True:
+            number, lease = self._newest()
+            if lease is None or lease == gone:
+                break
             self._wait_for_end_of(number, lease)
+            gone = lease
         if not self._store.create(number + 1, self._lease):
             self._refuse(self._store.read(number + 1) or Lease())
         self._number, self._renewed = number + 1, self._clock()
@@ -127,14 +131,14 @@ class RunLock:
         if state == "gone":
             return
         self._say(
-            f"{self._folder.path}: {lease.describe()}, did not release this folder; taking it "
+            f"{self._folder.path}: {lease.describe()}, has not released this folder; taking it "
             f"over unless that process renews its lease within {LEASE_SECONDS:g} s"
         )
         began = self._clock()
         while self._clock() - began < LEASE_SECONDS:
             self._sleep(POLL_SECONDS)
             found, now = self._newest()
-            if now is None or (found == number and now.released):
+            if now is None:  # it has ended in the meantime
                 return
             if (found, now) != (number, lease):
                 self._refuse(now)
@@ -160,7 +164,8 @@ class RunLock:
     def _is_current(self) -> bool:
         """Return whether the newest lease is this process's; note who has replaced it if not."""
         number, lease = self._newest()
-        if lease is None:  # somebody removed the files: claim the folder again
+        # Somebody removed the files, and nobody can have taken the folder: claim it again.
+        if lease is None and self._clock() - self._renewed < LEASE_SECONDS:
             number, lease = self._number, self._lease
             if not self._store.create(number, lease):
                 number, lease = self._newest()

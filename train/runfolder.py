@@ -225,6 +225,27 @@ def replace_atomically(path: Location, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def set_aside(path: Location, ending: str) -> Location | None:
+    """Rename a file to an unused name, `<name>.<ending>`; return it, or None without such a file.
+
+    Raises UserError if it cannot be renamed.
+    """
+    with writing(path):
+        if not path.exists():
+            return None
+        return path.rename(unused_name(path, ending))
+
+
+def unused_name(path: Location, ending: str) -> Location:
+    """Return `<path>.<ending>`, with a number if a file of that name exists."""
+    candidate = path.with_name(f"{path.name}.{ending}")
+    number = 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}.{ending}.{number}")
+    return candidate
+
+
 def _located(workdir: str | os.PathLike[str]) -> Location:
     with explained(f"workdir {workdir}"):
         path = locate(os.fspath(workdir))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -49,6 +49,7 @@ def serve(
     *,
     step: int | None = None,
     average: int | None = None,
+    check: Callable[[int, dict[str, Any]], None] | None = None,
 ) -> Served:
     """Reads the weights of a run.
 
@@ -60,6 +61,8 @@ def serve(
       step: Which checkpoint, by itself unless `average` is given too.
       average: The mean of that many: `step` or the newest, and those before it at multiples of
         `checkpoint.every`.
+      check: Called with the step of each checkpoint that is read, and with what was saved beside
+        its state; it raises if the checkpoint is not one of this run.
 
     A run that trains meanwhile removes old checkpoints: if one goes while it is read, the search
     starts again.
@@ -70,11 +73,11 @@ def serve(
     for _ in range(_ATTEMPTS):
         before = checkpoints.steps()
         try:
-            return _serve(checkpoints, engine, experiment, step, average)
+            return _serve(checkpoints, engine, experiment, step, average, check)
         except UserError:
             if set(before) <= set(checkpoints.steps()):
                 raise
-    return _serve(checkpoints, engine, experiment, step, average)
+    return _serve(checkpoints, engine, experiment, step, average, check)
 
 
 def _serve(
@@ -83,6 +86,7 @@ def _serve(
     experiment: Experiment,
     step: int | None,
     average: int | None,
+    check: Callable[[int, dict[str, Any]], None] | None,
 ) -> Served:
     if average is not None and average < 1:
         raise UsageError(f"average {average}: give 1 or more")
@@ -100,6 +104,9 @@ def _serve(
             f"average {average}: there are only checkpoints of steps {', '.join(map(str, steps))} "
             f"to average; give at most {len(steps)}"
         )
+    if check is not None:
+        for each in steps:
+            check(each, checkpoints.extra(each))
     return Served(_mean(checkpoints, engine, steps), steps)
 
 

@@ -149,6 +149,16 @@ def changes(saved: Experiment, asked: Experiment) -> dict[str, tuple[Any, Any]]:
     return {n: (old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)}
 
 
+def fixed(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings that no resume may change, by name."""
+    free = (*FREE, *SHAPING)
+    return {
+        name: value
+        for name, value in flat(experiment).items()
+        if not name.startswith(free) and not name.endswith(FREE_OF_MIXERS)
+    }
+
+
 def forbidden(differences: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
     """Those of the changes that a run cannot be resumed with."""
     return {name: pair for name, pair in differences.items() if not _may_differ(name, *pair)}

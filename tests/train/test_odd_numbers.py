@@ -130,7 +130,8 @@ def test_a_batch_has_so_many_tokens_that_32_bits_count_them() -> None:
         dataclasses.replace(experiment, batch_size=2**31 // length)
     translation = find("multi30k")
     assert isinstance(translation.data, ParallelDataConfig)
-    dataclasses.replace(translation, batch_size=2**31 - 1)  # it counts tokens already
+    most = dataclasses.replace(translation.data, batch_tokens=2**31 - 1)
+    dataclasses.replace(translation, data=most)
 
 
 def test_a_weight_that_no_memory_has() -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from train.preemption import SIGNALS, StopRequest
+from train.preemption import EARLY_SIGNALS, PREEMPTED, SIGNALS, StopRequest, early_stop
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -42,11 +42,11 @@ def test_outside_of_the_main_thread_signals_are_left_alone() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.parametrize("second", SIGNALS)
+@pytest.mark.parametrize("second", [each for each in SIGNALS if each != signal.SIGHUP])
 def test_a_second_signal_ends_the_process_at_once(second: signal.Signals) -> None:
     program = (
         "import os, signal\n"
-        "from train.preemption import SIGNALS, StopRequest\n"
+        "from train.preemption import EARLY_SIGNALS, PREEMPTED, SIGNALS, StopRequest\n"
         "with StopRequest() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    print(stop.signal, flush=True)\n"
@@ -95,3 +95,57 @@ def test_a_notice_before_the_first_step_of_a_run_that_goes_on_is_heard() -> None
     ]
     said = [process.communicate(timeout=120)[0] for process in processes]
     assert [each.splitlines()[-1] for each in said] == ["stopped 180"] * 2
+
+
+def run(program: str, *, ignored: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a program; `ignored`: a signal that is ignored when it starts, as nohup does."""
+    trap = f"trap '' {ignored}; " if ignored else ""
+    return subprocess.run(
+        ["/bin/sh", "-c", f'{trap}exec "$0" -c "$1"', sys.executable, program],
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_terminal_that_is_closed_may_say_so_twice() -> None:
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.asked() == "SIGHUP"
+
+
+@pytest.mark.parametrize("name", ["HUP", "INT"])
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(name: str) -> None:
+    """By nohup, or by a shell for what runs in its background."""
+    ran = run(
+        "import os, signal\n"
+        "from train.preemption import StopRequest, early_stop\n"
+        f"with early_stop(), StopRequest() as stop:\n"
+        f"    os.kill(os.getpid(), signal.SIG{name})\n"
+        "    print(stop.asked())\n",
+        ignored=name,
+    )
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("None\n", "", 0)
+
+
+@pytest.mark.parametrize("number", EARLY_SIGNALS)
+def test_a_signal_before_training_ends_with_a_word(number: signal.Signals) -> None:
+    ran = run(
+        "import os\n"
+        "from train.preemption import early_stop\n"
+        "with early_stop():\n"
+        f"    os.kill(os.getpid(), {number:d})\n"
+        "    print('still here')\n"
+    )
+    assert ran.returncode == PREEMPTED
+    assert ran.stdout == ""
+    assert ran.stderr.startswith(f"stopped by {number.name} while not training: nothing new to s")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_signals_before_training_are_those_of_the_run_while_it_trains() -> None:
+    before = [signal.getsignal(each) for each in EARLY_SIGNALS]
+    with early_stop(), StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.asked() == "SIGTERM"
+    assert [signal.getsignal(each) for each in EARLY_SIGNALS] == before

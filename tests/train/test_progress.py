@@ -132,3 +132,31 @@ def test_durations_are_as_people_read_them() -> None:
         "0:59:59",
         "25:01:01",
     ]
+
+
+class Broken(io.TextIOBase):
+    """A pipe that nobody reads any more, or a disk that is full."""
+
+    def __init__(self, error: Exception):
+        self._error = error
+
+    def write(self, text: str) -> int:
+        raise self._error
+
+    def flush(self) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left"), ValueError("closed file")],
+    ids=["pipe", "disk", "closed"],
+)
+def test_a_standard_error_that_cannot_be_written_ends_nothing(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Broken(error))
+    with Progress(10) as progress:
+        progress.update(1, loss=2.0)
+        progress.print("a sample")
+        progress.update(10, loss=1.0)

@@ -32,9 +32,6 @@ COMPUTING = frozenset({"fit", "evaluate", "sample"})
 
 HELP = frozenset({"-h", "--help"})
 
-PREEMPTED = 75
-"""Exit status of a run that was told to stop and has saved a checkpoint (EX_TEMPFAIL)."""
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a verb and exits: 0; 1 for what went wrong, 2 for a usage error, 75 for preemption."""
@@ -76,11 +73,12 @@ def dispatch(verb: str, arguments: list[str]) -> int:
     if not HELP.isdisjoint(options):
         print(usage_of(verb))
         return 0
-    from train.preemption import PreemptedError
+    from train.preemption import PREEMPTED, PreemptedError, early_stop
 
-    module = importlib.import_module(f"train.cli.{verb}")
     try:
-        status: int = module.main(arguments)
+        with early_stop() if verb == "fit" else contextlib.nullcontext():
+            module = importlib.import_module(f"train.cli.{verb}")
+            status: int = module.main(arguments)
     except PreemptedError as stop:
         print(stop, file=sys.stderr)
         return PREEMPTED

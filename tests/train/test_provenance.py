@@ -1,0 +1,116 @@
+"""Files of another run in a run's folder: settings, tokenizer, labels, checkpoints, rollbacks."""
+
+import json
+import platform
+import shutil
+from pathlib import Path
+
+import pytest
+
+import train
+from tests.train.support import light_compiler as light_compiler
+from tests.train.support import lines_of, tiny
+from train.errors import UserError
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
+from train.logbook import Logbook
+from train.provenance import other_library
+from train.recovery.plan import Rollback
+from train.recovery.record import Record
+from train.resuming import finished_before
+from train.runfolder import RunFolder
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path]:
+    folder = tmp_path_factory.mktemp("trained")
+    experiment = tiny(
+        folder,
+        steps=4,
+        checkpoint=CheckpointConfig(every=2, keep=9),
+        evaluation=EvaluationConfig(every=0),
+    )
+    train.fit(experiment, str(folder / "run"), quiet=True)
+    return experiment, folder / "run"
+
+
+@pytest.fixture
+def run(trained: tuple[Experiment, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained[1], tmp_path / "run"))
+
+
+def test_what_belongs_together_is_loaded(run: Path) -> None:
+    assert train.load(str(run)).step == 4
+    assert train.load(str(run), step=2).step == 2
+
+
+def test_a_setting_that_was_changed_by_hand_is_noticed(run: Path) -> None:
+    """Of no effect on any shape: the weights would be read, and give other results."""
+    config = run / "config.json"
+    plain = json.loads(config.read_text())
+    plain["experiment"]["model"]["pattern"][0]["mixer"]["heads"] = 2
+    config.write_text(json.dumps(plain))
+    changed = r"config\.json: model\.pattern\.0\.mixer\.heads is 2, and checkpoint 4 was trained w"
+    with pytest.raises(UserError, match=changed):
+        train.load(str(run))
+
+
+def test_another_tokenizer_is_noticed(run: Path, trained: tuple[Experiment, Path]) -> None:
+    file = run / "tokenizer.json"
+    plain = json.loads(file.read_text())
+    vocabulary = plain["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(plain))
+    with pytest.raises(UserError, match=r"tokenizer\.json: is not the one that checkpoint 4 was"):
+        train.load(str(run))
+    with pytest.raises(UserError, match=r"tokenizer\.json: is not the one that checkpoint 4 was"):
+        train.fit(trained[0], str(run), quiet=True)
+
+
+def test_labels_that_were_added_are_noticed(run: Path) -> None:
+    (run / "labels.json").write_text('["good", "bad"]')
+    with pytest.raises(UserError, match=r"labels\.json: is not the one that checkpoint 4 was"):
+        train.load(str(run))
+
+
+def test_a_renamed_checkpoint_is_passed_over(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (run / "checkpoints" / "2").rename(run / "checkpoints" / "50")
+    assert train.load(str(run)).step == 4
+    assert "checkpoint of step 50: is the checkpoint of step 2" in capfd.readouterr().err
+
+
+def test_rollbacks_of_an_earlier_run_are_not_those_of_a_new_one(
+    run: Path, trained: tuple[Experiment, Path]
+) -> None:
+    """They would send the new one back, and on with another learning rate, when it is resumed."""
+    shutil.rmtree(run / "checkpoints")
+    stale = Record((Rollback(first=3, step=3, checkpoint=2, cursor=50, rate=0.5, tries=1),))
+    stale.write(run / "recovery.json")
+    train.fit(trained[0], str(run), quiet=True)
+    assert not (run / "recovery.json").exists()
+    assert Record.read(run / "recovery.json.earlier") == stale
+    assert not [line for line in lines_of(run / "logbook.jsonl") if line["event"] == "rolled back"]
+
+
+def test_the_end_of_an_earlier_run_is_not_that_of_a_new_one(tmp_path: Path) -> None:
+    """Killed between its last save and its last evaluation, a run has no metrics of its own yet."""
+    folder = RunFolder.create(tmp_path)
+    logbook = Logbook(folder.logbook)
+    logbook.write("started", step=0)
+    logbook.write("finished", step=4, loss=1.5)
+    assert finished_before(folder, 4) == {"loss": 1.5}
+    logbook.write("started", step=0)
+    assert finished_before(folder, 4) is None
+    logbook.write("finished", step=4, loss=2.5)
+    assert finished_before(folder, 4) == {"loss": 2.5}
+
+
+def test_another_python_is_named_as_the_reason() -> None:
+    extra = {"run": {"python": "3.9.1"}}
+    here = platform.python_version()
+    assert other_library(extra, "python:library") == (
+        f"it is the library of Python {here}, and was that of Python 3.9.1"
+    )
+    assert other_library(extra, "text.txt") == ""
+    assert other_library({"run": {"python": here}}, "python:library") == ""

@@ -47,8 +47,8 @@ class StopRequest:
         for number in SIGNALS:
             if self._together and number == signal.SIGTERM:
                 continue
-            if signal.getsignal(number) is signal.SIG_IGN:
-                continue  # by nohup, or by a shell for what runs in its background
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # by nohup
             try:
                 self._before[number] = signal.signal(number, self._note)
             except ValueError:  # only the main thread may; elsewhere signals are left alone

@@ -1,0 +1,130 @@
+"""A run's folder and its owner: killed and restarted at once, here and as on another machine.
+
+    python -m bench.drills.takeover [--kills 3]
+
+One run is killed (SIGKILL) again and again, and started again at once by the same command: by turns
+on the same machine, where it has to begin at once, and as on another machine, where it has to wait
+for the owner's lease to run out. While it trains a second process is started by the same command,
+on the same machine and as on another: both have to be refused, the run must not notice, and at its
+end its losses must be those of a run that was left alone.
+
+Another machine is this one with another boot id: the two find each other in the folder alone.
+"""
+
+import dataclasses
+import json
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import tyro
+
+STEPS = 3_000
+
+SETTINGS = (
+    "--batch-size=64",
+    "--log-every=1",
+    "--data.limit-bytes=400000",
+    "--data.sequence-length=64",
+    "--data.tokenizer.vocab-size=512",
+    "--model.width=64",
+    "--model.layers=1",
+    "--model.pattern.0.mixer.heads=2",
+    "--model.pattern.0.mixer.kv-heads=1",
+    "--evaluation.every=0",
+    "--evaluation.batches=2",
+    "--evaluation.no-compressors",
+    "--sample.every=0",
+    "--checkpoint.every=50",
+    f"--steps={STEPS}",
+)
+
+PROGRAM = """
+import sys
+import train.lease
+machine = sys.argv.pop(1)
+if machine:
+    train.lease.this_machine = lambda: machine
+from train.cli import main
+main()
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What the drill is asked for."""
+
+    kills: int = 3
+    """How often the run is killed."""
+
+
+def start(workdir: pathlib.Path, machine: str) -> subprocess.Popen[str]:
+    """Start the run; `machine`: the boot id to assume, this one's own if empty."""
+    command = ["fit", "quickstart", "--workdir", str(workdir), *SETTINGS]
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, machine, *command], stderr=subprocess.PIPE, text=True
+    )
+
+
+def losses(workdir: pathlib.Path) -> dict[int, float]:
+    """Return the training losses by step."""
+    file = workdir / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    found = [json.loads(line) for line in lines]
+    return {line["step"]: line["loss"] for line in found if line["split"] == "train"}
+
+
+def wait_for_steps(workdir: pathlib.Path, more: int) -> float:
+    """Wait until so many steps more are made; return the seconds until the first of them."""
+    began, before, first = time.monotonic(), max(losses(workdir), default=0), 0.0
+    while (now := max(losses(workdir), default=0)) < min(before + more, STEPS):
+        first = first or (time.monotonic() - began if now > before else 0.0)
+        time.sleep(0.1)
+    return first or time.monotonic() - began
+
+
+def refused(workdir: pathlib.Path, machine: str) -> str:
+    """Start a second process, and return its last line."""
+    began = time.monotonic()
+    second = start(workdir, machine)
+    error = second.communicate()[1].strip().splitlines()[-1]
+    if second.returncode != 1 or not re.search(r"is in use by process \d+ on .*; stop", error):
+        raise SystemExit(f"a second process was not refused: {second.returncode} {error}")
+    return f"refused after {time.monotonic() - began:.0f} s"
+
+
+def main() -> None:
+    """Kill, restart and compare; exit with an error for anything that is not as it has to be."""
+    kills = tyro.cli(Arguments, description=__doc__).kills
+    with tempfile.TemporaryDirectory() as folder:
+        whole, broken = pathlib.Path(folder, "whole"), pathlib.Path(folder, "broken")
+        start(whole, "").communicate()
+        run, machine = start(broken, ""), ""
+        for kill in range(kills):
+            wait_for_steps(broken, 30)
+            print(f"second process on the owner's machine: {refused(broken, machine)}", flush=True)
+            other = f"machine {kill}"
+            print(f"second process on another machine: {refused(broken, other)}", flush=True)
+            run.send_signal(signal.SIGKILL)
+            run.wait()
+            machine = machine if kill % 2 else other
+            where = "on the same machine" if kill % 2 else "on another machine"
+            run = start(broken, machine)
+            waited = wait_for_steps(broken, 1)
+            print(
+                f"killed, restarted at once {where}: steps again after {waited:.0f} s", flush=True
+            )
+        error = run.communicate()[1]
+        if run.returncode:
+            raise SystemExit(f"the run ended with {run.returncode}: {error}")
+        if losses(broken) != losses(whole):
+            raise SystemExit("the losses are not those of the run that was left alone")
+        print(f"all {STEPS} losses are those of the run that was left alone")
+
+
+if __name__ == "__main__":
+    main()

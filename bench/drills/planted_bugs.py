@@ -202,7 +202,7 @@ BUGS = (
     Bug(
         "a run resumed on another text",
         "train/resuming.py",
-        'if extra.get("corpus") != judge.corpus.digest:',
+        'if extra.get("corpus") != corpus.digest:',
         'if extra.get("corpus") is None:',
         "train/test_resume.py train/test_cli.py",
     ),

@@ -13,6 +13,7 @@ looks before each save whether the lease is still its own, and stops if it is no
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ LEASE_SECONDS = 60.0
 RENEW_SECONDS = 5.0
 """Seconds between two renewals: how long it takes at most to see that an owner is alive."""
 POLL_SECONDS = 1.0
+
+_runs = itertools.count()  # the same on every process: all take part in every run
 
 
 class RunLock:
@@ -205,12 +208,13 @@ def locked(folder: RunFolder, say: Callable[[str], None]) -> Iterator[RunLock | 
 
     from train.hosts import meet
 
+    place = f"run-lock-{next(_runs)}"
     if jax.process_index() != 0:
-        meet("run-lock")  # nothing of the folder is read before it is ours
+        meet(place)  # nothing of the folder is read before it is ours
         yield None
         return
     with RunLock(folder, say=say) as lock:
-        meet("run-lock")
+        meet(place)
         yield lock
 
 

@@ -38,7 +38,7 @@ def test_a_larger_scale_loses_fewer_gradients_until_one_overflows(tmp_path: Path
     corpus = LanguageTask(base).prepare()
     engine = make_engine(LanguageTask(base).resolved(corpus), local_hardware())
     params = engine.init().params
-    found = underflow(base, params, corpus, (2.0**-20, 1.0, 2.0**10, 2.0**40))
+    found = underflow(base, params, corpus, (2.0**-20, 2.0**-10, 1.0, 2.0**40))
     lost = [fraction for fraction, _ in found[:3]]
     assert lost[0] > 0.5
     assert lost[0] > lost[1] > lost[2]

@@ -82,7 +82,10 @@ def test_a_mesh_is_one_device(
             assert one.axes == ("fsdp",)
             assert one.bytes <= largest_weight(found)
         if one.kind == "collective-permute":
-            assert one.count == 3 * mesh.context  # of each layer, forward or backward
+            # Of each layer, forward or backward. Positions and segments are those of every layer,
+            # and may be sent around before the first.
+            tokens = all(len(shape) == 2 for shape in one.shapes)
+            assert one.count in ({mesh.context} if tokens else set()) | {3 * mesh.context}
 
 
 @pytest.mark.full

@@ -217,6 +217,8 @@ class _Fit:
             if trouble is None:
                 return state
             with report.pause("recover"):
+                if self.lock is not None:
+                    self.lock.verify()
                 first = self.extra(Best())
                 self.recovery.decide(trouble, state, self.engine, checkpoints, first)
                 state, done, passed_over = start(self.judge, checkpoints, self.recovery)

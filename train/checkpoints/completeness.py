@@ -16,9 +16,8 @@ from typing import Any
 from etils import epath
 
 from train import leaves
-
-LARGE_BYTES = 4 * 2**30
-"""Of larger states the index alone is read: its entries, and not the data that they stand for."""
+from train.checkpoints.manifest import AUTO_BYTES
+from train.regular_files import is_local
 
 _AT_ONCE = 64
 
@@ -44,21 +43,23 @@ def check_complete(
         store = tensorstore.KvStore.open(_spec(folder), context=tensorstore.Context()).result()
         entries = set(store.list().result())
     except Exception as error:
-        if _is_remote(folder):
+        if not is_local(folder):
             return  # settings that only Orbax knows; its own error would have been raised before
         raise OSError(f"the index of its arrays cannot be read: {error}") from error
+    arrays_found: dict[str, list[bytes]] = {}
+    for entry in entries:
+        arrays_found.setdefault(entry.decode().rpartition("/")[0], []).append(entry)
     chunks = []
     for name, leaf in stored.items():
         about = f"{name}/.zarray".encode()
         if about not in entries:
             raise OSError(f"array {name} is not in the index that Orbax wrote")
-        prefix = f"{name}/".encode()
-        found = [entry for entry in entries if entry.startswith(prefix) and entry != about]
+        found = [entry for entry in arrays_found[name] if entry != about]
         if len(found) < _count(json.loads(store.read(about).result().value), leaf):
             raise OSError(f"array {name} is not whole in the index that Orbax wrote")
         chunks += found
-    if sum(leaf.size * _width(leaf) for leaf in stored.values()) > LARGE_BYTES:
-        return
+    if sum(leaf.size * _width(leaf) for leaf in stored.values()) > AUTO_BYTES:
+        return  # the index alone has to do: reading all would take minutes
     mine = sorted(chunks)[host::hosts]
     for begin in range(0, len(mine), _AT_ONCE):
         batch = mine[begin : begin + _AT_ONCE]
@@ -82,9 +83,5 @@ def _width(leaf: leaves.Leaf) -> int:
 
 def _spec(folder: epath.Path) -> dict[str, Any]:
     path = f"{os.fspath(folder).rstrip('/')}/"
-    base = path if _is_remote(folder) else {"driver": "file", "path": path}
+    base = {"driver": "file", "path": path} if is_local(folder) else path
     return {"driver": "ocdbt", "base": base}
-
-
-def _is_remote(folder: epath.Path) -> bool:
-    return "://" in os.fspath(folder)

@@ -30,7 +30,7 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class File(NamedTuple):
-    """What a file must be."""
+    """Size and digest of one file."""
 
     bytes: int
     sha256: str
@@ -98,7 +98,7 @@ def write(folder: epath.Path, files: Files) -> None:
 
 
 def problem(folder: epath.Path, verify: Verify) -> str | None:
-    """What of a checkpoint is not as its manifest says, in a few words; None if nothing is."""
+    """Return how a checkpoint differs from its manifest, in a few words; None if it does not."""
     try:
         files, checkpoint = _parsed(read_bytes(folder / NAME, MANIFEST_BYTES).decode())
     except FileNotFoundError:
@@ -147,7 +147,7 @@ def _measured(path: epath.Path) -> File:
 
 
 def _sound(name: str, file: File) -> bool:
-    """Whether this may stand in a manifest: no file outside of the checkpoint may."""
+    """Return True for a sound entry, whose file lies within the checkpoint."""
     parts = pathlib.PurePosixPath(name).parts
     inside = parts and not name.startswith("/") and ".." not in parts and "\0" not in name
     return bool(inside and type(file.bytes) is int and _DIGEST.fullmatch(file.sha256))

@@ -33,7 +33,7 @@ class Writer:
 
     @property
     def step(self) -> int | None:
-        """What is being saved."""
+        """Step that is being saved; None if none is."""
         return self._saving[0] if self._saving else None
 
     def save(

@@ -52,7 +52,7 @@ def seal(folder: epath.Path, arrays: Mapping[str, leaves.Leaf]) -> None:
 
 
 def _together(folder: epath.Path, hosts: int) -> dict[str, manifest.File]:
-    """What all hosts have written; a file that another host did not see yet is read here."""
+    """Merge the parts of all hosts; measure files that no host had seen."""
     files: dict[str, manifest.File] = {}
     for host in range(hosts):
         files |= manifest.from_text(_part(folder, host).read_text())

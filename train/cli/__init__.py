@@ -119,7 +119,7 @@ def drop_output() -> None:
 
 
 def usage_of(verb: str) -> str:
-    """What `VERB --help` shows."""
+    """Return the text of `VERB --help`."""
     signature, what = VERBS[verb]
     lines = [f"usage: python -m train {verb} {signature}".rstrip(), "", what]
     if signature:
@@ -130,7 +130,7 @@ def usage_of(verb: str) -> str:
 
 
 def usage() -> str:
-    """What `--help` shows."""
+    """Return the text of `--help`."""
     width = max(len(verb) for verb in VERBS)
     lines = ["usage: python -m train VERB ...", "", "verbs:"]
     for verb, (signature, what) in VERBS.items():

@@ -21,9 +21,9 @@ Batch = dict[str, jax.Array]
 those of the targets."""
 
 LossFunction = Callable[[Any, Batch, jax.Array | None], dict[str, Loss]]
-"""(params, batch, keys [B]) -> sums by name. Minimised are `loss` and, where a model has losses of
-its own, those whose names begin with `AUXILIARY`: they have the weight of `loss`. Without keys
-nothing is trained."""
+"""(params, batch, dropout_rngs [B]) -> sums by name. Minimised are `loss` and, where a model has
+losses of its own, those whose names begin with `AUXILIARY`: they have the weight of `loss`. Without
+random keys nothing is trained."""
 
 AUXILIARY = "loss/"
 

@@ -12,9 +12,8 @@ from transformer.attention_config import AttentionConfig
 from transformer.cache import KVCache, MemoryCache
 from transformer.dropout import fold
 from transformer.heads import join, key_heads, query_heads, value_heads
-from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
-from transformer.positions import Rotary, rotate
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
+from transformer.positions import RelativePositions, Rotary, rotate
 from transformer.relations import Relation, relation
 from transformer.sinks import sink_scores
 
@@ -33,6 +32,16 @@ class Attention(Mixer):
     @staticmethod
     def constants(config: AttentionConfig, layer: int, width: int) -> None:
         return None
+
+    @staticmethod
+    def score_flops(config: AttentionConfig, width: int, length: int) -> ScoreFlops:
+        """An additive score is one product too: of its hidden layer and a vector, for each key."""
+        both = config.meeting_width(width) + (config.value_width or config.query_width(width))
+        each, once = config.heads * both, 0  # multiplications with one key, and with none
+        if isinstance(config.position, RelativePositions):
+            each += config.heads * 2 * config.position.distances
+            once = config.heads * both * config.position.distances
+        return ScoreFlops(full=2 * (each * length + once), causal=each * (length + 1) + 2 * once)
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> KVCache:
@@ -62,38 +71,32 @@ class Attention(Mixer):
         )
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        memory: jax.Array | None = None,  # [B, S, D]
-        cache: KVCache | MemoryCache | None = None,
-        keys: jax.Array | None = None,  # [B]
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         """With a `MemoryCache`, the memory is projected once: later calls do without it."""
+        mask, cache = inputs.mask, inputs.cache
         config, shared = self.config, self.shared
         q, related = self.queries(x), Relation()
         if isinstance(cache, MemoryCache):
-            cache = cache if memory is None else cache.write(*self.keys_and_values(memory))
+            cache = (
+                cache
+                if inputs.memory is None
+                else cache.write(*self.keys_and_values(inputs.memory))
+            )
             k, v = cache.keys, cache.values
-        elif memory is not None:
+        elif inputs.memory is not None:
             if cache is not None:
                 raise ValueError("attention with a memory: give a cache of init_memory_cache")
-            k, v = self.keys_and_values(memory)
+            k, v = self.keys_and_values(inputs.memory)
         else:
             k, v = self.keys_and_values(x)
-            q, k = self.turned(q, positions), self.turned(k, positions)
+            q, k = self.turned(q, inputs.positions), self.turned(k, inputs.positions)
             if cache is not None:
-                cache = cache.write(k, v, positions)
+                cache = cache.write(k, v, inputs.positions)
                 k, v = cache.keys, cache.values
                 mask = mask.over(cache.positions, holds_queries=True)
             related = self.related()
             if not config.products and mask.positions is None:
-                mask = mask.replace(positions=positions)
+                mask = mask.replace(positions=inputs.positions)
         scoring = Scoring(
             scale=scores.scale(config.score, q.shape[-1]),
             meet=scores.meet(self, config.score, config.heads, q.shape[-1], shared),
@@ -102,11 +105,11 @@ class Attention(Mixer):
             soft_cap=config.soft_cap,
             softmax_dtype=shared.precision.softmax,
             rate=config.dropout,
-            keys=fold(keys, 0),
+            keys=fold(inputs.dropout_rngs, 0),
         )
         sinks = sink_scores(self, config.heads, shared) if config.sinks else None
         how: Any = dict(form=config.form, hardware=shared.hardware, constrain=shared.constrain)
-        attended = attend(q, k, v, mask, scoring, sinks=sinks, want=want, **how)
+        attended = attend(q, k, v, mask, scoring, sinks=sinks, outputs=inputs.outputs, **how)
         y = join(self, attended.y, config, shared)
         return MixerOutput(y, cache, attended.aux)
 

@@ -75,7 +75,7 @@ class AttentionConfig(HeadsConfig):
         parts: int = 1,  # devices that the tokens are spread over
         meshed: bool = False,  # whether it is known how arrays lie on several devices
     ) -> "Case":
-        """What its form is chosen by, when nothing is decoded and no weights are wanted."""
+        """What its form is chosen by, when nothing is decoded and no weights are requested."""
         from transformer.attend import Case
         from transformer.masks import Pattern
 

@@ -8,7 +8,7 @@ from flax import linen as nn
 from transformer.config import TransformerConfig
 from transformer.embedding import embed, word_table
 from transformer.masks import Mask, Pattern
-from transformer.mixers import Want
+from transformer.mixers import Outputs
 from transformer.model import check_tokens, layers, or_arange
 from transformer.shared import Shared
 from transformer.stack import StackOutput
@@ -33,14 +33,14 @@ def backbone(
     types: jax.Array | None = None,  # [B, T]
     prefix: jax.Array | None = None,  # [B]
     cache: tuple[Any, ...] | None = None,
-    keys: jax.Array | None,  # [B]
-    want: Want,
+    dropout_rngs: jax.Array | None,  # [B]
+    outputs: Outputs,
 ) -> Read:
     """Declares embeddings and layers of `module`, so that all such models have one layout."""
     check_tokens(tokens, config, positions)
     positions = or_arange(positions, tokens)
     words = word_table(module, "embedding", config.vocab_rows, config)
-    given: dict[str, Any] = dict(positions=positions, keys=keys)
+    given: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
     x = embed(module, words, tokens, types=types, config=config, shared=shared, **given)
     # Behind the newest token of a cache there is nothing yet, but room: no model sees it.
     causal = config.causal or cache is not None
@@ -53,5 +53,5 @@ def backbone(
         one_document=one_document,
     )
     return Read(
-        layers(config, config, shared, x, mask=mask, cache=cache, want=want, **given), words
+        layers(config, config, shared, x, mask=mask, cache=cache, outputs=outputs, **given), words
     )

@@ -13,7 +13,7 @@ from transformer.block_config import Placement as Placement
 from transformer.dropout import dropout, fold
 from transformer.feedforward import FeedForward, FeedForwardConfig
 from transformer.masks import Mask
-from transformer.mixers import NOTHING, Want, mixer_type
+from transformer.mixers import MixerInputs, mixer_type
 from transformer.mixture import Mixture, MixtureConfig
 from transformer.norms import Norm
 from transformer.shared import Shared
@@ -58,54 +58,41 @@ class Block(nn.Module):
     def __call__(
         self,
         x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B, T]
-        mask: Mask,
+        inputs: MixerInputs,  # of self-attention; cache and constants also hold those of `cross`
         memory: Memory | None = None,
-        cache: Any = None,
-        keys: jax.Array | None = None,  # [B]
-        constants: Any = None,  # the mixer's, or BlockConstants
-        want: Want = NOTHING,
     ) -> BlockOutput:
-        config, shared = self.config, self.shared
+        config, shared, cache, constants = self.config, self.shared, inputs.cache, inputs.constants
         own, other = cache if isinstance(cache, BlockCache) else (cache, None)
         fixed, others = constants if isinstance(constants, BlockConstants) else (constants, None)
-        reads = config.mixer.reads_memory
+        rngs = inputs.dropout_rngs
+        given = inputs.replace(cache=own, dropout_rngs=fold(rngs, 0), constants=fixed)
+        if memory is not None and config.mixer.reads_memory:
+            given = given.replace(mask=memory.mask, memory=memory.x)
         mixer = mixer_type(config.mixer)(config.mixer, shared, name="mixer")
-        mixed = mixer(
-            self.before("mixer_norm", x),
-            positions=positions,
-            mask=memory.mask if memory is not None and reads else mask,
-            memory=memory.x if memory is not None and reads else None,
-            cache=own,
-            keys=fold(keys, 0),
-            constants=fixed,
-            want=want,
-        )
-        x = self.after("mixer_norm", x, mixed.y, fold(keys, 1))
+        mixed = mixer(self.before("mixer_norm", x), given)
+        x = self.after("mixer_norm", x, mixed.y, fold(rngs, 1))
         cache, aux = mixed.cache, mixed.aux
         if config.cross is not None:
             if memory is None:
                 raise ValueError("a layer with cross attention: has no memory; use EncoderDecoder")
             cross = mixer_type(config.cross)(config.cross, shared, name="cross")
-            looked_up = cross(
-                self.before("cross_norm", x),
-                positions=positions,
+            given = inputs.replace(
                 mask=memory.mask,
                 memory=memory.x,
                 cache=other,
-                keys=fold(keys, 4),
+                dropout_rngs=fold(rngs, 4),
                 constants=others,
-                want=want,
             )
-            x = self.after("cross_norm", x, looked_up.y, fold(keys, 5))
+            looked_up = cross(self.before("cross_norm", x), given)
+            x = self.after("cross_norm", x, looked_up.y, fold(rngs, 5))
             cache = cache if other is None else BlockCache(cache, looked_up.cache)
             aux = aux | {f"cross_{name}": value for name, value in looked_up.aux.items()}
         if config.feed_forward is not None:
+            real = None if inputs.mask.segments is None else inputs.mask.segments != 0
+            feed_forward = self.feed_forward(config.feed_forward)
             read = self.before("feed_forward_norm", x)
-            real = None if mask.segments is None else mask.segments != 0
-            fed = self.feed_forward(config.feed_forward)(read, fold(keys, 2), real=real, want=want)
-            x = self.after("feed_forward_norm", x, fed.y, fold(keys, 3))
+            fed = feed_forward(read, fold(rngs, 2), real=real, outputs=inputs.outputs)
+            x = self.after("feed_forward_norm", x, fed.y, fold(rngs, 3))
             aux = aux | fed.aux
         return BlockOutput(x, cache, aux)
 
@@ -123,13 +110,13 @@ class Block(nn.Module):
         name: str,
         x: jax.Array,  # [B, T, D] the residual stream
         y: jax.Array,  # [B, T, D] the sublayer's result
-        keys: jax.Array | None,  # [B]
+        dropout_rngs: jax.Array | None,  # [B]
     ) -> jax.Array:  # [B, T, D]
         """The residual stream with the sublayer's result added."""
         config = self.config
         if config.placement == "sandwich":
             y = self.norm(name.replace("norm", "output_norm"), y)
-        y = dropout(y, config.dropout, keys)
+        y = dropout(y, config.dropout, dropout_rngs)
         x = x + y if config.residual else y
         x = self.norm(name, x) if config.placement == "post" else x
         return self.shared.constrain(x, ("batch", "length", None))

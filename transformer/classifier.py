@@ -8,7 +8,7 @@ from flax import linen as nn
 from transformer.backbone import backbone
 from transformer.dropout import dropout, fold
 from transformer.linear import linear
-from transformer.mixers import Want
+from transformer.mixers import Outputs
 from transformer.model import LOGITS, TOKENS, Model, ModelOutput
 from transformer.pooling import Pooling, check_pooling, pool
 
@@ -43,8 +43,8 @@ class Classifier(Model):
         positions: jax.Array | None = None,  # [B, T]; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] 1, and 0 where there is padding
         types: jax.Array | None = None,  # [B, T] which sentence
-        keys: jax.Array | None = None,  # [B] random keys of the examples: training. None: not
-        want: Want = LOGITS,
+        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        outputs: Outputs = LOGITS,
     ) -> ModelOutput:
         """`logits` are [B, C]. Raises ValueError for inputs longer than a table of positions."""
         config, shared = self.config, self.shared
@@ -57,11 +57,11 @@ class Classifier(Model):
             segments=segments,
             one_document=True,
             types=types,
-            keys=keys,
-            want=want,
+            dropout_rngs=dropout_rngs,
+            outputs=outputs,
         )
         pooled = pool(self, output.x, segments, self.pooling, config, shared)
-        pooled = dropout(pooled, self.head_dropout, fold(keys, shared.layers + 1))
-        inputs, outputs = {"embed": config.width}, {"classes": self.classes}
-        logits = linear(self, "head", pooled[:, None], inputs, outputs, shared, bias=True)[:, 0]
+        pooled = dropout(pooled, self.head_dropout, fold(dropout_rngs, shared.layers + 1))
+        embed, classes = {"embed": config.width}, {"classes": self.classes}
+        logits = linear(self, "head", pooled[:, None], embed, classes, shared, bias=True)[:, 0]
         return ModelOutput(logits, output.x, None, output.aux)

@@ -1,15 +1,12 @@
 """Convolution over neighbouring tokens (Kalchbrenner et al. 2016; Gehring et al. 2017)."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.layer_configs import ConvolutionConfig as ConvolutionConfig
 from transformer.linear import linear
-from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
 from transformer.shifts import around, remembered
 from transformer.weights import Initialization, weight
@@ -28,34 +25,29 @@ class Convolution(Mixer):
     def constants(config: ConvolutionConfig, layer: int, width: int) -> None:
         return None
 
+    @staticmethod
+    def score_flops(config: ConvolutionConfig, width: int, length: int) -> ScoreFlops:
+        return ScoreFlops(full=0, causal=0)
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> jax.Array:  # [B, k - 1, D]
         shape = (batch, self.config.taps - 1, self.shared.width)
         return jnp.zeros(shape, self.shared.precision.compute)
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B, T]
-        mask: Mask,
-        memory: jax.Array | None = None,
-        cache: jax.Array | None = None,  # [B, k - 1, D]
-        keys: jax.Array | None = None,
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, shared = self.config, self.shared
-        refuse_memory(config.kind, memory)
-        refuse_weights(config.kind, want)
-        refuse_patterns(config.kind, mask)
-        ahead = 0 if mask.pattern.causal else (config.taps - 1) // 2
-        if cache is not None and not mask.pattern.causal:
+        refuse_memory(config.kind, inputs.memory)
+        refuse_weights(config.kind, inputs.outputs)
+        refuse_patterns(config.kind, inputs.mask)
+        ahead = 0 if inputs.mask.pattern.causal else (config.taps - 1) // 2
+        if inputs.cache is not None and not inputs.mask.pattern.causal:
             raise ValueError("mixer convolution: decodes under a causal mask alone; give one")
         behind = config.taps - 1 - ahead
-        seen = around(x, behind, ahead, positions=positions, mask=mask, past=cache)
-        after = None if cache is None else remembered(cache, x, positions)
+        seen = around(
+            x, behind, ahead, positions=inputs.positions, mask=inputs.mask, past=inputs.cache
+        )
+        after = None if inputs.cache is None else remembered(inputs.cache, x, inputs.positions)
         embed, hidden = {"embed": shared.width}, {"hidden": shared.width}
         if config.separable:
             mixed = self.by_channel(seen)

@@ -19,8 +19,8 @@ from transformer.config import TransformerConfig
 from transformer.encoder_decoder import EncoderDecoder
 from transformer.hardware import Hardware
 from transformer.masks import Mask, Pattern
+from transformer.mixers import MixerInputs, ScoreFlops, mixer_type
 from transformer.model import Model
-from transformer.score_costs import SCORES
 from transformer.sizes import (
     LayerMixer,
     Leaf,
@@ -55,7 +55,7 @@ class Flops:
     """Logits of the V words, padding left out, of the share of tokens of which a word is told, and
     the layer that leads to them, if there is one. What tells classes or tags is left out."""
     uncounted: tuple[str, ...] = ()
-    """Mixers whose scores have no formula in `score_costs.SCORES`."""
+    """Mixers whose scores have no formula (`Mixer.score_flops` returns None)."""
 
     def total(self, *, causal: bool) -> int:
         """The sum, with scores in full or as a causal mask leaves them."""
@@ -96,20 +96,22 @@ def _counted(
     for leaf in leaves:
         if (place := _product(leaf, model)) is not None:
             weights[place] += active_entries(leaf, config) - padded_entries(leaf, config)
-    layers = list(mixers)
-    known = [layer for layer in layers if layer.mixer.kind in SCORES]
-    scores = [SCORES[each.mixer.kind](each.mixer, config.width, length) for each in known]
+    scores: list[tuple[LayerMixer, ScoreFlops]] = []
+    uncounted = set()
+    for layer in mixers:
+        count = mixer_type(layer.mixer).score_flops(layer.mixer, config.width, length)
+        if count is None:
+            uncounted.add(layer.mixer.kind)
+        else:
+            scores.append((layer, count))
     return Flops(
         length=length,
         projections=2 * weights["mixer"],
-        scores=sum(each.full for each in scores),
-        scores_causal=sum(
-            count.causal if layer.causal else count.full
-            for layer, count in zip(known, scores, strict=True)
-        ),
+        scores=sum(count.full for _, count in scores),
+        scores_causal=sum(count.causal if layer.causal else count.full for layer, count in scores),
         feed_forward=2 * weights["feed_forward"],
         vocabulary=round(2 * told * weights["vocabulary"]) + 2 * weights["head"],
-        uncounted=tuple(sorted({layer.mixer.kind for layer in layers} - set(SCORES))),
+        uncounted=tuple(sorted(uncounted)),
     )
 
 
@@ -168,21 +170,14 @@ def _step_layers(model: EncoderDecoder) -> frozenset[tuple[str, ...]]:
     def declared() -> Any:
         caches, positions = model.init_cache(1, 1, 1), jnp.zeros((1, 1), jnp.int32)
         x = jnp.zeros((1, 1, shared.width), shared.precision.compute)
-        given: dict[str, Any] = dict(
-            positions=positions,
-            mask=Mask(Pattern(causal=True), positions=positions),
-            memory=Memory(None, Mask(Pattern(ordered=False), positions=positions)),
-        )
-        return {
-            f"place_{place}": stack.block(place).init(
-                jax.random.key(0),
-                x,
-                cache=caches[place],
-                constants=stack.constants(place, place),
-                **given,
-            )["params"]
-            for place in places
-        }
+        inputs = MixerInputs(positions, Mask(Pattern(causal=True), positions=positions))
+        memory = Memory(None, Mask(Pattern(ordered=False), positions=positions))
+
+        def place_params(place: int) -> Any:
+            given = inputs.replace(cache=caches[place], constants=stack.constants(place, place))
+            return stack.block(place).init(jax.random.key(0), x, given, memory)["params"]
+
+        return {f"place_{place}": place_params(place) for place in places}
 
     shapes = meta.unbox(jax.eval_shape(declared))
     leaves = jax.tree_util.tree_leaves_with_path(shapes)

@@ -21,7 +21,7 @@ from flax import struct
 from transformer.checks import check_seed
 from transformer.language_model import LanguageModel
 from transformer.linear import apply_matrix
-from transformer.mixers import NOTHING, mixer_type
+from transformer.mixers import NO_OUTPUTS, mixer_type
 from transformer.model import output_matrix, without_padding
 from transformer.sampling import ANCESTRAL, SamplingConfig, sample
 from transformer.stack import apart, views
@@ -136,7 +136,9 @@ def prefill(
     positions = jnp.where(index < lengths[:, None], index, -1)
     cache = model.init_cache(len(tokens), cache_length)
     variables = {"params": params}
-    output: Any = model.apply(variables, tokens, positions=positions, cache=cache, want=NOTHING)
+    output: Any = model.apply(
+        variables, tokens, positions=positions, cache=cache, outputs=NO_OUTPUTS
+    )
     last = jnp.take_along_axis(output.hidden, (lengths - 1)[:, None, None], axis=1)
     return output.cache, _logits(model, params, last)
 
@@ -151,7 +153,7 @@ def advance(
     """Adds one token of each example to the cache; the logits of what follows it."""
     variables, positions = {"params": params}, positions[:, None]
     output: Any = model.apply(
-        variables, tokens[:, None], positions=positions, cache=cache, want=NOTHING
+        variables, tokens[:, None], positions=positions, cache=cache, outputs=NO_OUTPUTS
     )
     return output.cache, _logits(model, params, output.hidden)
 

@@ -11,20 +11,20 @@ import jax.numpy as jnp
 def dropout(
     x: jax.Array,  # [B, ...]
     rate: float,
-    keys: jax.Array | None,  # [B] typed random keys; None: not training
+    dropout_rngs: jax.Array | None,  # [B] typed random keys; None: not training
 ) -> jax.Array:  # [B, ...]
     """Zeroes each entry with probability `rate`, and divides the rest by 1 - rate."""
-    if keys is None or rate == 0:
+    if dropout_rngs is None or rate == 0:
         return x
     draw = lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:])  # noqa: E731
-    return jnp.where(jax.vmap(draw)(keys), x / (1 - rate), jnp.zeros_like(x))
+    return jnp.where(jax.vmap(draw)(dropout_rngs), x / (1 - rate), jnp.zeros_like(x))
 
 
 def fold(
-    keys: jax.Array | None,  # [B]
+    dropout_rngs: jax.Array | None,  # [B]
     data: int | jax.Array,
 ) -> jax.Array | None:  # [B]
     """Another key for each example: `fold_in` over the batch. None stays None."""
-    if keys is None:
+    if dropout_rngs is None:
         return None
-    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, data)
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(dropout_rngs, data)

@@ -39,7 +39,7 @@ def embed(
     *,
     positions: jax.Array,  # [B or 1, T]
     types: jax.Array | None,  # [B, T] below `token_types`; None: all 0
-    keys: jax.Array | None,  # [B]
+    dropout_rngs: jax.Array | None,  # [B]
     config: TransformerConfig,
     shared: Shared,
 ) -> jax.Array:  # [B, T, D]
@@ -53,7 +53,7 @@ def embed(
     x = x.astype(config.precision.compute)
     if config.embedding_norm is not None:
         x = Norm(config.embedding_norm, config.precision, name="embedding_norm")(x)
-    x = dropout(x, config.dropout, fold(keys, shared.layers))
+    x = dropout(x, config.dropout, fold(dropout_rngs, shared.layers))
     return shared.constrain(x, ("batch", "length", None))
 
 

@@ -13,7 +13,7 @@ from transformer.config import EncoderConfig, TransformerConfig
 from transformer.dropout import fold
 from transformer.embedding import embed, word_table
 from transformer.masks import Mask, Pattern
-from transformer.mixers import Want
+from transformer.mixers import Outputs
 from transformer.model import (
     LOGITS,
     TOKENS,
@@ -64,8 +64,8 @@ class EncoderDecoder(Model):
         positions: jax.Array | None = None,  # [B, T] of the tokens; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] 1, or documents as in the source; 0 is padding
         cache: tuple[Any, ...] | None = None,  # from `init_cache`: positions says where tokens go
-        keys: jax.Array | None = None,  # [B] random keys of the examples: training. None: not
-        want: Want = LOGITS,
+        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        outputs: Outputs = LOGITS,
     ) -> ModelOutput:
         """Without `tokens`, `hidden` is the memory. Raises ValueError for inputs too long."""
         config = self.config
@@ -78,7 +78,9 @@ class EncoderDecoder(Model):
         if source is not None:
             check_tokens(source, config)
             encoder = Encoder(config, self.shared, name="encoder")
-            memory = encoder(source, source_words, source_segments, fold(keys, 0), want).x
+            memory = encoder(
+                source, source_words, source_segments, fold(dropout_rngs, 0), outputs
+            ).x
         if tokens is None:
             if memory is None:
                 raise ValueError("neither source nor tokens: give at least one")
@@ -87,9 +89,11 @@ class EncoderDecoder(Model):
         positions = or_arange(positions, tokens)
         looks = Memory(memory, _over_source(positions, segments, source_segments, tokens))
         decoder = Decoder(config, self.shared, name="decoder")
-        output = decoder(tokens, words, looks, positions, segments, cache, fold(keys, 1), want)
+        output = decoder(
+            tokens, words, looks, positions, segments, cache, fold(dropout_rngs, 1), outputs
+        )
         matrix = words.T if config.tied else output_table(self, config)
-        logits = vocabulary_logits(output.x, matrix, self) if "logits" in want else None
+        logits = vocabulary_logits(output.x, matrix, self) if "logits" in outputs else None
         return ModelOutput(logits, output.x, output.cache, output.aux)
 
     @nn.nowrap
@@ -127,17 +131,17 @@ class Encoder(nn.Module):
         tokens: jax.Array,  # [B, S]
         words: jax.Array,  # [V padded, D]
         segments: jax.Array | None,  # [B, S]
-        keys: jax.Array | None,  # [B]
-        want: Want,
+        dropout_rngs: jax.Array | None,  # [B]
+        outputs: Outputs,
     ) -> StackOutput:
         config, part = self.config, self.config.encoder
         assert part is not None  # as the model has checked
         shared = dataclasses.replace(self.shared, layers=part.layers)
         positions = or_arange(None, tokens)
-        given: dict[str, Any] = dict(positions=positions, keys=keys)
+        given: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
         x = embed(self, words, tokens, types=None, config=config, shared=shared, **given)
         mask = Mask(positions=positions, segments=segments)
-        return layers(part, config, shared, x, mask=mask, want=want, **given)
+        return layers(part, config, shared, x, mask=mask, outputs=outputs, **given)
 
 
 class Decoder(nn.Module):
@@ -155,12 +159,12 @@ class Decoder(nn.Module):
         positions: jax.Array,  # [B or 1, T]
         segments: jax.Array | None,  # [B, T]
         cache: tuple[Any, ...] | None,
-        keys: jax.Array | None,  # [B]
-        want: Want,
+        dropout_rngs: jax.Array | None,  # [B]
+        outputs: Outputs,
     ) -> StackOutput:
         config, shared = self.config, self.shared
-        given: dict[str, Any] = dict(positions=positions, keys=keys)
+        given: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
         x = embed(self, words, tokens, types=None, config=config, shared=shared, **given)
         mask = Mask(Pattern(causal=config.causal), positions=positions, segments=segments)
-        more = dict(mask=mask, memory=memory, cache=cache, want=want)
+        more = dict(mask=mask, memory=memory, cache=cache, outputs=outputs)
         return layers(config, config, shared, x, **given, **more)

@@ -10,7 +10,7 @@ from transformer.activations import ACTIVATIONS, swish
 from transformer.dropout import dropout
 from transformer.layer_configs import FeedForwardConfig as FeedForwardConfig
 from transformer.linear import linear
-from transformer.mixers import NOTHING, Want
+from transformer.mixers import NO_OUTPUTS, Outputs
 from transformer.shared import Shared
 from transformer.weights import weight
 
@@ -32,10 +32,10 @@ class FeedForward(nn.Module):
     def __call__(
         self,
         x: jax.Array,  # [B, T, D]
-        keys: jax.Array | None = None,  # [B]
+        dropout_rngs: jax.Array | None = None,  # [B]
         *,
         real: jax.Array | None = None,  # [B, T] booleans: no padding. Each token is on its own here
-        want: Want = NOTHING,
+        outputs: Outputs = NO_OUTPUTS,
     ) -> FeedForwardOutput:
         config, shared = self.config, self.shared
         embed, mlp = {"embed": shared.width}, {"mlp": config.hidden_width(shared.width)}
@@ -46,7 +46,7 @@ class FeedForward(nn.Module):
         else:
             hidden = activation(linear(self, "up", x, embed, mlp, shared, bias=config.bias))
         hidden = shared.constrain(hidden, ("batch", "length", "mlp"))
-        hidden = dropout(hidden, config.dropout, keys)
+        hidden = dropout(hidden, config.dropout, dropout_rngs)
         y = linear(self, "down", hidden, mlp, embed, shared, bias=config.bias, residual=True)
         return FeedForwardOutput(y, {})
 

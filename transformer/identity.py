@@ -1,13 +1,10 @@
 """The mixer that mixes nothing: every token is left to itself."""
 
-from typing import Any
-
 import jax
 from flax import linen as nn
 
 from transformer.layer_configs import IdentityConfig as IdentityConfig
-from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.refusals import refuse_memory, refuse_weights
 
 
@@ -24,26 +21,19 @@ class Identity(Mixer):
     def constants(config: IdentityConfig, layer: int, width: int) -> None:
         return None
 
+    @staticmethod
+    def score_flops(config: IdentityConfig, width: int, length: int) -> ScoreFlops:
+        return ScoreFlops(full=0, causal=0)
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> tuple[()]:
         return ()
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B, T]
-        mask: Mask,
-        memory: jax.Array | None = None,
-        cache: tuple[()] | None = None,
-        keys: jax.Array | None = None,
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
-        refuse_memory(self.config.kind, memory)
-        refuse_weights(self.config.kind, want)
-        return MixerOutput(x, cache, {})
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        refuse_memory(self.config.kind, inputs.memory)
+        refuse_weights(self.config.kind, inputs.outputs)
+        return MixerOutput(x, inputs.cache, {})
 
 
 MIXERS[IdentityConfig.kind] = Identity

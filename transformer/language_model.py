@@ -7,7 +7,7 @@ from flax import linen as nn
 
 from transformer import stack
 from transformer.backbone import backbone
-from transformer.mixers import Want
+from transformer.mixers import Outputs
 from transformer.model import (
     LOGITS,
     TOKENS,
@@ -39,8 +39,8 @@ class LanguageModel(Model):
         segments: jax.Array | None = None,  # [B, T] documents, from 1; 0 is padding
         prefix: jax.Array | None = None,  # [B] so many first positions are seen by all tokens
         cache: tuple[Any, ...] | None = None,  # from `init_cache`: positions says where tokens go
-        keys: jax.Array | None = None,  # [B] random keys of the examples: training. None: not
-        want: Want = LOGITS,
+        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        outputs: Outputs = LOGITS,
     ) -> ModelOutput:
         """Raises ValueError for inputs longer than a table of learned positions."""
         config = self.config
@@ -54,11 +54,11 @@ class LanguageModel(Model):
             segments=segments,
             prefix=prefix,
             cache=cache,
-            keys=keys,
-            want=want,
+            dropout_rngs=dropout_rngs,
+            outputs=outputs,
         )
         matrix = words.T if config.tied else output_table(self, config)
-        logits = vocabulary_logits(output.x, matrix, self) if "logits" in want else None
+        logits = vocabulary_logits(output.x, matrix, self) if "logits" in outputs else None
         return ModelOutput(logits, output.x, output.cache, output.aux)
 
     @nn.nowrap

@@ -6,7 +6,7 @@ from flax import linen as nn
 from transformer.activations import ACTIVATIONS
 from transformer.backbone import backbone
 from transformer.linear import linear
-from transformer.mixers import Want
+from transformer.mixers import Outputs
 from transformer.model import (
     LOGITS,
     TOKENS,
@@ -39,8 +39,8 @@ class MaskedLanguageModel(Model):
         positions: jax.Array | None = None,  # [B, T]; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] documents, from 1; 0 is padding
         types: jax.Array | None = None,  # [B, T] which sentence
-        keys: jax.Array | None = None,  # [B] random keys of the examples: training. None: not
-        want: Want = LOGITS,
+        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        outputs: Outputs = LOGITS,
     ) -> ModelOutput:
         """Raises ValueError for inputs longer than a table of learned positions."""
         config, shared = self.config, self.shared
@@ -52,8 +52,8 @@ class MaskedLanguageModel(Model):
             positions=positions,
             segments=segments,
             types=types,
-            keys=keys,
-            want=want,
+            dropout_rngs=dropout_rngs,
+            outputs=outputs,
         )
         x, width = output.x, {"embed": config.width}
         if config.pooler:
@@ -65,5 +65,5 @@ class MaskedLanguageModel(Model):
         rows, zeros = {"vocab": config.vocab_rows}, nn.initializers.zeros
         dtype = config.precision.parameters
         bias = weight(self, "head_output_bias", outputs=rows, init=zeros, dtype=dtype)
-        logits = vocabulary_logits(x, matrix, self, bias) if "logits" in want else None
+        logits = vocabulary_logits(x, matrix, self, bias) if "logits" in outputs else None
         return ModelOutput(logits, x, None, output.aux)

@@ -10,24 +10,55 @@ from typing import Any, NamedTuple
 
 import jax
 from flax import linen as nn
+from flax import struct
 
 from transformer.layer_configs import MixerConfig as MixerConfig
 from transformer.masks import Mask
 from transformer.registry import MIXERS as MIXERS
 from transformer.shared import Shared
 
-Want = frozenset[str]
-"""What the caller wants beside the result: `weights`, `entropy`, `losses`. Static."""
+Outputs = frozenset[str]
+"""Names of extra outputs to return in `aux`: `weights`, `entropy`, `losses`. Static under jit."""
 
-NOTHING: Want = frozenset()
+NO_OUTPUTS: Outputs = frozenset()
+
+
+class MixerInputs(struct.PyTreeNode):
+    """Inputs of a mixer besides the hidden states."""
+
+    positions: jax.Array
+    """[B or 1, T] int32 position of each token; with a cache, -1 marks padding behind a row."""
+    mask: Mask
+    """Which keys each query may see."""
+    memory: jax.Array | None = None
+    """[B, S, D] output of an encoder: makes it cross attention. None: self-attention."""
+    cache: Any = None
+    """Cache of this layer, from `init_cache` or `init_memory_cache`. None: no decoding."""
+    dropout_rngs: jax.Array | None = None
+    """[B] random keys, one for each example. None: no dropout."""
+    constants: Any = None
+    """Non-trainable values of this layer, from `Mixer.constants`."""
+    outputs: Outputs = struct.field(pytree_node=False, default=NO_OUTPUTS)
+    """Names of the extra outputs to return."""
 
 
 class MixerOutput(NamedTuple):
-    """What a mixer makes of a sequence."""
+    """Result of a mixer."""
 
     y: jax.Array  # [B, T, D]
-    cache: Any  # as it came in, with the new tokens; None if none came
-    aux: dict[str, Any]  # weights, entropies, auxiliary losses, or what a pattern scored, if wanted
+    cache: Any  # the input's cache with the new tokens added; None without one
+    aux: dict[str, Any]  # the requested extra outputs: weights, entropies, auxiliary losses
+
+
+class ScoreFlops(NamedTuple):
+    """FLOPs of one token in one layer that involve no weights.
+
+    Products of queries, keys and values, and of features and buckets made of them; a multiplication
+    and an addition are two operations.
+    """
+
+    full: int  # without a causal mask
+    causal: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +98,11 @@ class Mixer(nn.Module, abc.ABC):
         Alike in shape for all layers, so that they stack.
         """
 
+    @staticmethod
+    def score_flops(config: Any, width: int, length: int) -> ScoreFlops | None:
+        """FLOPs per token without weights in sequences of `length`; None: reported as uncounted."""
+        return None
+
     @abc.abstractmethod
     def init_cache(self, batch: int, length: int) -> Any:
         """An empty cache for `batch` examples of up to `length` tokens."""
@@ -83,14 +119,7 @@ class Mixer(nn.Module, abc.ABC):
     def __call__(
         self,
         x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B, T]; with a cache, -1 for the padding behind a row's tokens
-        mask: Mask,
-        memory: jax.Array | None = None,  # [B, S, D] makes it cross attention
-        cache: Any = None,
-        keys: jax.Array | None = None,  # [B] random keys; None: no dropout
-        constants: Any = None,
-        want: Want = NOTHING,
+        inputs: MixerInputs,
     ) -> MixerOutput: ...
 
 

@@ -13,7 +13,7 @@ from transformer.gathered import Gathered, spreads_experts
 from transformer.layer_configs import Form as Form
 from transformer.layer_configs import MixtureConfig as MixtureConfig
 from transformer.linear import apply_matrix
-from transformer.mixers import NOTHING, Want
+from transformer.mixers import NO_OUTPUTS, Outputs
 from transformer.routing import Routing, load_balance, route, router_z
 from transformer.shared import Shared
 from transformer.weights import weight
@@ -29,17 +29,17 @@ class Mixture(nn.Module):
     def __call__(
         self,
         x: jax.Array,  # [B, T, D]
-        keys: jax.Array | None = None,  # [B]
+        dropout_rngs: jax.Array | None = None,  # [B]
         *,
         real: jax.Array | None = None,  # [B, T] booleans; others are padding and get zeros
-        want: Want = NOTHING,
+        outputs: Outputs = NO_OUTPUTS,
     ) -> FeedForwardOutput:
-        """`aux` has the two losses times their coefficients, when `losses` are wanted."""
+        """`aux` has the two losses times their coefficients, if `losses` are requested."""
         config = self.config
         logits = self.router(x)
         routing = route(logits, config.chosen, renormalise=config.renormalise, real=real)
-        y = self.experts(dispatch(config, routing, self.shared), x, keys)
-        if "losses" not in want:
+        y = self.experts(dispatch(config, routing, self.shared), x, dropout_rngs)
+        if "losses" not in outputs:
             return FeedForwardOutput(y, {})
         losses = {
             "loss/load_balance": config.load_balance * load_balance(routing),
@@ -67,7 +67,7 @@ class Mixture(nn.Module):
         self,
         groups: Dispatch,
         x: jax.Array,  # [B, T, D]
-        keys: jax.Array | None,  # [B]
+        dropout_rngs: jax.Array | None,  # [B]
     ) -> jax.Array:  # [B, T, D]
         """What `FeedForward` does, with the weights of each row's expert."""
         config, shared = self.config.expert, self.shared
@@ -79,9 +79,9 @@ class Mixture(nn.Module):
             hidden = activation(self.linear(groups, "gate", rows, embed, mlp)) * hidden
         else:
             hidden = activation(hidden)
-        if keys is not None and config.dropout:
+        if dropout_rngs is not None and config.dropout:
             ones = jnp.ones((*x.shape[:2], *mlp.values()), x.dtype)
-            hidden = hidden * groups.spread(dropout(ones, config.dropout, keys))
+            hidden = hidden * groups.spread(dropout(ones, config.dropout, dropout_rngs))
         return groups.collect(self.linear(groups, "down", hidden, mlp, embed))
 
     def linear(

@@ -12,20 +12,22 @@ from flax.core import meta
 from transformer.config import EncoderConfig, TransformerConfig
 from transformer.hardware import Hardware
 from transformer.linear import apply_matrix
-from transformer.mixers import Want
+from transformer.mixers import Outputs
 from transformer.norms import Norm
 from transformer.precision import lowest
 from transformer.shared import Constrain, Shared, unconstrained
 from transformer.stack import Stack, StackOutput
 from transformer.weights import axes_of, weight
 
-LOGITS: Want = frozenset({"logits"})
+LOGITS: Outputs = frozenset({"logits"})
 
 
 class ModelOutput(NamedTuple):
     """What a model makes of tokens."""
 
-    logits: jax.Array | None  # [B, T, V padded], or [..., C] of a classifier or tagger; when wanted
+    logits: (
+        jax.Array | None
+    )  # [B, T, V padded], or [..., C] of a classifier or tagger; if requested
     hidden: jax.Array  # [B, T, D] after the final norm
     cache: Any = None  # as it came in, with the new tokens
     aux: Any = ()  # of each place of the pattern, stacked over its layers

@@ -16,7 +16,7 @@ from transformer.embedding import word_table
 from transformer.encoder_decoder import Decoder, Encoder
 from transformer.linear import linear
 from transformer.masks import Mask, Pattern
-from transformer.mixers import Want
+from transformer.mixers import Outputs
 from transformer.model import (
     LOGITS,
     TOKENS,
@@ -62,8 +62,8 @@ class NonAutoregressive(Model):
         *,
         source_segments: jax.Array | None = None,  # [B, S] 1; 0 is padding
         segments: jax.Array | None = None,  # [B, T] 1; 0 is padding
-        keys: jax.Array | None = None,  # [B] random keys of the examples: training. None: not
-        want: Want = LOGITS,
+        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        outputs: Outputs = LOGITS,
     ) -> ModelOutput:
         """Without `tokens`, `logits` [B, 2 R + 1] are of lengths S - R to S + R.
 
@@ -79,7 +79,7 @@ class NonAutoregressive(Model):
             rows = config.padded(config.encoder.vocab_size)
             source_words = word_table(self, "source_embedding", rows, config)
         encoder = Encoder(config, self.shared, name="encoder")
-        memory = encoder(source, source_words, there, fold(keys, 0), want).x
+        memory = encoder(source, source_words, there, fold(dropout_rngs, 0), outputs).x
         length_logits = self.lengths(memory, there)
         if tokens is None:
             return ModelOutput(length_logits, memory)
@@ -90,11 +90,13 @@ class NonAutoregressive(Model):
         mask = Mask(Pattern(ordered=False), segments=jnp.ones_like(tokens), key_segments=there)
         decoder = Decoder(config, self.shared, name="decoder")
         looks = Memory(memory, mask)
-        output = decoder(copied, source_words, looks, positions, written, None, fold(keys, 1), want)
+        output = decoder(
+            copied, source_words, looks, positions, written, None, fold(dropout_rngs, 1), outputs
+        )
         matrix = words.T if config.tied else output_table(self, config)
-        logits = vocabulary_logits(output.x, matrix, self) if "logits" in want else None
+        logits = vocabulary_logits(output.x, matrix, self) if "logits" in outputs else None
         aux = output.aux
-        if "losses" in want:
+        if "losses" in outputs:
             loss = self.length_weight * length_loss(length_logits, there, written)
             aux = (*aux, {"loss/length": loss})
         return ModelOutput(logits, output.x, None, aux)

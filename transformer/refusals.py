@@ -3,7 +3,7 @@
 from typing import Any
 
 from transformer.masks import Mask
-from transformer.mixers import Want
+from transformer.mixers import Outputs
 
 
 def refuse_memory(kind: str, memory: Any) -> None:
@@ -15,10 +15,12 @@ def refuse_memory(kind: str, memory: Any) -> None:
         )
 
 
-def refuse_weights(kind: str, want: Want) -> None:
-    """Raises ValueError if attention weights are wanted."""
-    if "weights" in want:
-        raise ValueError(f"mixer {kind}: has no attention weights; leave `weights` out of `want`")
+def refuse_weights(kind: str, outputs: Outputs) -> None:
+    """Raises ValueError if attention weights are requested."""
+    if "weights" in outputs:
+        raise ValueError(
+            f"mixer {kind}: has no attention weights; leave `weights` out of `outputs`"
+        )
 
 
 def refuse_patterns(kind: str, mask: Mask) -> None:

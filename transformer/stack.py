@@ -29,7 +29,7 @@ from transformer.config import Remat as Remat
 from transformer.dropout import fold
 from transformer.hardware import Hardware
 from transformer.masks import Mask
-from transformer.mixers import NOTHING, MixerConfig, Want, mixer_type
+from transformer.mixers import NO_OUTPUTS, MixerConfig, MixerInputs, Outputs, mixer_type
 from transformer.shared import Shared
 from transformer.weights import is_weight
 
@@ -86,8 +86,8 @@ class Stack(nn.Module):
         mask: Mask,
         memory: Memory | None = None,
         cache: tuple[Any, ...] | None = None,
-        keys: jax.Array | None = None,  # [B]
-        want: Want = NOTHING,
+        dropout_rngs: jax.Array | None = None,  # [B]
+        outputs: Outputs = NO_OUTPUTS,
     ) -> StackOutput:
         if self.remat == "offload" and self.shared.hardware.platform == "cpu":
             raise ValueError(
@@ -100,17 +100,15 @@ class Stack(nn.Module):
 
         def run(place: int, layer: Layer, x: jax.Array, cache: Any, scanned: bool) -> BlockOutput:
             def block(weights: Any, x: jax.Array) -> BlockOutput:
-                output: Any = self.block(place).apply(
-                    {"params": weights},
-                    x,
-                    positions=positions,
-                    mask=mask,
-                    memory=memory,
+                inputs = MixerInputs(
+                    positions,
+                    mask,
                     cache=cache,
-                    keys=fold(keys, layer.number),
+                    dropout_rngs=fold(dropout_rngs, layer.number),
                     constants=layer.constants,
-                    want=want,
+                    outputs=outputs,
                 )
+                output: Any = self.block(place).apply({"params": weights}, x, inputs, memory)
                 return output
 
             if self.remat != "none":
@@ -118,24 +116,24 @@ class Stack(nn.Module):
             return block(layer.weights, x)
 
         def repetition(x: jax.Array, group: list[Layer]) -> tuple[jax.Array, list[Any]]:
-            outputs = []
+            extras = []
             for place, layer in enumerate(group):
-                x, _, out = run(place, layer, x, None, scanned=True)
-                outputs.append(out)
-            return x, outputs
+                x, _, extra = run(place, layer, x, None, scanned=True)
+                extras.append(extra)
+            return x, extras
 
         cut = any(isinstance(stack.weights, tuple) for stack in stacks)
         scanned = 0 if cut or cache is not None else self.scanned_layers
         if scanned:
             whole = scanned // places
             group = [jax.tree.map(lambda leaf: leaf[:whole], stack) for stack in stacks]
-            x, outputs = jax.lax.scan(repetition, x, group)
-            aux = [[out] for out in outputs]
+            x, extras = jax.lax.scan(repetition, x, group)
+            aux = [[extra] for extra in extras]
         for number in range(scanned, layers):
             place, index = number % places, number // places
             layer = self.pick(stacks[place], index, number, None if cache is None else x)
-            x, caches[number], out = run(place, layer, x, caches[number], scanned=False)
-            aux[place].append(jax.tree.map(lambda leaf: leaf[None], out))
+            x, caches[number], extra = run(place, layer, x, caches[number], scanned=False)
+            aux[place].append(jax.tree.map(lambda leaf: leaf[None], extra))
         return StackOutput(x, None if cache is None else tuple(caches), tuple(map(_joined, aux)))
 
     @property
@@ -197,12 +195,11 @@ class Stack(nn.Module):
         """The weights of a place's layers, each drawn from its own key, stacked."""
         block, token = self.block(place), jnp.zeros((1, 1), jnp.int32)
         x = jnp.zeros((1, 1, self.shared.width), self.shared.precision.compute)
-        rest = dict(positions=token, mask=Mask(), constants=self.constants(place, place))
-        if self.pattern[place].needs_memory:
-            rest["memory"] = Memory(x, Mask())
+        inputs = MixerInputs(token, Mask(), constants=self.constants(place, place))
+        memory = Memory(x, Mask()) if self.pattern[place].needs_memory else None
 
         def one(number: jax.Array) -> Any:
-            return block.init(jax.random.fold_in(key, number), x, **rest)["params"]
+            return block.init(jax.random.fold_in(key, number), x, inputs, memory)["params"]
 
         boxed = jax.vmap(one)(jnp.array(self.numbers(place)))
         return jax.tree.map(lambda box: box.stacked("layers"), boxed, is_leaf=is_weight)

@@ -8,7 +8,7 @@ from flax import linen as nn
 from transformer.backbone import backbone
 from transformer.dropout import dropout, fold
 from transformer.linear import linear
-from transformer.mixers import Want
+from transformer.mixers import Outputs
 from transformer.model import LOGITS, TOKENS, Model, ModelOutput
 
 
@@ -36,8 +36,8 @@ class Tagger(Model):
         positions: jax.Array | None = None,  # [B, T]; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] sequences, from 1; 0 is padding
         types: jax.Array | None = None,  # [B, T] which sentence
-        keys: jax.Array | None = None,  # [B] random keys of the examples: training. None: not
-        want: Want = LOGITS,
+        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        outputs: Outputs = LOGITS,
     ) -> ModelOutput:
         """`logits` are [B, T, C]. Raises ValueError for inputs longer than a position table."""
         config, shared = self.config, self.shared
@@ -49,10 +49,10 @@ class Tagger(Model):
             positions=positions,
             segments=segments,
             types=types,
-            keys=keys,
-            want=want,
+            dropout_rngs=dropout_rngs,
+            outputs=outputs,
         )
-        x = dropout(output.x, self.head_dropout, fold(keys, shared.layers + 1))
-        inputs, outputs = {"embed": config.width}, {"classes": self.classes}
-        logits = linear(self, "head", x, inputs, outputs, shared, bias=True)
+        x = dropout(output.x, self.head_dropout, fold(dropout_rngs, shared.layers + 1))
+        embed, classes = {"embed": config.width}, {"classes": self.classes}
+        logits = linear(self, "head", x, embed, classes, shared, bias=True)
         return ModelOutput(logits, output.x, None, output.aux)

@@ -11,7 +11,6 @@ import numpy as np
 from transformer.beam_search import NO_TOKEN, BeamConfig, Hypotheses, beam_search
 from transformer.decoding import CACHE_STEP, PROMPT_STEP, Params, bucket, without_copies
 from transformer.encoder_decoder import EncoderDecoder
-from transformer.mixers import NOTHING
 from transformer.model import LOGITS
 
 
@@ -122,7 +121,7 @@ def _search(
         source_segments=segments,
         positions=jnp.zeros((batch, 1), jnp.int32),
         cache=model.init_cache(batch, length, size),
-        want=LOGITS,
+        outputs=LOGITS,
     )
     seen = jnp.repeat(segments, beams.beams, axis=0)
 
@@ -134,7 +133,7 @@ def _search(
             source_segments=seen,
             positions=positions[:, None],
             cache=cache,
-            want=LOGITS | NOTHING,
+            outputs=LOGITS,
         )
         assert output.logits is not None
         return output.cache, output.logits[:, 0]

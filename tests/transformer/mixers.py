@@ -8,7 +8,7 @@ from flax.core import meta
 
 from tests.transformer.formulas import Array, weights_of
 from transformer import Hardware, Initialization, Mask, Mixer, MixerConfig, Precision
-from transformer.mixers import NOTHING, Want, mixer_type
+from transformer.mixers import NO_OUTPUTS, MixerInputs, Outputs, mixer_type
 from transformer.shared import Shared
 
 
@@ -20,14 +20,14 @@ def shared(width: int) -> Shared:
 def made(config: MixerConfig, width: int, **given: Any) -> tuple[Mixer, Any]:
     """The mixer and random weights; `given` are inputs that it cannot do without."""
     mixer = mixer_type(config)(config, shared(width), parent=None)
-    shapes = jax.eval_shape(lambda key: mixer.init(key, *_first(width), **_call(1, given)), _key())
+    shapes = jax.eval_shape(lambda key: mixer.init(key, *_first(width), inputs(1, **given)), _key())
     return mixer, weights_of(meta.unbox(shapes)["params"])
 
 
 def axes(config: MixerConfig, width: int, **given: Any) -> dict[str, tuple[str, ...]]:
     """The names of the axes of each weight, by its path."""
     mixer = mixer_type(config)(config, shared(width), parent=None)
-    boxed = jax.eval_shape(lambda key: mixer.init(key, *_first(width), **_call(1, given)), _key())
+    boxed = jax.eval_shape(lambda key: mixer.init(key, *_first(width), inputs(1, **given)), _key())
     leaves = jax.tree_util.tree_leaves_with_path(
         boxed["params"], is_leaf=lambda leaf: isinstance(leaf, meta.AxisMetadata)
     )
@@ -39,16 +39,18 @@ def applied(
     mixer: Mixer,
     params: Any,
     x: Array,  # [B, T, D]
-    want: Want = NOTHING,
+    outputs: Outputs = NO_OUTPUTS,
     **given: Any,
 ) -> Any:
     """The mixer's output; positions are 0 to T - 1 and nothing is masked unless given."""
-    run = jax.jit(lambda params, x, given: mixer.apply({"params": params}, x, want=want, **given))
-    return run(params, x, _call(x.shape[1], given))
+    run = jax.jit(lambda params, x, inputs: mixer.apply({"params": params}, x, inputs))
+    return run(params, x, inputs(x.shape[1], outputs=outputs, **given))
 
 
-def _call(length: int, given: dict[str, Any]) -> dict[str, Any]:
-    return dict(positions=np.arange(length)[None], mask=Mask()) | given
+def inputs(length: int, **given: Any) -> MixerInputs:
+    """Positions are 0 to T - 1 and nothing is masked unless given."""
+    filled: dict[str, Any] = dict(positions=np.arange(length)[None], mask=Mask())
+    return MixerInputs(**(filled | given))
 
 
 def _first(width: int) -> tuple[Array]:

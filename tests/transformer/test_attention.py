@@ -14,11 +14,11 @@ from transformer import AttentionConfig, Mask, MixerConfig, NormConfig, Pattern,
 from transformer.attend import Form
 from transformer.attention import Attention
 from transformer.cache import MemoryCache
-from transformer.mixers import mixer_type
+from transformer.mixers import MixerInputs, mixer_type
 from transformer.positions import rotate
 
 B, T, S, D = 2, 5, 7, 12
-WANT = frozenset({"weights"})
+WEIGHTS = frozenset({"weights"})
 
 CASES = {
     "multi-head": AttentionConfig(heads=3),
@@ -31,7 +31,7 @@ CASES = {
 
 
 made = functools.partial(mixers.made, width=D)
-applied = functools.partial(mixers.applied, want=WANT)
+applied = functools.partial(mixers.applied, outputs=WEIGHTS)
 
 
 @pytest.mark.parametrize("config", CASES.values(), ids=list(CASES))
@@ -154,7 +154,7 @@ def test_a_memory_has_a_cache_of_its_kind_and_size() -> None:
 def test_axes_of_the_weights() -> None:
     mixer = Attention(CASES["grouped-query"], mixers.shared(D), parent=None)
     x, positions = normal(0, 1, 1, D), np.zeros((1, 1), int)
-    init = lambda key: mixer.init(key, x, positions=positions, mask=Mask())  # noqa: E731
+    init = lambda key: mixer.init(key, x, MixerInputs(array(positions), Mask()))  # noqa: E731
     boxed = jax.eval_shape(init, jax.random.key(0))["params"]
     assert {name: box.axes.names for name, box in boxed.items()} == {
         "query": ("embed", "heads", "head"),

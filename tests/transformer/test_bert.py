@@ -21,10 +21,11 @@ from tests.fixtures.tiny import (
     tokens,
 )
 from tests.transformer.bert import bert_config, bert_params, class_head, masked_head, pooler
-from tests.transformer.formulas import assert_close
+from tests.transformer.formulas import array, assert_close
 from tests.transformer.layouts import Params
 from transformer import Classifier, Mask, MaskedLanguageModel, Model, Tagger
 from transformer.block import Block
+from transformer.mixers import MixerInputs
 
 FIXTURES = np.load(Path(__file__).parents[1] / "fixtures" / "bert.npz")
 OF_A_LAYER, OF_A_MODEL = 1e-5, 1e-4
@@ -62,7 +63,7 @@ def test_parameters_are_those_of_the_model(case: tuple[Model, Params]) -> None:
 def test_each_layer() -> None:
     block = Block(CONFIG.pattern[0], MASKED[0].shared, parent=None)
     positions, mask = np.arange(SHORT[1])[None], Mask(segments=jnp.asarray(SEGMENTS))
-    apply = jax.jit(lambda w, x: block.apply({"params": w}, x, positions=positions, mask=mask))
+    apply = jax.jit(lambda w, x: block.apply({"params": w}, x, MixerInputs(array(positions), mask)))
     stream = FIXTURES["stream"]
     for layer in range(BERT.layers):
         weights = jax.tree.map(lambda leaf, i=layer: leaf[i], BODY["layers"]["place_0"])

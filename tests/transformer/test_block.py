@@ -7,7 +7,7 @@ import pytest
 from flax.core import meta
 
 from tests.transformer import formulas
-from tests.transformer.formulas import Array, assert_close, normal, weights_of
+from tests.transformer.formulas import Array, array, assert_close, normal, weights_of
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -21,6 +21,7 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.block import Block
+from transformer.mixers import MixerInputs
 from transformer.mixture import MixtureConfig
 from transformer.shared import Shared
 
@@ -39,12 +40,14 @@ def config(placement: Any = "pre", kind: Any = "layer", dropout: float = 0.0) ->
 
 
 def made(config: BlockConfig) -> tuple[Any, Any]:
-    """The block as a compiled function of (params, x, keys), and random weights."""
+    """The block as a compiled function of (params, x, dropout_rngs), and random weights."""
     block = Block(config, SHARED, parent=None)
-    given: Any = dict(positions=np.arange(T)[None], mask=Mask(Pattern(causal=True)))
-    boxed = jax.eval_shape(lambda x: block.init(jax.random.key(0), x, **given), normal(0, B, T, D))
+    inputs = MixerInputs(array(np.arange(T)[None]), Mask(Pattern(causal=True)))
+    boxed = jax.eval_shape(lambda x: block.init(jax.random.key(0), x, inputs), normal(0, B, T, D))
     run = jax.jit(
-        lambda params, x, keys=None: block.apply({"params": params}, x, keys=keys, **given)
+        lambda params, x, rngs=None: block.apply(
+            {"params": params}, x, inputs.replace(dropout_rngs=rngs)
+        )
     )
     return run, weights_of(meta.unbox(boxed)["params"])
 

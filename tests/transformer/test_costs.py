@@ -17,6 +17,7 @@ from transformer import (
     LearnedPositions,
     TransformerConfig,
 )
+from transformer.attention import Attention
 from transformer.compat import jaxprs_in_params
 from transformer.costs import (
     attention_traffic,
@@ -25,9 +26,9 @@ from transformer.costs import (
     estimate_flops,
     step_flops,
 )
+from transformer.mixers import Mixer
 from transformer.mixture import MixtureConfig
 from transformer.positions import RelativePositions
-from transformer.score_costs import ScoreFlops
 from transformer.scores import AdditiveScore, BilinearScore
 
 # D 7, N 3, K 1, H 5 and 11, F 13, V 17 in 24 rows, 19 positions, L 3.
@@ -69,7 +70,7 @@ def test_of_experts_only_the_chosen_ones_are_counted() -> None:
 
 
 def test_a_mixer_without_a_formula_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer.costs.SCORES", {"other": lambda *_: ScoreFlops(1, 1)})
+    monkeypatch.setattr(Attention, "score_flops", Mixer.score_flops)
     flops = count_flops(LanguageModel(TINY), 23)
     assert (flops.scores, flops.scores_causal, flops.uncounted) == (0, 0, ("full",))
 

@@ -53,7 +53,7 @@ def made(config: TransformerConfig) -> tuple[EncoderDecoder, Any, Any]:
     """The model, its compiled function, and random parameters."""
     model = EncoderDecoder(config)
     shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
-    return model, jax.jit(model.apply, static_argnames="want"), {"params": weights_of(shapes)}
+    return model, jax.jit(model.apply, static_argnames="outputs"), {"params": weights_of(shapes)}
 
 
 @pytest.mark.slow
@@ -151,8 +151,8 @@ def test_scanned_is_unrolled_with_dropout() -> None:
     keys = jax.vmap(jax.random.key)(jnp.arange(B))
     _, scanned, params = made(dataclasses.replace(dropping, loop="scan"))
     _, unrolled, _ = made(dataclasses.replace(dropping, loop="unroll"))
-    dropped = unrolled(params, SOURCE, TOKENS, keys=keys).logits
-    assert_close(scanned(params, SOURCE, TOKENS, keys=keys).logits, dropped)
+    dropped = unrolled(params, SOURCE, TOKENS, dropout_rngs=keys).logits
+    assert_close(scanned(params, SOURCE, TOKENS, dropout_rngs=keys).logits, dropped)
     assert not np.allclose(dropped, unrolled(params, SOURCE, TOKENS).logits, atol=1e-2)
 
 

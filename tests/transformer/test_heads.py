@@ -65,7 +65,7 @@ every = pytest.mark.parametrize(
 def made(model: Model) -> tuple[Any, Any]:
     """The model as a compiled function, and random parameters for it."""
     shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
-    return jax.jit(model.apply, static_argnames="want"), weights_of(shapes)
+    return jax.jit(model.apply, static_argnames="outputs"), weights_of(shapes)
 
 
 def applied(model: Model, tokens: Array = TOKENS, **given: Any) -> Any:
@@ -132,7 +132,7 @@ def test_a_masked_language_model_has_a_layer_of_its_own_before_the_words(
 
 
 def test_logits_of_words_come_only_when_wanted() -> None:
-    out = applied(MASKED, want=frozenset())
+    out = applied(MASKED, outputs=frozenset())
     assert out.logits is None
     assert_close(out.hidden, applied(MASKED).hidden)
 
@@ -169,11 +169,11 @@ def test_heads_drop_entries_by_the_keys_of_their_examples(kind: Any) -> None:
     run, params = made(model)
     params = params | {"head": np.eye(D, dtype=np.float32), "head_bias": np.zeros(D, np.float32)}
     keys = jax.random.split(jax.random.key(0), len(TOKENS))
-    logits = np.asarray(run({"params": params}, TOKENS, keys=keys).logits)
+    logits = np.asarray(run({"params": params}, TOKENS, dropout_rngs=keys).logits)
     whole = run({"params": params}, TOKENS).logits
     assert_close(logits, np.where(logits == 0, 0, 2 * whole))
     assert 0.2 < (logits == 0).mean() < 0.8
-    turned = run({"params": params}, TOKENS[::-1], keys=keys[::-1]).logits
+    turned = run({"params": params}, TOKENS[::-1], dropout_rngs=keys[::-1]).logits
     assert np.array_equal(turned[::-1], logits)
 
 

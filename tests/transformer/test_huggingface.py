@@ -24,11 +24,12 @@ from tests.fixtures.tiny import (
     padded,
     tokens,
 )
-from tests.transformer.formulas import assert_close
+from tests.transformer.formulas import array, assert_close
 from tests.transformer.huggingface import gpt2_config, gpt2_params, llama_config, llama_params
 from tests.transformer.layouts import Params
 from transformer import LanguageModel, Mask, ModelOutput, Pattern
 from transformer.block import Block
+from transformer.mixers import MixerInputs
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "huggingface.npz"
 OF_A_LAYER, OF_A_MODEL = 1e-5, 1e-4
@@ -95,8 +96,8 @@ def test_a_layer_and_its_attention(case: Case, layer: int) -> None:
 
     @jax.jit
     def apply(weights: Params, x: jax.Array) -> Any:
-        want = frozenset({"weights"})
-        return block.apply({"params": weights}, x, positions=positions, mask=mask, want=want)
+        inputs = MixerInputs(array(positions), mask, outputs=frozenset({"weights"}))
+        return block.apply({"params": weights}, x, inputs)
 
     output = apply(weights, stream[layer])
     assert_close(output.x, stream[layer + 1], OF_A_LAYER)

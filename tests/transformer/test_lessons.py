@@ -27,7 +27,7 @@ from transformer import (
 from transformer.attend import Scoring, attend
 from transformer.positions import sinusoid
 
-WANT = frozenset({"weights"})
+WEIGHTS = frozenset({"weights"})
 
 
 def test_products_of_unit_entries_have_variance_d_k() -> None:
@@ -44,7 +44,7 @@ def test_without_the_scale_softmax_saturates() -> None:
     q, k = normal(0, 4, 32, 2, 256), normal(1, 4, 32, 2, 256)
 
     def weights(scale: float) -> Array:
-        given: Any = dict(hardware=Hardware(), want=WANT)
+        given: Any = dict(hardware=Hardware(), outputs=WEIGHTS)
         scoring = Scoring(scale)
         run = jax.jit(lambda q, k: attend(q, k, k, Mask(), scoring, **given).aux["weights"])
         return np.asarray(run(q, k))
@@ -95,7 +95,7 @@ def test_scores_depend_on_m_minus_n_alone(position: Any) -> None:
     mixer, params = made(AttentionConfig(heads=2, position=position), 8)
     x, places = normal(1, 2, 5, 8), np.arange(5)[None]
     weights = [
-        applied(mixer, params, x, WANT, positions=at).aux["weights"]
+        applied(mixer, params, x, WEIGHTS, positions=at).aux["weights"]
         for at in (places, places + 37, 3 * places)
     ]
     assert_close(weights[1], weights[0])

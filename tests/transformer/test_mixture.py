@@ -34,10 +34,10 @@ def made(config: MixtureConfig, shared: Shared = SHARED) -> tuple[Mixture, Any]:
 
 
 def called(config: MixtureConfig, params: Any, x: Any, **options: Any) -> Any:
-    """The output, compiled; `want` is static."""
-    want = options.pop("want", frozenset())
+    """The output, compiled; `outputs` is static."""
+    outputs = options.pop("outputs", frozenset())
     module = Mixture(config, SHARED)
-    apply = jax.jit(lambda p, x, o: module.apply({"params": p}, x, want=want, **o))
+    apply = jax.jit(lambda p, x, o: module.apply({"params": p}, x, outputs=outputs, **o))
     return apply(params, x, options)
 
 
@@ -130,9 +130,9 @@ def test_a_batch_may_be_cut_anywhere(form: Form) -> None:
     config = dataclasses.replace(TWO, form=form, capacity=0.7 if form == "auto" else 0)
     _, params = made(config)
     x, tokens = normal(1, B, T, D), REAL.sum(axis=1)
-    whole = called(config, params, x, real=REAL, want=LOSSES)
+    whole = called(config, params, x, real=REAL, outputs=LOSSES)
     parts = [
-        called(config, params, x[b : b + 1], real=REAL[b : b + 1], want=LOSSES) for b in range(B)
+        called(config, params, x[b : b + 1], real=REAL[b : b + 1], outputs=LOSSES) for b in range(B)
     ]
     assert_close(np.concatenate([part.y for part in parts]), whole.y, 1e-6)
     for name, loss in whole.aux.items():
@@ -151,9 +151,9 @@ def test_a_batch_may_be_cut_anywhere(form: Form) -> None:
 def test_padding_gets_zeros_and_changes_nothing(config: MixtureConfig) -> None:
     _, params = made(config)
     x, other = normal(1, B, T, D), normal(2, B, T, D)
-    output = called(config, params, x, real=REAL, want=LOSSES)
+    output = called(config, params, x, real=REAL, outputs=LOSSES)
     assert not np.asarray(output.y)[~REAL].any()
-    changed = called(config, params, np.where(REAL[..., None], x, other), real=REAL, want=LOSSES)
+    changed = called(config, params, np.where(REAL[..., None], x, other), real=REAL, outputs=LOSSES)
     assert np.array_equal(changed.y, output.y)
     assert jax.tree.map(float, changed.aux) == jax.tree.map(float, output.aux)
     if not config.capacity:
@@ -203,7 +203,7 @@ def test_losses_come_when_wanted_times_their_coefficients() -> None:
     _, params = made(TWO)
     x = normal(1, B, T, D)
     plain = dataclasses.replace(TWO, load_balance=1.0, router_z=1.0)
-    once, scaled = (called(config, params, x, want=LOSSES).aux for config in (plain, TWO))
+    once, scaled = (called(config, params, x, outputs=LOSSES).aux for config in (plain, TWO))
     assert set(once) == {"loss/load_balance", "loss/router_z"}
     logits = (x @ params["router"]).astype(np.float64)
     z = (np.log(np.exp(logits).sum(-1)) ** 2).mean()
@@ -217,7 +217,7 @@ def test_losses_teach_the_router_alone() -> None:
     x = normal(1, B, T, D)
 
     def total(params: Any) -> Any:
-        output: Any = module.apply({"params": params}, x, want=LOSSES)
+        output: Any = module.apply({"params": params}, x, outputs=LOSSES)
         return sum(output.aux.values())
 
     moved = {name: bool(np.any(g)) for name, g in jax.jit(jax.grad(total))(params).items()}
@@ -259,7 +259,7 @@ def test_all_ways_drop_the_same_hidden_units() -> None:
     x = normal(1, B, T, D)
     _, params = made(MixtureConfig(E, 2, expert))
     found = [
-        called(MixtureConfig(E, 2, expert, **way), params, x, keys=keys).y
+        called(MixtureConfig(E, 2, expert, **way), params, x, dropout_rngs=keys).y
         for way in ({"form": "dense"}, {"form": "sorted"}, {"capacity": 4.0})
     ]
     assert_close(found[0], found[1])
@@ -267,7 +267,7 @@ def test_all_ways_drop_the_same_hidden_units() -> None:
     whole = called(MixtureConfig(E, 2, expert), params, x).y
     assert not np.allclose(found[0], whole, atol=1e-3)
     ones = {n: np.ones_like(w) for n, w in params.items()}
-    dropped = called(MixtureConfig(E, 2, expert), ones, np.ones_like(x), keys=keys).y
+    dropped = called(MixtureConfig(E, 2, expert), ones, np.ones_like(x), dropout_rngs=keys).y
     # Of F hidden units, each D, a token keeps some, doubled; and the gates sum to 1.
     assert {round(float(v) / (2 * D)) for v in np.ravel(dropped)} <= set(range(F + 1))
     assert len(np.unique(np.round(dropped, 3))) > 3

@@ -38,7 +38,7 @@ def made(config: TransformerConfig) -> tuple[Any, Any]:
     """The model as a compiled function, and random parameters for it."""
     model = LanguageModel(config)
     shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
-    return jax.jit(model.apply, static_argnames="want"), weights_of(shapes)
+    return jax.jit(model.apply, static_argnames="outputs"), weights_of(shapes)
 
 
 @pytest.mark.parametrize(("config", "output"), [(CONFIG, set()), (UNTIED, {"output"})])
@@ -110,9 +110,9 @@ def test_scanned_layers_are_the_unrolled_ones() -> None:
 
 def test_only_what_is_wanted_comes_out() -> None:
     run, params = made(CONFIG)
-    out = run({"params": params}, TOKENS, want=frozenset())
+    out = run({"params": params}, TOKENS, outputs=frozenset())
     assert (out.logits, out.cache, out.aux) == (None, None, ({},))
-    out = run({"params": params}, TOKENS, want=frozenset({"logits", "weights"}))
+    out = run({"params": params}, TOKENS, outputs=frozenset({"logits", "weights"}))
     assert out.logits is not None
     assert out.aux[0]["weights"].shape == (1, B, 3, T, T)
 
@@ -120,7 +120,7 @@ def test_only_what_is_wanted_comes_out() -> None:
 def test_tokens_see_no_later_ones_and_no_other_documents() -> None:
     run, params = made(CONFIG)
     given: Any = dict(
-        segments=array([[1, 1, 1, 2, 2]]), positions=array([[0, 1, 2, 0, 1]]), want=frozenset()
+        segments=array([[1, 1, 1, 2, 2]]), positions=array([[0, 1, 2, 0, 1]]), outputs=frozenset()
     )
     hidden = np.asarray(run({"params": params}, TOKENS, **given).hidden)
     for changed, kept in ((2, [0, 1, 3, 4]), (3, [0, 1, 2]), (0, [3, 4])):
@@ -136,11 +136,11 @@ def test_embeddings_are_dropped_by_the_keys_of_the_examples() -> None:
     run, params = made(config)
     params["layers"] = jax.tree.map(np.zeros_like, params["layers"])
     keys = jax.random.split(jax.random.key(0), B)
-    hidden = np.asarray(run({"params": params}, TOKENS, keys=keys).hidden)
+    hidden = np.asarray(run({"params": params}, TOKENS, dropout_rngs=keys).hidden)
     whole = np.asarray(run({"params": params}, TOKENS).hidden)
     assert_close(hidden, np.where(hidden == 0, 0, 2 * whole))
     assert 0.2 < (hidden == 0).mean() < 0.8
-    turned = run({"params": params}, TOKENS[::-1], keys=keys[::-1]).hidden
+    turned = run({"params": params}, TOKENS[::-1], dropout_rngs=keys[::-1]).hidden
     assert np.array_equal(turned, hidden[::-1])
 
 

@@ -59,10 +59,10 @@ def params() -> Any:
     return weights_of(shapes)
 
 
-@functools.partial(jax.jit, static_argnames="want")
-def run(params: Any, tokens: Any, want: frozenset[str] = frozenset({"logits"})) -> Any:
+@functools.partial(jax.jit, static_argnames="outputs")
+def run(params: Any, tokens: Any, outputs: frozenset[str] = frozenset({"logits"})) -> Any:
     given = dict(source_segments=THERE, segments=WRITTEN)
-    return MODEL.apply({"params": params}, SOURCE, tokens, want=want, **given)
+    return MODEL.apply({"params": params}, SOURCE, tokens, outputs=outputs, **given)
 
 
 def test_the_words_of_the_source_are_spread_evenly() -> None:
@@ -88,7 +88,7 @@ def test_no_word_knows_another(params: Any) -> None:
 
 
 def test_the_loss_of_lengths_is_that_of_the_difference(params: Any) -> None:
-    aux = run(params, WRITTEN, want=frozenset({"losses"})).aux
+    aux = run(params, WRITTEN, outputs=frozenset({"losses"})).aux
     lengths = jax.jit(
         lambda params: MODEL.apply({"params": params}, SOURCE, None, source_segments=THERE)
     )

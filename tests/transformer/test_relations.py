@@ -23,7 +23,7 @@ from transformer.masks import dense
 from transformer.positions.alibi import alibi_slopes
 
 B, T, S, D, N, H, VALUES = 2, 5, 7, 12, 3, 11, 13
-WANT = frozenset({"weights"})
+WEIGHTS = frozenset({"weights"})
 PLACES = array([[0, 1, 2, 0, 1], [0, 1, 2, 3, 9]])
 DOCUMENTS = array([[1, 1, 1, 2, 2], [1, 1, 1, 1, 1]])
 RELATIVE, BUCKETS = RelativePositions(clip=2), BucketedBias(buckets=4, furthest=3)
@@ -67,7 +67,7 @@ def test_packed_documents_have_their_own_positions(name: str) -> None:
     mixer, params = made(config(position), D)
     x = normal(1, B, T, D)
     mask = Mask(Pattern(causal=True), positions=PLACES, segments=DOCUMENTS)
-    output = applied(mixer, params, x, WANT, mask=mask, positions=PLACES)
+    output = applied(mixer, params, x, WEIGHTS, mask=mask, positions=PLACES)
     tables = params.get("position_values")
     added: Any = (lambda b, t: tables[rows(b, t)]) if name == "relative" else lambda b, t: 0.0
     seen = np.asarray(dense(mask, T, T))

@@ -25,7 +25,7 @@ from transformer.attention import Attention
 from transformer.scores import Score
 
 B, T, S, D = 2, 5, 7, 12
-WANT = frozenset({"weights"})
+WEIGHTS = frozenset({"weights"})
 GROUP = 2
 
 
@@ -53,7 +53,7 @@ FORMULAS: dict[Score, Callable[[Any], Callable[..., Array]]] = {
 def test_self_attention(score: Score) -> None:
     mixer, params = made(config(score), D)
     x = normal(1, B, T, D)
-    output = applied(mixer, params, x, WANT, mask=Mask(Pattern(causal=True)))
+    output = applied(mixer, params, x, WEIGHTS, mask=Mask(Pattern(causal=True)))
     seen = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
     y, weights = formulas.attention(x, x, params, seen, FORMULAS[score](params))
     assert_close(output.aux["weights"], weights)
@@ -65,7 +65,7 @@ def test_cross_attention(score: Score) -> None:
     mixer, params = made(config(score), D)
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
     mask = Mask(lengths=array([S, 3]))
-    output = applied(mixer, params, x, WANT, mask=mask, memory=memory)
+    output = applied(mixer, params, x, WEIGHTS, mask=mask, memory=memory)
     seen = np.broadcast_to(np.arange(S) < np.array([[[S]], [[3]]]), (B, T, S))
     y, weights = formulas.attention(x, memory, params, seen, FORMULAS[score](params))
     assert_close(output.aux["weights"], weights)
@@ -99,7 +99,7 @@ def test_by_hand(score: Score, weights: dict[str, Any], difference: float) -> No
     params |= {"query": identity, "key": identity}
     params |= {name: np.array(values, np.float32) for name, values in weights.items()}
     x = array([[[1, 2], [3, 0]]]).astype(np.float32)
-    found = applied(mixer, params, x, WANT).aux["weights"][0, 0, 0]
+    found = applied(mixer, params, x, WEIGHTS).aux["weights"][0, 0, 0]
     assert float(np.log(found[1] / found[0])) == pytest.approx(difference, abs=1e-5)
 
 

@@ -30,14 +30,14 @@ from transformer import (
 )
 from transformer.block import Block, Memory
 from transformer.dropout import fold
-from transformer.mixers import NOTHING, Want
+from transformer.mixers import MixerInputs
 from transformer.shared import Shared
 from transformer.stack import Loop, Remat, Stack, apart
 from transformer.weights import weight
 
 B, T, D = 2, 3, 6
 KEYS = jax.random.split(jax.random.key(0), B)
-WANT = frozenset({"weights"})
+WEIGHTS = frozenset({"weights"})
 LOOPS: tuple[Loop, Loop] = ("scan", "unroll")
 
 
@@ -48,7 +48,7 @@ class StampConfig(MixerConfig):
 
 
 class Stamp(Mixer):
-    """Tells which layer it is: its constants, its weight, its keys."""
+    """Tells which layer it is: its constants, its weight, its random keys."""
 
     config: StampConfig
 
@@ -64,24 +64,13 @@ class Stamp(Mixer):
         return None
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,
-        mask: Mask,
-        memory: jax.Array | None = None,
-        cache: Any = None,
-        keys: jax.Array | None = None,
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         init = nn.initializers.normal(1)
         w = weight(self, "w", outputs={"embed": D}, init=init, dtype="float32")
-        aux = {"weight": w, **constants}
-        if keys is not None:
-            aux["keys"] = jax.random.key_data(keys)
-        return MixerOutput(x * w[None, None], cache, aux)
+        aux = {"weight": w, **inputs.constants}
+        if inputs.dropout_rngs is not None:
+            aux["dropout_rngs"] = jax.random.key_data(inputs.dropout_rngs)
+        return MixerOutput(x * w[None, None], inputs.cache, aux)
 
 
 @pytest.fixture(autouse=True)
@@ -118,9 +107,11 @@ def params_of(module: Stack) -> Any:
     return weights_of(meta.unbox(jax.eval_shape(init, X))["params"])
 
 
-def applied(module: Stack, params: Any, keys: Any = None) -> Any:
-    run = jax.jit(lambda params, x, keys: module.apply({"params": params}, x, keys=keys, **GIVEN))
-    return run(params, X, keys)
+def applied(module: Stack, params: Any, rngs: Any = None) -> Any:
+    run = jax.jit(
+        lambda params, x, rngs: module.apply({"params": params}, x, dropout_rngs=rngs, **GIVEN)
+    )
+    return run(params, X, rngs)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -134,8 +125,8 @@ def test_each_layer_gets_its_number_its_weights_and_its_keys(loop: Loop) -> None
         assert np.array_equal(aux[place]["number"], [[layer, 7 + place] for layer in layers])
         assert np.array_equal(aux[place]["weight"], params[f"place_{place}"]["mixer"]["w"])
         for row, layer in enumerate(layers):
-            keys: Any = fold(fold(KEYS, layer), 0)
-            assert np.array_equal(aux[place]["keys"][row], jax.random.key_data(keys))
+            rngs: Any = fold(fold(KEYS, layer), 0)
+            assert np.array_equal(aux[place]["dropout_rngs"][row], jax.random.key_data(rngs))
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -155,11 +146,11 @@ def test_cross_attention_gets_its_layers_constants(loop: Loop) -> None:
 def compiled(config: BlockConfig) -> Any:
     """One block as a function of its weights and x."""
     block = Block(config, stack(5, config).shared, parent=None)
-    constants = {"number": np.zeros(2)}
+    inputs = MixerInputs(**GIVEN, constants={"number": np.zeros(2)})
 
     @jax.jit
     def run(weights: Any, x: Any) -> Any:
-        output: Any = block.apply({"params": weights}, x, constants=constants, **GIVEN)
+        output: Any = block.apply({"params": weights}, x, inputs)
         return output.x
 
     return run
@@ -241,7 +232,7 @@ def test_weights_cut_apart_beforehand_are_the_same_weights() -> None:
 def test_the_aux_of_a_place_is_stacked_over_its_layers() -> None:
     short = dataclasses.replace(ATTENDING, mixer=AttentionConfig(heads=1))
     module = stack(5, ATTENDING, short, loop="scan")
-    run = jax.jit(lambda p, x: module.apply({"params": p}, x, want=WANT, **GIVEN))
+    run = jax.jit(lambda p, x: module.apply({"params": p}, x, outputs=WEIGHTS, **GIVEN))
     aux: Any = run(params_of(module), X).aux
     assert [each["weights"].shape for each in aux] == [(3, B, 3, T, T), (2, B, 1, T, T)]
     assert_close(aux[0]["weights"].sum(-1), np.ones((3, B, 3, T)))

@@ -19,9 +19,10 @@ from transformer import (
     MixerOutput,
 )
 from transformer.attention import Attention
+from transformer.heads import Heads
 from transformer.linear import linear
 from transformer.masks import dense
-from transformer.mixers import NOTHING, MixerConfig, Want
+from transformer.mixers import MixerConfig, MixerInputs
 from transformer.testing import CHECKS, Trial, check_mixer, make_trial
 from transformer.testing.always import check_constants, check_dropout
 from transformer.testing.refusals import ATTEMPTS, check_refused
@@ -85,45 +86,33 @@ class Faulty(Mixer):
         return Attention(config, self.shared, **(given or dict(parent=None)))
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,
-        *,
-        positions: jax.Array,
-        mask: Mask,
-        memory: jax.Array | None = None,
-        cache: Any = None,
-        keys: jax.Array | None = None,
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
-        given = dict(positions=positions, mask=mask, memory=memory, cache=cache, keys=keys)
-        given = before(self.config.fault, x, given)
-        output = self.inner(name="inner")(x, want=want, **given)
-        return after(self.config.fault, x, output, given | dict(cache=cache))
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        given = before(self.config.fault, x, inputs)
+        output = self.inner(name="inner")(x, given)
+        return after(self.config.fault, x, output, inputs)
 
 
-def before(fault: str, x: jax.Array, given: dict[str, Any]) -> dict[str, Any]:
+def before(fault: str, x: jax.Array, inputs: MixerInputs) -> MixerInputs:
     """What the inner mixer is called with."""
-    mask, keys = given["mask"], given["keys"]
-    if fault.startswith("refuses") and given["memory"] is not None:
+    mask, rngs = inputs.mask, inputs.dropout_rngs
+    if fault.startswith("refuses") and inputs.memory is not None:
         raise ValueError(fault)
     if fault == "mixes documents":
-        return given | dict(mask=mask.replace(segments=None))
+        return inputs.replace(mask=mask.replace(segments=None))
     if fault == "mistakes positions":
-        return given | dict(mask=mask.replace(positions=jnp.arange(x.shape[1])[None] // 2))
+        return inputs.replace(mask=mask.replace(positions=jnp.arange(x.shape[1])[None] // 2))
     if fault == "is deaf":
-        return given | dict(memory=None, mask=Mask())
+        return inputs.replace(memory=None, mask=Mask())
     if fault == "sees padding of the memory":
-        return given | dict(mask=mask.replace(lengths=None))
-    if fault == "drops by the batch" and keys is not None:
-        return given | dict(keys=jnp.broadcast_to(keys[:1], keys.shape))
+        return inputs.replace(mask=mask.replace(lengths=None))
+    if fault == "drops by the batch" and rngs is not None:
+        return inputs.replace(dropout_rngs=jnp.broadcast_to(rngs[:1], rngs.shape))
     if fault == "drops nothing":
-        return given | dict(keys=None)
-    return given
+        return inputs.replace(dropout_rngs=None)
+    return inputs
 
 
-def after(fault: str, x: jax.Array, output: MixerOutput, given: dict[str, Any]) -> MixerOutput:
+def after(fault: str, x: jax.Array, output: MixerOutput, inputs: MixerInputs) -> MixerOutput:
     """What is made of the inner mixer's output."""
     y, cache, aux = output
     if fault == "leaks by a maximum":
@@ -131,7 +120,7 @@ def after(fault: str, x: jax.Array, output: MixerOutput, given: dict[str, Any]) 
     if fault == "says nothing":
         y = jnp.zeros_like(y)
     if fault == "forgets":
-        cache = given["cache"]
+        cache = inputs.cache
     if fault == "grows its cache" and cache is not None:
         cache = jax.tree.map(lambda each: jnp.concatenate([each, each], axis=1), cache)
     if fault == "goes by the length":
@@ -178,7 +167,7 @@ def faulty(sound: Trial, fault: str, lacks: tuple[str, ...] = ()) -> Trial:
         ("any_length", "goes by the length", "1 tokens differ from the same at the start of 23"),
         ("weights", "weighs twice", "rows do not sum to 1"),
         ("weights", "weighs what is hidden", "keys that the mask hides have some"),
-        ("weights", "keeps its weights", "are not in aux though they were wanted"),
+        ("weights", "keeps its weights", "are not in aux though they were requested"),
     ],
 )
 def test_faults_are_seen(sound: Trial, ability: str, fault: str, message: str) -> None:
@@ -245,39 +234,30 @@ class Strided(Mixer):
         raise ValueError("mixer strided: has no cache; use mixer full to decode")
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,
-        *,
-        positions: jax.Array,
-        mask: Mask,
-        memory: jax.Array | None = None,
-        cache: Any = None,
-        keys: jax.Array | None = None,
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
-        if memory is not None or mask.segments is not None or "weights" in want:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        mask, length = inputs.mask, x.shape[1]
+        refused = inputs.memory is not None or mask.segments is not None
+        if refused or "weights" in inputs.outputs:
             raise ValueError("mixer strided: does that not; use mixer full")
-        heads, embed = {"heads": 2, "head": 3}, {"embed": x.shape[-1]}
-        q, k, v = (
-            linear(self, name, x, embed, heads, self.shared, bias=False)
-            for name in ("query", "key", "value")
-        )
+        q, k, v = self.project(x, inputs)
         scores = jnp.einsum("BTNH,BSNH->BNTS", q, k) / 3**0.5
-        chosen = self.strided(x.shape[1], self.config.stride, constants)
-        seen = chosen & dense(mask, x.shape[1], x.shape[1])[:, None]
+        chosen = self.strided(length, self.config.stride, inputs.constants)
+        seen = chosen & dense(mask, length, length)[:, None]
         weights = jax.nn.softmax(jnp.where(seen, scores, -1e9), axis=-1) * seen.any(-1)[..., None]
         y = jnp.einsum("BNTS,BSNH->BTNH", weights, v)
-        aux: dict[str, Any] = {"scored": (q, k, v)} if "scored" in want else {}
+        heads, embed = {"heads": 2, "head": 3}, {"embed": x.shape[-1]}
         y = linear(self, "output", y, heads, embed, self.shared, bias=True)
-        return MixerOutput(y, None, aux)
+        return MixerOutput(y, None, {})
 
-    def scored(self, x: jax.Array, **given: Any) -> Any:
-        return self(x, want=frozenset({"scored"}), **given).aux["scored"]
+    def project(self, x: jax.Array, inputs: MixerInputs) -> Heads:
+        heads, embed = {"heads": 2, "head": 3}, {"embed": x.shape[-1]}
+        names = ("query", "key", "value")
+        return Heads(
+            *(linear(self, name, x, embed, heads, self.shared, bias=False) for name in names)
+        )
 
-    def select(self, x: jax.Array, *, positions: Any, mask: Mask, constants: Any) -> jax.Array:
-        return self.strided(x.shape[1], self.config.says, constants)
+    def select(self, heads: Heads, inputs: MixerInputs) -> jax.Array:
+        return self.strided(heads.q.shape[1], self.config.says, inputs.constants)
 
     def strided(self, length: int, stride: int, constants: Any) -> jax.Array:  # [1, 1, T, S]
         index = jnp.arange(length) + constants["offset"]

@@ -57,13 +57,13 @@ class ClassesTask(Task):
         [B, T] for words, at whose first pieces the weights are.
         """
 
-        def loss(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
+        def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
             output = model.apply(
                 {"params": params},
                 batch["tokens"],
                 segments=batch["segments"],
-                keys=keys,
-                want=LOGITS | wanted(keys),
+                dropout_rngs=dropout_rngs,
+                outputs=LOGITS | wanted(dropout_rngs),
             )
             assert output.logits is not None
             found = class_loss(model, output.logits, batch)

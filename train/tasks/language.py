@@ -68,14 +68,14 @@ class LanguageTask(Task):
         segments = self.data.segments
         spread = model.constrain.parts("length") > 1  # then tokens do not lie in order
 
-        def loss(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
+        def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
             output = model.apply(
                 {"params": params},
                 batch["tokens"],
                 positions=batch["positions"] if segments or spread else None,
                 segments=batch["segments"] if segments else None,
-                keys=keys,
-                want=wanted(keys),
+                dropout_rngs=dropout_rngs,
+                outputs=wanted(dropout_rngs),
             )
             found = word_loss(model, params, output.hidden, batch)
             return {**found, **auxiliary(output.aux, found["loss"].weight)}

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 
 from train.step import AUXILIARY, Batch
 from transformer.losses import ChunkedCrossEntropy, Loss, chunk_count
-from transformer.mixers import NOTHING, Want
+from transformer.mixers import NO_OUTPUTS, Outputs
 from transformer.model import Model, output_matrix
 
-LOSSES: Want = frozenset({"losses"})
+LOSSES: Outputs = frozenset({"losses"})
 
 
-def wanted(keys: jax.Array | None) -> Want:
+def wanted(dropout_rngs: jax.Array | None) -> Outputs:
     """What a model is asked for beside its hidden states: in training, its own losses."""
-    return NOTHING if keys is None else LOSSES
+    return NO_OUTPUTS if dropout_rngs is None else LOSSES
 
 
 def word_loss(

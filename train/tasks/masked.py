@@ -93,18 +93,18 @@ class MaskedTask(Task):
         most = self.most
         apart = self.data.segments
 
-        def loss(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
+        def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
             output = model.apply(
                 {"params": params},
                 batch["tokens"],
                 positions=batch["positions"],
-                segments=batch["segments"] if apart or keys is None else None,
-                keys=keys,
-                want=wanted(keys),
+                segments=batch["segments"] if apart or dropout_rngs is None else None,
+                dropout_rngs=dropout_rngs,
+                outputs=wanted(dropout_rngs),
             )
             hidden, hers = chosen(output.hidden, batch, most)
             bias = params["head_output_bias"]
-            found = word_loss(model, params, hidden, hers, bias=bias, accuracy=keys is None)
+            found = word_loss(model, params, hidden, hers, bias=bias, accuracy=dropout_rngs is None)
             return {**found, **auxiliary(output.aux, found["loss"].weight)}
 
         return loss

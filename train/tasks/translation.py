@@ -98,17 +98,17 @@ class TranslationTask(Task):
         """
         smoothing = self.settings.label_smoothing
 
-        def loss(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
+        def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
             output = model.apply(
                 {"params": params},
                 batch["source"],
                 batch["tokens"],
                 source_segments=batch["source_segments"],
                 segments=batch["segments"],
-                keys=keys,
-                want=wanted(keys),
+                dropout_rngs=dropout_rngs,
+                outputs=wanted(dropout_rngs),
             )
-            share = 0.0 if keys is None else smoothing
+            share = 0.0 if dropout_rngs is None else smoothing
             found = word_loss(model, params, output.hidden, batch, smoothing=share)
             return {**found, **auxiliary(output.aux, found["loss"].weight)}
 

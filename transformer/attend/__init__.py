@@ -46,7 +46,7 @@ class Attended(NamedTuple):
     """What attention has looked up."""
 
     y: jax.Array  # [B, T, N, H of values]
-    aux: dict[str, jax.Array]  # `weights` [B, N, T, S] if wanted
+    aux: dict[str, jax.Array]  # `weights` [B, N, T, S] if requested
 
 
 def attend(
@@ -60,7 +60,7 @@ def attend(
     form: Form = "auto",
     hardware: Hardware,
     constrain: Constrain = unconstrained,
-    want: frozenset[str] = frozenset(),
+    outputs: frozenset[str] = frozenset(),
 ) -> Attended:
     """softmax(scores under the mask) v. A query that sees nothing gets zeros."""
     case = Case(
@@ -79,7 +79,7 @@ def attend(
         relative=scoring.relative is not None,
         sinks=sinks is not None,
         dropout=bool(scoring.rate) and scoring.keys is not None,
-        weights="weights" in want,
+        weights="weights" in outputs,
         parts=_parts(constrain, q.shape[1]),
         meshed=constrain.mesh is not None,
     )
@@ -106,7 +106,7 @@ def attend(
             around = attend_ring(q, k, v, mask, scoring, constrain, block=hardware.tile)
             return Attended(around.y if sinks is None else sink(around, sinks).y, {})
     y, weights = attend_reference(q, k, v, mask, scoring, sinks)
-    return Attended(y, {"weights": weights} if "weights" in want else {})
+    return Attended(y, {"weights": weights} if "weights" in outputs else {})
 
 
 def _parts(constrain: Constrain, length: int) -> int:

@@ -36,7 +36,7 @@ class Case:
     """Whether a key without a value takes part in the softmax."""
     dropout: bool = False
     weights: bool = False
-    """Whether the weights themselves are wanted."""
+    """Whether the weights themselves are requested."""
     parts: int = 1
     """Devices that the tokens of a sequence are spread over."""
     meshed: bool = False
@@ -117,7 +117,7 @@ def _has_many_scores(case: Case) -> bool:
 
 def _query_blocks_obstacle(case: Case) -> str:
     if case.weights:
-        return "attention weights are wanted"
+        return "attention weights are requested"
     if not (case.pattern.causal and case.pattern.ordered and case.own_keys):
         return "it needs a causal mask over tokens in order"
     if case.pattern.prefix:
@@ -129,7 +129,7 @@ def _query_blocks_obstacle(case: Case) -> str:
 
 def _blockwise_obstacle(case: Case) -> str:
     if case.weights:
-        return "attention weights are wanted"
+        return "attention weights are requested"
     if case.relative:
         return "tables of relative positions act on values too"
     return ""

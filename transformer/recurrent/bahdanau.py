@@ -1,7 +1,6 @@
 """The decoder that learns to align (Bahdanau, Cho and Bengio 2015, section 3 and appendix A)."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ from flax import linen as nn
 
 from transformer.linear import linear
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.recurrent.additive import additive, additive_keys
 from transformer.recurrent.cells import inner_weight, times
 from transformer.recurrent.configs import BahdanauConfig as BahdanauConfig
@@ -19,6 +18,7 @@ from transformer.recurrent.memory import (
     at_first,
     first_seen,
     looked_at,
+    memory_score_flops,
     no_cache_without_memory,
     vectors,
 )
@@ -40,6 +40,10 @@ class Bahdanau(Mixer):
     def constants(config: BahdanauConfig, layer: int, width: int) -> None:
         return None
 
+    @staticmethod
+    def score_flops(config: BahdanauConfig, width: int, length: int) -> ScoreFlops:
+        return memory_score_flops(config.widths(width)[1], width, length)
+
     @property
     def widths(self) -> tuple[int, int]:
         """H, A."""
@@ -57,35 +61,30 @@ class Bahdanau(Mixer):
         return AttentionalCache(zeros(batch, hidden), zeros(batch, length, score), memory)
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B, T]
-        mask: Mask,
-        memory: jax.Array | None = None,  # [B, S, D]
-        cache: AttentionalCache | None = None,
-        keys: jax.Array | None = None,
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         shared, (hidden, score) = self.shared, self.widths
-        line = timeline(Mask(segments=mask.segments), positions, cached=cache is not None)
-        seen = looked_at(mask, x.shape[1], vectors(self.config.kind, memory, cache).shape[1])
-        embed, seeds, now = {"embed": shared.width}, None, cache
-        if memory is not None:
-            first, state = first_seen(memory, seen), {"hidden": hidden}
+        line = timeline(
+            Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
+        )
+        seen = looked_at(
+            inputs.mask, x.shape[1], vectors(self.config.kind, inputs.memory, inputs.cache).shape[1]
+        )
+        embed, seeds, now = {"embed": shared.width}, None, inputs.cache
+        if inputs.memory is not None:
+            first, state = first_seen(inputs.memory, seen), {"hidden": hidden}
             seeds = jnp.tanh(linear(self, "first", first, embed, state, shared, bias=True))
-            before = at_first(seeds) if cache is None else cache.state
-            now = AttentionalCache(before, additive_keys(self, memory, score, shared), memory)
+            before = at_first(seeds) if inputs.cache is None else inputs.cache.state
+            now = AttentionalCache(
+                before, additive_keys(self, inputs.memory, score, shared), inputs.memory
+            )
         assert now is not None  # there is a memory or a cache
         gates = {"gates": len(GATES), "hidden": hidden}
         driven = linear(self, "input", x, embed, gates, shared, bias=True)
         cell = self.cell(now.keys, now.values)
         after, (states, contexts, weights) = recur(cell, now.state, (driven, seen), line, seeds)
         y = self.deep_output(states, x, contexts)
-        aux = {"weights": weights[:, None]} if "weights" in want else {}
-        return MixerOutput(y, None if cache is None else now.replace(state=after), aux)
+        aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
+        return MixerOutput(y, None if inputs.cache is None else now.replace(state=after), aux)
 
     def cell(
         self,

@@ -3,8 +3,6 @@
 It was the first attention of a sequence to itself. It still goes token by token.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -13,7 +11,7 @@ from flax import struct
 from transformer.documents import documents
 from transformer.linear import linear
 from transformer.masks import Mask, Pattern, dense
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.recurrent.additive import additive
 from transformer.recurrent.cells import LSTMState, inner_weight, lstm_gates, lstm_step, times
 from transformer.recurrent.configs import ChengConfig as ChengConfig
@@ -68,6 +66,12 @@ class Cheng(Mixer):
     def constants(config: ChengConfig, layer: int, width: int) -> None:
         return None
 
+    @staticmethod
+    def score_flops(config: ChengConfig, width: int, length: int) -> ScoreFlops:
+        """Scores, and averages of hidden states and of cells, over the tokens before."""
+        each = (config.score or width) + 2 * width
+        return ScoreFlops(full=2 * each * length, causal=each * (length - 1))
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> Tapes:
         width, dtype = self.shared.width, self.shared.precision.compute
@@ -76,39 +80,28 @@ class Cheng(Mixer):
         return Tapes(hidden, hidden.astype(jnp.float32), keys, jnp.zeros((batch, width), dtype))
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        memory: jax.Array | None = None,
-        cache: Tapes | None = None,
-        keys: jax.Array | None = None,
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, shared = self.config, self.shared
-        refuse_memory(config.kind, memory)
-        refuse_weights(config.kind, want)
-        refuse_patterns(config.kind, mask)
+        refuse_memory(config.kind, inputs.memory)
+        refuse_weights(config.kind, inputs.outputs)
+        refuse_patterns(config.kind, inputs.mask)
         (batch, length, _), embed = x.shape, {"embed": shared.width}
-        line = timeline(mask, positions, cached=cache is not None)
-        if cache is None:
+        line = timeline(inputs.mask, inputs.positions, cached=inputs.cache is not None)
+        if inputs.cache is None:
             places = jnp.broadcast_to(jnp.arange(length)[None, :], (batch, length))
-            whole = Mask(Pattern(causal=True), segments=documents(mask, length))
+            whole = Mask(Pattern(causal=True), segments=documents(inputs.mask, length))
             seen = dense(whole, length, length) & ~jnp.eye(length, dtype=bool)[None]
             tapes = self.init_cache(batch, length)
         else:
-            places = jnp.broadcast_to(positions, (batch, length))
-            seen = jnp.arange(cache.hidden.shape[1])[None, None, :] < places[:, :, None]
-            tapes = cache
+            places = jnp.broadcast_to(inputs.positions, (batch, length))
+            seen = jnp.arange(inputs.cache.hidden.shape[1])[None, None, :] < places[:, :, None]
+            tapes = inputs.cache
         gates, recurrent = lstm_gates(self, x, embed, shared.width, shared)
         score = {"score": config.score or shared.width}
         query = linear(self, "score_token", x, embed, score, shared, bias=False)
-        inputs = (gates, query, seen, jnp.maximum(places, 0))
-        after, y = recur(self.cell(recurrent), tapes, inputs, line)
-        return MixerOutput(y, None if cache is None else after, {})
+        steps = (gates, query, seen, jnp.maximum(places, 0))
+        after, y = recur(self.cell(recurrent), tapes, steps, line)
+        return MixerOutput(y, None if inputs.cache is None else after, {})
 
     def cell(self, recurrent: jax.Array) -> Cell:  # [D, 4, D]
         """Declares the weights inside the loop (equations 5 to 9)."""

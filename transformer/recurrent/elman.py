@@ -1,14 +1,11 @@
 """The simple recurrent network (Elman 1990), with one layer from state to state or several."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.linear import linear
-from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.recurrent.cells import inner_weight, times
 from transformer.recurrent.configs import ElmanConfig as ElmanConfig
 from transformer.recurrent.scan import recur, timeline
@@ -28,28 +25,21 @@ class Elman(Mixer):
     def constants(config: ElmanConfig, layer: int, width: int) -> None:
         return None
 
+    @staticmethod
+    def score_flops(config: ElmanConfig, width: int, length: int) -> ScoreFlops:
+        return ScoreFlops(full=0, causal=0)
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> jax.Array:  # [B, H]
         width = self.config.hidden or self.shared.width
         return jnp.zeros((batch, width), self.shared.precision.compute)
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B, T]
-        mask: Mask,
-        memory: jax.Array | None = None,
-        cache: jax.Array | None = None,  # [B, H]
-        keys: jax.Array | None = None,
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, shared = self.config, self.shared
-        refuse_memory(config.kind, memory)
-        refuse_weights(config.kind, want)
-        refuse_patterns(config.kind, mask)
+        refuse_memory(config.kind, inputs.memory)
+        refuse_weights(config.kind, inputs.outputs)
+        refuse_patterns(config.kind, inputs.mask)
         width = config.hidden or shared.width
         embed, hidden, state = {"embed": shared.width}, {"hidden": width}, {"state": width}
         driven = linear(self, "input", x, embed, hidden, shared, bias=True)
@@ -69,12 +59,12 @@ class Elman(Mixer):
                 h = jnp.tanh(times(h, matrix) + bias[None])
             return h, h
 
-        line = timeline(mask, positions, cached=cache is not None)
-        before = self.init_cache(len(x), 0) if cache is None else cache
+        line = timeline(inputs.mask, inputs.positions, cached=inputs.cache is not None)
+        before = self.init_cache(len(x), 0) if inputs.cache is None else inputs.cache
         after, y = recur(cell, before, driven, line)
         if width != shared.width:
             y = linear(self, "output", y, hidden, embed, shared, bias=True, residual=True)
-        return MixerOutput(y, None if cache is None else after, {})
+        return MixerOutput(y, None if inputs.cache is None else after, {})
 
 
 MIXERS[ElmanConfig.kind] = Elman

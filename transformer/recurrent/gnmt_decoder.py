@@ -9,7 +9,7 @@ from flax import struct
 
 from transformer.dropout import dropout, fold
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.recurrent.additive import additive, additive_keys
 from transformer.recurrent.cells import (
     LSTMLayer,
@@ -24,6 +24,7 @@ from transformer.recurrent.memory import (
     AttentionalCache,
     align,
     looked_at,
+    memory_score_flops,
     no_cache_without_memory,
     vectors,
 )
@@ -50,6 +51,10 @@ class GNMTDecoder(Mixer):
     def constants(config: GNMTDecoderConfig, layer: int, width: int) -> None:
         return None
 
+    @staticmethod
+    def score_flops(config: GNMTDecoderConfig, width: int, length: int) -> ScoreFlops:
+        return memory_score_flops(config.widths(width)[1], width, length)
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> GNMTCache:
         raise no_cache_without_memory(self.config.kind)
@@ -62,40 +67,33 @@ class GNMTDecoder(Mixer):
         return GNMTCache(AttentionalCache(states[0], zeros(score), zeros(width)), states[1:])
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B, T]
-        mask: Mask,
-        memory: jax.Array | None = None,  # [B, S, D]
-        cache: GNMTCache | None = None,
-        keys: jax.Array | None = None,  # [B]
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, shared = self.config, self.shared
-        line = timeline(Mask(segments=mask.segments), positions, cached=cache is not None)
-        size = vectors(config.kind, memory, None if cache is None else cache.first).shape[1]
-        states = cache or self.init_memory_cache(len(x), size)
+        line = timeline(
+            Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
+        )
+        size = vectors(
+            config.kind, inputs.memory, None if inputs.cache is None else inputs.cache.first
+        ).shape[1]
+        states = inputs.cache or self.init_memory_cache(len(x), size)
         first = states.first
-        if memory is not None:
-            looks = additive_keys(self, memory, config.widths(shared.width)[1], shared)
-            first = AttentionalCache(first.state, looks, memory)
-        read = dropout(x, config.dropout, fold(keys, 0))
-        seen = looked_at(mask, x.shape[1], size)
+        if inputs.memory is not None:
+            looks = additive_keys(self, inputs.memory, config.widths(shared.width)[1], shared)
+            first = AttentionalCache(first.state, looks, inputs.memory)
+        read = dropout(x, config.dropout, fold(inputs.dropout_rngs, 0))
+        seen = looked_at(inputs.mask, x.shape[1], size)
         state, (x, contexts, weights) = self.look(read, seen, first, line)
         above = []
         for layer in range(1, config.layers):
-            read = dropout(x, config.dropout, fold(keys, layer))
+            read = dropout(x, config.dropout, fold(inputs.dropout_rngs, layer))
             read = jnp.concatenate([read, contexts], axis=-1)
             lstm = LSTMLayer(shared.width, shared, name=f"layer_{layer}")
             after, y = lstm(read, line, states.above[layer - 1])
             above.append(after)
             x = y if layer == 1 else x + y
-        aux = {"weights": weights[:, None]} if "weights" in want else {}
+        aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
         kept = GNMTCache(first.replace(state=state), tuple(above))
-        return MixerOutput(x, None if cache is None else kept, aux)
+        return MixerOutput(x, None if inputs.cache is None else kept, aux)
 
     def look(
         self,

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.dropout import dropout, fold
-from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.recurrent.cells import LSTMLayer
 from transformer.recurrent.configs import GNMTEncoderConfig as GNMTEncoderConfig
 from transformer.recurrent.scan import timeline
@@ -28,37 +27,30 @@ class GNMTEncoder(Mixer):
     def constants(config: GNMTEncoderConfig, layer: int, width: int) -> None:
         return None
 
+    @staticmethod
+    def score_flops(config: GNMTEncoderConfig, width: int, length: int) -> ScoreFlops:
+        return ScoreFlops(full=0, causal=0)
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> Any:
         raise ValueError("mixer gnmt_encoder: reads what comes later, so has no cache; use lstm")
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B, T]
-        mask: Mask,
-        memory: jax.Array | None = None,
-        cache: Any = None,
-        keys: jax.Array | None = None,  # [B]
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, shared = self.config, self.shared
-        refuse_memory(config.kind, memory)
-        refuse_weights(config.kind, want)
-        refuse_patterns(config.kind, mask)
-        if mask.pattern.causal:
+        refuse_memory(config.kind, inputs.memory)
+        refuse_weights(config.kind, inputs.outputs)
+        refuse_patterns(config.kind, inputs.mask)
+        if inputs.mask.pattern.causal:
             raise ValueError("mixer gnmt_encoder: reads what comes later; use lstm in a decoder")
-        line = timeline(mask, positions)
-        x = dropout(x, config.dropout, fold(keys, 0))
+        line = timeline(inputs.mask, inputs.positions)
+        x = dropout(x, config.dropout, fold(inputs.dropout_rngs, 0))
         ahead = LSTMLayer(shared.width, shared, name="layer_0")(x, line)[1]
-        turned = timeline(mask, positions, backward=True)
+        turned = timeline(inputs.mask, inputs.positions, backward=True)
         back = LSTMLayer(shared.width, shared, name="backward")(jnp.flip(x, axis=1), turned)[1]
         x = jnp.concatenate([ahead, jnp.flip(back, axis=1)], axis=-1)
         for layer in range(1, config.layers):
-            read = dropout(x, config.dropout, fold(keys, layer))
+            read = dropout(x, config.dropout, fold(inputs.dropout_rngs, layer))
             y = LSTMLayer(shared.width, shared, name=f"layer_{layer}")(read, line)[1]
             x = y if layer == 1 else x + y
         return MixerOutput(x, None, {})

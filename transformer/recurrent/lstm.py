@@ -1,14 +1,11 @@
 """Long short-term memory (Hochreiter and Schmidhuber 1997), in one direction or both."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.linear import linear
-from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.recurrent.cells import LSTMLayer, LSTMState
 from transformer.recurrent.configs import LSTMConfig as LSTMConfig
 from transformer.recurrent.scan import timeline
@@ -29,41 +26,34 @@ class LSTM(Mixer):
     def constants(config: LSTMConfig, layer: int, width: int) -> None:
         return None
 
+    @staticmethod
+    def score_flops(config: LSTMConfig, width: int, length: int) -> ScoreFlops:
+        return ScoreFlops(full=0, causal=0)
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> LSTMState:
         self.refuse_both_ways("a cache")
         return LSTMState.zeros(batch, self.config.state_width(self.shared.width), self.shared)
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B, T]
-        mask: Mask,
-        memory: jax.Array | None = None,
-        cache: LSTMState | None = None,
-        keys: jax.Array | None = None,
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, shared = self.config, self.shared
-        refuse_memory(config.kind, memory)
-        refuse_weights(config.kind, want)
-        refuse_patterns(config.kind, mask)
+        refuse_memory(config.kind, inputs.memory)
+        refuse_weights(config.kind, inputs.outputs)
+        refuse_patterns(config.kind, inputs.mask)
         width = config.state_width(shared.width)
-        line = timeline(mask, positions, cached=cache is not None)
-        state, y = LSTMLayer(width, shared, name="forward")(x, line, cache)
+        line = timeline(inputs.mask, inputs.positions, cached=inputs.cache is not None)
+        state, y = LSTMLayer(width, shared, name="forward")(x, line, inputs.cache)
         if config.bidirectional:
-            if mask.pattern.causal:
+            if inputs.mask.pattern.causal:
                 self.refuse_both_ways("a causal mask")
-            line = timeline(mask, positions, backward=True)
+            line = timeline(inputs.mask, inputs.positions, backward=True)
             back = LSTMLayer(width, shared, name="backward")(jnp.flip(x, axis=1), line)[1]
             y = jnp.concatenate([y, jnp.flip(back, axis=1)], axis=-1)
         if y.shape[-1] != shared.width:
             hidden, embed = {"hidden": y.shape[-1]}, {"embed": shared.width}
             y = linear(self, "output", y, hidden, embed, shared, bias=True, residual=True)
-        return MixerOutput(y, None if cache is None else state, {})
+        return MixerOutput(y, None if inputs.cache is None else state, {})
 
     @nn.nowrap
     def refuse_both_ways(self, what: str) -> None:

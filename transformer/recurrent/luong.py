@@ -1,7 +1,6 @@
 """The decoder with global attention and input feeding (Luong, Pham and Manning 2015)."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ from flax import struct
 
 from transformer.linear import linear
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.recurrent.additive import additive, additive_keys
 from transformer.recurrent.cells import LSTMState, inner_weight, lstm_gates, lstm_step, times
 from transformer.recurrent.configs import LuongConfig as LuongConfig
@@ -21,6 +20,7 @@ from transformer.recurrent.memory import (
     last_seen,
     looked_at,
     lstm_from,
+    memory_score_flops,
     no_cache_without_memory,
     vectors,
 )
@@ -51,6 +51,10 @@ class Luong(Mixer):
     def constants(config: LuongConfig, layer: int, width: int) -> None:
         return None
 
+    @staticmethod
+    def score_flops(config: LuongConfig, width: int, length: int) -> ScoreFlops:
+        return memory_score_flops(config.widths(width)[1], width, length)
+
     @property
     def widths(self) -> tuple[int, int]:
         """H, A."""
@@ -70,33 +74,26 @@ class Luong(Mixer):
         )
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B, T]
-        mask: Mask,
-        memory: jax.Array | None = None,  # [B, S, D]
-        cache: AttentionalCache | None = None,
-        keys: jax.Array | None = None,
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         shared, hidden = self.shared, self.widths[0]
-        line = timeline(Mask(segments=mask.segments), positions, cached=cache is not None)
-        seen = looked_at(mask, x.shape[1], vectors(self.config.kind, memory, cache).shape[1])
-        seeds, now = None, cache
-        if memory is not None:
-            begun = lstm_from(self, last_seen(memory, seen), hidden, shared)
+        line = timeline(
+            Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
+        )
+        seen = looked_at(
+            inputs.mask, x.shape[1], vectors(self.config.kind, inputs.memory, inputs.cache).shape[1]
+        )
+        seeds, now = None, inputs.cache
+        if inputs.memory is not None:
+            begun = lstm_from(self, last_seen(inputs.memory, seen), hidden, shared)
             seeds = LuongState(begun, jnp.zeros_like(x))
-            state = at_first(seeds) if cache is None else cache.state
-            now = AttentionalCache(state, self.looks(memory), memory)
+            state = at_first(seeds) if inputs.cache is None else inputs.cache.state
+            now = AttentionalCache(state, self.looks(inputs.memory), inputs.memory)
         assert now is not None  # there is a memory or a cache
         gates, recurrent = lstm_gates(self, x, {"embed": shared.width}, hidden, shared)
         cell = self.cell(now.keys, now.values, recurrent)
         after, (y, weights) = recur(cell, now.state, (gates, seen), line, seeds)
-        aux = {"weights": weights[:, None]} if "weights" in want else {}
-        return MixerOutput(y, None if cache is None else now.replace(state=after), aux)
+        aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
+        return MixerOutput(y, None if inputs.cache is None else now.replace(state=after), aux)
 
     def cell(
         self,

@@ -10,6 +10,7 @@ from flax import struct
 from transformer.contract import contract, wide
 from transformer.linear import linear
 from transformer.masks import Mask, dense
+from transformer.mixers import ScoreFlops
 from transformer.precision import lowest
 from transformer.recurrent.cells import LSTMState
 from transformer.shared import Shared
@@ -21,6 +22,12 @@ class AttentionalCache(struct.PyTreeNode):
     state: Any  # leaves [B, ...]
     keys: jax.Array  # [B, S, A]
     values: jax.Array  # [B, S, D]
+
+
+def memory_score_flops(score: int, width: int, length: int) -> ScoreFlops:
+    """A recurrence that looks at all of a memory at each step, causal or not."""
+    both = score + width  # a score, and its share of the average
+    return ScoreFlops(full=2 * both * length, causal=2 * both * length)
 
 
 def lstm_from(

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.masks import Mask, Pattern, dense
-from transformer.mixers import NOTHING
 from transformer.testing.trial import BATCH, Array, Trial, run
 
 LENGTHS = (1, 63, 129, 257)
@@ -89,11 +88,11 @@ def check_segments(trial: Trial) -> None:
 
 def _check_gradient_of_padding(trial: Trial, x: Array) -> None:
     segments, positions = packed(trial.length)
-    arguments = trial.arguments(trial.length, segments=segments, positions=positions)
+    inputs = trial.mixer_inputs(trial.length, segments=segments, positions=positions)
     real = _column(segments[0] != 0).astype(np.float32)
 
     def total(x: Any) -> jax.Array:
-        y = run(trial.mixer, trial.params, x, NOTHING, arguments).y
+        y = run(trial.mixer, trial.params, x, inputs).y
         return jnp.sum(jnp.square(y) * real)
 
     gradient = np.asarray(jax.jit(jax.grad(total))(x))
@@ -185,13 +184,13 @@ def check_weights(trial: Trial) -> None:
     packs = trial.abilities.segments
     given: dict[str, Any] = dict(segments=segments, positions=positions) if packs else {}
     x, length = trial.inputs(9), trial.length
-    y, _, aux = trial(x, frozenset({"weights"}), **given)
-    trial.require("weights" in aux, "weights", "are not in aux though they were wanted")
+    y, _, aux = trial(x, outputs=frozenset({"weights"}), **given)
+    trial.require("weights" in aux, "weights", "are not in aux though they were requested")
     weights = np.asarray(aux["weights"])
     size = trial.memory.shape[1] if trial.reads_memory else length
     fine = weights.ndim == 4 and (*weights.shape[:1], *weights.shape[2:]) == (BATCH, length, size)
     trial.require(fine, "weights", f"their shape {weights.shape} is not [B, N, T, S]")
-    seen = np.asarray(dense(trial.arguments(length, **given)["mask"], length, size))[:, None]
+    seen = np.asarray(dense(trial.mixer_inputs(length, **given).mask, length, size))[:, None]
     hidden = np.where(seen, 0, weights)
     trial.require(not hidden.any(), "weights", "keys that the mask hides have some")
     sums = np.broadcast_to(seen.any(-1), weights.shape[:3]).astype(np.float32)

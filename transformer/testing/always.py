@@ -24,11 +24,13 @@ def check_dropout(trial: Trial) -> None:
         mixer = type(trial.mixer)(dataclasses.replace(config, dropout=0.5), shared, parent=None)
         trial = dataclasses.replace(trial, mixer=mixer)
     x = trial.inputs(10, 17 if trial.abilities.any_length else 0)
-    keys, others = jax.random.split(jax.random.key(2), (2, BATCH))
-    y = trial(x, keys=keys).y
-    trial.require(np.array_equal(trial(x, keys=keys).y, y), "dropout", "the same keys differ")
-    changed = not np.array_equal(trial(x, keys=others).y, y)
+    rngs, others = jax.random.split(jax.random.key(2), (2, BATCH))
+    y = trial(x, dropout_rngs=rngs).y
+    trial.require(
+        np.array_equal(trial(x, dropout_rngs=rngs).y, y), "dropout", "the same keys differ"
+    )
+    changed = not np.array_equal(trial(x, dropout_rngs=others).y, y)
     trial.require(changed == drops, "dropout", "other keys make no difference, or ought not to")
     rows = np.array([1, 2, 2])
-    moved = trial(x[rows], keys=keys[rows]).y
+    moved = trial(x[rows], dropout_rngs=rngs[rows]).y
     trial.require_close(moved, y[rows], "dropout", "the rest of the batch changes the result")

@@ -53,6 +53,6 @@ ATTEMPTS: dict[str, Callable[[Trial], Attempts]] = {
     "any_length": lambda trial: [
         functools.partial(trial.trace, trial.inputs(0, each)) for each in trial.lengths
     ],
-    "weights": lambda trial: _one(trial, want=frozenset({"weights"})),
+    "weights": lambda trial: _one(trial, outputs=frozenset({"weights"})),
 }
 """What needs each ability; of several attempts, one has to be refused."""

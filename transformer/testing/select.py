@@ -1,54 +1,60 @@
 """Mixers that choose by themselves which keys a query sees, held to softmax attention."""
 
-import functools
 import math
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import numpy as np
 
-from transformer.masks import Mask, dense
+from transformer.masks import dense
+from transformer.mixers import Mixer, MixerInputs
 from transformer.testing.trial import Array, Trial
 
 
 class Selective(Protocol):
-    """The two methods that a mixer adds if it has a pattern of its own.
+    """The two methods of a mixer that has a pattern of its own.
 
     It has to equal softmax attention under `select` and the mask. Its output matrix is the
-    parameter `output` [N, H of values, D], with `output_bias` [D] or without. Linen lets one method
-    alone declare weights, so what these two need of them they ask of `__call__`, through `want`.
+    parameter `output` [N, H of values, D], with `output_bias` [D] or without.
     """
+
+    def project(self, x: jax.Array, inputs: MixerInputs) -> Any:
+        """Queries [B, T, N, H], keys and values [B, S, K, H] as the scores take them.
+
+        Projected, rotated and normalized; more fields may follow these three. The forward pass
+        calls it once: Linen lets `__call__` alone declare weights, so `projections` captures its
+        result there.
+        """
+        ...
 
     def select(
         self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B, T]
-        mask: Mask,
-        constants: Any = None,
+        heads: Any,  # result of `project`
+        inputs: MixerInputs,
     ) -> jax.Array:  # [B, N, T, S] booleans, True where the pattern lets the query see the key
         ...
 
-    def scored(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B, T]
-        mask: Mask,
-        constants: Any = None,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:  # [B, T, N, H], [B, S, K, H], [B, S, K, H]
-        """Queries, keys and values as the scores take them: projected, turned, normalized."""
-        ...
+
+def projections(mixer: Mixer, params: Any, x: Any, inputs: MixerInputs) -> Any:
+    """Return what the mixer's `project` returned during a forward pass."""
+    _, state = mixer.apply(
+        {"params": params},
+        x,
+        inputs,
+        capture_intermediates=lambda _, method: method == "project",
+        mutable=["intermediates"],
+    )
+    (heads,) = state["intermediates"]["project"]
+    return heads
 
 
 def check_select(trial: Trial) -> None:
     """The result is that of softmax attention under `select` and the mask, built densely."""
-    x = trial.inputs(11)
-    arguments = trial.arguments(trial.length)
-    mask = arguments["mask"]
-    ask = functools.partial(trial.mixer.apply, {"params": trial.params}, x, **arguments)
-    chosen = np.asarray(ask(method="select"))
-    q, k, v = (np.asarray(each) for each in ask(method="scored"))
+    x, mixer = trial.inputs(11), cast(Any, trial.mixer)
+    inputs = trial.mixer_inputs(trial.length)
+    heads, mask = projections(mixer, trial.params, x, inputs), inputs.mask
+    chosen = np.asarray(mixer.select(heads, inputs))
+    q, k, v = (np.asarray(each) for each in heads[:3])
     seen = chosen & np.asarray(dense(mask, trial.length, trial.length))[:, None]
     y = softmax_attention(q, k, v, seen)
     expected = np.einsum("BTNH,NHD->BTD", y, trial.params["output"])

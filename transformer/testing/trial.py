@@ -13,12 +13,11 @@ from transformer.hardware import Hardware
 from transformer.masks import Mask, Pattern
 from transformer.mixers import (
     MIXERS,
-    NOTHING,
     Abilities,
     Mixer,
     MixerConfig,
+    MixerInputs,
     MixerOutput,
-    Want,
     mixer_type,
 )
 from transformer.precision import Precision
@@ -84,34 +83,33 @@ class Trial:
             return self.mixer.init_memory_cache(BATCH, sum(MEMORY))
         return self.mixer.init_cache(BATCH, length)
 
-    def arguments(
+    def mixer_inputs(
         self,
         length: int,
         *,
         positions: Array | None = None,
         segments: Any = None,
         **given: Any,
-    ) -> dict[str, Any]:
-        """Of a call, with what is not given filled in as a model would."""
+    ) -> MixerInputs:
+        """Inputs of a call, with what is not given filled in as a model would."""
         positions = np.arange(length)[None] if positions is None else positions
         mask = Mask(self.pattern, positions=cast(Any, positions), segments=segments)
-        filled = dict(positions=positions, mask=mask, constants=self.constants)
+        inputs = MixerInputs(cast(Any, positions), mask, constants=self.constants)
         if self.reads_memory:
             theirs = None if segments is None else cast(Any, self.memory_segments)
-            pattern = Pattern(ordered=False)
-            mask = mask.replace(pattern=pattern, key_segments=theirs)
-            filled |= dict(mask=mask, memory=self.memory)
-        return filled | given
+            mask = mask.replace(pattern=Pattern(ordered=False), key_segments=theirs)
+            inputs = inputs.replace(mask=mask, memory=self.memory)
+        return inputs.replace(**given)
 
-    def __call__(self, x: Array, want: Want = NOTHING, **given: Any) -> Tried:
-        """Runs the mixer, compiled."""
-        output = run(self.mixer, self.params, x, want, self.arguments(x.shape[1], **given))
+    def __call__(self, x: Array, **given: Any) -> Tried:
+        """Runs the mixer, compiled; `given` is as in `mixer_inputs`."""
+        output = run(self.mixer, self.params, x, self.mixer_inputs(x.shape[1], **given))
         return Tried(np.asarray(output.y), output.cache, output.aux)
 
-    def trace(self, x: Array, want: Want = NOTHING, **given: Any) -> None:
+    def trace(self, x: Array, **given: Any) -> None:
         """As a call, without computing anything: this is where refusals have to happen."""
-        traced = functools.partial(run, self.mixer, want=want)
-        jax.eval_shape(traced, self.params, x, arguments=self.arguments(x.shape[1], **given))
+        traced = functools.partial(run, self.mixer)
+        jax.eval_shape(traced, self.params, x, self.mixer_inputs(x.shape[1], **given))
 
     def require(self, holds: Any, ability: str, otherwise: str) -> None:
         """Raises AssertionError, naming mixer and ability, unless `holds`."""
@@ -125,10 +123,10 @@ class Trial:
         self.require(difference <= limit, ability, f"{otherwise} (by {difference:.2g})")
 
 
-@functools.partial(jax.jit, static_argnames=("mixer", "want"))
-def run(mixer: Mixer, params: Any, x: Any, want: Want, arguments: dict[str, Any]) -> MixerOutput:
+@functools.partial(jax.jit, static_argnames="mixer")
+def run(mixer: Mixer, params: Any, x: Any, inputs: MixerInputs) -> MixerOutput:
     """`apply`, compiled once for each mixer and shape of the inputs."""
-    return cast(MixerOutput, mixer.apply({"params": params}, x, want=want, **arguments))
+    return cast(MixerOutput, mixer.apply({"params": params}, x, inputs))
 
 
 def default_config(kind: str) -> MixerConfig:
@@ -151,10 +149,8 @@ def make_trial(
     shared = Shared(width, 2, Precision(), start, hardware)
     mixer = mixer_type(config)(config, shared, parent=None)
     trial = Trial(mixer, {}, mixer.constants(config, 0, width), length, lengths)
-    arguments = trial.arguments(length)
-    boxed = jax.jit(lambda key, x: mixer.init(key, x, **arguments))(
-        jax.random.key(0), trial.inputs(0)
-    )
+    inputs = trial.mixer_inputs(length)
+    boxed = jax.jit(lambda key, x: mixer.init(key, x, inputs))(jax.random.key(0), trial.inputs(0))
     random = np.random.default_rng(1)
 
     def shaken(leaf: jax.Array) -> Array:

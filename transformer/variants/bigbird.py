@@ -14,12 +14,13 @@ from transformer.attend.sparse.rows import look_rows, put_rows, take_rows
 from transformer.cache import KVCache
 from transformer.documents import documents
 from transformer.dropout import fold
-from transformer.heads import join, project
+from transformer.heads import Heads, join, project
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
 from transformer.variants.bigbird_pattern import chosen_blocks, last_block, random_blocks
 from transformer.variants.configs import BigBirdConfig as BigBirdConfig
+from transformer.variants.keys_seen import in_bigbird
 
 
 class BigBird(Mixer):
@@ -38,6 +39,10 @@ class BigBird(Mixer):
         counts = (config.random_blocks, config.window_blocks, config.global_blocks)
         return random_blocks(config.seed, layer, config.heads, rows, *counts)
 
+    @staticmethod
+    def score_flops(config: BigBirdConfig, width: int, length: int) -> ScoreFlops:
+        return in_bigbird(config, length).flops(config, width)
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> KVCache:
         """Of all tokens: which blocks a later one will see is not known before."""
@@ -46,45 +51,38 @@ class BigBird(Mixer):
         return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        memory: jax.Array | None = None,
-        cache: KVCache | None = None,
-        keys: jax.Array | None = None,  # [B]
-        constants: Any = None,  # [N, R, r]
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        cache = inputs.cache
         config, shared = self.config, self.shared
-        refuse_memory(config.kind, memory)
-        refuse_weights(config.kind, want)
-        refuse_patterns(config.kind, mask)
-        q, k, v = project(self, x, positions, config, shared)
+        refuse_memory(config.kind, inputs.memory)
+        refuse_weights(config.kind, inputs.outputs)
+        refuse_patterns(config.kind, inputs.mask)
+        q, k, v = self.project(x, inputs)
         scoring = Scoring(
             scale=1 / math.sqrt(q.shape[-1]),
             softmax_dtype=shared.precision.softmax,
             rate=config.dropout,
-            keys=fold(keys, 0),
+            keys=fold(inputs.dropout_rngs, 0),
         )
         if cache is not None:
-            if not mask.pattern.causal:
+            if not inputs.mask.pattern.causal:
                 raise ValueError("mixer bigbird: decodes under a causal mask; give one")
-            cache = cache.write(k, v, positions)
-            y = self.decoded(q, positions, mask, scoring, cache, constants)
+            cache = cache.write(k, v, inputs.positions)
+            y = self.decoded(q, inputs.positions, inputs.mask, scoring, cache, inputs.constants)
             return MixerOutput(join(self, y, config, shared), cache, {})
         length = x.shape[1]
-        chosen = self.chosen(mask, length, constants)
-        y = attend_chosen_blocks(q, k, v, mask, scoring, chosen, config.block).y
-        index = self.global_rows(mask, length)
+        chosen = self.chosen(inputs.mask, length, inputs.constants)
+        y = attend_chosen_blocks(q, k, v, inputs.mask, scoring, chosen, config.block).y
+        index = self.global_rows(inputs.mask, length)
         if index.size:
-            again = scoring._replace(keys=fold(keys, 1))
-            rows = look_rows(take_rows(q, index), k, v, mask, again, index)
+            again = scoring._replace(keys=fold(inputs.dropout_rngs, 1))
+            rows = look_rows(take_rows(q, index), k, v, inputs.mask, again, index)
             y = put_rows(y, rows, index)
-        aux: dict[str, Any] = {"scored": (q, k, v)} if "scored" in want else {}
-        return MixerOutput(join(self, y, config, shared), None, aux)
+        return MixerOutput(join(self, y, config, shared), None, {})
+
+    def project(self, x: jax.Array, inputs: MixerInputs) -> Heads:
+        """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
+        return project(self, x, inputs.positions, self.config, self.shared)
 
     @nn.nowrap
     def decoded(
@@ -144,28 +142,20 @@ class BigBird(Mixer):
     @nn.nowrap
     def select(
         self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        constants: Any = None,  # [N, R, r]
+        heads: Heads,
+        inputs: MixerInputs,
     ) -> jax.Array:  # [B or 1, N, T, T] booleans
         """Chosen blocks token by token, and the rows of global ones."""
-        length, block = x.shape[1], self.config.block
-        chosen = self.chosen(mask, length, constants)
+        length, block = heads.q.shape[1], self.config.block
+        chosen = self.chosen(inputs.mask, length, inputs.constants)
         blocks = jnp.arange(chosen.shape[2])
         seen = (chosen[..., None] == blocks[None, None, None, None, :]).any(-2)
         for axis in (2, 3):
             seen = jnp.repeat(seen, block, axis)
-        rows = self.global_rows(mask, length)[:, :, None] == jnp.arange(length)[None, None, :]
+        rows = (
+            self.global_rows(inputs.mask, length)[:, :, None] == jnp.arange(length)[None, None, :]
+        )
         return seen[:, :, :length, :length] | rows.any(1)[:, None, :, None]
-
-    def scored(self, x: jax.Array, **given: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries [B, T, N, H], keys and values [B, T, K, H]."""
-        scored: tuple[jax.Array, jax.Array, jax.Array] = self(
-            x, want=frozenset({"scored"}), **given
-        ).aux["scored"]
-        return scored
 
 
 MIXERS[BigBirdConfig.kind] = BigBird

@@ -13,7 +13,7 @@ from flax import struct
 from transformer.documents import documents
 from transformer.heads import HeadsConfig, key_heads, project, query_heads, value_heads
 from transformer.masks import Mask
-from transformer.mixers import Mixer, Want
+from transformer.mixers import Mixer, MixerInputs, Outputs, ScoreFlops
 from transformer.recurrent.scan import Timeline, timeline
 from transformer.refusals import refuse_patterns, refuse_weights
 from transformer.variants.prefix_sums import DTYPE, FeatureMap, Sums, causal, read, sum_all
@@ -25,16 +25,23 @@ class MemorySums(struct.PyTreeNode):
     sums: Sums
 
 
+def kernel_score_flops(
+    config: HeadsConfig,
+    width: int,  # D
+    features: int,  # M
+    directions: int,  # random vectors that each query and key meets; 0: none
+) -> ScoreFlops:
+    """Features, their sums with values, and what a query reads of them, at whatever length."""
+    head = config.query_width(width)
+    each = (config.heads + config.key_heads) * (directions * head + features * (head + 1))
+    return ScoreFlops(full=2 * each, causal=2 * each)
+
+
 def attend_by_kernel(
     module: Mixer,
     x: jax.Array,  # [B, T, D]
     feature_map: FeatureMap,
-    *,
-    positions: jax.Array,  # [B or 1, T]
-    mask: Mask,
-    memory: jax.Array | None,  # [B, S, D]
-    cache: Sums | MemorySums | None,
-    want: Want,
+    inputs: MixerInputs,
 ) -> tuple[jax.Array, Any]:  # [B, T, N, H], the cache
     """Declares the weights of queries, keys and values of `module`, and applies them.
 
@@ -42,7 +49,8 @@ def attend_by_kernel(
     masks of more than causality, segments and lengths, and for a cache without a causal mask.
     """
     config, shared = module.config, module.shared
-    _refuse(config, mask, want)
+    mask, memory, cache = inputs.mask, inputs.memory, inputs.cache
+    _refuse(config, mask, inputs.outputs)
     if memory is not None or isinstance(cache, MemorySums):
         if mask.pattern.causal or isinstance(cache, Sums):
             raise ValueError(
@@ -50,20 +58,20 @@ def attend_by_kernel(
                 "causal, and a cache of init_memory_cache or none"
             )
         return _of_memory(module, x, feature_map, mask, memory, cache)
-    q, k, v = project(module, x, positions, config, shared)
+    q, k, v = project(module, x, inputs.positions, config, shared)
     if not mask.pattern.causal:
         if cache is not None:
             raise ValueError(f"mixer {config.kind}: decodes under a causal mask alone; give one")
         return everywhere(q, k, v, feature_map, mask), None
-    line = timeline(mask, positions, cached=cache is not None)
+    line = timeline(mask, inputs.positions, cached=cache is not None)
     y, sums = causal(q, k, v, feature_map, line, cache)
     if mask.segments is not None:
         y = jnp.where((mask.segments != 0)[:, :, None, None], y, 0)
     return y, None if cache is None else sums
 
 
-def _refuse(config: HeadsConfig, mask: Mask, want: Want) -> None:
-    refuse_weights(config.kind, want)
+def _refuse(config: HeadsConfig, mask: Mask, outputs: Outputs) -> None:
+    refuse_weights(config.kind, outputs)
     if not mask.pattern.causal:  # then their order does not matter
         mask = mask.replace(pattern=dataclasses.replace(mask.pattern, ordered=True))
     refuse_patterns(config.kind, mask)

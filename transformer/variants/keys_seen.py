@@ -4,11 +4,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from transformer.variants.bigbird import BigBirdConfig
+from transformer.layer_configs import HeadsConfig
+from transformer.mixers import ScoreFlops
 from transformer.variants.bigbird_pattern import chosen_blocks, random_blocks
-from transformer.variants.longformer import LongformerConfig
-from transformer.variants.sliding_window import SlidingWindowConfig
-from transformer.variants.sparse import PARTS, SparseConfig
+from transformer.variants.configs import (
+    PARTS,
+    BigBirdConfig,
+    LongformerConfig,
+    SlidingWindowConfig,
+    SparseConfig,
+)
 
 
 class KeysSeen(NamedTuple):
@@ -17,6 +22,11 @@ class KeysSeen(NamedTuple):
     all: float
     """Without a causal mask."""
     causal: float
+
+    def flops(self, config: HeadsConfig, width: int) -> ScoreFlops:
+        """A product of a query and a key, and a share of a value, for each key seen."""
+        each = 4 * config.heads * config.query_width(width)
+        return ScoreFlops(full=round(each * self.all), causal=round(each * self.causal))
 
 
 def in_window(config: SlidingWindowConfig, length: int) -> KeysSeen:

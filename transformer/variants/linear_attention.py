@@ -1,16 +1,13 @@
 """Linear attention: weights are products of elu + 1 (Katharopoulos et al. 2020)."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.heads import join
-from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.variants.configs import LinearAttentionConfig as LinearAttentionConfig
-from transformer.variants.kernel_attention import MemorySums, attend_by_kernel
+from transformer.variants.kernel_attention import MemorySums, attend_by_kernel, kernel_score_flops
 from transformer.variants.prefix_sums import Features, Sums
 
 FLOOR = 1e-18
@@ -39,6 +36,10 @@ class LinearAttention(Mixer):
     def constants(config: LinearAttentionConfig, layer: int, width: int) -> None:
         return None
 
+    @staticmethod
+    def score_flops(config: LinearAttentionConfig, width: int, length: int) -> ScoreFlops:
+        return kernel_score_flops(config, width, config.query_width(width), directions=0)
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> Sums:
         head = self.config.query_width(self.shared.width)
@@ -49,20 +50,8 @@ class LinearAttention(Mixer):
         return MemorySums(self.init_cache(batch, length))
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        memory: jax.Array | None = None,  # [B, S, D]
-        cache: Sums | MemorySums | None = None,
-        keys: jax.Array | None = None,
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
-        given: Any = dict(positions=positions, mask=mask, memory=memory, cache=cache, want=want)
-        y, cache = attend_by_kernel(self, x, elu_features, **given)
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        y, cache = attend_by_kernel(self, x, elu_features, inputs)
         return MixerOutput(join(self, y, self.config, self.shared), cache, {})
 
 

@@ -15,7 +15,15 @@ from transformer.attend import Scoring, attend
 from transformer.dropout import fold
 from transformer.heads import join, key_heads, project, query_heads, value_heads
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import (
+    MIXERS,
+    Abilities,
+    Mixer,
+    MixerInputs,
+    MixerOutput,
+    Outputs,
+    ScoreFlops,
+)
 from transformer.refusals import refuse_patterns, refuse_weights
 from transformer.variants.configs import LinformerConfig as LinformerConfig
 from transformer.variants.configs import Sharing as Sharing
@@ -39,6 +47,12 @@ class Linformer(Mixer):
     def constants(config: LinformerConfig, layer: int, width: int) -> None:
         return None
 
+    @staticmethod
+    def score_flops(config: LinformerConfig, width: int, length: int) -> ScoreFlops:
+        """A key and a value into `rank` others, which a query meets; of one document a row."""
+        each = 2 * (config.heads + config.key_heads) * config.query_width(width) * config.rank
+        return ScoreFlops(full=2 * each, causal=2 * each)
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> Any:
         raise ValueError(
@@ -47,47 +61,38 @@ class Linformer(Mixer):
         )
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        memory: jax.Array | None = None,  # [B, S, D]
-        cache: Any = None,
-        keys: jax.Array | None = None,  # [B]
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, shared = self.config, self.shared
-        if memory is None:
-            q, k, v = project(self, x, positions, config, shared)
+        if inputs.memory is None:
+            q, k, v = project(self, x, inputs.positions, config, shared)
         else:
             q = query_heads(self, x, config, shared)
-            k, v = (heads(self, memory, config, shared) for heads in (key_heads, value_heads))
-        self.refuse(mask, k.shape[1], want)
-        if cache is not None:
+            k, v = (
+                heads(self, inputs.memory, config, shared) for heads in (key_heads, value_heads)
+            )
+        self.refuse(inputs.mask, k.shape[1], inputs.outputs)
+        if inputs.cache is not None:
             self.init_cache(*x.shape[:2])
-        slots = make_slots(mask, k.shape[0], k.shape[1], config.documents)
+        slots = make_slots(inputs.mask, k.shape[0], k.shape[1], config.documents)
         rows = self.tables()
         k, v = projected(rows[0], k, slots), projected(rows[1], v, slots)
         scoring = Scoring(
             scale=1 / math.sqrt(q.shape[-1]),
             softmax_dtype=shared.precision.softmax,
             rate=config.dropout,
-            keys=fold(keys, 0),
+            keys=fold(inputs.dropout_rngs, 0),
         )
         theirs = Mask()
         if slots.segments is not None:
             numbers = jnp.repeat(slots.segments, config.rank, axis=1)
-            theirs = Mask(segments=mask.segments, key_segments=numbers)
+            theirs = Mask(segments=inputs.mask.segments, key_segments=numbers)
         y = attend(q, k, v, theirs, scoring, hardware=shared.hardware).y
         if slots.overfull is not None:
             y = jnp.where(slots.overfull[:, None, None, None], jnp.nan, y)
         return MixerOutput(join(self, y, config, shared), None, {})
 
     @nn.nowrap
-    def refuse(self, mask: Mask, length: int, want: Want) -> None:
+    def refuse(self, mask: Mask, length: int, outputs: Outputs) -> None:
         config = self.config
         if mask.pattern.causal:
             raise ValueError(
@@ -106,7 +111,7 @@ class Linformer(Mixer):
             )
         pattern = dataclasses.replace(mask.pattern, ordered=True)  # any order will do
         refuse_patterns(config.kind, mask.replace(pattern=pattern))
-        refuse_weights(config.kind, want)
+        refuse_weights(config.kind, outputs)
 
     def tables(self) -> tuple[jax.Array, jax.Array]:
         """E and F: [length, rank] for all heads, or [K, length, rank].

@@ -23,10 +23,11 @@ from transformer.documents import documents
 from transformer.dropout import fold
 from transformer.heads import Heads, join, project, projected_less, query_heads
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.positions import Rotary
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
 from transformer.variants.configs import LongformerConfig
+from transformer.variants.keys_seen import in_longformer
 from transformer.variants.longformer_decoding import LongformerCache, decoded
 
 __all__ = ["Longformer", "LongformerConfig"]
@@ -58,6 +59,10 @@ class Longformer(Mixer):
     def constants(config: LongformerConfig, layer: int, width: int) -> None:
         return None
 
+    @staticmethod
+    def score_flops(config: LongformerConfig, width: int, length: int) -> ScoreFlops:
+        return in_longformer(config, length).flops(config, width)
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> LongformerCache:
         """Of a window's reach and the global tokens, however many tokens will come."""
@@ -67,43 +72,33 @@ class Longformer(Mixer):
         return LongformerCache.empty(batch, reach, first, *heads, shared.precision.compute)
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,  # its `globals` are positions in each document
-        memory: jax.Array | None = None,
-        cache: LongformerCache | None = None,
-        keys: jax.Array | None = None,  # [B]
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        mask, cache = inputs.mask, inputs.cache
         config, shared = self.config, self.shared
-        refuse_memory(config.kind, memory)
-        refuse_weights(config.kind, want)
+        refuse_memory(config.kind, inputs.memory)
+        refuse_weights(config.kind, inputs.outputs)
         refuse_patterns(config.kind, mask.replace(globals=None))
-        own = project(self, x, positions, config, shared)
+        own = project(self, x, inputs.positions, config, shared)
         scoring = Scoring(
             scale=1 / math.sqrt(own.q.shape[-1]),
             softmax_dtype=shared.precision.softmax,
             rate=config.dropout,
-            keys=keys,
+            keys=inputs.dropout_rngs,
         )
         if cache is not None:
-            y, cache = decoded(self, x, positions, own, mask, scoring, cache)
+            y, cache = decoded(self, x, inputs.positions, own, mask, scoring, cache)
             return MixerOutput(join(self, y, config, shared), cache, {})
-        mask, listed, packed = self.described(mask, positions)
+        mask, listed, packed = self.described(mask, inputs.positions)
         scoring, wide = scoring.widened(*own)  # to merge two parts, and add up their gradients
         own = Heads(*wide)
         near = self.near(own, mask, scoring, listed)
         if not listed.shape[1]:
             if self.is_initializing():  # another mask may list some
-                project(self, x, positions, config, shared, "_global")
+                project(self, x, inputs.positions, config, shared, "_global")
             y = near.y.astype(shared.precision.compute)
             return MixerOutput(join(self, y, config, shared), None, {})
-        far, last = (scoring._replace(keys=fold(keys, part)) for part in (1, 2))
-        given = _Given(x, positions, own, near, mask, listed, far, last)
+        far, last = (scoring._replace(keys=fold(inputs.dropout_rngs, part)) for part in (1, 2))
+        given = _Given(x, inputs.positions, own, near, mask, listed, far, last)
         if not packed:
             y = self.alone(given)
         elif self.is_initializing() or not _may_choose(mask, scoring):

@@ -7,11 +7,10 @@ import numpy as np
 from flax import linen as nn
 
 from transformer.heads import join
-from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.variants.configs import PerformerConfig as PerformerConfig
 from transformer.variants.features import draw_directions, random_features
-from transformer.variants.kernel_attention import MemorySums, attend_by_kernel
+from transformer.variants.kernel_attention import MemorySums, attend_by_kernel, kernel_score_flops
 from transformer.variants.prefix_sums import Sums
 
 
@@ -36,6 +35,10 @@ class Performer(Mixer):
             seed=(config.seed, layer, config.redraw),
         )
 
+    @staticmethod
+    def score_flops(config: PerformerConfig, width: int, length: int) -> ScoreFlops:
+        return kernel_score_flops(config, width, config.features, config.directions)
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> Sums:
         config = self.config
@@ -47,24 +50,13 @@ class Performer(Mixer):
         return MemorySums(self.init_cache(batch, length))
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        memory: jax.Array | None = None,  # [B, S, D]
-        cache: Sums | MemorySums | None = None,
-        keys: jax.Array | None = None,
-        constants: Any = None,  # array [M or M / 2, H]; None: those of layer 0
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        constants = inputs.constants
         config, shared = self.config, self.shared
         if constants is None:  # called by itself: a stack gives each layer its own
             constants = self.constants(config, 0, shared.width)
         feature_map = random_features(config.feature_map, constants)
-        given: Any = dict(positions=positions, mask=mask, memory=memory, cache=cache, want=want)
-        y, cache = attend_by_kernel(self, x, feature_map, **given)
+        y, cache = attend_by_kernel(self, x, feature_map, inputs)
         return MixerOutput(join(self, y, config, shared), cache, {})
 
 

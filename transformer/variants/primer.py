@@ -14,7 +14,7 @@ from transformer.cache import KVCache
 from transformer.dropout import fold
 from transformer.linear import linear
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.positions import Rotary, rotate
 from transformer.refusals import refuse_memory
 from transformer.relations import relation
@@ -46,6 +46,11 @@ class Primer(Mixer):
     def constants(config: PrimerConfig, layer: int, width: int) -> None:
         return None
 
+    @staticmethod
+    def score_flops(config: PrimerConfig, width: int, length: int) -> ScoreFlops:
+        each = config.heads * 2 * config.width_of_heads(width)
+        return ScoreFlops(full=2 * each * length, causal=each * (length + 1))
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> PrimerCache:
         heads = (self.config.heads, self.config.width_of_heads(self.shared.width))
@@ -54,34 +59,26 @@ class Primer(Mixer):
         return PrimerCache(KVCache(room(length), room(length)), past)
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        memory: jax.Array | None = None,
-        cache: PrimerCache | None = None,
-        keys: jax.Array | None = None,  # [B]
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        mask, cache = inputs.mask, inputs.cache
         config, shared = self.config, self.shared
-        refuse_memory(config.kind, memory)
+        refuse_memory(config.kind, inputs.memory)
         head = config.width_of_heads(shared.width)
         axes, embed = {"heads": config.heads, "head": head}, {"embed": shared.width}
         project = functools.partial(linear, self, inputs=embed, outputs=axes, shared=shared)
         made = [project(name, x, bias=config.bias) for name in PROJECTIONS]
         past = [None] * len(made) if cache is None else cache.past
         q, k, v = (
-            self.convolved(name, each, before, positions, mask)
+            self.convolved(name, each, before, inputs.positions, mask)
             for name, each, before in zip(PROJECTIONS, made, past, strict=True)
         )
         if isinstance(config.position, Rotary):
-            q, k = (rotate(each, positions, config.position) for each in (q, k))
+            q, k = (rotate(each, inputs.positions, config.position) for each in (q, k))
         if cache is not None:
-            kv = cache.kv.write(k, v, positions)
-            last = (remembered(*both, positions) for both in zip(cache.past, made, strict=True))
+            kv = cache.kv.write(k, v, inputs.positions)
+            last = (
+                remembered(*both, inputs.positions) for both in zip(cache.past, made, strict=True)
+            )
             cache = PrimerCache(kv, tuple(last))
             k, v, mask = kv.keys, kv.values, mask.over(kv.positions, holds_queries=True)
         related = relation(
@@ -92,9 +89,11 @@ class Primer(Mixer):
             **related._asdict(),
             softmax_dtype=shared.precision.softmax,
             rate=config.dropout,
-            keys=fold(keys, 0),
+            keys=fold(inputs.dropout_rngs, 0),
         )
-        how: Any = dict(hardware=shared.hardware, constrain=shared.constrain, want=want)
+        how: Any = dict(
+            hardware=shared.hardware, constrain=shared.constrain, outputs=inputs.outputs
+        )
         attended = attend(q, k, v, mask, scoring, **how)
         y = linear(self, "output", attended.y, axes, embed, shared, bias=config.bias, residual=True)
         return MixerOutput(y, cache, attended.aux)

@@ -13,12 +13,13 @@ from transformer.attend import Looked, merge
 from transformer.attend.sparse.grouped_window import attend_grouped, places, within_documents
 from transformer.contract import wide
 from transformer.documents import documents
-from transformer.heads import join, query_heads, value_heads
+from transformer.heads import Heads, join, query_heads, value_heads
 from transformer.masks import Mask, dense
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.positions import Rotary, rotate
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
 from transformer.variants.configs import ReformerConfig as ReformerConfig
+from transformer.variants.keys_seen import in_groups
 
 ITSELF = 1e4
 """What a token's score of itself loses: nothing else has so little. The paper's 1e5 is more than
@@ -42,37 +43,35 @@ class Reformer(Mixer):
         random = np.random.default_rng([config.seed, layer])
         return {"rotations": random.normal(size=sizes).astype(np.float32)}
 
+    @staticmethod
+    def score_flops(config: ReformerConfig, width: int, length: int) -> ScoreFlops:
+        """Of each round, products with the rotation and with the members of a bucket, at most."""
+        each = config.heads * config.query_width(width) * config.buckets
+        found = in_groups(config.window, length).flops(config, width)
+        return ScoreFlops(*(config.rounds * (each + members) for members in found))
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> Any:
         raise ValueError("mixer reformer: has no cache; decode with mixer full or routing")
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        memory: jax.Array | None = None,
-        cache: Any = None,
-        keys: jax.Array | None = None,
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, shared = self.config, self.shared
-        refuse_memory(config.kind, memory)
-        refuse_weights(config.kind, want)
-        refuse_patterns(config.kind, mask)
-        q = query_heads(self, x, config, shared)
+        refuse_memory(config.kind, inputs.memory)
+        refuse_weights(config.kind, inputs.outputs)
+        refuse_patterns(config.kind, inputs.mask)
+        q, k, v = self.project(x, inputs)
+        groups = self.groups(q, inputs.mask, inputs.constants)
+        y = self.looked_up(q, k, v, groups, inputs.mask.pattern.causal)
+        return MixerOutput(join(self, y, config, shared), None, {})
+
+    def project(self, x: jax.Array, inputs: MixerInputs) -> Heads:  # [B, T, N, H] each
+        """Declare the projections; keys are normalized queries."""
+        config = self.config
+        q = query_heads(self, x, config, self.shared)
         if isinstance(config.position, Rotary):
-            q = rotate(q, positions, config.position)
-        k, v = normalized(q), value_heads(self, x, config, shared)
-        aux: dict[str, Any] = {"scored": (q, k, v)} if "scored" in want else {}
-        groups = self.groups(q, mask, constants)
-        if "groups" in want:
-            aux["groups"] = groups
-        y = self.looked_up(q, k, v, groups, mask.pattern.causal)
-        return MixerOutput(join(self, y, config, shared), None, aux)
+            q = rotate(q, inputs.positions, config.position)
+        return Heads(q, normalized(q), value_heads(self, x, config, self.shared))
 
     def looked_up(
         self,
@@ -120,30 +119,20 @@ class Reformer(Mixer):
         """What tells, round by round, who sees whom."""
         return jax.vmap(functools.partial(places, window=self.config.window))(groups)
 
+    @nn.nowrap
     def select(
         self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        constants: Any = None,
+        heads: Heads,
+        inputs: MixerInputs,
     ) -> jax.Array:  # [B, N, T, T] booleans
         """What any round shows, and a token itself where there is nothing else."""
-        want = frozenset({"groups"})
-        made = self(x, positions=positions, mask=mask, constants=constants, want=want)
-        where = self.places(made.aux["groups"])
+        length = heads.q.shape[1]
+        where = self.places(self.groups(heads.q, inputs.mask, inputs.constants))
         near = jnp.abs(where[..., :, None] - where[..., None, :]) < self.config.window
-        itself = jnp.eye(x.shape[1], dtype=bool)[None, None]
-        shown = dense(mask, x.shape[1], x.shape[1])[:, None]
+        itself = jnp.eye(length, dtype=bool)[None, None]
+        shown = dense(inputs.mask, length, length)[:, None]
         others = near.any(0) & shown & ~itself
         return others | (itself & ~others.any(-1, keepdims=True))
-
-    def scored(self, x: jax.Array, **given: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries, keys and values [B, T, N, H]."""
-        scored: tuple[jax.Array, jax.Array, jax.Array] = self(
-            x, want=frozenset({"scored"}), **given
-        ).aux["scored"]
-        return scored
 
 
 def normalized(q: jax.Array) -> jax.Array:  # [B, T, N, H] -> [B, T, N, H]

@@ -5,7 +5,7 @@ Not to be confused with the routing of tokens to experts.
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,12 @@ from transformer.cache import KVCache
 from transformer.documents import documents
 from transformer.heads import Heads, join, key_heads, query_heads, value_heads
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.positions import Rotary, rotate
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
 from transformer.variants.clusters import affinity, centroids, distance, unit
 from transformer.variants.configs import RoutingConfig as RoutingConfig
+from transformer.variants.keys_seen import in_groups
 
 
 class MembersCache(struct.PyTreeNode):
@@ -45,6 +46,15 @@ class MembersCache(struct.PyTreeNode):
         return MembersCache(self.kv.write(k, v, positions), kept)
 
 
+class ClusteredHeads(NamedTuple):
+    """Queries, keys and values, and how near the tokens are to each centroid."""
+
+    q: jax.Array  # [B, T, N, H]
+    k: jax.Array  # [B, T, N, H]
+    v: jax.Array  # [B, T, N, H]
+    affinity: list[jax.Array]  # [B, N, T, E] of the queries; of balanced clusters, of the keys too
+
+
 class RoutingAttention(Mixer):
     """Softmax attention within clusters."""
 
@@ -59,6 +69,20 @@ class RoutingAttention(Mixer):
     def constants(config: RoutingConfig, layer: int, width: int) -> None:
         return None
 
+    @staticmethod
+    def score_flops(config: RoutingConfig, width: int, length: int) -> ScoreFlops:
+        """Products with centroids, and with the members of a cluster, at most `window`."""
+        each, vectors = (
+            2 * config.heads * config.query_width(width) * config.clusters,
+            1 + config.balanced,
+        )
+        if config.balanced:
+            size = min(config.window, length)
+            members = 2 * each * size * size // length
+            return ScoreFlops(full=vectors * each + members, causal=vectors * each + members)
+        found = in_groups(config.window, length).flops(config, width)
+        return ScoreFlops(full=each + found.full, causal=each + found.causal)
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> MembersCache:
         config, shared = self.config, self.shared
@@ -69,47 +93,39 @@ class RoutingAttention(Mixer):
         return MembersCache(KVCache(zeros, zeros), jnp.zeros(shape[:3], jnp.int32))
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        memory: jax.Array | None = None,
-        cache: MembersCache | None = None,
-        keys: jax.Array | None = None,
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        cache = inputs.cache
         config, shared = self.config, self.shared
-        refuse_memory(config.kind, memory)
-        refuse_weights(config.kind, want)
-        refuse_patterns(config.kind, mask)
-        self.refuse(mask, cache)
+        refuse_memory(config.kind, inputs.memory)
+        refuse_weights(config.kind, inputs.outputs)
+        refuse_patterns(config.kind, inputs.mask)
+        self.refuse(inputs.mask, cache)
+        q, k, v, near = self.project(x, inputs)
+        heads, aux = Heads(q, k, v), {}
+        if "losses" in inputs.outputs:
+            far = distance(near, documents(inputs.mask, x.shape[1]))
+            aux["loss/centroids"] = config.centroid_loss * far
+        near = [jax.lax.stop_gradient(each) for each in near]
+        if config.balanced:
+            y = self.within_balanced(heads, near, inputs.mask)
+        elif cache is None:
+            y = self.within_own(heads, near[0], inputs.mask)
+        else:
+            at = jnp.broadcast_to(inputs.positions, x.shape[:2])
+            y, cache = self.decoded(heads, near[0], cache, at)
+        return MixerOutput(join(self, y, config, shared), cache, aux)
+
+    def project(self, x: jax.Array, inputs: MixerInputs) -> ClusteredHeads:
+        """Declare the projections and the centroids; clusters do not depend on positions."""
+        config, shared = self.config, self.shared
         q = unit(query_heads(self, x, config, shared), shared)
         k = unit(key_heads(self, x, config, shared), shared) if config.balanced else q
         v = value_heads(self, x, config, shared)
         middle = centroids(self, config.heads, config.clusters, q.shape[-1], shared)
         near = [affinity(each, middle) for each in ((q, k) if config.balanced else (q,))]
-        aux: dict[str, Any] = {}
-        if "losses" in want:
-            far = distance(near, documents(mask, x.shape[1]))
-            aux["loss/centroids"] = config.centroid_loss * far
-        near = [jax.lax.stop_gradient(each) for each in near]
         if isinstance(config.position, Rotary):
-            q, k = (rotate(each, positions, config.position) for each in (q, k))
-        if "scored" in want:
-            aux["scored"] = (q, k, v)
-        if "affinity" in want:
-            aux["affinity"] = near
-        if config.balanced:
-            y = self.within_balanced(Heads(q, k, v), near, mask)
-        elif cache is None:
-            y = self.within_own(Heads(q, k, v), near[0], mask)
-        else:
-            at = jnp.broadcast_to(positions, x.shape[:2])
-            y, cache = self.decoded(Heads(q, k, v), near[0], cache, at)
-        return MixerOutput(join(self, y, config, shared), cache, aux)
+            q, k = (rotate(each, inputs.positions, config.position) for each in (q, k))
+        return ClusteredHeads(q, k, v, near)
 
     @nn.nowrap
     def refuse(self, mask: Mask, cache: Any) -> None:
@@ -187,17 +203,14 @@ class RoutingAttention(Mixer):
         here = documents(mask, length)
         return jnp.ones((1, length), bool) if here is None else here != 0
 
+    @nn.nowrap
     def select(
         self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        constants: Any = None,
+        heads: ClusteredHeads,
+        inputs: MixerInputs,
     ) -> jax.Array:  # [B, N, T, T] booleans
         """Those of a query's cluster, or of all that it is in."""
-        want, length = frozenset({"affinity"}), x.shape[1]
-        near: Any = self(x, positions=positions, mask=mask, want=want).aux["affinity"]
+        mask, near, length = inputs.mask, heads.affinity, heads.q.shape[1]
         if self.config.balanced:
             there = self.there(mask, length)
             queries, keys = (
@@ -206,13 +219,6 @@ class RoutingAttention(Mixer):
             return (queries[..., :, None] & keys[..., None, :]).any(2)
         where = places(self.groups(near[0], mask), self.config.window)
         return jnp.abs(where[..., :, None] - where[..., None, :]) < self.config.window
-
-    def scored(self, x: jax.Array, **given: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries, keys and values [B, T, N, H]."""
-        scored: tuple[jax.Array, jax.Array, jax.Array] = self(
-            x, want=frozenset({"scored"}), **given
-        ).aux["scored"]
-        return scored
 
 
 MIXERS[RoutingConfig.kind] = RoutingAttention

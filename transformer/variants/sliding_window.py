@@ -9,13 +9,14 @@ from flax import linen as nn
 
 from transformer.attend import Scoring, attend
 from transformer.dropout import fold
-from transformer.heads import join, project
+from transformer.heads import Heads, join, project
 from transformer.masks import Mask, Pattern, dense
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.refusals import refuse_memory
 from transformer.ring_cache import RingCache, look_back, placed
 from transformer.sinks import sink_scores
 from transformer.variants.configs import SlidingWindowConfig as SlidingWindowConfig
+from transformer.variants.keys_seen import in_window
 
 
 class SlidingWindow(Mixer):
@@ -31,6 +32,10 @@ class SlidingWindow(Mixer):
     def constants(config: SlidingWindowConfig, layer: int, width: int) -> None:
         return None
 
+    @staticmethod
+    def score_flops(config: SlidingWindowConfig, width: int, length: int) -> ScoreFlops:
+        return in_window(config, length).flops(config, width)
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> RingCache:
         """Of as many tokens as the window reaches, however many will come."""
@@ -39,28 +44,17 @@ class SlidingWindow(Mixer):
         return RingCache.empty(batch, size, config.key_heads, width, self.shared.precision.compute)
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        memory: jax.Array | None = None,
-        cache: RingCache | None = None,
-        keys: jax.Array | None = None,  # [B]
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        mask, cache = inputs.mask, inputs.cache
         config, shared = self.config, self.shared
-        refuse_memory(config.kind, memory)
+        refuse_memory(config.kind, inputs.memory)
         mask = mask.replace(pattern=self.windowed(mask.pattern))
-        q, k, v = project(self, x, positions, config, shared)
-        aux: dict[str, Any] = {"scored": (q, k, v)} if "scored" in want else {}
+        q, k, v = self.project(x, inputs)
         before = 0  # queries that stand in for tokens of the ring, and are of no interest
         if cache is not None:
             if not mask.pattern.causal:
                 raise ValueError("mixer sliding_window: decodes under a causal mask; give one")
-            here = placed(positions, len(x))
+            here = placed(inputs.positions, len(x))
             ring, cache = cache, cache.write(k, v, here)
             q, k, v, mask, _, before = look_back(ring, q, k, v, mask, here)
         scoring = Scoring(
@@ -68,14 +62,18 @@ class SlidingWindow(Mixer):
             soft_cap=config.soft_cap,
             softmax_dtype=shared.precision.softmax,
             rate=config.dropout,
-            keys=fold(keys, 0),
+            keys=fold(inputs.dropout_rngs, 0),
         )
         sinks = sink_scores(self, config.heads, shared) if config.sinks else None
         how: Any = dict(form=config.form, hardware=shared.hardware, constrain=shared.constrain)
-        attended = attend(q, k, v, mask, scoring, sinks=sinks, want=want, **how)
+        attended = attend(q, k, v, mask, scoring, sinks=sinks, outputs=inputs.outputs, **how)
         y = attended.y[:, before:]
-        aux |= {name: each[:, :, before:] for name, each in attended.aux.items()}  # weights
+        aux = {name: each[:, :, before:] for name, each in attended.aux.items()}  # weights
         return MixerOutput(join(self, y, config, shared), cache, aux)
+
+    def project(self, x: jax.Array, inputs: MixerInputs) -> Heads:
+        """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
+        return project(self, x, inputs.positions, self.config, self.shared)
 
     @nn.nowrap
     def windowed(self, pattern: Pattern) -> Pattern:
@@ -88,22 +86,13 @@ class SlidingWindow(Mixer):
     @nn.nowrap
     def select(
         self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        constants: Any = None,
+        heads: Heads,
+        inputs: MixerInputs,
     ) -> jax.Array:  # [B or 1, 1, T, T] booleans
         """The window."""
-        window = Mask(self.windowed(Pattern()), positions=positions)
-        return dense(window, x.shape[1], x.shape[1])[:, None]
-
-    def scored(self, x: jax.Array, **given: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries [B, T, N, H], keys and values [B, T, K, H]."""
-        scored: tuple[jax.Array, jax.Array, jax.Array] = self(
-            x, want=frozenset({"scored"}), **given
-        ).aux["scored"]
-        return scored
+        window = Mask(self.windowed(Pattern()), positions=inputs.positions)
+        length = heads.q.shape[1]
+        return dense(window, length, length)[:, None]
 
 
 MIXERS[SlidingWindowConfig.kind] = SlidingWindow

@@ -12,12 +12,13 @@ from transformer.attend.reference import attend_reference
 from transformer.attend.sparse.map_queries import BLOCK, map_queries
 from transformer.attend.tiles import Tiling, tile_mask, whole
 from transformer.cache import KVCache
-from transformer.heads import join, project
+from transformer.heads import Heads, join, project
 from transformer.masks import Mask
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
 from transformer.variants.configs import PARTS as PARTS
 from transformer.variants.configs import SparseConfig as SparseConfig
+from transformer.variants.keys_seen import in_sparse
 from transformer.variants.sparse_patterns import Factor, far, local, sees
 
 
@@ -34,6 +35,10 @@ class Sparse(Mixer):
     def constants(config: SparseConfig, layer: int, width: int) -> None:
         return None
 
+    @staticmethod
+    def score_flops(config: SparseConfig, width: int, length: int) -> ScoreFlops:
+        return in_sparse(config, length).flops(config, width)
+
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> KVCache:
         config, dtype = self.config, self.shared.precision.compute
@@ -41,28 +46,17 @@ class Sparse(Mixer):
         return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        memory: jax.Array | None = None,
-        cache: KVCache | None = None,
-        keys: jax.Array | None = None,
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         """With a cache it picks from all keys kept: sparse in what is seen, not in what is done."""
+        mask, cache = inputs.mask, inputs.cache
         config, shared = self.config, self.shared
-        refuse_memory(config.kind, memory)
-        refuse_weights(config.kind, want)
+        refuse_memory(config.kind, inputs.memory)
+        refuse_weights(config.kind, inputs.outputs)
         refuse_patterns(config.kind, mask)
-        q, k, v = project(self, x, positions, config, shared)
-        aux: dict[str, Any] = {"scored": (q, k, v)} if "scored" in want else {}
-        mask = mask.replace(positions=positions)
+        q, k, v = self.project(x, inputs)
+        mask = mask.replace(positions=inputs.positions)
         if cache is not None:
-            cache = cache.write(k, v, positions)
+            cache = cache.write(k, v, inputs.positions)
             k, v, mask = cache.keys, cache.values, mask.over(cache.positions, holds_queries=True)
         look: Any = self.attended if cache is None else self.decoded
         groups = zip(*(self.grouped(each) for each in (q, k, v)), strict=True)
@@ -71,7 +65,11 @@ class Sparse(Mixer):
             for part, group in zip(PARTS[config.factor], groups, strict=True)
         ]
         y = jnp.concatenate(found, axis=2)
-        return MixerOutput(join(self, y, config, shared), cache, aux)
+        return MixerOutput(join(self, y, config, shared), cache, {})
+
+    def project(self, x: jax.Array, inputs: MixerInputs) -> Heads:
+        """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
+        return project(self, x, inputs.positions, self.config, self.shared)
 
     @nn.nowrap
     def grouped(self, heads: jax.Array) -> list[jax.Array]:  # [B, T, N, H]
@@ -132,24 +130,17 @@ class Sparse(Mixer):
     @nn.nowrap
     def select(
         self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        constants: Any = None,
+        heads: Heads,
+        inputs: MixerInputs,
     ) -> jax.Array:  # [B or 1, N, T, T] booleans
         """The pattern of each head."""
-        config = self.config
+        config, positions = self.config, inputs.positions
         parts = PARTS[config.factor]
         each = [
             sees(config.pattern, config.stride, config.summary, part, positions, positions)
             for part in parts
         ]
         return jnp.repeat(jnp.stack(each, axis=1), config.heads // len(parts), axis=1)
-
-    def scored(self, x: jax.Array, **given: Any) -> Any:
-        """Queries [B, T, N, H], keys and values [B, T, K, H]."""
-        return self(x, want=frozenset({"scored"}), **given).aux["scored"]
 
 
 MIXERS[SparseConfig.kind] = Sparse

@@ -12,9 +12,10 @@ from transformer.attend.sparse.top_k import attend_top_k, top, top_values, top_w
 from transformer.cache import KVCache, MemoryCache
 from transformer.dropout import fold
 from transformer.heads import Heads, join, key_heads, project, query_heads, value_heads
-from transformer.masks import Mask, dense
-from transformer.mixers import MIXERS, NOTHING, Abilities, Mixer, MixerOutput, Want
+from transformer.masks import dense
+from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.variants.configs import TopKConfig as TopKConfig
+from transformer.variants.keys_seen import in_groups
 
 
 class TopK(Mixer):
@@ -29,6 +30,16 @@ class TopK(Mixer):
     @staticmethod
     def constants(config: TopKConfig, layer: int, width: int) -> None:
         return None
+
+    @staticmethod
+    def score_flops(config: TopKConfig, width: int, length: int) -> ScoreFlops:
+        """Scores of all keys, values of those chosen."""
+        each = 2 * config.heads * config.query_width(width)
+        averaged = round(each * in_groups(config.chosen, length).causal)
+        return ScoreFlops(
+            full=each * (length + min(config.chosen, length)),
+            causal=each * (length + 1) // 2 + averaged,
+        )
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> KVCache:
@@ -46,36 +57,29 @@ class TopK(Mixer):
         return zeros, zeros
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        memory: jax.Array | None = None,  # [B, S, D]
-        cache: KVCache | MemoryCache | None = None,
-        keys: jax.Array | None = None,  # [B]
-        constants: Any = None,
-        want: Want = NOTHING,
-    ) -> MixerOutput:
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         """With a `MemoryCache`, the memory is projected once: later calls do without it."""
+        mask, cache = inputs.mask, inputs.cache
         config, shared = self.config, self.shared
-        if memory is not None or isinstance(cache, MemoryCache):
-            (q, k, v), cache = self.of_memory(x, memory, cache)
+        if inputs.memory is not None or isinstance(cache, MemoryCache):
+            (q, k, v), cache = self.of_memory(x, inputs.memory, cache)
         else:
-            q, k, v = project(self, x, positions, config, shared)
+            q, k, v = self.project(x, inputs)
             if cache is not None:
-                cache = cache.write(k, v, positions)
+                cache = cache.write(k, v, inputs.positions)
                 k, v = cache.keys, cache.values
                 mask = mask.over(cache.positions, holds_queries=True)
-        aux: dict[str, Any] = {"scored": (q, k, v)} if "scored" in want else {}
-        scoring = self.scoring(q.shape[-1], fold(keys, 0))
-        if "weights" in want:
+        scoring = self.scoring(q.shape[-1], fold(inputs.dropout_rngs, 0))
+        if "weights" in inputs.outputs:
             weights = top_weights(q, k, mask, scoring, config.chosen)
-            y, aux = top_values(weights, v, scoring), aux | {"weights": weights}
-        else:
-            y = attend_top_k(q, k, v, mask, scoring, config.chosen)
-        return MixerOutput(join(self, y, config, shared), cache, aux)
+            y = top_values(weights, v, scoring)
+            return MixerOutput(join(self, y, config, shared), cache, {"weights": weights})
+        y = attend_top_k(q, k, v, mask, scoring, config.chosen)
+        return MixerOutput(join(self, y, config, shared), cache, {})
+
+    def project(self, x: jax.Array, inputs: MixerInputs) -> Heads:
+        """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
+        return project(self, x, inputs.positions, self.config, self.shared)
 
     def of_memory(
         self,
@@ -105,25 +109,17 @@ class TopK(Mixer):
             keys=keys,
         )
 
+    @nn.nowrap
     def select(
         self,
-        x: jax.Array,  # [B, T, D]
-        *,
-        positions: jax.Array,  # [B or 1, T]
-        mask: Mask,
-        constants: Any = None,
+        heads: Heads,
+        inputs: MixerInputs,
     ) -> jax.Array:  # [B, N, T, T] booleans
         """The keys chosen, of those that the mask shows."""
-        q, k, _ = self.scored(x, positions=positions, mask=mask)
-        scores = self.scoring(q.shape[-1]).scores(q, k, positions, positions)
-        return top(scores, dense(mask, x.shape[1], x.shape[1])[:, None], self.config.chosen)
-
-    def scored(self, x: jax.Array, **given: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries [B, T, N, H], keys and values [B, T, K, H]."""
-        scored: tuple[jax.Array, jax.Array, jax.Array] = self(
-            x, want=frozenset({"scored"}), **given
-        ).aux["scored"]
-        return scored
+        q, k, _ = heads
+        scores = self.scoring(q.shape[-1]).scores(q, k, inputs.positions, inputs.positions)
+        shown = dense(inputs.mask, q.shape[1], q.shape[1])[:, None]
+        return top(scores, shown, self.config.chosen)
 
 
 MIXERS[TopKConfig.kind] = TopK

@@ -122,7 +122,7 @@ def test_the_loss_is_that_of_the_hidden_words(task: MaskedTask, training: bool) 
     keys = jax.random.split(jax.random.key(1), 8) if training else None
     found = jax.jit(task.loss(model))(params, batch, keys)
     given = {name: batch[name] for name in ("positions", "segments")}
-    logits = model.apply({"params": params}, batch["tokens"], keys=keys, **given).logits
+    logits = model.apply({"params": params}, batch["tokens"], dropout_rngs=keys, **given).logits
     assert logits is not None
     chances = jax.nn.log_softmax(logits, axis=-1)
     each = -jnp.take_along_axis(chances, batch["targets"][..., None], axis=-1)[..., 0]

@@ -57,7 +57,9 @@ def test_targets_are_smoothed_in_training_alone(task: TranslationTask, training:
     keys = jax.random.split(jax.random.key(1), rows) if training else None
     found = jax.jit(task.loss(model))(params, batch, keys)["loss"]
     given = {name: batch[name] for name in ("source_segments", "segments")}
-    output = model.apply({"params": params}, batch["source"], batch["tokens"], keys=keys, **given)
+    output = model.apply(
+        {"params": params}, batch["source"], batch["tokens"], dropout_rngs=keys, **given
+    )
     assert output.logits is not None
     words = task.experiment.model.vocab_size
     chances = jax.nn.log_softmax(output.logits[..., :words], axis=-1)

@@ -25,19 +25,19 @@ def attend_eagerly(
     *arrays: Any,
     hardware: Hardware,
     form: Any = "auto",
-    want: frozenset[str] = frozenset(),
+    outputs: frozenset[str] = frozenset(),
     sinks: Any = None,
     **scoring: Any,
 ) -> Any:
     """`attend` with what scores are made of given one by one."""
-    how: Any = dict(form=form, hardware=hardware, want=want, sinks=sinks)
+    how: Any = dict(form=form, hardware=hardware, outputs=outputs, sinks=sinks)
     q, k, v, mask = arrays
     return attend_by_scoring(q, k, v, mask, Scoring(**scoring), **how)
 
 
 attend = jax.jit(
     attend_eagerly,
-    static_argnames=("form", "hardware", "scale", "softmax_dtype", "rate", "want", "soft_cap"),
+    static_argnames=("form", "hardware", "scale", "softmax_dtype", "rate", "outputs", "soft_cap"),
 )
 
 
@@ -65,7 +65,7 @@ def documents(length: int) -> Any:  # [B, T]
 def test_the_reference_against_the_formula(scale: float) -> None:
     segments = array([[1, 1, 0, 2, 2], [0] * 5])
     mask = Mask(segments=segments, key_segments=array([[1, 2, 2, 1, 0, 0, 2], [1] * 7]))
-    output = attended(mask, T, S, scale=scale, form="reference", want=frozenset({"weights"}))
+    output = attended(mask, T, S, scale=scale, form="reference", outputs=frozenset({"weights"}))
     q, k, v = inputs(T, S)
     seen = np.asarray(dense(mask, T, S))[:, None]
     # The formula divides by sqrt(H) itself.
@@ -254,7 +254,7 @@ def test_a_bias_is_added_to_the_scores() -> None:
 
     def run(q: Any, k: Any, v: Any) -> Any:
         given: Any = dict(hardware=Hardware(), scale=0.3, bias=bias)
-        return attend_eagerly(q, k, v, mask, want=frozenset({"weights"}), **given)
+        return attend_eagerly(q, k, v, mask, outputs=frozenset({"weights"}), **given)
 
     weights = np.asarray(jax.jit(run)(*inputs(T, S)).aux["weights"])
     q, k, _ = inputs(T, S)
@@ -309,8 +309,8 @@ def test_auto_is_silent(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_softmax_in_the_dtype_of_the_policy() -> None:
     def weights(dtype: str) -> Any:
-        want = frozenset({"weights"})
-        return attended(Mask(), T, S, softmax_dtype=dtype, want=want).aux["weights"]
+        outputs = frozenset({"weights"})
+        return attended(Mask(), T, S, softmax_dtype=dtype, outputs=outputs).aux["weights"]
 
     assert (weights("float32").dtype, weights("bfloat16").dtype) == ("float32", "bfloat16")
     assert_close(weights("bfloat16").astype("float32"), weights("float32"), 2**-6)

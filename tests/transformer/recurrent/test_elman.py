@@ -12,6 +12,7 @@ from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from tests.transformer.recurrent import formulas
 from transformer import Mask, Pattern
+from transformer.mixers import MixerInputs
 from transformer.recurrent import ElmanConfig
 from transformer.testing import check_mixer
 
@@ -65,7 +66,7 @@ def test_the_gradient_vanishes_or_explodes_with_distance(scale: float) -> None:
 
     def last(x: jax.Array) -> Any:
         positions: Any = np.arange(T)[None]
-        return mixer.apply({"params": params}, x, positions=positions, mask=Mask())[0][0, -1, 0]
+        return mixer.apply({"params": params}, x, MixerInputs(positions, Mask()))[0][0, -1, 0]
 
     gradient = np.asarray(jax.jit(jax.grad(last))(np.zeros((1, T, D), np.float32)))[0]
     assert_close(np.linalg.norm(gradient, axis=-1)[::-1], scale ** np.arange(T))

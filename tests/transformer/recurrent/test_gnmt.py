@@ -54,7 +54,7 @@ def model() -> EncoderDecoder:
 @pytest.mark.slow
 def test_cached_decoding_is_the_full_pass(model: EncoderDecoder) -> None:
     shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
-    params, run = {"params": weights_of(shapes)}, jax.jit(model.apply, static_argnames="want")
+    params, run = {"params": weights_of(shapes)}, jax.jit(model.apply, static_argnames="outputs")
     source, tokens = array(np.arange(B * S).reshape(B, S) % 13), array([[3, 1, 4], [1, 5, 9]])
     given: Any = dict(source_segments=array([[1] * S, [1, 1, 0, 0, 0, 0]]))
     full = run(params, source, tokens, **given).logits

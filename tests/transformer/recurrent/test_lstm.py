@@ -12,6 +12,7 @@ from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from tests.transformer.recurrent import formulas
 from transformer import Hardware, Mask, Pattern
+from transformer.mixers import MixerInputs
 from transformer.recurrent import LSTMConfig, lstm
 from transformer.recurrent.scan import timeline
 from transformer.testing import check_mixer, make_trial
@@ -104,7 +105,7 @@ def test_the_axes_and_the_bias_of_the_forget_gate() -> None:
     }
     mixer, _ = made(LSTMConfig(), D)
     x, positions = normal(0, 1, 1, D), np.zeros((1, 1), int)
-    start = jax.jit(lambda key: mixer.init(key, x, positions=positions, mask=Mask()))
+    start = jax.jit(lambda key: mixer.init(key, x, MixerInputs(array(positions), Mask())))
     bias = start(jax.random.key(0))["params"]["forward"]["bias"].value
     assert bias.tolist() == [[0] * D, [1] * D, [0] * D, [0] * D]
 
@@ -119,7 +120,7 @@ def test_the_gradient_fades_no_faster_than_the_forget_gate(forget_bias: float) -
     def last(x: jax.Array) -> Any:
         positions: Any = np.arange(T)[None]
         variables = {"params": {"forward": forward}}
-        return mixer.apply(variables, x, positions=positions, mask=Mask())[0][0, -1].sum()
+        return mixer.apply(variables, x, MixerInputs(array(positions), Mask()))[0][0, -1].sum()
 
     gradient = np.asarray(jax.jit(jax.grad(last))(np.zeros((1, T, D), np.float32)))[0]
     norms = np.linalg.norm(gradient, axis=-1)[::-1]

@@ -20,7 +20,7 @@ SEGMENTS = array([[1, 1, 1, 2, 2, 0, 0], [0, 4, 4, 4, 4, 4, 4]])
 MEMORY_SEGMENTS = array([[2, 2, 2, 2, 1, 1], [4, 4, 4, 0, 0, 0]])
 DOCUMENTS = ((0, 1), (0, 2), (1, 4))
 MASK = Mask(Pattern(ordered=False), segments=SEGMENTS, key_segments=MEMORY_SEGMENTS)
-WANT = frozenset({"weights"})
+WEIGHTS = frozenset({"weights"})
 ATTENTIONAL = {
     "bahdanau": BahdanauConfig(hidden=H, score=A),
     "dot": LuongConfig(score=DotScore()),
@@ -37,7 +37,7 @@ def test_attention_inside_the_recurrence(name: str) -> None:
     mixer, params = made(config, D, memory=ONE)
     formula: Any = formulas.bahdanau if name == "bahdanau" else formulas.luong
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
-    output = applied(mixer, params, x, WANT, memory=memory, mask=MASK)
+    output = applied(mixer, params, x, WEIGHTS, memory=memory, mask=MASK)
     y, weights = np.asarray(output.y), np.zeros((B, 1, T, S))
     for row, document in DOCUMENTS:
         own, theirs = SEGMENTS[row] == document, MEMORY_SEGMENTS[row] == document

@@ -35,7 +35,7 @@ def made(mixer: MixerConfig) -> tuple[EncoderDecoder, Any, Any]:
     )
     model = EncoderDecoder(config)
     shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
-    return model, jax.jit(model.apply, static_argnames="want"), {"params": weights_of(shapes)}
+    return model, jax.jit(model.apply, static_argnames="outputs"), {"params": weights_of(shapes)}
 
 
 @pytest.mark.slow

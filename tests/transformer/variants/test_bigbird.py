@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,9 @@ from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.layouts import attention, linear
 from tests.transformer.mixers import applied, made
 from transformer import BigBirdConfig, Hardware, Mask, Pattern, Rotary
+from transformer.heads import Heads
 from transformer.masks import dense
+from transformer.mixers import MixerInputs
 from transformer.testing import make_trial
 from transformer.testing.abilities import (
     check_any_length,
@@ -63,7 +65,7 @@ def test_values_and_gradients_are_those_of_softmax_under_the_pattern(causal: boo
     positions = array([np.concatenate([np.arange(15), np.arange(20), np.arange(8)])])
     mask = Mask(Pattern(causal=causal), positions=positions, segments=SEGMENTS)
     given: Any = dict(positions=positions, mask=mask, constants=table(CONFIG))
-    chosen: Any = mixer.apply({}, x, method="select", **given)
+    chosen: Any = cast(Any, mixer).select(Heads(x, x, x), MixerInputs(**given))
     seen = chosen & dense(mask, T, T)[:, None]
 
     def both(run: Any) -> Any:
@@ -74,7 +76,7 @@ def test_values_and_gradients_are_those_of_softmax_under_the_pattern(causal: boo
         return jax.jit(inner)(params, x)
 
     def mixed(params: Any, x: Any) -> Any:
-        output: Any = mixer.apply({"params": params}, x, **given)
+        output: Any = mixer.apply({"params": params}, x, MixerInputs(**given))
         return output.y
 
     y, gradients = both(mixed)
@@ -108,7 +110,9 @@ def test_a_token_reads_the_blocks_that_it_sees_alone() -> None:
     given: Any = dict(mask=Mask(Pattern(causal=True)), constants=table(config))
 
     def step(x: Any, cache: Any, positions: Any) -> Any:
-        output: Any = mixer.apply({"params": params}, x, cache=cache, positions=positions, **given)
+        output: Any = mixer.apply(
+            {"params": params}, x, MixerInputs(positions, cache=cache, **given)
+        )
         return output.y
 
     arguments = normal(0, 1, 1, D), mixer.init_cache(1, length), array([[length - 1]])
@@ -120,9 +124,9 @@ def test_a_token_reads_the_blocks_that_it_sees_alone() -> None:
 def seen_blocks(config: BigBirdConfig, length: int, layer: int = 0, **mask: Any) -> Array:
     """[B or 1, N, blocks, blocks] booleans, from the first token of each block."""
     mixer, _ = made(config, D, constants=table(config))
-    given: Any = dict(positions=np.arange(length)[None], constants=table(config, layer))
-    x = np.zeros((1, length, D), np.float32)
-    seen = np.asarray(mixer.apply({}, x, method="select", mask=Mask(**mask), **given))
+    positions, x = array(np.arange(length)[None]), array(np.zeros((1, length, D), np.float32))
+    inputs = MixerInputs(positions, Mask(**mask), constants=table(config, layer))
+    seen = np.asarray(cast(Any, mixer).select(Heads(x, x, x), inputs))
     blocks = seen[:, :, :: config.block, :: config.block]
     repeated = blocks.repeat(config.block, 2).repeat(config.block, 3)
     assert np.array_equal(seen, repeated[:, :, :length, :length])  # alike in all of a block

@@ -14,6 +14,7 @@ import pytest
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import made
 from transformer import BigBirdConfig, Mask
+from transformer.mixers import MixerInputs
 from transformer.testing.select import softmax_attention
 from transformer.variants.bigbird import BigBird
 
@@ -83,7 +84,7 @@ def test_the_input_is_softmax_under_the_pattern_of_extra_tokens(extra: int) -> N
             mask=Mask(lengths=extra * BLOCK + lengths),
             constants=table,
         )
-        output: Any = mixer.apply({"params": w}, both, **given)
+        output: Any = mixer.apply({"params": w}, both, MixerInputs(**given))
         return output.y[:, len(learned) :]
 
     y = run(learned, x)
@@ -107,8 +108,8 @@ def test_extra_tokens_see_everything_and_gather_what_is_far() -> None:
 
     @jax.jit
     def twice(x: Any) -> Any:
-        once: Any = mixer.apply({"params": w}, x, **given)
-        again: Any = mixer.apply({"params": w}, once.y, **given)
+        once: Any = mixer.apply({"params": w}, x, MixerInputs(**given))
+        again: Any = mixer.apply({"params": w}, once.y, MixerInputs(**given))
         return once.y, again.y
 
     seen = pattern(table, 1, np.ones((B, T), bool))[0]

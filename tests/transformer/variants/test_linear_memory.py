@@ -31,7 +31,7 @@ from transformer import (
     SparseConfig,
     TopKConfig,
 )
-from transformer.mixers import mixer_type
+from transformer.mixers import MixerInputs, mixer_type
 
 T, D = 1021, 6
 """A prime, which no other size equals: what is padded to blocks is longer. All else is small, so
@@ -79,7 +79,7 @@ def called(config: MixerConfig) -> Any:
 
     def call(params: Any, x: Any, mask: Mask, cache: Any = None) -> Any:
         given: Any = dict(positions=positions, constants=constants, mask=mask, cache=cache)
-        return mixer.apply({"params": params}, x, **given)
+        return mixer.apply({"params": params}, x, MixerInputs(**given))
 
     return mixer, call, params
 

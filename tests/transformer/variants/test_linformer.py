@@ -20,6 +20,7 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.costs import count_flops
+from transformer.mixers import MixerInputs
 
 B, T, S, D, N, K, H, R = 2, 11, 9, 6, 4, 2, 3, 5
 LENGTH = 13
@@ -78,7 +79,9 @@ def test_values_and_gradients(given: Any, mask: Mask, keys: int) -> None:
 
     def ours(w: Any, x: Any, other: Any) -> Any:
         memory = None if keys == T else other
-        output: Any = mixer.apply({"params": w}, x, positions=positions, mask=mask, memory=memory)
+        output: Any = mixer.apply(
+            {"params": w}, x, MixerInputs(array(positions), mask, memory=memory)
+        )
         return output.y
 
     def theirs(w: Any, x: Any, other: Any, xp: Any = jnp) -> Any:

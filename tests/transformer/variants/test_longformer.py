@@ -16,6 +16,7 @@ from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.layouts import attention, linear
 from tests.transformer.mixers import applied, made
 from transformer import Hardware, LongformerConfig, Mask, NormConfig, Pattern, Rotary
+from transformer.mixers import MixerInputs
 from transformer.testing import make_trial
 from transformer.testing.abilities import (
     check_any_length,
@@ -109,7 +110,7 @@ def test_values_and_gradients_are_those_of_two_dense_passes(case: str) -> None:
         return jax.jit(inner)(params, x)
 
     def mixed(params: Any, x: Any) -> Any:
-        output: Any = mixer.apply({"params": params}, x, positions=positions, mask=mask)
+        output: Any = mixer.apply({"params": params}, x, MixerInputs(array(positions), mask))
         return output.y
 
     y, gradients = both(mixed)
@@ -155,7 +156,7 @@ def influence(config: LongformerConfig, mask: Mask) -> Array:  # [T, T] booleans
     mixer, params = made(config, D)
 
     def result(x: Any) -> Any:
-        output: Any = mixer.apply({"params": params}, x, positions=INDEX, mask=mask)
+        output: Any = mixer.apply({"params": params}, x, MixerInputs(array(INDEX), mask))
         return output.y[0].sum(-1)
 
     jacobian = jax.jit(jax.jacrev(result))(normal(1, 1, T, D))
@@ -201,7 +202,7 @@ def test_one_document_a_row_is_the_same_as_beside_a_pack(settings: dict[str, Any
         mask = Mask(segments=segments, globals=None if listed is None else listed[: len(x)])
 
         def run(params: Any, x: Any) -> Any:
-            output: Any = mixer.apply({"params": params}, x, positions=INDEX, mask=mask)
+            output: Any = mixer.apply({"params": params}, x, MixerInputs(array(INDEX), mask))
             return jnp.where(real, output.y[:2], 0)
 
         y, pull = jax.vjp(run, params, x)
@@ -224,7 +225,7 @@ def test_what_is_dropped_does_not_depend_on_other_rows() -> None:
     mixer, params = made(config, D)
     x, keys = normal(1, 3, T, D), jax.random.split(jax.random.key(0), 3)
     apart, beside = (
-        applied(mixer, params, x[:n], mask=Mask(segments=WITH_A_PACK[:n]), keys=keys[:n]).y
+        applied(mixer, params, x[:n], mask=Mask(segments=WITH_A_PACK[:n]), dropout_rngs=keys[:n]).y
         for n in (2, 3)
     )
     assert_close(np.where(ROWS[..., None], apart, 0), np.where(ROWS[..., None], beside[:2], 0))
@@ -285,7 +286,7 @@ def test_a_few_global_queries_need_no_keys_and_values_of_all_tokens() -> None:
         mask = Mask(pattern, segments=ones if segments else None)
 
         def run(params: Any, x: Any) -> Any:
-            output: Any = mixer.apply({"params": params}, x, positions=positions, mask=mask)
+            output: Any = mixer.apply({"params": params}, x, MixerInputs(array(positions), mask))
             return output.y
 
         y, pull = jax.vjp(run, params, x)

@@ -25,6 +25,7 @@ from transformer import (
 )
 from transformer.block import Memory
 from transformer.costs import count_flops
+from transformer.mixers import MixerInputs
 from transformer.shared import Shared
 from transformer.stack import Stack, init_cache
 from transformer.testing import CHECKS, make_trial
@@ -69,7 +70,7 @@ def test_many_features_are_nearly_softmax_and_so_is_the_mean_over_seeds() -> Non
 
     def run(constants: Any) -> Any:
         given: Any = dict(positions=np.arange(T)[None], mask=CAUSAL, constants=constants)
-        output: Any = mixer.apply({"params": w}, x, **given)
+        output: Any = mixer.apply({"params": w}, x, MixerInputs(**given))
         return output.y
 
     off = np.asarray(jax.jit(jax.vmap(run))(np.array(drawn)))[:, 0] - softmax

@@ -12,13 +12,14 @@ from tests.transformer.mixers import applied, axes, made
 from transformer import LanguageModel, Mask, Pattern, Rotary, TransformerConfig
 from transformer.block import BlockConfig
 from transformer.costs import count_flops
+from transformer.mixers import MixerInputs
 from transformer.positions import rotate
 from transformer.variants.primer import PrimerConfig
 
 B, T, D, N, H = 2, 7, 6, 3, 4
 CONFIG = PrimerConfig(heads=N, head_width=H)
 SEGMENTS = array([[1, 1, 1, 2, 2, 2, 0], [0, 4, 4, 4, 4, 4, 4]])
-WANT = frozenset({"weights"})
+WEIGHTS = frozenset({"weights"})
 
 
 def convolved(x: Array, taps: Array, behind: int, segments: Array) -> Array:
@@ -48,7 +49,7 @@ def test_each_projection_is_convolved_within_its_document(causal: bool) -> None:
     mixer, params = made(CONFIG, D)
     x = normal(1, B, T, D)
     mask = Mask(Pattern(causal=causal), segments=SEGMENTS)
-    output = applied(mixer, params, x, WANT, mask=mask)
+    output = applied(mixer, params, x, WEIGHTS, mask=mask)
     q, k, v = (
         convolved(
             np.einsum("BTD,DNH->BTNH", x, params[name]),
@@ -68,7 +69,7 @@ def test_what_is_convolved_is_turned_by_its_position() -> None:
     rotary = Rotary(base=50.0)
     mixer, params = made(PrimerConfig(heads=N, head_width=H, position=rotary), D)
     x = normal(1, B, T, D)
-    output = applied(mixer, params, x, WANT, mask=Mask(Pattern(causal=True)))
+    output = applied(mixer, params, x, WEIGHTS, mask=Mask(Pattern(causal=True)))
     whole: Any = np.ones((B, T))
 
     def turned(name: str) -> Array:
@@ -87,7 +88,7 @@ def test_it_starts_as_half_of_each_token_and_a_sixth_of_its_neighbours() -> None
     x = normal(0, 1, 1, D)
     for causal, taps in ((True, [1 / 6, 1 / 6, 1 / 2]), (False, [1 / 6, 1 / 2, 1 / 6])):
         mask = Mask(Pattern(causal=causal))
-        init = lambda key, mask=mask: mixer.init(key, x, mask=mask, **given)  # noqa: E731
+        init = lambda key, mask=mask: mixer.init(key, x, MixerInputs(mask=mask, **given))  # noqa: E731
         params = jax.jit(init)(jax.random.key(0))["params"]
         for name in ("query", "key", "value"):
             assert_close(params[f"{name}_taps"].value[:, 1, 2], taps)

@@ -1,7 +1,7 @@
 """Reformer's attention against softmax with the same rotations, hashed and looked up in NumPy."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,9 @@ import pytest
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import Mask, Pattern, ReformerConfig
-from transformer.score_costs import SCORES
+from transformer.mixers import MixerInputs
 from transformer.testing import check_mixer
+from transformer.testing.select import projections
 from transformer.variants.reformer import Reformer, buckets
 
 B, T, D, N, H, WINDOW, ROUNDS = 2, 71, 7, 2, 5, 3, 3
@@ -128,11 +129,10 @@ def test_chunks_of_the_sorted_row_leak_the_future_and_the_last_members_do_not() 
 def test_a_token_sees_itself_only_where_there_is_nothing_else() -> None:
     mixer, params = made(CONFIG, D, constants=CONSTANTS)
     x = normal(1, B, T, D)
-    given: Any = dict(positions=array([np.arange(T)]), mask=Mask(Pattern(causal=True)))
-    select = jax.jit(
-        lambda p: mixer.apply({"params": p}, x, constants=CONSTANTS, method="select", **given)
-    )
-    seen = np.asarray(select(params))
+    mask = Mask(Pattern(causal=True))
+    inputs = MixerInputs(array([np.arange(T)]), mask, constants=CONSTANTS)
+    heads = projections(mixer, params, x, inputs)
+    seen = np.asarray(jax.jit(cast(Any, mixer).select)(heads, inputs))
     itself = np.diagonal(seen, axis1=-2, axis2=-1)
     others = (seen & ~np.eye(T, dtype=bool)).any(-1)
     assert itself[:, :, 0].all()
@@ -176,7 +176,7 @@ def test_costs() -> None:
     each, near = 2 * N * H, 139 / 71
     full, causal = (round(2 * each * seen) for seen in (2 * near + 1, near + 1))
     expected = ROUNDS * (2 * each + full), ROUNDS * (2 * each + causal)
-    assert SCORES["reformer"](CONFIG, D, T) == expected
+    assert Reformer.score_flops(CONFIG, D, T) == expected
 
 
 def test_weights_and_errors() -> None:

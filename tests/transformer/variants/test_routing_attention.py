@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,11 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.attend.sparse.last_members import attend_last_members
-from transformer.score_costs import SCORES
+from transformer.mixers import MixerInputs
 from transformer.testing import check_mixer
+from transformer.testing.select import projections
 from transformer.variants.clusters import affinity, distance
+from transformer.variants.routing_attention import RoutingAttention
 
 B, T, D, N, H, E, WINDOW = 2, 71, 7, 2, 5, 3, 4
 CONFIG = RoutingConfig(heads=N, head_width=H, clusters=E, window=WINDOW)
@@ -138,8 +140,8 @@ def test_balanced_clusters_take_the_nearest_tokens_that_are_there(padded: str) -
     assert not seen.any(-1).all()
     assert seen.sum(-1).max() > BALANCED.window or padded == "fewer than a cluster has"
     mask = Mask(segments=array(3 * there), one_document=True)
-    given: Any = dict(positions=np.arange(T)[None], mask=mask)
-    chosen: Any = mixer.apply({"params": params}, x, method="select", **given)
+    inputs = MixerInputs(array(np.arange(T)[None]), mask)
+    chosen = cast(Any, mixer).select(projections(mixer, params, x, inputs), inputs)
     assert np.array_equal(chosen, seen)
     assert_same(BALANCED, params, x, mask, dense(seen, "key", x))
     if padded != "between":
@@ -160,7 +162,7 @@ def test_padding_takes_no_place_in_balanced_clusters() -> None:
     def probe(x: Any, there: Any) -> Any:
         def run(x: Any) -> Any:
             given: Any = dict(positions=jnp.arange(T)[None], mask=mask.replace(segments=there * 1))
-            output: Any = mixer.apply({"params": params}, x, **given)
+            output: Any = mixer.apply({"params": params}, x, MixerInputs(**given))
             return output.y
 
         y, pull = jax.vjp(run, x)
@@ -268,9 +270,9 @@ def test_costs() -> None:
     each = 2 * N * H
     near, centroids = 207 / 71, each * E
     full, causal = (round(2 * each * seen) for seen in (2 * near + 1, near + 1))
-    assert SCORES["routing"](CONFIG, D, T) == (centroids + full, centroids + causal)
+    assert RoutingAttention.score_flops(CONFIG, D, T) == (centroids + full, centroids + causal)
     pairs = 2 * each * E * 11 * 11 // T  # of queries and keys that share a cluster, for each token
-    assert SCORES["routing"](BALANCED, D, T) == (2 * centroids + pairs,) * 2
+    assert RoutingAttention.score_flops(BALANCED, D, T) == (2 * centroids + pairs,) * 2
 
 
 def test_weights_and_errors() -> None:

@@ -1,6 +1,6 @@
 """The sliding window is softmax attention under the window, decoded from a ring."""
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,8 @@ import pytest
 
 from tests.transformer.formulas import array, assert_close, normal
 from transformer import Hardware, Mask, NormConfig, Pattern, Rotary, SlidingWindowConfig
-from transformer.mixers import NOTHING
+from transformer.heads import Heads
+from transformer.mixers import MixerInputs
 from transformer.ring_cache import NOWHERE, RingCache
 from transformer.testing import Trial, check_mixer, make_trial
 from transformer.testing.abilities import packed
@@ -36,9 +37,8 @@ def test_it_keeps_the_contract(config: SlidingWindowConfig) -> None:
 def test_the_window_by_hand() -> None:
     """Three steps of two positions: a query sees itself and those two and four behind it."""
     trial = on_trial(SlidingWindowConfig(heads=2, window=3, dilation=2), 7)
-    seen = trial.mixer.apply(
-        {}, trial.inputs(0), positions=np.arange(7)[None], mask=Mask(), method="select"
-    )
+    x, mixer = array(trial.inputs(0)), cast(Any, trial.mixer)
+    seen = mixer.select(Heads(x, x, x), MixerInputs(array(np.arange(7)[None]), Mask()))
     behind = np.tril(np.asarray(seen)[0, 0])
     assert [np.flatnonzero(row).tolist() for row in behind] == [
         [0],
@@ -63,10 +63,10 @@ def test_gradients_of_tiles_are_those_of_the_formula(causal: bool) -> None:
         trial = on_trial(
             SlidingWindowConfig(heads=3, window=9, form=form, sinks=True, soft_cap=4.0)
         )
-        arguments = trial.arguments(67, mask=mask, positions=positions)
+        inputs = trial.mixer_inputs(67, mask=mask, positions=positions)
 
-        def total(params: Any, x: Any, trial: Trial = trial, arguments: Any = arguments) -> Any:
-            y = run(trial.mixer, params, x, NOTHING, arguments).y
+        def total(params: Any, x: Any, trial: Trial = trial, inputs: Any = inputs) -> Any:
+            y = run(trial.mixer, params, x, inputs).y
             return (y * normal(5, *y.shape)).sum()
 
         results.append(jax.jit(jax.value_and_grad(total, (0, 1)))(trial.params, trial.inputs(0)))
@@ -158,11 +158,11 @@ def test_padded_chunks_of_several_lengths_equal_the_full_pass(config: SlidingWin
 
 def test_weights_of_a_prompt_read_into_the_cache_are_those_of_its_queries() -> None:
     trial = on_trial(SlidingWindowConfig(heads=2, window=5, dilation=2))
-    x, want = trial.inputs(0), frozenset({"weights"})
-    weights = np.asarray(trial(x, want, cache=trial.init_cache(67)).aux["weights"])
+    x, given = trial.inputs(0), dict(outputs=frozenset({"weights"}))
+    weights = np.asarray(trial(x, cache=trial.init_cache(67), **given).aux["weights"])
     assert weights.shape == (3, 2, 67, 9 + 67)
     assert not np.any(weights[..., :9])  # of the empty ring
-    assert_close(weights[..., 9:], trial(x, want).aux["weights"])
+    assert_close(weights[..., 9:], trial(x, **given).aux["weights"])
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ import pytest
 from tests.transformer.formulas import Array, array, assert_close, normal
 from transformer import Hardware, Mask, Pattern, Rotary, SparseConfig
 from transformer.masks import dense
-from transformer.mixers import NOTHING
 from transformer.testing import Trial, check_mixer, make_trial
 from transformer.testing.abilities import packed
-from transformer.testing.select import softmax_attention
+from transformer.testing.select import projections, softmax_attention
 from transformer.testing.trial import run
 from transformer.variants.sparse_patterns import sees
 
@@ -73,20 +72,18 @@ def test_values_and_gradients_against_the_dense_pattern(kind: dict[str, Any], ca
     segments, positions = map(array, packed(T))
     mask = Mask(Pattern(causal=causal), positions=positions, segments=segments)
     trial = on_trial(SparseConfig(heads=4, **kind))
-    arguments = trial.arguments(T, mask=mask, positions=positions)
+    inputs = trial.mixer_inputs(T, mask=mask, positions=positions)
     chosen = normal(5, 3, T, 12)
 
     def total(params: Any, x: Any) -> Any:
-        return (run(trial.mixer, params, x, NOTHING, arguments).y * chosen).sum()
+        return (run(trial.mixer, params, x, inputs).y * chosen).sum()
 
-    ask: Any = lambda what: trial.mixer.apply(  # noqa: E731
-        {"params": trial.params}, trial.inputs(0), method=what, **arguments
-    )
-    seen = np.asarray(ask("select")) & np.asarray(dense(mask, T, T))[:, None]
+    mixer: Any = trial.mixer
+    heads = projections(mixer, trial.params, trial.inputs(0), inputs)
+    seen = np.asarray(mixer.select(heads, inputs)) & np.asarray(dense(mask, T, T))[:, None]
 
     def expected_total(params: Any, x: Any) -> Any:
-        heads: Any = trial.mixer.apply({"params": params}, x, method="scored", **arguments)
-        q, k, v = heads
+        q, k, v = projections(mixer, params, x, inputs)
         scores = jax.numpy.einsum("BTNH,BSNH->BNTS", q, k) / q.shape[-1] ** 0.5
         weights = jax.nn.softmax(jax.numpy.where(seen, scores, -1e30), axis=-1)
         weights = jax.numpy.where(seen, weights, 0)
@@ -99,8 +96,8 @@ def test_values_and_gradients_against_the_dense_pattern(kind: dict[str, Any], ca
     )
     for one, other in zip(*(jax.tree.leaves(each) for each in (got, expected)), strict=True):
         assert_close(one, other)
-    y = np.asarray(run(trial.mixer, trial.params, trial.inputs(0), NOTHING, arguments).y)
-    q, k, v = (np.asarray(each) for each in ask("scored"))
+    y = np.asarray(run(trial.mixer, trial.params, trial.inputs(0), inputs).y)
+    q, k, v = (np.asarray(each) for each in heads)
     assert_close(y, outputs(trial, softmax_attention(q, k, v, seen)))
 
 
@@ -136,13 +133,13 @@ def test_positions_may_begin_anywhere(pattern: Any, length: int, offset: int, ca
     documents = array(1 + (np.arange(length)[None] >= first))
     for positions, segments in ((alone, None), (packed, documents)):
         mask = Mask(Pattern(causal=causal), positions=array(positions), segments=segments)
-        arguments = trial.arguments(length, mask=mask, positions=positions)
-        ask: Any = lambda what, given=arguments: trial.mixer.apply(  # noqa: E731
-            {"params": trial.params}, x, method=what, **given
-        )
-        seen = np.asarray(ask("select")) & np.asarray(dense(mask, length, length))[:, None]
-        q, k, v = (np.asarray(each) for each in ask("scored"))
-        y = run(trial.mixer, trial.params, x, NOTHING, arguments).y
+        inputs = trial.mixer_inputs(length, mask=mask, positions=positions)
+        mixer: Any = trial.mixer
+        heads = projections(mixer, trial.params, x, inputs)
+        shown = np.asarray(dense(mask, length, length))[:, None]
+        seen = np.asarray(mixer.select(heads, inputs)) & shown
+        q, k, v = (np.asarray(each) for each in heads)
+        y = run(trial.mixer, trial.params, x, inputs).y
         assert_close(y, outputs(trial, softmax_attention(q, k, v, seen)))
 
 

@@ -16,8 +16,8 @@ from transformer import Mask, Pattern, TopKConfig
 from transformer.attend import Scoring
 from transformer.attend.sparse.top_k import attend_top_k, top
 from transformer.masks import dense
-from transformer.score_costs import SCORES
 from transformer.testing import check_mixer
+from transformer.variants.top_k import TopK
 
 B, T, D, N, K, H, CHOSEN = 2, 11, 6, 4, 2, 3, 3
 CONFIG = TopKConfig(heads=N, kv_heads=K, head_width=H, chosen=CHOSEN)
@@ -105,7 +105,7 @@ def test_memory_is_linear() -> None:
 def test_costs() -> None:
     """Scores of 11 keys, 6 of them on average under a causal mask; values of 3, or 30 / 11."""
     each = 2 * N * H
-    assert SCORES["top_k"](CONFIG, D, T) == (each * (11 + 3), each * 6 + round(each * 30 / 11))
+    assert TopK.score_flops(CONFIG, D, T) == (each * (11 + 3), each * 6 + round(each * 30 / 11))
 
 
 def test_errors() -> None:

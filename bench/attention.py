@@ -40,7 +40,7 @@ from transformer import (
     Pattern,
     Precision,
 )
-from transformer.mixers import mixer_type
+from transformer.mixers import MixerInputs, mixer_type
 from transformer.shared import Shared
 from transformer.testing.trial import default_config
 from transformer.weights import is_weight
@@ -125,17 +125,17 @@ def programs(config: MixerConfig, options: Options, length: int) -> tuple[list[A
     mixer = mixer_type(config)(config, shared, parent=None)
     causal = mixer.abilities(config).causal
     positions = jnp.arange(length)[None, :]
-    given = dict(
-        positions=positions,
-        mask=Mask(Pattern(causal=causal), positions=positions),
+    inputs = MixerInputs(
+        positions,
+        Mask(Pattern(causal=causal), positions=positions),
         constants=mixer.constants(config, 0, width),
     )
     x = jax.random.normal(jax.random.key(0), (1, length, width), precision.compute)
-    params = jax.jit(lambda key: mixer.init(key, x, **given))(jax.random.key(1))
+    params = jax.jit(lambda key: mixer.init(key, x, inputs))(jax.random.key(1))
     params = jax.tree.map(lambda leaf: leaf.value, params, is_leaf=is_weight)
 
     def total(params: Any, x: jax.Array) -> jax.Array:
-        output: Any = mixer.apply(params, x, **given)
+        output: Any = mixer.apply(params, x, inputs)
         return jnp.sum(jnp.square(output.y.astype("float32")))
 
     wanted: list[Any] = [jax.value_and_grad(total, (0, 1)), *([total] if options.forward else [])]

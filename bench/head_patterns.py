@@ -22,7 +22,7 @@ from train.data import evaluation_batches
 from train.run import Run
 from train.tasks.language import LanguageTask
 
-WANT = frozenset({"weights"})
+WEIGHTS = frozenset({"weights"})
 
 
 def reaches(
@@ -57,7 +57,7 @@ def patterns(run: Run, params: Any, windows: int) -> tuple[np.ndarray, np.ndarra
 
     @jax.jit
     def one(params: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        output = run.model.apply({"params": params}, tokens, want=WANT)
+        output = run.model.apply({"params": params}, tokens, outputs=WEIGHTS)
         weights = jnp.concatenate([each["weights"] for each in output.aux])
         return reaches(weights), distances(weights)
 

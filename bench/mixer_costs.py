@@ -38,6 +38,7 @@ from transformer import (
 )
 from transformer.block import Block
 from transformer.compat import jaxprs_in_params
+from transformer.mixers import MixerInputs
 from transformer.shared import Shared
 
 TAPS, HEADS = 5, 8
@@ -131,13 +132,11 @@ def traced_operations(
     """Operations of all products of matrices in the program for one sequence."""
     shared = Shared(width, 1, Precision(), Initialization(), Hardware())
     module, x = Block(block, shared, parent=None), jnp.zeros((1, length, width))
-    given: dict[str, Any] = dict(
-        positions=jnp.arange(length)[None, :], mask=Mask(Pattern(causal=True))
-    )
-    params = jax.eval_shape(lambda: module.init(jax.random.key(0), x, **given))
+    inputs = MixerInputs(jnp.arange(length)[None, :], Mask(Pattern(causal=True)))
+    params = jax.eval_shape(lambda: module.init(jax.random.key(0), x, inputs))
 
     def run(params: Any) -> Any:
-        return module.apply(params, x, **given)
+        return module.apply(params, x, inputs)
 
     return products(jax.make_jaxpr(run)(params).jaxpr)
 

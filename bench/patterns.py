@@ -35,6 +35,7 @@ from bench.pattern_panels import (
 from transformer import Hardware, Mask, MixerConfig, Pattern
 from transformer.masks import dense
 from transformer.testing import make_trial
+from transformer.testing.select import projections
 from transformer.testing.trial import Trial
 
 WIDTH, WORDS = 32, 9
@@ -77,14 +78,15 @@ def trial_of(config: MixerConfig) -> Trial:
 def seen(config: MixerConfig, *, causal: bool, packed: bool = False) -> np.ndarray:
     """Which key [T, S] each query of the first head sees, as booleans."""
     trial, mask = trial_of(config), mask_of(causal=causal, packed=packed)
-    given: Any = dict(positions=mask.positions, mask=mask, constants=trial.constants)
-    if not hasattr(trial.mixer, "select"):
-        return changed(trial, given)
-    chosen = trial.mixer.apply({"params": trial.params}, text(), method="select", **given)
+    mixer: Any = trial.mixer
+    if not hasattr(mixer, "select"):
+        return changed(trial, mask)
+    inputs = trial.mixer_inputs(LENGTH, positions=np.asarray(mask.positions), mask=mask)
+    chosen = mixer.select(projections(mixer, trial.params, text(), inputs), inputs)
     return np.asarray(chosen)[0, 0] & np.asarray(dense(mask, LENGTH, LENGTH))[0]
 
 
-def changed(trial: Trial, given: dict[str, Any]) -> np.ndarray:  # [T, S] booleans
+def changed(trial: Trial, mask: Mask) -> np.ndarray:  # [T, S] booleans
     """Which tokens' results are others when a token is, in one example for each token changed.
 
     A token's own result changes always: it sees itself, or could not be told from one that does.
@@ -92,6 +94,7 @@ def changed(trial: Trial, given: dict[str, Any]) -> np.ndarray:  # [T, S] boolea
     x = text()
     many = np.repeat(x, LENGTH, axis=0)
     many[np.arange(LENGTH), np.arange(LENGTH)] += 1
+    given: Any = dict(positions=mask.positions, mask=mask)
     differs = np.abs(trial(many, **given).y - trial(x, **given).y).max(-1)  # [S, T]
     return (differs > 1e-6).T
 

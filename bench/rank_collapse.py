@@ -29,6 +29,7 @@ from transformer import (
     Precision,
 )
 from transformer.block import Block
+from transformer.mixers import MixerInputs
 from transformer.shared import Shared
 
 WIDTH, LENGTH, SEEDS = 64, 32, 5
@@ -57,11 +58,11 @@ def shares(config: BlockConfig, layers: int) -> np.ndarray:  # [L + 1, examples]
     """Of random inputs, and of what each layer in turn makes of them. No layer is like another."""
     start = Initialization(std=0, depth_scaled=False)
     block = Block(config, Shared(WIDTH, layers, Precision(), start, Hardware()), parent=None)
-    positions = jnp.arange(LENGTH)[None, :]
+    inputs = MixerInputs(jnp.arange(LENGTH)[None, :], Mask())
 
     @jax.jit
     def layer(key: jax.Array, x: jax.Array) -> jax.Array:
-        output, _ = block.init_with_output(key, x, positions=positions, mask=Mask())
+        output, _ = block.init_with_output(key, x, inputs)
         return output.x
 
     x = jax.random.normal(jax.random.key(0), (SEEDS, LENGTH, WIDTH))

@@ -76,8 +76,8 @@ BUGS = (
     Bug(
         "the same dropout key in every layer",
         "transformer/stack.py",
-        "keys=fold(keys, layer.number)",
-        "keys=fold(keys, 0)",
+        "dropout_rngs=fold(dropout_rngs, layer.number)",
+        "dropout_rngs=fold(dropout_rngs, 0)",
         "transformer/test_stack.py",
     ),
     Bug(

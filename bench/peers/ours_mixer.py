@@ -11,7 +11,7 @@ from bench.protocol import Work, peak_resident_bytes, resident_bytes, serve
 from train.allocator import restart_with_huge_pages
 from train.hardware import local_hardware
 from transformer import BigBirdConfig, Initialization, LongformerConfig, Mask, Precision
-from transformer.mixers import MixerConfig, mixer_type
+from transformer.mixers import MixerConfig, MixerInputs, mixer_type
 from transformer.shared import Shared
 from transformer.weights import is_weight
 
@@ -33,13 +33,13 @@ def build(settings: dict[str, Any]) -> Work:
     mask = Mask(positions=positions)
     if settings["mixer"] == "longformer":  # as training passes them: any row might be padded
         mask = mask.replace(segments=jnp.ones((1, length), jnp.int32))
-    given: Any = dict(positions=positions, constants=mixer.constants(config, 0, width))
+    inputs = MixerInputs(positions, mask, constants=mixer.constants(config, 0, width))
     x = jax.random.normal(jax.random.key(0), (1, length, width))
-    boxed = jax.jit(lambda key: mixer.init(key, x, mask=mask, **given))(jax.random.key(1))
+    boxed = jax.jit(lambda key: mixer.init(key, x, inputs))(jax.random.key(1))
     params = jax.tree.map(lambda leaf: leaf.value, boxed, is_leaf=is_weight)
 
     def forward(params: Any, x: jax.Array, mask: Mask) -> jax.Array:
-        output: Any = mixer.apply(params, x, mask=mask, **given)
+        output: Any = mixer.apply(params, x, inputs.replace(mask=mask))
         return output.y
 
     program = jax.jit(forward).lower(params, x, mask).compile()

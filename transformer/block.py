@@ -65,17 +65,19 @@ class Block(nn.Module):
         own, other = cache if isinstance(cache, BlockCache) else (cache, None)
         fixed, others = constants if isinstance(constants, BlockConstants) else (constants, None)
         rngs = inputs.dropout_rngs
+        mixer = mixer_type(config.mixer)(config.mixer, shared, name="mixer")
+        read = self.before("mixer_norm", x)
         given = inputs.replace(cache=own, dropout_rngs=fold(rngs, 0), constants=fixed)
         if memory is not None and config.mixer.reads_memory:
             given = given.replace(mask=memory.mask, memory=memory.x)
-        mixer = mixer_type(config.mixer)(config.mixer, shared, name="mixer")
-        mixed = mixer(self.before("mixer_norm", x), given)
+        mixed = mixer(read, given)
         x = self.after("mixer_norm", x, mixed.y, fold(rngs, 1))
         cache, aux = mixed.cache, mixed.aux
         if config.cross is not None:
             if memory is None:
                 raise ValueError("a layer with cross attention: has no memory; use EncoderDecoder")
             cross = mixer_type(config.cross)(config.cross, shared, name="cross")
+            read = self.before("cross_norm", x)
             given = inputs.replace(
                 mask=memory.mask,
                 memory=memory.x,
@@ -83,14 +85,14 @@ class Block(nn.Module):
                 dropout_rngs=fold(rngs, 4),
                 constants=others,
             )
-            looked_up = cross(self.before("cross_norm", x), given)
+            looked_up = cross(read, given)
             x = self.after("cross_norm", x, looked_up.y, fold(rngs, 5))
             cache = cache if other is None else BlockCache(cache, looked_up.cache)
             aux = aux | {f"cross_{name}": value for name, value in looked_up.aux.items()}
         if config.feed_forward is not None:
-            real = None if inputs.mask.segments is None else inputs.mask.segments != 0
             feed_forward = self.feed_forward(config.feed_forward)
             read = self.before("feed_forward_norm", x)
+            real = None if inputs.mask.segments is None else inputs.mask.segments != 0
             fed = feed_forward(read, fold(rngs, 2), real=real, outputs=inputs.outputs)
             x = self.after("feed_forward_norm", x, fed.y, fold(rngs, 3))
             aux = aux | fed.aux

@@ -105,7 +105,7 @@ class Attention(Mixer):
             soft_cap=config.soft_cap,
             softmax_dtype=shared.precision.softmax,
             rate=config.dropout,
-            keys=fold(inputs.dropout_rngs, 0),
+            dropout_rngs=fold(inputs.dropout_rngs, 0),
         )
         sinks = sink_scores(self, config.heads, shared) if config.sinks else None
         how: Any = dict(form=config.form, hardware=shared.hardware, constrain=shared.constrain)

@@ -78,7 +78,7 @@ def attend(
         capped=scoring.capped,
         relative=scoring.relative is not None,
         sinks=sinks is not None,
-        dropout=bool(scoring.rate) and scoring.keys is not None,
+        dropout=bool(scoring.rate) and scoring.dropout_rngs is not None,
         weights="weights" in outputs,
         parts=_parts(constrain, q.shape[1]),
         meshed=constrain.mesh is not None,

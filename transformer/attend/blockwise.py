@@ -122,7 +122,7 @@ def _given(
     tile = q[:, : tiling.rows].astype(dtype), k[:, : tiling.columns].astype(dtype), *example
     pure, captured = jax.closure_convert(scores, *tile)
     how = How(pure, tiling, scoring.rate, scoring.softmax_dtype, operands, looks_first)
-    return how, q, k, v, mask, scoring.keys, tuple(captured)
+    return how, q, k, v, mask, scoring.dropout_rngs, tuple(captured)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -132,10 +132,10 @@ def _blockwise(
     k: jax.Array,
     v: jax.Array,
     mask: Mask,
-    keys: jax.Array | None,
+    dropout_rngs: jax.Array | None,
     captured: tuple[Any, ...],
 ) -> Looked:
-    y, lse = _found(how, q, k, v, mask, keys, captured)
+    y, lse = _found(how, q, k, v, mask, dropout_rngs, captured)
     return Looked(y.astype(v.dtype), lse)
 
 
@@ -145,7 +145,7 @@ def _found(
     k: jax.Array,
     v: jax.Array,
     mask: Mask,
-    keys: jax.Array | None,
+    dropout_rngs: jax.Array | None,
     captured: tuple[Any, ...],
 ) -> Looked:  # y not rounded
     tiling = how.tiling
@@ -159,7 +159,9 @@ def _found(
 
         def look(column: Any, state: Any) -> Any:
             total, largest, y = state
-            tile = tile_of(how, q_block, k_blocks[column], mask, keys, captured, row, column)
+            tile = tile_of(
+                how, q_block, k_blocks[column], mask, dropout_rngs, captured, row, column
+            )
             scores = jnp.where(tile.seen, tile.scores, -jnp.inf)
             larger = jnp.maximum(largest, scores.max(-1))
             finite = jnp.where(jnp.isfinite(larger), larger, 0)
@@ -167,7 +169,7 @@ def _found(
             # of their weights.
             raised = round_to(jnp.exp(scores - finite[..., None]), how.operands)
             shrink = jnp.exp(largest - finite)
-            found = weighed(how, raised, v_blocks[column], tile.keys)
+            found = weighed(how, raised, v_blocks[column], tile.dropout_rngs)
             total = total * shrink + raised.sum(-1)
             return total, larger, y * shrink[..., None].astype(y.dtype) + found.astype(y.dtype)
 
@@ -190,20 +192,20 @@ def _found(
     return Looked(unblocked(y), jnp.moveaxis(lse, 0, 2).reshape(*lse.shape[1:3], -1))
 
 
-def _forward(how: How, q: Any, k: Any, v: Any, mask: Any, keys: Any, captured: Any) -> Any:
-    y, lse = _found(how, q, k, v, mask, keys, captured)
+def _forward(how: How, q: Any, k: Any, v: Any, mask: Any, dropout_rngs: Any, captured: Any) -> Any:
+    y, lse = _found(how, q, k, v, mask, dropout_rngs, captured)
     y, rest = split(y, v.dtype)
     out = Looked(y, lse)
     # Kept narrow, whatever they were given as: empty arrays remember that.
     like = tuple(jnp.zeros((0,), each.dtype) for each in (q, k, v))
     narrow = tuple(each.astype(how.operands) for each in (q, k, v))
-    return out, (*narrow, mask, keys, captured, out, rest, like)
+    return out, (*narrow, mask, dropout_rngs, captured, out, rest, like)
 
 
 def _backward(how: How, kept: Any, cotangent: Looked) -> Any:
-    q, k, v, mask, keys, captured, out, rest, like = kept
+    q, k, v, mask, dropout_rngs, captured, out, rest, like = kept
     shift = softmax_shift(out, rest, cotangent, how.operands)
-    given = q, k, v, mask, keys, captured
+    given = q, k, v, mask, dropout_rngs, captured
     found = _gradients(how, *given, lse=out.lse, dy=cotangent.y, shift=shift)
     dq, dk, dv = (each.astype(one.dtype) for each, one in zip(found[:3], like, strict=True))
     return dq, dk, dv, None, None, found[3]
@@ -215,7 +217,7 @@ def _gradients(
     k: jax.Array,
     v: jax.Array,
     mask: Mask,
-    keys: jax.Array | None,
+    dropout_rngs: jax.Array | None,
     captured: tuple[Any, ...],
     *,
     lse: jax.Array,
@@ -236,12 +238,20 @@ def _gradients(
         def look(row: Any, state: Any) -> Any:
             dq, d_captured, dk, dv = state
             tile = tile_of(
-                how, q_blocks[row], k_block, mask, keys, captured, row, column, backward=True
+                how,
+                q_blocks[row],
+                k_block,
+                mask,
+                dropout_rngs,
+                captured,
+                row,
+                column,
+                backward=True,
             )
             raised = jnp.exp(tile.scores - lse[row][..., None])
             weights = jnp.where(tile.seen, raised, 0)
             given = weights, v_block.astype(dtype)
-            _, pull = jax.vjp(lambda w, x: weighed(how, w, x, tile.keys), *given)
+            _, pull = jax.vjp(lambda w, x: weighed(how, w, x, tile.dropout_rngs), *given)
             d_weights, dv_here = pull(dy_blocks[row].astype(dtype))
             d_scores = weights * (d_weights - shift[row][..., None])
             dq_here, dk_here, d_here = tile.pull(d_scores)

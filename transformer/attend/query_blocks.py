@@ -43,7 +43,7 @@ def attend_query_blocks(
             k[:, :end],
             v[:, :end],
             mask.block(start, end, length),
-            scoring._replace(keys=fold(scoring.keys, index)),
+            scoring._replace(dropout_rngs=fold(scoring.dropout_rngs, index)),
             sinks,
         )
         outputs.append(y)

@@ -33,7 +33,7 @@ def attend_reference(
         weights = jnp.where(seen.any(-1, keepdims=True), weights, 0)
     operands = scoring.operands_of(v)
     dtype = wide(operands, scoring.softmax_dtype)
-    dropped = dropout(weights, scoring.rate, scoring.keys)
+    dropped = dropout(weights, scoring.rate, scoring.dropout_rngs)
     y = averages(dropped.astype(dtype), v, operands, dtype)
     if scoring.relative is not None:
         y = y + scoring.relative.look_up(dropped.astype(dtype), *places, dtype)

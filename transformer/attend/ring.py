@@ -64,8 +64,8 @@ def attend_ring(
     assert isinstance(axis, str)  # a ring goes along one axis
     k, v = (for_each_part(each, constrain.parts("heads")) for each in (k, v))
     tokens = _Tokens(mask.places(q.shape[1], k.shape[1])[0], mask.segments)
-    ring = _Ring(axis, mesh.shape[axis], mask.pattern, scoring._replace(keys=None), block)
-    given = q, k, v, tokens, scoring.keys
+    ring = _Ring(axis, mesh.shape[axis], mask.pattern, scoring._replace(dropout_rngs=None), block)
+    given = q, k, v, tokens, scoring.dropout_rngs
     heads, rows = ("batch", "length", "heads", None), ("batch", "heads", "length")
     lay: Any = lambda x, names: constrain.spec(names[: x.ndim], x.shape)  # noqa: E731
     specs = (
@@ -73,7 +73,7 @@ def attend_ring(
         lay(k, heads),
         lay(v, heads),
         jax.tree.map(lambda x: lay(x, ("batch", "length")), tokens),
-        None if scoring.keys is None else lay(scoring.keys, ("batch",)),
+        None if scoring.dropout_rngs is None else lay(scoring.dropout_rngs, ("batch",)),
     )
     b, t, n, _ = q.shape
     out: Any = Looked(lay(q, heads), constrain.spec(rows, (b, n, t)))  # type: ignore[arg-type]
@@ -88,14 +88,14 @@ def _around(
     k: jax.Array,
     v: jax.Array,
     tokens: _Tokens,
-    keys: jax.Array | None,  # [b]
+    dropout_rngs: jax.Array | None,  # [b]
 ) -> Looked:
-    y, lse = _found(ring, q, k, v, tokens, keys)
+    y, lse = _found(ring, q, k, v, tokens, dropout_rngs)
     return Looked(y.astype(v.dtype), lse)
 
 
 def _found(
-    ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, tokens: _Tokens, keys: Any
+    ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, tokens: _Tokens, dropout_rngs: Any
 ) -> Looked:  # y not rounded
     b, t, n, _ = q.shape
     dtype = ring.scoring.softmax_dtype
@@ -104,7 +104,7 @@ def _found(
 
     def visit(state: Any, turn: jax.Array) -> Any:
         found, there = state
-        mask, scoring = _meeting(ring, tokens, there[2], keys, turn)
+        mask, scoring = _meeting(ring, tokens, there[2], dropout_rngs, turn)
         scoring, given = scoring.widened(q, *there[:2])
         here = attend_blockwise(*given, mask, scoring, block=ring.block, looks_first=True)
         found = merge([found, here])
@@ -116,14 +116,14 @@ def _found(
 
 
 def _meeting(
-    ring: _Ring, here: _Tokens, there: _Tokens, keys: jax.Array | None, turn: jax.Array
+    ring: _Ring, here: _Tokens, there: _Tokens, dropout_rngs: jax.Array | None, turn: jax.Array
 ) -> tuple[Mask, Scoring]:
     """The mask of these queries over those keys, and how they score."""
     mask = Mask(ring.pattern, positions=here.positions, segments=here.segments)
     mask = mask.over(there.positions, there.segments)
     place = jax.lax.axis_index(ring.axis)
-    keys = fold(fold(keys, place), turn)
-    return mask, ring.scoring._replace(keys=keys)
+    dropout_rngs = fold(fold(dropout_rngs, place), turn)
+    return mask, ring.scoring._replace(dropout_rngs=dropout_rngs)
 
 
 def _passed_on(ring: _Ring, things: Any) -> Any:
@@ -133,22 +133,22 @@ def _passed_on(ring: _Ring, things: Any) -> Any:
 
 
 def _forward(
-    ring: _Ring, q: Any, k: Any, v: Any, tokens: _Tokens, keys: Any
+    ring: _Ring, q: Any, k: Any, v: Any, tokens: _Tokens, dropout_rngs: Any
 ) -> tuple[Looked, tuple[Any, ...]]:
-    y, lse = _found(ring, q, k, v, tokens, keys)
+    y, lse = _found(ring, q, k, v, tokens, dropout_rngs)
     y, rest = split(y, v.dtype)
     out = Looked(y, lse)
-    return out, (q, k, v, tokens, keys, out, rest)
+    return out, (q, k, v, tokens, dropout_rngs, out, rest)
 
 
 def _backward(ring: _Ring, kept: Any, cotangent: Looked) -> Any:
-    q, k, v, tokens, keys, out, rest = kept
+    q, k, v, tokens, dropout_rngs, out, rest = kept
     dtype = wide(q.dtype, ring.scoring.softmax_dtype)
     shift = softmax_shift(out, rest, cotangent, q.dtype.name)
 
     def visit(state: Any, turn: jax.Array) -> Any:
         dq, there, sums = state
-        mask, scoring = _meeting(ring, tokens, there[2], keys, turn)
+        mask, scoring = _meeting(ring, tokens, there[2], dropout_rngs, turn)
         given = q, *there[:2], mask, scoring, out.lse, cotangent.y, shift
         dq_here, *here = blockwise_gradients(*given, block=ring.block, looks_first=True)
         sums = [each + more for each, more in zip(sums, here, strict=True)]

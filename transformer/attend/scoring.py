@@ -70,7 +70,7 @@ class Scoring(NamedTuple):
     operands: str = ""
     """Dtype of the operands of products, where queries, keys and values are given wider than that,
     for results and gradients that are not rounded yet (`widened`). Empty: theirs."""
-    keys: jax.Array | None = None  # [B] random keys of that dropout; None: none
+    dropout_rngs: jax.Array | None = None  # [B] random keys of that dropout; None: none
 
     @property
     def plain(self) -> bool:

@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 
     scores: jax.Array  # [B, N, rows, columns]
     seen: jax.Array  # [B or 1, 1, rows, columns]
-    keys: jax.Array | None  # [B] random keys
+    dropout_rngs: jax.Array | None  # [B] random keys
     pull: Any  # cotangent of scores -> those of q, k (not rounded) and what scores have captured
 
 
@@ -46,7 +46,7 @@ def tile_of(
     q: jax.Array,  # [B, N, rows, H]
     k: jax.Array,  # [B, K, columns, H]
     mask: Mask,
-    keys: jax.Array | None,
+    dropout_rngs: jax.Array | None,
     captured: tuple[Any, ...],
     row: Any,
     column: Any,
@@ -68,7 +68,7 @@ def tile_of(
     else:
         made = scores(q, k, captured)
     seen = dense(here, tiling.rows, tiling.columns)[:, None]
-    return Tile(made, seen, fold(fold(keys, row), column), pull)
+    return Tile(made, seen, fold(fold(dropout_rngs, row), column), pull)
 
 
 def where_seen(
@@ -86,8 +86,8 @@ def weighed(
     how: How,
     weights: jax.Array,  # [B, N, rows, columns]
     v: jax.Array,  # [B, K, columns, H]
-    keys: jax.Array | None,  # [B]
+    dropout_rngs: jax.Array | None,  # [B]
 ) -> jax.Array:  # [B, N, rows, H] not rounded
     """Sums of values under weights, some of which are dropped."""
-    dropped = dropout(weights, how.rate, keys).astype(how.sums)
+    dropped = dropout(weights, how.rate, dropout_rngs).astype(how.sums)
     return averages(dropped, v.swapaxes(1, 2), how.operands, how.sums).swapaxes(1, 2)

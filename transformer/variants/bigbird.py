@@ -62,7 +62,7 @@ class BigBird(Mixer):
             scale=1 / math.sqrt(q.shape[-1]),
             softmax_dtype=shared.precision.softmax,
             rate=config.dropout,
-            keys=fold(inputs.dropout_rngs, 0),
+            dropout_rngs=fold(inputs.dropout_rngs, 0),
         )
         if cache is not None:
             if not inputs.mask.pattern.causal:
@@ -75,7 +75,7 @@ class BigBird(Mixer):
         y = attend_chosen_blocks(q, k, v, inputs.mask, scoring, chosen, config.block).y
         index = self.global_rows(inputs.mask, length)
         if index.size:
-            again = scoring._replace(keys=fold(inputs.dropout_rngs, 1))
+            again = scoring._replace(dropout_rngs=fold(inputs.dropout_rngs, 1))
             rows = look_rows(take_rows(q, index), k, v, inputs.mask, again, index)
             y = put_rows(y, rows, index)
         return MixerOutput(join(self, y, config, shared), None, {})

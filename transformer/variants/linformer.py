@@ -80,7 +80,7 @@ class Linformer(Mixer):
             scale=1 / math.sqrt(q.shape[-1]),
             softmax_dtype=shared.precision.softmax,
             rate=config.dropout,
-            keys=fold(inputs.dropout_rngs, 0),
+            dropout_rngs=fold(inputs.dropout_rngs, 0),
         )
         theirs = Mask()
         if slots.segments is not None:

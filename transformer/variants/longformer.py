@@ -83,7 +83,7 @@ class Longformer(Mixer):
             scale=1 / math.sqrt(own.q.shape[-1]),
             softmax_dtype=shared.precision.softmax,
             rate=config.dropout,
-            keys=inputs.dropout_rngs,
+            dropout_rngs=inputs.dropout_rngs,
         )
         if cache is not None:
             y, cache = decoded(self, x, inputs.positions, own, mask, scoring, cache)
@@ -97,7 +97,9 @@ class Longformer(Mixer):
                 project(self, x, inputs.positions, config, shared, "_global")
             y = near.y.astype(shared.precision.compute)
             return MixerOutput(join(self, y, config, shared), None, {})
-        far, last = (scoring._replace(keys=fold(inputs.dropout_rngs, part)) for part in (1, 2))
+        far, last = (
+            scoring._replace(dropout_rngs=fold(inputs.dropout_rngs, part)) for part in (1, 2)
+        )
         given = _Given(x, inputs.positions, own, near, mask, listed, far, last)
         if not packed:
             y = self.alone(given)
@@ -160,7 +162,7 @@ class Longformer(Mixer):
         segments: Any = mask.key_segments
         hidden = are_global(mask, listed)
         mask = mask.replace(key_segments=jnp.where(hidden, 0, segments))
-        again = scoring._replace(keys=fold(scoring.keys, 0))
+        again = scoring._replace(dropout_rngs=fold(scoring.dropout_rngs, 0))
         sizes = config.window, config.dilations, self.shared.hardware.tile
         return attend_dilated(*heads, mask, again, *sizes)
 
@@ -196,7 +198,7 @@ def _may_choose(mask: Mask, scoring: Scoring) -> bool:
     with dropout: the two ways drop different weights, and what is dropped follows from an example's
     key alone, not from what else is in the batch.
     """
-    drops = scoring.rate > 0 and scoring.keys is not None
+    drops = scoring.rate > 0 and scoring.dropout_rngs is not None
     return not mask.pattern.causal and not drops
 
 

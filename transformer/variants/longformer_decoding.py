@@ -89,7 +89,7 @@ def decoded(
     ring, seen = cache.near.write(own.k, own.v, here), cache.seen.write(own.k, own.v, here)
     if not first:
         return near.y.astype(own.v.dtype), cache.replace(near=ring, seen=seen)
-    far, last = (scoring._replace(keys=fold(scoring.keys, part)) for part in (1, 2))
+    far, last = (scoring._replace(dropout_rngs=fold(scoring.dropout_rngs, part)) for part in (1, 2))
     mask = Mask(mask.pattern, positions=here).over(jnp.arange(first)[None, :])
     far, wide = far.widened(own.q, seen.keys, seen.values)
     y = merge([near, attend_blockwise(*wide, mask, far)]).y.astype(own.v.dtype)
@@ -126,7 +126,7 @@ def _near(
         segments=jnp.ones_like(here) if mask.segments is None else mask.segments,
         key_segments=jnp.where(hidden, 0, there),
     )
-    again = scoring._replace(keys=fold(scoring.keys, 0))
+    again = scoring._replace(dropout_rngs=fold(scoring.dropout_rngs, 0))
     sizes = config.window, config.dilations, mixer.shared.hardware.tile
     again, (q, k, v) = again.widened(q, k, v)
     looked = attend_dilated(q, k, v, mask, again, *sizes)

@@ -89,7 +89,7 @@ class Primer(Mixer):
             **related._asdict(),
             softmax_dtype=shared.precision.softmax,
             rate=config.dropout,
-            keys=fold(inputs.dropout_rngs, 0),
+            dropout_rngs=fold(inputs.dropout_rngs, 0),
         )
         how: Any = dict(
             hardware=shared.hardware, constrain=shared.constrain, outputs=inputs.outputs

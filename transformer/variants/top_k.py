@@ -100,13 +100,13 @@ class TopK(Mixer):
         return Heads(q, k, v), None if cache is None else cache.write(k, v)
 
     @nn.nowrap
-    def scoring(self, width: int, keys: jax.Array | None = None) -> Scoring:
+    def scoring(self, width: int, dropout_rngs: jax.Array | None = None) -> Scoring:
         config = self.config
         return Scoring(
             scale=1 / math.sqrt(width),
             softmax_dtype=self.shared.precision.softmax,
             rate=config.dropout,
-            keys=keys,
+            dropout_rngs=dropout_rngs,
         )
 
     @nn.nowrap

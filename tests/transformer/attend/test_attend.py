@@ -270,12 +270,12 @@ def test_dropped_weights_keep_their_mean() -> None:
     alike = np.zeros_like(arrays[0])  # every weight is 1/997
     given: dict[str, Any] = dict(hardware=Hardware(), scale=1.0, rate=0.5)
     ones = np.ones_like(arrays[2])
-    y = attend(alike, *arrays[1:2], ones, mask, keys=keys, **given).y
+    y = attend(alike, *arrays[1:2], ones, mask, dropout_rngs=keys, **given).y
     kept = np.asarray(y)[..., 0] * 997 / 2
     # So many of 997 were kept, each with twice its weight.
     assert_close(kept, np.round(kept), 1e-4)
     assert 0.4 < (kept / 997).min() < (kept / 997).max() < 0.6
-    whole = attend(alike, *arrays[1:2], ones, mask, keys=None, **given).y
+    whole = attend(alike, *arrays[1:2], ones, mask, dropout_rngs=None, **given).y
     assert_close(whole, np.ones_like(whole))
 
 

@@ -202,7 +202,7 @@ def test_dropped_weights_are_dropped_again_in_the_backward_pass() -> None:
     """The gradient is that of the function: it is what finite differences find."""
     q, k, v = inputs(19, 23)
     keys = jax.random.split(jax.random.key(0), B)
-    scoring = Scoring(0.3, rate=0.5, keys=keys)
+    scoring = Scoring(0.3, rate=0.5, dropout_rngs=keys)
     chosen = normal(5, B, 19, N, VALUES)
 
     @jax.jit

@@ -98,7 +98,7 @@ def test_weights_are_dropped_alike_forward_and_backward() -> None:
     """The layer is linear in the values: its derivative along them is itself."""
     constrain = constrain_to(make_mesh(MeshConfig(data=2, context=4)))
     q, k, v = inputs(N)
-    scoring = Scoring(0.3, rate=0.5, keys=jax.random.split(jax.random.key(0), B))
+    scoring = Scoring(0.3, rate=0.5, dropout_rngs=jax.random.split(jax.random.key(0), B))
     look = functools.partial(attend_ring, mask=mask_of(CAUSAL, False), scoring=scoring, block=8)
     total = lambda v: jnp.sum(look(q, k, v, constrain=constrain).y ** 2)  # noqa: E731
     value, gradient = jax.jit(jax.value_and_grad(total))(v)

@@ -67,7 +67,7 @@ def attend_chosen_blocks(
     columns = Marks(*(cut(each, block) for each in columns))
     operands = scoring.operands_of(q)
     how = _How(mask.pattern, scoring.scale, scoring.softmax_dtype, scoring.rate, operands)
-    y, lse = _chosen(how, k, v, given, columns, scoring.keys)
+    y, lse = _chosen(how, k, v, given, columns, scoring.dropout_rngs)
     y = jnp.moveaxis(y, 0, 2).reshape(*q.shape[:1], q.shape[2], -1, v.shape[-1])
     lse = jnp.moveaxis(lse, 0, 2).reshape(*y.shape[:3])
     return Looked(y[:, :, :queries].swapaxes(1, 2), lse[:, :, :queries])
@@ -94,14 +94,14 @@ def _look(
     k: jax.Array,  # [B, N, group, m block, H]
     v: jax.Array,  # [B, N, group, m block, H of values]
     seen: jax.Array,  # [B or 1, N or 1, group, block, m block]
-    keys: jax.Array | None,  # [B]
+    dropout_rngs: jax.Array | None,  # [B]
 ) -> tuple[jax.Array, jax.Array]:  # [B, N, group, block, H of values], [B, N, group, block]
     """Softmax attention, and the logarithm of the softmax's sum."""
     scores = contract("...TH,...SH->...TS", q, k, how.operands, how.sums)
     # Weights are divided by their sum before they meet the values: divided after, the gradients of
     # the two would not cancel, as one is rounded on its way through the product.
     weights, lse = softmax_where(scores.astype(how.softmax_dtype) * how.scale, seen)
-    dropped = dropout(weights, how.rate, keys).astype(how.sums)
+    dropped = dropout(weights, how.rate, dropout_rngs).astype(how.sums)
     return contract("...TS,...SH->...TH", dropped, v, how.operands, how.sums), lse
 
 
@@ -112,10 +112,10 @@ def _chosen(
     v: jax.Array,  # [B, K, blocks, block, H of values]
     steps: Step,
     columns: Marks,
-    keys: jax.Array | None,
+    dropout_rngs: jax.Array | None,
 ) -> Any:
     def one(step: Step) -> Any:
-        seen, here = shown(how.pattern, step, columns), fold(keys, step.number)
+        seen, here = shown(how.pattern, step, columns), fold(dropout_rngs, step.number)
         y, lse = _look(how, step.q, gathered(k, step), gathered(v, step), seen, here)
         return y.astype(v.dtype), lse
 
@@ -128,12 +128,12 @@ def _forward(how: _How, *given: Any) -> Any:
 
 def _backward(how: _How, given: Any, cotangents: Any) -> Any:
     """Each step again, its gradients added where its keys and values came from."""
-    k, v, steps, columns, keys = given
+    k, v, steps, columns, dropout_rngs = given
 
     def one(carry: Any, inputs: Any) -> Any:
         step, cotangent = inputs
-        seen, here = shown(how.pattern, step, columns), fold(keys, step.number)
-        look = functools.partial(_look, how, seen=seen, keys=here)
+        seen, here = shown(how.pattern, step, columns), fold(dropout_rngs, step.number)
+        look = functools.partial(_look, how, seen=seen, dropout_rngs=here)
         given = (step.q, gathered(k, step), gathered(v, step))
         _, pull = jax.vjp(look, *(each.astype(how.sums) for each in given))
         d_y, d_lse = cotangent

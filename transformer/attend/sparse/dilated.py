@@ -38,7 +38,7 @@ def attend_dilated(
     for dilation in sorted(set(dilations)):
         heads = np.flatnonzero(each == dilation)
         theirs = (q[:, :, heads], k[:, :, heads // group], v[:, :, heads // group])
-        again = scoring._replace(keys=fold(scoring.keys, dilation))
+        again = scoring._replace(dropout_rngs=fold(scoring.dropout_rngs, dilation))
         parts.append(_dilated(*theirs, mask, again, window, dilation, tile))
         order += list(heads)
     back = np.argsort(order)
@@ -82,9 +82,11 @@ def _dilated(
         cut = x.reshape(batch, dilation, *x.shape[1:]).swapaxes(1, 2)
         return cut.reshape(batch, -1, *x.shape[2:])[:, :length]
 
-    keys = scoring.keys
-    if keys is not None:
-        keys = jax.vmap(lambda key: jax.random.split(key, dilation))(keys).reshape(-1)
+    dropout_rngs = scoring.dropout_rngs
+    if dropout_rngs is not None:
+        dropout_rngs = jax.vmap(lambda key: jax.random.split(key, dilation))(dropout_rngs).reshape(
+            -1
+        )
     apart = Mask(
         pattern,
         positions=marks(mask.positions) // dilation,
@@ -92,6 +94,6 @@ def _dilated(
         key_segments=marks(mask.key_segments),
     )
     looked = attend_blockwise(
-        rows(q), rows(k), rows(v), apart, scoring._replace(keys=keys), block=block
+        rows(q), rows(k), rows(v), apart, scoring._replace(dropout_rngs=dropout_rngs), block=block
     )
     return Looked(back(looked.y), back(looked.lse.swapaxes(1, 2)).swapaxes(1, 2))

@@ -80,7 +80,7 @@ def to_packed(
     some = total > 0
     total = jnp.where(some, total, 1)
     weights = jnp.moveaxis(raised / total[None], 0, 1)
-    weights = jnp.moveaxis(dropout(weights, scoring.rate, scoring.keys), 1, 0)
+    weights = jnp.moveaxis(dropout(weights, scoring.rate, scoring.dropout_rngs), 1, 0)
 
     def add(y: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
         return y + share(*inputs), None
@@ -125,7 +125,7 @@ def with_packed_rows(
         alone = jax.lax.stop_gradient(scores)
         largest = jnp.full_like(alone, -jnp.inf).at[example, index].max(alone, mode="drop")
         raised = jnp.exp(scores - _finite(take_rows(largest, found.place)))
-        dropped = dropout(raised, scoring.rate, fold(scoring.keys, number))
+        dropped = dropout(raised, scoring.rate, fold(scoring.dropout_rngs, number))
         totals = total(raised)
         rows = total(dropped[..., None] * values[:, :, :, None])
         rows = rows / jnp.where(totals > 0, totals, 1)[..., None]

@@ -33,7 +33,9 @@ def attend_top_k(
 
     def one(row: jax.Array, q: jax.Array) -> jax.Array:
         weights = top_weights(q, k, tile_mask(given, tiling, row, 0), scoring, count)
-        return top_values(weights, v, scoring._replace(keys=fold(scoring.keys, row)))
+        return top_values(
+            weights, v, scoring._replace(dropout_rngs=fold(scoring.dropout_rngs, row))
+        )
 
     return map_queries(one, (q,), block=block).astype(dtype)
 
@@ -46,7 +48,7 @@ def top_values(
     """The average of the values under the weights, some of which are dropped."""
     operands = scoring.operands_of(v)
     sums = wide(operands, scoring.softmax_dtype)
-    dropped = dropout(weights, scoring.rate, scoring.keys).astype(sums)
+    dropped = dropout(weights, scoring.rate, scoring.dropout_rngs).astype(sums)
     return averages(dropped, v, operands, sums).astype(v.dtype)
 
 

@@ -122,7 +122,7 @@ def test_dropped_weights_are_dropped_again_in_the_backward_pass() -> None:
     """The result is linear in the values: a difference is the gradient's, but for rounding."""
     q, k, v = inputs(37, 37)
     table = chosen((1, N), 37, 37)
-    scoring = Scoring(0.3, rate=0.5, keys=jax.random.split(jax.random.key(0), B))
+    scoring = Scoring(0.3, rate=0.5, dropout_rngs=jax.random.split(jax.random.key(0), B))
 
     @jax.jit
     def total(v: Any) -> Any:

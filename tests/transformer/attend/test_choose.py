@@ -90,7 +90,7 @@ def with_pattern(case: Case, **fields: Any) -> Case:
 
 
 QUERY_BLOCKS = {
-    "attention weights are wanted": dataclasses.replace(CAUSAL, weights=True),
+    "attention weights are requested": dataclasses.replace(CAUSAL, weights=True),
     "it needs a causal mask over tokens in order": with_pattern(CAUSAL, causal=False),
     "a prefix is seen by earlier queries": with_pattern(CAUSAL, prefix=True),
     "3 queries are fewer than two blocks of 64": dataclasses.replace(CAUSAL, queries=3),

@@ -34,25 +34,25 @@ def heads(base: Experiment) -> dict[str, Experiment]:
 
 def documents(base: Experiment) -> dict[str, Experiment]:
     """Windows as one run of tokens, or documents in them kept apart."""
-    apart = dataclasses.replace(base.text, segments=True)
+    apart = dataclasses.replace(base.text_data, document_masking=True)
     return {"one stream": base, "documents apart": dataclasses.replace(base, data=apart)}
 
 
 def residual(base: Experiment) -> dict[str, Experiment]:
     """With and without what is added to f(x)."""
-    [block] = base.model.pattern
+    [block] = base.model.layer_pattern
     without = dataclasses.replace(block, residual=False)
     return {"with": base, "without": with_model(base, pattern=(without,))}
 
 
 def norms(base: Experiment) -> dict[str, Experiment]:
     """Where the norm stands, and which."""
-    [block] = base.model.pattern
+    [block] = base.model.layer_pattern
     rows = {}
     for placement in ("pre", "post", "sandwich"):
         for kind in ("rms", "layer"):
             norm = NormConfig(kind)
-            changed = dataclasses.replace(block, placement=placement, norm=norm)
+            changed = dataclasses.replace(block, norm_placement=placement, norm=norm)
             final = None if placement == "post" else norm
             rows[f"{placement}, {kind}"] = with_model(base, pattern=(changed,), final_norm=final)
     return rows
@@ -60,7 +60,7 @@ def norms(base: Experiment) -> dict[str, Experiment]:
 
 def feed_forward(base: Experiment) -> dict[str, Experiment]:
     """Activations, plain and gated, at nearly the same number of weights."""
-    [block] = base.model.pattern
+    [block] = base.model.layer_pattern
     rows = {}
     for gated in (False, True):
         for name in ("relu", "gelu", "silu", "squared_relu"):

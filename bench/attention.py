@@ -36,20 +36,20 @@ from transformer import (
     AttentionConfig,
     Initialization,
     Mask,
+    MaskPattern,
     MixerConfig,
-    Pattern,
     Precision,
 )
-from transformer.mixers import MixerInputs, mixer_type
-from transformer.shared import Shared
+from transformer.mixers import MixerInputs, mixer_class
+from transformer.shared import ModelContext
 from transformer.testing.trial import default_config
-from transformer.weights import is_weight
+from transformer.weights import is_boxed_weight
 
 FIRST_OF_SLOPE = 4096
 EXACT = {
-    "full, all scores at once": AttentionConfig(form="reference"),
-    "full, query blocks": AttentionConfig(form="query_blocks"),
-    "full, blockwise": AttentionConfig(form="blockwise"),
+    "full, all scores at once": AttentionConfig(backend="reference"),
+    "full, query blocks": AttentionConfig(backend="query_blocks"),
+    "full, blockwise": AttentionConfig(backend="blockwise"),
 }
 """Forms of full attention, beside `full` in the form that is picked."""
 
@@ -121,18 +121,18 @@ def programs(config: MixerConfig, options: Options, length: int) -> tuple[list[A
     """The step, and forward if wanted, ready to be called; and the step's memory in bytes."""
     width = options.heads * options.head_width
     precision = Precision(compute=options.compute)
-    shared = Shared(width, 2, precision, Initialization(), local_hardware())
-    mixer = mixer_type(config)(config, shared, parent=None)
+    shared = ModelContext(width, 2, precision, Initialization(), local_hardware())
+    mixer = mixer_class(config)(config, shared, parent=None)
     causal = mixer.abilities(config).causal
     positions = jnp.arange(length)[None, :]
     inputs = MixerInputs(
         positions,
-        Mask(Pattern(causal=causal), positions=positions),
+        Mask(MaskPattern(causal=causal), positions=positions),
         constants=mixer.constants(config, 0, width),
     )
     x = jax.random.normal(jax.random.key(0), (1, length, width), precision.compute)
     params = jax.jit(lambda key: mixer.init(key, x, inputs))(jax.random.key(1))
-    params = jax.tree.map(lambda leaf: leaf.value, params, is_leaf=is_weight)
+    params = jax.tree.map(lambda leaf: leaf.value, params, is_leaf=is_boxed_weight)
 
     def total(params: Any, x: jax.Array) -> jax.Array:
         output: Any = mixer.apply(params, x, inputs)

@@ -26,16 +26,16 @@ from rich.table import Table
 
 from train.data.conll import read_sentences
 from train.data.example_corpus import read_splits
-from train.data.parallel import Pair, read_pairs
-from train.data.parallel_config import ParallelDataConfig
-from train.data.tagged_config import TaggedDataConfig
+from train.data.parallel import SentencePair, read_pairs
+from train.data.parallel_config import BitextDataConfig
+from train.data.tagged_config import TokenLabelDataConfig
 from train.errors import UserError
 from train.experiment import Experiment
-from train.registry import find
+from train.registry import find_experiment
 from train.scores.bleu import sacre_bleu
 from train.tasks.classification import ClassificationTask
-from train.tasks.language import LanguageTask
-from train.tasks.masked import MaskedTask
+from train.tasks.language import LanguageModelTask
+from train.tasks.masked import MaskedLanguageModelTask
 
 Scores = dict[str, str]
 """A baseline's name and its score, as printed."""
@@ -228,7 +228,7 @@ class WordByWord:
 
 def classification(experiment: Experiment) -> Scores:
     """Score class guesses and naive Bayes by accuracy on the test split."""
-    corpus = ClassificationTask(experiment).prepare()
+    corpus = ClassificationTask(experiment).prepare_corpus()
     train, validation, test = (corpus.split(n) for n in ("train", "validation", "test"))
     commonest = np.bincount(train.targets).argmax()
     predictions = {"most frequent class": np.full(len(test.targets), commonest)}
@@ -250,7 +250,7 @@ def classification(experiment: Experiment) -> Scores:
 def tagging(experiment: Experiment) -> Scores:
     """Score the most frequent tag of each word by accuracy on the test split's words."""
     config = experiment.data
-    assert isinstance(config, TaggedDataConfig)
+    assert isinstance(config, TokenLabelDataConfig)
     splits = read_splits(config, lambda setting, path: read_sentences(config, setting, path))
     words = {
         name: [(word.text, word.tag) for sentence in sentences for word in sentence.words]
@@ -263,15 +263,15 @@ def tagging(experiment: Experiment) -> Scores:
 
 def language(experiment: Experiment) -> Scores:
     """Score Kneser-Ney models of some orders by loss on the split that RESULTS.md reports."""
-    task = LanguageTask(experiment)
-    corpus = task.prepare()
+    task = LanguageModelTask(experiment)
+    corpus = task.prepare_corpus()
     split = "test" if task.data.test_path else "validation"
     stream = corpus.split(split)
     scores = {}
     for order in ORDERS:
         model = KneserNey(corpus.split("train").tokens, corpus.tokenizer.vocab_size, order)
         loss = model.loss(stream.tokens)
-        bits = loss * stream.targets / stream.bytes / math.log(2)
+        bits = loss * stream.num_targets / stream.num_bytes / math.log(2)
         scores[f"Kneser-Ney, {order}-gram"] = (
             f"{split} loss {loss:.3f}, perplexity {math.exp(loss):.1f}, {bits:.3f} bits per byte"
         )
@@ -280,7 +280,7 @@ def language(experiment: Experiment) -> Scores:
 
 def masked(experiment: Experiment) -> Scores:
     """Score word frequencies and n-grams of the words before, over all validation tokens."""
-    corpus = MaskedTask(experiment).prepare()
+    corpus = MaskedLanguageModelTask(experiment).prepare_corpus()
     train, held_out = corpus.split("train").tokens, corpus.split("validation").tokens
     frequent = np.bincount(train).argmax()
     scores = {"most frequent word": f"accuracy {100 * np.mean(held_out[1:] == frequent):.1f}%"}
@@ -293,10 +293,10 @@ def masked(experiment: Experiment) -> Scores:
 def translation(experiment: Experiment) -> Scores:
     """Score copies and translations word by word by sacreBLEU, in lower case, on the test split."""
     config = experiment.data
-    assert isinstance(config, ParallelDataConfig)
+    assert isinstance(config, BitextDataConfig)
     splits = read_splits(config, lambda setting, path: read_pairs(config, setting, path))
     model = WordByWord((_words(pair.source), _words(pair.target)) for pair in splits["train"])
-    test: Sequence[Pair] = splits["test"]
+    test: Sequence[SentencePair] = splits["test"]
     references = [pair.target for pair in test]
     found = {
         "source copied": [pair.source for pair in test],
@@ -333,7 +333,7 @@ def main(tasks: tyro.conf.Positional[tuple[str, ...]] = tuple(TASKS)) -> None:
         raise UserError(f"task {unknown[0]}: has no baselines; give some of {', '.join(TASKS)}")
     table = Table("config", "baseline", "score")
     for task in tasks:
-        for baseline, score in TASKS[task](find(task)).items():
+        for baseline, score in TASKS[task](find_experiment(task)).items():
             table.add_row(task, baseline, score)
     Console(width=120).print(table)
 

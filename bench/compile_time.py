@@ -20,39 +20,39 @@ from rich.table import Table
 from train.engines import JitEngine
 from train.experiment import Experiment
 from train.hardware import local_hardware
-from train.registry import find
+from train.registry import find_experiment
 from train.sharding import make_mesh
-from transformer.stack import Loop
+from transformer.stack import LayerLoop
 
 
-def deepened(layers: int, loop: Loop) -> Experiment:
+def deepened(layers: int, loop: LayerLoop) -> Experiment:
     """`gpt2:xl` with so many layers, a batch of two windows."""
-    xl = find("gpt2:xl")
-    model = dataclasses.replace(xl.model, layers=layers, loop=loop)
-    return dataclasses.replace(xl, model=model, batch_size=2, accumulate=1)
+    xl = find_experiment("gpt2:xl")
+    model = dataclasses.replace(xl.model, num_layers=layers, layer_loop=loop)
+    return dataclasses.replace(xl, model=model, batch_size=2, grad_accum_steps=1)
 
 
 def compile_seconds(experiment: Experiment) -> float:
     """Seconds to trace, lower and compile the training step."""
     jax.clear_caches()
     engine = JitEngine(experiment, make_mesh(experiment.mesh), local_hardware())
-    shape = (experiment.batch_size, experiment.length)
+    shape = (experiment.batch_size, experiment.sequence_length)
     batch: Any = {
         "tokens": jax.ShapeDtypeStruct(shape, np.int32),
         "targets": jax.ShapeDtypeStruct(shape, np.int32),
         "weights": jax.ShapeDtypeStruct(shape, np.float32),
         "examples": jax.ShapeDtypeStruct(shape[:1], np.uint32),
     }
-    state = engine.shapes()
+    state = engine.abstract_state()
     start = time.perf_counter()
-    engine.lower(state, batch).compile()
+    engine.lower_step(state, batch).compile()
     return time.perf_counter() - start
 
 
 def main(layers: int = 48, against: int = 12, rounds: int = 3) -> None:
     """Prints seconds and their ratio to those of the scanned shallow model."""
     jax.config.update("jax_enable_compilation_cache", False)
-    cases: dict[tuple[int, Loop], list[float]] = {
+    cases: dict[tuple[int, LayerLoop], list[float]] = {
         (layers, "scan"): [],
         (against, "scan"): [],
         (against, "unroll"): [],

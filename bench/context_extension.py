@@ -16,38 +16,38 @@ from rich.table import Table
 from bench.small_runs import LENGTH, losses_by_position, small, trained, with_mixer
 from train.experiment import Experiment
 from train.schedules import ScheduleConfig
-from transformer import Rotary
+from transformer import RoPE
 from transformer.positions import (
     LinearScaling,
     Llama3Scaling,
     NoScaling,
     NTKScaling,
-    Scaling,
+    RopeScaling,
     YaRNScaling,
 )
 
 FACTORS = (2, 4, 8)
 
 
-def rules(factor: float) -> dict[str, Scaling]:
+def rules(factor: float) -> dict[str, RopeScaling]:
     """Every rule, for a context so many times longer."""
     return {
         "none": NoScaling(),
         "linear": LinearScaling(factor),
         "NTK-aware": NTKScaling(factor),
-        "YaRN": YaRNScaling(factor, length=LENGTH, fast=8.0),
-        "Llama 3": Llama3Scaling(factor, length=LENGTH),
+        "YaRN": YaRNScaling(factor, original_max_length=LENGTH, beta_fast=8.0),
+        "Llama 3": Llama3Scaling(factor, original_max_length=LENGTH),
     }
 
 
-def stretched(experiment: Experiment, scaling: Scaling, factor: int, tuning: int) -> Experiment:
+def stretched(experiment: Experiment, scaling: RopeScaling, factor: int, tuning: int) -> Experiment:
     """The experiment at a longer length, with as many tokens a step, at a fifth of its rate."""
-    pattern = with_mixer(experiment.model, position=Rotary(scaling=scaling))
+    pattern = with_mixer(experiment.model, position=RoPE(scaling=scaling))
     return dataclasses.replace(
         experiment,
-        model=dataclasses.replace(experiment.model, pattern=pattern),
-        data=dataclasses.replace(experiment.text, sequence_length=LENGTH * factor),
-        schedule=ScheduleConfig("linear", learning_rate=8e-4, warmup=5, final=0.0),
+        model=dataclasses.replace(experiment.model, layer_pattern=pattern),
+        data=dataclasses.replace(experiment.text_data, sequence_length=LENGTH * factor),
+        schedule=ScheduleConfig("linear", learning_rate=8e-4, warmup_steps=5, min_lr_ratio=0.0),
         batch_size=max(1, experiment.batch_size // factor),
         steps=tuning,
         seed=1,

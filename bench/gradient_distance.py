@@ -31,17 +31,17 @@ from transformer import (
     Initialization,
     LSTMConfig,
     Mask,
-    Pattern,
+    MaskPattern,
     Precision,
 )
-from transformer.shared import Shared
+from transformer.shared import ModelContext
 from transformer.stack import Stack
 
 WIDTH, ROWS, LENGTH, LAYERS = 64, 8, 256, 4
 DISTANCES = (0, 1, 4, 16, 64, 255)
 
 _BARE = BlockConfig(mixer=ElmanConfig(), feed_forward=None, norm=None, residual=False)
-_TRANSFORMER = BlockConfig(mixer=AttentionConfig(heads=4))
+_TRANSFORMER = BlockConfig(mixer=AttentionConfig(num_heads=4))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,14 +67,14 @@ def gradient_norms(
 ) -> np.ndarray:  # [T] by distance from the last token
     """The root mean square, over rows, of the norm of each token's gradient."""
     start = Initialization(std=0.0, depth_scaled=False)
-    shared = Shared(WIDTH, row.layers, Precision(), start, Hardware())
+    shared = ModelContext(WIDTH, row.layers, Precision(), start, Hardware())
     stack = Stack((row.block,), shared, "scan")
     for_weights, for_inputs, for_result = jax.random.split(jax.random.key(seed), 3)
     x = jax.random.normal(for_inputs, (rows, length, WIDTH))
     direction = jax.random.normal(for_result, (WIDTH,)) / WIDTH**0.5
     positions = jnp.arange(length)[None, :]
     given: dict[str, Any] = dict(
-        positions=positions, mask=Mask(Pattern(causal=True), positions=positions)
+        positions=positions, mask=Mask(MaskPattern(causal=True), positions=positions)
     )
     params = meta.unbox(jax.jit(lambda key: stack.init(key, x, **given))(for_weights))
     params = jax.tree_util.tree_map_with_path(

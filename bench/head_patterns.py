@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 import train
-from train.data import evaluation_batches
+from train.data import make_text_evaluation_batches
 from train.run import Run
-from train.tasks.language import LanguageTask
+from train.tasks.language import LanguageModelTask
 
 WEIGHTS = frozenset({"weights"})
 
@@ -46,13 +46,13 @@ def distances(
 
 def patterns(run: Run, params: Any, windows: int) -> tuple[np.ndarray, np.ndarray]:
     """Reaches [L, N] and distances [L] over held-out windows."""
-    corpus = LanguageTask(run.experiment).prepare()
-    batches = evaluation_batches(
+    corpus = LanguageModelTask(run.experiment).prepare_corpus()
+    batches = make_text_evaluation_batches(
         corpus.split("validation"),
         batch_size=1,
-        sequence_length=run.experiment.length,
-        segments=False,
-        limit=windows,
+        sequence_length=run.experiment.sequence_length,
+        document_masking=False,
+        max_batches=windows,
     )
 
     @jax.jit
@@ -61,7 +61,7 @@ def patterns(run: Run, params: Any, windows: int) -> tuple[np.ndarray, np.ndarra
         weights = jnp.concatenate([each["weights"] for each in output.aux])
         return reaches(weights), distances(weights)
 
-    found = [one(params, batches.host(n, 0, 1)["tokens"]) for n in range(len(batches))]
+    found = [one(params, batches.host_batch(n, 0, 1)["tokens"]) for n in range(len(batches))]
     reach, apart = (np.mean(jax.device_get(each), axis=0) for each in zip(*found, strict=True))
     return reach, apart
 
@@ -74,7 +74,7 @@ def main(workdir: tyro.conf.Positional[str], windows: int = 32) -> None:
       windows: Held-out windows to look at.
     """
     run = train.load(workdir)
-    first = jax.jit(run.model.initial)(jax.random.key(run.experiment.seed))
+    first = jax.jit(run.model.init_params)(jax.random.key(run.experiment.seed))
     table = Table("layer", "apart", "apart at first", "tokens back, each head")
     reach, apart = patterns(run, run.params, windows)
     _, before = patterns(run, first, windows)

@@ -28,7 +28,7 @@ from rich.table import Table
 from bench.machine import machine
 from configs import byte_text, listops
 from train.data.example_corpus import ExampleCorpus
-from train.data.labelled import LabelledSplit
+from train.data.labelled import ClassificationSplit
 from train.engines import JitEngine, make_engine
 from train.experiment import Experiment
 from train.hardware import local_hardware
@@ -37,8 +37,12 @@ from train.tasks.classification import ClassificationTask
 Name = Literal["listops", "byte_text"]
 
 SMALL: dict[Name, dict[str, Experiment]] = {
-    "listops": {name: listops.EXPERIMENTS[name] for name in listops.mixers(listops.SMALL)},
-    "byte_text": {name: byte_text.EXPERIMENTS[name] for name in listops.mixers(listops.SMALL)},
+    "listops": {
+        name: listops.EXPERIMENTS[name] for name in listops.attention_variants(listops.SMALL)
+    },
+    "byte_text": {
+        name: byte_text.EXPERIMENTS[name] for name in listops.attention_variants(listops.SMALL)
+    },
 }
 
 PUBLISHED: dict[str, tuple[float, float]] = {
@@ -83,29 +87,29 @@ class Outcome:
     """Bytes of a training step beside arguments and results."""
 
 
-def trained(experiment: Experiment, corpus: ExampleCorpus[LabelledSplit]) -> Outcome:
+def trained(experiment: Experiment, corpus: ExampleCorpus[ClassificationSplit]) -> Outcome:
     """Trains from the seed, and judges by the test split."""
-    task = ClassificationTask(ClassificationTask(experiment).resolved(corpus))
+    task = ClassificationTask(ClassificationTask(experiment).resolve_experiment(corpus))
     engine = make_engine(task.experiment, local_hardware())
     assert isinstance(engine, JitEngine)
-    batches, state = task.batches(corpus), engine.init()
-    rows = engine.put(batches.host(0, 0, 1))
+    batches, state = task.training_batches(corpus), engine.init()
+    rows = engine.put_batch(batches.host_batch(0, 0, 1))
     # All batches are of one shape, so there is one program: it tells its memory, and is run.
-    step = engine.lower(state, rows).compile()
+    step = engine.lower_step(state, rows).compile()
     memory: Any = step.memory_analysis()
     start = time.perf_counter()
     for cursor in range(experiment.steps):
-        state, metrics = step(state, engine.put(batches.host(cursor, 0, 1)))
+        state, metrics = step(state, engine.put_batch(batches.host_batch(cursor, 0, 1)))
         if cursor == 0:
             jax.block_until_ready(metrics)
             start = time.perf_counter()
     jax.block_until_ready(state.params)
     speed = (experiment.steps - 1) / (time.perf_counter() - start)
-    found = task.evaluate(engine, state.params, corpus, "test", whole=True)
+    found = task.evaluate(engine, state.params, corpus, "test", full_split=True)
     return Outcome(100 * found["accuracy"], found["loss"], speed, int(memory.temp_size_in_bytes))
 
 
-def guesses(corpus: ExampleCorpus[LabelledSplit]) -> dict[str, float]:
+def guesses(corpus: ExampleCorpus[ClassificationSplit]) -> dict[str, float]:
     """Percent of the test split that the commonest classes of training get right."""
     train, test = corpus.split("train"), corpus.split("test")
     counts = np.zeros((corpus.tokenizer.vocab_size, len(corpus.labels)), int)
@@ -117,9 +121,9 @@ def guesses(corpus: ExampleCorpus[LabelledSplit]) -> dict[str, float]:
     return {name: 100 * float(np.mean(test.targets == each)) for name, each in answers.items()}
 
 
-def first_tokens(split: LabelledSplit) -> np.ndarray:  # [n]
+def first_tokens(split: ClassificationSplit) -> np.ndarray:  # [n]
     """Of each text: what follows the token that stands for the whole."""
-    return split.tokens.flat[split.tokens.starts[:-1] + 1]
+    return split.tokens.values[split.tokens.offsets[:-1] + 1]
 
 
 def table(options: Options, outcomes: dict[str, Outcome], guessed: dict[str, float]) -> Table:
@@ -156,7 +160,7 @@ def main(options: Options) -> None:
     experiments: Sequence[tuple[str, Experiment]] = list(chosen(options).items())
     console = Console()
     console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
-    corpus = ClassificationTask(experiments[0][1]).prepare()
+    corpus = ClassificationTask(experiments[0][1]).prepare_corpus()
     outcomes: dict[str, Outcome] = {}
     for name, experiment in experiments:
         outcomes[name] = trained(experiment, corpus)

@@ -33,13 +33,13 @@ from transformer import (
     Initialization,
     LSTMConfig,
     Mask,
-    Pattern,
+    MaskPattern,
     Precision,
 )
 from transformer.block import Block
 from transformer.compat import jaxprs_in_params
 from transformer.mixers import MixerInputs
-from transformer.shared import Shared
+from transformer.shared import ModelContext
 
 TAPS, HEADS = 5, 8
 
@@ -65,7 +65,7 @@ def _alone(mixer: Any) -> BlockConfig:
     return BlockConfig(mixer=mixer, feed_forward=None, norm=None, residual=False)
 
 
-_ATTENTION = AttentionConfig(heads=HEADS, form="reference", bias=False)
+_ATTENTION = AttentionConfig(num_heads=HEADS, backend="reference", bias=False)
 _MLP = FeedForwardConfig(bias=False)
 
 KINDS = {
@@ -88,7 +88,7 @@ KINDS = {
         cheaper=lambda d: 2 * d,
     ),
     "convolution": Kind(
-        _alone(ConvolutionConfig(taps=TAPS)),
+        _alone(ConvolutionConfig(kernel_size=TAPS)),
         "2 k n d²",
         lambda n, d: 2 * TAPS * n * d**2,
         steps="1",
@@ -130,9 +130,9 @@ def traced_operations(
     length: int,  # n
 ) -> int:
     """Operations of all products of matrices in the program for one sequence."""
-    shared = Shared(width, 1, Precision(), Initialization(), Hardware())
+    shared = ModelContext(width, 1, Precision(), Initialization(), Hardware())
     module, x = Block(block, shared, parent=None), jnp.zeros((1, length, width))
-    inputs = MixerInputs(jnp.arange(length)[None, :], Mask(Pattern(causal=True)))
+    inputs = MixerInputs(jnp.arange(length)[None, :], Mask(MaskPattern(causal=True)))
     params = jax.eval_shape(lambda: module.init(jax.random.key(0), x, inputs))
 
     def run(params: Any) -> Any:

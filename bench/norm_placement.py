@@ -30,44 +30,46 @@ from transformer import (
     SinusoidalPositions,
     TransformerConfig,
 )
-from transformer.block import Placement
+from transformer.block import NormPlacement
 
 WIDTH, WORDS, ROWS, LENGTH = 64, 128, 8, 32
 DEPTHS = (6, 12, 24, 48)
-PLACEMENTS: tuple[Placement, ...] = ("post", "pre")
+PLACEMENTS: tuple[NormPlacement, ...] = ("post", "pre")
 SIDES = {"decoder": "-", "encoder": ":"}
 """The two stacks, and how they are drawn."""
 
 
-def block(placement: Placement, cross: AttentionConfig | None) -> BlockConfig:
+def block(placement: NormPlacement, cross: AttentionConfig | None) -> BlockConfig:
     """A layer of the decoder, or without `cross` one of the encoder."""
     return BlockConfig(
-        mixer=AttentionConfig(heads=4),
-        cross=cross,
+        mixer=AttentionConfig(num_heads=4),
+        cross_attention=cross,
         feed_forward=FeedForwardConfig(activation="relu"),
-        placement=placement,
+        norm_placement=placement,
     )
 
 
-def model(placement: Placement, layers: int) -> EncoderDecoder:
+def model(placement: NormPlacement, layers: int) -> EncoderDecoder:
     """The transformer of 2017 but for its size, or the same with pre-norm."""
     last = None if placement == "post" else NormConfig()
     config = TransformerConfig(
         vocab_size=WORDS,
-        width=WIDTH,
-        layers=layers,
-        pattern=(block(placement, AttentionConfig(heads=4)),),
-        position=SinusoidalPositions(),
-        embedding_scale=True,
+        d_model=WIDTH,
+        num_layers=layers,
+        layer_pattern=(block(placement, AttentionConfig(num_heads=4)),),
+        position_embedding=SinusoidalPositions(),
+        scale_embeddings=True,
         encoder=EncoderConfig(layers, (block(placement, None),), last),
         final_norm=last,
         initialization=Initialization(std=0, embedding_std=WIDTH**-0.5, depth_scaled=False),
-        loop="scan",
+        layer_loop="scan",
     )
     return EncoderDecoder(config)
 
 
-def gradient_norms(placement: Placement, layers: int) -> dict[str, np.ndarray]:  # [L] of each side
+def gradient_norms(
+    placement: NormPlacement, layers: int
+) -> dict[str, np.ndarray]:  # [L] of each side
     """The norm of the loss's gradient in the weights of each layer, first to last."""
     stacks = model(placement, layers)
     random = np.random.default_rng(0)
@@ -81,7 +83,7 @@ def gradient_norms(placement: Placement, layers: int) -> dict[str, np.ndarray]: 
         return -jnp.mean(jnp.take_along_axis(chances, target[:, 1:, None], axis=-1))
 
     key = jax.random.key(0, impl="unsafe_rbg")  # compiles in a fifth of the time
-    gradients = jax.jit(jax.grad(loss))(jax.jit(stacks.initial)(key))
+    gradients = jax.jit(jax.grad(loss))(jax.jit(stacks.init_params)(key))
     return {side: by_layer(gradients[side]["layers"]["place_0"]) for side in SIDES}
 
 

@@ -10,9 +10,9 @@ from transformer import (
     LongformerConfig,
     MixerConfig,
     ReformerConfig,
-    RoutingConfig,
+    RoutingAttentionConfig,
     SlidingWindowConfig,
-    SparseConfig,
+    SparseTransformerConfig,
     TopKConfig,
 )
 
@@ -39,17 +39,17 @@ class Panel:
 
 def panels() -> list[Panel]:
     """Every pattern, with sizes at which it can be seen."""
-    window = LongformerConfig(window=4, global_tokens=0, **ONE)
+    window = LongformerConfig(one_sided_window=4, num_global_tokens=0, **ONE)
     dilated = dataclasses.replace(window, dilations=(3,))
-    globals_too = dataclasses.replace(window, global_tokens=2)
-    bigbird = BigBirdConfig(block=4, random_blocks=2, span=LENGTH, **ONE)
-    first = dataclasses.replace(bigbird, random_blocks=0)
-    blocks = dataclasses.replace(first, global_blocks=0, last_is_global=False)
-    strided = SparseConfig(stride=8, **ONE)
-    fixed = dataclasses.replace(strided, pattern="fixed", summary=2)
-    routing = RoutingConfig(clusters=6, window=8, **ONE)
+    globals_too = dataclasses.replace(window, num_global_tokens=2)
+    bigbird = BigBirdConfig(block_size=4, num_random_blocks=2, random_block_span=LENGTH, **ONE)
+    first = dataclasses.replace(bigbird, num_random_blocks=0)
+    blocks = dataclasses.replace(first, num_global_blocks=0, last_block_is_global=False)
+    strided = SparseTransformerConfig(stride=8, **ONE)
+    fixed = dataclasses.replace(strided, pattern="fixed", num_summary_tokens=2)
+    routing = RoutingAttentionConfig(num_clusters=6, window=8, **ONE)
     balanced = dataclasses.replace(routing, window=11, balanced=True)
-    hashed = ReformerConfig(buckets=8, rounds=2, window=6, **ONE)
+    hashed = ReformerConfig(num_buckets=8, num_hashes=2, window=6, **ONE)
     return [
         Panel("full", "full attention", {ALL: AttentionConfig(**ONE)}),
         Panel("sliding_window", "sliding window", {NEAR: SlidingWindowConfig(window=6, **ONE)}),
@@ -67,13 +67,13 @@ def panels() -> list[Panel]:
         Panel("bigbird", "random + window + global", {NEAR: blocks, FAR: first, RANDOM: bigbird}),
         Panel("sparse", "strided", {NEAR: local(strided), FAR: strided}),
         Panel("sparse", "fixed", {NEAR: local(fixed), FAR: fixed}),
-        Panel("top_k", "top-k", {CHOSEN: TopKConfig(chosen=8, **ONE)}),
+        Panel("top_k", "top-k", {CHOSEN: TopKConfig(keys_per_query=8, **ONE)}),
         Panel("reformer", "LSH, 2 rounds", {CHOSEN: hashed}),
         Panel("routing", "clusters, last members", {CHOSEN: routing}),
         Panel("routing", "k-means clusters, balanced", {CHOSEN: balanced}, can_be_causal=False),
     ]
 
 
-def local(config: SparseConfig) -> SparseConfig:
+def local(config: SparseTransformerConfig) -> SparseTransformerConfig:
     """Without the far part."""
-    return dataclasses.replace(config, factor="local")
+    return dataclasses.replace(config, factorization="local")

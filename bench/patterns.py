@@ -32,8 +32,8 @@ from bench.pattern_panels import (
     Panel,
     panels,
 )
-from transformer import Hardware, Mask, MixerConfig, Pattern
-from transformer.masks import dense
+from transformer import Hardware, Mask, MaskPattern, MixerConfig
+from transformer.masks import dense_mask
 from transformer.testing import make_trial
 from transformer.testing.select import projections
 from transformer.testing.trial import Trial
@@ -65,7 +65,7 @@ def mask_of(*, causal: bool, packed: bool) -> Mask:
     arrays: Any = dict(positions=np.concatenate([np.arange(size) for size in sizes])[None])
     if packed:
         arrays["segments"] = np.repeat(np.arange(len(sizes)) + 1, sizes)[None]
-    return Mask(Pattern(causal=causal), **arrays)
+    return Mask(MaskPattern(causal=causal), **arrays)
 
 
 @functools.cache
@@ -83,7 +83,7 @@ def seen(config: MixerConfig, *, causal: bool, packed: bool = False) -> np.ndarr
         return changed(trial, mask)
     inputs = trial.mixer_inputs(LENGTH, positions=np.asarray(mask.positions), mask=mask)
     chosen = mixer.select(projections(mixer, trial.params, text(), inputs), inputs)
-    return np.asarray(chosen)[0, 0] & np.asarray(dense(mask, LENGTH, LENGTH))[0]
+    return np.asarray(chosen)[0, 0] & np.asarray(dense_mask(mask, LENGTH, LENGTH))[0]
 
 
 def changed(trial: Trial, mask: Mask) -> np.ndarray:  # [T, S] booleans
@@ -102,7 +102,7 @@ def changed(trial: Trial, mask: Mask) -> np.ndarray:  # [T, S] booleans
 def reasons(panel: Panel, *, causal: bool) -> np.ndarray:  # [T, S] ints
     """The first part of the pattern that shows a key to a query."""
     mask = mask_of(causal=causal, packed=panel.packed)
-    found = np.where(np.asarray(dense(mask, LENGTH, LENGTH))[0], UNSEEN, HIDDEN)
+    found = np.where(np.asarray(dense_mask(mask, LENGTH, LENGTH))[0], UNSEEN, HIDDEN)
     for part, config in panel.parts.items():
         shown = seen(config, causal=causal, packed=panel.packed)
         found[(found == UNSEEN) & shown] = part

@@ -20,15 +20,17 @@ import tyro
 from matplotlib import pyplot
 
 from transformer import Mask
-from transformer.testing.select import softmax_attention
-from transformer.variants.features import FeatureKind, draw_directions, random_features
-from transformer.variants.kernel_attention import everywhere
+from transformer.testing.select import reference_softmax_attention
+from transformer.variants.features import FeatureMapKind, draw_random_vectors, make_feature_map
+from transformer.variants.kernel_attention import attend_bidirectional
 
 LENGTH, WIDTH, SEEDS = 512, 16, 15
 SIZES = (0.5, 1.0)
 """Standard deviations of the entries of queries and keys."""
 COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024)
-KINDS: tuple[FeatureKind, ...] = get_args(FeatureKind)[:2]  # ReLU features estimate no softmax
+KINDS: tuple[FeatureMapKind, ...] = get_args(FeatureMapKind)[
+    :2
+]  # ReLU features estimate no softmax
 
 
 def inputs(size: float) -> tuple[Any, Any, Any]:  # [1, T, 1, H] each
@@ -40,18 +42,20 @@ def inputs(size: float) -> tuple[Any, Any, Any]:  # [1, T, 1, H] each
 
 
 def errors(
-    kind: FeatureKind, orthogonal: bool, features: int, size: float
+    kind: FeatureMapKind, orthogonal: bool, features: int, size: float
 ) -> np.ndarray:  # [seeds]
     """Relative errors, one for each draw."""
     count = features // 2 if kind == "trigonometric" else features
-    drawn = [draw_directions(count, WIDTH, orthogonal=orthogonal, seed=(s,)) for s in range(SEEDS)]
+    drawn = [
+        draw_random_vectors(count, WIDTH, orthogonal=orthogonal, seed=(s,)) for s in range(SEEDS)
+    ]
     q, k, v = inputs(size)
 
     @jax.jit
     def attend(directions: Any) -> jax.Array:
-        return everywhere(q, k, v, random_features(kind, directions), Mask())
+        return attend_bidirectional(q, k, v, make_feature_map(kind, directions), Mask())
 
-    exact = softmax_attention(q, k, v, np.ones((1, 1, LENGTH, LENGTH), bool))
+    exact = reference_softmax_attention(q, k, v, np.ones((1, 1, LENGTH, LENGTH), bool))
     off = [np.asarray(attend(directions)) - exact for directions in drawn]
     return np.array([np.linalg.norm(each) for each in off]) / np.linalg.norm(exact)
 

@@ -23,26 +23,26 @@ from rich.table import Table
 
 from bench.small_runs import LENGTH, losses_by_position, small, trained, with_mixer
 from train.experiment import Experiment
-from transformer import LearnedPositions, NoPosition, Rotary, SinusoidalPositions
+from transformer import LearnedPositions, NoPosition, RoPE, SinusoidalPositions
 from transformer.positions import (
     ALiBi,
     AttentionPosition,
-    BucketedBias,
-    EmbeddingPosition,
+    PositionEmbedding,
     RelativePositions,
+    T5RelativeBias,
 )
 
 FACTORS = (1, 2, 4, 8)
 LONGEST = LENGTH * FACTORS[-1]
 
-KINDS: dict[str, tuple[EmbeddingPosition, AttentionPosition]] = {
+KINDS: dict[str, tuple[PositionEmbedding, AttentionPosition]] = {
     "none": (NoPosition(), NoPosition()),
     "learned": (LearnedPositions(LONGEST), NoPosition()),
     "sinusoidal": (SinusoidalPositions(), NoPosition()),
-    "relative (Shaw)": (NoPosition(), RelativePositions(clip=16)),
-    "buckets (T5)": (NoPosition(), BucketedBias(32, 128)),
+    "relative (Shaw)": (NoPosition(), RelativePositions(max_distance=16)),
+    "buckets (T5)": (NoPosition(), T5RelativeBias(32, 128)),
     "ALiBi": (NoPosition(), ALiBi()),
-    "rotary": (NoPosition(), Rotary()),
+    "rotary": (NoPosition(), RoPE()),
 }
 """The encoding added to the embeddings, and the one that attention applies."""
 
@@ -56,7 +56,7 @@ SMOOTHING = 32  # positions averaged for a point of the figure
 def with_positions(experiment: Experiment, kind: str) -> Experiment:
     """Return the experiment with a kind of position encoding, or the control."""
     if kind == CONTROL:
-        data = dataclasses.replace(experiment.text, sequence_length=LONGEST)
+        data = dataclasses.replace(experiment.text_data, sequence_length=LONGEST)
         # As many tokens a step as the other runs have.
         batch_size = experiment.batch_size // FACTORS[-1]
         experiment = dataclasses.replace(experiment, data=data, batch_size=batch_size)
@@ -64,12 +64,12 @@ def with_positions(experiment: Experiment, kind: str) -> Experiment:
     embedded, attended = KINDS[kind]
     model = experiment.model
     pattern = with_mixer(model, position=attended)
-    model = dataclasses.replace(model, pattern=pattern, position=embedded)
+    model = dataclasses.replace(model, layer_pattern=pattern, position_embedding=embedded)
     if isinstance(embedded, SinusoidalPositions):
         # The sinusoids have amplitude 1: embeddings of the usual size would vanish beside them.
         # As published, embeddings are scaled by sqrt(D).
-        start = dataclasses.replace(model.initialization, embedding_std=model.width**-0.5)
-        model = dataclasses.replace(model, embedding_scale=True, initialization=start)
+        start = dataclasses.replace(model.initialization, embedding_std=model.d_model**-0.5)
+        model = dataclasses.replace(model, scale_embeddings=True, initialization=start)
     return dataclasses.replace(experiment, model=model)
 
 

@@ -29,18 +29,18 @@ from rich.table import Table
 
 from bench.machine import machine
 from bench.small_runs import LENGTH, Trained, losses_by_position, small, trained, with_model
-from train.data import Corpus
+from train.data import TextCorpus
 from train.engines import JitEngine, make_engine
 from train.experiment import Experiment
 from train.hardware import local_hardware
 from train.loss_scale import LossScaleConfig
 from train.plan.chips import CHIPS
-from train.tasks.language import LanguageTask
+from train.tasks.language import LanguageModelTask
 from transformer.precision import POLICIES, DType, Precision
 
 MIB = 2**20
 Part = Literal["cost", "loss", "peaks"]
-UNSCALED = LossScaleConfig(initial=1.0, largest=1.0)
+UNSCALED = LossScaleConfig(init_scale=1.0, max_scale=1.0)
 SCALES = (1.0, 2.0**5, 2.0**10, 2.0**15, 2.0**20, 2.0**24)
 
 
@@ -65,12 +65,12 @@ class Measured:
 
 def in_precision(experiment: Experiment, name: str) -> Experiment:
     """Return the experiment under a named precision policy."""
-    return with_model(experiment, precision=Precision.named(name))
+    return with_model(experiment, precision=Precision.parse(name))
 
 
-def resolved(experiment: Experiment, corpus: Corpus) -> Experiment:
+def resolved(experiment: Experiment, corpus: TextCorpus) -> Experiment:
     """Return the experiment with the vocabulary of the corpus."""
-    return LanguageTask(experiment).resolved(corpus)
+    return LanguageModelTask(experiment).resolve_experiment(corpus)
 
 
 def tree_bytes(tree: Any) -> int:
@@ -78,7 +78,7 @@ def tree_bytes(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def measure(base: Experiment, corpus: Corpus, *, rounds: int, turn: int) -> dict[str, Measured]:
+def measure(base: Experiment, corpus: TextCorpus, *, rounds: int, turn: int) -> dict[str, Measured]:
     """Return memory and times of each policy's step; policies take turns of `turn` steps."""
     sides: dict[str, tuple[Any, Any, Any]] = {}
     found = {}
@@ -87,8 +87,10 @@ def measure(base: Experiment, corpus: Corpus, *, rounds: int, turn: int) -> dict
         engine = make_engine(experiment, local_hardware())
         assert isinstance(engine, JitEngine)
         state = engine.init()
-        rows = engine.put(LanguageTask(experiment).batches(corpus).host(0, 0, 1))
-        step = engine.lower(state, rows).compile()
+        rows = engine.put_batch(
+            LanguageModelTask(experiment).training_batches(corpus).host_batch(0, 0, 1)
+        )
+        step = engine.lower_step(state, rows).compile()
         memory: Any = step.memory_analysis()
         sizes = tree_bytes(state.params), tree_bytes(state.optimizer)
         found[name] = Measured(*sizes, int(memory.temp_size_in_bytes), [])
@@ -106,7 +108,7 @@ def measure(base: Experiment, corpus: Corpus, *, rounds: int, turn: int) -> dict
 
 
 def underflow(
-    experiment: Experiment, params: Any, corpus: Corpus, scales: Sequence[float]
+    experiment: Experiment, params: Any, corpus: TextCorpus, scales: Sequence[float]
 ) -> list[tuple[float, bool]]:
     """Return what float16 does to the gradients of one batch, for each loss scale.
 
@@ -126,15 +128,15 @@ def underflow(
 
 
 def _gradients(
-    experiment: Experiment, params: Any, corpus: Corpus, scales: Sequence[float]
+    experiment: Experiment, params: Any, corpus: TextCorpus, scales: Sequence[float]
 ) -> Iterator[list[np.ndarray]]:
     """Yield the leaves of the first batch's gradients, times each loss scale."""
     own = resolved(experiment, corpus)
     engine = make_engine(own, local_hardware())
     assert isinstance(engine, JitEngine)
     state = engine.init().replace(params=params)
-    rows = engine.put(LanguageTask(own).batches(corpus).host(0, 0, 1))
-    gradients = jax.jit(engine.train_step.gradients)
+    rows = engine.put_batch(LanguageModelTask(own).training_batches(corpus).host_batch(0, 0, 1))
+    gradients = jax.jit(engine.train_step.compute_gradients)
     for scale in scales:
         grads, _ = gradients(state, rows, np.float32(scale))
         yield [np.asarray(leaf) for leaf in jax.tree.leaves(grads)]
@@ -161,7 +163,9 @@ def peaks() -> Table:
     dtypes: tuple[DType, ...] = ("float32", "bfloat16", "float16")
     table = Table("chip", *dtypes, title="peak TFLOP/s of products, as makers state them")
     for chip in CHIPS.values():
-        table.add_row(chip.name, *(f"{chip.peak(dtype) / 1e12:,.0f}" for dtype in dtypes))
+        table.add_row(
+            chip.name, *(f"{chip.peak_flops_per_second(dtype) / 1e12:,.0f}" for dtype in dtypes)
+        )
     return table
 
 
@@ -180,7 +184,7 @@ def loss_table(base: Experiment, reference: Trained) -> Table:
     return table
 
 
-def underflow_table(base: Experiment, params: Any, corpus: Corpus) -> Table:
+def underflow_table(base: Experiment, params: Any, corpus: TextCorpus) -> Table:
     """Return the table of what float16 does to gradients."""
     table = Table("loss scale", "rounded to zero", "overflow", title="gradients in float16")
     found = underflow(base, params, corpus, SCALES)
@@ -206,7 +210,7 @@ def main(
     console = Console()
     console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
     base = small(steps)
-    corpus = LanguageTask(base).prepare()
+    corpus = LanguageModelTask(base).prepare_corpus()
     if "cost" in tables:
         found = measure(base, corpus, rounds=rounds, turn=turn)
         console.print(cost_table(found, "a training step"))

@@ -30,12 +30,12 @@ from transformer import (
 )
 from transformer.block import Block
 from transformer.mixers import MixerInputs
-from transformer.shared import Shared
+from transformer.shared import ModelContext
 
 WIDTH, LENGTH, SEEDS = 64, 32, 5
 
 ALONE = BlockConfig(
-    mixer=AttentionConfig(heads=4, bias=False), feed_forward=None, norm=None, residual=False
+    mixer=AttentionConfig(num_heads=4, bias=False), feed_forward=None, norm=None, residual=False
 )
 FED = dataclasses.replace(ALONE, feed_forward=FeedForwardConfig(activation="relu", bias=False))
 WHOLE = dataclasses.replace(FED, norm=NormConfig(), residual=True)
@@ -43,7 +43,7 @@ STACKS = {
     "attention alone": ALONE,
     "attention and feed-forward": FED,
     "attention and residuals": dataclasses.replace(ALONE, residual=True),
-    "whole layers, post-norm": dataclasses.replace(WHOLE, placement="post"),
+    "whole layers, post-norm": dataclasses.replace(WHOLE, norm_placement="post"),
     "whole layers, pre-norm": WHOLE,
 }
 
@@ -57,7 +57,7 @@ def differing(x: jax.Array) -> jax.Array:  # [B, T, D] -> [B]
 def shares(config: BlockConfig, layers: int) -> np.ndarray:  # [L + 1, examples]
     """Of random inputs, and of what each layer in turn makes of them. No layer is like another."""
     start = Initialization(std=0, depth_scaled=False)
-    block = Block(config, Shared(WIDTH, layers, Precision(), start, Hardware()), parent=None)
+    block = Block(config, ModelContext(WIDTH, layers, Precision(), start, Hardware()), parent=None)
     inputs = MixerInputs(jnp.arange(LENGTH)[None, :], Mask())
 
     @jax.jit

@@ -13,14 +13,14 @@ import numpy as np
 import tyro
 from matplotlib import pyplot
 
-from transformer.positions import sinusoid
+from transformer.positions import sinusoidal_embedding
 
 LENGTH, WIDTH = 128, 64
 
 
 def vectors() -> np.ndarray:  # [T, D]
     """Those of the first positions."""
-    return np.asarray(sinusoid(jnp.arange(LENGTH)[None], WIDTH))[0]
+    return np.asarray(sinusoidal_embedding(jnp.arange(LENGTH)[None], WIDTH))[0]
 
 
 def main(figure: Path = Path("docs/figures/sinusoids.png")) -> None:

@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from train.data import Corpus, evaluation_batches
+from train.data import TextCorpus, make_text_evaluation_batches
 from train.data.streams import TokenStream
-from train.data.windows import Batch
+from train.data.windows import HostBatch
 from train.engines import make_engine
 from train.experiment import Experiment
 from train.hardware import local_hardware
 from train.optimizers import Muon
-from train.registry import find
-from train.tasks.language import LanguageTask
+from train.registry import find_experiment
+from train.tasks.language import LanguageModelTask
 from transformer import BlockConfig, LanguageModel, TransformerConfig
 
 LENGTH = 128
@@ -28,8 +28,8 @@ TOKENS_AT_ONCE = 2048
 
 def small(steps: int, *, seed: int = 0) -> Experiment:
     """The quickstart, of so many steps, on windows of 128 tokens in which documents follow."""
-    base = find("quickstart")
-    data = dataclasses.replace(base.text, sequence_length=LENGTH, segments=False)
+    base = find_experiment("quickstart")
+    data = dataclasses.replace(base.text_data, sequence_length=LENGTH, document_masking=False)
     # Its optimizer stays what it was when the figures in `docs/claims.md` were measured.
     optimizer = Muon(beta2=0.95, weight_decay=0.05)
     return dataclasses.replace(base, data=data, optimizer=optimizer, steps=steps, seed=seed)
@@ -44,7 +44,7 @@ def with_mixer(model: TransformerConfig, **changes: Any) -> tuple[BlockConfig, .
     """The model's layers with other fields of their mixers."""
     return tuple(
         dataclasses.replace(block, mixer=dataclasses.replace(block.mixer, **changes))
-        for block in model.pattern
+        for block in model.layer_pattern
     )
 
 
@@ -54,25 +54,25 @@ class Trained:
 
     model: LanguageModel
     params: Any
-    corpus: Corpus
+    corpus: TextCorpus
     segments: bool
     """Whether documents that share a window are kept apart."""
 
 
 def trained(experiment: Experiment, params: Any = None) -> Trained:
     """Trains from the seed, or from parameters that another run has left."""
-    corpus = LanguageTask(experiment).prepare()
-    task = LanguageTask(LanguageTask(experiment).resolved(corpus))
+    corpus = LanguageModelTask(experiment).prepare_corpus()
+    task = LanguageModelTask(LanguageModelTask(experiment).resolve_experiment(corpus))
     experiment = task.experiment
     engine = make_engine(experiment, local_hardware())
     state = engine.init()
     if params is not None:
         state = state.replace(params=jax.tree.map(jnp.array, params))
-    batches = task.batches(corpus)
+    batches = task.training_batches(corpus)
     for cursor in range(experiment.steps):
-        state, _ = engine.step(state, engine.put(batches.host(cursor, 0, 1)))
+        state, _ = engine.step(state, engine.put_batch(batches.host_batch(cursor, 0, 1)))
     model = LanguageModel(experiment.model, local_hardware())
-    return Trained(model, jax.device_get(state.params), corpus, task.data.segments)
+    return Trained(model, jax.device_get(state.params), corpus, task.data.document_masking)
 
 
 def held_out(
@@ -81,12 +81,16 @@ def held_out(
     *,
     segments: bool,
     windows: int | None = None,
-) -> Iterator[Batch]:
+) -> Iterator[HostBatch]:
     """Yield batches of windows of T tokens: see `losses_by_position`."""
     batch_size = max(1, TOKENS_AT_ONCE // length)
     limit = None if windows is None else -(-windows // batch_size)
-    batches = evaluation_batches(
-        stream, batch_size=batch_size, sequence_length=length, segments=segments, limit=limit
+    batches = make_text_evaluation_batches(
+        stream,
+        batch_size=batch_size,
+        sequence_length=length,
+        document_masking=segments,
+        max_batches=limit,
     )
     # Without a limit, windows follow each other without gaps: the first batches are the same text
     # at any length that is a power of two.

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.machine import cores, machine
-from transformer import Mask, Pattern
-from transformer.attend import Scoring, attend_blockwise
+from transformer import Mask, MaskPattern
+from transformer.attend import ScoreSpec, attend_blockwise
 
 PARTS = {
     "products": r"ynn_fusion|dot",
@@ -86,10 +86,10 @@ def profiled(options: Options) -> tuple[Counter[str], float]:
     shape = (4, 1, options.length, options.heads, options.head_width)
     drawn = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     q, k, v, cotangent = (jnp.asarray(each) for each in drawn)
-    mask, scoring = Mask(Pattern(causal=True)), Scoring(1 / math.sqrt(options.head_width))
+    mask, scoring = Mask(MaskPattern(causal=True)), ScoreSpec(1 / math.sqrt(options.head_width))
 
     def looked(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return attend_blockwise(q, k, v, mask, scoring, block=options.tile).y
+        return attend_blockwise(q, k, v, mask, scoring, block_size=options.tile).y
 
     def step(*heads: jax.Array) -> Any:
         return jax.vjp(looked, *heads)[1](cotangent)

@@ -25,7 +25,7 @@ from rich.table import Table
 from configs.multi30k import EXPERIMENTS as MULTI30K
 from configs.multi30k_parallel import EXPERIMENTS as PARALLEL
 from configs.multi30k_recurrent import EXPERIMENTS as RECURRENT
-from train.data.parallel_config import ParallelDataConfig
+from train.data.parallel_config import BitextDataConfig
 from train.engines import make_engine
 from train.experiment import Experiment
 from train.hardware import local_hardware
@@ -44,15 +44,15 @@ BEYOND = (10, 14, 18)
 
 def with_data(experiment: Experiment, folder: Path, steps: int) -> Experiment:
     """The experiment, on the text in a folder, for so many steps."""
-    assert isinstance(experiment.data, ParallelDataConfig)
+    assert isinstance(experiment.data, BitextDataConfig)
     data = dataclasses.replace(
         experiment.data,
         path=str(folder / "raw" / "train"),
         validation_path=str(folder / "raw" / "val"),
         test_path=str(folder / "raw" / "test_2016_flickr"),
     )
-    warmup = min(experiment.schedule.warmup, steps // 5)
-    schedule = dataclasses.replace(experiment.schedule, warmup=warmup)
+    warmup = min(experiment.schedule.warmup_steps, steps // 5)
+    schedule = dataclasses.replace(experiment.schedule, warmup_steps=warmup)
     return dataclasses.replace(experiment, data=data, schedule=schedule, steps=steps)
 
 
@@ -74,12 +74,12 @@ def measure(experiment: Experiment, pairs: int) -> tuple[list[float], float, flo
 
     Returns BLEU of all and of each group, and the seconds of training and of translating.
     """
-    corpus = TranslationTask(experiment).prepare()
-    task = TranslationTask(TranslationTask(experiment).resolved(corpus))
-    engine, batches = make_engine(task.experiment, local_hardware()), task.batches(corpus)
+    corpus = TranslationTask(experiment).prepare_corpus()
+    task = TranslationTask(TranslationTask(experiment).resolve_experiment(corpus))
+    engine, batches = make_engine(task.experiment, local_hardware()), task.training_batches(corpus)
     state, start, skipped = engine.init(), time.perf_counter(), jnp.float32(0)
     for cursor in range(task.experiment.steps):
-        state, metrics = engine.step(state, engine.put(batches.host(cursor, 0, 1)))
+        state, metrics = engine.step(state, engine.put_batch(batches.host_batch(cursor, 0, 1)))
         skipped += metrics["skipped"]
         if cursor % 100 == 99:
             told = f"loss {float(metrics['loss']):.3f}, {float(skipped):.0f} updates skipped"
@@ -88,7 +88,7 @@ def measure(experiment: Experiment, pairs: int) -> tuple[list[float], float, flo
     test = corpus.split("test")
     chosen = test.pairs[: pairs or None]
     sources = [test.source[number] for number in range(len(chosen))]
-    found = task.translated(engine.model, state.params, corpus.tokenizer, sources)
+    found = task.translate_sources(engine.model, state.params, corpus.tokenizer, sources)
     references = [pair.target for pair in chosen]
     words = [pair.source for pair in chosen]
     scores = [sacre_bleu(found, references).score, *by_length(words, found, references)]

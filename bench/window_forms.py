@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from train.hardware import local_hardware
-from transformer import Mask, Pattern
-from transformer.attend import Scoring, attend_blockwise
+from transformer import Mask, MaskPattern
+from transformer.attend import ScoreSpec, attend_blockwise
 from transformer.attend.reference import attend_reference
 
 Array = jax.Array
@@ -25,8 +25,8 @@ def full(q: Array, k: Array, v: Array, window: int) -> Array:  # [B, T, N, H] ea
 
 def fused(q: Array, k: Array, v: Array, window: int) -> Array:  # [B, T, N, H] each
     """Tile by tile with a running softmax, tiles outside of the window never visited."""
-    block = local_hardware().tile
-    return attend_blockwise(q, k, v, _mask(window), _scoring(q), block=block).y
+    block = local_hardware().tile_size
+    return attend_blockwise(q, k, v, _mask(window), _scoring(q), block_size=block).y
 
 
 def loop(q: Array, k: Array, v: Array, window: int) -> Array:  # [B, T, N, H] each
@@ -90,11 +90,11 @@ def _overlapping(x: Array, count: int) -> Array:
 
 
 def _mask(window: int) -> Mask:
-    return Mask(Pattern(window=window + 1))
+    return Mask(MaskPattern(window=window + 1))
 
 
-def _scoring(q: Array) -> Scoring:
-    return Scoring(1 / math.sqrt(q.shape[-1]))
+def _scoring(q: Array) -> ScoreSpec:
+    return ScoreSpec(1 / math.sqrt(q.shape[-1]))
 
 
 FORMS: dict[str, Callable[..., Array]] = {

@@ -30,7 +30,13 @@ from train.experiment import Experiment
 from train.hardware import local_hardware
 from train.tasks.classification import ClassificationTask
 from transformer import BlockConfig, LSTMConfig, TransformerConfig
-from transformer.word_vectors import SkipGram, noise, skip_grams, thinned, with_vectors
+from transformer.word_vectors import (
+    SkipGram,
+    noise_distribution,
+    replace_embeddings,
+    skip_gram_pairs,
+    subsample_frequent_words,
+)
 
 TEXT = Path(os.environ.get("TRANSFORMER_DATA", ".")) / "wikitext-2" / "train.txt"
 WINDOW, NEGATIVES, PAIRS = 5, 5, 4096
@@ -41,7 +47,7 @@ def lstm(bag: TransformerConfig) -> TransformerConfig:
     block = BlockConfig(
         mixer=LSTMConfig(bidirectional=True), feed_forward=None, norm=None, residual=False
     )
-    return dataclasses.replace(bag, pattern=(block,), dropout=0.5)
+    return dataclasses.replace(bag, layer_pattern=(block,), embedding_dropout=0.5)
 
 
 def learned(
@@ -57,13 +63,15 @@ def learned(
     counts = np.bincount(every, minlength=words)
     pairs = np.concatenate(
         [
-            skip_grams(thinned(text, counts, seed + number), WINDOW, seed + number)
+            skip_gram_pairs(
+                subsample_frequent_words(text, counts, seed + number), WINDOW, seed + number
+            )
             for number, text in enumerate(texts)
         ]
     )
     order = np.random.default_rng(seed)
     model, adam = SkipGram(words, width), optax.adam(optax.linear_schedule(3e-3, 0.0, steps))
-    chances = jnp.asarray(noise(counts))
+    chances = jnp.asarray(noise_distribution(counts))
 
     def loss(params: Any, batch: jax.Array, key: jax.Array) -> jax.Array:
         negatives = jax.random.choice(key, words, (len(batch), NEGATIVES), p=chances)
@@ -87,22 +95,22 @@ def learned(
 
 def accuracy(experiment: Experiment, vectors: np.ndarray | None) -> float:
     """Of the test split, after training from random embeddings or from vectors."""
-    corpus = ClassificationTask(experiment).prepare()
-    task = ClassificationTask(ClassificationTask(experiment).resolved(corpus))
+    corpus = ClassificationTask(experiment).prepare_corpus()
+    task = ClassificationTask(ClassificationTask(experiment).resolve_experiment(corpus))
     engine = make_engine(task.experiment, local_hardware())
     state = engine.init()
     if vectors is not None:
         scale = float(jnp.std(state.params["embedding"])) / vectors.std()
-        state = state.replace(params=with_vectors(state.params, jnp.asarray(vectors * scale)))
-    batches = task.batches(corpus)
+        state = state.replace(params=replace_embeddings(state.params, jnp.asarray(vectors * scale)))
+    batches = task.training_batches(corpus)
     for cursor in range(task.experiment.steps):
-        state, _ = engine.step(state, engine.put(batches.host(cursor, 0, 1)))
-    return task.evaluate(engine, state.params, corpus, "test", whole=True)["accuracy"]
+        state, _ = engine.step(state, engine.put_batch(batches.host_batch(cursor, 0, 1)))
+    return task.evaluate(engine, state.params, corpus, "test", full_split=True)["accuracy"]
 
 
 def read(experiment: Experiment, text: Path) -> list[np.ndarray]:  # each [n]
     """The lines of a text, and the questions to learn from, as words that the questions have."""
-    corpus = ClassificationTask(experiment).prepare()
+    corpus = ClassificationTask(experiment).prepare_corpus()
     lines = text.read_text(encoding="utf-8").splitlines()
     texts = [*lines, *corpus.split("train").texts]
     [unknown] = corpus.tokenizer.encode("<unk>")
@@ -118,9 +126,9 @@ def main(
     """Prints the accuracy on TREC's 500 test questions, its mean and range over seeds."""
     bag = TREC["bag"]
     models = {"bag": bag.model, "LSTM, both ways": lstm(bag.model)}
-    corpus = ClassificationTask(bag).prepare()
-    words = ClassificationTask(bag).resolved(corpus).model.vocab_size
-    vectors = learned(read(bag, text), words, bag.model.width, steps=steps)
+    corpus = ClassificationTask(bag).prepare_corpus()
+    words = ClassificationTask(bag).resolve_experiment(corpus).model.vocab_size
+    vectors = learned(read(bag, text), words, bag.model.d_model, steps=steps)
     table = Table("model", "embeddings", "accuracy", "least", "most", title=f"{seeds} seeds")
     for name, model in models.items():
         for start, given in (("random", None), ("skip-gram", vectors)):

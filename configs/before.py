@@ -11,7 +11,7 @@
 
 import dataclasses
 
-from configs.versus import WIDTH, versus
+from configs.versus import WIDTH, comparison_experiment
 from transformer import (
     BlockConfig,
     ConvolutionConfig,
@@ -24,24 +24,24 @@ from transformer import (
 from transformer.recurrent import ElmanConfig, LSTMConfig
 
 
-def recurrent(mixer: MixerConfig) -> TransformerConfig:
+def recurrent_model(mixer: MixerConfig) -> TransformerConfig:
     """Two layers of the recurrence and nothing else."""
     block = BlockConfig(mixer=mixer, feed_forward=None, norm=None, residual=False)
     return TransformerConfig(
-        width=2 * WIDTH,
-        layers=2,
-        pattern=(block,),
+        d_model=2 * WIDTH,
+        num_layers=2,
+        layer_pattern=(block,),
         final_norm=None,
         initialization=Initialization(std=0, embedding_std=0.1),
     )
 
 
 _CONVOLUTION = TransformerConfig(
-    width=WIDTH,
-    layers=6,
-    pattern=(
+    d_model=WIDTH,
+    num_layers=6,
+    layer_pattern=(
         BlockConfig(
-            mixer=ConvolutionConfig(taps=5),
+            mixer=ConvolutionConfig(kernel_size=5),
             feed_forward=FeedForwardConfig(activation="relu"),
             norm=NormConfig("layer"),
         ),
@@ -49,10 +49,10 @@ _CONVOLUTION = TransformerConfig(
 )
 
 EXPERIMENTS = {
-    name: dataclasses.replace(versus(name, model), name=f"before-{name}")
+    name: dataclasses.replace(comparison_experiment(name, model), name=f"before-{name}")
     for name, model in {
-        "elman": recurrent(ElmanConfig()),
-        "lstm": recurrent(LSTMConfig()),
+        "elman": recurrent_model(ElmanConfig()),
+        "lstm": recurrent_model(LSTMConfig()),
         "convolution": _CONVOLUTION,
     }.items()
 }

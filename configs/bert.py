@@ -13,11 +13,11 @@ learned.
 
 import dataclasses
 
-from train.data.config import DataConfig, TokenizerConfig
+from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optimizers import AdamW
 from train.schedules import ScheduleConfig
-from train.tasks.config import MaskedLanguageModelling
+from train.tasks.config import MaskedLanguageModeling
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -29,67 +29,75 @@ from transformer import (
     TransformerConfig,
 )
 
-WORDS, LENGTH = 30_522, 512
+VOCAB_SIZE, SEQUENCE_LENGTH = 30_522, 512
 
 
 def bert(
-    layers: int, width: int, heads: int, *, dropout: float = 0.1, length: int = LENGTH
+    num_layers: int,
+    width: int,
+    num_heads: int,
+    *,
+    dropout: float = 0.1,
+    sequence_length: int = SEQUENCE_LENGTH,
 ) -> TransformerConfig:
     """A model of the family."""
     norm = NormConfig("layer", epsilon=1e-12)
     block = BlockConfig(
-        mixer=AttentionConfig(heads=heads, dropout=dropout),
+        mixer=AttentionConfig(num_heads=num_heads, dropout=dropout),
         feed_forward=FeedForwardConfig(activation="gelu"),
         norm=norm,
-        placement="post",
-        dropout=dropout,
+        norm_placement="post",
+        residual_dropout=dropout,
     )
     return TransformerConfig(
-        vocab_size=WORDS,
-        width=width,
-        layers=layers,
-        pattern=(block,),
-        position=LearnedPositions(length),
+        vocab_size=VOCAB_SIZE,
+        d_model=width,
+        num_layers=num_layers,
+        layer_pattern=(block,),
+        position_embedding=LearnedPositions(sequence_length),
         embedding_norm=norm,
-        token_types=2,
+        num_token_types=2,
         causal=False,
         pooler=True,
         final_norm=None,
-        dropout=dropout,
-        precision=Precision.named("bfloat16"),
+        embedding_dropout=dropout,
+        precision=Precision.parse("bfloat16"),
         initialization=Initialization(depth_scaled=False),
     )
 
 
-def experiment(name: str, model: TransformerConfig) -> Experiment:
+def make_experiment(name: str, model: TransformerConfig) -> Experiment:
     """A million steps of 256 windows, as published."""
     return Experiment(
         name=f"bert-{name}",
-        task=MaskedLanguageModelling(),
+        task=MaskedLanguageModeling(),
         model=model,
-        data=DataConfig(
-            sequence_length=LENGTH, tokenizer=TokenizerConfig("wordpiece", vocab_size=WORDS)
+        data=TextDataConfig(
+            sequence_length=SEQUENCE_LENGTH,
+            tokenizer=TokenizerConfig("wordpiece", vocab_size=VOCAB_SIZE),
         ),
-        optimizer=AdamW(beta1=0.9, beta2=0.999, epsilon=1e-6, weight_decay=0.01, clip=1),
-        schedule=ScheduleConfig("linear", learning_rate=1e-4, warmup=10_000, final=0.0),
+        optimizer=AdamW(beta1=0.9, beta2=0.999, epsilon=1e-6, weight_decay=0.01, max_grad_norm=1),
+        schedule=ScheduleConfig(
+            "linear", learning_rate=1e-4, warmup_steps=10_000, min_lr_ratio=0.0
+        ),
         steps=1_000_000,
         batch_size=256,
-        accumulate=8,
-        evaluation=EvaluationConfig(every=1000, batches=10),
-        checkpoint=CheckpointConfig(every=1000, keep=3),
+        grad_accum_steps=8,
+        evaluation=EvaluationConfig(every=1000, num_batches=10),
+        checkpoint=CheckpointConfig(every=1000, keep_last=3),
     )
 
 
-def trained_by_words(model: TransformerConfig) -> TransformerConfig:
+def without_pooler(model: TransformerConfig) -> TransformerConfig:
     """Return the model without the parameters that masked words do not train."""
-    return dataclasses.replace(model, token_types=0, pooler=False)
+    return dataclasses.replace(model, num_token_types=0, pooler=False)
 
 
 BASE, LARGE = bert(12, 768, 12), bert(24, 1024, 16)
 
 EXPERIMENTS = {
-    "base": experiment("base", BASE),
-    "large": experiment("large", LARGE),
-    "base-mlm": experiment("base-mlm", trained_by_words(BASE)),
-    "large-mlm": experiment("large-mlm", trained_by_words(LARGE)),
+    "base": make_experiment("base", BASE),
+    "large": make_experiment("large", LARGE),
+    "base-mlm": make_experiment("base-mlm", without_pooler(BASE)),
+    "large-mlm": make_experiment("large-mlm", without_pooler(LARGE)),
 }

@@ -9,37 +9,37 @@
 import dataclasses
 
 from configs.bert import bert
-from train.data.config import DataConfig, TokenizerConfig
+from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optimizers import Muon
 from train.schedules import ScheduleConfig
-from train.tasks.config import MaskedLanguageModelling
+from train.tasks.config import MaskedLanguageModeling
 from transformer import Initialization, Precision
 
 EXPERIMENTS = {
     "bert_tiny": Experiment(
         name="bert_tiny",
-        task=MaskedLanguageModelling(),
+        task=MaskedLanguageModeling(),
         model=dataclasses.replace(
-            bert(2, 128, 2, dropout=0.0, length=128),
+            bert(2, 128, 2, dropout=0.0, sequence_length=128),
             vocab_size=0,
-            token_types=0,
+            num_token_types=0,
             pooler=False,
             precision=Precision(),
             initialization=Initialization(std=0),
         ),
-        data=DataConfig(
+        data=TextDataConfig(
             path="wikitext-2/train.txt",
             validation_path="wikitext-2/valid.txt",
             sequence_length=128,
-            segments=False,
+            document_masking=False,
             tokenizer=TokenizerConfig("wordpiece", vocab_size=8192, lowercase=True),
         ),
         optimizer=Muon(beta2=0.98, weight_decay=0.05),
-        schedule=ScheduleConfig("linear", learning_rate=3e-3, warmup=100, final=0.0),
+        schedule=ScheduleConfig("linear", learning_rate=3e-3, warmup_steps=100, min_lr_ratio=0.0),
         steps=2000,
         batch_size=32,
-        evaluation=EvaluationConfig(every=250, batches=20),
+        evaluation=EvaluationConfig(every=250, num_batches=20),
         sample=SampleConfig(every=1000, prompt="the capital of france is [MASK] ."),
         checkpoint=CheckpointConfig(every=500),
     )

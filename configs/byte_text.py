@@ -13,9 +13,9 @@ expect columns `label` and `text`; the arena's own code has 4 layers x 256 with 
 
 import dataclasses
 
-from configs.listops import ARENA, SMALL, variants
+from configs.listops import ARENA, SMALL, variant_experiments
 from train.data.config import TokenizerConfig
-from train.data.labelled_config import LabelledDataConfig
+from train.data.labelled_config import ClassificationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optimizers import AdamW
 from train.schedules import ScheduleConfig
@@ -24,44 +24,44 @@ from transformer import TransformerConfig
 
 _SMALL = Experiment(
     name="byte_text",
-    task=Classification(classes=2),
+    task=Classification(num_labels=2),
     model=TransformerConfig(causal=False),
-    data=LabelledDataConfig(
+    data=ClassificationDataConfig(
         path="sst2/train.tsv",
         validation_path="sst2/dev.tsv",
         test_path="sst2/test.tsv",
         header=False,
-        text="0",
-        label="1",
-        max_length=SMALL.length,
-        shapes=1,
+        text_column="0",
+        label_column="1",
+        max_length=SMALL.sequence_length,
+        max_buckets=1,
         tokenizer=TokenizerConfig("byte"),
     ),
     optimizer=AdamW(beta2=0.98, weight_decay=0.1),
-    schedule=ScheduleConfig("cosine", learning_rate=1e-3, warmup=50, final=0.0),
+    schedule=ScheduleConfig("cosine", learning_rate=1e-3, warmup_steps=50, min_lr_ratio=0.0),
     steps=300,
     batch_size=16,
     evaluation=EvaluationConfig(every=0),
     checkpoint=CheckpointConfig(every=100),
 )
 
-_LONG = dataclasses.replace(ARENA, length=4000)
+_LONG = dataclasses.replace(ARENA, sequence_length=4000)
 
 _ARENA = dataclasses.replace(
     _SMALL,
     name="byte_text-arena",
-    data=LabelledDataConfig(
+    data=ClassificationDataConfig(
         path="imdb/train.tsv",
         test_path="imdb/test.tsv",
-        max_length=_LONG.length,
-        shapes=1,
+        max_length=_LONG.sequence_length,
+        max_buckets=1,
         tokenizer=TokenizerConfig("byte"),
     ),
-    schedule=ScheduleConfig("inverse_sqrt", learning_rate=0.05 * 8000**-0.5, warmup=8000),
+    schedule=ScheduleConfig("inverse_sqrt", learning_rate=0.05 * 8000**-0.5, warmup_steps=8000),
     steps=20_000,
     batch_size=32,
-    evaluation=EvaluationConfig(every=1000, batches=20),
+    evaluation=EvaluationConfig(every=1000, num_batches=20),
     checkpoint=CheckpointConfig(every=1000),
 )
 
-EXPERIMENTS = variants(_SMALL, SMALL) | variants(_ARENA, _LONG, "arena_")
+EXPERIMENTS = variant_experiments(_SMALL, SMALL) | variant_experiments(_ARENA, _LONG, "arena_")

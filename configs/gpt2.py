@@ -7,7 +7,7 @@ The vocabulary is GPT-2's own 50,257 byte-level BPE tokens if `--data.tokenizer.
 that size is learned from the text.
 """
 
-from train.data.config import DataConfig, TokenizerConfig
+from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optimizers import AdamW
 from train.schedules import ScheduleConfig
@@ -20,81 +20,95 @@ from transformer import (
     Precision,
     TransformerConfig,
 )
-from transformer.config import Remat
+from transformer.config import RematPolicy
 
-VOCABULARY = 50_257
-LENGTH = 1024
+VOCAB_SIZE = 50_257
+SEQUENCE_LENGTH = 1024
 
 
 def gpt2(
     name: str,
     *,
-    layers: int,
+    num_layers: int,
     width: int,
-    heads: int,
+    num_heads: int,
     learning_rate: float,
-    accumulate: int,
-    remat: Remat = "none",
+    grad_accum_steps: int,
+    remat: RematPolicy = "none",
 ) -> Experiment:
     """Pre-norm, LayerNorm, GELU by tanh, learned positions, biases, tied embeddings."""
     dropout = 0.0  # 0.1 in the paper, whose corpus was read several times
     block = BlockConfig(
-        mixer=AttentionConfig(heads=heads, dropout=dropout),
+        mixer=AttentionConfig(num_heads=num_heads, dropout=dropout),
         feed_forward=FeedForwardConfig(activation="gelu_tanh"),
         norm=NormConfig("layer", epsilon=1e-5),
-        dropout=dropout,
+        residual_dropout=dropout,
     )
     return Experiment(
         name=name,
         model=TransformerConfig(
-            vocab_size=VOCABULARY,
-            width=width,
-            layers=layers,
-            pattern=(block,),
-            position=LearnedPositions(LENGTH),
-            dropout=dropout,
-            precision=Precision.named("bfloat16"),
+            vocab_size=VOCAB_SIZE,
+            d_model=width,
+            num_layers=num_layers,
+            layer_pattern=(block,),
+            position_embedding=LearnedPositions(SEQUENCE_LENGTH),
+            embedding_dropout=dropout,
+            precision=Precision.parse("bfloat16"),
             remat=remat,
         ),
-        data=DataConfig(
-            sequence_length=LENGTH,
-            segments=False,
-            tokenizer=TokenizerConfig("bpe", vocab_size=VOCABULARY),
+        data=TextDataConfig(
+            sequence_length=SEQUENCE_LENGTH,
+            document_masking=False,
+            tokenizer=TokenizerConfig("bpe", vocab_size=VOCAB_SIZE),
         ),
-        optimizer=AdamW(beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0),
-        schedule=ScheduleConfig("cosine", learning_rate=learning_rate, warmup=2000, final=0.1),
+        optimizer=AdamW(beta1=0.9, beta2=0.95, weight_decay=0.1, max_grad_norm=1.0),
+        schedule=ScheduleConfig(
+            "cosine", learning_rate=learning_rate, warmup_steps=2000, min_lr_ratio=0.1
+        ),
         steps=100_000,
         batch_size=480,
-        accumulate=accumulate,
-        evaluation=EvaluationConfig(every=1000, batches=10),
+        grad_accum_steps=grad_accum_steps,
+        evaluation=EvaluationConfig(every=1000, num_batches=10),
         sample=SampleConfig(every=5000),
-        checkpoint=CheckpointConfig(every=1000, keep=3),
+        checkpoint=CheckpointConfig(every=1000, keep_last=3),
     )
 
 
 # About half a million tokens a step, in microbatches that one accelerator of 80 GB can hold by
 # `describe`'s estimate; on several, lower `accumulate` as the batch is spread.
 EXPERIMENTS = {
-    "small": gpt2("gpt2-small", layers=12, width=768, heads=12, learning_rate=6e-4, accumulate=12),
+    "small": gpt2(
+        "gpt2-small",
+        num_layers=12,
+        width=768,
+        num_heads=12,
+        learning_rate=6e-4,
+        grad_accum_steps=12,
+    ),
     "medium": gpt2(
-        "gpt2-medium", layers=24, width=1024, heads=16, learning_rate=3e-4, accumulate=24
+        "gpt2-medium",
+        num_layers=24,
+        width=1024,
+        num_heads=16,
+        learning_rate=3e-4,
+        grad_accum_steps=24,
     ),
     "large": gpt2(
         "gpt2-large",
-        layers=36,
+        num_layers=36,
         width=1280,
-        heads=20,
+        num_heads=20,
         learning_rate=2.5e-4,
-        accumulate=24,
+        grad_accum_steps=24,
         remat="full",
     ),
     "xl": gpt2(
         "gpt2-xl",
-        layers=48,
+        num_layers=48,
         width=1600,
-        heads=25,
+        num_heads=25,
         learning_rate=2e-4,
-        accumulate=24,
+        grad_accum_steps=24,
         remat="full",
     ),
 }

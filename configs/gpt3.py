@@ -10,20 +10,20 @@ with 40 heads of 128. Attention is full in every layer: the paper's alternate la
 import dataclasses
 
 from configs.gpt2 import EXPERIMENTS as GPT2
-from configs.gpt2 import VOCABULARY
-from train.data.config import DataConfig, TokenizerConfig
+from configs.gpt2 import VOCAB_SIZE
+from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import Experiment
 from train.schedules import ScheduleConfig
 from transformer import AttentionConfig, LearnedPositions
 
-LENGTH = 2048
+SEQUENCE_LENGTH = 2048
 
 
 def gpt3(
     name: str,
-    layers: int,
+    num_layers: int,
     width: int,
-    heads: int,
+    num_heads: int,
     head_width: int,
     *,
     million_tokens: float,
@@ -32,34 +32,34 @@ def gpt3(
     """GPT-2's layers; a cosine down to a tenth over 260 billion tokens after 375 million."""
     base = GPT2["small"]
     block = dataclasses.replace(
-        base.model.pattern[0], mixer=AttentionConfig(heads=heads, head_width=head_width)
+        base.model.layer_pattern[0], mixer=AttentionConfig(num_heads=num_heads, head_dim=head_width)
     )
-    batch = round(million_tokens * 1e6 / LENGTH / 16) * 16
+    batch = round(million_tokens * 1e6 / SEQUENCE_LENGTH / 16) * 16
     return dataclasses.replace(
         base,
         name=f"gpt3-{name}",
         model=dataclasses.replace(
             base.model,
-            width=width,
-            layers=layers,
-            pattern=(block,),
-            position=LearnedPositions(LENGTH),
+            d_model=width,
+            num_layers=num_layers,
+            layer_pattern=(block,),
+            position_embedding=LearnedPositions(SEQUENCE_LENGTH),
             remat="full",
         ),
-        data=DataConfig(
-            sequence_length=LENGTH,
-            segments=False,
-            tokenizer=TokenizerConfig("bpe", vocab_size=VOCABULARY),
+        data=TextDataConfig(
+            sequence_length=SEQUENCE_LENGTH,
+            document_masking=False,
+            tokenizer=TokenizerConfig("bpe", vocab_size=VOCAB_SIZE),
         ),
         schedule=ScheduleConfig(
             "cosine",
             learning_rate=learning_rate,
-            warmup=round(375e6 / (batch * LENGTH)),
-            final=0.1,
+            warmup_steps=round(375e6 / (batch * SEQUENCE_LENGTH)),
+            min_lr_ratio=0.1,
         ),
-        steps=round(300e9 / (batch * LENGTH)),
+        steps=round(300e9 / (batch * SEQUENCE_LENGTH)),
         batch_size=batch,
-        accumulate=16,
+        grad_accum_steps=16,
     )
 
 

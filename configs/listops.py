@@ -32,104 +32,114 @@ from transformer import (
     NormConfig,
     PerformerConfig,
     ReformerConfig,
-    RoutingConfig,
+    RoutingAttentionConfig,
     SinusoidalPositions,
     SlidingWindowConfig,
-    SparseConfig,
+    SparseTransformerConfig,
     TopKConfig,
     TransformerConfig,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Size:
+class ModelSize:
     """Of an encoder and its input."""
 
-    layers: int
+    num_layers: int
     width: int
-    heads: int
-    length: int
-    seen: int
+    num_heads: int
+    sequence_length: int
+    keys_per_query: int
     """About how many keys a query looks at, where it does not look at all of them."""
     dropout: float
 
 
-SMALL = Size(layers=2, width=64, heads=4, length=256, seen=32, dropout=0.0)
-ARENA = Size(layers=6, width=512, heads=8, length=2000, seen=256, dropout=0.1)
+SMALL = ModelSize(
+    num_layers=2, width=64, num_heads=4, sequence_length=256, keys_per_query=32, dropout=0.0
+)
+ARENA = ModelSize(
+    num_layers=6, width=512, num_heads=8, sequence_length=2000, keys_per_query=256, dropout=0.1
+)
 
 
-def mixers(size: Size) -> dict[str, tuple[MixerConfig, ...]]:
+def attention_variants(size: ModelSize) -> dict[str, tuple[MixerConfig, ...]]:
     """Every variant of attention that reads both ways: of layers in turn.
 
     Routing has layers of a window between, as its paper has heads of one (section 4.1): alone it
     learned nothing of ListOps in 400 steps.
     """
-    heads, seen, root = size.heads, size.seen, math.isqrt(size.length)
+    heads, seen, root = size.num_heads, size.keys_per_query, math.isqrt(size.sequence_length)
     alone: dict[str, MixerConfig] = {
-        "full": AttentionConfig(heads=heads),
-        "sliding_window": SlidingWindowConfig(heads=heads, window=seen // 2),
-        "longformer": LongformerConfig(heads=heads, window=seen // 2),
-        "bigbird": BigBirdConfig(heads=heads, block=seen // 8, span=size.length),
-        "sparse": SparseConfig(heads=heads, stride=root),
-        "performer": PerformerConfig(heads=heads, features=4 * size.width // heads),
-        "linear": LinearAttentionConfig(heads=heads),
-        "linformer": LinformerConfig(heads=heads, length=size.length, rank=seen),
-        "routing": RoutingConfig(heads=heads, clusters=root, window=seen // 2),
-        "top_k": TopKConfig(heads=heads, chosen=seen),
-        "reformer": ReformerConfig(heads=heads, buckets=root // 2 * 2, rounds=2, window=seen // 4),
+        "full": AttentionConfig(num_heads=heads),
+        "sliding_window": SlidingWindowConfig(num_heads=heads, window=seen // 2),
+        "longformer": LongformerConfig(num_heads=heads, one_sided_window=seen // 2),
+        "bigbird": BigBirdConfig(
+            num_heads=heads, block_size=seen // 8, random_block_span=size.sequence_length
+        ),
+        "sparse": SparseTransformerConfig(num_heads=heads, stride=root),
+        "performer": PerformerConfig(num_heads=heads, num_features=4 * size.width // heads),
+        "linear": LinearAttentionConfig(num_heads=heads),
+        "linformer": LinformerConfig(num_heads=heads, max_length=size.sequence_length, rank=seen),
+        "routing": RoutingAttentionConfig(num_heads=heads, num_clusters=root, window=seen // 2),
+        "top_k": TopKConfig(num_heads=heads, keys_per_query=seen),
+        "reformer": ReformerConfig(
+            num_heads=heads, num_buckets=root // 2 * 2, num_hashes=2, window=seen // 4
+        ),
     }
     in_turn: dict[str, tuple[MixerConfig, ...]] = {name: (own,) for name, own in alone.items()}
     return in_turn | {"routing": (alone["sliding_window"], alone["routing"])}
 
 
-def encoder(in_turn: Sequence[MixerConfig], size: Size) -> TransformerConfig:
+def encoder(mixers: Sequence[MixerConfig], size: ModelSize) -> TransformerConfig:
     """Layers of those mixers, with positions added to the embeddings, as all variants can have."""
     pattern = tuple(
         BlockConfig(
             mixer=mixer,
             feed_forward=FeedForwardConfig(4 * size.width, activation="gelu"),
             norm=NormConfig("layer"),
-            dropout=size.dropout,
+            residual_dropout=size.dropout,
         )
-        for mixer in in_turn
+        for mixer in mixers
     )
     return TransformerConfig(
-        width=size.width,
-        layers=size.layers,
-        pattern=pattern,
-        position=SinusoidalPositions(),
-        embedding_scale=True,
+        d_model=size.width,
+        num_layers=size.num_layers,
+        layer_pattern=pattern,
+        position_embedding=SinusoidalPositions(),
+        scale_embeddings=True,
         causal=False,
-        dropout=size.dropout,
+        embedding_dropout=size.dropout,
         initialization=Initialization(std=0, embedding_std=size.width**-0.5),
     )
 
 
-def variants(base: Experiment, size: Size, prefix: str = "") -> dict[str, Experiment]:
+def variant_experiments(
+    base: Experiment, size: ModelSize, prefix: str = ""
+) -> dict[str, Experiment]:
     """The experiment with every variant of attention, by name."""
     return {
         f"{prefix}{name}": dataclasses.replace(
             base, name=f"{base.name}-{name}", model=encoder(in_turn, size)
         )
-        for name, in_turn in mixers(size).items()
+        for name, in_turn in attention_variants(size).items()
     }
 
 
 _SMALL = Experiment(
     name="listops",
-    task=Classification(classes=10),
+    task=Classification(num_labels=10),
     model=TransformerConfig(causal=False),
     data=ListOpsDataConfig(
-        examples=10_000,
+        train_examples=10_000,
         validation_examples=1000,
         test_examples=1000,
         min_length=64,
-        max_length=SMALL.length,
+        max_length=SMALL.sequence_length,
         max_depth=6,
-        shapes=1,
+        max_buckets=1,
     ),
     optimizer=AdamW(beta2=0.98, weight_decay=0.1),
-    schedule=ScheduleConfig("cosine", learning_rate=1e-3, warmup=50, final=0.0),
+    schedule=ScheduleConfig("cosine", learning_rate=1e-3, warmup_steps=50, min_lr_ratio=0.0),
     steps=300,
     batch_size=16,
     evaluation=EvaluationConfig(every=0),
@@ -139,12 +149,12 @@ _SMALL = Experiment(
 _ARENA = dataclasses.replace(
     _SMALL,
     name="listops-arena",
-    data=ListOpsDataConfig(max_length=ARENA.length, shapes=1),
-    schedule=ScheduleConfig("inverse_sqrt", learning_rate=0.05 * 1000**-0.5, warmup=1000),
+    data=ListOpsDataConfig(max_length=ARENA.sequence_length, max_buckets=1),
+    schedule=ScheduleConfig("inverse_sqrt", learning_rate=0.05 * 1000**-0.5, warmup_steps=1000),
     steps=5000,
     batch_size=32,
-    evaluation=EvaluationConfig(every=500, batches=20),
+    evaluation=EvaluationConfig(every=500, num_batches=20),
     checkpoint=CheckpointConfig(every=500),
 )
 
-EXPERIMENTS = variants(_SMALL, SMALL) | variants(_ARENA, ARENA, "arena_")
+EXPERIMENTS = variant_experiments(_SMALL, SMALL) | variant_experiments(_ARENA, ARENA, "arena_")

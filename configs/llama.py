@@ -9,7 +9,7 @@ is learned from the text unless `--data.tokenizer.kind file --data.tokenizer.pat
 
 from typing import Any
 
-from train.data.config import DataConfig, TokenizerConfig
+from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optimizers import AdamW
 from train.schedules import ScheduleConfig
@@ -19,70 +19,75 @@ from transformer import (
     FeedForwardConfig,
     NormConfig,
     Precision,
-    Rotary,
+    RoPE,
     TransformerConfig,
 )
 from transformer.positions import Llama3Scaling
 
 
 def llama(
-    layers: int,
+    num_layers: int,
     width: int,
-    heads: int,
+    num_heads: int,
     hidden: int,
     *,
-    kv_heads: int = 0,
-    words: int = 32_000,
+    num_kv_heads: int = 0,
+    vocab_size: int = 32_000,
     tied: bool = False,
-    rotary: Rotary = Rotary(),  # noqa: B008
+    rotary: RoPE = RoPE(),  # noqa: B008
     epsilon: float = 1e-5,
 ) -> TransformerConfig:
     """A model of the family."""
     norm = NormConfig("rms", epsilon=epsilon)
     block = BlockConfig(
-        mixer=AttentionConfig(heads=heads, kv_heads=kv_heads, bias=False, position=rotary),
-        feed_forward=FeedForwardConfig(hidden=hidden, activation="silu", gated=True, bias=False),
+        mixer=AttentionConfig(
+            num_heads=num_heads, num_kv_heads=num_kv_heads, bias=False, position=rotary
+        ),
+        feed_forward=FeedForwardConfig(d_ff=hidden, activation="silu", gated=True, bias=False),
         norm=norm,
     )
     return TransformerConfig(
-        vocab_size=words,
-        width=width,
-        layers=layers,
-        pattern=(block,),
-        tied=tied,
+        vocab_size=vocab_size,
+        d_model=width,
+        num_layers=num_layers,
+        layer_pattern=(block,),
+        tie_embeddings=tied,
         final_norm=norm,
-        precision=Precision.named("bfloat16"),
+        precision=Precision.parse("bfloat16"),
         remat="full",
     )
 
 
-def experiment(
-    name: str, model: TransformerConfig, *, length: int, learning_rate: float
+def make_experiment(
+    name: str, model: TransformerConfig, *, sequence_length: int, learning_rate: float
 ) -> Experiment:
     """About four million tokens a step, as the family was trained with."""
-    batch = 4 * 2**20 // length
+    batch = 4 * 2**20 // sequence_length
     return Experiment(
         name=f"llama-{name}",
         model=model,
-        data=DataConfig(
-            sequence_length=length, tokenizer=TokenizerConfig("bpe", vocab_size=model.vocab_size)
+        data=TextDataConfig(
+            sequence_length=sequence_length,
+            tokenizer=TokenizerConfig("bpe", vocab_size=model.vocab_size),
         ),
-        optimizer=AdamW(beta1=0.9, beta2=0.95, weight_decay=0.1, clip=1.0),
-        schedule=ScheduleConfig("cosine", learning_rate=learning_rate, warmup=2000, final=0.1),
+        optimizer=AdamW(beta1=0.9, beta2=0.95, weight_decay=0.1, max_grad_norm=1.0),
+        schedule=ScheduleConfig(
+            "cosine", learning_rate=learning_rate, warmup_steps=2000, min_lr_ratio=0.1
+        ),
         steps=250_000,
         batch_size=batch,
-        accumulate=16,
-        evaluation=EvaluationConfig(every=1000, batches=10),
+        grad_accum_steps=16,
+        evaluation=EvaluationConfig(every=1000, num_batches=10),
         sample=SampleConfig(every=5000),
-        checkpoint=CheckpointConfig(every=1000, keep=3),
+        checkpoint=CheckpointConfig(every=1000, keep_last=3),
     )
 
 
-_LLAMA3: dict[str, Any] = dict(words=128_256, kv_heads=8, rotary=Rotary(base=500_000.0))
+_LLAMA3: dict[str, Any] = dict(words=128_256, kv_heads=8, rotary=RoPE(theta=500_000.0))
 # 8,192 positions stretched to 131,072, as from 3.1 on.
-_LONG = Rotary(base=500_000.0, scaling=Llama3Scaling(factor=8.0))
+_LONG = RoPE(theta=500_000.0, scaling=Llama3Scaling(factor=8.0))
 _SMALL: dict[str, Any] = dict(
-    _LLAMA3, tied=True, rotary=Rotary(base=500_000.0, scaling=Llama3Scaling(factor=32.0))
+    _LLAMA3, tied=True, rotary=RoPE(theta=500_000.0, scaling=Llama3Scaling(factor=32.0))
 )
 
 _MODELS = {
@@ -92,7 +97,7 @@ _MODELS = {
     "1-65b": (llama(80, 8192, 64, 22_016), 2048, 1.5e-4),
     "2-7b": (llama(32, 4096, 32, 11_008), 4096, 3e-4),
     "2-13b": (llama(40, 5120, 40, 13_824), 4096, 3e-4),
-    "2-70b": (llama(80, 8192, 64, 28_672, kv_heads=8), 4096, 1.5e-4),
+    "2-70b": (llama(80, 8192, 64, 28_672, num_kv_heads=8), 4096, 1.5e-4),
     "3-8b": (llama(32, 4096, 32, 14_336, **_LLAMA3), 8192, 3e-4),
     "3-70b": (llama(80, 8192, 64, 28_672, **_LLAMA3), 8192, 1.5e-4),
     "3.1-8b": (llama(32, 4096, 32, 14_336, **dict(_LLAMA3, rotary=_LONG)), 8192, 3e-4),
@@ -103,6 +108,6 @@ _MODELS = {
 }
 
 EXPERIMENTS = {
-    name: experiment(name, model, length=length, learning_rate=rate)
+    name: make_experiment(name, model, sequence_length=length, learning_rate=rate)
     for name, (model, length, rate) in _MODELS.items()
 }

@@ -12,7 +12,7 @@ averaged.
 import dataclasses
 
 from train.data.config import TokenizerConfig
-from train.data.parallel_config import ParallelDataConfig
+from train.data.parallel_config import BitextDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optimizers import Muon
 from train.schedules import ScheduleConfig
@@ -30,29 +30,29 @@ from transformer import (
 
 WIDTH, DROPOUT = 128, 0.3
 
-_ATTENTION = AttentionConfig(heads=4, bias=False)
+_ATTENTION = AttentionConfig(num_heads=4, bias=False)
 _BLOCK = BlockConfig(
     mixer=_ATTENTION,
     feed_forward=FeedForwardConfig(256, activation="relu"),
     norm=NormConfig("layer"),
-    dropout=DROPOUT,
+    residual_dropout=DROPOUT,
 )
 
 EXPERIMENTS = {
     "multi30k": Experiment(
         name="multi30k",
-        task=Translation(label_smoothing=0.1, beams=5, length_penalty=1.0),
+        task=Translation(label_smoothing=0.1, num_beams=5, length_penalty=1.0),
         model=TransformerConfig(
-            width=WIDTH,
-            layers=4,
-            pattern=(dataclasses.replace(_BLOCK, cross=_ATTENTION),),
-            position=SinusoidalPositions(),
-            embedding_scale=True,
-            encoder=EncoderConfig(layers=4, pattern=(_BLOCK,)),
-            dropout=DROPOUT,
+            d_model=WIDTH,
+            num_layers=4,
+            layer_pattern=(dataclasses.replace(_BLOCK, cross_attention=_ATTENTION),),
+            position_embedding=SinusoidalPositions(),
+            scale_embeddings=True,
+            encoder=EncoderConfig(num_layers=4, layer_pattern=(_BLOCK,)),
+            embedding_dropout=DROPOUT,
             initialization=Initialization(std=0, embedding_std=WIDTH**-0.5),
         ),
-        data=ParallelDataConfig(
+        data=BitextDataConfig(
             path="multi30k/raw/train",
             validation_path="multi30k/raw/val",
             test_path="multi30k/raw/test_2016_flickr",
@@ -61,12 +61,12 @@ EXPERIMENTS = {
             tokenizer=TokenizerConfig("bpe", vocab_size=8000, lowercase=True),
         ),
         optimizer=Muon(beta2=0.98, weight_decay=0.05),
-        schedule=ScheduleConfig("cosine", learning_rate=4e-3, warmup=200, final=0.02),
+        schedule=ScheduleConfig("cosine", learning_rate=4e-3, warmup_steps=200, min_lr_ratio=0.02),
         steps=3000,
         batch_size=0,  # as many as data.batch_tokens allows
         log_every=20,
-        evaluation=EvaluationConfig(every=300, batches=0, average=5),
+        evaluation=EvaluationConfig(every=300, num_batches=0, average_checkpoints=5),
         sample=SampleConfig(every=600, prompt="two young men are playing football in a park ."),
-        checkpoint=CheckpointConfig(every=100, keep=5),
+        checkpoint=CheckpointConfig(every=100, keep_last=5),
     )
 }

@@ -21,52 +21,56 @@ from train.experiment import Experiment
 from train.optimizers import Adam
 from train.schedules import ScheduleConfig
 from transformer import BlockConfig, EncoderConfig, Initialization, MixerConfig, TransformerConfig
-from transformer.gnmt import gnmt
+from transformer.gnmt import gnmt_config
 from transformer.recurrent import BahdanauConfig, LSTMConfig, LuongConfig, Seq2SeqConfig
 
 WIDTH, DROPOUT = 256, 0.3
 
 
-def layer(mixer: MixerConfig) -> BlockConfig:
+def recurrent_layer(mixer: MixerConfig) -> BlockConfig:
     """A recurrent layer: no feed-forward, norm or residual."""
-    return BlockConfig(mixer=mixer, feed_forward=None, norm=None, residual=False, dropout=DROPOUT)
+    return BlockConfig(
+        mixer=mixer, feed_forward=None, norm=None, residual=False, residual_dropout=DROPOUT
+    )
 
 
-def model(decoder: MixerConfig, *, bidirectional: bool = False) -> TransformerConfig:
+def recurrent_model(decoder: MixerConfig, *, bidirectional: bool = False) -> TransformerConfig:
     """Two LSTMs that read; an LSTM and the decoder's recurrence that write."""
     return TransformerConfig(
-        width=WIDTH,
-        layers=2,
-        pattern=(layer(LSTMConfig()), layer(decoder)),
+        d_model=WIDTH,
+        num_layers=2,
+        layer_pattern=(recurrent_layer(LSTMConfig()), recurrent_layer(decoder)),
         encoder=EncoderConfig(
-            layers=2, pattern=(layer(LSTMConfig(bidirectional=bidirectional)),), final_norm=None
+            num_layers=2,
+            layer_pattern=(recurrent_layer(LSTMConfig(bidirectional=bidirectional)),),
+            final_norm=None,
         ),
         final_norm=None,
-        dropout=DROPOUT,
+        embedding_dropout=DROPOUT,
         initialization=Initialization(std=0, embedding_std=0.1),
     )
 
 
-def experiment(name: str, config: TransformerConfig) -> Experiment:
+def make_experiment(name: str, config: TransformerConfig) -> Experiment:
     """`multi30k` with another model, and what recurrences are trained with."""
     return dataclasses.replace(
         MULTI30K["multi30k"],
         name=f"multi30k-{name}",
         model=config,
-        optimizer=Adam(beta2=0.98, clip=1.0),
-        schedule=ScheduleConfig("cosine", learning_rate=2e-3, warmup=200, final=0.02),
+        optimizer=Adam(beta2=0.98, max_grad_norm=1.0),
+        schedule=ScheduleConfig("cosine", learning_rate=2e-3, warmup_steps=200, min_lr_ratio=0.02),
     )
 
 
 EXPERIMENTS = {
-    "seq2seq": experiment("seq2seq", model(Seq2SeqConfig())),
-    "bahdanau": experiment("bahdanau", model(BahdanauConfig(), bidirectional=True)),
-    "luong": experiment("luong", model(LuongConfig())),
-    "gnmt": experiment(
+    "seq2seq": make_experiment("seq2seq", recurrent_model(Seq2SeqConfig())),
+    "bahdanau": make_experiment("bahdanau", recurrent_model(BahdanauConfig(), bidirectional=True)),
+    "luong": make_experiment("luong", recurrent_model(LuongConfig())),
+    "gnmt": make_experiment(
         "gnmt",
-        gnmt(
+        gnmt_config(
             WIDTH,
-            layers=3,
+            num_layers=3,
             dropout=DROPOUT,
             initialization=Initialization(std=0, embedding_std=0.1),
         ),

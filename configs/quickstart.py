@@ -6,7 +6,7 @@ The interpreter's own help topics and the source of its library, about 10 MB; on
 held out whole. Pre-norm, RMSNorm, SwiGLU, rotary positions, grouped-query attention, no biases.
 """
 
-from train.data.config import DataConfig, TokenizerConfig
+from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optimizers import Muon
 from train.schedules import ScheduleConfig
@@ -16,12 +16,12 @@ from transformer import (
     FeedForwardConfig,
     Initialization,
     NormConfig,
-    Rotary,
+    RoPE,
     TransformerConfig,
 )
 
 _BLOCK = BlockConfig(
-    mixer=AttentionConfig(heads=6, kv_heads=3, bias=False, position=Rotary()),
+    mixer=AttentionConfig(num_heads=6, num_kv_heads=3, bias=False, position=RoPE()),
     feed_forward=FeedForwardConfig(activation="silu", gated=True, bias=False),
     norm=NormConfig("rms", epsilon=1e-6),
 )
@@ -30,27 +30,31 @@ EXPERIMENTS = {
     "quickstart": Experiment(
         name="quickstart",
         model=TransformerConfig(
-            width=192,
-            layers=4,
-            pattern=(_BLOCK,),
+            d_model=192,
+            num_layers=4,
+            layer_pattern=(_BLOCK,),
             final_norm=NormConfig("rms", epsilon=1e-6),
             initialization=Initialization(std=0),
         ),
-        data=DataConfig(
+        data=TextDataConfig(
             path="python:library",
             validation_fraction=0.12,
             sequence_length=128,
             tokenizer=TokenizerConfig("bpe", vocab_size=2048),
         ),
         # Three iterations after `aol` learn as much as five after the norm, in an eighth less time.
-        optimizer=Muon(beta2=0.95, weight_decay=0.05, iterations=3, preconditioning="aol"),
+        optimizer=Muon(beta2=0.95, weight_decay=0.05, ns_steps=3, preconditioning="aol"),
         schedule=ScheduleConfig(
-            "warmup_stable_decay", learning_rate=4e-3, warmup=50, decay=0.5, final=0.0
+            "warmup_stable_decay",
+            learning_rate=4e-3,
+            warmup_steps=50,
+            decay_fraction=0.5,
+            min_lr_ratio=0.0,
         ),
         steps=1200,
         batch_size=8,
-        evaluation=EvaluationConfig(every=300, batches=20, compressors=True),
-        sample=SampleConfig(every=300, prompt="def ", tokens=80),
+        evaluation=EvaluationConfig(every=300, num_batches=20, compression_baselines=True),
+        sample=SampleConfig(every=300, prompt="def ", max_new_tokens=80),
         checkpoint=CheckpointConfig(every=300),
     )
 }

@@ -15,9 +15,9 @@ from transformer import AttentionConfig, LearnedPositions, Precision
 
 _SMALL = CPU["shakespeare_char_cpu"]
 _BLOCK = dataclasses.replace(
-    _SMALL.model.pattern[0],
-    mixer=AttentionConfig(heads=6, bias=False, dropout=0.2),
-    dropout=0.2,
+    _SMALL.model.layer_pattern[0],
+    mixer=AttentionConfig(num_heads=6, bias=False, dropout=0.2),
+    residual_dropout=0.2,
 )
 
 EXPERIMENTS = {
@@ -26,17 +26,17 @@ EXPERIMENTS = {
         name="shakespeare_char",
         model=dataclasses.replace(
             _SMALL.model,
-            width=384,
-            layers=6,
-            pattern=(_BLOCK,),
-            position=LearnedPositions(256),
-            dropout=0.2,
-            precision=Precision.named("bfloat16"),
+            d_model=384,
+            num_layers=6,
+            layer_pattern=(_BLOCK,),
+            position_embedding=LearnedPositions(256),
+            embedding_dropout=0.2,
+            precision=Precision.parse("bfloat16"),
         ),
         data=dataclasses.replace(DATA, sequence_length=256),
         steps=5000,
         batch_size=64,
-        evaluation=EvaluationConfig(every=250, batches=10),
+        evaluation=EvaluationConfig(every=250, num_batches=10),
         checkpoint=CheckpointConfig(every=1000),
     )
 }

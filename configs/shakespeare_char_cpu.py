@@ -7,7 +7,7 @@ The text is Karpathy's input.txt (1,115,394 characters), split as usual: the las
 to a lower loss than nanoGPT's 2,000.
 """
 
-from train.data.config import DataConfig, TokenizerConfig
+from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optimizers import Muon
 from train.schedules import ScheduleConfig
@@ -21,16 +21,16 @@ from transformer import (
 )
 
 _BLOCK = BlockConfig(
-    mixer=AttentionConfig(heads=4, bias=False),
+    mixer=AttentionConfig(num_heads=4, bias=False),
     feed_forward=FeedForwardConfig(activation="gelu", bias=False),
     norm=NormConfig("layer", bias=False),
 )
 
-DATA = DataConfig(
+DATA = TextDataConfig(
     path="tinyshakespeare/input.txt",
-    split="tail",
+    split_method="tail",
     sequence_length=64,
-    segments=False,
+    document_masking=False,
     tokenizer=TokenizerConfig("character"),
 )
 
@@ -38,19 +38,19 @@ EXPERIMENTS = {
     "shakespeare_char_cpu": Experiment(
         name="shakespeare_char_cpu",
         model=TransformerConfig(
-            width=128,
-            layers=4,
-            pattern=(_BLOCK,),
-            position=LearnedPositions(64),
+            d_model=128,
+            num_layers=4,
+            layer_pattern=(_BLOCK,),
+            position_embedding=LearnedPositions(64),
             final_norm=NormConfig("layer", bias=False),
         ),
         data=DATA,
         optimizer=Muon(beta2=0.99),
-        schedule=ScheduleConfig("cosine", learning_rate=4e-3, warmup=100),
+        schedule=ScheduleConfig("cosine", learning_rate=4e-3, warmup_steps=100),
         steps=900,
         batch_size=12,
-        evaluation=EvaluationConfig(every=250, batches=20),
-        sample=SampleConfig(every=500, prompt="\n", tokens=200),
+        evaluation=EvaluationConfig(every=250, num_batches=20),
+        sample=SampleConfig(every=500, prompt="\n", max_new_tokens=200),
         checkpoint=CheckpointConfig(every=500),
     )
 }

@@ -11,20 +11,20 @@ import dataclasses
 
 from configs.trec import EXPERIMENTS as TREC
 from train.data.config import TokenizerConfig
-from train.data.labelled_config import LabelledDataConfig
+from train.data.labelled_config import ClassificationDataConfig
 from train.experiment import SampleConfig
 
 EXPERIMENTS = {
     "sst2": dataclasses.replace(
         TREC["trec"],
         name="sst2",
-        data=LabelledDataConfig(
+        data=ClassificationDataConfig(
             path="sst2/train.tsv",
             validation_path="sst2/dev.tsv",
             test_path="sst2/test.tsv",
             header=False,
-            text="0",
-            label="1",
+            text_column="0",
+            label_column="1",
             max_length=64,
             tokenizer=TokenizerConfig("word", vocab_size=14_000, lowercase=True),
         ),

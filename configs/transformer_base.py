@@ -10,7 +10,7 @@ after the last layer, as in the authors' own code.
 import dataclasses
 
 from train.data.config import TokenizerConfig
-from train.data.parallel_config import ParallelDataConfig
+from train.data.parallel_config import BitextDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optimizers import Adam
 from train.schedules import ScheduleConfig
@@ -26,37 +26,37 @@ from transformer import (
     TransformerConfig,
 )
 
-WORDS = 37_000
+VOCAB_SIZE = 37_000
 
 
-def vaswani(
+def transformer_model(
     *,
-    layers: int = 6,
+    num_layers: int = 6,
     width: int = 512,
     hidden: int = 2048,
-    heads: int = 8,
+    num_heads: int = 8,
     dropout: float = 0.1,
-    words: int = WORDS,
+    vocab_size: int = VOCAB_SIZE,
 ) -> TransformerConfig:
     """A model of the paper's family; the encoder has the decoder's sizes."""
-    attention = AttentionConfig(heads=heads, bias=False)
+    attention = AttentionConfig(num_heads=num_heads, bias=False)
     block = BlockConfig(
         mixer=attention,
         feed_forward=FeedForwardConfig(hidden, activation="relu"),
         norm=NormConfig("layer", epsilon=1e-6),
-        placement="post",
-        dropout=dropout,
+        norm_placement="post",
+        residual_dropout=dropout,
     )
     return TransformerConfig(
-        vocab_size=words,
-        width=width,
-        layers=layers,
-        pattern=(dataclasses.replace(block, cross=attention),),
-        position=SinusoidalPositions(),
-        embedding_scale=True,
-        encoder=EncoderConfig(layers=layers, pattern=(block,), final_norm=None),
+        vocab_size=vocab_size,
+        d_model=width,
+        num_layers=num_layers,
+        layer_pattern=(dataclasses.replace(block, cross_attention=attention),),
+        position_embedding=SinusoidalPositions(),
+        scale_embeddings=True,
+        encoder=EncoderConfig(num_layers=num_layers, layer_pattern=(block,), final_norm=None),
         final_norm=None,
-        dropout=dropout,
+        embedding_dropout=dropout,
         # Fan-in for matrices; embeddings are of unit size once they are multiplied by sqrt(D).
         initialization=Initialization(std=0, embedding_std=width**-0.5, depth_scaled=False),
     )
@@ -65,16 +65,16 @@ def vaswani(
 EXPERIMENTS = {
     "transformer_base": Experiment(
         name="transformer_base",
-        task=Translation(label_smoothing=0.1, beams=4, length_penalty=0.6),
-        model=vaswani(),
-        data=ParallelDataConfig(
-            batch_tokens=25_000, tokenizer=TokenizerConfig("bpe", vocab_size=WORDS)
+        task=Translation(label_smoothing=0.1, num_beams=4, length_penalty=0.6),
+        model=transformer_model(),
+        data=BitextDataConfig(
+            batch_tokens=25_000, tokenizer=TokenizerConfig("bpe", vocab_size=VOCAB_SIZE)
         ),
-        optimizer=Adam(beta1=0.9, beta2=0.98, epsilon=1e-9, clip=0.0),
-        schedule=ScheduleConfig("inverse_sqrt", learning_rate=0.0, warmup=4000),
+        optimizer=Adam(beta1=0.9, beta2=0.98, epsilon=1e-9, max_grad_norm=0.0),
+        schedule=ScheduleConfig("inverse_sqrt", learning_rate=0.0, warmup_steps=4000),
         steps=100_000,
         batch_size=0,  # as many as data.batch_tokens allows
-        evaluation=EvaluationConfig(every=1000, batches=20, average=5),
-        checkpoint=CheckpointConfig(every=1000, keep=5),
+        evaluation=EvaluationConfig(every=1000, num_batches=20, average_checkpoints=5),
+        checkpoint=CheckpointConfig(every=1000, keep_last=5),
     )
 }

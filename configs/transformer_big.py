@@ -9,15 +9,15 @@ steps, and the last 20 checkpoints averaged (section 6.1).
 import dataclasses
 
 from configs.transformer_base import EXPERIMENTS as BASE
-from configs.transformer_base import vaswani
+from configs.transformer_base import transformer_model
 
 EXPERIMENTS = {
     "transformer_big": dataclasses.replace(
         BASE["transformer_base"],
         name="transformer_big",
-        model=vaswani(width=1024, hidden=4096, heads=16, dropout=0.3),
+        model=transformer_model(width=1024, hidden=4096, num_heads=16, dropout=0.3),
         steps=300_000,
-        evaluation=dataclasses.replace(BASE["transformer_base"].evaluation, average=20),
-        checkpoint=dataclasses.replace(BASE["transformer_base"].checkpoint, keep=20),
+        evaluation=dataclasses.replace(BASE["transformer_base"].evaluation, average_checkpoints=20),
+        checkpoint=dataclasses.replace(BASE["transformer_base"].checkpoint, keep_last=20),
     )
 }

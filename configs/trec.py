@@ -10,7 +10,7 @@
 import dataclasses
 
 from train.data.config import TokenizerConfig
-from train.data.labelled_config import LabelledDataConfig
+from train.data.labelled_config import ClassificationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optimizers import AdamW
 from train.schedules import ScheduleConfig
@@ -24,44 +24,44 @@ from transformer import (
     SinusoidalPositions,
     TransformerConfig,
 )
-from transformer.bag import bag_of_embeddings
+from transformer.bag import bag_of_embeddings_config
 
 WIDTH = 128
 
 _BLOCK = BlockConfig(
-    mixer=AttentionConfig(heads=4),
+    mixer=AttentionConfig(num_heads=4),
     feed_forward=FeedForwardConfig(256, activation="gelu"),
     norm=NormConfig("layer"),
-    dropout=0.3,
+    residual_dropout=0.3,
 )
 
 _TREC = Experiment(
     name="trec",
-    task=Classification(pooling="mean", dropout=0.3),
+    task=Classification(pooling="mean", classifier_dropout=0.3),
     model=TransformerConfig(
-        width=WIDTH,
-        layers=2,
-        pattern=(_BLOCK,),
-        position=SinusoidalPositions(),
-        embedding_scale=True,
+        d_model=WIDTH,
+        num_layers=2,
+        layer_pattern=(_BLOCK,),
+        position_embedding=SinusoidalPositions(),
+        scale_embeddings=True,
         causal=False,
-        dropout=0.5,
+        embedding_dropout=0.5,
         initialization=Initialization(std=0, embedding_std=WIDTH**-0.5),
     ),
-    data=LabelledDataConfig(
+    data=ClassificationDataConfig(
         path="trec/TREC.train.all",
         test_path="trec/TREC.test.all",
         format="label_first",
-        coarse=True,
+        coarse_labels=True,
         encoding="latin-1",
         max_length=48,
         tokenizer=TokenizerConfig("word", vocab_size=8000, lowercase=True),
     ),
     optimizer=AdamW(beta2=0.98, weight_decay=0.1),
-    schedule=ScheduleConfig("cosine", learning_rate=1e-3, warmup=100, final=0.0),
+    schedule=ScheduleConfig("cosine", learning_rate=1e-3, warmup_steps=100, min_lr_ratio=0.0),
     steps=1500,
     batch_size=64,
-    evaluation=EvaluationConfig(every=150, batches=0),
+    evaluation=EvaluationConfig(every=150, num_batches=0),
     sample=SampleConfig(every=500, prompt="Who wrote the play Hamlet ?"),
     checkpoint=CheckpointConfig(every=500),
 )
@@ -69,7 +69,7 @@ _TREC = Experiment(
 _BAG = dataclasses.replace(
     _TREC,
     name="trec-bag",
-    model=bag_of_embeddings(
+    model=bag_of_embeddings_config(
         WIDTH,
         256,
         dropout=0.3,

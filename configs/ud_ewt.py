@@ -9,7 +9,7 @@
 """
 
 from train.data.config import TokenizerConfig
-from train.data.tagged_config import TaggedDataConfig
+from train.data.tagged_config import TokenLabelDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optimizers import Muon
 from train.schedules import ScheduleConfig
@@ -20,30 +20,30 @@ from transformer import (
     FeedForwardConfig,
     Initialization,
     NormConfig,
-    Rotary,
+    RoPE,
     TransformerConfig,
 )
 
 _BLOCK = BlockConfig(
-    mixer=AttentionConfig(heads=4, position=Rotary()),
+    mixer=AttentionConfig(num_heads=4, position=RoPE()),
     feed_forward=FeedForwardConfig(384, activation="gelu"),
     norm=NormConfig("layer"),
-    dropout=0.2,
+    residual_dropout=0.2,
 )
 
 EXPERIMENTS = {
     "ud_ewt": Experiment(
         name="ud_ewt",
-        task=Tagging(dropout=0.2),
+        task=Tagging(classifier_dropout=0.2),
         model=TransformerConfig(
-            width=128,
-            layers=3,
-            pattern=(_BLOCK,),
+            d_model=128,
+            num_layers=3,
+            layer_pattern=(_BLOCK,),
             causal=False,
-            dropout=0.3,
+            embedding_dropout=0.3,
             initialization=Initialization(std=0),
         ),
-        data=TaggedDataConfig(
+        data=TokenLabelDataConfig(
             path="ud_ewt/en_ewt-ud-train.conllu",
             validation_path="ud_ewt/en_ewt-ud-dev.conllu",
             test_path="ud_ewt/en_ewt-ud-test.conllu",
@@ -51,10 +51,10 @@ EXPERIMENTS = {
             tokenizer=TokenizerConfig("bpe", vocab_size=4000),
         ),
         optimizer=Muon(beta2=0.98, weight_decay=0.1),
-        schedule=ScheduleConfig("cosine", learning_rate=3e-3, warmup=100, final=0.0),
+        schedule=ScheduleConfig("cosine", learning_rate=3e-3, warmup_steps=100, min_lr_ratio=0.0),
         steps=2000,
         batch_size=64,
-        evaluation=EvaluationConfig(every=400, batches=0),
+        evaluation=EvaluationConfig(every=400, num_batches=0),
         sample=SampleConfig(every=1000, prompt="The quick brown fox jumps over the lazy dog ."),
         checkpoint=CheckpointConfig(every=500),
     )

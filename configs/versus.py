@@ -18,7 +18,7 @@ parameters are within 1% of each other.
 
 import dataclasses
 
-from train.data.config import DataConfig, TokenizerConfig
+from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optimizers import AdamW
 from train.schedules import ScheduleConfig
@@ -30,50 +30,50 @@ from transformer import (
     LearnedPositions,
     NormConfig,
     PrimerConfig,
-    Rotary,
+    RoPE,
     SinusoidalPositions,
     TransformerConfig,
 )
 
-WIDTH, HEADS, LENGTH, WORDS = 256, 8, 128, 4096
+WIDTH, NUM_HEADS, SEQUENCE_LENGTH, VOCAB_SIZE = 256, 8, 128, 4096
 
 _TRANSFORMER = TransformerConfig(
-    width=WIDTH,
-    layers=6,
-    pattern=(
+    d_model=WIDTH,
+    num_layers=6,
+    layer_pattern=(
         BlockConfig(
-            mixer=AttentionConfig(heads=HEADS),
+            mixer=AttentionConfig(num_heads=NUM_HEADS),
             feed_forward=FeedForwardConfig(activation="relu"),
             norm=NormConfig("layer"),
-            placement="post",
+            norm_placement="post",
         ),
     ),
-    position=SinusoidalPositions(),
-    embedding_scale=True,
+    position_embedding=SinusoidalPositions(),
+    scale_embeddings=True,
     final_norm=None,
     # Fan-in for matrices; embeddings are of unit size once they are multiplied by sqrt(D).
     initialization=Initialization(std=0, embedding_std=WIDTH**-0.5, depth_scaled=False),
 )
 
 _GPT = TransformerConfig(
-    width=WIDTH,
-    layers=6,
-    pattern=(
+    d_model=WIDTH,
+    num_layers=6,
+    layer_pattern=(
         BlockConfig(
-            mixer=AttentionConfig(heads=HEADS),
+            mixer=AttentionConfig(num_heads=NUM_HEADS),
             feed_forward=FeedForwardConfig(activation="gelu_tanh"),
             norm=NormConfig("layer"),
         ),
     ),
-    position=LearnedPositions(LENGTH),
+    position_embedding=LearnedPositions(SEQUENCE_LENGTH),
 )
 
 _PLUS_PLUS = TransformerConfig(
-    width=WIDTH,
-    layers=6,
-    pattern=(
+    d_model=WIDTH,
+    num_layers=6,
+    layer_pattern=(
         BlockConfig(
-            mixer=AttentionConfig(heads=HEADS, bias=False, position=Rotary()),
+            mixer=AttentionConfig(num_heads=NUM_HEADS, bias=False, position=RoPE()),
             feed_forward=FeedForwardConfig(688, activation="silu", gated=True, bias=False),
             norm=NormConfig("rms", epsilon=1e-6),
         ),
@@ -83,40 +83,40 @@ _PLUS_PLUS = TransformerConfig(
 
 _PRIMER = dataclasses.replace(
     _GPT,
-    pattern=(
+    layer_pattern=(
         dataclasses.replace(
-            _GPT.pattern[0],
-            mixer=PrimerConfig(heads=HEADS),
+            _GPT.layer_pattern[0],
+            mixer=PrimerConfig(num_heads=NUM_HEADS),
             feed_forward=FeedForwardConfig(activation="squared_relu"),
         ),
     ),
 )
 
 _COMMON = Experiment(
-    data=DataConfig(
+    data=TextDataConfig(
         path="python:library",
         validation_fraction=0.12,
-        sequence_length=LENGTH,
-        tokenizer=TokenizerConfig("bpe", vocab_size=WORDS),
+        sequence_length=SEQUENCE_LENGTH,
+        tokenizer=TokenizerConfig("bpe", vocab_size=VOCAB_SIZE),
     ),
     optimizer=AdamW(beta2=0.98, weight_decay=0.1),
-    schedule=ScheduleConfig("cosine", learning_rate=1e-3, warmup=200),
+    schedule=ScheduleConfig("cosine", learning_rate=1e-3, warmup_steps=200),
     steps=2000,
     batch_size=16,
-    evaluation=EvaluationConfig(every=500, batches=20),
-    sample=SampleConfig(every=1000, prompt="def ", tokens=80),
+    evaluation=EvaluationConfig(every=500, num_batches=20),
+    sample=SampleConfig(every=1000, prompt="def ", max_new_tokens=80),
     checkpoint=CheckpointConfig(every=500),
 )
 
 
-def versus(name: str, model: TransformerConfig) -> Experiment:
+def comparison_experiment(name: str, model: TransformerConfig) -> Experiment:
     """The same data, optimizer and steps for every model."""
     return dataclasses.replace(_COMMON, name=f"versus-{name}", model=model)
 
 
 EXPERIMENTS = {
-    "transformer": versus("transformer", _TRANSFORMER),
-    "gpt": versus("gpt", _GPT),
-    "transformer_plus_plus": versus("transformer_plus_plus", _PLUS_PLUS),
-    "primer": versus("primer", _PRIMER),
+    "transformer": comparison_experiment("transformer", _TRANSFORMER),
+    "gpt": comparison_experiment("gpt", _GPT),
+    "transformer_plus_plus": comparison_experiment("transformer_plus_plus", _PLUS_PLUS),
+    "primer": comparison_experiment("primer", _PRIMER),
 }

@@ -80,9 +80,9 @@ def kernel_experiment(folder: Path, *, precision: str = "float32", **changes: An
     layer has to draw the same numbers again.
     """
     block = BlockConfig(
-        mixer=AttentionConfig(heads=4),
-        feed_forward=FeedForwardConfig(hidden=96),
-        dropout=0.1,
+        mixer=AttentionConfig(num_heads=4),
+        feed_forward=FeedForwardConfig(d_ff=96),
+        residual_dropout=0.1,
     )
     experiment = tiny(folder, **changes)
     model = dataclasses.replace(
@@ -91,9 +91,9 @@ def kernel_experiment(folder: Path, *, precision: str = "float32", **changes: An
         width=64,
         pattern=(block,),
         position=LearnedPositions(LENGTH),
-        precision=Precision.named(precision),
+        precision=Precision.parse(precision),
     )
-    data = dataclasses.replace(experiment.text, sequence_length=LENGTH, segments=False)
+    data = dataclasses.replace(experiment.text_data, sequence_length=LENGTH, segments=False)
     return dataclasses.replace(experiment, model=model, data=data, batch_size=BATCH)
 
 

@@ -10,16 +10,23 @@ import numpy as np
 import pytest
 
 from tests_device.support import Meter, float32_tolerance, largest_difference
-from transformer import Hardware, Mask, Pattern
-from transformer.attend import Case, Choice, Form, Scoring, attend, choose
-from transformer.masks import dense
+from transformer import Hardware, Mask, MaskPattern
+from transformer.attend import (
+    AttentionSpec,
+    Backend,
+    BackendChoice,
+    ScoreSpec,
+    attend,
+    choose_backend,
+)
+from transformer.masks import dense_mask
 
 B, N, K, H = 2, 4, 2, 64
 WINDOW = 100
 SCALE = H**-0.5
 
 # `ring` is for a sequence that is spread over devices.
-FORMS = [form for form in get_args(Form) if form not in ("auto", "ring")]
+FORMS = [form for form in get_args(Backend) if form not in ("auto", "ring")]
 MASKS = ("causal", "full", "window", "segments")
 
 Array = np.ndarray[Any, Any]
@@ -39,12 +46,12 @@ def tolerance_of(dtype: str, hardware: Hardware) -> float:
 
 def tokens(hardware: Hardware) -> int:
     """Return T: three tiles, the last one incomplete."""
-    return 2 * hardware.tile + 64
+    return 2 * hardware.tile_size + 64
 
 
 def mask_of(name: str, length: int) -> Mask:
     """Return a mask by name; that of segments is causal and ends in padding."""
-    pattern = Pattern(causal=name != "full", window=WINDOW if name == "window" else 0)
+    pattern = MaskPattern(causal=name != "full", window=WINDOW if name == "window" else 0)
     if name != "segments":
         return Mask(pattern)
     starts = np.array([[0.2, 0.3, 0.9], [0.5, 0.7, 1.0]]) * length
@@ -52,19 +59,19 @@ def mask_of(name: str, length: int) -> Mask:
     return Mask(pattern, segments=jnp.asarray(np.where(segments == 4, 0, segments), jnp.int32))
 
 
-def choice_of(form: Any, mask: Mask, dtype: str, length: int, hardware: Hardware) -> Choice:
+def choice_of(form: Any, mask: Mask, dtype: str, length: int, hardware: Hardware) -> BackendChoice:
     """Return what the library uses if it is asked for a form."""
-    case = Case(
+    case = AttentionSpec(
         hardware=hardware,
         pattern=mask.pattern,
         dtype=dtype,
-        queries=length,
-        keys=length,
-        query_width=H,
-        value_width=H,
-        segments=mask.segments is not None,
+        num_queries=length,
+        num_keys=length,
+        head_dim=H,
+        value_head_dim=H,
+        has_segments=mask.segments is not None,
     )
-    return choose(form, case)
+    return choose_backend(form, case)
 
 
 @functools.cache
@@ -85,7 +92,7 @@ def expected(name: str, dtype: str, length: int) -> tuple[Array, ...]:
     arrays = (each.astype(np.float64).swapaxes(1, 2) for each in inputs(dtype, length))
     q, k, v, dy = arrays  # [B, heads, T, H]
     k, v = (np.repeat(each, N // K, axis=1) for each in (k, v))
-    seen = np.asarray(dense(mask_of(name, length), length, length))[:, None]
+    seen = np.asarray(dense_mask(mask_of(name, length), length, length))[:, None]
     scores = np.where(seen, SCALE * q @ k.swapaxes(2, 3), -np.inf)
     # A query that sees nothing (padding) has no largest score, and weights of zero.
     top = np.where(seen.any(-1, keepdims=True), scores.max(-1, keepdims=True), 0)
@@ -116,14 +123,14 @@ def test_attention(form: Any, dtype: str, one_device: Hardware, meter: Meter) ->
     for name in MASKS:
         mask = mask_of(name, length)
         choice = choice_of(form, mask, dtype, length, one_device)
-        if choice.fell_back:
-            why = why or choice.why.partition(": ")[2]
+        if choice.is_fallback:
+            why = why or choice.reason.partition(": ")[2]
             continue
 
         @jax.jit
         def values_and_gradients(q: Any, k: Any, v: Any, dy: Any, mask: Mask) -> Any:
             def run(q: Any, k: Any, v: Any) -> Any:
-                return attend(q, k, v, mask, Scoring(SCALE), form=form, hardware=one_device).y
+                return attend(q, k, v, mask, ScoreSpec(SCALE), backend=form, hardware=one_device).y
 
             y, pull = jax.vjp(run, q, k, v)
             return y, *pull(dy)

@@ -12,7 +12,7 @@ from tests.train.support import losses, tiny
 from tests_device.support import Meter, rows_for
 from train.data.config import TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.registry import find
+from train.registry import find_experiment
 from transformer import Hardware
 
 
@@ -62,10 +62,10 @@ def test_resume(tmp_path: Path, hardware: Hardware, meter: Meter) -> None:
 
 def test_quickstart(tmp_path: Path, hardware: Hardware, meter: Meter) -> None:
     """The loss of the quickstart falls in its first steps."""
-    quickstart = find("quickstart")
+    quickstart = find_experiment("quickstart")
     data = dataclasses.replace(
-        quickstart.text,
-        limit_bytes=400_000,
+        quickstart.text_data,
+        max_bytes=400_000,
         tokenizer=TokenizerConfig("bpe", vocab_size=512),
         cache=str(tmp_path / "cache"),
     )

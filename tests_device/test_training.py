@@ -35,7 +35,7 @@ def test_bfloat16_training(folder: Path, one_device: Hardware, meter: Meter) -> 
     if one_device.platform == "cpu" and not CPU_TRAINS_IN_BFLOAT16:
         pytest.skip("this jaxlib cannot train in bfloat16 on a CPU")
     engine = engine_on(kernel_experiment(folder, precision="bfloat16"), one_device)
-    state, rows = engine.init(), engine.put(batch())
+    state, rows = engine.init(), engine.put_batch(batch())
     losses = []
     for _ in range(STEPS):
         state, metrics = engine.step(state, rows)
@@ -49,10 +49,10 @@ def test_float16_training(folder: Path, one_device: Hardware, meter: Meter) -> N
     """The loss falls, after the first scale was halved until gradients are finite."""
     # 2**24 times the gradients of this model is beyond float16, whose largest number is 65504.
     experiment = kernel_experiment(
-        folder, precision="float16", loss_scale=LossScaleConfig(2.0**24, growth_every=1000)
+        folder, precision="float16", loss_scale=LossScaleConfig(2.0**24, growth_interval=1000)
     )
     engine = engine_on(experiment, one_device)
-    state, rows = engine.init(), engine.put(batch())
+    state, rows = engine.init(), engine.put_batch(batch())
     losses, overflows = [], 0
     for _ in range(STEPS + 12):
         state, metrics = engine.step(state, rows)
@@ -74,9 +74,9 @@ def sgd_experiment(folder: Path, **changes: Any) -> Experiment:
     Adam divides a gradient by its own size: of one that is zero but for rounding (that of the
     biases of keys) it makes a full step in a random direction.
     """
-    schedule = ScheduleConfig("constant", learning_rate=1.0, warmup=0)
+    schedule = ScheduleConfig("constant", learning_rate=1.0, warmup_steps=0)
     experiment = kernel_experiment(folder, schedule=schedule, **changes)
-    return dataclasses.replace(experiment, optimizer=Sgd(momentum=0.9, clip=0.0))
+    return dataclasses.replace(experiment, optimizer=Sgd(momentum=0.9, max_grad_norm=0.0))
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def float32(folder: Path, one_device: Hardware) -> Engine:
 def test_donation(float32: Engine) -> None:
     """A step takes over the memory of the state that it is given."""
     state = float32.init()
-    after, _ = jax.block_until_ready(float32.step(state, float32.put(batch())))
+    after, _ = jax.block_until_ready(float32.step(state, float32.put_batch(batch())))
     kept = [
         jax.tree_util.keystr(path)
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)
@@ -110,7 +110,7 @@ def one_step(engine: Engine) -> tuple[float, list[np.ndarray]]:
     """Return the loss of the first step and what each parameter moved by: minus its gradient."""
     state = engine.init()
     before = jax.device_get(jax.tree.leaves(state.params))
-    state, metrics = engine.step(state, engine.put(batch()))
+    state, metrics = engine.step(state, engine.put_batch(batch()))
     after = jax.device_get(jax.tree.leaves(state.params))
     return float(metrics["loss"]), [new - old for new, old in zip(after, before, strict=True)]
 
@@ -153,7 +153,7 @@ def test_two_devices(
     for engine in (float32, other):
         state, losses = engine.init(), []
         for cursor in range(4):
-            state, metrics = engine.step(state, engine.put(batch(cursor)))
+            state, metrics = engine.step(state, engine.put_batch(batch(cursor)))
             losses.append(float(metrics["loss"]))
         curves.append(losses)
     for step, (one, two) in enumerate(zip(*curves, strict=True), start=1):

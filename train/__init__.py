@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from train.loop import fit
     from train.run import Run
 
-_HOMES = {"Experiment": "experiment", "Run": "run", "fit": "loop", "load": "loading"}
+_HOMES = {"Experiment": "make_experiment", "Run": "run_mixer", "fit": "loop", "load": "loading"}
 
 __all__ = ["Experiment", "Run", "fit", "load"]
 

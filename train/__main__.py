@@ -4,13 +4,13 @@ import io
 import sys
 
 from train.allocator import restart_with_huge_pages
-from train.cli import COMPUTING, HELP, main
+from train.cli import HELP_FLAGS, MODEL_VERBS, main
 from train.standard_error import make_lenient
 
 if __name__ == "__main__":
     make_lenient()
     # Help computes nothing, and need not wait for a second start of Python.
-    if COMPUTING.intersection(sys.argv[1:2]) and HELP.isdisjoint(sys.argv):
+    if MODEL_VERBS.intersection(sys.argv[1:2]) and HELP_FLAGS.isdisjoint(sys.argv):
         restart_with_huge_pages()
     if isinstance(sys.stdout, io.TextIOWrapper):  # where it is no UTF-8, signs are spelt out
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -11,17 +11,17 @@ import re
 import sys
 from collections.abc import Mapping
 
-VARIABLE = "GLIBC_TUNABLES"
-TUNABLE = "glibc.malloc.hugetlb"
+TUNABLES_VARIABLE = "GLIBC_TUNABLES"
+HUGE_PAGES_TUNABLE = "glibc.malloc.hugetlb"
 
 
 def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with large pages asked for; what it says of them already stands."""
-    tunables = environment.get(VARIABLE, "")
-    if TUNABLE in tunables:
+    tunables = environment.get(TUNABLES_VARIABLE, "")
+    if HUGE_PAGES_TUNABLE in tunables:
         return dict(environment)
-    joined = f"{tunables}:{TUNABLE}=1" if tunables else f"{TUNABLE}=1"
-    return {**environment, VARIABLE: joined}
+    joined = f"{tunables}:{HUGE_PAGES_TUNABLE}=1" if tunables else f"{HUGE_PAGES_TUNABLE}=1"
+    return {**environment, TUNABLES_VARIABLE: joined}
 
 
 def restart_with_huge_pages() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 from jax.sharding import Mesh
 
-from train.hlo import Computation, Instruction, Program, bytes_of, shapes_of
+from train.hlo import Computation, Instruction, Program, array_bytes, array_shapes
 
-KINDS = (
+COLLECTIVE_KINDS = (
     "all-gather",
     "all-reduce",
     "reduce-scatter",
@@ -20,7 +20,7 @@ KINDS = (
     "collective-broadcast",
 )
 
-POINT_TO_POINT = ("collective-permute", "collective-broadcast")
+WHOLE_ARRAY_KINDS = ("collective-permute", "collective-broadcast")
 """Those that send an array whole."""
 
 
@@ -32,7 +32,7 @@ class Collective:
     """One of `KINDS`."""
     axes: tuple[str, ...]
     """The mesh axes along which data travel."""
-    parts: int
+    group_size: int
     """Devices that take part together."""
     bytes: int
     """Of the array on one device where it is whole: what an all-gather ends with, and a
@@ -41,22 +41,22 @@ class Collective:
     """Times that it runs in one run of the program."""
     shapes: tuple[tuple[int, ...], ...]
     """Of what each device puts in."""
-    origin: str
+    op_name: str
     """The operation of the program before compilation that it comes from, as XLA has it."""
 
     @property
-    def sent(self) -> float:
+    def bytes_sent(self) -> float:
         """Bytes that each device sends in one run of it, around a ring.
 
         An all-reduce is a reduce-scatter and an all-gather.
         """
-        if self.kind in POINT_TO_POINT:
+        if self.kind in WHOLE_ARRAY_KINDS:
             return self.bytes
-        share = (self.parts - 1) / self.parts
+        share = (self.group_size - 1) / self.group_size
         return self.bytes * share * (2 if self.kind == "all-reduce" else 1)
 
 
-def collectives(text: str, mesh: Mesh) -> tuple[Collective, ...]:
+def find_collectives(text: str, mesh: Mesh) -> tuple[Collective, ...]:
     """All that the program of `text` sends over `mesh`; what stays on one device is left out.
 
     Args:
@@ -66,12 +66,12 @@ def collectives(text: str, mesh: Mesh) -> tuple[Collective, ...]:
     Starts and ends of asynchronous ones count once; inside a loop they count as often as it turns.
     """
     program = Program.parse(text)
-    runs, fused = program.runs(), program.fused()
+    runs, fused = program.execution_counts(), program.fused_computations()
     found: list[Collective] = []
     seen: set[str] = set()
     for name, computation in program.computations.items():
         for instruction in computation.values():
-            if not runs[name] or instruction.opcode.removesuffix("-start") not in KINDS:
+            if not runs[name] or instruction.opcode.removesuffix("-start") not in COLLECTIVE_KINDS:
                 continue
             if name in fused:  # a TPU's start, middle and end of one, which share its channel
                 channel = instruction.attribute("channel_id")
@@ -83,7 +83,9 @@ def collectives(text: str, mesh: Mesh) -> tuple[Collective, ...]:
     return tuple(found)
 
 
-def totals(found: Iterable[Collective]) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
+def total_collectives(
+    found: Iterable[Collective],
+) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
     """By kind and axes: how many run, and their bytes together."""
     sums: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
     for one in found:
@@ -100,22 +102,22 @@ def _collective(
         kind = "reduce-scatter"  # a TPU's fusion of it with the slice that each device keeps
     given = ", ".join(computation[operand].type for operand in instruction.operands)
     groups = _groups(instruction, mesh.size)
-    parts = mesh.size if kind in POINT_TO_POINT else len(groups[0])
-    origin = re.search(r'op_name="([^"]*)"', instruction.rest)
+    parts = mesh.size if kind in WHOLE_ARRAY_KINDS else len(groups[0])
+    origin = re.search(r'op_name="([^"]*)"', instruction.operands_and_attributes)
     return Collective(
         kind=kind,
         axes=_axes(groups, mesh),
-        parts=parts,
-        bytes=bytes_of(given) * (parts if kind == "all-gather" else 1),
+        group_size=parts,
+        bytes=array_bytes(given) * (parts if kind == "all-gather" else 1),
         count=count,
-        shapes=shapes_of(given),
-        origin=origin[1] if origin else "",
+        shapes=array_shapes(given),
+        op_name=origin[1] if origin else "",
     )
 
 
 def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
     """Which devices exchange data, by their places in the mesh."""
-    if found := _NAMED.search(instruction.rest):
+    if found := _NAMED.search(instruction.operands_and_attributes):
         return _groups_of_mesh(found[1], found[2], found[3])
     pairs = instruction.attribute("source_target_pairs")
     text = pairs or instruction.attribute("replica_groups")

@@ -25,26 +25,26 @@ from jax.sharding import Mesh
 
 from transformer.hardware import Hardware
 
-PROGRAMS_AHEAD = 8
+MAX_PROGRAMS_IN_FLIGHT = 8
 """Programs that may be unfinished when a dispatch returns, where nothing else limits them: enough
 to keep a device busy while the host is held up, and few enough batches to keep in its memory."""
 
 
-def programs_ahead(hardware: Hardware, mesh: Mesh) -> int:
+def max_programs_in_flight(hardware: Hardware, mesh: Mesh) -> int:
     """Return how many programs over a mesh may be unfinished when a dispatch returns.
 
     None on several CPU devices. Fewer than 32 would avoid the deadlock described above, but other
     programs count too (those of samples, say), and a CPU computes no faster for having more than
     one: its cores are shared by all of them.
     """
-    return 0 if hardware.platform == "cpu" and mesh.size > 1 else PROGRAMS_AHEAD
+    return 0 if hardware.platform == "cpu" and mesh.size > 1 else MAX_PROGRAMS_IN_FLIGHT
 
 
 class DispatchLimit:
     """Waits for the oldest program when more than `ahead` are in flight."""
 
-    def __init__(self, ahead: int):
-        self._ahead = ahead
+    def __init__(self, max_in_flight: int):
+        self._ahead = max_in_flight
         self._in_flight: collections.deque[Any] = collections.deque()
 
     def add(self, outputs: Any) -> None:

@@ -30,11 +30,11 @@ class Engine(abc.ABC):
         """The state before the first step, born where it belongs."""
 
     @abc.abstractmethod
-    def shapes(self) -> TrainState:
+    def abstract_state(self) -> TrainState:
         """The state's shapes, dtypes and layout, with nothing allocated."""
 
     @abc.abstractmethod
-    def put(self, rows: dict[str, np.ndarray]) -> Batch:
+    def put_batch(self, rows: dict[str, np.ndarray]) -> Batch:
         """This host's rows of a batch, on the devices."""
 
     @abc.abstractmethod
@@ -42,7 +42,7 @@ class Engine(abc.ABC):
         """One update. `state` is consumed."""
 
     @abc.abstractmethod
-    def choices(self) -> dict[str, str]:
+    def auto_choices(self) -> dict[str, str]:
         """What every `auto` has become here, and why."""
 
     @abc.abstractmethod

@@ -10,26 +10,26 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from train.choices import choices
-from train.context import check_context
-from train.dispatch import DispatchLimit, programs_ahead
+from train.choices import resolve_auto
+from train.context import check_context_parallelism
+from train.dispatch import DispatchLimit, max_programs_in_flight
 from train.engine import Engine, Metrics
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.loss_scale import LossScale
-from train.optimizers import make_update
+from train.optimizers import make_step_optimizer
 from train.recovery.watch import Watch
 from train.schedules import make_schedule
 from train.sharding import (
-    check_batches,
-    check_memory,
-    constrain_to,
-    in_host_memory,
-    like_parameters,
+    check_batch_divides,
+    check_optimizer_placement,
+    host_memory_shardings,
     make_mesh,
+    make_sharding_constraint,
+    optimizer_state_shardings,
     parameter_shardings,
-    place_batch,
-    replicated,
+    replicated_sharding,
+    shard_batch,
 )
 from train.state import TrainState
 from train.step import Batch, TrainStep
@@ -52,9 +52,9 @@ def make_engine(experiment: Experiment, hardware: Hardware) -> Engine:
         raise UsageError(str(error)) from error
 
 
-def check_rows(experiment: Experiment, mesh: Mesh) -> None:
+def check_batch_sharding(experiment: Experiment, mesh: Mesh) -> None:
     """Raises UsageError if batches to train on cannot be cut for the devices of a mesh."""
-    check_batches(mesh, *experiment.rows, experiment.accumulate)
+    check_batch_divides(mesh, *experiment.row_multiple, experiment.grad_accum_steps)
 
 
 class JitEngine(Engine):
@@ -62,14 +62,14 @@ class JitEngine(Engine):
 
     def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
         self.experiment, self.mesh = experiment, mesh
-        check_context(experiment, mesh, hardware)
-        self.model = make_task(experiment).model(hardware, constrain_to(mesh))
-        self.axes = self.model.axes()
-        self.train_step = make_step(experiment, self.model, self.axes)
-        check_memory(experiment.mesh, hardware)
-        self.dispatch_limit = DispatchLimit(programs_ahead(hardware, mesh))
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes())
-        step, loss = self.train_step, self.train_step.loss
+        check_context_parallelism(experiment, mesh, hardware)
+        self.model = make_task(experiment).make_model(hardware, make_sharding_constraint(mesh))
+        self.axes = self.model.logical_axes()
+        self.train_step = make_train_step(experiment, self.model, self.axes)
+        check_optimizer_placement(experiment.mesh, hardware)
+        self.dispatch_limit = DispatchLimit(max_programs_in_flight(hardware, mesh))
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
+        step, loss = self.train_step, self.train_step.loss_fn
 
         # Profiles and compiler logs show the names of the functions that are compiled.
         def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -79,12 +79,12 @@ class JitEngine(Engine):
             return loss(params, batch, None)
 
         self._step = jax.jit(
-            train_step, donate_argnums=0, out_shardings=(shardings, replicated(mesh))
+            train_step, donate_argnums=0, out_shardings=(shardings, replicated_sharding(mesh))
         )
         self._evaluate = jax.jit(evaluate)
 
     def init(self) -> TrainState:
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes())
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
         # Whoever reads a number of a state that did not fit would wait for ever (jax 0.12 on CPUs).
         return jax.block_until_ready(jax.jit(self._init, out_shardings=shardings)())
 
@@ -92,13 +92,13 @@ class JitEngine(Engine):
     def _init(self) -> Callable[[], TrainState]:
         return functools.partial(init_state, self.experiment, self.model, self.train_step.optimizer)
 
-    def shapes(self) -> TrainState:
+    def abstract_state(self) -> TrainState:
         shapes = jax.eval_shape(self._init)
         params = parameter_shardings(self.mesh, self.axes, shapes.params)
-        whole = replicated(self.mesh)
-        optimizer = like_parameters(shapes.optimizer, shapes.params, params, whole)
-        if self.experiment.mesh.optimizer == "host":
-            optimizer = in_host_memory(optimizer)
+        whole = replicated_sharding(self.mesh)
+        optimizer = optimizer_state_shardings(shapes.optimizer, shapes.params, params, whole)
+        if self.experiment.mesh.optimizer_placement == "host":
+            optimizer = host_memory_shardings(optimizer)
         rest = jax.tree.map(lambda _: whole, shapes)
         ema = None if shapes.ema is None else params
         shardings = rest.replace(params=params, optimizer=optimizer, ema=ema)
@@ -108,9 +108,9 @@ class JitEngine(Engine):
             shardings,
         )
 
-    def put(self, rows: dict[str, np.ndarray]) -> Batch:
+    def put_batch(self, rows: dict[str, np.ndarray]) -> Batch:
         count = len(next(iter(rows.values()))) * jax.process_count()
-        return place_batch(self.mesh, rows, count)
+        return shard_batch(self.mesh, rows, count)
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         state, metrics = self._dispatch_step(state, batch)
@@ -120,12 +120,12 @@ class JitEngine(Engine):
     def _dispatch_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         return self._step(state, batch)
 
-    def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
+    def lower_step(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
         """The step's program before it is compiled; shapes will do for arguments."""
         return self._step.lower(state, batch)
 
-    def choices(self) -> dict[str, str]:
-        return choices(self.experiment, self.model.hardware, self.mesh.shape["context"])
+    def auto_choices(self) -> dict[str, str]:
+        return resolve_auto(self.experiment, self.model.hardware, self.mesh.shape["context"])
 
     def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
         sums = self._evaluate(params, batch)
@@ -138,8 +138,8 @@ class PmapEngine(JitEngine):
 
     def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
         super().__init__(experiment, mesh, hardware)
-        single = make_task(experiment).model(hardware, unconstrained)
-        mapped = make_step(experiment, single, self.axes, axis_name="devices")
+        single = make_task(experiment).make_model(hardware, unconstrained)
+        mapped = make_train_step(experiment, single, self.axes, axis_name="devices")
 
         def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
             return mapped(state, batch)
@@ -154,18 +154,20 @@ class PmapEngine(JitEngine):
         return self._mapped(state, cut)
 
 
-def make_step(
+def make_train_step(
     experiment: Experiment, model: Model, axes: Any, axis_name: str | None = None
 ) -> TrainStep:
     """The step of an experiment; `axis_name` if it is to be mapped over devices."""
     return TrainStep(
-        loss=make_task(experiment).loss(model),
-        optimizer=make_update(experiment.optimizer, axes, experiment.mesh.optimizer),
-        schedule=make_schedule(
-            experiment.schedule, steps=experiment.steps, width=experiment.model.width
+        loss_fn=make_task(experiment).make_loss_fn(model),
+        optimizer=make_step_optimizer(
+            experiment.optimizer, axes, experiment.mesh.optimizer_placement
         ),
-        clip=experiment.optimizer.clip,
-        accumulate=experiment.accumulate,
+        schedule=make_schedule(
+            experiment.schedule, steps=experiment.steps, width=experiment.model.d_model
+        ),
+        max_grad_norm=experiment.optimizer.max_grad_norm,
+        grad_accum_steps=experiment.grad_accum_steps,
         loss_scale=experiment.loss_scale,
         axis_name=axis_name,
         ema_decay=experiment.ema.decay,
@@ -178,7 +180,7 @@ def init_state(
 ) -> TrainState:
     """The state at step 0, from the seed alone."""
     weights, dropout = jax.random.split(jax.random.key(experiment.seed))
-    params = model.initial(weights)
+    params = model.init_params(weights)
     wide = jax.tree.map(lambda p: p.astype(jnp.float32), params)
     scaled = experiment.model.precision.needs_loss_scale
     return TrainState(
@@ -187,7 +189,7 @@ def init_state(
         params=params,
         optimizer=optimizer.init(wide),
         key=dropout,
-        loss_scale=LossScale.start(experiment.loss_scale) if scaled else None,
+        loss_scale=LossScale.init(experiment.loss_scale) if scaled else None,
         ema=wide if experiment.ema.decay else None,
         watch=Watch.start(experiment.recovery),
     )

@@ -1,7 +1,7 @@
 """Errors meant for a person: one line that names the thing, the problem and the remedy."""
 
 
-class PlainError(Exception):
+class NoTracebackError(Exception):
     """An error whose words say all: a notebook shows them without a trace of where it came from."""
 
     def _render_traceback_(self) -> list[str]:
@@ -9,7 +9,7 @@ class PlainError(Exception):
         return [f"{type(self).__name__}: {self}"]
 
 
-class UserError(PlainError):
+class UserError(NoTracebackError):
     """Something the user can put right. The command line prints it as one line and exits with 1.
 
     Write the message as ``thing: problem; remedy``, for example

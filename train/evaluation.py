@@ -18,7 +18,7 @@ def evaluate_run(run: Run, split: str) -> dict[str, float]:
     Raises UserError if the data have no such split, or are no longer there.
     """
     task = make_task(run.experiment)
-    corpus = task.prepare(run.tokenizer, run.labels)
+    corpus = task.prepare_corpus(run.tokenizer, run.labels)
     engine = make_engine(run.experiment, run.model.hardware)
     with explain_exhaustion(lambda: [ELSEWHERE]):
-        return task.evaluate(engine, run.params, corpus, split, whole=True)
+        return task.evaluate(engine, run.params, corpus, split, full_split=True)

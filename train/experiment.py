@@ -3,11 +3,11 @@
 import dataclasses
 from typing import Any, Literal
 
-from train.data.config import DataConfig
-from train.data.labelled_config import LabelledDataConfig
+from train.data.config import TextDataConfig
+from train.data.labelled_config import ClassificationDataConfig
 from train.data.listops_config import ListOpsDataConfig
-from train.data.parallel_config import ParallelDataConfig
-from train.data.tagged_config import TaggedDataConfig
+from train.data.parallel_config import BitextDataConfig
+from train.data.tagged_config import TokenLabelDataConfig
 from train.errors import UsageError
 from train.optimizers import AdamW, OptimizerConfig
 from train.recovery.config import RecoveryConfig
@@ -15,28 +15,32 @@ from train.schedules import ScheduleConfig
 from train.sharding.mesh import MeshConfig
 from train.tasks.config import (
     Classification,
-    LanguageModelling,
-    MaskedLanguageModelling,
+    LanguageModeling,
+    MaskedLanguageModeling,
     Tagging,
     TaskConfig,
     Translation,
 )
-from transformer.checks import LARGEST, check_numbers, check_share
+from transformer.checks import MAX_INTEGER, check_fraction, check_numbers
 from transformer.checks import check_seed as check_jax_seed
 from transformer.config import TransformerConfig
 from transformer.sampling import SamplingConfig
 
 AnyDataConfig = (
-    DataConfig | LabelledDataConfig | ListOpsDataConfig | TaggedDataConfig | ParallelDataConfig
+    TextDataConfig
+    | ClassificationDataConfig
+    | ListOpsDataConfig
+    | TokenLabelDataConfig
+    | BitextDataConfig
 )
 """What there is to learn from."""
 
-DATA: dict[type, tuple[type, ...]] = {
-    LanguageModelling: (DataConfig,),
-    MaskedLanguageModelling: (DataConfig,),
-    Classification: (LabelledDataConfig, ListOpsDataConfig),
-    Tagging: (TaggedDataConfig,),
-    Translation: (ParallelDataConfig,),
+TASK_DATA_CONFIGS: dict[type, tuple[type, ...]] = {
+    LanguageModeling: (TextDataConfig,),
+    MaskedLanguageModeling: (TextDataConfig,),
+    Classification: (ClassificationDataConfig, ListOpsDataConfig),
+    Tagging: (TokenLabelDataConfig,),
+    Translation: (BitextDataConfig,),
 }
 """The data that each task may read."""
 
@@ -71,7 +75,7 @@ class EvaluationConfig:
 
     every: int = 500
     """Steps between evaluations; 0: only at the end."""
-    batches: int = 20
+    num_batches: int = 20
     """Batches of each evaluation during training; 0: the whole split. The one at the end takes
     the whole split."""
     stride: int = 0
@@ -80,9 +84,9 @@ class EvaluationConfig:
     batch_size: int = 0
     """As the experiment's own, or a few rows more so that a batch divides among devices; 0: that
     of training. Where training has data.batch_tokens, evaluation has them too."""
-    compressors: bool = False
+    compression_baselines: bool = False
     """Show at the end what gzip -9 and xz -9 make of the held-out text."""
-    average: int = 1
+    average_checkpoints: int = 1
     """What is evaluated at the end is the mean of the weights of so many checkpoints: the last, and
     those before it at multiples of checkpoint.every. They are kept for it."""
 
@@ -98,7 +102,7 @@ class SampleConfig:
     every: int = 0
     """Steps between samples; 0: none."""
     prompt: str = ""
-    tokens: int = 100
+    max_new_tokens: int = 100
     temperature: float = 0.8
     top_k: int = 0
     top_p: float = 1.0
@@ -107,11 +111,11 @@ class SampleConfig:
         _at_least(0, "sample", self, "every")
         _at_least(1, "sample", self, "tokens")
         try:
-            self.sampling()
+            self.sampling_config()
         except ValueError as error:
             raise UsageError(str(error).replace("sampling.", "sample.", 1)) from error
 
-    def sampling(self) -> SamplingConfig:
+    def sampling_config(self) -> SamplingConfig:
         """How a word is chosen."""
         return SamplingConfig(self.temperature, self.top_k, self.top_p)
 
@@ -122,11 +126,11 @@ class CheckpointConfig:
 
     every: int = 500
     """Steps between checkpoints; the last step always has one. 0: only the last."""
-    keep: int = 2
+    keep_last: int = 2
     """How many of the newest are kept."""
     keep_every: int = 0
     """Checkpoints at multiples of this many steps are kept too; 0: none."""
-    best: bool = False
+    keep_best: bool = False
     """The checkpoint of the best evaluation is kept too, and is what the run is judged by."""
     verify: Literal["auto", "sizes", "full"] = "auto"
     """What is compared with the manifest before a checkpoint is restored: the sizes of its files;
@@ -145,11 +149,11 @@ class EmaConfig:
     """Share of the average that a step leaves as it is, near 1; 0: none is kept."""
 
     def __post_init__(self) -> None:
-        check_share("ema.decay", self.decay)
+        check_fraction("ema.decay", self.decay)
 
 
 @dataclasses.dataclass(frozen=True)
-class StoppingConfig:
+class EarlyStoppingConfig:
     """An end before the last step, when evaluations get no better."""
 
     patience: int = 0
@@ -164,19 +168,21 @@ class StoppingConfig:
 class LossScaleConfig:
     """Used when a precision policy computes in float16, and at no other time."""
 
-    initial: float = 2.0**15
-    growth_every: int = 2000
+    init_scale: float = 2.0**15
+    growth_interval: int = 2000
     """Steps without overflow after which the scale doubles."""
-    largest: float = 2.0**24
+    max_scale: float = 2.0**24
 
     def __post_init__(self) -> None:
-        if not 1 <= self.initial <= self.largest:
+        if not 1 <= self.init_scale <= self.max_scale:
             raise ValueError(
-                f"loss_scale.initial {self.initial}: give a scale from 1 to loss_scale.largest "
-                f"{self.largest}"
+                f"loss_scale.initial {self.init_scale}: give a scale from 1 to loss_scale.largest "
+                f"{self.max_scale}"
             )
-        if self.growth_every < 1:
-            raise ValueError(f"loss_scale.growth_every {self.growth_every}: give 1 or more steps")
+        if self.growth_interval < 1:
+            raise ValueError(
+                f"loss_scale.growth_every {self.growth_interval}: give 1 or more steps"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,10 +191,10 @@ class Experiment:
 
     name: str = "experiment"
     """What the run is called, and its folder under runs/ unless --workdir says otherwise."""
-    task: TaskConfig = LanguageModelling()
+    task: TaskConfig = LanguageModeling()
     """What it learns."""
     model: TransformerConfig = TransformerConfig()
-    data: AnyDataConfig = DataConfig()
+    data: AnyDataConfig = TextDataConfig()
     optimizer: OptimizerConfig = AdamW()
     schedule: ScheduleConfig = ScheduleConfig()
     steps: int = 1000
@@ -197,7 +203,7 @@ class Experiment:
     """Examples (windows, texts, pairs of sentences) in a batch, over all devices and microbatches.
     Beside data.batch_tokens, which translation has, it is the most that there may be; 0: as many as
     that allows."""
-    accumulate: int = 1
+    grad_accum_steps: int = 1
     """Microbatches that a batch is cut into, one after the other: less memory, the same result."""
     seed: int = 0
     """Of the first weights, of dropout, and of the order of the data."""
@@ -211,32 +217,32 @@ class Experiment:
     checkpoint: CheckpointConfig = CheckpointConfig()
     loss_scale: LossScaleConfig = LossScaleConfig()
     ema: EmaConfig = EmaConfig()
-    stopping: StoppingConfig = StoppingConfig()
+    early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
     recovery: RecoveryConfig = RecoveryConfig()
 
     @property
-    def judged_at_best(self) -> bool:
+    def uses_best_checkpoint(self) -> bool:
         """Whether the best checkpoint is kept, and the run judged by it."""
-        return self.checkpoint.best or self.stopping.patience > 0
+        return self.checkpoint.keep_best or self.early_stopping.patience > 0
 
     @property
-    def text(self) -> DataConfig:
+    def text_data(self) -> TextDataConfig:
         """The data of a task that learns from text; of other tasks, a TypeError."""
-        if not isinstance(self.data, DataConfig):
+        if not isinstance(self.data, TextDataConfig):
             raise TypeError(f"task {type(self.task).__name__}: has no running text")
         return self.data
 
     @property
-    def length(self) -> int:
+    def sequence_length(self) -> int:
         """The most tokens of a sequence that the model is shown."""
-        if isinstance(self.data, DataConfig):
+        if isinstance(self.data, TextDataConfig):
             return self.data.sequence_length
         return self.data.max_length
 
     @property
-    def segments(self) -> bool:
+    def has_segments(self) -> bool:
         """Whether sequences have documents or padding that are to be told apart."""
-        return self.data.segments if isinstance(self.data, DataConfig) else True
+        return self.data.document_masking if isinstance(self.data, TextDataConfig) else True
 
     @property
     def batch_tokens(self) -> int:
@@ -244,10 +250,10 @@ class Experiment:
         return getattr(self.data, "batch_tokens", 0)
 
     @property
-    def rows(self) -> tuple[str, int]:
+    def row_multiple(self) -> tuple[str, int]:
         """What the rows of every batch are a multiple of: the setting that says so, its value."""
-        if isinstance(self.data, ParallelDataConfig) and self.batch_tokens:
-            return "data.row_multiple", self.data.row_multiple
+        if isinstance(self.data, BitextDataConfig) and self.batch_tokens:
+            return "data.batch_size_multiple", self.data.batch_size_multiple
         return "batch_size", self.batch_size
 
     def __post_init__(self) -> None:
@@ -258,10 +264,10 @@ class Experiment:
         self._check_task()
         self._check_lengths()
         self._check_judging()
-        setting, rows = self.rows
-        if rows % self.accumulate:
+        setting, rows = self.row_multiple
+        if rows % self.grad_accum_steps:
             raise UsageError(
-                f"accumulate {self.accumulate}: does not divide {setting} {rows}; "
+                f"accumulate {self.grad_accum_steps}: does not divide {setting} {rows}; "
                 "give a divisor of it"
             )
         if self.compile == "pmap" and self.mesh != MeshConfig(data=self.mesh.data):
@@ -273,17 +279,17 @@ class Experiment:
     def _check_batch(self) -> None:
         """That there is a number of examples, or of tokens, and that the two agree."""
         if not self.batch_tokens:
-            if isinstance(self.data, ParallelDataConfig) and self.batch_size == 0:
+            if isinstance(self.data, BitextDataConfig) and self.batch_size == 0:
                 raise UsageError("batch_size 0: give 1 or more, or set data.batch_tokens")
             _at_least(1, "", self, "batch_size")
             return
         _at_least(0, "", self, "batch_size")
-        if self.batch_tokens < self.length:
+        if self.batch_tokens < self.sequence_length:
             raise UsageError(
                 f"data.batch_tokens {self.batch_tokens}: has no room for a sentence of "
-                f"data.max_length {self.length} tokens; give more"
+                f"data.max_length {self.sequence_length} tokens; give more"
             )
-        setting, multiple = self.rows
+        setting, multiple = self.row_multiple
         if self.batch_size % multiple:
             raise UsageError(
                 f"batch_size {self.batch_size}: is no multiple of {setting} {multiple}, as the "
@@ -293,7 +299,7 @@ class Experiment:
 
     def _check_task(self) -> None:
         """That data and model are such as the task needs."""
-        task, data = type(self.task).__name__, DATA[type(self.task)]
+        task, data = type(self.task).__name__, TASK_DATA_CONFIGS[type(self.task)]
         if type(self.data) not in data:
             known = " or a ".join(each.__name__ for each in data)
             raise UsageError(
@@ -304,7 +310,7 @@ class Experiment:
         if translates != (self.model.encoder is not None):
             remedy = "give an EncoderConfig" if translates else "only Translation has an encoder"
             raise UsageError(f"model.encoder: does not suit task {task}; {remedy}")
-        if self.model.causal and isinstance(self.task, MaskedLanguageModelling):
+        if self.model.causal and isinstance(self.task, MaskedLanguageModeling):
             raise UsageError(
                 f"model.causal: task {task} looks at both sides of a word; set it to False "
                 "(--model.no-causal)"
@@ -315,43 +321,43 @@ class Experiment:
                 "model.causal to False (--model.no-causal), or task.pooling to mean"
             )
         for setting in ("stride", "compressors"):
-            if getattr(self.evaluation, setting) and DataConfig not in data:
+            if getattr(self.evaluation, setting) and TextDataConfig not in data:
                 raise UsageError(f"evaluation.{setting}: is for text alone; leave it out")
-        if self.evaluation.compressors and not isinstance(self.task, LanguageModelling):
+        if self.evaluation.compression_baselines and not isinstance(self.task, LanguageModeling):
             raise UsageError(f"evaluation.compressors: task {task} has no bits per byte; leave it")
 
     def _check_lengths(self) -> None:
         """That the model can take sequences as long as those of the data."""
-        setting = "sequence_length" if isinstance(self.data, DataConfig) else "max_length"
+        setting = "sequence_length" if isinstance(self.data, TextDataConfig) else "max_length"
         longest = self.model.max_length
-        if longest is not None and self.length > longest:
+        if longest is not None and self.sequence_length > longest:
             raise UsageError(
-                f"data.{setting} {self.length}: the model's table of positions "
+                f"data.{setting} {self.sequence_length}: the model's table of positions "
                 f"has {longest} rows; give at most that, or a longer model.position.length"
             )
-        if self.evaluation.stride > self.length:
+        if self.evaluation.stride > self.sequence_length:
             raise UsageError(
                 f"evaluation.stride {self.evaluation.stride}: is beyond data.{setting} "
-                f"{self.length}; give at most that, or 0"
+                f"{self.sequence_length}; give at most that, or 0"
             )
 
         rows = max(self.batch_size, self.evaluation.batch_size)
-        tokens = self.batch_tokens or rows * self.length
-        if tokens > LARGEST:  # their indices have 32 bits
+        tokens = self.batch_tokens or rows * self.sequence_length
+        if tokens > MAX_INTEGER:  # their indices have 32 bits
             raise UsageError(
-                f"batch_size {rows}: makes {tokens} tokens with data.{setting} {self.length}, and "
-                f"a batch has at most {LARGEST}; lower one of them"
+                f"batch_size {rows}: makes {tokens} tokens with data.{setting} {self.sequence_length}, and "
+                f"a batch has at most {MAX_INTEGER}; lower one of them"
             )
 
     def _check_judging(self) -> None:
         """That there is what the run is to be judged by."""
-        if self.judged_at_best and not self.evaluation.every:
-            asked = "stopping.patience" if self.stopping.patience else "checkpoint.best"
+        if self.uses_best_checkpoint and not self.evaluation.every:
+            asked = "stopping.patience" if self.early_stopping.patience else "checkpoint.best"
             raise UsageError(
                 f"{asked}: there is no evaluation on the way to go by; set evaluation.every"
             )
-        if self.evaluation.average > 1 and not self.checkpoint.every:
+        if self.evaluation.average_checkpoints > 1 and not self.checkpoint.every:
             raise UsageError(
-                f"evaluation.average {self.evaluation.average}: there is no checkpoint but the "
+                f"evaluation.average {self.evaluation.average_checkpoints}: there is no checkpoint but the "
                 "last to average; set checkpoint.every"
             )

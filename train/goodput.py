@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 from train import jsonl
-from train.data.files import Location
+from train.data.files import AnyPath
 
 What = Literal["start", "restore", "compile", "step", "replay", "evaluate", "save", "recover"]
 
@@ -94,7 +94,7 @@ class Goodput:
         return self.seconds["step"] / self.total if self.total else 0.0
 
 
-def read_lines(path: Location) -> list[jsonl.Record]:
+def read_lines(path: AnyPath) -> list[jsonl.Record]:
     """The lines of a time.jsonl that a run has written, oldest first."""
     return [line for line in jsonl.read(path) if _is_whole(line)]
 

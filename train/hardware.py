@@ -5,12 +5,12 @@ from typing import Any
 
 import jax
 
-from train.data.cache import user_cache
+from train.data.cache import user_cache_folder
 from train.errors import UserError
-from train.xla_flags import likely_platform, set_overlap_flags
+from train.xla_flags import guess_platform, set_overlap_flags
 from transformer.hardware import Hardware, Platform
 
-PLATFORMS: dict[str, Platform] = {
+PLATFORM_NAMES: dict[str, Platform] = {
     "cpu": "cpu",
     "tpu": "tpu",
     "gpu": "gpu",
@@ -21,7 +21,7 @@ PLATFORMS: dict[str, Platform] = {
 
 def local_hardware() -> Hardware:
     """What this process and those beside it run on. Raises UserError if JAX has no device."""
-    set_overlap_flags(likely_platform())
+    set_overlap_flags(guess_platform())
     try:
         device = jax.devices()[0]
     except RuntimeError as error:
@@ -32,12 +32,12 @@ def local_hardware() -> Hardware:
         raise UserError(
             f"devices: JAX has none ({why}); {remedy}, and see python -m train doctor"
         ) from error
-    platform = PLATFORMS.get(device.platform, "cpu")
+    platform = PLATFORM_NAMES.get(device.platform, "cpu")
     capability = getattr(device, "compute_capability", "")
     return Hardware(platform, device.device_kind, jax.device_count(), str(capability))
 
 
-def keep_compiled_programs() -> None:
+def enable_compilation_cache() -> None:
     """Keeps compiled programs on disk: a run that is started again need not compile again.
 
     JAX_COMPILATION_CACHE_DIR says where, as does JAX's own setting; the variable set to nothing
@@ -45,7 +45,7 @@ def keep_compiled_programs() -> None:
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ or _setting("jax_compilation_cache_dir"):
         return
-    jax.config.update("jax_compilation_cache_dir", str(user_cache() / "xla"))
+    jax.config.update("jax_compilation_cache_dir", str(user_cache_folder() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
 
 

@@ -23,16 +23,16 @@ class Instruction(NamedTuple):
     name: str
     type: str  # of the result, with layout
     opcode: str
-    rest: str  # operands and attributes, after the opening parenthesis
+    operands_and_attributes: str  # operands and attributes, after the opening parenthesis
 
     @property
     def operands(self) -> tuple[str, ...]:
         """The names of what it is given."""
-        return tuple(re.findall(r"%([\w.\-]+)", self.rest.split(")", 1)[0]))
+        return tuple(re.findall(r"%([\w.\-]+)", self.operands_and_attributes.split(")", 1)[0]))
 
     def attribute(self, name: str) -> str:
         """The value of `name=`: up to the next attribute. Empty if there is none."""
-        found = re.search(rf"\b{name}=(.*?)(?=, [a-z_]+=|$)", self.rest)
+        found = re.search(rf"\b{name}=(.*?)(?=, [a-z_]+=|$)", self.operands_and_attributes)
         return found[1] if found else ""
 
 
@@ -64,7 +64,7 @@ class Program(NamedTuple):
             raise ValueError("program: has no ENTRY; give the text of a compiled program")
         return cls(computations, entry)
 
-    def runs(self) -> dict[str, int]:
+    def execution_counts(self) -> dict[str, int]:
         """How often each computation runs, by name; in one run of the program.
 
         A loop whose number of turns is not to be seen counts once; of a choice each branch does.
@@ -79,7 +79,7 @@ class Program(NamedTuple):
                 waiting += [(called, each) for called in self._called(instruction)]
         return counts
 
-    def fused(self) -> set[str]:
+    def fused_computations(self) -> set[str]:
         """The names of computations that are fusions."""
         return {
             name
@@ -92,8 +92,8 @@ class Program(NamedTuple):
     def _called(self, instruction: Instruction) -> Iterator[str]:
         if instruction.opcode in ("async-update", "async-done"):
             return  # they name what async-start has started
-        names = _CALLED.findall(instruction.rest)
-        for branches in _BRANCHES.findall(instruction.rest):
+        names = _CALLED.findall(instruction.operands_and_attributes)
+        for branches in _BRANCHES.findall(instruction.operands_and_attributes):
             names += re.findall(r"[\w.\-]+", branches)
         yield from (name for name in names if name in self.computations)
 
@@ -101,18 +101,19 @@ class Program(NamedTuple):
         """Of a loop, as the compiler has noted it; else the only number its condition knows."""
         if instruction.opcode != "while":
             return 1
-        if noted := _TRIPS.search(instruction.rest):
+        if noted := _TRIPS.search(instruction.operands_and_attributes):
             return int(noted[1])
         condition = self.computations.get(instruction.attribute("condition").lstrip("%"), {})
         bounds = [
             int(found[1])
             for each in condition.values()
-            if each.opcode == "constant" and (found := _CONSTANT.match(each.rest))
+            if each.opcode == "constant"
+            and (found := _CONSTANT.match(each.operands_and_attributes))
         ]
         return bounds[0] if len(bounds) == 1 else 1
 
 
-def bytes_of(type_: str) -> int:
+def array_bytes(type_: str) -> int:
     """Bytes of the arrays of a type, such as `(f32[2,3]{1,0}, pred[])`, without padding."""
     total = 0.0
     for name, bits, sizes in _ARRAY.findall(type_):
@@ -121,7 +122,7 @@ def bytes_of(type_: str) -> int:
     return math.ceil(total)
 
 
-def shapes_of(type_: str) -> tuple[tuple[int, ...], ...]:
+def array_shapes(type_: str) -> tuple[tuple[int, ...], ...]:
     """The shapes of the arrays of a type."""
     return tuple(
         tuple(int(size) for size in sizes.split(",") if size)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 
-def host_memory(root: Path = Path("/")) -> int:
+def host_memory_bytes(root: Path = Path("/")) -> int:
     """Return bytes of the machine's memory, or of a container's limit if that is less.
 
     Args:

@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from train.data.files import Location
+from train.data.files import AnyPath
 from train.regular_files import (
     LINE_BYTES,
     LOG_BYTES,
@@ -25,7 +25,7 @@ from train.runfolder import reading, writing
 Record = dict[str, Any]
 
 
-def append(path: Location, records: Iterable[Mapping[str, Any]]) -> None:
+def append(path: AnyPath, records: Iterable[Mapping[str, Any]]) -> None:
     """Adds a line for each record; all of them are in the file when this returns.
 
     A line torn by a process that was killed is ended first, so that it spoils no other. Object
@@ -44,13 +44,13 @@ def append(path: Location, records: Iterable[Mapping[str, Any]]) -> None:
             path.write_bytes(before + _newline_after(before[-1:]) + lines)
 
 
-def read(path: Location) -> list[Record]:
+def read(path: AnyPath) -> list[Record]:
     """The records of a file, in order; torn lines are left out, and a missing file has none."""
     parsed = (parse(line) for line in read_lines(path))
     return [record for record in parsed if record is not None]
 
 
-def read_lines(path: Location) -> list[str]:
+def read_lines(path: AnyPath) -> list[str]:
     """The lines of a file without what ends them, torn ones too; a missing file has none.
 
     Raises:

@@ -32,17 +32,17 @@ class Judge:
         has come since, is forgotten.
         """
         self.best = best if not best.step or best.step in checkpoints.steps() else Best()
-        if self.experiment.judged_at_best and self.best.step:
+        if self.experiment.uses_best_checkpoint and self.best.step:
             checkpoints.keep_best(self.best.step)
 
     def ended(self, step: int) -> bool:
         """Whether there is nothing left to train after so many steps."""
-        patience = self.experiment.stopping.patience
+        patience = self.experiment.early_stopping.patience
         return step >= self.experiment.steps or self.best.exhausted(patience)
 
     def is_best(self, step: int) -> bool:
         """Whether the evaluation of this step was the best, and its checkpoint is to be kept."""
-        return self.experiment.judged_at_best and self.best.step == step
+        return self.experiment.uses_best_checkpoint and self.best.step == step
 
     def looks(self, step: int) -> bool:
         """Whether a step is one to stop at: for an evaluation, or as the last."""
@@ -51,34 +51,37 @@ class Judge:
     def look(self, step: int, state: TrainState, report: Report) -> None:
         """Evaluation and samples on the way; the last step has its own, but is judged as well."""
         last = step == self.experiment.steps
-        judged = not last or self.experiment.judged_at_best
+        judged = not last or self.experiment.uses_best_checkpoint
         if judged and due(step, self.experiment.evaluation.every):
             with report.pause("evaluate"):
                 metrics = self.evaluate(weights_of(state), whole=False)
                 report.evaluation(step, "validation", metrics)
-            metric = self.task.metric(self.corpus)
+            metric = self.task.selection_metric(self.corpus)
             self.best = self.best.after(step, metrics[metric.name], metric)
         if not last and due(step, self.experiment.sample.every):
             with report.pause("evaluate"):
                 report.sample(step, self.write(weights_of(state), step))
 
     def evaluate(self, params: Any, *, whole: bool) -> dict[str, float]:
-        return self.task.evaluate(self.engine, params, self.corpus, "validation", whole=whole)
+        return self.task.evaluate(self.engine, params, self.corpus, "validation", full_split=whole)
 
     def write(self, params: Any, step: int) -> str:
         settings = self.experiment.sample
         [text] = sample(
             self.result(Served(params, [step]), {}),
             [settings.prompt],
-            max_new_tokens=settings.tokens,
-            sampling=settings.sampling(),
+            max_new_tokens=settings.max_new_tokens,
+            sampling=settings.sampling_config(),
             seed=self.experiment.seed,
         )
         return text
 
     def served(self, state: TrainState, step: int, checkpoints: Checkpoints) -> Served:
         """The weights that the run is judged by, now that it is at its end."""
-        if not self.experiment.judged_at_best and self.experiment.evaluation.average == 1:
+        if (
+            not self.experiment.uses_best_checkpoint
+            and self.experiment.evaluation.average_checkpoints == 1
+        ):
             return Served(weights_of(state), [step])
         checkpoints.wait()
         return serve(checkpoints, self.engine, self.experiment)
@@ -87,7 +90,7 @@ class Judge:
         """The metrics over the whole held-out split."""
         if step < self.experiment.steps:
             report.event("stopped early", step=step, best=self.best.as_plain())
-            name = self.task.metric(self.corpus).name
+            name = self.task.selection_metric(self.corpus).name
             report.say(
                 f"step {step}: the best {name} is that of step {self.best.step} still, "
                 f"{self.best.value:.4g}; the run ends here"

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from train.choices import choices
+from train.choices import resolve_auto
 from train.experiment import Experiment
-from transformer.attend.scoring import Scoring
+from transformer.attend.scoring import ScoreSpec
 from transformer.hardware import Hardware
-from transformer.masks import Mask, Pattern
+from transformer.masks import Mask, MaskPattern
 
 
 def _compile_gradient(attend: Callable[..., jax.Array], shape: tuple[int, ...]) -> None:
@@ -32,7 +32,7 @@ def _compile_splash() -> None:
     from transformer.attend.splash import attend_splash
 
     def attend(q: Any, k: Any, v: Any) -> jax.Array:
-        return attend_splash(q, k, v, Mask(Pattern(causal=True)), Scoring(1.0))
+        return attend_splash(q, k, v, Mask(MaskPattern(causal=True)), ScoreSpec(1.0))
 
     _compile_gradient(attend, (1, 128, 1, 128))
 
@@ -41,25 +41,25 @@ def _compile_cudnn() -> None:
     from transformer.attend.cudnn import attend_cudnn
 
     def attend(q: Any, k: Any, v: Any) -> jax.Array:
-        return attend_cudnn(q, k, v, Pattern(causal=True), scale=1.0)
+        return attend_cudnn(q, k, v, MaskPattern(causal=True), scale=1.0)
 
     _compile_gradient(attend, (1, 128, 1, 64))
 
 
-KERNELS: dict[str, Callable[[], None]] = {"splash": _compile_splash, "cudnn": _compile_cudnn}
+KERNEL_PROBES: dict[str, Callable[[], None]] = {"splash": _compile_splash, "cudnn": _compile_cudnn}
 """Compilation of a small case of each kernel, by the name of its attention backend."""
 
 
-def without_broken_kernels(experiment: Experiment, hardware: Hardware) -> Hardware:
+def mark_broken_kernels(experiment: Experiment, hardware: Hardware) -> Hardware:
     """Return the hardware with those kernels named broken that the experiment would use.
 
     Only a kernel that would be used is compiled: on a CPU, none.
     """
-    forms = {choice.partition(" ")[0] for choice in choices(experiment, hardware).values()}
+    forms = {choice.partition(" ")[0] for choice in resolve_auto(experiment, hardware).values()}
     broken = []
-    for name in sorted(forms & KERNELS.keys()):
+    for name in sorted(forms & KERNEL_PROBES.keys()):
         try:
-            KERNELS[name]()
+            KERNEL_PROBES[name]()
         except Exception as error:  # noqa: BLE001 (compilers fail in ways of their own)
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             broken.append((name, reason))

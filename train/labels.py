@@ -9,7 +9,7 @@ from train.runfolder import RunFolder, read_json, reading
 Labels = tuple[str, ...]
 
 
-def saved_labels(folder: RunFolder) -> Labels:
+def read_labels(folder: RunFolder) -> Labels:
     """The names of a run's classes or tags; none of a run that has no such."""
     with reading(folder.labels):
         try:

@@ -19,7 +19,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
-from train.data.files import Location
+from train.data.files import AnyPath
 from train.regular_files import read_bytes
 
 _NAME = re.compile(r"([1-9][0-9]{0,8})\.json")
@@ -163,7 +163,7 @@ class LeaseStore(Protocol):
         ...
 
 
-def lease_store(folder: Location) -> LeaseStore:
+def lease_store(folder: AnyPath) -> LeaseStore:
     """Return the store of a run's `owner` folder, local or remote."""
     return LocalStore(folder) if isinstance(folder, pathlib.Path) else RemoteStore(str(folder))
 

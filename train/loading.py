@@ -10,17 +10,17 @@ from train.data import Tokenizer
 from train.engines import make_engine
 from train.experiment import Experiment
 from train.hardware import local_hardware
-from train.kernels import without_broken_kernels
-from train.labels import saved_labels
+from train.kernels import mark_broken_kernels
+from train.labels import read_labels
 from train.provenance import check_provenance
-from train.run import Run, saved_experiment
+from train.run import Run, read_experiment
 from train.runfolder import RunFolder
 from train.served import serve
 from train.sharding import MeshConfig
-from train.tasks.vocabulary import check_vocabulary
+from train.tasks.vocabulary import check_vocab_size
 
 
-def load(workdir: str, *, step: int | None = None, average: int | None = None) -> Run:
+def load(workdir: str, *, step: int | None = None, average_checkpoints: int | None = None) -> Run:
     """Reads a run, with the weights that it is judged by.
 
     Args:
@@ -34,11 +34,11 @@ def load(workdir: str, *, step: int | None = None, average: int | None = None) -
     """
     folder = RunFolder.existing(workdir)
     hardware = local_hardware()
-    saved = saved_experiment(folder)
-    experiment = one_host(saved)
-    tokenizer, labels = Tokenizer.load(folder.tokenizer), saved_labels(folder)
-    check_vocabulary(experiment, tokenizer, str(folder.tokenizer))
-    engine = make_engine(experiment, without_broken_kernels(experiment, hardware))
+    saved = read_experiment(folder)
+    experiment = for_local_devices(saved)
+    tokenizer, labels = Tokenizer.load(folder.tokenizer), read_labels(folder)
+    check_vocab_size(experiment, tokenizer, str(folder.tokenizer))
+    engine = make_engine(experiment, mark_broken_kernels(experiment, hardware))
     verify = experiment.checkpoint.verify
 
     def check(step: int, extra: dict[str, Any]) -> None:
@@ -46,12 +46,12 @@ def load(workdir: str, *, step: int | None = None, average: int | None = None) -
 
     with Checkpoints(folder.checkpoints, read_only=True, verify=verify) as checkpoints:
         params, steps = serve(
-            checkpoints, engine, experiment, step=step, average=average, check=check
+            checkpoints, engine, experiment, step=step, average=average_checkpoints, check=check
         )
     return Run(experiment, folder, engine.model, params, tokenizer, steps[-1], labels=labels)
 
 
-def one_host(experiment: Experiment) -> Experiment:
+def for_local_devices(experiment: Experiment) -> Experiment:
     """The experiment on whatever devices are here: a run is often looked at elsewhere."""
     model = experiment.model
     if model.remat == "offload":  # a CPU has no other memory, and nothing is differentiated here
@@ -61,5 +61,5 @@ def one_host(experiment: Experiment) -> Experiment:
         model=model,
         mesh=MeshConfig(),
         compile="jit",
-        accumulate=1,
+        grad_accum_steps=1,
     )

@@ -6,13 +6,13 @@ import datetime
 from typing import Any
 
 from train import jsonl
-from train.data.files import Location
+from train.data.files import AnyPath
 
 
 class Logbook:
     """The logbook of a run. One process writes it; it only ever grows."""
 
-    def __init__(self, path: Location):
+    def __init__(self, path: AnyPath):
         self.path = path
 
     def write(self, event: str, **what: Any) -> None:

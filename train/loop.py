@@ -11,18 +11,18 @@ import jax
 import numpy as np
 
 from train.checkpoints import Checkpoints, PassedOver
-from train.choices import fallen_back, with_precision
+from train.choices import resolve_precision, unavailable_backends
 from train.data import Tokenizer
 from train.data.prefetch import prefetch
 from train.doctor import accelerator_warnings
 from train.engine import Metrics
-from train.engines import check_rows, make_engine
+from train.engines import check_batch_sharding, make_engine
 from train.errors import UserError
 from train.experiment import Experiment
 from train.goodput import Timesheet
-from train.hardware import keep_compiled_programs, local_hardware
+from train.hardware import enable_compilation_cache, local_hardware
 from train.judge import Judge
-from train.kernels import without_broken_kernels
+from train.kernels import mark_broken_kernels
 from train.memory import check_room, explain_exhaustion, smaller
 from train.preemption import PreemptedError, StopRequest
 from train.progress import Progress
@@ -33,22 +33,22 @@ from train.recovery.recovery import Recovery, for_rollbacks
 from train.recovery.watch import REPORT
 from train.report import Report
 from train.resuming import (
-    begun,
-    differences,
-    finished_before,
-    start,
-    with_choices,
-    write_settings,
+    check_resumable,
+    pin_previous_choices,
+    read_final_metrics,
+    read_previous_run,
+    restore_or_init,
+    write_run_config,
 )
 from train.run import Run
 from train.run_lock import RunLock, locked
 from train.runfolder import RunFolder
-from train.settings import changes
+from train.settings import diff_experiments
 from train.state import TrainState
 from train.step import Batch
 from train.stopping import Best
 from train.tasks.registry import make_task
-from train.tasks.task import Rows, Task
+from train.tasks.task import HostBatch, Task
 from transformer.hardware import Hardware
 
 
@@ -57,7 +57,7 @@ def fit(
     workdir: str = "",
     *,
     quiet: bool = False,
-    began: float | None = None,
+    start_time: float | None = None,
 ) -> Run:
     """Trains; in a folder that has checkpoints it goes on from the newest, bit for bit.
 
@@ -73,17 +73,17 @@ def fit(
         example; what was written before is still there.
       PreemptedError: the process was told to stop, and has saved a checkpoint.
     """
-    timesheet, hardware = Timesheet(began), local_hardware()
-    keep_compiled_programs()
+    timesheet, hardware = Timesheet(start_time), local_hardware()
+    enable_compilation_cache()
     folder = RunFolder.create(workdir or f"runs/{experiment.name}")
     with (
         locked(folder, Progress(1, quiet=quiet).print) as lock,
-        explain_exhaustion(lambda: smaller(with_precision(experiment, hardware))),
+        explain_exhaustion(lambda: smaller(resolve_precision(experiment, hardware))),
     ):
-        return _Fit(experiment, folder, hardware, timesheet, lock, quiet).run()
+        return _TrainingRun(experiment, folder, hardware, timesheet, lock, quiet).run()
 
 
-class _Fit:
+class _TrainingRun:
     """What the parts of one `fit` share. Making it writes nothing."""
 
     def __init__(
@@ -97,22 +97,22 @@ class _Fit:
     ):
         self.folder, self.timesheet, self.quiet = folder, timesheet, quiet
         self.lock = lock
-        before = begun(folder, hardware)
+        before = read_previous_run(folder, hardware)
         self.anew = before is None
-        experiment = with_precision(experiment, hardware, before and before.experiment)
+        experiment = resolve_precision(experiment, hardware, before and before.experiment)
         task, tokenizer = make_task(experiment), before.tokenizer if before else None
-        self.corpus = task.prepare(tokenizer, before.labels if before else None)
-        self.experiment = task.resolved(self.corpus)
-        hardware = without_broken_kernels(self.experiment, hardware)
+        self.corpus = task.prepare_corpus(tokenizer, before.labels if before else None)
+        self.experiment = task.resolve_experiment(self.corpus)
+        hardware = mark_broken_kernels(self.experiment, hardware)
         self.task = make_task(self.experiment)
-        self.differences = differences(folder, before, self.experiment)
-        self.batches = self.task.batches(self.corpus)
+        self.differences = check_resumable(folder, before, self.experiment)
+        self.batches = self.task.training_batches(self.corpus)
         if self.experiment.sample.every:
             check_prompt(self.task, self.experiment.sample.prompt, self.corpus.tokenizer)
-        chosen = with_choices(self.experiment, before, hardware)
-        self.kept = changes(self.experiment, chosen)
+        chosen = pin_previous_choices(self.experiment, before, hardware)
+        self.kept = diff_experiments(self.experiment, chosen)
         self.engine = make_engine(chosen, hardware)
-        check_rows(self.experiment, self.engine.mesh)
+        check_batch_sharding(self.experiment, self.engine.mesh)
         check_room(self.engine, self.experiment)
         self.judge = Judge(self.experiment, self.engine, self.corpus, folder)
         self.recovery = Recovery(self.experiment, folder, begun=before is not None)
@@ -123,17 +123,17 @@ class _Fit:
         with Checkpoints(
             path,
             every=settings.every,
-            keep=settings.keep,
+            keep=settings.keep_last,
             keep_every=settings.keep_every,
-            average=max(self.experiment.evaluation.average, rollbacks.average),
+            average=max(self.experiment.evaluation.average_checkpoints, rollbacks.average),
             apart=rollbacks.apart,
             verify=settings.verify,
         ) as checkpoints:
             with self.timesheet.on("restore"):
-                state, done, passed_over = start(self.judge, checkpoints, self.recovery)
+                state, done, passed_over = restore_or_init(self.judge, checkpoints, self.recovery)
             speaks = jax.process_index() == 0
             ended = self.judge.ended(done)
-            metrics = finished_before(self.folder, done) if ended else None
+            metrics = read_final_metrics(self.folder, done) if ended else None
             if metrics is not None:
                 quiet = self.quiet or not speaks
                 early = done < self.experiment.steps
@@ -144,7 +144,7 @@ class _Fit:
                 )
                 return self.judge.result(self.judge.served(state, done, checkpoints), metrics)
             if speaks:
-                write_settings(self.judge, anew=self.anew)
+                write_run_config(self.judge, is_new_run=self.anew)
             report = Report(
                 self.folder,
                 self.experiment,
@@ -165,7 +165,7 @@ class _Fit:
 
     def announce(self, report: Report, done: int, passed_over: Sequence[PassedOver]) -> None:
         self.tell(report, done, passed_over)
-        count = sum(leaf.size for leaf in jax.tree.leaves(self.engine.shapes().params))
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.engine.abstract_state().params))
         hardware = self.engine.model.hardware
         report.event(
             "resumed" if done else "started",
@@ -183,9 +183,11 @@ class _Fit:
                 f"attention kernel {kernel}: cannot be compiled here ({why}); another is used. "
                 "See python -m train doctor"
             )
-        for name, choice in fallen_back(self.engine.choices(), self.experiment).items():
+        for name, choice in unavailable_backends(
+            self.engine.auto_choices(), self.experiment
+        ).items():
             report.event("fell back", setting=name, to=choice)
-        amount = self.task.amount(self.corpus)
+        amount = self.task.describe_training_data(self.corpus)
         verb = f"goes on from step {done}" if done else "begins"
         report.say(
             f"{self.experiment.name} {verb}: {count:,} parameters, {amount}, "
@@ -193,7 +195,7 @@ class _Fit:
         )
         for name, (old, new) in self.differences.items():
             report.say(f"{name} is {new} from here on, and was {old}")
-        for note in (*self.corpus.notes, *self.task.untrained):
+        for note in (*self.corpus.notes, *self.task.untrained_parts):
             report.say(note)
 
     def tell(self, report: Report, done: int, passed_over: Sequence[PassedOver]) -> None:
@@ -221,7 +223,7 @@ class _Fit:
                     self.lock.verify()
                 first = self.extra(Best())
                 self.recovery.decide(trouble, state, self.engine, checkpoints, first)
-                state, done, passed_over = start(self.judge, checkpoints, self.recovery)
+                state, done, passed_over = restore_or_init(self.judge, checkpoints, self.recovery)
             report.go_back(done)
             self.tell(report, done, passed_over)
 
@@ -247,7 +249,7 @@ class _Fit:
                     jax.block_until_ready(metrics)
                     report.compiled(step)
                 if step % experiment.log_every == 0 or step == experiment.steps:
-                    report.train(step, fetched(metrics))
+                    report.train(step, fetch_metrics(metrics))
                 asked = stop.asked()
                 # Nothing is saved or judged before it is known to be in line.
                 now = bool(asked) or self.judge.looks(step) or checkpoints.due(step)
@@ -293,8 +295,8 @@ class _Fit:
 
     def load(self, cursor: int) -> tuple[int, Batch]:
         """How many tokens a batch has, and the batch on the devices."""
-        rows = self.batches.host(cursor, jax.process_index(), jax.process_count())
-        return tokens_in(rows) * jax.process_count(), self.engine.put(rows)
+        rows = self.batches.host_batch(cursor, jax.process_index(), jax.process_count())
+        return count_tokens(rows) * jax.process_count(), self.engine.put_batch(rows)
 
 
 def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer) -> None:
@@ -306,13 +308,13 @@ def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer) -> None:
         raise UserError(f"sample.prompt {prompt!r}: {problem}") from error
 
 
-def tokens_in(rows: Rows) -> int:
+def count_tokens(rows: HostBatch) -> int:
     """The tokens of a batch that are no padding: of a translation, those of the source too."""
     segments = [array for name, array in rows.items() if name.endswith("segments")]
     return sum(int(np.count_nonzero(each)) for each in segments)
 
 
-def fetched(metrics: Metrics) -> dict[str, float]:
+def fetch_metrics(metrics: Metrics) -> dict[str, float]:
     """Metrics as numbers, without those of the watch: this waits for the step to end."""
     told = {name: value for name, value in metrics.items() if name not in REPORT}
     return {name: float(value) for name, value in jax.device_get(told).items()}

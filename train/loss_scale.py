@@ -14,13 +14,13 @@ class LossScale(struct.PyTreeNode):
     good_steps: jax.Array  # int32
 
     @staticmethod
-    def start(config: LossScaleConfig) -> "LossScale":
-        return LossScale(jnp.float32(config.initial), jnp.int32(0))
+    def init(config: LossScaleConfig) -> "LossScale":
+        return LossScale(jnp.float32(config.init_scale), jnp.int32(0))
 
-    def after(self, finite: jax.Array, config: LossScaleConfig) -> "LossScale":
-        """Half the scale after an overflow; twice after `growth_every` steps without one."""
+    def update(self, finite: jax.Array, config: LossScaleConfig) -> "LossScale":
+        """Half the scale after an overflow; twice after `growth_interval` steps without one."""
         good = jnp.where(finite, self.good_steps + 1, 0)
-        grow = good >= config.growth_every
-        grown = jnp.where(grow, jnp.minimum(self.scale * 2, config.largest), self.scale)
+        grow = good >= config.growth_interval
+        grown = jnp.where(grow, jnp.minimum(self.scale * 2, config.max_scale), self.scale)
         scale = jnp.where(finite, grown, jnp.maximum(self.scale / 2, 1.0))
         return LossScale(scale, jnp.where(grow, 0, good))

@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 
-from train.data.config import DataConfig
-from train.data.parallel_config import ParallelDataConfig
-from train.describe.layout import in_bytes
+from train.data.config import TextDataConfig
+from train.data.parallel_config import BitextDataConfig
+from train.describe.layout import format_bytes
 from train.engine import Engine
 from train.errors import UserError
 from train.experiment import Experiment
-from train.host_memory import host_memory
+from train.host_memory import host_memory_bytes
 
 _BYTES_OF_TOKEN = 16
 """In a batch on the host: token, target, position and segment, int32 each."""
@@ -44,16 +44,24 @@ def check_room(engine: Engine, experiment: Experiment) -> None:
     host's memory is the device's, the system ends the process without a word.
     """
     device = jax.local_devices()[0]
-    local, host = jax.local_device_count(), host_memory()
+    local, host = jax.local_device_count(), host_memory_bytes()
     here = (device.memory_stats() or {}).get("bytes_limit", 0) * local
     if device.platform == "cpu":
         here = host
-    state = sum(map(_bytes_of_device, jax.tree.leaves(engine.shapes()))) * local
+    state = sum(map(_bytes_of_device, jax.tree.leaves(engine.abstract_state()))) * local
     model = experiment.model
     rows = experiment.batch_size // jax.process_count()
-    tokens = rows * (1 if isinstance(experiment.data, ParallelDataConfig) else experiment.length)
+    tokens = rows * (
+        1 if isinstance(experiment.data, BitextDataConfig) else experiment.sequence_length
+    )
     # The input of each layer is kept for the backward pass whatever is computed again.
-    kept = tokens * model.width * model.layers * _BYTES_OF_ACTIVATION // experiment.accumulate
+    kept = (
+        tokens
+        * model.d_model
+        * model.num_layers
+        * _BYTES_OF_ACTIVATION
+        // experiment.grad_accum_steps
+    )
     remedies = known_to_help(experiment)
     of_state = [each for each in remedies if each.startswith(("set mesh.", "lower model."))]
     for what, size, memory, helpful in (
@@ -63,7 +71,7 @@ def check_room(engine: Engine, experiment: Experiment) -> None:
     ):
         if memory and size > memory:
             raise UserError(
-                f"memory: {what} would take {in_bytes(size)}, and there are {in_bytes(memory)}; "
+                f"memory: {what} would take {format_bytes(size)}, and there are {format_bytes(memory)}; "
                 f"{', or '.join(helpful)}"
             )
 
@@ -98,7 +106,7 @@ def smaller(experiment: Experiment) -> list[str]:
 
     Where those cannot tell, the settings that take less memory, those that help most first.
     """
-    from train.plan.remedies import remedies as planned
+    from train.plan.remedies import suggest_remedies as planned
     from train.plan.target import local_target
 
     return planned(experiment, local_target()) or known_to_help(experiment)
@@ -106,18 +114,22 @@ def smaller(experiment: Experiment) -> list[str]:
 
 def known_to_help(experiment: Experiment) -> list[str]:
     """The settings that take less memory to train with."""
-    length, batch, tokens = experiment.length, experiment.batch_size, experiment.batch_tokens
+    length, batch, tokens = (
+        experiment.sequence_length,
+        experiment.batch_size,
+        experiment.batch_tokens,
+    )
     remedies = []
-    if tokens or batch > experiment.accumulate:
+    if tokens or batch > experiment.grad_accum_steps:
         smaller = f"data.batch_tokens (now {tokens})" if tokens else f"batch_size (now {batch})"
-        remedies.append(f"raise accumulate (now {experiment.accumulate}) or lower {smaller}")
+        remedies.append(f"raise accumulate (now {experiment.grad_accum_steps}) or lower {smaller}")
     if experiment.model.remat != "full":
         remedies.append(f"set model.remat to full (now {experiment.model.remat})")
-    cut = "sequence_length" if isinstance(experiment.data, DataConfig) else "max_length"
+    cut = "sequence_length" if isinstance(experiment.data, TextDataConfig) else "max_length"
     remedies.append(f"lower data.{cut} (now {length})")
     remedies.append(
-        f"lower model.width (now {experiment.model.width}) or "
-        f"model.layers (now {experiment.model.layers})"
+        f"lower model.width (now {experiment.model.d_model}) or "
+        f"model.layers (now {experiment.model.num_layers})"
     )
     if jax.device_count() > 1 and experiment.mesh.fsdp == 1:
         remedies.insert(0, f"set mesh.fsdp to {jax.device_count()} (now 1)")

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeGuard
 
 from train import jsonl
-from train.data.files import Location
+from train.data.files import AnyPath
 from train.runfolder import RunFolder, unused_name, write_atomically
 from train.tensorboard import EventFile
 
@@ -37,7 +37,7 @@ class MetricsLog:
         self._mirrors: dict[str, EventFile] = {}
         self._resumed_at: int | None = None
 
-    def resume(self, step: int | None) -> Location | None:
+    def resume(self, step: int | None) -> AnyPath | None:
         """Moves what was written beyond ``step`` aside, and lines that a kill has torn.
 
         Args:
@@ -116,7 +116,7 @@ class MetricsLog:
         self._flushed = self._clock()
 
 
-def read_metrics(path: Location) -> list[jsonl.Record]:
+def read_metrics(path: AnyPath) -> list[jsonl.Record]:
     """The lines of a metrics.jsonl as they were written: what is not finite is a float again.
 
     What no run has written (a line without a step or a split, a value that is no number) is left

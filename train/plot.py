@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from train.data.files import Location
+from train.data.files import AnyPath
 from train.runfolder import write_atomically
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _LOG_LOSSES = 3
 
 def plot_losses(
     metrics: Sequence[Mapping[str, Any]],
-    path: Location,
+    path: AnyPath,
     references: Mapping[str, float] | None = None,
     events: Mapping[str, Sequence[int]] | None = None,
 ) -> bool:

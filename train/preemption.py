@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
-from train.errors import PlainError
+from train.errors import NoTracebackError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 """What schedulers and people stop a run with. SLURM warns with USR1 if asked (--signal=USR1@60);
@@ -24,7 +24,7 @@ _asked = itertools.count(1)
 """How often this process has asked whether to stop: all processes have, as often, at each step."""
 
 
-class PreemptedError(PlainError):
+class PreemptedError(NoTracebackError):
     """The run was told to stop; its checkpoint is saved. The command line exits with 75."""
 
 

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from train.data import Tokenizer
-from train.data.library import LIBRARY
+from train.data.library import LIBRARY_PATH
 from train.errors import UserError
 from train.experiment import Experiment
 from train.labels import Labels
 from train.runfolder import RunFolder
-from train.settings import fixed
+from train.settings import non_resumable_fields
 
 RUN = "run"
 """What a checkpoint calls this record."""
@@ -32,7 +32,7 @@ def provenance(experiment: Experiment, tokenizer: Tokenizer, labels: Labels) -> 
     more settings, and an error can name the one that differs.
     """
     return {
-        "settings": fixed(experiment),
+        "settings": non_resumable_fields(experiment),
         "tokenizer": tokenizer.digest,
         "labels": _digest(labels),
         "python": platform.python_version(),
@@ -63,7 +63,7 @@ def check_provenance(
             f"checkpoint {folder.checkpoints / str(step)}: does not say what run it belongs to; "
             "put back what fit saved"
         )
-    here, there = fixed(experiment), record["settings"]
+    here, there = non_resumable_fields(experiment), record["settings"]
     for name in sorted(here.keys() & there.keys()):
         if here[name] != there[name]:
             raise UserError(
@@ -86,7 +86,7 @@ def other_library(extra: Mapping[str, Any], path: str) -> str:
     record = extra.get(RUN)
     trained = record.get("python") if isinstance(record, Mapping) else None
     here = platform.python_version()
-    if path != LIBRARY or trained in (None, here):
+    if path != LIBRARY_PATH or trained in (None, here):
         return ""
     return f"it is the library of Python {here}, and was that of Python {trained}"
 

@@ -7,13 +7,13 @@ import pkgutil
 import sys
 from types import ModuleType
 
-from train.data.files import expand_user, explained
+from train.data.files import as_user_error, expand_user
 from train.errors import UsageError, UserError
 from train.experiment import Experiment
 from train.regular_files import SETTINGS_BYTES, too_large
 
 
-def find(name: str) -> Experiment:
+def find_experiment(name: str) -> Experiment:
     """`gpt2`, `gpt2:medium`, or `path/to/file.py[:experiment]` -> the experiment.
 
     A file runs as Python: give only files that you trust. It holds `EXPERIMENTS`, experiments by
@@ -34,7 +34,7 @@ def find(name: str) -> Experiment:
     return experiments[chosen]
 
 
-def names() -> list[str]:
+def list_experiments() -> list[str]:
     """Every experiment that is shipped, as `file:experiment`."""
     import configs
 
@@ -66,7 +66,7 @@ def _shipped(file: str) -> ModuleType:
 
 def _config_file(file: str) -> pathlib.Path:
     path = expand_user(pathlib.Path(file))
-    with explained(f"config {file}"):
+    with as_user_error(f"config {file}"):
         if not path.is_file():  # nor is a FIFO, which Python would wait for
             raise UsageError(f"config {file}: there is no such file; give the path of a .py file")
         if (size := path.stat().st_size) > SETTINGS_BYTES:

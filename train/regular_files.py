@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from train.errors import UserError
-from train.host_memory import host_memory
+from train.host_memory import host_memory_bytes
 
 if TYPE_CHECKING:
-    from train.data.files import Location
+    from train.data.files import AnyPath
 
 SETTINGS_BYTES = 2**24
 """Most of a file of settings: config.json, recovery.json, a table of prices, a config in Python."""
@@ -52,7 +52,7 @@ _KINDS = {
 }
 
 
-def is_local(path: Location) -> bool:
+def is_local(path: AnyPath) -> bool:
     """Return True for a path of this machine's file systems, False for `gs://...` and the like."""
     return "://" not in os.fspath(path)
 
@@ -62,11 +62,11 @@ def most_in_memory() -> int:
 
     Its bytes, its characters and its tokens are in memory together.
     """
-    return (host_memory() or 2**36) // 4
+    return (host_memory_bytes() or 2**36) // 4
 
 
 @contextlib.contextmanager
-def open_regular(path: Location) -> Iterator[IO[bytes]]:
+def open_regular(path: AnyPath) -> Iterator[IO[bytes]]:
     """Open a file for reading.
 
     Raises:
@@ -113,7 +113,7 @@ def open_append(path: pathlib.Path) -> Iterator[IO[bytes]]:
         yield stream
 
 
-def refuse_link(path: Location) -> None:
+def refuse_link(path: AnyPath) -> None:
     """Raise UserError if a local path is a symbolic link, wherever it leads."""
     if is_local(path) and pathlib.Path(path).is_symlink():
         raise UserError(
@@ -122,7 +122,7 @@ def refuse_link(path: Location) -> None:
         )
 
 
-def read_bytes(path: Location, most: int) -> bytes:
+def read_bytes(path: AnyPath, most: int) -> bytes:
     """Return what a file holds.
 
     Args:
@@ -139,7 +139,7 @@ def read_bytes(path: Location, most: int) -> bytes:
         return read_all(stream, path, most)
 
 
-def _size(path: Location, stream: IO[bytes]) -> int:
+def _size(path: AnyPath, stream: IO[bytes]) -> int:
     if is_local(path):
         return os.fstat(stream.fileno()).st_size
     remote: Any = path
@@ -147,7 +147,7 @@ def _size(path: Location, stream: IO[bytes]) -> int:
     return length
 
 
-def read_all(stream: IO[bytes], path: Location, most: int) -> bytes:
+def read_all(stream: IO[bytes], path: AnyPath, most: int) -> bytes:
     """Return the rest of a stream (UserError: it has more than `most` bytes).
 
     It is read in pieces: a file may be longer than it said, or grow meanwhile.
@@ -161,7 +161,7 @@ def read_all(stream: IO[bytes], path: Location, most: int) -> bytes:
     return b"".join(pieces)
 
 
-def lines_of(stream: IO[bytes], path: Location, most: int) -> Iterator[bytes]:
+def lines_of(stream: IO[bytes], path: AnyPath, most: int) -> Iterator[bytes]:
     """The lines of a stream, with their ends (UserError: one has more than `most` bytes)."""
     number = 0
     while line := stream.readline(most + 1):
@@ -174,7 +174,7 @@ def lines_of(stream: IO[bytes], path: Location, most: int) -> Iterator[bytes]:
         yield line
 
 
-def too_large(path: Location, size: int, most: int) -> UserError:
+def too_large(path: AnyPath, size: int, most: int) -> UserError:
     """The error for a file that is larger than its kind may be."""
     return UserError(
         f"{path}: has {shown_bytes(size)} or more, and at most {shown_bytes(most)} are read of "
@@ -190,7 +190,7 @@ def shown_bytes(size: int) -> str:
     return f"{size} bytes"
 
 
-def _check_regular(path: Location, descriptor: int) -> None:
+def _check_regular(path: AnyPath, descriptor: int) -> None:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")

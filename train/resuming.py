@@ -8,34 +8,39 @@ import json
 from typing import Any, NamedTuple
 
 from train.checkpoints import Checkpoints, PassedOver, none_good
-from train.choices import kept
+from train.choices import pin_auto
 from train.data import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
 from train.judge import Judge
-from train.labels import Labels, saved_labels
+from train.labels import Labels, read_labels
 from train.logbook import Logbook
 from train.provenance import check_provenance, other_library
 from train.recovery.recovery import Recovery
-from train.run import saved_choices, saved_experiment
+from train.run import read_auto_choices, read_experiment
 from train.runfolder import RunFolder, set_aside, write_atomically
-from train.settings import as_text, changes, forbidden, to_plain
+from train.settings import (
+    diff_experiments,
+    experiment_to_dict,
+    experiment_to_text,
+    forbidden_changes,
+)
 from train.state import TrainState
 from train.stopping import Best
 from transformer.hardware import Hardware
 
 
-class Begun(NamedTuple):
+class PreviousRun(NamedTuple):
     """What the folder of a run says of it."""
 
     experiment: Experiment
     tokenizer: Tokenizer
     labels: Labels
-    chosen: dict[str, str]
+    auto_choices: dict[str, str]
     """What `auto` was, on hardware like this."""
 
 
-def begun(folder: RunFolder, hardware: Hardware) -> Begun | None:
+def read_previous_run(folder: RunFolder, hardware: Hardware) -> PreviousRun | None:
     """The run that a folder holds.
 
     One without a checkpoint has nothing to be true to: it begins anew, as it is asked for.
@@ -43,33 +48,35 @@ def begun(folder: RunFolder, hardware: Hardware) -> Begun | None:
     with Checkpoints(folder.checkpoints, read_only=True) as checkpoints:
         if checkpoints.latest_step() is None:
             return None
-    return Begun(
-        saved_experiment(folder),
+    return PreviousRun(
+        read_experiment(folder),
         Tokenizer.load(folder.tokenizer),
-        saved_labels(folder),
-        saved_choices(folder, hardware),
+        read_labels(folder),
+        read_auto_choices(folder, hardware),
     )
 
 
-def with_choices(experiment: Experiment, before: Begun | None, hardware: Hardware) -> Experiment:
+def pin_previous_choices(
+    experiment: Experiment, previous: PreviousRun | None, hardware: Hardware
+) -> Experiment:
     """The experiment with what `auto` was when its run began, as long as nothing asks anew."""
-    if before is None or experiment.model.remat != before.experiment.model.remat:
+    if previous is None or experiment.model.remat != previous.experiment.model.remat:
         return experiment
     try:
-        return kept(experiment, before.chosen, hardware)
+        return pin_auto(experiment, previous.auto_choices, hardware)
     except ValueError as error:
         raise UserError(f"config.json: chosen.{error}; put the file back as it was") from error
 
 
-def differences(
-    folder: RunFolder, before: Begun | None, asked: Experiment
+def check_resumable(
+    folder: RunFolder, previous: PreviousRun | None, requested: Experiment
 ) -> dict[str, tuple[Any, Any]]:
     """The settings that are not those of the run: (saved, asked) by name.
 
     Raises UserError, before anything is written, for one that a run cannot be resumed with.
     """
-    found = changes(before.experiment, asked) if before else {}
-    if refused := forbidden(found):
+    found = diff_experiments(previous.experiment, requested) if previous else {}
+    if refused := forbidden_changes(found):
         name, (old, new) = next(iter(refused.items()))
         raise UserError(
             f"{folder.path}: its run was trained with {name} = {old}, not {new}"
@@ -79,15 +86,15 @@ def differences(
     return found
 
 
-class Start(NamedTuple):
+class StartPoint(NamedTuple):
     """Where a run goes on from."""
 
     state: TrainState
     step: int
-    passed_over: list[PassedOver]
+    skipped_checkpoints: list[PassedOver]
 
 
-def start(judge: Judge, checkpoints: Checkpoints, recovery: Recovery) -> Start:
+def restore_or_init(judge: Judge, checkpoints: Checkpoints, recovery: Recovery) -> StartPoint:
     """The newest state that is as it was saved; the judge is told what was best before.
 
     Damaged checkpoints that are newer are set aside, so that their steps can be saved again. A
@@ -109,7 +116,7 @@ def start(judge: Judge, checkpoints: Checkpoints, recovery: Recovery) -> Start:
         state, step, aside = judge.engine.init(), 0, lost
     for each in aside:
         checkpoints.set_aside(each.step, "damaged")
-    return Start(state, step, passed_over)
+    return StartPoint(state, step, passed_over)
 
 
 def _restored(judge: Judge, checkpoints: Checkpoints, recovery: Recovery, step: int) -> TrainState:
@@ -121,7 +128,7 @@ def _restored(judge: Judge, checkpoints: Checkpoints, recovery: Recovery, step: 
     # Before the arrays are read, as shapes that differ would be the less helpful error.
     extra, corpus = checkpoints.extra(step), judge.corpus
     check_provenance(extra, step, judge.folder, judge.experiment, corpus.tokenizer, corpus.labels)
-    state = checkpoints.restore(step, judge.engine.shapes()).state
+    state = checkpoints.restore(step, judge.engine.abstract_state()).state
     if extra.get("corpus") != corpus.digest:
         path = judge.experiment.data.path
         if why := other_library(extra, path):
@@ -137,7 +144,7 @@ def _restored(judge: Judge, checkpoints: Checkpoints, recovery: Recovery, step: 
     return recovery.applied(state, extra)
 
 
-def finished_before(folder: RunFolder, step: int) -> dict[str, float] | None:
+def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
     """The metrics that a run has had at its end; None if it has not been there."""
     for line in reversed(Logbook(folder.logbook).read()):
         if line.get("event") in ("started", "rolled back"):
@@ -149,7 +156,7 @@ def finished_before(folder: RunFolder, step: int) -> dict[str, float] | None:
     return None
 
 
-def write_settings(judge: Judge, *, anew: bool) -> None:
+def write_run_config(judge: Judge, *, is_new_run: bool) -> None:
     """Write all of a run's folder that another program needs beside the weights.
 
     config.json comes last: a folder that has it holds a run.
@@ -159,12 +166,12 @@ def write_settings(judge: Judge, *, anew: bool) -> None:
       anew: The run begins here: the rollbacks of an earlier one, whose checkpoints are gone, are
         moved aside, as they would be taken for its own when it is resumed.
     """
-    if anew:
+    if is_new_run:
         set_aside(judge.folder.recovery, "earlier")
     folder, corpus, hardware = judge.folder, judge.corpus, judge.engine.model.hardware
-    chosen = judge.engine.choices()
+    chosen = judge.engine.auto_choices()
     plain = {
-        "experiment": to_plain(judge.experiment),
+        "experiment": experiment_to_dict(judge.experiment),
         "chosen": chosen,
         "hardware": dataclasses.asdict(hardware),
     }
@@ -173,5 +180,5 @@ def write_settings(judge: Judge, *, anew: bool) -> None:
     if corpus.labels:
         names = json.dumps(corpus.labels, ensure_ascii=False)
         write_atomically(folder.labels, names + "\n")
-    write_atomically(folder.config_text, as_text(judge.experiment) + lines)
+    write_atomically(folder.config_text, experiment_to_text(judge.experiment) + lines)
     write_atomically(folder.config_json, json.dumps(plain, indent=1) + "\n")

@@ -9,7 +9,7 @@ from train.errors import UserError
 from train.experiment import Experiment
 from train.labels import Labels
 from train.runfolder import RunFolder, read_json
-from train.settings import from_plain
+from train.settings import experiment_from_dict
 
 if TYPE_CHECKING:
     from train.data import Tokenizer
@@ -35,12 +35,12 @@ class Run:
     """The names of the classes or tags, by number."""
 
 
-def saved_experiment(folder: RunFolder) -> Experiment:
+def read_experiment(folder: RunFolder) -> Experiment:
     """The experiment of a run's folder. Raises UserError if its file is damaged."""
-    return from_plain(_saved(folder, "experiment"), str(folder.config_json))
+    return experiment_from_dict(_saved(folder, "experiment"), str(folder.config_json))
 
 
-def saved_choices(folder: RunFolder, hardware: Hardware) -> dict[str, str]:
+def read_auto_choices(folder: RunFolder, hardware: Hardware) -> dict[str, str]:
     """What every `auto` has become in a run, if it ran on hardware of this kind; else nothing."""
     kind = _saved(folder, "hardware")
     if (kind.get("platform"), kind.get("kind")) != (hardware.platform, hardware.kind):

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from train.data.files import Location, explained, locate
+from train.data.files import AnyPath, as_user_error, expand_path
 from train.errors import UserError
 from train.regular_files import SETTINGS_BYTES, is_local, read_bytes, refuse_link
 
@@ -43,7 +43,7 @@ class RunFolder:
     finds one that a run has written.
     """
 
-    path: Location
+    path: AnyPath
 
     @classmethod
     def create(cls, workdir: str | os.PathLike[str]) -> RunFolder:
@@ -72,72 +72,72 @@ class RunFolder:
         return folder
 
     @property
-    def config_text(self) -> Location:
+    def config_text(self) -> AnyPath:
         """The resolved experiment as flat sorted text, for people and for diff."""
         return self.path / "config.txt"
 
     @property
-    def config_json(self) -> Location:
+    def config_json(self) -> AnyPath:
         """The resolved experiment, to be read back. A folder that has it holds a run."""
         return self.path / "config.json"
 
     @property
-    def metrics(self) -> Location:
+    def metrics(self) -> AnyPath:
         """See `train.metrics`."""
         return self.path / "metrics.jsonl"
 
     @property
-    def times(self) -> Location:
+    def times(self) -> AnyPath:
         """See `train.goodput`."""
         return self.path / "time.jsonl"
 
     @property
-    def logbook(self) -> Location:
+    def logbook(self) -> AnyPath:
         """See `train.logbook`."""
         return self.path / "logbook.jsonl"
 
     @property
-    def checkpoints(self) -> Location:
+    def checkpoints(self) -> AnyPath:
         """A folder for each saved step. See `train.checkpoints`."""
         return self.path / "checkpoints"
 
     @property
-    def recovery(self) -> Location:
+    def recovery(self) -> AnyPath:
         """What was decided about trouble. See `train.recovery.record`."""
         return self.path / "recovery.json"
 
     @property
-    def spikes(self) -> Location:
+    def spikes(self) -> AnyPath:
         """The states that a run was in when there was trouble, a folder for each step."""
         return self.path / "spikes"
 
     @property
-    def owner(self) -> Location:
+    def owner(self) -> AnyPath:
         """Which process trains here. See `train.run_lock`."""
         return self.path / "owner"
 
     @property
-    def curve(self) -> Location:
+    def curve(self) -> AnyPath:
         """See `train.plot`."""
         return self.path / "loss.png"
 
     @property
-    def tokenizer(self) -> Location:
+    def tokenizer(self) -> AnyPath:
         """The tokenizer that the run trains with, in the format of the `tokenizers` library."""
         return self.path / "tokenizer.json"
 
     @property
-    def labels(self) -> Location:
+    def labels(self) -> AnyPath:
         """The names of the classes or tags, by number; not there for tasks without."""
         return self.path / "labels.json"
 
     @property
-    def samples(self) -> Location:
+    def samples(self) -> AnyPath:
         """What the model wrote on the way."""
         return self.path / "samples.txt"
 
     @property
-    def tensorboard(self) -> Location:
+    def tensorboard(self) -> AnyPath:
         """TensorBoard's event files, in a folder for each split."""
         return self.path / "tensorboard"
 
@@ -165,7 +165,7 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def writing(path: Location) -> Iterator[None]:
+def writing(path: AnyPath) -> Iterator[None]:
     """Turns what writing ``path`` can raise into a UserError that names it."""
     try:
         yield
@@ -176,9 +176,9 @@ def writing(path: Location) -> Iterator[None]:
         ) from error
 
 
-def reading(path: Location) -> contextlib.AbstractContextManager[None]:
+def reading(path: AnyPath) -> contextlib.AbstractContextManager[None]:
     """Turns what reading ``path`` can raise into a UserError that names it."""
-    return explained(str(path))
+    return as_user_error(str(path))
 
 
 def reason(error: OSError) -> str:
@@ -186,7 +186,7 @@ def reason(error: OSError) -> str:
     return error.strerror or " ".join(str(error).split()) or type(error).__name__
 
 
-def read_json(path: Location, most: int = SETTINGS_BYTES) -> Any:
+def read_json(path: AnyPath, most: int = SETTINGS_BYTES) -> Any:
     """Return what a file of JSON holds.
 
     Raises UserError if it cannot be read, is damaged, or has more than `most` bytes.
@@ -199,7 +199,7 @@ def read_json(path: Location, most: int = SETTINGS_BYTES) -> Any:
         raise UserError(f"{path}: is not JSON ({error}); put the file back as it was") from error
 
 
-def write_atomically(path: Location, data: str | bytes) -> None:
+def write_atomically(path: AnyPath, data: str | bytes) -> None:
     """Writes a whole file (text as UTF-8): at every moment there is the old one or the new one.
 
     Raises:
@@ -209,7 +209,7 @@ def write_atomically(path: Location, data: str | bytes) -> None:
         replace_atomically(path, data.encode() if isinstance(data, str) else data)
 
 
-def replace_atomically(path: Location, data: bytes) -> None:
+def replace_atomically(path: AnyPath, data: bytes) -> None:
     """The same for those who have their own words for an OSError."""
     if not isinstance(path, pathlib.Path):
         path.write_bytes(data)  # an object store shows a file only once it is whole
@@ -225,7 +225,7 @@ def replace_atomically(path: Location, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def set_aside(path: Location, ending: str) -> Location | None:
+def set_aside(path: AnyPath, ending: str) -> AnyPath | None:
     """Rename a file to an unused name, `<name>.<ending>`; return it, or None without such a file.
 
     Raises UserError if it cannot be renamed.
@@ -236,7 +236,7 @@ def set_aside(path: Location, ending: str) -> Location | None:
         return path.rename(unused_name(path, ending))
 
 
-def unused_name(path: Location, ending: str) -> Location:
+def unused_name(path: AnyPath, ending: str) -> AnyPath:
     """Return `<path>.<ending>`, with a number if a file of that name exists."""
     candidate = path.with_name(f"{path.name}.{ending}")
     number = 1
@@ -246,16 +246,16 @@ def unused_name(path: Location, ending: str) -> Location:
     return candidate
 
 
-def _located(workdir: str | os.PathLike[str]) -> Location:
-    with explained(f"workdir {workdir}"):
-        path = locate(os.fspath(workdir))
+def _located(workdir: str | os.PathLike[str]) -> AnyPath:
+    with as_user_error(f"workdir {workdir}"):
+        path = expand_path(os.fspath(workdir))
         _check_characters(path)
         if path.exists() and not path.is_dir():
             raise UserError(f"workdir {workdir}: is a file; give a folder")
     return path
 
 
-def _check_characters(path: Location) -> None:
+def _check_characters(path: AnyPath) -> None:
     """Raise UserError for a path under which checkpoints cannot be written or read.
 
     Orbax looks for the arrays' files with glob, which takes these characters for a pattern, and

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from train.errors import UsageError
 from train.experiment import check_seed
 from train.tasks.registry import make_task
-from train.tasks.task import SampleOptions, Show
-from transformer.sampling import ANCESTRAL, SamplingConfig
+from train.tasks.task import SampleOptions, TextCallback
+from transformer.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:
     from train.run import Run
@@ -20,21 +20,21 @@ def sample(
     prompts: Sequence[str],
     *,
     max_new_tokens: int = 200,
-    sampling: SamplingConfig = ANCESTRAL,
-    beams: int = 0,
+    sampling: SamplingConfig = ANCESTRAL_SAMPLING,
+    num_beams: int = 0,
     seed: int = 0,
-    stream: Show | None = None,
+    on_text: TextCallback | None = None,
 ) -> list[str]:
     """The continuation, translation, class or tags of each prompt, or its masks filled.
 
     Each task takes the options that concern it: `max_new_tokens`, `sampling` and `seed` are for
-    text that goes on, `beams` (0: as the run's settings say) for translations. `stream` is given
+    text that goes on, `num_beams` (0: as the run's settings say) for translations. `on_text` is given
     the answer to a single prompt in pieces, as it is made; they join to the text returned.
 
     Raises UserError for a prompt or an option that the model cannot take.
     """
     check_seed(seed)
-    if beams < 0:
-        raise UsageError(f"beams {beams}: give 1 or more, or 0 for as many as the settings say")
-    options = SampleOptions(max_new_tokens, sampling, beams, seed)
-    return make_task(run.experiment).sample(run, prompts, options, stream)
+    if num_beams < 0:
+        raise UsageError(f"beams {num_beams}: give 1 or more, or 0 for as many as the settings say")
+    options = SampleOptions(max_new_tokens, sampling, num_beams, seed)
+    return make_task(run.experiment).sample(run, prompts, options, on_text)

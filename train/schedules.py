@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from transformer.checks import check_least
+from transformer.checks import check_at_least
 
 if TYPE_CHECKING:
     import jax
@@ -25,33 +25,35 @@ class ScheduleConfig:
     over the last `decay` steps; or the peak to the end."""
     learning_rate: float = 3e-4
     """The peak; for `inverse_sqrt`, 0 means the paper's: width^-0.5 * warmup^-0.5."""
-    warmup: int = 100
+    warmup_steps: int = 100
     """Steps until the peak."""
-    final: float = 0.1
+    min_lr_ratio: float = 0.1
     """What is left at the last step, as a share of the peak."""
-    decay: float = 0.2
+    decay_fraction: float = 0.2
     """`warmup_stable_decay` alone: share of all steps over which the rate falls."""
 
     def __post_init__(self) -> None:
-        check_least("schedule.learning_rate", self.learning_rate, 0)
+        check_at_least("schedule.learning_rate", self.learning_rate, 0)
         if self.learning_rate == 0 and self.kind != "inverse_sqrt":
             raise ValueError("schedule.learning_rate 0: learns nothing; give a positive rate")
-        if self.warmup < 0:
-            raise ValueError(f"schedule.warmup {self.warmup}: is negative; give 0 or more steps")
-        if self.kind == "inverse_sqrt" and self.warmup < 1:
+        if self.warmup_steps < 0:
+            raise ValueError(
+                f"schedule.warmup {self.warmup_steps}: is negative; give 0 or more steps"
+            )
+        if self.kind == "inverse_sqrt" and self.warmup_steps < 1:
             raise ValueError("schedule.warmup 0: inverse_sqrt divides by it; give 1 or more steps")
         for name in ("final", "decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"schedule.{name} {getattr(self, name)}: give a share in [0, 1]")
 
 
-def vaswani(width: int, warmup: int) -> Schedule:
+def inverse_sqrt_schedule(width: int, warmup_steps: int) -> Schedule:
     """width^-0.5 * min(n^-0.5, n * warmup^-1.5) (Vaswani et al. 2017, equation 3)."""
     import jax.numpy as jnp
 
     def rate(n: jax.Array) -> jax.Array:
         n = jnp.asarray(n, jnp.float32)
-        return width**-0.5 * jnp.minimum(n**-0.5, n * warmup**-1.5)
+        return width**-0.5 * jnp.minimum(n**-0.5, n * warmup_steps**-1.5)
 
     return rate
 
@@ -60,19 +62,19 @@ def make_schedule(config: ScheduleConfig, *, steps: int, width: int) -> Schedule
     """The rate of update n, for n = 1 to `steps`."""
     import optax
 
-    peak, warmup = config.learning_rate, config.warmup
+    peak, warmup = config.learning_rate, config.warmup_steps
     if config.kind == "inverse_sqrt":
-        paper = vaswani(width, warmup)
+        paper = inverse_sqrt_schedule(width, warmup)
         factor = peak * (width * warmup) ** 0.5 if peak else 1.0
         return lambda n: factor * paper(n)
     left = max(1, steps - warmup)
-    low = peak * config.final
+    low = peak * config.min_lr_ratio
     if config.kind == "cosine":
-        after = optax.cosine_decay_schedule(peak, left, alpha=config.final)
+        after = optax.cosine_decay_schedule(peak, left, alpha=config.min_lr_ratio)
     elif config.kind == "linear":
         after = optax.linear_schedule(peak, low, left)
     elif config.kind == "warmup_stable_decay":
-        falling = max(1, min(left, round(steps * config.decay)))
+        falling = max(1, min(left, round(steps * config.decay_fraction)))
         after = optax.linear_schedule(peak, low, falling, transition_begin=left - falling)
     else:
         after = optax.constant_schedule(peak)

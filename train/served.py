@@ -91,8 +91,8 @@ def _serve(
     if average is not None and average < 1:
         raise UsageError(f"average {average}: give 1 or more")
     newest = newest_good(checkpoints) if step is None else step
-    count = average or (experiment.evaluation.average if step is None else 1)
-    if count == 1 and step is None and experiment.judged_at_best:
+    count = average or (experiment.evaluation.average_checkpoints if step is None else 1)
+    if count == 1 and step is None and experiment.uses_best_checkpoint:
         best = Best.from_plain(checkpoints.extra(newest).get("best", {})).step
         if why := checkpoints.problem(best) if best in checkpoints.steps() else None:
             _say(PassedOver(best, why))
@@ -139,7 +139,7 @@ def averaged_steps(steps: Sequence[int], newest: int, every: int, count: int) ->
 
 
 def _mean(checkpoints: Checkpoints, engine: Engine, steps: list[int]) -> Any:
-    shapes = engine.shapes()
+    shapes = engine.abstract_state()
     part = "params" if shapes.ema is None else "ema"
     like = getattr(shapes, part)
     total = checkpoints.restore_part(steps[0], part, like)

@@ -13,10 +13,10 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
 from train.errors import UserError
 from train.experiment import Experiment
-from train.kinds import kind_of, kinds
+from train.kinds import classes_by_kind, kind_name
 from transformer.precision import Precision
 
-FREE = (
+RESUMABLE_FIELDS = (
     "name",
     "steps",
     "log_every",
@@ -50,10 +50,10 @@ FREE = (
 """Settings that may differ when a run is resumed: what is asked for holds from there on, whatever
 was asked for when the checkpoint was saved. What the data are is told by their digest."""
 
-FREE_OF_MIXERS = (".redraw",)
+RESUMABLE_MIXER_FIELDS = (".redraw",)
 """What the names of those end with that a mixer may have: its random features are drawn anew."""
 
-SHAPING = ("optimizer.kind", "optimizer.momentum", "ema.decay")
+STATE_SHAPE_FIELDS = ("optimizer.kind", "optimizer.momentum", "ema.decay")
 """Those of them that decide what the state holds: a kind may not differ, a number not be 0 in one
 place alone."""
 
@@ -63,13 +63,13 @@ def _converter() -> cattrs.Converter:
     """Where a setting may be one of several classes, `kind` says which."""
     converter = cattrs.Converter(forbid_extra_keys=True)
     converter.register_unstructure_hook(Precision, lambda precision: precision.name)
-    converter.register_structure_hook(Precision, lambda text, _: Precision.named(text))
+    converter.register_structure_hook(Precision, lambda text, _: Precision.parse(text))
 
     def out(kind: str, value: Any) -> dict[str, Any]:
         return {"kind": kind, **make_dict_unstructure_fn(type(value), converter)(value)}
 
     def back(data: dict[str, Any], hint: Any) -> Any:
-        rest, known = dict(data), kinds(hint)
+        rest, known = dict(data), classes_by_kind(hint)
         kind = rest.pop("kind")
         if kind not in known:
             raise UserError(f"kind {kind}: is not known; it may be {', '.join(known)}")
@@ -78,7 +78,7 @@ def _converter() -> cattrs.Converter:
         return structure(rest, found)
 
     converter.register_unstructure_hook_func(
-        _has_kinds, lambda value: None if value is None else out(kind_of(type(value)), value)
+        _has_kinds, lambda value: None if value is None else out(kind_name(type(value)), value)
     )
     converter.register_structure_hook_func(
         _has_kinds, lambda data, hint: None if data is None else back(data, hint)
@@ -87,16 +87,16 @@ def _converter() -> cattrs.Converter:
 
 
 def _has_kinds(hint: Any) -> bool:
-    return bool(kinds(hint))
+    return bool(classes_by_kind(hint))
 
 
-def to_plain(experiment: Experiment) -> dict[str, Any]:
+def experiment_to_dict(experiment: Experiment) -> dict[str, Any]:
     """Nested dicts, lists and scalars, as JSON has them."""
     plain: dict[str, Any] = json.loads(json.dumps(_converter().unstructure(experiment)))
     return plain
 
 
-def from_plain(data: dict[str, Any], source: str) -> Experiment:
+def experiment_from_dict(data: dict[str, Any], source: str) -> Experiment:
     """The experiment again. Raises UserError, naming `source`, for anything that is not one."""
     try:
         return _converter().structure(data, Experiment)
@@ -120,51 +120,53 @@ def _is_group(error: BaseException) -> bool:
     return isinstance(error, cattrs.BaseValidationError)
 
 
-def flat(experiment: Experiment) -> dict[str, Any]:
+def flatten_experiment(experiment: Experiment) -> dict[str, Any]:
     """`model.pattern.0.mixer.heads` -> 6, and so on, sorted by name."""
-    return dict(sorted(flatten(to_plain(experiment))))
+    return dict(sorted(flatten_fields(experiment_to_dict(experiment))))
 
 
-def flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_fields(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """What `to_plain` gives, as pairs of a path and what is no container there, or an empty one."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            yield from flatten(inner, f"{name}.{key}" if name else key)
+            yield from flatten_fields(inner, f"{name}.{key}" if name else key)
     elif isinstance(value, list) and value:
         for index, inner in enumerate(value):
-            yield from flatten(inner, f"{name}.{index}")
+            yield from flatten_fields(inner, f"{name}.{index}")
     else:
         yield name, value
 
 
-def as_text(experiment: Experiment) -> str:
+def experiment_to_text(experiment: Experiment) -> str:
     """The experiment as lines of `name = value`, sorted: two of them can be compared by eye."""
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in flat(experiment).items())
+    return "".join(
+        f"{name} = {json.dumps(value)}\n" for name, value in flatten_experiment(experiment).items()
+    )
 
 
-def changes(saved: Experiment, asked: Experiment) -> dict[str, tuple[Any, Any]]:
+def diff_experiments(saved: Experiment, requested: Experiment) -> dict[str, tuple[Any, Any]]:
     """The settings in which two experiments differ: (saved, asked) by name."""
-    old, new = flat(saved), flat(asked)
+    old, new = flatten_experiment(saved), flatten_experiment(requested)
     names = sorted(old.keys() | new.keys())
     return {n: (old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)}
 
 
-def fixed(experiment: Experiment) -> dict[str, Any]:
+def non_resumable_fields(experiment: Experiment) -> dict[str, Any]:
     """Return the settings that no resume may change, by name."""
-    free = (*FREE, *SHAPING)
+    free = (*RESUMABLE_FIELDS, *STATE_SHAPE_FIELDS)
     return {
         name: value
-        for name, value in flat(experiment).items()
-        if not name.startswith(free) and not name.endswith(FREE_OF_MIXERS)
+        for name, value in flatten_experiment(experiment).items()
+        if not name.startswith(free) and not name.endswith(RESUMABLE_MIXER_FIELDS)
     }
 
 
-def forbidden(differences: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+def forbidden_changes(differences: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
     """Those of the changes that a run cannot be resumed with."""
     return {name: pair for name, pair in differences.items() if not _may_differ(name, *pair)}
 
 
 def _may_differ(name: str, old: Any, new: Any) -> bool:
-    if name in SHAPING and (isinstance(old, str) or bool(old) != bool(new)):
+    if name in STATE_SHAPE_FIELDS and (isinstance(old, str) or bool(old) != bool(new)):
         return False
-    return name.startswith(FREE) or name.endswith(FREE_OF_MIXERS)
+    return name.startswith(RESUMABLE_FIELDS) or name.endswith(RESUMABLE_MIXER_FIELDS)

@@ -24,7 +24,7 @@ class Best:
     def after(self, step: int, value: float, metric: Metric) -> Best:
         """What it is once there has been one more evaluation."""
         first = not self.step and math.isfinite(value)
-        if first or metric.better(value, self.value):
+        if first or metric.is_better(value, self.value):
             return Best(step, value)
         return dataclasses.replace(self, waited=self.waited + 1)
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from train.data.files import Location
+from train.data.files import AnyPath
 from train.regular_files import refuse_link
 from train.runfolder import writing
 
@@ -23,7 +23,7 @@ class EventFile:
     written here and copied there at each flush.
     """
 
-    def __init__(self, folder: Location, hidden_from: int | None):
+    def __init__(self, folder: AnyPath, hidden_from: int | None):
         """Begins a file in ``folder``. TensorBoard hides older events of ``hidden_from`` on."""
         from tensorboardX.record_writer import RecordWriter
 

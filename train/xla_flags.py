@@ -10,7 +10,7 @@ import os
 import pathlib
 from collections.abc import Mapping, MutableMapping
 
-TPU: Mapping[str, str] = {
+TPU_FLAGS: Mapping[str, str] = {
     # Gathers of the weights of fsdp run beside the products of the layer before.
     "xla_tpu_enable_async_collective_fusion": "true",
     "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
@@ -24,7 +24,7 @@ TPU: Mapping[str, str] = {
 }
 """Of LIBTPU_INIT_ARGS."""
 
-GPU: Mapping[str, str] = {
+GPU_FLAGS: Mapping[str, str] = {
     # Collectives are scheduled beside products, by an estimate of how long each takes.
     "xla_gpu_enable_latency_hiding_scheduler": "true",
     # The gather for the next layer of a scan begins during this one, as its sum of gradients ends.
@@ -45,7 +45,7 @@ def set_overlap_flags(platform: str, environment: MutableMapping[str, str] | Non
       environment: What to add to; `os.environ` if None.
     """
     environment = os.environ if environment is None else environment
-    variable, flags = {"tpu": ("LIBTPU_INIT_ARGS", TPU), "gpu": ("XLA_FLAGS", GPU)}.get(
+    variable, flags = {"tpu": ("LIBTPU_INIT_ARGS", TPU_FLAGS), "gpu": ("XLA_FLAGS", GPU_FLAGS)}.get(
         platform, ("", {})
     )
     given = environment.get(variable, "")
@@ -55,7 +55,7 @@ def set_overlap_flags(platform: str, environment: MutableMapping[str, str] | Non
         environment[variable] = " ".join([given, *missing]).strip()
 
 
-def likely_platform(environment: Mapping[str, str] | None = None) -> str:
+def guess_platform(environment: Mapping[str, str] | None = None) -> str:
     """The platform that JAX will start, as far as it can be told without starting it.
 
     What JAX_PLATFORMS names first; else what is installed here and has a device.

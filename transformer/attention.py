@@ -7,15 +7,15 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer import scores
-from transformer.attend import Scoring, attend
+from transformer.attend import ScoreSpec, attend
 from transformer.attention_config import AttentionConfig
 from transformer.cache import KVCache, MemoryCache
-from transformer.dropout import fold
-from transformer.heads import join, key_heads, query_heads, value_heads
+from transformer.dropout import fold_in
+from transformer.heads import project_keys, project_output, project_queries, project_values
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.positions import RelativePositions, Rotary, rotate
-from transformer.relations import Relation, relation
-from transformer.sinks import sink_scores
+from transformer.positions import RelativePositions, RoPE, apply_rope
+from transformer.relations import PositionTerms, position_terms
+from transformer.sinks import declare_sink_logits
 
 __all__ = ["Attention", "AttentionConfig"]
 
@@ -36,51 +36,51 @@ class Attention(Mixer):
     @staticmethod
     def score_flops(config: AttentionConfig, width: int, length: int) -> ScoreFlops:
         """An additive score is one product too: of its hidden layer and a vector, for each key."""
-        both = config.meeting_width(width) + (config.value_width or config.query_width(width))
-        each, once = config.heads * both, 0  # multiplications with one key, and with none
+        both = config.score_head_dim(width) + (
+            config.value_head_dim or config.resolved_head_dim(width)
+        )
+        each, once = config.num_heads * both, 0  # multiplications with one key, and with none
         if isinstance(config.position, RelativePositions):
-            each += config.heads * 2 * config.position.distances
-            once = config.heads * both * config.position.distances
+            each += config.num_heads * 2 * config.position.num_distances
+            once = config.num_heads * both * config.position.num_distances
         return ScoreFlops(full=2 * (each * length + once), causal=each * (length + 1) + 2 * once)
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> KVCache:
-        return KVCache(*self.empty(batch, length))
+        return KVCache(*self.empty_keys_and_values(batch, length))
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> MemoryCache:
-        return MemoryCache(*self.empty(batch, length))
+        return MemoryCache(*self.empty_keys_and_values(batch, length))
 
     @nn.nowrap
-    def empty(self, batch: int, length: int) -> tuple[jax.Array, jax.Array]:
+    def empty_keys_and_values(self, batch: int, length: int) -> tuple[jax.Array, jax.Array]:
         """Room for keys [B, S, K, H where they meet queries] and values [B, S, K, H of values]."""
-        config, dtype = self.config, self.shared.precision.compute
-        kv, _, v_width = self.sizes()
-        k_width = config.meeting_width(self.shared.width)
+        config, dtype = self.config, self.context.precision.compute
+        kv, _, v_width = self.head_sizes()
+        k_width = config.score_head_dim(self.context.d_model)
         zeros = lambda width: jnp.zeros((batch, length, kv, width), dtype)  # noqa: E731
         return zeros(k_width), zeros(v_width)
 
     @nn.nowrap
-    def sizes(self) -> tuple[int, int, int]:
+    def head_sizes(self) -> tuple[int, int, int]:
         """K, H of queries and keys, H of values."""
-        q_width = self.config.query_width(self.shared.width)
+        q_width = self.config.resolved_head_dim(self.context.d_model)
         return (
-            self.config.key_heads,
+            self.config.resolved_num_kv_heads,
             q_width,
-            self.config.value_width or q_width,
+            self.config.value_head_dim or q_width,
         )
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         """With a `MemoryCache`, the memory is projected once: later calls do without it."""
         mask, cache = inputs.mask, inputs.cache
-        config, shared = self.config, self.shared
-        q, related = self.queries(x), Relation()
+        config, shared = self.config, self.context
+        q, related = self.queries(x), PositionTerms()
         if isinstance(cache, MemoryCache):
             cache = (
-                cache
-                if inputs.memory is None
-                else cache.write(*self.keys_and_values(inputs.memory))
+                cache if inputs.memory is None else cache.fill(*self.keys_and_values(inputs.memory))
             )
             k, v = cache.keys, cache.values
         elif inputs.memory is not None:
@@ -89,58 +89,63 @@ class Attention(Mixer):
             k, v = self.keys_and_values(inputs.memory)
         else:
             k, v = self.keys_and_values(x)
-            q, k = self.turned(q, inputs.positions), self.turned(k, inputs.positions)
+            q, k = (
+                self.maybe_apply_rope(q, inputs.positions),
+                self.maybe_apply_rope(k, inputs.positions),
+            )
             if cache is not None:
                 cache = cache.write(k, v, inputs.positions)
                 k, v = cache.keys, cache.values
-                mask = mask.over(cache.positions, holds_queries=True)
-            related = self.related()
-            if not config.products and mask.positions is None:
+                mask = mask.with_keys(cache.positions, keys_include_queries=True)
+            related = self.make_position_terms()
+            if not config.dot_product_only and mask.positions is None:
                 mask = mask.replace(positions=inputs.positions)
-        scoring = Scoring(
-            scale=scores.scale(config.score, q.shape[-1]),
-            meet=scores.meet(self, config.score, config.heads, q.shape[-1], shared),
+        scoring = ScoreSpec(
+            scale=scores.score_scale(config.score, q.shape[-1]),
+            score_fn=scores.make_score_fn(
+                self, config.score, config.num_heads, q.shape[-1], shared
+            ),
             bias=related.bias,
-            relative=related.relative,
+            relative_tables=related.relative_tables,
             soft_cap=config.soft_cap,
             softmax_dtype=shared.precision.softmax,
-            rate=config.dropout,
-            dropout_rngs=fold(inputs.dropout_rngs, 0),
+            dropout_rate=config.dropout,
+            dropout_rngs=fold_in(inputs.dropout_rngs, 0),
         )
-        sinks = sink_scores(self, config.heads, shared) if config.sinks else None
-        how: Any = dict(form=config.form, hardware=shared.hardware, constrain=shared.constrain)
-        attended = attend(q, k, v, mask, scoring, sinks=sinks, outputs=inputs.outputs, **how)
-        y = join(self, attended.y, config, shared)
+        sinks = declare_sink_logits(self, config.num_heads, shared) if config.sinks else None
+        how: Any = dict(form=config.backend, hardware=shared.hardware, constrain=shared.constrain)
+        attended = attend(q, k, v, mask, scoring, sink_logits=sinks, outputs=inputs.outputs, **how)
+        y = project_output(self, attended.y, config, shared)
         return MixerOutput(y, cache, attended.aux)
 
     def queries(self, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, N, H]
         """As they meet the keys, but not turned yet."""
-        q = query_heads(self, x, self.config, self.shared)
-        return scores.map_queries(self, q, self.config.score, self.shared)
+        q = project_queries(self, x, self.config, self.context)
+        return scores.transform_queries(self, q, self.config.score, self.context)
 
     def keys_and_values(
         self,
         source: jax.Array,  # [B, S, D]
     ) -> tuple[jax.Array, jax.Array]:  # [B, S, K, H], [B, S, K, H of values]
         """Keys as they meet the queries, but not turned yet."""
-        config, shared = self.config, self.shared
-        k = key_heads(self, source, config, shared)
-        k = scores.map_keys(self, k, config.score, shared)
-        return k, value_heads(self, source, config, shared, config.value_width)
+        config, shared = self.config, self.context
+        k = project_keys(self, source, config, shared)
+        k = scores.transform_keys(self, k, config.score, shared)
+        return k, project_values(self, source, config, shared, config.value_head_dim)
 
-    def turned(
+    def maybe_apply_rope(
         self,
         x: jax.Array,  # [B, T, N, H]
         positions: jax.Array,  # [B or 1, T]
     ) -> jax.Array:  # [B, T, N, H]
         position = self.config.position
-        return rotate(x, positions, position) if isinstance(position, Rotary) else x
+        return apply_rope(x, positions, position) if isinstance(position, RoPE) else x
 
-    def related(self) -> Relation:
+    def make_position_terms(self) -> PositionTerms:
         """What the positions add to scores and values."""
-        config, (_, q_width, v_width) = self.config, self.sizes()
-        widths = dict(heads=config.heads, key_width=q_width, value_width=v_width)
-        return relation(self, config.position, self.shared, **widths)
+        config, (_, q_width, v_width) = self.config, self.head_sizes()
+        widths = dict(heads=config.num_heads, key_width=q_width, value_width=v_width)
+        return position_terms(self, config.position, self.context, **widths)
 
 
 MIXERS[AttentionConfig.kind] = Attention

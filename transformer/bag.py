@@ -7,21 +7,23 @@ from transformer.config import TransformerConfig
 from transformer.layer_configs import FeedForwardConfig, IdentityConfig
 
 
-def bag_of_embeddings(
+def bag_of_embeddings_config(
     width: int,  # D
     hidden: int,  # F
     *,
-    layers: int = 1,
+    num_layers: int = 1,
     dropout: float = 0.0,  # of the hidden activations
     embedding_dropout: float = 0.0,
-    **model: Any,  # other fields of the configuration
+    **model_fields: Any,  # other fields of the configuration
 ) -> TransformerConfig:
     """Embed, MLP, mean, logistic regression, for `Classifier(config, pooling="mean")`.
 
     Words in another order give the same answer (compare the deep averaging network of Iyyer et al.
     2015, which takes the mean first).
     """
-    mlp = FeedForwardConfig(hidden=hidden, activation="relu", dropout=dropout)
+    mlp = FeedForwardConfig(d_ff=hidden, activation="relu", dropout=dropout)
     block = BlockConfig(mixer=IdentityConfig(), feed_forward=mlp, norm=None, residual=False)
-    given: dict[str, Any] = dict(final_norm=None, causal=False, dropout=embedding_dropout) | model
-    return TransformerConfig(width=width, layers=layers, pattern=(block,), **given)
+    given: dict[str, Any] = (
+        dict(final_norm=None, causal=False, dropout=embedding_dropout) | model_fields
+    )
+    return TransformerConfig(d_model=width, num_layers=num_layers, layer_pattern=(block,), **given)

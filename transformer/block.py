@@ -9,14 +9,14 @@ import jax
 from flax import linen as nn
 
 from transformer.block_config import BlockConfig as BlockConfig
-from transformer.block_config import Placement as Placement
-from transformer.dropout import dropout, fold
+from transformer.block_config import NormPlacement as NormPlacement
+from transformer.dropout import dropout, fold_in
 from transformer.feedforward import FeedForward, FeedForwardConfig
 from transformer.masks import Mask
-from transformer.mixers import MixerInputs, mixer_type
-from transformer.mixture import Mixture, MixtureConfig
+from transformer.mixers import MixerInputs, mixer_class
+from transformer.mixture import MixtureOfExperts, MoEConfig
 from transformer.norms import Norm
-from transformer.shared import Shared
+from transformer.shared import ModelContext
 
 
 class Memory(NamedTuple):
@@ -30,14 +30,14 @@ class BlockCache(NamedTuple):
     """The caches of a layer that has cross attention."""
 
     mixer: Any
-    cross: Any
+    cross_attention: Any
 
 
 class BlockConstants(NamedTuple):
     """The constants of a layer that has cross attention."""
 
     mixer: Any
-    cross: Any
+    cross_attention: Any
 
 
 class BlockOutput(NamedTuple):
@@ -52,7 +52,7 @@ class Block(nn.Module):
     """A mixer, then cross attention if there is any, then a feed-forward."""
 
     config: BlockConfig
-    shared: Shared
+    context: ModelContext
 
     @nn.compact
     def __call__(
@@ -61,53 +61,57 @@ class Block(nn.Module):
         inputs: MixerInputs,  # of self-attention; cache and constants also hold those of `cross`
         memory: Memory | None = None,
     ) -> BlockOutput:
-        config, shared, cache, constants = self.config, self.shared, inputs.cache, inputs.constants
+        config, shared, cache, constants = self.config, self.context, inputs.cache, inputs.constants
         own, other = cache if isinstance(cache, BlockCache) else (cache, None)
         fixed, others = constants if isinstance(constants, BlockConstants) else (constants, None)
         rngs = inputs.dropout_rngs
-        mixer = mixer_type(config.mixer)(config.mixer, shared, name="mixer")
-        read = self.before("mixer_norm", x)
-        given = inputs.replace(cache=own, dropout_rngs=fold(rngs, 0), constants=fixed)
+        mixer = mixer_class(config.mixer)(config.mixer, shared, name="mixer")
+        read = self.pre_norm("mixer_norm", x)
+        given = inputs.replace(cache=own, dropout_rngs=fold_in(rngs, 0), constants=fixed)
         if memory is not None and config.mixer.reads_memory:
             given = given.replace(mask=memory.mask, memory=memory.x)
         mixed = mixer(read, given)
-        x = self.after("mixer_norm", x, mixed.y, fold(rngs, 1))
+        x = self.add_residual("mixer_norm", x, mixed.y, fold_in(rngs, 1))
         cache, aux = mixed.cache, mixed.aux
-        if config.cross is not None:
+        if config.cross_attention is not None:
             if memory is None:
                 raise ValueError("a layer with cross attention: has no memory; use EncoderDecoder")
-            cross = mixer_type(config.cross)(config.cross, shared, name="cross")
-            read = self.before("cross_norm", x)
+            cross = mixer_class(config.cross_attention)(
+                config.cross_attention, shared, name="cross"
+            )
+            read = self.pre_norm("cross_norm", x)
             given = inputs.replace(
                 mask=memory.mask,
                 memory=memory.x,
                 cache=other,
-                dropout_rngs=fold(rngs, 4),
+                dropout_rngs=fold_in(rngs, 4),
                 constants=others,
             )
             looked_up = cross(read, given)
-            x = self.after("cross_norm", x, looked_up.y, fold(rngs, 5))
+            x = self.add_residual("cross_norm", x, looked_up.y, fold_in(rngs, 5))
             cache = cache if other is None else BlockCache(cache, looked_up.cache)
             aux = aux | {f"cross_{name}": value for name, value in looked_up.aux.items()}
         if config.feed_forward is not None:
-            feed_forward = self.feed_forward(config.feed_forward)
-            read = self.before("feed_forward_norm", x)
+            feed_forward = self.make_feed_forward(config.feed_forward)
+            read = self.pre_norm("feed_forward_norm", x)
             real = None if inputs.mask.segments is None else inputs.mask.segments != 0
-            fed = feed_forward(read, fold(rngs, 2), real=real, outputs=inputs.outputs)
-            x = self.after("feed_forward_norm", x, fed.y, fold(rngs, 3))
+            fed = feed_forward(read, fold_in(rngs, 2), real=real, outputs=inputs.outputs)
+            x = self.add_residual("feed_forward_norm", x, fed.y, fold_in(rngs, 3))
             aux = aux | fed.aux
         return BlockOutput(x, cache, aux)
 
-    def feed_forward(self, config: FeedForwardConfig | MixtureConfig) -> FeedForward | Mixture:
-        if isinstance(config, MixtureConfig):
-            return Mixture(config, self.shared, name="feed_forward")
-        return FeedForward(config, self.shared, name="feed_forward")
+    def make_feed_forward(
+        self, config: FeedForwardConfig | MoEConfig
+    ) -> FeedForward | MixtureOfExperts:
+        if isinstance(config, MoEConfig):
+            return MixtureOfExperts(config, self.context, name="feed_forward")
+        return FeedForward(config, self.context, name="feed_forward")
 
-    def before(self, name: str, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, D]
+    def pre_norm(self, name: str, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, D]
         """What a sublayer reads: the norm of the residual stream, or the stream itself."""
-        return x if self.config.placement == "post" else self.norm(name, x)
+        return x if self.config.norm_placement == "post" else self.apply_norm(name, x)
 
-    def after(
+    def add_residual(
         self,
         name: str,
         x: jax.Array,  # [B, T, D] the residual stream
@@ -116,14 +120,14 @@ class Block(nn.Module):
     ) -> jax.Array:  # [B, T, D]
         """The residual stream with the sublayer's result added."""
         config = self.config
-        if config.placement == "sandwich":
-            y = self.norm(name.replace("norm", "output_norm"), y)
-        y = dropout(y, config.dropout, dropout_rngs)
+        if config.norm_placement == "sandwich":
+            y = self.apply_norm(name.replace("norm", "output_norm"), y)
+        y = dropout(y, config.residual_dropout, dropout_rngs)
         x = x + y if config.residual else y
-        x = self.norm(name, x) if config.placement == "post" else x
-        return self.shared.constrain(x, ("batch", "length", None))
+        x = self.apply_norm(name, x) if config.norm_placement == "post" else x
+        return self.context.constrain(x, ("batch", "length", None))
 
-    def norm(self, name: str, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, D]
+    def apply_norm(self, name: str, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, D]
         if self.config.norm is None:
             return x
-        return Norm(self.config.norm, self.shared.precision, name=name)(x)
+        return Norm(self.config.norm, self.context.precision, name=name)(x)

@@ -20,7 +20,7 @@ class KVCache(struct.PyTreeNode):
     def positions(self) -> jax.Array:  # [1, S]
         return jnp.arange(self.keys.shape[1])[None, :]
 
-    def write(
+    def append(
         self,
         keys: jax.Array,  # [B, T, K, H]
         values: jax.Array,  # [B, T, K, H of values]
@@ -44,7 +44,7 @@ class MemoryCache(struct.PyTreeNode):
     keys: jax.Array  # [B, S, K, H]
     values: jax.Array  # [B, S, K, H of values]
 
-    def write(
+    def fill(
         self,
         keys: jax.Array,  # [B, S, K, H]
         values: jax.Array,  # [B, S, K, H of values]

@@ -5,15 +5,15 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-LARGEST = 2**31 - 1
+MAX_INTEGER = 2**31 - 1
 """Largest integer of a setting. XLA counts steps, positions and indices in 32 bits; numbers beyond
 overflow far from the setting that has them, or fill the memory while a model is built."""
 
-LARGEST_IN_MODEL = 2**24
+MAX_MODEL_INTEGER = 2**24
 """Largest integer of a model's setting. They are sizes of arrays, of which several are multiplied:
 XLA ends the process for an array of more than 2^63 numbers, which no `except` can catch."""
 
-LARGEST_OF = {
+MAX_INTEGER_BY_FIELD = {
     # Python lists, and constants made on the host, have an entry for each.
     "layers": 10_000,
     "depth": 10_000,
@@ -60,15 +60,15 @@ LARGEST_OF = {
 }
 """Largest integer of settings, by the last part of their names, where it is another."""
 
-LARGEST_FLOAT = 2.0**127
+MAX_FLOAT = 2.0**127
 """Floats of settings are used in float32, where those beyond become infinite."""
 
 
-def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """The value is one of those known."""
-    known = tuple(known)
-    if value not in known:
-        raise ValueError(f"{name} {value}: is not known; give one of {', '.join(known)}")
+    choices = tuple(choices)
+    if value not in choices:
+        raise ValueError(f"{name} {value}: is not known; give one of {', '.join(choices)}")
 
 
 def check_number(name: str, value: float) -> None:
@@ -79,15 +79,15 @@ def check_number(name: str, value: float) -> None:
       value: An integer or a float.
     """
     if isinstance(value, int):
-        usual = LARGEST_IN_MODEL if name.startswith("model.") else LARGEST
-        most = LARGEST_OF.get(name.rpartition(".")[2], usual)
+        usual = MAX_MODEL_INTEGER if name.startswith("model.") else MAX_INTEGER
+        most = MAX_INTEGER_BY_FIELD.get(name.rpartition(".")[2], usual)
         if abs(value) > most:
             # Python refuses to print integers of more than 4300 digits.
             shown = str(value) if abs(value) < 10**30 else "of so many digits"
             raise ValueError(f"{name} {shown}: is too large; give at most {most}")
     elif not math.isfinite(value):
         raise ValueError(f"{name} {value}: is not a finite number; give one")
-    elif abs(value) > LARGEST_FLOAT:
+    elif abs(value) > MAX_FLOAT:
         raise ValueError(f"{name} {value}: is too large for float32; give less than 1e38")
 
 
@@ -111,14 +111,14 @@ def check_numbers(config: Any, name: str = "") -> None:
             check_numbers(getattr(config, field.name), inner)
 
 
-def check_least(name: str, value: float, least: float) -> None:
+def check_at_least(name: str, value: float, minimum: float) -> None:
     """The value is at least so much, finite, and not larger than any may be."""
-    if not value >= least:
-        raise ValueError(f"{name} {value}: give {least} or more")
+    if not value >= minimum:
+        raise ValueError(f"{name} {value}: give {minimum} or more")
     check_number(name, value)
 
 
-def check_share(name: str, value: float) -> None:
+def check_fraction(name: str, value: float) -> None:
     """The value is a share below one, such as a rate of dropout."""
     if not 0 <= value < 1:
         raise ValueError(f"{name} {value}: give a share in [0, 1)")

@@ -5,12 +5,12 @@ from typing import ClassVar
 import jax
 from flax import linen as nn
 
-from transformer.backbone import backbone
-from transformer.dropout import dropout, fold
-from transformer.linear import linear
+from transformer.backbone import apply_backbone
+from transformer.dropout import dropout, fold_in
+from transformer.linear import apply_linear
 from transformer.mixers import Outputs
-from transformer.model import LOGITS, TOKENS, Model, ModelOutput
-from transformer.pooling import Pooling, check_pooling, pool
+from transformer.model import EXAMPLE_TOKENS, LOGITS, Model, ModelOutput
+from transformer.pooling import Pooling, check_pooling, pool_sequence
 
 
 class Classifier(Model):
@@ -20,20 +20,20 @@ class Classifier(Model):
     et al. 2019, section 3).
     """
 
-    classes: int = 2  # C
+    num_classes: int = 2  # C
     pooling: Pooling = "first"
     head_dropout: float = 0.0  # of the pooled vector
-    told: ClassVar[float] = 0.0
+    predicted_fraction: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        if self.classes < 1:
-            raise ValueError(f"classes {self.classes}: give 1 or more")
+        if self.num_classes < 1:
+            raise ValueError(f"classes {self.num_classes}: give 1 or more")
         check_pooling(self.pooling)
         super().__post_init__()
 
     @nn.nowrap
-    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return (TOKENS,)
+    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return (EXAMPLE_TOKENS,)
 
     @nn.compact
     def __call__(
@@ -47,21 +47,23 @@ class Classifier(Model):
         outputs: Outputs = LOGITS,
     ) -> ModelOutput:
         """`logits` are [B, C]. Raises ValueError for inputs longer than a table of positions."""
-        config, shared = self.config, self.shared
-        output, _ = backbone(
+        config, shared = self.config, self.context
+        output, _ = apply_backbone(
             self,
             tokens,
             config=config,
-            shared=shared,
+            context=shared,
             positions=positions,
             segments=segments,
-            one_document=True,
-            types=types,
+            single_document=True,
+            token_types=types,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
         )
-        pooled = pool(self, output.x, segments, self.pooling, config, shared)
-        pooled = dropout(pooled, self.head_dropout, fold(dropout_rngs, shared.layers + 1))
-        embed, classes = {"embed": config.width}, {"classes": self.classes}
-        logits = linear(self, "head", pooled[:, None], embed, classes, shared, bias=True)[:, 0]
+        pooled = pool_sequence(self, output.x, segments, self.pooling, config, shared)
+        pooled = dropout(pooled, self.head_dropout, fold_in(dropout_rngs, shared.num_layers + 1))
+        embed, classes = {"embed": config.d_model}, {"classes": self.num_classes}
+        logits = apply_linear(self, "head", pooled[:, None], embed, classes, shared, bias=True)[
+            :, 0
+        ]
         return ModelOutput(logits, output.x, None, output.aux)

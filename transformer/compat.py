@@ -9,16 +9,16 @@ from typing import Any
 import jax
 from jax.extend import core
 
-VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
+JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 
 # jaxlib 0.7.2 cannot (and 0.10.2 can) compile a program for CPUs whose results lie in
 # `pinned_host` memory ("No registered implementation for untyped custom call to
 # annotate_device_placement").
-CPU_HAS_PINNED_HOST = VERSION >= (0, 10)
+CPU_HAS_PINNED_HOST = JAX_VERSION >= (0, 10)
 
 # jaxlib 0.7.2 cannot (and 0.10.2 can) run some products of bfloat16 with float32 sums on CPUs
 # ("DotThunk::Execute: BF16 x BF16 = F32"), such as those of a whole training step.
-CPU_TRAINS_IN_BFLOAT16 = VERSION >= (0, 10)
+CPU_TRAINS_IN_BFLOAT16 = JAX_VERSION >= (0, 10)
 
 
 def jaxprs_in_params(params: Mapping[str, Any]) -> Iterator[core.Jaxpr]:

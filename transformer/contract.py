@@ -11,35 +11,35 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-DType = Any
+DTypeLike = Any
 """What `jnp.dtype` takes."""
 
 
-def contract(
+def precise_einsum(
     spec: str,
     a: jax.Array,
     b: jax.Array,
-    operands: DType,
-    dtype: DType,
+    operand_dtype: DTypeLike,
+    result_dtype: DTypeLike,
 ) -> jax.Array:
-    """Return einsum(spec, a, b) in `dtype`, of `a` and `b` rounded to the dtype `operands`.
+    """Return einsum(spec, a, b) in `result_dtype`, of `a` and `b` rounded to the dtype `operand_dtype`.
 
-    `a` and `b` may be wider than `operands`. Their gradients are then wide too: sums in float32
-    that are not rounded, of a gradient of the result that is rounded to `operands`. Each letter of
+    `a` and `b` may be wider than `operand_dtype`. Their gradients are then wide too: sums in float32
+    that are not rounded, of a gradient of the result that is rounded to `operand_dtype`. Each letter of
     `spec` stands in two of its three terms or in all.
     """
-    alike = {jnp.dtype(each) for each in (a.dtype, b.dtype, operands, dtype)}
+    alike = {jnp.dtype(each) for each in (a.dtype, b.dtype, operand_dtype, result_dtype)}
     if len(alike) == 1:  # nothing to round; and unlike a custom gradient, einsum has a jvp
         return jnp.einsum(spec, a, b)
-    return _contract(spec, jnp.dtype(operands).name, jnp.dtype(dtype).name, a, b)
+    return _contract(spec, jnp.dtype(operand_dtype).name, jnp.dtype(result_dtype).name, a, b)
 
 
-def wide(operands: DType, softmax_dtype: DType) -> Any:
+def accumulation_dtype(operand_dtype: DTypeLike, softmax_dtype: DTypeLike) -> Any:
     """Return the dtype of sums of products: the softmax's, unless that is the narrower one."""
-    return jnp.promote_types(operands, softmax_dtype)
+    return jnp.promote_types(operand_dtype, softmax_dtype)
 
 
-def round_to(x: jax.Array, dtype: DType) -> jax.Array:
+def round_to_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Return `x` with the digits that it has in another dtype, in its own.
 
     By `reduce_precision`, because XLA leaves out a conversion to a narrow dtype and back
@@ -51,13 +51,13 @@ def round_to(x: jax.Array, dtype: DType) -> jax.Array:
     return jax.lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant)
 
 
-def split(x: jax.Array, dtype: DType) -> tuple[jax.Array, jax.Array | None]:
+def split_high_low(x: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array | None]:
     """Return `x` rounded to `dtype`, and what is left of it in `dtype` too; None: nothing can be.
 
     The sum of both has twice the digits of one. What is rounded is worth its room anyway where it
     is a result that somebody else keeps.
     """
-    digits = round_to(x, dtype)
+    digits = round_to_dtype(x, dtype)
     rest = None if digits is x else (x - digits).astype(dtype)
     return digits.astype(dtype), rest
 
@@ -67,7 +67,7 @@ def _contract(spec: str, operands: str, dtype: str, a: jax.Array, b: jax.Array) 
     return _einsum(spec, a.astype(operands), b.astype(operands), dtype)
 
 
-def _einsum(spec: str, a: jax.Array, b: jax.Array, dtype: DType) -> jax.Array:
+def _einsum(spec: str, a: jax.Array, b: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Return einsum(spec, a, b) in `dtype`, of operands that stay narrow except on a CPU.
 
     XLA's CPU compiler computes such products in float32 anyway, but fails at some shapes when they

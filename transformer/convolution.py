@@ -5,11 +5,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.layer_configs import ConvolutionConfig as ConvolutionConfig
-from transformer.linear import linear
+from transformer.linear import apply_linear
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
-from transformer.shifts import around, remembered
-from transformer.weights import Initialization, weight
+from transformer.refusals import reject_mask_patterns, reject_memory, reject_weights
+from transformer.shifts import neighbor_window, update_history
+from transformer.weights import Initialization, declare_weight
 
 
 class Convolution(Mixer):
@@ -31,38 +31,38 @@ class Convolution(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> jax.Array:  # [B, k - 1, D]
-        shape = (batch, self.config.taps - 1, self.shared.width)
-        return jnp.zeros(shape, self.shared.precision.compute)
+        shape = (batch, self.config.kernel_size - 1, self.context.d_model)
+        return jnp.zeros(shape, self.context.precision.compute)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, shared = self.config, self.shared
-        refuse_memory(config.kind, inputs.memory)
-        refuse_weights(config.kind, inputs.outputs)
-        refuse_patterns(config.kind, inputs.mask)
-        ahead = 0 if inputs.mask.pattern.causal else (config.taps - 1) // 2
+        config, shared = self.config, self.context
+        reject_memory(config.kind, inputs.memory)
+        reject_weights(config.kind, inputs.outputs)
+        reject_mask_patterns(config.kind, inputs.mask)
+        ahead = 0 if inputs.mask.pattern.causal else (config.kernel_size - 1) // 2
         if inputs.cache is not None and not inputs.mask.pattern.causal:
             raise ValueError("mixer convolution: decodes under a causal mask alone; give one")
-        behind = config.taps - 1 - ahead
-        seen = around(
-            x, behind, ahead, positions=inputs.positions, mask=inputs.mask, past=inputs.cache
+        behind = config.kernel_size - 1 - ahead
+        seen = neighbor_window(
+            x, behind, ahead, positions=inputs.positions, mask=inputs.mask, history=inputs.cache
         )
-        after = None if inputs.cache is None else remembered(inputs.cache, x, inputs.positions)
-        embed, hidden = {"embed": shared.width}, {"hidden": shared.width}
+        after = None if inputs.cache is None else update_history(inputs.cache, x, inputs.positions)
+        embed, hidden = {"embed": shared.d_model}, {"hidden": shared.d_model}
         if config.separable:
-            mixed = self.by_channel(seen)
-            y = linear(self, "output", mixed, embed, hidden, shared, bias=True, residual=True)
+            mixed = self.depthwise_convolution(seen)
+            y = apply_linear(self, "output", mixed, embed, hidden, shared, bias=True, residual=True)
         else:
-            taps = {"taps": config.taps, **embed}
-            y = linear(self, "kernel", seen, taps, hidden, shared, bias=True, residual=True)
+            taps = {"taps": config.kernel_size, **embed}
+            y = apply_linear(self, "kernel", seen, taps, hidden, shared, bias=True, residual=True)
         return MixerOutput(y, after, {})
 
-    def by_channel(self, seen: jax.Array) -> jax.Array:  # [B, T, k, D] -> [B, T, D]
+    def depthwise_convolution(self, seen: jax.Array) -> jax.Array:  # [B, T, k, D] -> [B, T, D]
         """A weighted sum over the taps, each channel with weights of its own."""
-        taps, dtype = {"taps": self.config.taps}, self.shared.precision.parameters
-        outputs = {**taps, "embed": self.shared.width}  # no matrix: channels do not meet
-        init = Initialization(std=0.0).matrix(taps)
-        depthwise = weight(self, "depthwise", outputs=outputs, init=init, dtype=dtype)
+        taps, dtype = {"taps": self.config.kernel_size}, self.context.precision.parameters
+        outputs = {**taps, "embed": self.context.d_model}  # no matrix: channels do not meet
+        init = Initialization(std=0.0).matrix_initializer(taps)
+        depthwise = declare_weight(self, "depthwise", outputs=outputs, init=init, dtype=dtype)
         return jnp.sum(seen * depthwise.astype(seen.dtype)[None, None], axis=2)
 
 

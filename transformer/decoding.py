@@ -21,25 +21,25 @@ from flax import struct
 from transformer.checks import check_seed
 from transformer.language_model import LanguageModel
 from transformer.linear import apply_matrix
-from transformer.mixers import NO_OUTPUTS, mixer_type
-from transformer.model import output_matrix, without_padding
-from transformer.sampling import ANCESTRAL, SamplingConfig, sample
-from transformer.stack import apart, views
+from transformer.mixers import NO_OUTPUTS, mixer_class
+from transformer.model import get_output_matrix, mask_padded_logits
+from transformer.sampling import ANCESTRAL_SAMPLING, SamplingConfig, sample_tokens
+from transformer.stack import unstack_layers, unstack_layers_without_copy
 
-TOKENS_PER_CALL, TOKENS_PER_SHOW = 32, 8
+TOKENS_PER_CALL, TOKENS_PER_STREAMED_CALL = 32, 8
 """Made by one call of the compiled loop: with nobody watching, and with `on_tokens`. The fewer, the
 sooner they are seen; the more, the less is lost between calls (a quarter, in a model of 2M)."""
 
 NO_TOKEN = -1
 """Stands where an example has no new token, and for a stop token that is not given."""
 
-PROMPT_STEP, CACHE_STEP = 32, 128
+PROMPT_LENGTH_MULTIPLE, CACHE_LENGTH_MULTIPLE = 32, 128
 """The lengths of padded prompts and of caches are multiples of these: see `bucket`."""
 
 Params = dict[str, Any]
 
 
-class Generated(NamedTuple):
+class GenerateOutput(NamedTuple):
     """What follows each prompt."""
 
     tokens: list[list[int]]
@@ -48,14 +48,14 @@ class Generated(NamedTuple):
     """Whether the stop token came."""
 
 
-class Sampled(struct.PyTreeNode):
+class DecodingState(struct.PyTreeNode):
     """Examples in the making. The newest token of each has been drawn but is not in the cache."""
 
     cache: Any
     tokens: jax.Array  # [B] the newest
     positions: jax.Array  # [B] where it stands
-    left: jax.Array  # [B] how many tokens may follow it
-    keys: jax.Array  # [B] random keys
+    remaining: jax.Array  # [B] how many tokens may follow it
+    rngs: jax.Array  # [B] random keys
 
 
 def generate(
@@ -64,12 +64,12 @@ def generate(
     prompts: Sequence[Sequence[int] | np.ndarray],  # B of them, of any lengths
     *,
     max_new_tokens: int,
-    sampling: SamplingConfig = ANCESTRAL,
+    sampling: SamplingConfig = ANCESTRAL_SAMPLING,
     seed: int = 0,
-    stop: int | None = None,
+    stop_token: int | None = None,
     on_tokens: Callable[[list[list[int]]], None] | None = None,
-) -> Generated:
-    """Samples what follows each prompt, up to `max_new_tokens` tokens or the token `stop`.
+) -> GenerateOutput:
+    """Samples what follows each prompt, up to `max_new_tokens` tokens or the token `stop_token`.
 
     A sample depends on the seed, its prompt, and how many equal prompts stand before it: on nothing
     else in the batch. `on_tokens` is given the new tokens of every prompt, a few at a time, as they
@@ -86,23 +86,23 @@ def generate(
     rows = [np.asarray(prompt, np.int64) for prompt in prompts]
     check_prompts(model, rows, max_new_tokens)
     if not rows:
-        return Generated([], [])
+        return GenerateOutput([], [])
     made: list[list[int]] = [[] for _ in rows]
-    each = TOKENS_PER_CALL if on_tokens is None else TOKENS_PER_SHOW
-    for chunk in _chunks(model, params, rows, max_new_tokens, sampling, seed, stop, each):
+    each = TOKENS_PER_CALL if on_tokens is None else TOKENS_PER_STREAMED_CALL
+    for chunk in _chunks(model, params, rows, max_new_tokens, sampling, seed, stop_token, each):
         new = [row[row != NO_TOKEN].tolist() for row in chunk]
         for tokens, more in zip(made, new, strict=True):
             tokens += more
         if on_tokens is not None and any(new):
             on_tokens(new)
-    return Generated(made, [len(tokens) < max_new_tokens for tokens in made])
+    return GenerateOutput(made, [len(tokens) < max_new_tokens for tokens in made])
 
 
 def check_prompts(model: LanguageModel, prompts: Sequence[np.ndarray], max_new_tokens: int) -> None:
     """Raises ValueError unless the model can read these prompts and `max_new_tokens` more."""
     config, limit = model.config, model.config.max_length
-    for mixer in {block.mixer for block in config.pattern}:
-        if not mixer_type(mixer).abilities(mixer).cached:
+    for mixer in {block.mixer for block in config.layer_pattern}:
+        if not mixer_class(mixer).abilities(mixer).cached:
             raise ValueError(f"mixer {mixer.kind}: has no cache to decode from; choose another")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens {max_new_tokens}: give 1 or more")
@@ -143,7 +143,7 @@ def prefill(
     return output.cache, _logits(model, params, last)
 
 
-def advance(
+def decode_step(
     model: LanguageModel,
     params: Params,
     cache: Any,
@@ -163,39 +163,39 @@ def _logits(
     params: Params,
     hidden: jax.Array,  # [B, 1, D]
 ) -> jax.Array:  # [B, V padded]
-    matrix = output_matrix(params, model.config).astype(hidden.dtype)
-    logits = apply_matrix(hidden, matrix, 1, model.shared.flattens_tokens)
-    return without_padding(logits[:, 0], model.config.vocab_size)
+    matrix = get_output_matrix(params, model.config).astype(hidden.dtype)
+    logits = apply_matrix(hidden, matrix, 1, model.context.flatten_tokens)
+    return mask_padded_logits(logits[:, 0], model.config.vocab_size)
 
 
 @jax.jit
-def for_decoding(params: Params) -> Params:
+def unstack_for_decoding(params: Params) -> Params:
     """Return a model's parameters with a copy of each layer's weights, for `generate`.
 
     Every weight is read for every token: left in stacks, they are copied out as often, a layer at a
     time. This copies them once, at the price of the layers' memory: for a server, which can let go
     of the stacks. On a CPU it saves nothing, as `without_copies` shows parts of the stacks there.
     """
-    return {**params, "layers": apart(params["layers"])}
+    return {**params, "layers": unstack_layers(params["layers"])}
 
 
-def without_copies(params: Params) -> Params:
+def unstack_for_decoding_without_copy(params: Params) -> Params:
     """Return a model's parameters as `prefill` and `advance` take them, in the memory they have.
 
     On a CPU each layer's weights are shown as arrays of their own; elsewhere they are left in their
     stacks. The result is not to be kept: `params` are not donated while it lives.
     """
     params = jax.tree.map(jnp.asarray, params)
-    return {**params, "layers": views(params["layers"])}
+    return {**params, "layers": unstack_layers_without_copy(params["layers"])}
 
 
-def bucket(length: int, step: int, limit: int | None) -> int:
-    """The length rounded up to a multiple of `step`, beyond 8 steps to one of four an octave.
+def bucket_length(length: int, multiple: int, limit: int | None) -> int:
+    """The length rounded up to a multiple of `multiple`, beyond 8 steps to one of four an octave.
 
     So a few programs serve all lengths, at the price of at most a quarter more. Never over `limit`.
     """
-    step = max(step, 2 ** (length - 1).bit_length() // 8)
-    rounded = -(-length // step) * step
+    multiple = max(multiple, 2 ** (length - 1).bit_length() // 8)
+    rounded = -(-length // multiple) * multiple
     return rounded if limit is None else min(rounded, limit)
 
 
@@ -210,23 +210,23 @@ def _chunks(
     each: int,
 ) -> Iterator[np.ndarray]:  # each [B, some]
     """New tokens, `each` at a time; `NO_TOKEN` where an example has come to its end."""
-    params, limit = without_copies(params), model.config.max_length
+    params, limit = unstack_for_decoding_without_copy(params), model.config.max_length
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     longest = int(lengths.max())
     end = np.int32(NO_TOKEN if stop is None else stop)
     state, new = _begin(
         params,
-        _padded(prompts, bucket(longest, PROMPT_STEP, limit)),
+        _padded(prompts, bucket_length(longest, PROMPT_LENGTH_MULTIPLE, limit)),
         lengths,
         np.full_like(lengths, max_new_tokens),
         _example_keys(seed, prompts),
         end,
         model=model,
         sampling=sampling,
-        cache_length=bucket(longest + max_new_tokens, CACHE_STEP, limit),
+        cache_length=bucket_length(longest + max_new_tokens, CACHE_LENGTH_MULTIPLE, limit),
     )
     yield np.asarray(new)
-    while np.any(state.left):
+    while np.any(state.remaining):
         state, new = _continue(params, state, end, np.int32(each), model=model, sampling=sampling)
         yield np.asarray(new)
 
@@ -248,16 +248,16 @@ def _example_keys(seed: int, prompts: list[np.ndarray]) -> jax.Array:  # [B]
 
 
 def _choose(
-    state: Sampled, logits: jax.Array, sampling: SamplingConfig, stop: jax.Array
-) -> tuple[Sampled, jax.Array]:  # [B]
+    state: DecodingState, logits: jax.Array, sampling: SamplingConfig, stop: jax.Array
+) -> tuple[DecodingState, jax.Array]:  # [B]
     """Draws what follows the newest tokens; examples that have ended stay as they are."""
-    drawn = sample(logits, state.keys, state.positions + 1, sampling)
-    going = state.left > 0
+    drawn = sample_tokens(logits, state.rngs, state.positions + 1, sampling)
+    going = state.remaining > 0
     kept = going & (drawn != stop)
     state = state.replace(
         tokens=jnp.where(going, drawn, state.tokens),
         positions=state.positions + going,
-        left=jnp.where(kept, state.left - 1, 0),
+        remaining=jnp.where(kept, state.remaining - 1, 0),
     )
     return state, jnp.where(kept, drawn, NO_TOKEN)
 
@@ -274,10 +274,10 @@ def _begin(
     model: LanguageModel,
     sampling: SamplingConfig,
     cache_length: int,
-) -> tuple[Sampled, jax.Array]:  # [B, 1]
+) -> tuple[DecodingState, jax.Array]:  # [B, 1]
     """Reads the prompts and draws the first token of each."""
     cache, logits = prefill(model, params, tokens, lengths, cache_length)
-    state = Sampled(cache, tokens[:, 0], lengths - 1, limits, keys)
+    state = DecodingState(cache, tokens[:, 0], lengths - 1, limits, keys)
     state, new = _choose(state, logits, sampling, stop)
     return state, new[:, None]
 
@@ -285,23 +285,23 @@ def _begin(
 @functools.partial(jax.jit, static_argnames=("model", "sampling"), donate_argnames="state")
 def _continue(
     params: Params,
-    state: Sampled,
+    state: DecodingState,
     stop: jax.Array,
     count: jax.Array,
     *,
     model: LanguageModel,
     sampling: SamplingConfig,
-) -> tuple[Sampled, jax.Array]:  # [B, TOKENS_PER_CALL]
+) -> tuple[DecodingState, jax.Array]:  # [B, TOKENS_PER_CALL]
     """Draws the next `count` tokens, or fewer if all examples have ended."""
-    Loop = tuple[jax.Array, Sampled, jax.Array]
+    Loop = tuple[jax.Array, DecodingState, jax.Array]
 
     def goes_on(loop: Loop) -> jax.Array:
         index, state, _ = loop
-        return (index < count) & jnp.any(state.left > 0)
+        return (index < count) & jnp.any(state.remaining > 0)
 
     def one_more(loop: Loop) -> Loop:
         index, state, made = loop
-        cache, logits = advance(model, params, state.cache, state.tokens, state.positions)
+        cache, logits = decode_step(model, params, state.cache, state.tokens, state.positions)
         state, new = _choose(state.replace(cache=cache), logits, sampling, stop)
         return index + 1, state, made.at[index].set(new)
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from transformer.masks import Mask
 
 
-def documents(
+def token_segments(
     mask: Mask,
     length: int,  # T
 ) -> jax.Array | None:  # [B or 1, T]
@@ -14,13 +14,13 @@ def documents(
 
     None: one document, and no padding.
     """
-    if mask.lengths is None:
+    if mask.key_lengths is None:
         return mask.segments
-    there = jnp.arange(length)[None, :] < mask.lengths[:, None]
+    there = jnp.arange(length)[None, :] < mask.key_lengths[:, None]
     return jnp.where(there, 1 if mask.segments is None else mask.segments, 0)
 
 
-def document_before(
+def previous_segments(
     segments: jax.Array,  # [B, T]
 ) -> jax.Array:  # [B, T]
     """The document of the last token before each that is no padding; 0 if there is none."""

@@ -10,17 +10,17 @@ import jax.numpy as jnp
 
 def dropout(
     x: jax.Array,  # [B, ...]
-    rate: float,
+    dropout_rate: float,
     dropout_rngs: jax.Array | None,  # [B] typed random keys; None: not training
 ) -> jax.Array:  # [B, ...]
-    """Zeroes each entry with probability `rate`, and divides the rest by 1 - rate."""
-    if dropout_rngs is None or rate == 0:
+    """Zeroes each entry with probability `dropout_rate`, and divides the rest by 1 - rate."""
+    if dropout_rngs is None or dropout_rate == 0:
         return x
-    draw = lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:])  # noqa: E731
-    return jnp.where(jax.vmap(draw)(dropout_rngs), x / (1 - rate), jnp.zeros_like(x))
+    draw = lambda key: jax.random.bernoulli(key, 1 - dropout_rate, x.shape[1:])  # noqa: E731
+    return jnp.where(jax.vmap(draw)(dropout_rngs), x / (1 - dropout_rate), jnp.zeros_like(x))
 
 
-def fold(
+def fold_in(
     dropout_rngs: jax.Array | None,  # [B]
     data: int | jax.Array,
 ) -> jax.Array | None:  # [B]

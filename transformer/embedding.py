@@ -6,14 +6,14 @@ import jax
 from flax import linen as nn
 
 from transformer.config import TransformerConfig
-from transformer.dropout import dropout, fold
+from transformer.dropout import dropout, fold_in
 from transformer.norms import Norm
-from transformer.positions import LearnedPositions, SinusoidalPositions, sinusoid
-from transformer.shared import Shared
-from transformer.weights import weight
+from transformer.positions import LearnedPositions, SinusoidalPositions, sinusoidal_embedding
+from transformer.shared import ModelContext
+from transformer.weights import declare_weight
 
 
-def table(
+def declare_table(
     module: nn.Module,
     name: str,
     inputs: dict[str, int],
@@ -21,40 +21,40 @@ def table(
     config: TransformerConfig,
 ) -> jax.Array:
     """Declares a table of vectors of `module`, one for each input (or output)."""
-    init, dtype = config.initialization.table(), config.precision.parameters
-    return weight(module, name, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
+    init, dtype = config.initialization.embedding_initializer(), config.precision.parameters
+    return declare_weight(module, name, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
 
 
-def word_table(
-    module: nn.Module, name: str, rows: int, config: TransformerConfig
+def declare_embedding(
+    module: nn.Module, name: str, num_rows: int, config: TransformerConfig
 ) -> jax.Array:  # [V padded, D]
     """Declares the vectors of a vocabulary."""
-    return table(module, name, {"vocab": rows}, {"embed": config.width}, config)
+    return declare_table(module, name, {"vocab": num_rows}, {"embed": config.d_model}, config)
 
 
-def embed(
+def embed_tokens(
     module: nn.Module,
-    words: jax.Array,  # [V padded, D]
+    embedding_table: jax.Array,  # [V padded, D]
     tokens: jax.Array,  # [B, T]
     *,
     positions: jax.Array,  # [B or 1, T]
-    types: jax.Array | None,  # [B, T] below `token_types`; None: all 0
+    token_types: jax.Array | None,  # [B, T] below `num_token_types`; None: all 0
     dropout_rngs: jax.Array | None,  # [B]
     config: TransformerConfig,
-    shared: Shared,
+    context: ModelContext,
 ) -> jax.Array:  # [B, T, D]
     """Word + position (+ type), then norm and dropout; declares the tables of `module`."""
     # Rows may be split over devices, but not the vectors in them: tokens pick whole ones.
-    x = shared.constrain(words, ("vocab", None))[tokens]
-    if config.embedding_scale:
-        x = x * math.sqrt(config.width)
-    for added in (_places(module, positions, config), _types(module, types, config)):
+    x = context.constrain(embedding_table, ("vocab", None))[tokens]
+    if config.scale_embeddings:
+        x = x * math.sqrt(config.d_model)
+    for added in (_places(module, positions, config), _types(module, token_types, config)):
         x = x if added is None else x + added
     x = x.astype(config.precision.compute)
     if config.embedding_norm is not None:
         x = Norm(config.embedding_norm, config.precision, name="embedding_norm")(x)
-    x = dropout(x, config.dropout, fold(dropout_rngs, shared.layers))
-    return shared.constrain(x, ("batch", "length", None))
+    x = dropout(x, config.embedding_dropout, fold_in(dropout_rngs, context.num_layers))
+    return context.constrain(x, ("batch", "length", None))
 
 
 def _places(
@@ -63,11 +63,13 @@ def _places(
     config: TransformerConfig,
 ) -> jax.Array | None:  # [B or 1, T, D]
     """What the embeddings are to know of positions."""
-    if isinstance(config.position, LearnedPositions):
-        rows = {"positions": config.position.length}
-        return table(module, "positions", rows, {"embed": config.width}, config)[positions]
-    if isinstance(config.position, SinusoidalPositions):
-        return sinusoid(positions, config.width)
+    if isinstance(config.position_embedding, LearnedPositions):
+        rows = {"positions": config.position_embedding.max_length}
+        return declare_table(module, "positions", rows, {"embed": config.d_model}, config)[
+            positions
+        ]
+    if isinstance(config.position_embedding, SinusoidalPositions):
+        return sinusoidal_embedding(positions, config.d_model)
     return None
 
 
@@ -76,8 +78,8 @@ def _types(
     types: jax.Array | None,  # [B, T]
     config: TransformerConfig,
 ) -> jax.Array | None:  # [B or 1, T or 1, D]
-    if not config.token_types:
+    if not config.num_token_types:
         return None
-    rows = {"types": config.token_types}
-    vectors = table(module, "types", rows, {"embed": config.width}, config)
+    rows = {"types": config.num_token_types}
+    vectors = declare_table(module, "types", rows, {"embed": config.d_model}, config)
     return vectors[:1][None] if types is None else vectors[types]

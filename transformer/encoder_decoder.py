@@ -10,23 +10,23 @@ from flax import linen as nn
 from transformer import stack
 from transformer.block import Memory
 from transformer.config import EncoderConfig, TransformerConfig
-from transformer.dropout import fold
-from transformer.embedding import embed, word_table
-from transformer.masks import Mask, Pattern
+from transformer.dropout import fold_in
+from transformer.embedding import declare_embedding, embed_tokens
+from transformer.masks import Mask, MaskPattern
 from transformer.mixers import Outputs
 from transformer.model import (
+    EXAMPLE_TOKENS,
     LOGITS,
-    TOKENS,
     Model,
     ModelOutput,
-    check_cache,
+    apply_layers,
+    check_cache_inputs,
     check_tokens,
-    layers,
-    or_arange,
-    output_table,
-    vocabulary_logits,
+    compute_logits,
+    declare_output_matrix,
+    positions_or_arange,
 )
-from transformer.shared import Shared
+from transformer.shared import ModelContext
 from transformer.stack import StackOutput
 
 
@@ -40,18 +40,18 @@ class EncoderDecoder(Model):
     def __post_init__(self) -> None:
         if self.config.encoder is None:
             raise ValueError("model.encoder: is missing; give an EncoderConfig")
-        if not any(block.needs_memory for block in self.config.pattern):
+        if not any(block.needs_memory for block in self.config.layer_pattern):
             raise ValueError("model.pattern: no block looks at the source; give one a cross mixer")
         super().__post_init__()
 
     @property
-    def encoder(self) -> EncoderConfig:
+    def encoder_config(self) -> EncoderConfig:
         assert self.config.encoder is not None  # as checked when built
         return self.config.encoder
 
     @nn.nowrap
-    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return TOKENS, TOKENS
+    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return EXAMPLE_TOKENS, EXAMPLE_TOKENS
 
     @nn.compact
     def __call__(
@@ -69,37 +69,39 @@ class EncoderDecoder(Model):
     ) -> ModelOutput:
         """Without `tokens`, `hidden` is the memory. Raises ValueError for inputs too long."""
         config = self.config
-        check_cache(cache, positions, segments)
-        words = word_table(self, "embedding", config.vocab_rows, config)
+        check_cache_inputs(cache, positions, segments)
+        words = declare_embedding(self, "embedding", config.padded_vocab_size, config)
         source_words = words
-        if self.encoder.vocab_size and source is not None:
-            rows = config.padded(self.encoder.vocab_size)
-            source_words = word_table(self, "source_embedding", rows, config)
+        if self.encoder_config.vocab_size and source is not None:
+            rows = config.pad_vocab_size(self.encoder_config.vocab_size)
+            source_words = declare_embedding(self, "source_embedding", rows, config)
         if source is not None:
             check_tokens(source, config)
-            encoder = Encoder(config, self.shared, name="encoder")
+            encoder = Encoder(config, self.context, name="encoder")
             memory = encoder(
-                source, source_words, source_segments, fold(dropout_rngs, 0), outputs
+                source, source_words, source_segments, fold_in(dropout_rngs, 0), outputs
             ).x
         if tokens is None:
             if memory is None:
                 raise ValueError("neither source nor tokens: give at least one")
             return ModelOutput(None, memory)
         check_tokens(tokens, config, positions)
-        positions = or_arange(positions, tokens)
+        positions = positions_or_arange(positions, tokens)
         looks = Memory(memory, _over_source(positions, segments, source_segments, tokens))
-        decoder = Decoder(config, self.shared, name="decoder")
+        decoder = Decoder(config, self.context, name="decoder")
         output = decoder(
-            tokens, words, looks, positions, segments, cache, fold(dropout_rngs, 1), outputs
+            tokens, words, looks, positions, segments, cache, fold_in(dropout_rngs, 1), outputs
         )
-        matrix = words.T if config.tied else output_table(self, config)
-        logits = vocabulary_logits(output.x, matrix, self) if "logits" in outputs else None
+        matrix = words.T if config.tie_embeddings else declare_output_matrix(self, config)
+        logits = compute_logits(output.x, matrix, self) if "logits" in outputs else None
         return ModelOutput(logits, output.x, output.cache, output.aux)
 
     @nn.nowrap
-    def init_cache(self, batch: int, length: int, source_length: int) -> tuple[Any, ...]:
-        """An empty cache for `batch` targets of up to `length` tokens: one entry a layer."""
-        return stack.init_cache(self.config.pattern, self.shared, batch, length, source_length)
+    def init_cache(self, batch_size: int, length: int, source_length: int) -> tuple[Any, ...]:
+        """An empty cache for `batch_size` targets of up to `length` tokens: one entry a layer."""
+        return stack.init_cache(
+            self.config.layer_pattern, self.context, batch_size, length, source_length
+        )
 
 
 def _over_source(
@@ -112,7 +114,7 @@ def _over_source(
     if segments is None and source_segments is not None:
         segments = jnp.ones_like(tokens)
     return Mask(
-        Pattern(ordered=False),
+        MaskPattern(ordered=False),
         positions=positions,
         segments=segments,
         key_segments=source_segments,
@@ -123,7 +125,7 @@ class Encoder(nn.Module):
     """Embeds and reads the source."""
 
     config: TransformerConfig
-    shared: Shared
+    context: ModelContext
 
     @nn.compact
     def __call__(
@@ -136,19 +138,21 @@ class Encoder(nn.Module):
     ) -> StackOutput:
         config, part = self.config, self.config.encoder
         assert part is not None  # as the model has checked
-        shared = dataclasses.replace(self.shared, layers=part.layers)
-        positions = or_arange(None, tokens)
+        shared = dataclasses.replace(self.context, num_layers=part.num_layers)
+        positions = positions_or_arange(None, tokens)
         given: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
-        x = embed(self, words, tokens, types=None, config=config, shared=shared, **given)
+        x = embed_tokens(
+            self, words, tokens, token_types=None, config=config, context=shared, **given
+        )
         mask = Mask(positions=positions, segments=segments)
-        return layers(part, config, shared, x, mask=mask, outputs=outputs, **given)
+        return apply_layers(part, config, shared, x, mask=mask, outputs=outputs, **given)
 
 
 class Decoder(nn.Module):
     """Embeds what has been written, and reads it beside the memory."""
 
     config: TransformerConfig
-    shared: Shared
+    context: ModelContext
 
     @nn.compact
     def __call__(
@@ -162,9 +166,11 @@ class Decoder(nn.Module):
         dropout_rngs: jax.Array | None,  # [B]
         outputs: Outputs,
     ) -> StackOutput:
-        config, shared = self.config, self.shared
+        config, shared = self.config, self.context
         given: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
-        x = embed(self, words, tokens, types=None, config=config, shared=shared, **given)
-        mask = Mask(Pattern(causal=config.causal), positions=positions, segments=segments)
+        x = embed_tokens(
+            self, words, tokens, token_types=None, config=config, context=shared, **given
+        )
+        mask = Mask(MaskPattern(causal=config.causal), positions=positions, segments=segments)
         more = dict(mask=mask, memory=memory, cache=cache, outputs=outputs)
-        return layers(config, config, shared, x, **given, **more)
+        return apply_layers(config, config, shared, x, **given, **more)

@@ -9,10 +9,10 @@ from flax import linen as nn
 from transformer.activations import ACTIVATIONS, swish
 from transformer.dropout import dropout
 from transformer.layer_configs import FeedForwardConfig as FeedForwardConfig
-from transformer.linear import linear
+from transformer.linear import apply_linear
 from transformer.mixers import NO_OUTPUTS, Outputs
-from transformer.shared import Shared
-from transformer.weights import weight
+from transformer.shared import ModelContext
+from transformer.weights import declare_weight
 
 
 class FeedForwardOutput(NamedTuple):
@@ -26,7 +26,7 @@ class FeedForward(nn.Module):
     """down(activation(up x)), or down(activation(gate x) * up x) when gated."""
 
     config: FeedForwardConfig
-    shared: Shared
+    context: ModelContext
 
     @nn.compact
     def __call__(
@@ -37,29 +37,31 @@ class FeedForward(nn.Module):
         real: jax.Array | None = None,  # [B, T] booleans: no padding. Each token is on its own here
         outputs: Outputs = NO_OUTPUTS,
     ) -> FeedForwardOutput:
-        config, shared = self.config, self.shared
-        embed, mlp = {"embed": shared.width}, {"mlp": config.hidden_width(shared.width)}
-        activation = nonlinearity(self, config, shared)
+        config, shared = self.config, self.context
+        embed, mlp = {"embed": shared.d_model}, {"mlp": config.resolved_d_ff(shared.d_model)}
+        activation = declare_activation(self, config, shared)
         if config.gated:
-            gate = linear(self, "gate", x, embed, mlp, shared, bias=config.bias)
-            hidden = activation(gate) * linear(self, "up", x, embed, mlp, shared, bias=config.bias)
+            gate = apply_linear(self, "gate", x, embed, mlp, shared, bias=config.bias)
+            hidden = activation(gate) * apply_linear(
+                self, "up", x, embed, mlp, shared, bias=config.bias
+            )
         else:
-            hidden = activation(linear(self, "up", x, embed, mlp, shared, bias=config.bias))
+            hidden = activation(apply_linear(self, "up", x, embed, mlp, shared, bias=config.bias))
         hidden = shared.constrain(hidden, ("batch", "length", "mlp"))
         hidden = dropout(hidden, config.dropout, dropout_rngs)
-        y = linear(self, "down", hidden, mlp, embed, shared, bias=config.bias, residual=True)
+        y = apply_linear(self, "down", hidden, mlp, embed, shared, bias=config.bias, residual=True)
         return FeedForwardOutput(y, {})
 
 
-def nonlinearity(
-    module: nn.Module, config: FeedForwardConfig, shared: Shared
+def declare_activation(
+    module: nn.Module, config: FeedForwardConfig, context: ModelContext
 ) -> Callable[[jax.Array], jax.Array]:
     """The activation function of a configuration; a learned beta becomes a weight of `module`."""
     if config.activation in ACTIVATIONS:
         return ACTIVATIONS[config.activation]
-    beta: float | jax.Array = config.beta
+    beta: float | jax.Array = config.swish_beta
     if config.activation == "learned_swish":
-        start, precision = nn.initializers.constant(config.beta), shared.precision
-        learned = weight(module, "beta", outputs={}, init=start, dtype=precision.parameters)
+        start, precision = nn.initializers.constant(config.swish_beta), context.precision
+        learned = declare_weight(module, "beta", outputs={}, init=start, dtype=precision.parameters)
         beta = learned.astype(precision.compute)
     return lambda x: swish(x, beta)

@@ -12,29 +12,33 @@ import jax
 import jax.numpy as jnp
 
 from transformer.routing import Routing
-from transformer.shared import Constrain
+from transformer.shared import ActivationConstraint
 
-OF_TOKENS = ("batch", "length", None)
-OF_EXPERTS = ("experts", "batch", "length", None)
+TOKEN_AXES = ("batch", "length", None)
+EXPERT_INPUT_AXES = ("experts", "batch", "length", None)
 """Where [E, B, T, D] lies: with the experts, and with the tokens as far as devices are left."""
 
 
-def spreads_experts(routing: Routing, constrain: Constrain) -> bool:
+def experts_are_sharded(routing: Routing, constrain: ActivationConstraint) -> bool:
     """Whether experts lie on several devices, and this batch divides among all of them."""
-    parts, count = constrain.parts("experts"), routing.probabilities.shape[-1]
-    return parts > 1 and count % parts == 0 and len(routing.experts) % constrain.parts("batch") == 0
+    parts, count = constrain.num_shards("experts"), routing.probabilities.shape[-1]
+    return (
+        parts > 1
+        and count % parts == 0
+        and len(routing.expert_indices) % constrain.num_shards("batch") == 0
+    )
 
 
-class Gathered(NamedTuple):
+class AllGatherDispatcher(NamedTuple):
     """All tokens for each expert, on the expert's device: rows are [E, B, T, D]."""
 
     routing: Routing
-    constrain: Constrain
+    constrain: ActivationConstraint
 
-    def spread(self, x: jax.Array) -> jax.Array:
+    def dispatch(self, x: jax.Array) -> jax.Array:
         """[B, T, D] -> [E, B, T, D]."""
         axis, each = self._share()
-        spec, of_experts = self.constrain.spec, (self._count, *x.shape)
+        spec, of_experts = self.constrain.partition_spec, (self._count, *x.shape)
 
         def gather(x: jax.Array) -> jax.Array:
             x = jax.lax.all_gather(x, axis, tiled=True)
@@ -43,24 +47,24 @@ class Gathered(NamedTuple):
         return jax.shard_map(
             gather,
             mesh=self.constrain.mesh,
-            in_specs=spec(OF_TOKENS, x.shape),
-            out_specs=spec(OF_EXPERTS, of_experts),
+            in_specs=spec(TOKEN_AXES, x.shape),
+            out_specs=spec(EXPERT_INPUT_AXES, of_experts),
             check_vma=False,
         )(x)
 
-    def product(self, rows: jax.Array, matrices: jax.Array) -> jax.Array:
+    def matmul(self, rows: jax.Array, matrices: jax.Array) -> jax.Array:
         """[E, B, T, D], [E, D, F] -> [E, B, T, F]."""
         return jnp.einsum("EBTD,EDF->EBTF", rows, matrices)
 
-    def vectors(self, each: jax.Array) -> jax.Array:
+    def broadcast(self, vectors: jax.Array) -> jax.Array:
         """[E, F] -> [E, 1, 1, F]."""
-        return each[:, None, None]
+        return vectors[:, None, None]
 
-    def collect(self, rows: jax.Array) -> jax.Array:
+    def combine(self, rows: jax.Array) -> jax.Array:
         """[E, B, T, D] -> [B, T, D]."""
         axis, each = self._share()
-        spec, routing = self.constrain.spec, self.routing
-        chosen = spec(OF_TOKENS, routing.experts.shape)
+        spec, routing = self.constrain.partition_spec, self.routing
+        chosen = spec(TOKEN_AXES, routing.expert_indices.shape)
 
         def add(rows: jax.Array, experts: jax.Array, gates: jax.Array) -> jax.Array:
             first = jax.lax.axis_index(axis) * each
@@ -73,10 +77,10 @@ class Gathered(NamedTuple):
         return jax.shard_map(
             add,
             mesh=self.constrain.mesh,
-            in_specs=(spec(OF_EXPERTS, rows.shape), chosen, chosen),
-            out_specs=spec(OF_TOKENS, rows.shape[1:]),
+            in_specs=(spec(EXPERT_INPUT_AXES, rows.shape), chosen, chosen),
+            out_specs=spec(TOKEN_AXES, rows.shape[1:]),
             check_vma=False,
-        )(rows, routing.experts, routing.gates)
+        )(rows, routing.expert_indices, routing.gates)
 
     @property
     def _count(self) -> int:
@@ -84,6 +88,6 @@ class Gathered(NamedTuple):
 
     def _share(self) -> tuple[str, int]:
         """The axis of the mesh along which experts lie, and how many a device has."""
-        (axis,) = self.constrain.spec(("experts",), (self._count,))
+        (axis,) = self.constrain.partition_spec(("experts",), (self._count,))
         assert isinstance(axis, str)
-        return axis, self._count // self.constrain.parts("experts")
+        return axis, self._count // self.constrain.num_shards("experts")

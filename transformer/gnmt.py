@@ -8,20 +8,22 @@ from transformer.layer_configs import MixerConfig
 from transformer.recurrent.configs import GNMTDecoderConfig, GNMTEncoderConfig
 
 
-def gnmt(
+def gnmt_config(
     width: int = 1024,  # D
     *,
-    layers: int = 8,  # of the encoder and of the decoder
+    num_layers: int = 8,  # of the encoder and of the decoder
     dropout: float = 0.2,
-    **model: Any,  # other fields of the configuration
+    **model_fields: Any,  # other fields of the configuration
 ) -> TransformerConfig:
     """Eight LSTM layers read, eight write, each side one mixer; as published unless told."""
     encoder = EncoderConfig(
-        layers=1, pattern=(_alone(GNMTEncoderConfig(layers, dropout)),), final_norm=None
+        num_layers=1,
+        layer_pattern=(_alone(GNMTEncoderConfig(num_layers, dropout)),),
+        final_norm=None,
     )
-    decoder = _alone(GNMTDecoderConfig(layers, dropout=dropout))
-    given: dict[str, Any] = dict(final_norm=None, tied=False, encoder=encoder) | model
-    return TransformerConfig(width=width, layers=1, pattern=(decoder,), **given)
+    decoder = _alone(GNMTDecoderConfig(num_layers, dropout=dropout))
+    given: dict[str, Any] = dict(final_norm=None, tied=False, encoder=encoder) | model_fields
+    return TransformerConfig(d_model=width, num_layers=1, layer_pattern=(decoder,), **given)
 
 
 def _alone(mixer: MixerConfig) -> BlockConfig:

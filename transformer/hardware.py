@@ -30,7 +30,7 @@ class Hardware:
         return "float16" if known and float(capability) < 8 else "bfloat16"
 
     @property
-    def flattens_tokens(self) -> bool:
+    def flatten_tokens(self) -> bool:
         """Whether [B, T, D] is taken as [B T, D] before every product with a weight.
 
         XLA's CPU compiler computes the gradient of a 3-D product through transposed copies, at
@@ -39,7 +39,7 @@ class Hardware:
         return self.platform == "cpu"
 
     @property
-    def tile(self) -> int:
+    def tile_size(self) -> int:
         """Queries, and keys, that are scored at once where attention goes tile by tile.
 
         Measured on a CPU, forward and backward at 4,096 tokens: tiles of 128 take 0.93 s, of 512
@@ -48,13 +48,13 @@ class Hardware:
         return 128 if self.platform == "cpu" else 512
 
     @property
-    def long(self) -> int:
+    def blockwise_min_length(self) -> int:
         """From so many queries and keys on attention goes tile by tile, if no kernel serves.
 
         At this length both ways take as long on a CPU; scores kept grow with its square.
         """
         return 1024 if self.platform == "cpu" else 4096
 
-    def unrolls(self, layers: int) -> bool:
-        """Whether a loop over `layers` is unrolled: faster steps for slower compiles."""
-        return layers <= 16
+    def should_unroll(self, num_layers: int) -> bool:
+        """Whether a loop over `num_layers` is unrolled: faster steps for slower compiles."""
+        return num_layers <= 16

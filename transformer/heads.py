@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.layer_configs import HeadsConfig as HeadsConfig
-from transformer.linear import linear, matrix
+from transformer.layer_configs import MultiHeadConfig as MultiHeadConfig
+from transformer.linear import apply_linear, declare_linear
 from transformer.norms import Norm
-from transformer.positions import Rotary, rotate
-from transformer.shared import Shared
+from transformer.positions import RoPE, apply_rope
+from transformer.shared import ModelContext
 
 
-class Heads(NamedTuple):
+class QKV(NamedTuple):
     """As the scores take them."""
 
     q: jax.Array  # [B, T, N, H]
@@ -25,89 +25,98 @@ class Heads(NamedTuple):
     v: jax.Array  # [B, S, K, H of values]
 
 
-def project(
+def project_qkv(
     module: nn.Module,
     x: jax.Array,  # [B, T, D]
     positions: jax.Array,  # [B or 1, T]
     config: Any,  # a HeadsConfig; its `position`, if it has one, turns queries and keys
-    shared: Shared,
+    context: ModelContext,
     suffix: str = "",
-) -> Heads:
+) -> QKV:
     """Queries, keys and values of the tokens' own; `suffix` ends the names of the weights."""
-    q = query_heads(module, x, config, shared, suffix)
-    k = key_heads(module, x, config, shared, suffix)
-    v = value_heads(module, x, config, shared, suffix=suffix)
+    q = project_queries(module, x, config, context, suffix)
+    k = project_keys(module, x, config, context, suffix)
+    v = project_values(module, x, config, context, suffix=suffix)
     position = getattr(config, "position", None)
-    if isinstance(position, Rotary):
-        q, k = (rotate(each, positions, position) for each in (q, k))
-    return Heads(q, k, v)
+    if isinstance(position, RoPE):
+        q, k = (apply_rope(each, positions, position) for each in (q, k))
+    return QKV(q, k, v)
 
 
-def query_heads(
+def project_queries(
     module: nn.Module,
     x: jax.Array,  # [B, T, D]
-    config: HeadsConfig,
-    shared: Shared,
+    config: MultiHeadConfig,
+    context: ModelContext,
     suffix: str = "",
 ) -> jax.Array:  # [B, T, N, H]
     """Projected and normed, not turned yet."""
-    axes = {"heads": config.heads, "head": config.query_width(shared.width)}
-    q = _projected(module, f"query{suffix}", x, axes, config, shared)
-    return _normed(module, f"query{suffix}_norm", q, config, shared)
+    axes = {"heads": config.num_heads, "head": config.resolved_head_dim(context.d_model)}
+    q = _projected(module, f"query{suffix}", x, axes, config, context)
+    return _normed(module, f"query{suffix}_norm", q, config, context)
 
 
-def key_heads(
+def project_keys(
     module: nn.Module,
     x: jax.Array,  # [B, S, D]
-    config: HeadsConfig,
-    shared: Shared,
+    config: MultiHeadConfig,
+    context: ModelContext,
     suffix: str = "",
 ) -> jax.Array:  # [B, S, K, H]
     """Projected and normed, not turned yet."""
-    axes = {"kv_heads": config.key_heads, "head": config.query_width(shared.width)}
-    k = _projected(module, f"key{suffix}", x, axes, config, shared)
-    return _normed(module, f"key{suffix}_norm", k, config, shared)
+    axes = {
+        "kv_heads": config.resolved_num_kv_heads,
+        "head": config.resolved_head_dim(context.d_model),
+    }
+    k = _projected(module, f"key{suffix}", x, axes, config, context)
+    return _normed(module, f"key{suffix}_norm", k, config, context)
 
 
-def value_heads(
+def project_values(
     module: nn.Module,
     x: jax.Array,  # [B, S, D]
-    config: HeadsConfig,
-    shared: Shared,
-    width: int = 0,  # H of values; 0: that of queries
+    config: MultiHeadConfig,
+    context: ModelContext,
+    head_dim: int = 0,  # H of values; 0: that of queries
     suffix: str = "",
 ) -> jax.Array:  # [B, S, K, H of values]
     """Projected."""
-    axes = {"kv_heads": config.key_heads, "head": width or config.query_width(shared.width)}
-    return _projected(module, f"value{suffix}", x, axes, config, shared)
+    axes = {
+        "kv_heads": config.resolved_num_kv_heads,
+        "head": head_dim or config.resolved_head_dim(context.d_model),
+    }
+    return _projected(module, f"value{suffix}", x, axes, config, context)
 
 
-def projected_less(
+def attend_with_absorbed_projections(
     module: nn.Module,
     q: jax.Array,  # [B, n, N, H] of a few queries
     x: jax.Array,  # [B, S, D]
-    look: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],  # attention of q to k and v
-    config: HeadsConfig,
-    shared: Shared,
+    attend_fn: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],  # attention of q to k and v
+    config: MultiHeadConfig,
+    context: ModelContext,
     suffix: str = "",
 ) -> jax.Array:  # [B, n, N, H]
-    """What `look` finds with the keys and values of x, without making those of every token.
+    """What `attend_fn` finds with the keys and values of x, without making those of every token.
 
     q . (W x) is (q W) . x, and an average of W x is W times the average of x: for a few queries
     that is less work than projecting all of x, with the same weights. A bias of the keys adds the
     same to all scores of a query, which no softmax sees. Not for keys that are normed or turned.
     """
-    embed, width = {"embed": shared.width}, config.query_width(shared.width)
-    axes, group = {"kv_heads": config.key_heads, "head": width}, config.heads // config.key_heads
+    embed, width = {"embed": context.d_model}, config.resolved_head_dim(context.d_model)
+    axes, group = (
+        {"kv_heads": config.resolved_num_kv_heads, "head": width},
+        config.num_heads // config.resolved_num_kv_heads,
+    )
     made = [
-        matrix(module, f"{name}{suffix}", embed, axes, shared, bias=config.bias)
+        declare_linear(module, f"{name}{suffix}", embed, axes, context, bias=config.bias)
         for name in ("key", "value")
     ]
     (key, _), (value, bias) = made
     key, value = (jnp.repeat(each, group, axis=1) for each in (key, value))
     # One more entry of each value sums the weights: what the bias is multiplied by.
     ones = jnp.ones((*x.shape[:2], 1), x.dtype)
-    found = look(
+    found = attend_fn(
         jnp.einsum("BTNH,DNH->BTND", q, key),
         x[:, :, None],
         jnp.concatenate([x, ones], axis=-1)[:, :, None],
@@ -118,15 +127,17 @@ def projected_less(
     return y
 
 
-def join(
+def project_output(
     module: nn.Module,
     y: jax.Array,  # [B, T, N, H of values]
-    config: HeadsConfig,
-    shared: Shared,
+    config: MultiHeadConfig,
+    context: ModelContext,
 ) -> jax.Array:  # [B, T, D]
     """What the heads have looked up, through the output matrix."""
-    inputs, outputs = {"heads": y.shape[2], "head": y.shape[3]}, {"embed": shared.width}
-    return linear(module, "output", y, inputs, outputs, shared, bias=config.bias, residual=True)
+    inputs, outputs = {"heads": y.shape[2], "head": y.shape[3]}, {"embed": context.d_model}
+    return apply_linear(
+        module, "output", y, inputs, outputs, context, bias=config.bias, residual=True
+    )
 
 
 def _projected(
@@ -134,10 +145,10 @@ def _projected(
     name: str,
     x: jax.Array,  # [B, T, D]
     axes: dict[str, int],  # heads, then their width
-    config: HeadsConfig,
-    shared: Shared,
+    config: MultiHeadConfig,
+    shared: ModelContext,
 ) -> jax.Array:  # [B, T, N or K, H]
-    made = linear(module, name, x, {"embed": shared.width}, axes, shared, bias=config.bias)
+    made = apply_linear(module, name, x, {"embed": shared.d_model}, axes, shared, bias=config.bias)
     return shared.constrain(made, ("batch", "length", next(iter(axes)), None))
 
 
@@ -145,8 +156,8 @@ def _normed(
     module: nn.Module,
     name: str,
     x: jax.Array,  # [B, T, N or K, H]
-    config: HeadsConfig,
-    shared: Shared,
+    config: MultiHeadConfig,
+    shared: ModelContext,
 ) -> jax.Array:  # [B, T, N or K, H]
     """Each head's entries normed, with one gain for all heads."""
     if config.qk_norm is None:

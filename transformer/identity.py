@@ -5,7 +5,7 @@ from flax import linen as nn
 
 from transformer.layer_configs import IdentityConfig as IdentityConfig
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.refusals import refuse_memory, refuse_weights
+from transformer.refusals import reject_memory, reject_weights
 
 
 class Identity(Mixer):
@@ -31,8 +31,8 @@ class Identity(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        refuse_memory(self.config.kind, inputs.memory)
-        refuse_weights(self.config.kind, inputs.outputs)
+        reject_memory(self.config.kind, inputs.memory)
+        reject_weights(self.config.kind, inputs.outputs)
         return MixerOutput(x, inputs.cache, {})
 
 

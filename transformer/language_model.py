@@ -6,16 +6,16 @@ import jax
 from flax import linen as nn
 
 from transformer import stack
-from transformer.backbone import backbone
+from transformer.backbone import apply_backbone
 from transformer.mixers import Outputs
 from transformer.model import (
+    EXAMPLE_TOKENS,
     LOGITS,
-    TOKENS,
     Model,
     ModelOutput,
-    check_cache,
-    output_table,
-    vocabulary_logits,
+    check_cache_inputs,
+    compute_logits,
+    declare_output_matrix,
 )
 
 
@@ -27,8 +27,8 @@ class LanguageModel(Model):
     """
 
     @nn.nowrap
-    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return (TOKENS,)
+    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return (EXAMPLE_TOKENS,)
 
     @nn.compact
     def __call__(
@@ -44,26 +44,26 @@ class LanguageModel(Model):
     ) -> ModelOutput:
         """Raises ValueError for inputs longer than a table of learned positions."""
         config = self.config
-        check_cache(cache, positions, segments)
-        output, words = backbone(
+        check_cache_inputs(cache, positions, segments)
+        output, words = apply_backbone(
             self,
             tokens,
             config=config,
-            shared=self.shared,
+            context=self.context,
             positions=positions,
             segments=segments,
-            prefix=prefix,
+            prefix_lengths=prefix,
             cache=cache,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
         )
-        matrix = words.T if config.tied else output_table(self, config)
-        logits = vocabulary_logits(output.x, matrix, self) if "logits" in outputs else None
+        matrix = words.T if config.tie_embeddings else declare_output_matrix(self, config)
+        logits = compute_logits(output.x, matrix, self) if "logits" in outputs else None
         return ModelOutput(logits, output.x, output.cache, output.aux)
 
     @nn.nowrap
-    def init_cache(self, batch: int, length: int) -> tuple[Any, ...]:
-        """An empty cache for `batch` examples of up to `length` tokens: one entry a layer.
+    def init_cache(self, batch_size: int, length: int) -> tuple[Any, ...]:
+        """An empty cache for `batch_size` examples of up to `length` tokens: one entry a layer.
 
         Raises ValueError for more tokens than there are learned positions.
         """
@@ -73,4 +73,4 @@ class LanguageModel(Model):
                 f"a cache of {length} tokens: the table of learned positions has {limit} rows; "
                 "give a shorter one"
             )
-        return stack.init_cache(self.config.pattern, self.shared, batch, length)
+        return stack.init_cache(self.config.layer_pattern, self.context, batch_size, length)

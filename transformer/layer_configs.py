@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar, Literal, get_args
 
-from transformer.checks import check_choice, check_least, check_share
+from transformer.checks import check_at_least, check_choice, check_fraction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,11 +16,11 @@ class MixerConfig:
     does: then it is given `memory` in the mixer's place of a block, `mask.segments` are those of
     its own input and `mask.key_segments` those of the memory."""
 
-    by_index: ClassVar[bool] = False
+    depends_on_row_index: ClassVar[bool] = False
     """Whether what a token sees follows from where it stands in its row, and not in its document
     alone: documents of a pack are kept apart, but one of them differs from the same alone."""
 
-    def check(self, width: int) -> None:
+    def check_d_model(self, d_model: int) -> None:
         """Raises ValueError if a model of this width cannot have it."""
 
 
@@ -39,19 +39,19 @@ class NormConfig:
 
     def __post_init__(self) -> None:
         check_choice("norm.kind", self.kind, get_args(NormKind))
-        check_least("norm.epsilon", self.epsilon, 0)
+        check_at_least("norm.epsilon", self.epsilon, 0)
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadsConfig(MixerConfig):
+class MultiHeadConfig(MixerConfig):
     """What the configurations of mixers with heads have in common."""
 
-    heads: int = 8
+    num_heads: int = 8
     """N, heads of the queries."""
-    kv_heads: int = 0
+    num_kv_heads: int = 0
     """K, heads of keys and values: N is multi-head (0 means N), 1 multi-query (Shazeer 2019),
     between them grouped-query (Ainslie et al. 2023)."""
-    head_width: int = 0
+    head_dim: int = 0
     """H of queries and keys; 0 means D / N."""
     bias: bool = True
     """Biases of the query, key, value and output projections."""
@@ -59,31 +59,31 @@ class HeadsConfig(MixerConfig):
     """The norm of each head's queries and keys, before they meet (Dehghani et al. 2023)."""
 
     def __post_init__(self) -> None:
-        check_least("attention.heads", self.heads, 1)
+        check_at_least("attention.heads", self.num_heads, 1)
         for name in ("kv_heads", "head_width"):
-            check_least(f"attention.{name}", getattr(self, name), 0)
-        if self.heads % (self.kv_heads or self.heads):
+            check_at_least(f"attention.{name}", getattr(self, name), 0)
+        if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(
-                f"attention.kv_heads {self.kv_heads}: does not divide heads {self.heads}; "
+                f"attention.kv_heads {self.num_kv_heads}: does not divide heads {self.num_heads}; "
                 "give a divisor of it"
             )
 
-    def check(self, width: int) -> None:
-        self.query_width(width)
+    def check_d_model(self, d_model: int) -> None:
+        self.resolved_head_dim(d_model)
 
     @property
-    def key_heads(self) -> int:
+    def resolved_num_kv_heads(self) -> int:
         """K."""
-        return self.kv_heads or self.heads
+        return self.num_kv_heads or self.num_heads
 
-    def query_width(self, width: int) -> int:
+    def resolved_head_dim(self, d_model: int) -> int:
         """H for a model of width D. Raises ValueError if D / N is needed and is no integer."""
-        if not self.head_width and width % self.heads:
+        if not self.head_dim and d_model % self.num_heads:
             raise ValueError(
-                f"attention.heads {self.heads}: does not divide the width {width}; "
+                f"attention.heads {self.num_heads}: does not divide the width {d_model}; "
                 "give a divisor of it, or set head_width"
             )
-        return self.head_width or width // self.heads
+        return self.head_dim or d_model // self.num_heads
 
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swish", "learned_swish", "squared_relu"]
@@ -95,7 +95,7 @@ class FeedForwardConfig:
 
     kind: ClassVar[str] = "plain"
 
-    hidden: int = 0
+    d_ff: int = 0
     """F; 0 means 4 D, or 8/3 D in multiples of 64 when gated: the same number of weights."""
     activation: Activation = "gelu_tanh"
     """GELU is exact (`gelu`, with erf) or its approximation by tanh (`gelu_tanh`, as in GPT-2).
@@ -105,79 +105,79 @@ class FeedForwardConfig:
     bias: bool = True
     dropout: float = 0.0
     """Of the hidden activations."""
-    beta: float = 1.0
+    swish_beta: float = 1.0
     """Of `swish`, x sigmoid(beta x), and where that of `learned_swish` starts."""
 
     def __post_init__(self) -> None:
-        check_least("feed_forward.hidden", self.hidden, 0)
+        check_at_least("feed_forward.hidden", self.d_ff, 0)
         check_choice("feed_forward.activation", self.activation, get_args(Activation))
-        check_share("feed_forward.dropout", self.dropout)
-        if self.beta != 1 and self.activation not in ("swish", "learned_swish"):
+        check_fraction("feed_forward.dropout", self.dropout)
+        if self.swish_beta != 1 and self.activation not in ("swish", "learned_swish"):
             raise ValueError(
-                f"feed_forward.beta {self.beta}: {self.activation} has none; leave it at 1, or set "
+                f"feed_forward.beta {self.swish_beta}: {self.activation} has none; leave it at 1, or set "
                 "activation to swish or learned_swish"
             )
 
-    def hidden_width(self, width: int) -> int:
+    def resolved_d_ff(self, width: int) -> int:
         """F for a model of this width D."""
-        if self.hidden:
-            return self.hidden
+        if self.d_ff:
+            return self.d_ff
         return -(-8 * width // (3 * 64)) * 64 if self.gated else 4 * width
 
 
-Form = Literal["auto", "dense", "sorted"]
+DispatcherKind = Literal["auto", "dense", "sorted"]
 
 
 @dataclasses.dataclass(frozen=True)
-class MixtureConfig:
+class MoEConfig:
     """E feed-forwards and a router (Shazeer et al. 2017; Fedus et al. 2022, Switch)."""
 
     kind: ClassVar[str] = "mixture"
 
-    experts: int = 8
+    num_experts: int = 8
     """E."""
-    chosen: int = 2
+    num_experts_per_token: int = 2
     """C, experts that each token goes through: 1 in Switch, 2 in Mixtral."""
     expert: FeedForwardConfig = FeedForwardConfig()
     """Each of them; its dropout drops the same hidden units in all experts of a token."""
-    renormalise: bool = True
+    normalize_gates: bool = True
     """Whether the gates of a token sum to 1 (Mixtral), or are plain probabilities (Switch)."""
-    capacity: float = 0.0
+    capacity_factor: float = 0.0
     """Places for tokens in each expert, as a multiple of what an even spread would need. Tokens
     beyond are dropped, so what a token gets depends on later ones: no causal model can have it.
     0: no token is ever dropped."""
-    load_balance: float = 0.01
+    load_balance_loss_weight: float = 0.01
     """Coefficient of the loss that spreads tokens evenly (Fedus et al. 2022, eq. 4)."""
-    router_z: float = 0.001
+    router_z_loss_weight: float = 0.001
     """Coefficient of the loss that keeps the router's logits small (Zoph et al. 2022, eq. 5)."""
-    form: Form = "auto"
+    dispatcher: DispatcherKind = "auto"
     """How tokens without a capacity reach their experts: every expert computes all of them, or they
     are sorted first; `auto` sorts on a single accelerator."""
 
     def __post_init__(self) -> None:
-        check_least("mixture.experts", self.experts, 1)
-        check_least("mixture.chosen", self.chosen, 1)
+        check_at_least("mixture.experts", self.num_experts, 1)
+        check_at_least("mixture.chosen", self.num_experts_per_token, 1)
         for name in ("capacity", "load_balance", "router_z"):
-            check_least(f"mixture.{name}", getattr(self, name), 0)
-        check_choice("mixture.form", self.form, get_args(Form))
-        if self.chosen > self.experts:
+            check_at_least(f"mixture.{name}", getattr(self, name), 0)
+        check_choice("mixture.form", self.dispatcher, get_args(DispatcherKind))
+        if self.num_experts_per_token > self.num_experts:
             raise ValueError(
-                f"mixture.chosen {self.chosen}: there are {self.experts} experts; give at most that"
+                f"mixture.chosen {self.num_experts_per_token}: there are {self.num_experts} experts; give at most that"
             )
-        if self.chosen == 1 and self.renormalise:
+        if self.num_experts_per_token == 1 and self.normalize_gates:
             raise ValueError(
                 "mixture.renormalise True: the gate of one chosen expert is always 1, and the "
                 "router learns nothing; set it to False"
             )
-        if self.capacity and self.form != "auto":
+        if self.capacity_factor and self.dispatcher != "auto":
             raise ValueError(
-                f"mixture.form {self.form}: experts with a capacity have slots; leave it at auto"
+                f"mixture.form {self.dispatcher}: experts with a capacity have slots; leave it at auto"
             )
 
     @property
     def causal(self) -> bool:
         """Whether a token gets the same whatever follows: not if later ones take its place."""
-        return not self.capacity
+        return not self.capacity_factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,11 +196,11 @@ class ConvolutionConfig(MixerConfig):
 
     kind: ClassVar[str] = "convolution"
 
-    taps: int = 3
+    kernel_size: int = 3
     """k, tokens that a token sees, itself among them."""
     separable: bool = False
     """One weight for each tap and channel, and then one matrix for all taps (Kaiser et al. 2017):
     k D + D^2 weights in place of k D^2."""
 
     def __post_init__(self) -> None:
-        check_least("convolution.taps", self.taps, 1)
+        check_at_least("convolution.taps", self.kernel_size, 1)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer.hardware import Hardware
-from transformer.model import without_padding
+from transformer.model import mask_padded_logits
 
 
 class Loss(NamedTuple):
@@ -29,14 +29,14 @@ class ChunkedCrossEntropy:
     """How a batch is cut. Chunks go along T, so that a batch stays spread over its devices."""
 
     vocab_size: int  # V without padding
-    chunks: int = 1
+    num_chunks: int = 1
     unroll: bool = False
     dtype: str = "float32"
     """Of the log-sum-exp and of the sum."""
-    smoothing: float = 0.0
+    label_smoothing: float = 0.0
     """Share of each target that is spread evenly over all V words (Szegedy et al. 2016, section 7;
     Vaswani et al. 2017, section 5.4)."""
-    spread: bool = False
+    context_sharded: bool = False
     """Whether T is spread over devices: each then has its share of every chunk."""
 
     def __call__(
@@ -81,35 +81,35 @@ class ChunkedCrossEntropy:
         return Loss(total, jnp.sum(weights))
 
 
-class Output(NamedTuple):
+class OutputProjection(NamedTuple):
     """What makes logits of hidden states, in their dtype."""
 
     matrix: jax.Array  # [D, V padded]
     bias: jax.Array | None  # [V padded]
 
 
-def _output(hidden: jax.Array, matrix: jax.Array, bias: jax.Array | None) -> Output:
+def _output(hidden: jax.Array, matrix: jax.Array, bias: jax.Array | None) -> OutputProjection:
     dtype = hidden.dtype
-    return Output(matrix.astype(dtype), None if bias is None else bias.astype(dtype))
+    return OutputProjection(matrix.astype(dtype), None if bias is None else bias.astype(dtype))
 
 
-def chunk_count(
-    batch: int,  # B over all devices
+def choose_num_chunks(
+    batch_size: int,  # B over all devices
     length: int,  # T
-    vocab_rows: int,
+    padded_vocab_size: int,
     hardware: Hardware,
-    parts: int = 1,  # that T is spread over
+    context_shards: int = 1,  # that T is spread over
 ) -> int:
     """How many chunks keep one chunk's float32 logits on a device within a budget.
 
     Of tokens that are spread, each part is cut evenly.
     """
     budget = 64 * 2**20 if hardware.platform == "cpu" else 512 * 2**20
-    per_device = -(-batch // hardware.count) * length * vocab_rows * 4
+    per_device = -(-batch_size // hardware.count) * length * padded_vocab_size * 4
     least = max(1, min(length, math.ceil(per_device / budget)))
-    if parts == 1:
+    if context_shards == 1:
         return least
-    each = length // parts
+    each = length // context_shards
     return next((count for count in range(least, each) if each % count == 0), each)
 
 
@@ -117,7 +117,7 @@ def chunk_count(
 def _total(
     form: ChunkedCrossEntropy,
     hidden: jax.Array,
-    output: Output,
+    output: OutputProjection,
     targets: jax.Array,
     weights: jax.Array,
 ) -> jax.Array:
@@ -132,15 +132,15 @@ def _total(
 def _forward(
     form: ChunkedCrossEntropy,
     hidden: jax.Array,
-    output: Output,
+    output: OutputProjection,
     targets: jax.Array,
     weights: jax.Array,
-) -> tuple[jax.Array, tuple[jax.Array, Output]]:
+) -> tuple[jax.Array, tuple[jax.Array, OutputProjection]]:
     """The loss, and its gradients in `hidden` and `output`, in one pass over the chunks."""
 
     def add(
-        carry: tuple[jax.Array, Output], chunk: tuple[jax.Array, ...]
-    ) -> tuple[tuple[jax.Array, Output], jax.Array]:
+        carry: tuple[jax.Array, OutputProjection], chunk: tuple[jax.Array, ...]
+    ) -> tuple[tuple[jax.Array, OutputProjection], jax.Array]:
         total, d_output = carry
         h, t, w = chunk
         loss, pull = jax.vjp(lambda h, o: _chunk_loss(form, o, h, t, w), h, output)
@@ -152,14 +152,14 @@ def _forward(
     start, chunks = (jnp.zeros((), form.dtype), zeros), _cut(form, hidden, targets, weights)
     (total, d_output), d_hidden = jax.lax.scan(add, start, chunks, unroll=form.unroll or 1)
     b, t, d = hidden.shape
-    d_hidden = jnp.moveaxis(d_hidden, 0, 2 if form.spread else 1).reshape(b, -1, d)[:, :t]
+    d_hidden = jnp.moveaxis(d_hidden, 0, 2 if form.context_sharded else 1).reshape(b, -1, d)[:, :t]
     d_output = jax.tree.map(lambda d, leaf: d.astype(leaf.dtype), d_output, output)
     return total, (d_hidden, d_output)
 
 
 def _backward(
-    form: ChunkedCrossEntropy, kept: tuple[jax.Array, Output], d_total: jax.Array
-) -> tuple[jax.Array, Output, None, None]:
+    form: ChunkedCrossEntropy, kept: tuple[jax.Array, OutputProjection], d_total: jax.Array
+) -> tuple[jax.Array, OutputProjection, None, None]:
     d_hidden, d_output = jax.tree.map(lambda d: d * d_total.astype(d.dtype), kept)
     return d_hidden, d_output, None, None
 
@@ -169,7 +169,7 @@ _total.defvjp(_forward, _backward)
 
 def _chunk_loss(
     form: ChunkedCrossEntropy,
-    output: Output,
+    output: OutputProjection,
     hidden: jax.Array,  # [B, t, D]
     targets: jax.Array,  # [B, t]
     weights: jax.Array,  # [B, t]
@@ -178,9 +178,9 @@ def _chunk_loss(
     hidden, targets, weights = _rows(form, (hidden, targets, weights))
     logits = _logits(form, output, hidden)
     chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    if form.smoothing:
+    if form.label_smoothing:
         mean = _mean(logits, form.vocab_size)
-        chosen = (1 - form.smoothing) * chosen + form.smoothing * mean
+        chosen = (1 - form.label_smoothing) * chosen + form.label_smoothing * mean
     losses = jax.nn.logsumexp(logits, axis=-1) - chosen
     return jnp.sum(losses * weights)
 
@@ -197,26 +197,26 @@ def _mean(
 
 def _rows(form: ChunkedCrossEntropy, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     """[B, t, ...] -> [B t, ...]; as they are where T is spread, for both axes are then split."""
-    if form.spread:
+    if form.context_sharded:
         return chunk
     return tuple(array.reshape(-1, *array.shape[2:]) for array in chunk)
 
 
 def _logits(
     form: ChunkedCrossEntropy,
-    output: Output,
+    output: OutputProjection,
     hidden: jax.Array,  # [B t, D], or [B, t, D]
 ) -> jax.Array:  # [B t, V padded], or [B, t, V padded]
     logits = jnp.dot(hidden, output.matrix, preferred_element_type=jnp.dtype(form.dtype))
     if output.bias is not None:
         bias = output.bias.astype(logits.dtype)
         logits = logits + bias.reshape((1,) * (logits.ndim - 1) + (-1,))
-    return without_padding(logits, form.vocab_size)
+    return mask_padded_logits(logits, form.vocab_size)
 
 
 def _cut(form: ChunkedCrossEntropy, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """[B, T, ...] -> [chunks, B, t, ...]; what T lacks to a multiple has weight 0."""
-    return tuple(_cut_one(array, form.chunks, form.spread) for array in arrays)
+    return tuple(_cut_one(array, form.num_chunks, form.context_sharded) for array in arrays)
 
 
 def _cut_one(array: jax.Array, chunks: int, spread: bool) -> jax.Array:

@@ -4,20 +4,20 @@ import jax
 from flax import linen as nn
 
 from transformer.activations import ACTIVATIONS
-from transformer.backbone import backbone
-from transformer.linear import linear
+from transformer.backbone import apply_backbone
+from transformer.linear import apply_linear
 from transformer.mixers import Outputs
 from transformer.model import (
+    EXAMPLE_TOKENS,
     LOGITS,
-    TOKENS,
     Model,
     ModelOutput,
-    output_table,
-    vocabulary_logits,
+    compute_logits,
+    declare_output_matrix,
 )
 from transformer.norms import Norm, NormConfig
-from transformer.pooling import pool
-from transformer.weights import weight
+from transformer.pooling import pool_sequence
+from transformer.weights import declare_weight
 
 
 class MaskedLanguageModel(Model):
@@ -28,8 +28,8 @@ class MaskedLanguageModel(Model):
     """
 
     @nn.nowrap
-    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return (TOKENS,)
+    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return (EXAMPLE_TOKENS,)
 
     @nn.compact
     def __call__(
@@ -43,27 +43,27 @@ class MaskedLanguageModel(Model):
         outputs: Outputs = LOGITS,
     ) -> ModelOutput:
         """Raises ValueError for inputs longer than a table of learned positions."""
-        config, shared = self.config, self.shared
-        output, words = backbone(
+        config, shared = self.config, self.context
+        output, words = apply_backbone(
             self,
             tokens,
             config=config,
-            shared=shared,
+            context=shared,
             positions=positions,
             segments=segments,
-            types=types,
+            token_types=types,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
         )
-        x, width = output.x, {"embed": config.width}
+        x, width = output.x, {"embed": config.d_model}
         if config.pooler:
-            pool(self, x, segments, "first", config, shared)
-        x = linear(self, "head", x, width, width, shared, bias=True)
+            pool_sequence(self, x, segments, "first", config, shared)
+        x = apply_linear(self, "head", x, width, width, shared, bias=True)
         x = ACTIVATIONS["gelu"](x)
         x = Norm(config.embedding_norm or NormConfig(), config.precision, name="head_norm")(x)
-        matrix = words.T if config.tied else output_table(self, config)
-        rows, zeros = {"vocab": config.vocab_rows}, nn.initializers.zeros
+        matrix = words.T if config.tie_embeddings else declare_output_matrix(self, config)
+        rows, zeros = {"vocab": config.padded_vocab_size}, nn.initializers.zeros
         dtype = config.precision.parameters
-        bias = weight(self, "head_output_bias", outputs=rows, init=zeros, dtype=dtype)
-        logits = vocabulary_logits(x, matrix, self, bias) if "logits" in outputs else None
+        bias = declare_weight(self, "head_output_bias", outputs=rows, init=zeros, dtype=dtype)
+        logits = compute_logits(x, matrix, self, bias) if "logits" in outputs else None
         return ModelOutput(logits, x, None, output.aux)

@@ -12,7 +12,7 @@ from flax import struct
 
 
 @dataclasses.dataclass(frozen=True)
-class Pattern:
+class MaskPattern:
     """What of a mask is known when the program is compiled. Hashable."""
 
     causal: bool = False
@@ -40,39 +40,45 @@ class Mask(struct.PyTreeNode):
     Key arrays that are None are those of the queries (self attention).
     """
 
-    pattern: Pattern = struct.field(pytree_node=False, default=Pattern())
+    pattern: MaskPattern = struct.field(pytree_node=False, default=MaskPattern())
     positions: jax.Array | None = None  # [B, T] of the queries
     key_positions: jax.Array | None = None  # [B, S]
     segments: jax.Array | None = None  # [B, T] document of each query; 0 is padding
     key_segments: jax.Array | None = None  # [B, S]
-    lengths: jax.Array | None = None  # [B] number of keys that are there
-    prefix: jax.Array | None = None  # [B]
-    globals: jax.Array | None = None  # [B, n] positions seen by all and seeing all; -1: none
+    key_lengths: jax.Array | None = None  # [B] number of keys that are there
+    prefix_lengths: jax.Array | None = None  # [B]
+    global_positions: jax.Array | None = (
+        None  # [B, n] positions seen by all and seeing all; -1: none
+    )
     allowed: jax.Array | None = None  # [B, T, S] booleans: False hides the key
-    holds_queries: bool = struct.field(pytree_node=False, default=False)
+    keys_include_queries: bool = struct.field(pytree_node=False, default=False)
     """Whether the keys at `key_positions` are those of the queries and others, as in a cache: so
     that a query sees itself at least."""
-    one_document: bool = struct.field(pytree_node=False, default=False)
+    single_document: bool = struct.field(pytree_node=False, default=False)
     """Whether `segments` tell of padding alone: it is known, when compiled, that no row is a pack.
     They hide the same keys as ever; who cannot keep documents apart need not refuse them."""
 
-    def over(
+    def with_keys(
         self,
         key_positions: jax.Array,  # [B, S]
         key_segments: jax.Array | None = None,  # [B, S]
         *,
-        holds_queries: bool = False,
+        keys_include_queries: bool = False,
     ) -> "Mask":
         """The same queries looking at other keys, such as those of a cache."""
         return self.replace(
-            key_positions=key_positions, key_segments=key_segments, holds_queries=holds_queries
+            key_positions=key_positions,
+            key_segments=key_segments,
+            keys_include_queries=keys_include_queries,
         )
 
-    def block(self, start: int, end: int, length: int) -> "Mask":
+    def causal_block(self, start: int, end: int, length: int) -> "Mask":
         """Queries start to end over keys 0 to end, of self attention over `length` tokens."""
         positions = _or_arange(self.positions, length)
         cut = self.replace(
-            positions=positions[:, start:end], key_positions=positions[:, :end], holds_queries=True
+            positions=positions[:, start:end],
+            key_positions=positions[:, :end],
+            keys_include_queries=True,
         )
         if self.allowed is not None:
             cut = cut.replace(allowed=self.allowed[:, start:end, :end])
@@ -82,42 +88,44 @@ class Mask(struct.PyTreeNode):
             segments=self.segments[:, start:end], key_segments=self.segments[:, :end]
         )
 
-    def places(
+    def resolved_positions(
         self,
-        queries: int,  # T
-        keys: int,  # S
+        num_queries: int,  # T
+        num_keys: int,  # S
     ) -> tuple[jax.Array, jax.Array]:  # [B or 1, T], [B or 1, S]
         """Positions of queries and keys. Of keys that have none, the first is at 0."""
-        own = self.key_positions is None and queries == keys
+        own = self.key_positions is None and num_queries == num_keys
         theirs = self.positions if own else self.key_positions
-        return _or_arange(self.positions, queries), _or_arange(theirs, keys)
+        return _or_arange(self.positions, num_queries), _or_arange(theirs, num_keys)
 
     @property
-    def irregular(self) -> bool:
+    def has_extra_masks(self) -> bool:
         """Whether arrays other than segments hide keys, or show some, beside the pattern."""
-        given = (self.lengths, self.prefix, self.globals, self.allowed)
+        given = (self.key_lengths, self.prefix_lengths, self.global_positions, self.allowed)
         return any(array is not None for array in given)
 
-    def rows_may_be_empty(
+    def may_have_empty_rows(
         self,
-        queries: int,  # T
-        keys: int,  # S
+        num_queries: int,  # T
+        num_keys: int,  # S
     ) -> bool:
         """Whether some query may see nothing; known when compiled."""
-        if any(array is not None for array in (self.segments, self.lengths, self.allowed)):
+        if any(array is not None for array in (self.segments, self.key_lengths, self.allowed)):
             return True
-        sees_itself = self.holds_queries or (self.key_positions is None and queries == keys)
+        sees_itself = self.keys_include_queries or (
+            self.key_positions is None and num_queries == num_keys
+        )
         return (self.pattern.causal or self.pattern.window > 0) and not sees_itself
 
 
-def dense(
+def dense_mask(
     mask: Mask,
-    queries: int,  # T
-    keys: int,  # S
+    num_queries: int,  # T
+    num_keys: int,  # S
 ) -> jax.Array:  # [B or 1, T, S] booleans
     """Any mask as booleans, True where the query sees the key."""
     pattern = mask.pattern
-    query_places, key_places = mask.places(queries, keys)
+    query_places, key_places = mask.resolved_positions(num_queries, num_keys)
     q, k = query_places[:, :, None], key_places[:, None, :]
     seen = jnp.ones(jnp.broadcast_shapes(q.shape, k.shape), bool)
     if pattern.causal:
@@ -125,10 +133,10 @@ def dense(
     if pattern.window:
         distance = jnp.abs(q - k)
         seen &= (distance < pattern.window * pattern.dilation) & (distance % pattern.dilation == 0)
-    if pattern.prefix and mask.prefix is not None:
-        seen |= k < mask.prefix[:, None, None]
-    if mask.globals is not None:
-        listed = mask.globals[:, None, :]
+    if pattern.prefix and mask.prefix_lengths is not None:
+        seen |= k < mask.prefix_lengths[:, None, None]
+    if mask.global_positions is not None:
+        listed = mask.global_positions[:, None, :]
         is_global = jnp.any(k.swapaxes(1, 2) == listed, axis=-1)[:, None, :]
         from_global = jnp.any(q == listed, axis=-1)[:, :, None]
         ahead = (k > q) if pattern.causal else jnp.zeros_like(seen)
@@ -137,8 +145,8 @@ def dense(
         theirs = mask.segments if mask.key_segments is None else mask.key_segments
         same = mask.segments[:, :, None] == theirs[:, None, :]
         seen = seen & same & (theirs != 0)[:, None, :]
-    if mask.lengths is not None:
-        seen &= jnp.arange(keys)[None, None, :] < mask.lengths[:, None, None]
+    if mask.key_lengths is not None:
+        seen &= jnp.arange(num_keys)[None, None, :] < mask.key_lengths[:, None, None]
     if mask.allowed is not None:
         seen = seen & mask.allowed
     return seen

@@ -15,7 +15,7 @@ from flax import struct
 from transformer.layer_configs import MixerConfig as MixerConfig
 from transformer.masks import Mask
 from transformer.registry import MIXERS as MIXERS
-from transformer.shared import Shared
+from transformer.shared import ModelContext
 
 Outputs = frozenset[str]
 """Names of extra outputs to return in `aux`: `weights`, `entropy`, `losses`. Static under jit."""
@@ -83,7 +83,7 @@ class Mixer(nn.Module, abc.ABC):
     """The interface. `config` is the mixer's own part, `shared` what the whole model agrees on."""
 
     config: Any
-    shared: Shared
+    context: ModelContext
 
     @staticmethod
     @abc.abstractmethod
@@ -123,7 +123,7 @@ class Mixer(nn.Module, abc.ABC):
     ) -> MixerOutput: ...
 
 
-def mixer_type(config: MixerConfig) -> type[Mixer]:
+def mixer_class(config: MixerConfig) -> type[Mixer]:
     """The module that a configuration is for. Raises ValueError for a kind that is not known."""
     if config.kind not in MIXERS:
         raise ValueError(

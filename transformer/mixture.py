@@ -6,24 +6,29 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.dispatch import Dense, Dispatch, Slots, Sorted
+from transformer.dispatch import (
+    CapacityDispatcher,
+    DenseDispatcher,
+    SortedDispatcher,
+    TokenDispatcher,
+)
 from transformer.dropout import dropout
-from transformer.feedforward import FeedForwardOutput, nonlinearity
-from transformer.gathered import Gathered, spreads_experts
-from transformer.layer_configs import Form as Form
-from transformer.layer_configs import MixtureConfig as MixtureConfig
+from transformer.feedforward import FeedForwardOutput, declare_activation
+from transformer.gathered import AllGatherDispatcher, experts_are_sharded
+from transformer.layer_configs import DispatcherKind as DispatcherKind
+from transformer.layer_configs import MoEConfig as MoEConfig
 from transformer.linear import apply_matrix
 from transformer.mixers import NO_OUTPUTS, Outputs
-from transformer.routing import Routing, load_balance, route, router_z
-from transformer.shared import Shared
-from transformer.weights import weight
+from transformer.routing import Routing, load_balance_loss, route_tokens, router_z_loss
+from transformer.shared import ModelContext
+from transformer.weights import declare_weight
 
 
-class Mixture(nn.Module):
+class MixtureOfExperts(nn.Module):
     """The sum over a token's C experts of gate * expert(x)."""
 
-    config: MixtureConfig
-    shared: Shared
+    config: MoEConfig
+    context: ModelContext
 
     @nn.compact
     def __call__(
@@ -36,89 +41,101 @@ class Mixture(nn.Module):
     ) -> FeedForwardOutput:
         """`aux` has the two losses times their coefficients, if `losses` are requested."""
         config = self.config
-        logits = self.router(x)
-        routing = route(logits, config.chosen, renormalise=config.renormalise, real=real)
-        y = self.experts(dispatch(config, routing, self.shared), x, dropout_rngs)
+        logits = self.router_logits(x)
+        routing = route_tokens(
+            logits,
+            config.num_experts_per_token,
+            normalize_gates=config.normalize_gates,
+            token_mask=real,
+        )
+        y = self.apply_experts(choose_dispatcher(config, routing, self.context), x, dropout_rngs)
         if "losses" not in outputs:
             return FeedForwardOutput(y, {})
         losses = {
-            "loss/load_balance": config.load_balance * load_balance(routing),
-            "loss/router_z": config.router_z * router_z(logits, routing.real),
+            "loss/load_balance": config.load_balance_loss_weight * load_balance_loss(routing),
+            "loss/router_z": config.router_z_loss_weight
+            * router_z_loss(logits, routing.token_mask),
         }
         return FeedForwardOutput(y, losses)
 
-    def router(self, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, E]
+    def router_logits(self, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, E]
         """In float32 whatever the policy: a rounded probability sends tokens astray."""
-        shared, inputs = self.shared, {"embed": self.shared.width}
-        matrix = weight(
+        shared, inputs = self.context, {"embed": self.context.d_model}
+        matrix = declare_weight(
             self,
             "router",
             inputs=inputs,
-            outputs={"routes": self.config.experts},
-            init=shared.initialization.matrix(inputs),
+            outputs={"routes": self.config.num_experts},
+            init=shared.initialization.matrix_initializer(inputs),
             dtype=shared.precision.parameters,
         )
         matrix = shared.constrain(matrix, (None, None))  # small: whole on each device
         wide = x.astype(jnp.float32)
-        logits = apply_matrix(wide, matrix.astype(wide.dtype), 1, shared.flattens_tokens)
+        logits = apply_matrix(wide, matrix.astype(wide.dtype), 1, shared.flatten_tokens)
         return shared.constrain(logits, ("batch", "length", None))
 
-    def experts(
+    def apply_experts(
         self,
-        groups: Dispatch,
+        dispatcher: TokenDispatcher,
         x: jax.Array,  # [B, T, D]
         dropout_rngs: jax.Array | None,  # [B]
     ) -> jax.Array:  # [B, T, D]
         """What `FeedForward` does, with the weights of each row's expert."""
-        config, shared = self.config.expert, self.shared
-        embed, mlp = {"embed": shared.width}, {"mlp": config.hidden_width(shared.width)}
-        activation = nonlinearity(self, config, shared)
-        rows = groups.spread(x)
-        hidden = self.linear(groups, "up", rows, embed, mlp)
+        config, shared = self.config.expert, self.context
+        embed, mlp = {"embed": shared.d_model}, {"mlp": config.resolved_d_ff(shared.d_model)}
+        activation = declare_activation(self, config, shared)
+        rows = dispatcher.dispatch(x)
+        hidden = self.expert_linear(dispatcher, "up", rows, embed, mlp)
         if config.gated:
-            hidden = activation(self.linear(groups, "gate", rows, embed, mlp)) * hidden
+            hidden = activation(self.expert_linear(dispatcher, "gate", rows, embed, mlp)) * hidden
         else:
             hidden = activation(hidden)
         if dropout_rngs is not None and config.dropout:
             ones = jnp.ones((*x.shape[:2], *mlp.values()), x.dtype)
-            hidden = hidden * groups.spread(dropout(ones, config.dropout, dropout_rngs))
-        return groups.collect(self.linear(groups, "down", hidden, mlp, embed))
+            hidden = hidden * dispatcher.dispatch(dropout(ones, config.dropout, dropout_rngs))
+        return dispatcher.combine(self.expert_linear(dispatcher, "down", hidden, mlp, embed))
 
-    def linear(
+    def expert_linear(
         self,
-        groups: Dispatch,
+        dispatcher: TokenDispatcher,
         name: str,
         rows: jax.Array,
         inputs: Mapping[str, int],
         outputs: Mapping[str, int],
     ) -> jax.Array:
         """Declares the experts' matrices `name` (and `name_bias`) and applies them."""
-        shared, stack = self.shared, {"experts": self.config.experts}
+        shared, stack = self.context, {"experts": self.config.num_experts}
         dtype, start = shared.precision.parameters, shared.initialization
-        init = start.matrix(inputs, residual_layers=shared.layers if name == "down" else 0)
-        matrices = weight(
+        init = start.matrix_initializer(
+            inputs, num_residual_layers=shared.num_layers if name == "down" else 0
+        )
+        matrices = declare_weight(
             self, name, stack=stack, inputs=inputs, outputs=outputs, init=init, dtype=dtype
         )
-        rows = groups.product(rows, matrices.astype(rows.dtype))
+        rows = dispatcher.matmul(rows, matrices.astype(rows.dtype))
         if not self.config.expert.bias:
             return rows
         zeros = nn.initializers.zeros
-        bias = weight(self, f"{name}_bias", stack=stack, outputs=outputs, init=zeros, dtype=dtype)
-        return rows + groups.vectors(bias.astype(rows.dtype))
+        bias = declare_weight(
+            self, f"{name}_bias", stack=stack, outputs=outputs, init=zeros, dtype=dtype
+        )
+        return rows + dispatcher.broadcast(bias.astype(rows.dtype))
 
 
-def dispatch(config: MixtureConfig, routing: Routing, shared: Shared) -> Dispatch:
+def choose_dispatcher(
+    config: MoEConfig, routing: Routing, context: ModelContext
+) -> TokenDispatcher:
     """How tokens reach their experts.
 
     XLA's CPU compiler makes a ragged product from E dense ones. On several devices a sort would
     bring all tokens to each.
     """
-    if config.capacity:
-        return Slots.of(routing, config.capacity, shared.constrain)
-    hardware = shared.hardware
+    if config.capacity_factor:
+        return CapacityDispatcher.from_routing(routing, config.capacity_factor, context.constrain)
+    hardware = context.hardware
     alone = hardware.platform != "cpu" and hardware.count == 1
-    if config.form == "sorted" or (config.form == "auto" and alone):
-        return Sorted.of(routing)
-    if spreads_experts(routing, shared.constrain):
-        return Gathered(routing, shared.constrain)
-    return Dense(routing, shared.constrain)
+    if config.dispatcher == "sorted" or (config.dispatcher == "auto" and alone):
+        return SortedDispatcher.from_routing(routing)
+    if experts_are_sharded(routing, context.constrain):
+        return AllGatherDispatcher(routing, context.constrain)
+    return DenseDispatcher(routing, context.constrain)

@@ -14,10 +14,10 @@ from transformer.hardware import Hardware
 from transformer.linear import apply_matrix
 from transformer.mixers import Outputs
 from transformer.norms import Norm
-from transformer.precision import lowest
-from transformer.shared import Constrain, Shared, unconstrained
+from transformer.precision import finfo_min
+from transformer.shared import ActivationConstraint, ModelContext, unconstrained
 from transformer.stack import Stack, StackOutput
-from transformer.weights import axes_of, weight
+from transformer.weights import declare_weight, unbox_axes
 
 LOGITS: Outputs = frozenset({"logits"})
 
@@ -38,13 +38,13 @@ class Model(nn.Module, abc.ABC):
 
     config: TransformerConfig
     hardware: Hardware = Hardware()
-    constrain: Constrain = unconstrained
+    constrain: ActivationConstraint = unconstrained
 
-    told: ClassVar[float] = 1.0
+    predicted_fraction: ClassVar[float] = 1.0
     """Share of the tokens of which a word is told: 0 of what tells classes or tags."""
 
     @abc.abstractmethod
-    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """The smallest inputs: what `init` can be given, or shapes for `jax.eval_shape`."""
 
     @nn.nowrap
@@ -59,24 +59,24 @@ class Model(nn.Module, abc.ABC):
         return output
 
     @nn.nowrap
-    def axes(self) -> Any:
+    def logical_axes(self) -> Any:
         """The logical axes of every parameter: a tree of `Axes` like that of the parameters."""
-        boxed = jax.eval_shape(super().init, jax.random.key(0), *self.example())
-        axes: dict[str, Any] = axes_of(boxed["params"])
+        boxed = jax.eval_shape(super().init, jax.random.key(0), *self.example_inputs())
+        axes: dict[str, Any] = unbox_axes(boxed["params"])
         return axes
 
     @nn.nowrap
-    def initial(self, key: jax.Array) -> Any:
+    def init_params(self, rng: jax.Array) -> Any:
         """The parameters that a key gives: `init` on the smallest inputs."""
-        inputs = [jnp.zeros(each.shape, each.dtype) for each in self.example()]
-        return self.init(key, *inputs)["params"]
+        inputs = [jnp.zeros(each.shape, each.dtype) for each in self.example_inputs()]
+        return self.init(rng, *inputs)["params"]
 
     @property
-    def shared(self) -> Shared:
+    def context(self) -> ModelContext:
         config = self.config
-        return Shared(
-            width=config.width,
-            layers=config.layers,
+        return ModelContext(
+            d_model=config.d_model,
+            num_layers=config.num_layers,
             precision=config.precision,
             initialization=config.initialization,
             hardware=self.hardware,
@@ -84,55 +84,59 @@ class Model(nn.Module, abc.ABC):
         )
 
 
-TOKENS = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+EXAMPLE_TOKENS = jax.ShapeDtypeStruct((1, 1), jnp.int32)
 """The smallest input of tokens."""
 
 
-def layers(
-    part: TransformerConfig | EncoderConfig,  # whose pattern and final norm
+def apply_layers(
+    side_config: TransformerConfig | EncoderConfig,  # whose pattern and final norm
     config: TransformerConfig,
-    shared: Shared,
+    context: ModelContext,
     x: jax.Array,  # [B, T, D]
     **inputs: Any,
 ) -> StackOutput:
     """A stack with its final norm, in the scope of the module that calls."""
-    stack = Stack(part.pattern, shared, config.loop, config.remat, name="layers")
+    stack = Stack(
+        side_config.layer_pattern, context, config.layer_loop, config.remat, name="layers"
+    )
     output = stack(x, **inputs)
-    if part.final_norm is None:
+    if side_config.final_norm is None:
         return output
-    norm = Norm(part.final_norm, config.precision, name="final_norm")
+    norm = Norm(side_config.final_norm, config.precision, name="final_norm")
     return output._replace(x=norm(output.x))
 
 
-def output_table(module: nn.Module, config: TransformerConfig) -> jax.Array:  # [D, V padded]
+def declare_output_matrix(
+    module: nn.Module, config: TransformerConfig
+) -> jax.Array:  # [D, V padded]
     """Declares the output matrix of a model whose embeddings are not tied to it."""
-    axes = {"embed": config.width}, {"vocab": config.vocab_rows}
-    init, dtype = config.initialization.table(), config.precision.parameters
-    return weight(module, "output", inputs=axes[0], outputs=axes[1], init=init, dtype=dtype)
+    axes = {"embed": config.d_model}, {"vocab": config.padded_vocab_size}
+    init, dtype = config.initialization.embedding_initializer(), config.precision.parameters
+    return declare_weight(module, "output", inputs=axes[0], outputs=axes[1], init=init, dtype=dtype)
 
 
-def vocabulary_logits(
+def compute_logits(
     hidden: jax.Array,  # [B, T, D]
     matrix: jax.Array,  # [D, V padded]
     model: Model,
     bias: jax.Array | None = None,  # [V padded]
 ) -> jax.Array:  # [B, T, V padded]
     """Logits of all words; those of the padding are the lowest number."""
-    logits = apply_matrix(hidden, matrix.astype(hidden.dtype), 1, model.shared.flattens_tokens)
+    logits = apply_matrix(hidden, matrix.astype(hidden.dtype), 1, model.context.flatten_tokens)
     logits = logits if bias is None else logits + bias.astype(logits.dtype)[None, None]
-    return without_padding(logits, model.config.vocab_size)
+    return mask_padded_logits(logits, model.config.vocab_size)
 
 
-def output_matrix(
+def get_output_matrix(
     params: dict[str, Any],
     config: TransformerConfig,
 ) -> jax.Array:  # [D, V padded]
     """The matrix from hidden states to logits, taken from a model's parameters."""
-    matrix: jax.Array = params["embedding"].T if config.tied else params["output"]
+    matrix: jax.Array = params["embedding"].T if config.tie_embeddings else params["output"]
     return matrix
 
 
-def without_padding(
+def mask_padded_logits(
     logits: jax.Array,  # [..., V padded]
     vocab_size: int,  # V
 ) -> jax.Array:  # [..., V padded]
@@ -141,7 +145,7 @@ def without_padding(
         return logits
     real = jnp.arange(logits.shape[-1]) < vocab_size
     real = real.reshape((1,) * (logits.ndim - 1) + (-1,))
-    return jnp.where(real, logits, lowest(logits.dtype))
+    return jnp.where(real, logits, finfo_min(logits.dtype))
 
 
 def check_tokens(
@@ -171,7 +175,7 @@ def check_tokens(
         )
 
 
-def check_cache(
+def check_cache_inputs(
     cache: Any,
     positions: jax.Array | None,
     segments: jax.Array | None,
@@ -183,7 +187,7 @@ def check_cache(
         raise ValueError("a cache with segments: decode one document for each example")
 
 
-def or_arange(
+def positions_or_arange(
     positions: jax.Array | None,  # [B, T]
     tokens: jax.Array,  # [B, T]
 ) -> jax.Array:  # [B or 1, T]

@@ -7,7 +7,7 @@ from flax import linen as nn
 from transformer.layer_configs import NormConfig as NormConfig
 from transformer.layer_configs import NormKind as NormKind
 from transformer.precision import Precision
-from transformer.weights import weight
+from transformer.weights import declare_weight
 
 
 def layer_norm(
@@ -53,11 +53,11 @@ class Norm(nn.Module):
         config, dtype = self.config, self.precision.parameters
         outputs = {self.axis: x.shape[-1]}
         ones, zeros = nn.initializers.ones, nn.initializers.zeros
-        gain = weight(self, "gain", outputs=outputs, init=ones, dtype=dtype)
+        gain = declare_weight(self, "gain", outputs=outputs, init=ones, dtype=dtype)
         wide = x.astype(self.precision.norm)
         if config.kind == "rms":
             return rms_norm(wide, gain, config.epsilon).astype(x.dtype)
         bias = None
         if config.bias:
-            bias = weight(self, "bias", outputs=outputs, init=zeros, dtype=dtype)
+            bias = declare_weight(self, "bias", outputs=outputs, init=zeros, dtype=dtype)
         return layer_norm(wide, gain, bias, config.epsilon).astype(x.dtype)

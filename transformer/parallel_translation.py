@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.decoding import PROMPT_STEP, Params, bucket
-from transformer.nonautoregressive import NonAutoregressive, likeliest_lengths
+from transformer.decoding import PROMPT_LENGTH_MULTIPLE, Params, bucket_length
+from transformer.nonautoregressive import NonAutoregressive, predict_lengths
 
 
-def translate_at_once(
+def translate_nonautoregressive(
     model: NonAutoregressive,
     params: Params,
     sources: Sequence[Sequence[int] | np.ndarray],  # B of them, of any lengths
@@ -43,14 +43,16 @@ def _batch(
     model: NonAutoregressive, params: Params, rows: list[np.ndarray], batch_size: int
 ) -> list[np.ndarray]:
     limit = model.config.max_length
-    source = np.zeros((batch_size, bucket(max(map(len, rows)), PROMPT_STEP, limit)), np.int32)
+    source = np.zeros(
+        (batch_size, bucket_length(max(map(len, rows)), PROMPT_LENGTH_MULTIPLE, limit)), np.int32
+    )
     lengths = np.ones(batch_size, np.int32)  # rows that are not there are one token 0
     for number, row in enumerate(rows):
         source[number, : len(row)] = row
         lengths[number] = len(row)
     targets = np.asarray(_lengths(params, source, lengths, model=model))
     targets = targets if limit is None else np.minimum(targets, limit)
-    most = bucket(int(targets.max()), PROMPT_STEP, limit)
+    most = bucket_length(int(targets.max()), PROMPT_LENGTH_MULTIPLE, limit)
     words = np.asarray(_write(params, source, lengths, targets, model=model, length=most))
     return [words[number, : targets[number]] for number in range(len(rows))]
 
@@ -66,7 +68,7 @@ def _lengths(
     segments = _there(lengths, source.shape[1])
     output = model.apply({"params": params}, source, None, source_segments=segments)
     assert output.logits is not None
-    return likeliest_lengths(output.logits, lengths)
+    return predict_lengths(output.logits, lengths)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "length"))

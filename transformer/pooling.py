@@ -8,8 +8,8 @@ from flax import linen as nn
 
 from transformer.config import Pooling as Pooling
 from transformer.config import TransformerConfig
-from transformer.linear import linear
-from transformer.shared import Shared
+from transformer.linear import apply_linear
+from transformer.shared import ModelContext
 
 
 def check_pooling(pooling: str) -> None:
@@ -19,26 +19,26 @@ def check_pooling(pooling: str) -> None:
         raise ValueError(f"pooling {pooling}: is not known; give one of {known}")
 
 
-def pool(
+def pool_sequence(
     module: nn.Module,
     x: jax.Array,  # [B, T, D]
     segments: jax.Array | None,  # [B, T] 0 is padding
     pooling: Pooling,
     config: TransformerConfig,
-    shared: Shared,
+    context: ModelContext,
 ) -> jax.Array:  # [B, D]
     """The first token's vector (a [CLS] that has attended to everything), or the mean of real ones.
 
     With `config.pooler` a linear map and tanh follow, as in BERT (Devlin et al. 2019).
     """
-    pooled = x[:, :1] if pooling == "first" else mean_of_real(x, segments)
+    pooled = x[:, :1] if pooling == "first" else masked_mean(x, segments)
     if config.pooler:
-        width = {"embed": config.width}
-        pooled = jnp.tanh(linear(module, "pooler", pooled, width, width, shared, bias=True))
+        width = {"embed": config.d_model}
+        pooled = jnp.tanh(apply_linear(module, "pooler", pooled, width, width, context, bias=True))
     return pooled[:, 0]
 
 
-def mean_of_real(
+def masked_mean(
     x: jax.Array,  # [B, T, D]
     segments: jax.Array | None,  # [B, T] 0 is padding
 ) -> jax.Array:  # [B, 1, D]

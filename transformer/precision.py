@@ -39,7 +39,7 @@ class Precision:
                     f"give one of {', '.join(get_args(DType))}"
                 )
 
-    def on(self, hardware: Hardware) -> Precision:
+    def resolve(self, hardware: Hardware) -> Precision:
         """Return the policy for some hardware: `auto` is replaced, any other stays as it is.
 
         `auto` computes in float32 on a CPU, in bfloat16 on TPUs and GPUs, and in float16 on NVIDIA
@@ -56,17 +56,17 @@ class Precision:
 
     @property
     def name(self) -> str:
-        """The policy's name, or all its parts as `part=dtype,...`: what `named` reads back."""
-        for name, policy in (*POLICIES.items(), (AUTO, AUTOMATIC)):
+        """The policy's name, or all its parts as `part=dtype,...`: what `parse` reads back."""
+        for name, policy in (*POLICIES.items(), (AUTO, AUTO_POLICY)):
             if policy == self:
                 return name
         return ",".join(f"{f.name}={getattr(self, f.name)}" for f in dataclasses.fields(self))
 
     @staticmethod
-    def named(text: str) -> Precision:
+    def parse(text: str) -> Precision:
         """Reads a policy's name, or parts such as `compute=bfloat16,softmax=bfloat16`."""
         if text == AUTO:
-            return AUTOMATIC
+            return AUTO_POLICY
         if text in POLICIES:
             return POLICIES[text]
         parts = dict(part.partition("=")[::2] for part in text.split(","))
@@ -88,11 +88,11 @@ POLICIES: dict[str, Precision] = {
     "float16": Precision(compute="float16"),
 }
 
-AUTOMATIC = Precision(compute=cast(DType, AUTO))
+AUTO_POLICY = Precision(compute=cast(DType, AUTO))
 """The policy `auto`: not one to compute in until `Precision.on` decides it."""
 
 
-def lowest(dtype: Any) -> Any:
+def finfo_min(dtype: Any) -> Any:
     """The most negative finite number: a mask that, unlike -inf, never makes NaN."""
     import jax.numpy as jnp
 

@@ -6,7 +6,7 @@ from transformer.masks import Mask
 from transformer.mixers import Outputs
 
 
-def refuse_memory(kind: str, memory: Any) -> None:
+def reject_memory(kind: str, memory: Any) -> None:
     """Raises ValueError if there is a memory: the mixer knows its own input alone."""
     if memory is not None:
         raise ValueError(
@@ -15,7 +15,7 @@ def refuse_memory(kind: str, memory: Any) -> None:
         )
 
 
-def refuse_weights(kind: str, outputs: Outputs) -> None:
+def reject_weights(kind: str, outputs: Outputs) -> None:
     """Raises ValueError if attention weights are requested."""
     if "weights" in outputs:
         raise ValueError(
@@ -23,13 +23,13 @@ def refuse_weights(kind: str, outputs: Outputs) -> None:
         )
 
 
-def refuse_patterns(kind: str, mask: Mask) -> None:
+def reject_mask_patterns(kind: str, mask: Mask) -> None:
     """Raises ValueError for a mask that is more than causal, segments and lengths."""
     pattern = mask.pattern
     asked = {
         "a window": pattern.window,
-        "a prefix": pattern.prefix or mask.prefix is not None,
-        "global positions": mask.globals is not None,
+        "a prefix": pattern.prefix or mask.prefix_lengths is not None,
+        "global positions": mask.global_positions is not None,
         "an array of what is allowed": mask.allowed is not None,
         "a mask given pair by pair": mask.allowed is not None,
         "an order of tokens other than their positions'": not pattern.ordered,

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from transformer.mixers import Mixer
 
 
-class Shipped(NamedTuple):
+class BuiltinMixer(NamedTuple):
     """Where a mixer of this package is."""
 
     module: str
     """The module that registers it when it is imported."""
-    config: str
+    config_name: str
     """The name of its configuration."""
     config_module: str
     """Where that is defined: a module that imports nothing that computes."""
@@ -26,14 +26,16 @@ class Shipped(NamedTuple):
 
 _RECURRENT, _VARIANTS = "transformer.recurrent", "transformer.variants"
 
-SHIPPED = {
-    "full": Shipped("transformer.attention", "AttentionConfig", "transformer.attention_config"),
-    "identity": Shipped("transformer.identity", "IdentityConfig", "transformer.layer_configs"),
-    "convolution": Shipped(
+BUILTIN_MIXERS = {
+    "full": BuiltinMixer(
+        "transformer.attention", "AttentionConfig", "transformer.attention_config"
+    ),
+    "identity": BuiltinMixer("transformer.identity", "IdentityConfig", "transformer.layer_configs"),
+    "convolution": BuiltinMixer(
         "transformer.convolution", "ConvolutionConfig", "transformer.layer_configs"
     ),
     **{
-        kind: Shipped(f"{_RECURRENT}.{module}", config, f"{_RECURRENT}.configs")
+        kind: BuiltinMixer(f"{_RECURRENT}.{module}", config, f"{_RECURRENT}.configs")
         for kind, module, config in (
             ("elman", "elman", "ElmanConfig"),
             ("lstm", "lstm", "LSTMConfig"),
@@ -46,7 +48,7 @@ SHIPPED = {
         )
     },
     **{
-        kind: Shipped(f"{_VARIANTS}.{module}", config, f"{_VARIANTS}.configs")
+        kind: BuiltinMixer(f"{_VARIANTS}.{module}", config, f"{_VARIANTS}.configs")
         for kind, module, config in (
             ("bigbird", "bigbird", "BigBirdConfig"),
             ("linear", "linear_attention", "LinearAttentionConfig"),
@@ -65,12 +67,12 @@ SHIPPED = {
 """The mixers of this package by kind."""
 
 
-class Mixers(MutableMapping[str, "type[Mixer]"]):
+class MixerRegistry(MutableMapping[str, "type[Mixer]"]):
     """Mixer classes by kind: those of this package are imported on first use."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, type[Mixer]] = {}
-        self._shipped = dict(SHIPPED)
+        self._shipped = dict(BUILTIN_MIXERS)
 
     def __getitem__(self, kind: str) -> "type[Mixer]":
         if kind not in self._loaded and kind in self._shipped:
@@ -93,26 +95,26 @@ class Mixers(MutableMapping[str, "type[Mixer]"]):
     def __contains__(self, kind: object) -> bool:
         return kind in self._shipped or kind in self._loaded
 
-    def config_type(self, kind: str) -> "type[MixerConfig]":
+    def config_class(self, kind: str) -> "type[MixerConfig]":
         """Return the class of a mixer's configuration, without importing a mixer if possible."""
         if kind in self._loaded or kind not in self._shipped:
             found: type[MixerConfig] = get_type_hints(self[kind])["config"]
             return found
         home = self._shipped[kind]
-        declared: Any = getattr(importlib.import_module(home.config_module), home.config)
+        declared: Any = getattr(importlib.import_module(home.config_module), home.config_name)
         checked: type[MixerConfig] = declared
         return checked
 
 
-MIXERS = Mixers()
+MIXERS = MixerRegistry()
 """Every mixer by its `kind`. Add your own: `MIXERS["mine"] = MyMixer`."""
 
 
-class MixerConfigs(Mapping[str, "type[MixerConfig]"]):
+class MixerConfigRegistry(Mapping[str, "type[MixerConfig]"]):
     """Configurations of all mixers by kind, each imported when it is looked up."""
 
     def __getitem__(self, kind: str) -> "type[MixerConfig]":
-        return MIXERS.config_type(kind)
+        return MIXERS.config_class(kind)
 
     def __iter__(self) -> Iterator[str]:
         return iter(MIXERS)

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.attend.sparse.rows import put_rows
+from transformer.attend.sparse.rows import scatter_tokens
 from transformer.masks import Mask
 
-NOWHERE = -(2**30)
+ABSENT_POSITION = -(2**30)
 """The position of a key that is not there: out of every window."""
 
 
-class RingCache(struct.PyTreeNode):
+class RollingCache(struct.PyTreeNode):
     """Keys and values of the last tokens: those of position p stand in slot p mod R."""
 
     keys: jax.Array  # [B, R, K, H]
@@ -21,35 +21,37 @@ class RingCache(struct.PyTreeNode):
     positions: jax.Array  # [B, R]
 
     @classmethod
-    def empty(cls, batch: int, size: int, heads: int, width: int, dtype: str) -> "RingCache":
+    def empty(
+        cls, batch: int, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str
+    ) -> "RollingCache":
         """Room for R = size tokens, and none of them there."""
-        zeros = jnp.zeros((batch, size, heads, width), dtype)
-        return cls(zeros, zeros, jnp.full((batch, size), NOWHERE))
+        zeros = jnp.zeros((batch, num_slots, num_kv_heads, head_dim), dtype)
+        return cls(zeros, zeros, jnp.full((batch, num_slots), ABSENT_POSITION))
 
-    def write(
+    def append(
         self,
         keys: jax.Array,  # [B, T, K, H]
         values: jax.Array,  # [B, T, K, H]
         positions: jax.Array,  # [B, T], NOWHERE for padding
-    ) -> "RingCache":
+    ) -> "RollingCache":
         """The ring with those of T more tokens that will be needed: the last R."""
         size = self.positions.shape[1]
         needed = positions > jnp.max(positions, axis=1, keepdims=True) - size
         slots = jnp.where(needed & (positions >= 0), positions % size, size)  # size: nowhere
-        return RingCache(
-            put_rows(self.keys, keys.astype(self.keys.dtype), slots),
-            put_rows(self.values, values.astype(self.values.dtype), slots),
-            put_rows(self.positions, positions, slots),
+        return RollingCache(
+            scatter_tokens(self.keys, keys.astype(self.keys.dtype), slots),
+            scatter_tokens(self.values, values.astype(self.values.dtype), slots),
+            scatter_tokens(self.positions, positions, slots),
         )
 
-    def in_order(self) -> "RingCache":
+    def sorted_by_position(self) -> "RollingCache":
         """The same tokens in the order of their positions, empty slots first: no longer a ring."""
         order = jnp.argsort(self.positions, axis=1)
         rows = order[:, :, None, None]
         keys, values = (jnp.take_along_axis(x, rows, axis=1) for x in (self.keys, self.values))
-        return RingCache(keys, values, jnp.take_along_axis(self.positions, order, axis=1))
+        return RollingCache(keys, values, jnp.take_along_axis(self.positions, order, axis=1))
 
-    def followed_by(
+    def concatenate(
         self,
         keys: jax.Array,  # [B, T, K, H]
         values: jax.Array,  # [B, T, K, H]
@@ -60,25 +62,25 @@ class RingCache(struct.PyTreeNode):
         return join(self.keys, keys), join(self.values, values), join(self.positions, positions)
 
 
-class Back(NamedTuple):
+class WindowInputs(NamedTuple):
     """New tokens, and what a ring kept of those before them."""
 
     q: jax.Array  # [B, T, N, H], or [B, R + T, N, H] with the first `before` of no interest
     k: jax.Array  # [B, R + T, K, H]
     v: jax.Array  # [B, R + T, K, H]
     mask: Mask  # of these queries over these keys
-    places: jax.Array  # [B, R + T] positions of the keys, NOWHERE where there is none
-    before: int  # R or 0
+    key_positions: jax.Array  # [B, R + T] positions of the keys, NOWHERE where there is none
+    num_padding_queries: int  # R or 0
 
 
-def look_back(
-    ring: RingCache,
+def prepend_cached_keys(
+    cache: RollingCache,
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H]
     mask: Mask,  # of self attention over the new tokens
     positions: jax.Array,  # [B, T], NOWHERE for padding
-) -> Back:
+) -> WindowInputs:
     """The new queries, and the keys of the ring and the new ones.
 
     Where the new tokens are more than the ring's, the two are taken as one row in order, each a
@@ -86,21 +88,26 @@ def look_back(
     queries of the ring are for nothing then. A few new tokens, as when decoding, look at the R + T
     keys whatever their order.
     """
-    size, pattern = ring.positions.shape[1], mask.pattern
-    plain = pattern.ordered and not pattern.prefix and mask.segments is None and not mask.irregular
+    size, pattern = cache.positions.shape[1], mask.pattern
+    plain = (
+        pattern.ordered
+        and not pattern.prefix
+        and mask.segments is None
+        and not mask.has_extra_masks
+    )
     if plain and q.shape[1] > size:
-        k, v, places = ring.in_order().followed_by(k, v, positions)
+        k, v, places = cache.sorted_by_position().concatenate(k, v, positions)
         q = jnp.pad(q, [(0, 0), (size, 0), (0, 0), (0, 0)])
-        there = (places != NOWHERE).astype(jnp.int32)
-        return Back(q, k, v, mask.replace(positions=places, segments=there), places, size)
-    k, v, places = ring.followed_by(k, v, positions)
-    return Back(q, k, v, mask.over(places, holds_queries=True), places, 0)
+        there = (places != ABSENT_POSITION).astype(jnp.int32)
+        return WindowInputs(q, k, v, mask.replace(positions=places, segments=there), places, size)
+    k, v, places = cache.concatenate(k, v, positions)
+    return WindowInputs(q, k, v, mask.with_keys(places, keys_include_queries=True), places, 0)
 
 
-def placed(
+def mark_padding(
     positions: jax.Array,  # [B or 1, T]; -1: padding
-    batch: int,  # B
+    batch_size: int,  # B
 ) -> jax.Array:  # [B, T]
     """Positions as a ring takes them: NOWHERE for padding."""
-    there = jnp.where(positions < 0, NOWHERE, positions)
-    return jnp.broadcast_to(there, (batch, positions.shape[1]))
+    there = jnp.where(positions < 0, ABSENT_POSITION, positions)
+    return jnp.broadcast_to(there, (batch_size, positions.shape[1]))

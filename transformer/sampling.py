@@ -10,7 +10,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from transformer.precision import lowest
+from transformer.precision import finfo_min
 
 if TYPE_CHECKING:
     import jax
@@ -23,7 +23,7 @@ class SamplingConfig:
     temperature: float = 1.0
     """Logits are divided by this: 1 is the model's own distribution, lower is sharper; 0 always
     takes the likeliest word."""
-    top_k: int = 0
+    select_top_k: int = 0
     """Only the k likeliest words can be drawn (Fan et al. 2018, section 5.1.2); 0: all."""
     top_p: float = 1.0
     """Only the likeliest words that together have this probability can be drawn (Holtzman et al.
@@ -34,19 +34,21 @@ class SamplingConfig:
             raise ValueError(
                 f"sampling.temperature {self.temperature}: give 0 (the likeliest word) or more"
             )
-        if self.top_k < 0:
-            raise ValueError(f"sampling.top_k {self.top_k}: give 0 for all words, or 1 or more")
+        if self.select_top_k < 0:
+            raise ValueError(
+                f"sampling.select_top_k {self.select_top_k}: give 0 for all words, or 1 or more"
+            )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"sampling.top_p {self.top_p}: give a probability in (0, 1]")
 
 
-ANCESTRAL = SamplingConfig()
+ANCESTRAL_SAMPLING = SamplingConfig()
 """From the model's own distribution, as it is."""
 
 
-def sample(
+def sample_tokens(
     logits: jax.Array,  # [B, V padded]
-    keys: jax.Array,  # [B] random keys of the examples
+    rngs: jax.Array,  # [B] random keys of the examples
     positions: jax.Array,  # [B] of the tokens that are drawn
     config: SamplingConfig,
 ) -> jax.Array:  # [B] int32
@@ -54,17 +56,17 @@ def sample(
     import jax
     import jax.numpy as jnp
 
-    padding = logits <= lowest(logits.dtype)
+    padding = logits <= finfo_min(logits.dtype)
     logits = jnp.where(padding, -jnp.inf, logits.astype(jnp.float32))
     if config.temperature == 0:
-        return likeliest(logits)
-    logits, words = top_k(tempered(logits, config.temperature), config.top_k)
-    keys = jax.vmap(jax.random.fold_in)(keys, positions)
-    drawn = draw(nucleus(logits, config.top_p), keys)
+        return argmax_tokens(logits)
+    logits, words = select_top_k(apply_temperature(logits, config.temperature), config.select_top_k)
+    rngs = jax.vmap(jax.random.fold_in)(rngs, positions)
+    drawn = sample_gumbel(apply_top_p(logits, config.top_p), rngs)
     return jnp.take_along_axis(words, drawn[:, None], axis=1)[:, 0]
 
 
-def likeliest(
+def argmax_tokens(
     logits: jax.Array,  # [B, V]
 ) -> jax.Array:  # [B] int32
     """The first of the words with the greatest logit: argmax, in two plain reductions.
@@ -79,7 +81,7 @@ def likeliest(
     return jnp.min(jnp.where(logits < greatest, logits.shape[-1], words), axis=-1)
 
 
-def tempered(
+def apply_temperature(
     logits: jax.Array,  # [B, V]
     temperature: float,
 ) -> jax.Array:  # [B, V]
@@ -90,7 +92,7 @@ def tempered(
     return (logits - greatest) / min(max(temperature, 1e-30), 1e30)
 
 
-def top_k(
+def select_top_k(
     logits: jax.Array,  # [B, V]
     k: int,
 ) -> tuple[jax.Array, jax.Array]:  # [B, k], [B, k]
@@ -104,39 +106,39 @@ def top_k(
     return jax.lax.top_k(logits, k)
 
 
-def nucleus(
+def apply_top_p(
     logits: jax.Array,  # [B, V] float32
-    mass: float,  # p, in (0, 1]
+    top_p: float,  # p, in (0, 1]
 ) -> jax.Array:  # [B, V]
-    """-inf in place of all but the smallest set of words whose probability reaches `mass`.
+    """-inf in place of all but the smallest set of words whose probability reaches `top_p`.
 
     With the words in order of probability, and equal ones in order of their numbers, a word is in
-    the set if what stands before it has less than `mass`; so the likeliest always is. The order is
+    the set if what stands before it has less than `top_p`; so the likeliest always is. The order is
     not needed, only the probability of the last word in the set: see `_last_probability`.
     """
     import jax
     import jax.numpy as jnp
 
-    if mass >= 1:
+    if top_p >= 1:
         return logits
     p = jax.nn.softmax(logits, axis=-1)
-    last = _last_probability(p, mass)
+    last = _last_probability(p, top_p)
     more, equal = p > last, p == last
     before = jnp.sum(jnp.where(more, p, 0), axis=-1, keepdims=True)
     equal_before = jnp.cumsum(equal, axis=-1) - 1
-    inside = more | (equal & (before + equal_before * last < mass))
+    inside = more | (equal & (before + equal_before * last < top_p))
     return jnp.where(inside, logits, -jnp.inf)
 
 
-def draw(
+def sample_gumbel(
     logits: jax.Array,  # [B, V]
-    keys: jax.Array,  # [B]
+    rngs: jax.Array,  # [B]
 ) -> jax.Array:  # [B] int32
     """A word by its probability: the greatest of logits with Gumbel noise (Gumbel 1954)."""
     import jax
 
-    noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)
-    return likeliest(logits + noise)
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(rngs)
+    return argmax_tokens(logits + noise)
 
 
 def _last_probability(

@@ -11,14 +11,14 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-from transformer.checks import check_least
+from transformer.checks import check_at_least
 
 if TYPE_CHECKING:
     import jax
     from flax import linen as nn
 
-    from transformer.attend import Meet
-    from transformer.shared import Shared
+    from transformer.attend import ScoreFn
+    from transformer.shared import ModelContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,67 +40,67 @@ class BilinearScore:
 class AdditiveScore:
     """w . tanh(W q + U k), an MLP for each head (Bahdanau et al. 2015, appendix A.1.2)."""
 
-    hidden: int = 0
+    hidden_dim: int = 0
     """Width of the hidden layer; 0 means that of queries."""
 
     def __post_init__(self) -> None:
-        check_least("additive_score.hidden", self.hidden, 0)
+        check_at_least("additive_score.hidden", self.hidden_dim, 0)
 
 
-Score = ScaledDotScore | DotScore | BilinearScore | AdditiveScore
+AttentionScore = ScaledDotScore | DotScore | BilinearScore | AdditiveScore
 
 
-def meeting_width(score: Score, head: int) -> int:
+def score_head_dim(score: AttentionScore, head_dim: int) -> int:
     """How wide queries and keys are where they meet, for heads of width H."""
-    return (score.hidden or head) if isinstance(score, AdditiveScore) else head
+    return (score.hidden_dim or head_dim) if isinstance(score, AdditiveScore) else head_dim
 
 
-def scale(score: Score, head: int) -> float:
+def score_scale(score: AttentionScore, head_dim: int) -> float:
     """What products of queries and keys are multiplied by."""
-    return 1 / math.sqrt(head) if isinstance(score, ScaledDotScore) else 1.0
+    return 1 / math.sqrt(head_dim) if isinstance(score, ScaledDotScore) else 1.0
 
 
-def map_queries(
+def transform_queries(
     module: nn.Module,
     q: jax.Array,  # [B, T, N, H]
-    score: Score,
-    shared: Shared,
+    score: AttentionScore,
+    context: ModelContext,
 ) -> jax.Array:  # [B, T, N, H where they meet]
     """What of a query meets the keys; declares W."""
     if not isinstance(score, BilinearScore | AdditiveScore):
         return q
-    return _map_heads(module, "score_query", q, "heads", score, shared)
+    return _map_heads(module, "score_query", q, "heads", score, context)
 
 
-def map_keys(
+def transform_keys(
     module: nn.Module,
     k: jax.Array,  # [B, S, K, H]
-    score: Score,
-    shared: Shared,
+    score: AttentionScore,
+    context: ModelContext,
 ) -> jax.Array:  # [B, S, K, H where they meet]
     """What of a key meets the queries; declares U."""
     if not isinstance(score, AdditiveScore):
         return k
-    return _map_heads(module, "score_key", k, "kv_heads", score, shared)
+    return _map_heads(module, "score_key", k, "kv_heads", score, context)
 
 
-def meet(
+def make_score_fn(
     module: nn.Module,
-    score: Score,
-    heads: int,  # N
-    width: int,  # of queries and keys where they meet
-    shared: Shared,
-) -> Meet:
+    score: AttentionScore,
+    num_heads: int,  # N
+    head_dim: int,  # of queries and keys where they meet
+    context: ModelContext,
+) -> ScoreFn:
     """How queries and keys meet: as products, or through an MLP, of which it declares w."""
-    from transformer.attend import products
+    from transformer.attend import dot_product_scores
     from transformer.attend.additive import additive_scores
-    from transformer.weights import weight
+    from transformer.weights import declare_weight
 
     if not isinstance(score, AdditiveScore):
-        return products
-    init = shared.initialization.matrix({"score": width})
-    outputs, dtype = {"heads": heads, "score": width}, shared.precision.parameters
-    vector = weight(module, "score_vector", outputs=outputs, init=init, dtype=dtype)
+        return dot_product_scores
+    init = context.initialization.matrix_initializer({"score": head_dim})
+    outputs, dtype = {"heads": num_heads, "score": head_dim}, context.precision.parameters
+    vector = declare_weight(module, "score_vector", outputs=outputs, init=init, dtype=dtype)
     return functools.partial(additive_scores, vector)
 
 
@@ -109,17 +109,19 @@ def _map_heads(
     name: str,
     x: jax.Array,  # [B, T, N, H]
     axis: str,
-    score: Score,
-    shared: Shared,
+    score: AttentionScore,
+    shared: ModelContext,
 ) -> jax.Array:  # [B, T, N, H where they meet]
     """Each head through a matrix of its own."""
     import jax.numpy as jnp
 
-    from transformer.weights import weight
+    from transformer.weights import declare_weight
 
     heads, head = x.shape[2:]
-    inputs, outputs = {"head": head}, {"score": meeting_width(score, head)}
-    init, dtype = shared.initialization.matrix(inputs), shared.precision.parameters
+    inputs, outputs = {"head": head}, {"score": score_head_dim(score, head)}
+    init, dtype = shared.initialization.matrix_initializer(inputs), shared.precision.parameters
     stack = {axis: heads}
-    w = weight(module, name, stack=stack, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
+    w = declare_weight(
+        module, name, stack=stack, inputs=inputs, outputs=outputs, init=init, dtype=dtype
+    )
     return jnp.einsum("BTNH,NHA->BTNA", x, w.astype(shared.precision.compute))

@@ -11,7 +11,7 @@ from transformer.precision import AUTO, Precision
 from transformer.weights import Initialization
 
 
-class Constrain(Protocol):
+class ActivationConstraint(Protocol):
     """How activations lie on the devices, by the names of their axes; a hashable value."""
 
     @property
@@ -21,10 +21,10 @@ class Constrain(Protocol):
     def __call__(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
         """x, laid so that these axes of it are split; those that do not divide stay whole."""
 
-    def parts(self, axis: str) -> int:
+    def num_shards(self, axis: str) -> int:
         """How many parts an axis is split into."""
 
-    def spec(self, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> PartitionSpec:
+    def partition_spec(self, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> PartitionSpec:
         """The axes of the mesh over which an array of this shape is split, for `shard_map`."""
 
 
@@ -37,10 +37,10 @@ class _Unconstrained:
     def __call__(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
         return x
 
-    def parts(self, axis: str) -> int:
+    def num_shards(self, axis: str) -> int:
         return 1
 
-    def spec(self, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> PartitionSpec:
+    def partition_spec(self, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> PartitionSpec:
         return PartitionSpec()
 
 
@@ -48,15 +48,15 @@ unconstrained = _Unconstrained()
 
 
 @dataclasses.dataclass(frozen=True)
-class Shared:
+class ModelContext:
     """Passed down from a model to its parts, beside each part's own configuration."""
 
-    width: int  # D
-    layers: int  # L
+    d_model: int  # D
+    num_layers: int  # L
     precision: Precision
     initialization: Initialization
     hardware: Hardware
-    constrain: Constrain = unconstrained
+    constrain: ActivationConstraint = unconstrained
     """Tells the compiler how an activation with these logical axes lies on the devices."""
 
     def __post_init__(self) -> None:
@@ -67,10 +67,10 @@ class Shared:
             )
 
     @property
-    def flattens_tokens(self) -> bool:
+    def flatten_tokens(self) -> bool:
         """Whether products take [B, T, D] as [B T, D].
 
         Where it is faster, and not where T is spread over devices: one axis of both would have to
         be gathered first.
         """
-        return self.hardware.flattens_tokens and self.constrain.parts("length") == 1
+        return self.hardware.flatten_tokens and self.constrain.num_shards("length") == 1

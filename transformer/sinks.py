@@ -3,11 +3,13 @@
 import jax
 from flax import linen as nn
 
-from transformer.shared import Shared
-from transformer.weights import weight
+from transformer.shared import ModelContext
+from transformer.weights import declare_weight
 
 
-def sink_scores(module: nn.Module, heads: int, shared: Shared) -> jax.Array:  # [N]
+def declare_sink_logits(
+    module: nn.Module, num_heads: int, context: ModelContext
+) -> jax.Array:  # [N]
     """Declares them. They start at zero, as a key that each query scores zero."""
-    zeros, dtype = nn.initializers.zeros, shared.precision.parameters
-    return weight(module, "sinks", outputs={"heads": heads}, init=zeros, dtype=dtype)
+    zeros, dtype = nn.initializers.zeros, context.precision.parameters
+    return declare_weight(module, "sinks", outputs={"heads": num_heads}, init=zeros, dtype=dtype)

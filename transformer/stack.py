@@ -24,16 +24,16 @@ from transformer.block import (
     BlockOutput,
     Memory,
 )
-from transformer.config import Loop as Loop
-from transformer.config import Remat as Remat
-from transformer.dropout import fold
+from transformer.config import LayerLoop as LayerLoop
+from transformer.config import RematPolicy as RematPolicy
+from transformer.dropout import fold_in
 from transformer.hardware import Hardware
 from transformer.masks import Mask
-from transformer.mixers import NO_OUTPUTS, MixerConfig, MixerInputs, Outputs, mixer_type
-from transformer.shared import Shared
-from transformer.weights import is_weight
+from transformer.mixers import NO_OUTPUTS, MixerConfig, MixerInputs, Outputs, mixer_class
+from transformer.shared import ModelContext
+from transformer.weights import is_boxed_weight
 
-KEPT = {
+REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
     "offload": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
@@ -50,32 +50,32 @@ class StackOutput(NamedTuple):
     aux: tuple[dict[str, jax.Array], ...]  # of each place, stacked over its layers
 
 
-class Layer(NamedTuple):
+class LayerInputs(NamedTuple):
     """What one layer works with: a slice of its place's stack."""
 
     weights: Any
     constants: Any
-    number: int | jax.Array  # l
+    layer_index: int | jax.Array  # l
 
 
-def unrolls(loop: Loop, remat: Remat, layers: int, hardware: Hardware) -> bool:
+def should_unroll(loop: LayerLoop, remat: RematPolicy, num_layers: int, hardware: Hardware) -> bool:
     """Whether layers are compiled one after the other.
 
     With remat, `auto` scans: unrolled, XLA's CPU compiler notices that what is computed again was
     computed before, and keeps it after all.
     """
     if loop == "auto":
-        return remat == "none" and hardware.unrolls(layers)
+        return remat == "none" and hardware.should_unroll(num_layers)
     return loop == "unroll"
 
 
 class Stack(nn.Module):
     """L blocks, one after the other."""
 
-    pattern: tuple[BlockConfig, ...]
-    shared: Shared
-    loop: Loop = "auto"
-    remat: Remat = "none"
+    layer_pattern: tuple[BlockConfig, ...]
+    context: ModelContext
+    layer_loop: LayerLoop = "auto"
+    remat: RematPolicy = "none"
 
     @nn.compact
     def __call__(
@@ -89,33 +89,37 @@ class Stack(nn.Module):
         dropout_rngs: jax.Array | None = None,  # [B]
         outputs: Outputs = NO_OUTPUTS,
     ) -> StackOutput:
-        if self.remat == "offload" and self.shared.hardware.platform == "cpu":
+        if self.remat == "offload" and self.context.hardware.platform == "cpu":
             raise ValueError(
                 "model.remat offload: a CPU computes in the host's memory already; set it to dots"
             )
-        places, layers = len(self.pattern), self.shared.layers
-        stacks = [self.stacked(place) for place in range(places)]
+        places, layers = len(self.layer_pattern), self.context.num_layers
+        stacks = [self.stacked_layers(place) for place in range(places)]
         caches = [None] * layers if cache is None else list(cache)
         aux: list[list[Any]] = [[] for _ in range(places)]
 
-        def run(place: int, layer: Layer, x: jax.Array, cache: Any, scanned: bool) -> BlockOutput:
+        def run(
+            place: int, layer: LayerInputs, x: jax.Array, cache: Any, scanned: bool
+        ) -> BlockOutput:
             def block(weights: Any, x: jax.Array) -> BlockOutput:
                 inputs = MixerInputs(
                     positions,
                     mask,
                     cache=cache,
-                    dropout_rngs=fold(dropout_rngs, layer.number),
+                    dropout_rngs=fold_in(dropout_rngs, layer.layer_index),
                     constants=layer.constants,
                     outputs=outputs,
                 )
-                output: Any = self.block(place).apply({"params": weights}, x, inputs, memory)
+                output: Any = self.make_block(place).apply({"params": weights}, x, inputs, memory)
                 return output
 
             if self.remat != "none":
-                block = jax.checkpoint(block, policy=KEPT[self.remat], prevent_cse=not scanned)
+                block = jax.checkpoint(
+                    block, policy=REMAT_POLICIES[self.remat], prevent_cse=not scanned
+                )
             return block(layer.weights, x)
 
-        def repetition(x: jax.Array, group: list[Layer]) -> tuple[jax.Array, list[Any]]:
+        def repetition(x: jax.Array, group: list[LayerInputs]) -> tuple[jax.Array, list[Any]]:
             extras = []
             for place, layer in enumerate(group):
                 x, _, extra = run(place, layer, x, None, scanned=True)
@@ -123,7 +127,7 @@ class Stack(nn.Module):
             return x, extras
 
         cut = any(isinstance(stack.weights, tuple) for stack in stacks)
-        scanned = 0 if cut or cache is not None else self.scanned_layers
+        scanned = 0 if cut or cache is not None else self.num_scanned_layers
         if scanned:
             whole = scanned // places
             group = [jax.tree.map(lambda leaf: leaf[:whole], stack) for stack in stacks]
@@ -131,45 +135,47 @@ class Stack(nn.Module):
             aux = [[extra] for extra in extras]
         for number in range(scanned, layers):
             place, index = number % places, number // places
-            layer = self.pick(stacks[place], index, number, None if cache is None else x)
+            layer = self.select_layer(stacks[place], index, number, None if cache is None else x)
             x, caches[number], extra = run(place, layer, x, caches[number], scanned=False)
             aux[place].append(jax.tree.map(lambda leaf: leaf[None], extra))
         return StackOutput(x, None if cache is None else tuple(caches), tuple(map(_joined, aux)))
 
     @property
-    def scanned_layers(self) -> int:
+    def num_scanned_layers(self) -> int:
         """How many layers a scan goes over: all whole repetitions of the pattern, or none."""
-        layers, places = self.shared.layers, len(self.pattern)
+        layers, places = self.context.num_layers, len(self.layer_pattern)
         whole = layers // places
-        unrolled = unrolls(self.loop, self.remat, layers, self.shared.hardware)
+        unrolled = should_unroll(self.layer_loop, self.remat, layers, self.context.hardware)
         return 0 if unrolled or whole < 2 else whole * places
 
     @nn.nowrap
-    def block(self, place: int) -> Block:
-        return Block(self.pattern[place], self.shared, parent=None)
+    def make_block(self, place: int) -> Block:
+        return Block(self.layer_pattern[place], self.context, parent=None)
 
     @nn.nowrap
-    def numbers(self, place: int) -> range:
+    def layer_indices(self, place: int) -> range:
         """The layers l at a place."""
-        return range(place, self.shared.layers, len(self.pattern))
+        return range(place, self.context.num_layers, len(self.layer_pattern))
 
-    def stacked(self, place: int) -> Layer:
+    def stacked_layers(self, place: int) -> LayerInputs:
         """All layers of a place, as one stack; or apart, where `apart` has cut the weights."""
         name = f"place_{place}"
         weights: Any
         if self.has_variable("params", name):
             weights = self.get_variable("params", name)
         else:
-            weights = self.param(name, self.initial, place)
-        constants = [self.constants(place, number) for number in self.numbers(place)]
-        return Layer(
+            weights = self.param(name, self.init_stacked_weights, place)
+        constants = [self.layer_constants(place, number) for number in self.layer_indices(place)]
+        return LayerInputs(
             weights,
             jax.tree.map(lambda *each: jnp.stack(each), *constants),
-            jnp.array(self.numbers(place)),
+            jnp.array(self.layer_indices(place)),
         )
 
     @nn.nowrap
-    def pick(self, stack: Layer, index: int, number: int, after: jax.Array | None) -> Layer:
+    def select_layer(
+        self, stack: LayerInputs, index: int, number: int, after: jax.Array | None
+    ) -> LayerInputs:
         """Return one layer of a stack, whose weights wait for `after` if that is given."""
         if isinstance(stack.weights, tuple):
             weights = stack.weights[index]
@@ -177,57 +183,63 @@ class Stack(nn.Module):
             weights = _at(stack.weights, index)
         else:
             weights = _at_after(stack.weights, index, after)
-        return Layer(weights, _at(stack.constants, index), number)
+        return LayerInputs(weights, _at(stack.constants, index), number)
 
     @nn.nowrap
-    def constants(self, place: int, number: int) -> Any:
+    def layer_constants(self, place: int, number: int) -> Any:
         """What a layer's mixers have that is no weight, as its block takes it."""
 
         def of(mixer: MixerConfig) -> Any:
-            return mixer_type(mixer).constants(mixer, number, self.shared.width)
+            return mixer_class(mixer).constants(mixer, number, self.context.d_model)
 
-        config = self.pattern[place]
+        config = self.layer_pattern[place]
         own = of(config.mixer)
-        return own if config.cross is None else BlockConstants(own, of(config.cross))
+        return (
+            own
+            if config.cross_attention is None
+            else BlockConstants(own, of(config.cross_attention))
+        )
 
     @nn.nowrap
-    def initial(self, key: jax.Array, place: int) -> Any:
+    def init_stacked_weights(self, key: jax.Array, place: int) -> Any:
         """The weights of a place's layers, each drawn from its own key, stacked."""
-        block, token = self.block(place), jnp.zeros((1, 1), jnp.int32)
-        x = jnp.zeros((1, 1, self.shared.width), self.shared.precision.compute)
-        inputs = MixerInputs(token, Mask(), constants=self.constants(place, place))
-        memory = Memory(x, Mask()) if self.pattern[place].needs_memory else None
+        block, token = self.make_block(place), jnp.zeros((1, 1), jnp.int32)
+        x = jnp.zeros((1, 1, self.context.d_model), self.context.precision.compute)
+        inputs = MixerInputs(token, Mask(), constants=self.layer_constants(place, place))
+        memory = Memory(x, Mask()) if self.layer_pattern[place].needs_memory else None
 
         def one(number: jax.Array) -> Any:
             return block.init(jax.random.fold_in(key, number), x, inputs, memory)["params"]
 
-        boxed = jax.vmap(one)(jnp.array(self.numbers(place)))
-        return jax.tree.map(lambda box: box.stacked("layers"), boxed, is_leaf=is_weight)
+        boxed = jax.vmap(one)(jnp.array(self.layer_indices(place)))
+        return jax.tree.map(lambda box: box.stacked("layers"), boxed, is_leaf=is_boxed_weight)
 
 
 def init_cache(
-    pattern: tuple[BlockConfig, ...],
-    shared: Shared,
-    batch: int,
+    layer_pattern: tuple[BlockConfig, ...],
+    context: ModelContext,
+    batch_size: int,
     length: int,  # tokens
     memory_length: int = 0,  # S of the memory
 ) -> tuple[Any, ...]:
     """An empty cache: one entry for each layer."""
 
     def one(config: BlockConfig) -> Any:
-        mixer = mixer_type(config.mixer)(config.mixer, shared, parent=None)
+        mixer = mixer_class(config.mixer)(config.mixer, context, parent=None)
         if config.mixer.reads_memory:
-            return mixer.init_memory_cache(batch, memory_length)
-        own = mixer.init_cache(batch, length)
-        if config.cross is None:
+            return mixer.init_memory_cache(batch_size, memory_length)
+        own = mixer.init_cache(batch_size, length)
+        if config.cross_attention is None:
             return own
-        cross = mixer_type(config.cross)(config.cross, shared, parent=None)
-        return BlockCache(own, cross.init_memory_cache(batch, memory_length))
+        cross = mixer_class(config.cross_attention)(config.cross_attention, context, parent=None)
+        return BlockCache(own, cross.init_memory_cache(batch_size, memory_length))
 
-    return tuple(one(pattern[layer % len(pattern)]) for layer in range(shared.layers))
+    return tuple(
+        one(layer_pattern[layer % len(layer_pattern)]) for layer in range(context.num_layers)
+    )
 
 
-def apart(params: dict[str, Any]) -> dict[str, Any]:
+def unstack_layers(params: dict[str, Any]) -> dict[str, Any]:
     """A stack's parameters with each layer's weights as arrays of their own: copies.
 
     Decoding reads every weight once a token: cut beforehand, they are not copied out of the stacks
@@ -236,7 +248,7 @@ def apart(params: dict[str, Any]) -> dict[str, Any]:
     return {name: _cut(weights, _at) for name, weights in params.items()}
 
 
-def views(params: dict[str, Any]) -> dict[str, Any]:
+def unstack_layers_without_copy(params: dict[str, Any]) -> dict[str, Any]:
     """Return what `apart` does without a copy where that can be had, else `params` as they are.
 
     On a single CPU, NumPy shows a part of an array as an array. The parts keep the whole alive, and

@@ -5,28 +5,28 @@ from typing import ClassVar
 import jax
 from flax import linen as nn
 
-from transformer.backbone import backbone
-from transformer.dropout import dropout, fold
-from transformer.linear import linear
+from transformer.backbone import apply_backbone
+from transformer.dropout import dropout, fold_in
+from transformer.linear import apply_linear
 from transformer.mixers import Outputs
-from transformer.model import LOGITS, TOKENS, Model, ModelOutput
+from transformer.model import EXAMPLE_TOKENS, LOGITS, Model, ModelOutput
 
 
 class Tagger(Model):
     """A stack over tokens, and logits of C tags for each: a transducer of equal lengths."""
 
-    classes: int = 2  # C
+    num_classes: int = 2  # C
     head_dropout: float = 0.0  # of each token's vector
-    told: ClassVar[float] = 0.0
+    predicted_fraction: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        if self.classes < 1:
-            raise ValueError(f"classes {self.classes}: give 1 or more")
+        if self.num_classes < 1:
+            raise ValueError(f"classes {self.num_classes}: give 1 or more")
         super().__post_init__()
 
     @nn.nowrap
-    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return (TOKENS,)
+    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return (EXAMPLE_TOKENS,)
 
     @nn.compact
     def __call__(
@@ -40,19 +40,19 @@ class Tagger(Model):
         outputs: Outputs = LOGITS,
     ) -> ModelOutput:
         """`logits` are [B, T, C]. Raises ValueError for inputs longer than a position table."""
-        config, shared = self.config, self.shared
-        output, _ = backbone(
+        config, shared = self.config, self.context
+        output, _ = apply_backbone(
             self,
             tokens,
             config=config,
-            shared=shared,
+            context=shared,
             positions=positions,
             segments=segments,
-            types=types,
+            token_types=types,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
         )
-        x = dropout(output.x, self.head_dropout, fold(dropout_rngs, shared.layers + 1))
-        embed, classes = {"embed": config.width}, {"classes": self.classes}
-        logits = linear(self, "head", x, embed, classes, shared, bias=True)
+        x = dropout(output.x, self.head_dropout, fold_in(dropout_rngs, shared.num_layers + 1))
+        embed, classes = {"embed": config.d_model}, {"classes": self.num_classes}
+        logits = apply_linear(self, "head", x, embed, classes, shared, bias=True)
         return ModelOutput(logits, output.x, None, output.aux)

@@ -8,13 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.beam_search import NO_TOKEN, BeamConfig, Hypotheses, beam_search
-from transformer.decoding import CACHE_STEP, PROMPT_STEP, Params, bucket, without_copies
+from transformer.beam_search import NO_TOKEN, BeamSearchConfig, Hypotheses, beam_search
+from transformer.decoding import (
+    CACHE_LENGTH_MULTIPLE,
+    PROMPT_LENGTH_MULTIPLE,
+    Params,
+    bucket_length,
+    unstack_for_decoding_without_copy,
+)
 from transformer.encoder_decoder import EncoderDecoder
 from transformer.model import LOGITS
 
 
-class Translated(NamedTuple):
+class TranslateOutput(NamedTuple):
     """What a model makes of each source."""
 
     tokens: list[list[int]]
@@ -28,13 +34,13 @@ def translate(
     params: Params,
     sources: Sequence[Sequence[int] | np.ndarray],  # B of them, of any lengths
     *,
-    begin: int,
-    stop: int,
-    beams: BeamConfig = BeamConfig(),  # noqa: B008
-    extra: int = 50,
-    factor: float = 1.0,
+    start_token: int,
+    stop_token: int,
+    beam_search_config: BeamSearchConfig = BeamSearchConfig(),  # noqa: B008
+    extra_length: int = 50,
+    length_factor: float = 1.0,
     batch_size: int = 32,
-) -> Translated:
+) -> TranslateOutput:
     """The likeliest targets, each of at most factor * (length of its source) + extra tokens.
 
     Sources are taken in order of length, `batch_size` at a time, and come back in their own order.
@@ -45,17 +51,28 @@ def translate(
     order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
     tokens: list[list[int]] = [[] for _ in rows]
     scores = [0.0] * len(rows)
-    prepared = {**params, "decoder": without_copies(params["decoder"])}  # the encoder runs once
+    prepared = {
+        **params,
+        "decoder": unstack_for_decoding_without_copy(params["decoder"]),
+    }  # the encoder runs once
     for first in range(0, len(order), batch_size):
         group = order[first : first + batch_size]
         found = _batch(
-            model, prepared, [rows[i] for i in group], begin, stop, beams, extra, factor, batch_size
+            model,
+            prepared,
+            [rows[i] for i in group],
+            start_token,
+            stop_token,
+            beam_search_config,
+            extra_length,
+            length_factor,
+            batch_size,
         )
         for row, i in enumerate(group):
             best = np.asarray(found.tokens[row, 0])
             tokens[i] = best[best != NO_TOKEN].tolist()
             scores[i] = float(found.scores[row, 0])
-    return Translated(tokens, scores)
+    return TranslateOutput(tokens, scores)
 
 
 def _check(model: EncoderDecoder, rows: list[np.ndarray]) -> None:
@@ -76,21 +93,21 @@ def _batch(
     rows: list[np.ndarray],
     begin: int,
     stop: int,
-    beams: BeamConfig,
+    beams: BeamSearchConfig,
     extra: int,
     factor: float,
     batch_size: int,
 ) -> Hypotheses:
     limit = model.config.max_length
     longest = max(map(len, rows))
-    length = bucket(longest, PROMPT_STEP, limit)
+    length = bucket_length(longest, PROMPT_LENGTH_MULTIPLE, limit)
     source = np.zeros((batch_size, length), np.int32)  # rows that are not there are one token 0
     lengths = np.ones(batch_size, np.int32)
     for number, row in enumerate(rows):
         source[number, : len(row)] = row
         lengths[number] = len(row)
     limits = np.ceil(factor * lengths).astype(np.int32) + extra
-    most = bucket(int(np.ceil(factor * length)) + extra, CACHE_STEP, limit)
+    most = bucket_length(int(np.ceil(factor * length)) + extra, CACHE_LENGTH_MULTIPLE, limit)
     limits = np.where(np.arange(batch_size) < len(rows), np.minimum(limits, most), 1)
     return jax.device_get(
         _search(params, source, lengths, limits, begin, stop, model=model, beams=beams, length=most)
@@ -107,7 +124,7 @@ def _search(
     stop: jax.Array,
     *,
     model: EncoderDecoder,
-    beams: BeamConfig,
+    beams: BeamSearchConfig,
     length: int,
 ) -> Hypotheses:
     batch, size = source.shape
@@ -123,7 +140,7 @@ def _search(
         cache=model.init_cache(batch, length, size),
         outputs=LOGITS,
     )
-    seen = jnp.repeat(segments, beams.beams, axis=0)
+    seen = jnp.repeat(segments, beams.num_beams, axis=0)
 
     def advance(cache: Any, tokens: jax.Array, positions: jax.Array) -> tuple[Any, jax.Array]:
         output = model.apply(

@@ -26,7 +26,7 @@ from transformer.initialization import Initializer as Initializer
 
 
 @dataclasses.dataclass(frozen=True)
-class Axes:
+class LogicalAxes:
     """The logical axes of one weight, in the order in which they lie in memory.
 
     `stack` are axes of repetition (layers, experts), `inputs` those that a product sums over,
@@ -47,42 +47,42 @@ class Axes:
         return bool(self.inputs and self.outputs)
 
 
-class Weight(struct.PyTreeNode, meta.AxisMetadata):
+class BoxedWeight(struct.PyTreeNode, meta.AxisMetadata):
     """A weight together with its axes: what modules make, and what `unbox` takes apart."""
 
     value: Any
-    axes: Axes = struct.field(pytree_node=False)
+    axes: LogicalAxes = struct.field(pytree_node=False)
 
     def unbox(self) -> Any:
         return self.value
 
-    def replace_boxed(self, val: Any) -> "Weight":
+    def replace_boxed(self, val: Any) -> "BoxedWeight":
         return self.replace(value=val)
 
-    def add_axis(self, index: int, params: Mapping[Any, Any]) -> "Weight":
+    def add_axis(self, index: int, params: Mapping[Any, Any]) -> "BoxedWeight":
         if index != 0:
             raise ValueError(f"weights are stacked along their first axis, not axis {index}")
-        return self.stacked(params[nn.PARTITION_NAME])
+        return self.with_stack_axis(params[nn.PARTITION_NAME])
 
-    def remove_axis(self, index: int, params: Mapping[Any, Any]) -> "Weight":
+    def remove_axis(self, index: int, params: Mapping[Any, Any]) -> "BoxedWeight":
         return self.replace(axes=dataclasses.replace(self.axes, stack=self.axes.stack[1:]))
 
-    def stacked(self, name: str) -> "Weight":
+    def with_stack_axis(self, name: str) -> "BoxedWeight":
         """The same weight with one more axis of repetition in front."""
         axes = dataclasses.replace(self.axes, stack=(name, *self.axes.stack))
         return self.replace(axes=axes)
 
 
-def is_weight(leaf: Any) -> bool:
+def is_boxed_weight(leaf: Any) -> bool:
     """Whether this is a weight with its axes: a leaf to `jax.tree.map`."""
-    return isinstance(leaf, Weight)
+    return isinstance(leaf, BoxedWeight)
 
 
-LARGEST_WEIGHT = 2**44
+MAX_WEIGHT_SIZE = 2**44
 """Numbers of one weight of one layer. XLA counts bytes in 64 bits, those of all layers together."""
 
 
-def weight(
+def declare_weight(
     module: nn.Module,
     name: str,
     *,
@@ -97,17 +97,17 @@ def weight(
     `weight(self, "query", inputs={"embed": D}, outputs={"heads": N, "head": H}, ...)` is [D, N, H].
     """
     stack, inputs = stack or {}, inputs or {}
-    axes = Axes(tuple(stack), tuple(inputs), tuple(outputs))
+    axes = LogicalAxes(tuple(stack), tuple(inputs), tuple(outputs))
     shape = (*stack.values(), *inputs.values(), *outputs.values())
-    if math.prod(shape) > LARGEST_WEIGHT:
+    if math.prod(shape) > MAX_WEIGHT_SIZE:
         raise ValueError(
             f"weight {name}: {' x '.join(map(str, shape))} numbers are more than any memory has; "
             "lower the model's sizes"
         )
-    value: Any = module.param(name, lambda key: Weight(init(key, shape, dtype), axes))
+    value: Any = module.param(name, lambda key: BoxedWeight(init(key, shape, dtype), axes))
     return value  # Linen takes it out of its box
 
 
-def axes_of(boxed: Any) -> Any:
+def unbox_axes(boxed: Any) -> Any:
     """A tree of `Weight`s -> the like tree of `Axes`."""
-    return jax.tree.map(lambda leaf: leaf.axes, boxed, is_leaf=is_weight)
+    return jax.tree.map(lambda leaf: leaf.axes, boxed, is_leaf=is_boxed_weight)

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from transformer.weights import Initializer, weight
+from transformer.weights import Initializer, declare_weight
 
 
 class SkipGram(nn.Module):
     """Two vectors for each word: one as the middle of a window, one as what stands around it."""
 
-    words: int  # rows: V, with padding where a model's table has it
+    vocab_size: int  # rows: V, with padding where a model's table has it
     width: int  # D
 
     @nn.compact
@@ -30,18 +30,18 @@ class SkipGram(nn.Module):
         """-log s(u_context . v) - sum over negatives of log s(-u_negative . v) (equation 4)."""
         spread = nn.initializers.uniform(1 / self.width)
         centred: Initializer = lambda *given: spread(*given) - 0.5 / self.width  # noqa: E731
-        v = self.table("embedding", centred)[centres]
-        around = self.table("contexts", nn.initializers.zeros)
+        v = self.embedding_table("embedding", centred)[centres]
+        around = self.embedding_table("contexts", nn.initializers.zeros)
         near = jnp.einsum("BD,BD->B", v, around[contexts])
         far = jnp.einsum("BD,BMD->BM", v, around[negatives])
         return -jax.nn.log_sigmoid(near) - jnp.sum(jax.nn.log_sigmoid(-far), axis=1)
 
-    def table(self, name: str, init: Initializer) -> jax.Array:  # [V, D]
-        rows, columns = {"vocab": self.words}, {"embed": self.width}
-        return weight(self, name, inputs=rows, outputs=columns, init=init, dtype="float32")
+    def embedding_table(self, name: str, init: Initializer) -> jax.Array:  # [V, D]
+        rows, columns = {"vocab": self.vocab_size}, {"embed": self.width}
+        return declare_weight(self, name, inputs=rows, outputs=columns, init=init, dtype="float32")
 
 
-def noise(
+def noise_distribution(
     counts: np.ndarray,  # [V] how often each word occurs
     power: float = 0.75,
 ) -> np.ndarray:  # [V] probabilities
@@ -54,7 +54,7 @@ def noise(
     return np.asarray(raised / raised.sum(), np.float32)
 
 
-def thinned(
+def subsample_frequent_words(
     tokens: np.ndarray,  # [n]
     counts: np.ndarray,  # [V]
     seed: int,
@@ -69,7 +69,7 @@ def thinned(
     return tokens[np.random.default_rng(seed).random(len(tokens)) < keep[tokens]]
 
 
-def skip_grams(
+def skip_gram_pairs(
     tokens: np.ndarray,  # [n] a text
     window: int,
     seed: int,
@@ -87,19 +87,19 @@ def skip_grams(
     return np.concatenate(found) if found else np.zeros((0, 2), tokens.dtype)
 
 
-def with_vectors(
+def replace_embeddings(
     params: dict[str, Any],  # of a model
-    table: jax.Array,  # [V, D] or with fewer rows than the model's
+    vectors: jax.Array,  # [V, D] or with fewer rows than the model's
 ) -> dict[str, Any]:
     """The parameters with word vectors in place of the embeddings; rows beyond stay.
 
     Raises ValueError for a table that does not fit.
     """
     embedding = params["embedding"]
-    if table.shape[1] != embedding.shape[1] or len(table) > len(embedding):
+    if vectors.shape[1] != embedding.shape[1] or len(vectors) > len(embedding):
         raise ValueError(
-            f"word vectors {table.shape[0]} x {table.shape[1]}: the model's table is "
+            f"word vectors {vectors.shape[0]} x {vectors.shape[1]}: the model's table is "
             f"{embedding.shape[0]} x {embedding.shape[1]}; learn them for its words and width"
         )
-    rows = jnp.asarray(table, embedding.dtype)
+    rows = jnp.asarray(vectors, embedding.dtype)
     return {**params, "embedding": jnp.concatenate([rows, embedding[len(rows) :]])}

@@ -6,10 +6,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from train.cli.kinds import choices
+from train.cli.kinds import kind_options
 from train.describe import describe
-from train.registry import find
-from train.settings import flat, flatten, from_plain, to_plain
+from train.registry import find_experiment
+from train.settings import (
+    experiment_from_dict,
+    experiment_to_dict,
+    flatten_experiment,
+    flatten_fields,
+)
 
 BASES = (
     "quickstart",
@@ -30,9 +35,11 @@ def words() -> tuple[str, ...]:
     """Every word that a setting of some base has, or a kind of one of its parts."""
     found: set[str] = set()
     for base in BASES:
-        experiment = find(base)
-        found |= {value for value in flat(experiment).values() if isinstance(value, str)}
-        found |= {kind for _, known in choices(experiment) for kind in known}
+        experiment = find_experiment(base)
+        found |= {
+            value for value in flatten_experiment(experiment).values() if isinstance(value, str)
+        }
+        found |= {kind for _, known in kind_options(experiment) for kind in known}
     return tuple(sorted(found))
 
 
@@ -54,11 +61,11 @@ def values(value: Any) -> st.SearchStrategy[Any]:
 @st.composite
 def experiments(draw: st.DrawFn) -> dict[str, Any]:
     """A base with some parts of other kinds and some other values, as `config.json` has it."""
-    base = find(draw(st.sampled_from(BASES)))
-    plain = to_plain(base)
-    for name, known in draw(st.lists(st.sampled_from(list(choices(base))), max_size=2)):
+    base = find_experiment(draw(st.sampled_from(BASES)))
+    plain = experiment_to_dict(base)
+    for name, known in draw(st.lists(st.sampled_from(list(kind_options(base))), max_size=2)):
         put(plain, name, {"kind": draw(st.sampled_from(sorted(known)))})
-    present = {name: value for name, value in flatten(plain) if not name.endswith("kind")}
+    present = {name: value for name, value in flatten_fields(plain) if not name.endswith("kind")}
     for name in draw(st.lists(st.sampled_from(sorted(present)), max_size=3)):
         other = draw(values(present[name]) | st.none())
         put(plain, name, other)
@@ -77,4 +84,4 @@ def put(tree: Any, name: str, value: Any) -> None:
 
 def use(folder: pathlib.Path, plain: dict[str, Any]) -> None:
     """Describes it: the model is built, and its step traced."""
-    describe(from_plain(plain, "an experiment"))
+    describe(experiment_from_dict(plain, "an experiment"))

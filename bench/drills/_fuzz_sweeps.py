@@ -21,24 +21,24 @@ from typing import Any, NamedTuple
 from bench.drills import _fuzz_targets
 from bench.drills._fuzz_models import put
 from train.cli import main as command
-from train.cli.kinds import choices
-from train.data.config import DataConfig, TokenizerConfig
-from train.data.corpus import prepare
-from train.data.labelled import prepare_labelled
-from train.data.labelled_config import LabelledDataConfig
-from train.data.parallel import prepare_parallel
-from train.data.parallel_config import ParallelDataConfig
-from train.data.tagged import prepare_tagged
-from train.data.tagged_config import TaggedDataConfig
+from train.cli.kinds import kind_options
+from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.corpus import prepare_text
+from train.data.labelled import prepare_classification
+from train.data.labelled_config import ClassificationDataConfig
+from train.data.parallel import prepare_bitext
+from train.data.parallel_config import BitextDataConfig
+from train.data.tagged import prepare_token_labels
+from train.data.tagged_config import TokenLabelDataConfig
 from train.data.tokenizer import Tokenizer
 from train.describe import describe
 from train.errors import UserError
 from train.experiment import Experiment
 from train.loading import load
-from train.plan.prices import prices
-from train.registry import find, names
+from train.plan.prices import load_prices
+from train.registry import find_experiment, list_experiments
 from train.runfolder import RunFolder
-from train.settings import from_plain, to_plain
+from train.settings import experiment_from_dict, experiment_to_dict
 
 INTEGERS = (-(2**63), -1, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 10**40)
 FLOATS = (float("inf"), float("-inf"), float("nan"), 1e308, -1e308, -0.0)
@@ -81,10 +81,10 @@ def numbers() -> Iterator[Case]:
     """Every integer and float of every configuration, at the ends of what there is."""
     seen: set[tuple[str, str]] = set()
     tried: set[type] = set()
-    files = sorted({name.partition(":")[0] for name in names()})
-    for base in (shallow(find(name)) for name in files):
+    files = sorted({name.partition(":")[0] for name in list_experiments()})
+    for base in (shallow(find_experiment(name)) for name in files):
         for experiment in itertools.chain([base], other_kinds(base, tried)):
-            plain = to_plain(experiment)
+            plain = experiment_to_dict(experiment)
             for kind, path, value in numbers_of(experiment):
                 key = kind, path.rpartition(".")[2]
                 if key in seen:
@@ -97,9 +97,9 @@ def numbers() -> Iterator[Case]:
 def shallow(experiment: Experiment) -> Experiment:
     """The experiment with each of its blocks once: it is traced sooner."""
     model = experiment.model
-    model = dataclasses.replace(model, layers=len(model.pattern))
+    model = dataclasses.replace(model, num_layers=len(model.layer_pattern))
     if model.encoder is not None:
-        encoder = dataclasses.replace(model.encoder, layers=len(model.encoder.pattern))
+        encoder = dataclasses.replace(model.encoder, num_layers=len(model.encoder.layer_pattern))
         model = dataclasses.replace(model, encoder=encoder)
     return dataclasses.replace(experiment, model=model)
 
@@ -112,14 +112,14 @@ def other_kinds(base: Experiment, tried: set[type], within: str = "") -> Iterato
       tried: Kinds that need not be tried; those that are tried are added.
       within: Only parts of the part of this name are changed.
     """
-    for path, known in choices(base):
+    for path, known in kind_options(base):
         for kind, found_kind in known.items() if path.startswith(within) else ():
             if found_kind in tried:
                 continue
-            plain = to_plain(base)
+            plain = experiment_to_dict(base)
             put(plain, path, {"kind": kind})
             try:
-                found = from_plain(plain, "an experiment")
+                found = experiment_from_dict(plain, "an experiment")
             except UserError:
                 continue
             tried.add(found_kind)
@@ -145,7 +145,7 @@ def described(plain: dict[str, Any], path: str, value: float) -> Use:
     def use(folder: pathlib.Path) -> None:
         changed = copy.deepcopy(plain)
         put(changed, path, value)
-        describe(from_plain(changed, "an experiment"))
+        describe(experiment_from_dict(changed, "an experiment"))
 
     return use
 
@@ -189,11 +189,11 @@ def paths() -> Iterator[Case]:
             lambda path, folder: _text(folder, tokenizer=TokenizerConfig("file", path=path)),
         ),
         "vocab.txt": ("/vocab.txt", lambda path, _: Tokenizer.load(path)),
-        "TSV": (".tsv", lambda path, _: prepare_labelled(_labelled(path))),
-        "CoNLL-U": (".conllu", lambda path, _: prepare_tagged(_tagged(path))),
-        "translations": (".en", lambda path, _: prepare_parallel(_parallel(path))),
-        "config": (".py", lambda path, _: find(path)),
-        "prices": (".toml", lambda path, _: prices(path)),
+        "TSV": (".tsv", lambda path, _: prepare_classification(_labelled(path))),
+        "CoNLL-U": (".conllu", lambda path, _: prepare_token_labels(_tagged(path))),
+        "translations": (".en", lambda path, _: prepare_bitext(_parallel(path))),
+        "config": (".py", lambda path, _: find_experiment(path)),
+        "prices": (".toml", lambda path, _: load_prices(path)),
         "workdir to read": ("", lambda path, _: RunFolder.existing(path)),
         "workdir to write": ("", lambda path, _: RunFolder.create(path)),
     }
@@ -219,22 +219,22 @@ BYTES = TokenizerConfig("byte")
 
 def _text(folder: pathlib.Path, **changes: Any) -> object:
     (folder / "good.txt").write_text("some words of a text\n" * 50)
-    config = DataConfig(path=str(folder / "good.txt"), sequence_length=8, tokenizer=BYTES)
+    config = TextDataConfig(path=str(folder / "good.txt"), sequence_length=8, tokenizer=BYTES)
     changed = dataclasses.replace(config, **{"cache": str(folder / "cache"), **changes})
-    return prepare(changed)
+    return prepare_text(changed)
 
 
-def _labelled(path: str) -> LabelledDataConfig:
-    return LabelledDataConfig(path=path, tokenizer=BYTES)
+def _labelled(path: str) -> ClassificationDataConfig:
+    return ClassificationDataConfig(path=path, tokenizer=BYTES)
 
 
-def _tagged(path: str) -> TaggedDataConfig:
-    return TaggedDataConfig(path=path, tokenizer=BYTES)
+def _tagged(path: str) -> TokenLabelDataConfig:
+    return TokenLabelDataConfig(path=path, tokenizer=BYTES)
 
 
-def _parallel(path: str) -> ParallelDataConfig:
+def _parallel(path: str) -> BitextDataConfig:
     base = path.removesuffix(".en")
-    return ParallelDataConfig(path=base, source="en", target="de", tokenizer=BYTES)
+    return BitextDataConfig(path=base, source_lang="en", target_lang="de", tokenizer=BYTES)
 
 
 # Fields of JSON.

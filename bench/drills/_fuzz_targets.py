@@ -13,31 +13,31 @@ from hypothesis import strategies as st
 from bench.drills import _fuzz_models
 from train.checkpoints import Checkpoints
 from train.cli.fit import FitArguments
-from train.cli.kinds import explained, with_kinds
-from train.cli.parsing import parse, settings_errors
-from train.data.config import DataConfig, TokenizerConfig
-from train.data.corpus import prepare
-from train.data.labelled import prepare_labelled
-from train.data.labelled_config import LabelledDataConfig
-from train.data.parallel import prepare_parallel
-from train.data.parallel_config import ParallelDataConfig
-from train.data.tagged import prepare_tagged
-from train.data.tagged_config import TaggedDataConfig
+from train.cli.kinds import kinds_help, select_kinds
+from train.cli.parsing import as_usage_errors, parse
+from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.corpus import prepare_text
+from train.data.labelled import prepare_classification
+from train.data.labelled_config import ClassificationDataConfig
+from train.data.parallel import prepare_bitext
+from train.data.parallel_config import BitextDataConfig
+from train.data.tagged import prepare_token_labels
+from train.data.tagged_config import TokenLabelDataConfig
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.experiment import Experiment
 from train.goodput import Timesheet, furthest, read_lines, shown
-from train.labels import saved_labels
+from train.labels import read_labels
 from train.metrics import MetricsLog, read_metrics
 from train.plot import plot_losses
 from train.recovery.config import RecoveryConfig
 from train.recovery.plan import Trouble, plan
 from train.recovery.record import Record
-from train.registry import find
-from train.resuming import finished_before
-from train.run import saved_choices, saved_experiment
+from train.registry import find_experiment
+from train.resuming import read_final_metrics
+from train.run import read_auto_choices, read_experiment
 from train.runfolder import RunFolder
-from train.settings import flat, to_plain
+from train.settings import experiment_to_dict, flatten_experiment
 from train.timelog import TimeLog
 from transformer.hardware import Hardware
 
@@ -72,7 +72,7 @@ def targets(scratch: pathlib.Path) -> list[Target]:
 def run_folder(scratch: pathlib.Path) -> list[Target]:
     """The files of a run, each damaged alone."""
     config = {
-        "experiment": to_plain(Experiment()),
+        "experiment": experiment_to_dict(Experiment()),
         "chosen": {"model.loop": "scan"},
         "hardware": dataclasses.asdict(Hardware("cpu")),
     }
@@ -100,13 +100,13 @@ def _lines(records: Sequence[dict[str, Any]]) -> bytes:
 def _config(folder: pathlib.Path, data: bytes) -> None:
     (folder / "config.json").write_bytes(data)
     found = RunFolder.existing(folder)
-    saved_experiment(found)
-    saved_choices(found, Hardware("cpu"))
+    read_experiment(found)
+    read_auto_choices(found, Hardware("cpu"))
 
 
 def _labels(folder: pathlib.Path, data: bytes) -> None:
     (folder / "labels.json").write_bytes(data)
-    saved_labels(RunFolder(folder))
+    read_labels(RunFolder(folder))
 
 
 def _metrics(folder: pathlib.Path, data: bytes) -> None:
@@ -123,7 +123,7 @@ def _drawn(folder: pathlib.Path, data: bytes) -> None:
 
 def _logbook(folder: pathlib.Path, data: bytes) -> None:
     (folder / "logbook.jsonl").write_bytes(data)
-    finished_before(RunFolder(folder), 3)
+    read_final_metrics(RunFolder(folder), 3)
 
 
 def _recovery(folder: pathlib.Path, data: bytes) -> None:
@@ -170,15 +170,15 @@ def _fewer(data: bytes, whole: bytes) -> bool:
 
 def settings() -> Target:
     """Arguments of the command line."""
-    default = find("quickstart")
-    names = [f"--{name.replace('_', '-')}" for name in flat(default)]
+    default = find_experiment("quickstart")
+    names = [f"--{name.replace('_', '-')}" for name in flatten_experiment(default)]
     names += ["--optimizer.kind", "--data.kind", "--task.kind", "--help", "--", "--model"]
 
     def use(folder: pathlib.Path, arguments: list[str]) -> None:
-        with settings_errors():
-            experiment, left = with_kinds(default, arguments)
+        with as_usage_errors():
+            experiment, left = select_kinds(default, arguments)
             given = FitArguments(experiment)
-            parse(FitArguments, left, verb="fit", default=given, more=explained(experiment))
+            parse(FitArguments, left, verb="fit", default=given, extra_help=kinds_help(experiment))
 
     return Target("settings", use, weight=4, arguments=names)
 
@@ -212,8 +212,8 @@ def datasets() -> list[Target]:
 def _text(name: str) -> Use:
     def use(folder: pathlib.Path, data: bytes) -> None:
         (folder / name).write_bytes(data)
-        config = DataConfig(path=str(folder / name), sequence_length=8, tokenizer=BYTES)
-        prepare(config, cache=folder / "cache")
+        config = TextDataConfig(path=str(folder / name), sequence_length=8, tokenizer=BYTES)
+        prepare_text(config, cache_dir=folder / "cache")
 
     return use
 
@@ -222,7 +222,7 @@ def _labelled(kind: Any) -> Use:
     def use(folder: pathlib.Path, data: bytes) -> None:
         (folder / "a.tsv").write_bytes(data)
         path = str(folder / "a.tsv")
-        prepare_labelled(LabelledDataConfig(path=path, format=kind, tokenizer=BYTES))
+        prepare_classification(ClassificationDataConfig(path=path, format=kind, tokenizer=BYTES))
 
     return use
 
@@ -231,7 +231,7 @@ def _tagged(kind: Any) -> Use:
     def use(folder: pathlib.Path, data: bytes) -> None:
         (folder / "a.conllu").write_bytes(data)
         path = str(folder / "a.conllu")
-        prepare_tagged(TaggedDataConfig(path=path, format=kind, tokenizer=BYTES))
+        prepare_token_labels(TokenLabelDataConfig(path=path, format=kind, tokenizer=BYTES))
 
     return use
 
@@ -239,7 +239,7 @@ def _tagged(kind: Any) -> Use:
 def _parallel(folder: pathlib.Path, data: bytes) -> None:
     for name in ("a.en", "a.de"):
         (folder / name).write_bytes(data)
-    prepare_parallel(ParallelDataConfig(path=str(folder / "a"), tokenizer=BYTES))
+    prepare_bitext(BitextDataConfig(path=str(folder / "a"), tokenizer=BYTES))
 
 
 def tokenizers() -> list[Target]:

@@ -26,11 +26,11 @@ from rich.table import Table
 
 import train
 from train.checkpoints import Checkpoints
-from train.data.config import DataConfig, TokenizerConfig
+from train.data.config import TextDataConfig, TokenizerConfig
 from train.engines import make_engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.hardware import local_hardware
-from train.run import saved_experiment
+from train.run import read_experiment
 from train.runfolder import RunFolder
 from transformer import TransformerConfig
 
@@ -86,18 +86,18 @@ def experiment(folder: pathlib.Path) -> Experiment:
     """Small, and done in a second."""
     return Experiment(
         name="damage",
-        model=TransformerConfig(width=16, layers=1, dropout=0.1),
-        data=DataConfig(
+        model=TransformerConfig(d_model=16, num_layers=1, embedding_dropout=0.1),
+        data=TextDataConfig(
             path="python:library",
-            limit_bytes=100_000,
+            max_bytes=100_000,
             sequence_length=16,
             tokenizer=TokenizerConfig("byte"),
-            cache=str(folder / "cache"),
+            cache_dir=str(folder / "cache"),
         ),
         steps=NEWER,
         batch_size=8,
-        evaluation=EvaluationConfig(every=0, batches=1),
-        checkpoint=CheckpointConfig(every=OLDER, keep=2),
+        evaluation=EvaluationConfig(every=0, num_batches=1),
+        checkpoint=CheckpointConfig(every=OLDER, keep_last=2),
     )
 
 
@@ -127,8 +127,8 @@ class Drill:
         self.run, self.copy = folder / "run", folder / "copy"
         self.experiment = experiment(folder)
         train.fit(self.experiment, str(self.run), quiet=True)
-        saved = saved_experiment(RunFolder.existing(self.run))
-        self.shapes = make_engine(saved, local_hardware()).shapes()
+        saved = read_experiment(RunFolder.existing(self.run))
+        self.shapes = make_engine(saved, local_hardware()).abstract_state()
         self.older, self.newer = (state_of(self.run, s, self.shapes) for s in (OLDER, NEWER))
 
     def case(

@@ -13,10 +13,10 @@ import numpy as np
 
 from train.engine import Metrics
 from train.engines import JitEngine
-from train.loop import _Fit
+from train.loop import _TrainingRun
 from train.state import TrainState
 from train.step import Batch, TrainStep
-from train.tasks.task import Rows, TrainingSet
+from train.tasks.task import HostBatch, TrainingBatches
 
 _FACTOR = "gradient_factor"
 
@@ -40,10 +40,10 @@ class Fault:
 @contextlib.contextmanager
 def planted(fault: Fault) -> Iterator[None]:
     """Has every run inside meet the fault."""
-    begin, gradients, step = _Fit.__init__, TrainStep.gradients, JitEngine.step
+    begin, gradients, step = _TrainingRun.__init__, TrainStep.compute_gradients, JitEngine.step
     flipped = [not fault.bit]
 
-    def with_bad_batches(self: _Fit, *given: Any) -> None:
+    def with_bad_batches(self: _TrainingRun, *given: Any) -> None:
         begin(self, *given)
         self.batches = _Batches(self.batches, fault)
 
@@ -62,7 +62,7 @@ def planted(fault: Fault) -> Iterator[None]:
         return step(self, state, batch)
 
     with (
-        mock.patch.object(_Fit, "__init__", with_bad_batches),
+        mock.patch.object(_TrainingRun, "__init__", with_bad_batches),
         mock.patch.object(TrainStep, "gradients", with_factor),
         mock.patch.object(JitEngine, "step", with_bad_weight),
     ):
@@ -70,14 +70,14 @@ def planted(fault: Fault) -> Iterator[None]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Batches(TrainingSet):
+class _Batches(TrainingBatches):
     """Those of a run, and among them those with a fault."""
 
-    sound: TrainingSet
+    sound: TrainingBatches
     fault: Fault
 
-    def host(self, cursor: int, host: int, hosts: int) -> Rows:
-        rows, fault = self.sound.host(cursor, host, hosts), self.fault
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
+        rows, fault = self.sound.host_batch(cursor, host, num_hosts), self.fault
         bad = fault.first <= cursor < fault.first + fault.count
         factor = fault.factor if bad else 1.0
         rows = {**rows, _FACTOR: np.full(len(rows["examples"]), factor, np.float32)}

@@ -21,18 +21,18 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import nnls
 
-from train.cli.kinds import with_kinds
+from train.cli.kinds import select_kinds
 from train.cli.parsing import parse
-from train.describe.layout import in_bytes
-from train.describe.shape import with_sizes
+from train.describe.layout import format_bytes
+from train.describe.shape import resolve_sizes
 from train.errors import UserError
 from train.experiment import Experiment
 from train.plan.candidate import Candidate
 from train.plan.compiled import compile_step
-from train.plan.footprint import Coefficients, assembled, parts
+from train.plan.footprint import Coefficients, apply_coefficients, footprint_terms
 from train.plan.quantities import Quantities
 from train.plan.target import parse_target
-from train.registry import find
+from train.registry import find_experiment
 
 FILE = Path("tests/train/plan/cases.json")
 
@@ -65,28 +65,28 @@ def cases(options: Options) -> Iterator[str]:
 def compiled(case: str) -> dict[str, Any]:
     """What the compiler says of a case, and what the estimate is made of."""
     config, name, *settings = case.split()
-    default, left = with_kinds(find(config), settings)
+    default, left = select_kinds(find_experiment(config), settings)
     experiment = parse(Experiment, left, verb="plan", default=default)
-    experiment, _ = with_sizes(experiment)
+    experiment, _ = resolve_sizes(experiment)
     target = parse_target(name)
-    quantities = Quantities.of(experiment, target)
-    candidate = Candidate.of(experiment, target.count)
+    quantities = Quantities.from_experiment(experiment, target)
+    candidate = Candidate.from_experiment(experiment, target.num_chips)
     step = compile_step(experiment, target)
     return {
         "case": case,
         "platform": target.chip.platform,
-        "parts": parts(quantities, candidate),
+        "parts": footprint_terms(quantities, candidate),
         "arguments": step.arguments,
         "temporaries": step.temporaries,
         "peak": step.peak,
-        "refused": bool(step.refused),
-        "seconds": round(step.seconds),
+        "refused": bool(step.rejection),
+        "seconds": round(step.compile_seconds),
     }
 
 
 def ratio(found: dict[str, Any]) -> float:
     """The estimate of all memory over the compiler's."""
-    size = sum(assembled(found["parts"]).values())
+    size = sum(apply_coefficients(found["footprint_terms"]).values())
     return float(found["arguments"] + size) / float(found["peak"])
 
 
@@ -107,7 +107,7 @@ def main(options: Options) -> None:
             Console().print(f"{case}: {error}")
             continue
         ratios.append(ratio(found))
-        shown = in_bytes(ratios[-1] * found["peak"]), in_bytes(found["peak"])
+        shown = format_bytes(ratios[-1] * found["peak"]), format_bytes(found["peak"])
         table.add_row(case, *shown, f"{ratios[-1]:.2f}", str(found["seconds"]))
         if options.write:
             kept[case] = found
@@ -122,7 +122,7 @@ def fit(found: list[dict[str, Any]]) -> None:
     names = Coefficients._fields
     own = [each for each in found if not each["refused"]]
     peak = np.array([each["peak"] for each in own])
-    matrix = np.array([[each["parts"].get(name, 0) for name in names] for each in own])
+    matrix = np.array([[each["footprint_terms"].get(name, 0) for name in names] for each in own])
     wanted = np.array([each["peak"] - each["arguments"] for each in own])
     coefficients, _ = nnls(matrix / peak[:, None], wanted / peak)
     Console().print(dict(zip(names, coefficients.round(2).tolist(), strict=True)))

@@ -17,18 +17,18 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from train.cli.kinds import with_kinds
+from train.cli.kinds import select_kinds
 from train.cli.parsing import parse
-from train.describe.shape import with_sizes
+from train.describe.shape import resolve_sizes
 from train.experiment import Experiment
 from train.plan.candidate import Candidate
 from train.plan.compiled import compile_step
 from train.plan.here import Clock
-from train.plan.measured import step_seconds
+from train.plan.measured import time_step
 from train.plan.quantities import Quantities
-from train.plan.roofline import StepTime, step_time
+from train.plan.roofline import StepTime, estimate_step_time
 from train.plan.target import Target, local_target
-from train.registry import find
+from train.registry import find_experiment
 
 TOY = "gpt2:small --model.precision float32 --accumulate 1 --model.vocab-size 2048"
 
@@ -79,11 +79,11 @@ def main(options: Options) -> None:
     ratios = []
     for case in options.cases or (SMALL if target.chip.platform == "cpu" else LARGE):
         estimate, measured = compared(case, target, options)
-        ratios.append(estimate.step / measured)
-        times = (estimate.compute, estimate.memory, estimate.step, measured)
+        ratios.append(estimate.step_seconds / measured)
+        times = (estimate.compute_seconds, estimate.memory_seconds, estimate.step_seconds, measured)
         table.add_row(case, *(f"{each * 1e3:.1f} ms" for each in times), f"{ratios[-1]:.2f}")
     console = Console(width=200)
-    console.print(f"{target.count} x {target.chip.kind}, JAX {jax.__version__}")
+    console.print(f"{target.num_chips} x {target.chip.device_kind}, JAX {jax.__version__}")
     console.print(table)
     errors = [max(each, 1 / each) - 1 for each in ratios]
     median, worst = statistics.median(errors), max(errors)
@@ -93,17 +93,17 @@ def main(options: Options) -> None:
 def settings_of(case: str) -> tuple[Experiment, tuple[str, ...]]:
     """The experiment of a case, and what was assumed to know its sizes."""
     config, *settings = case.split()
-    default, left = with_kinds(find(config), settings)
-    return with_sizes(parse(Experiment, left, verb="plan", default=default))
+    default, left = select_kinds(find_experiment(config), settings)
+    return resolve_sizes(parse(Experiment, left, verb="plan", default=default))
 
 
 def compared(case: str, target: Target, options: Options) -> tuple[StepTime, float]:
     """The estimate of a case, and the seconds that a step takes."""
     experiment, _ = settings_of(case)
-    candidate = Candidate.of(experiment, target.count)
-    estimate = step_time(Quantities.of(experiment, target), candidate)
+    candidate = Candidate.from_experiment(experiment, target.num_chips)
+    estimate = estimate_step_time(Quantities.from_experiment(experiment, target), candidate)
     compiled = compile_step(experiment, target)
-    return estimate, step_seconds(experiment, compiled, options.steps, CLOCKS[options.clock])
+    return estimate, time_step(experiment, compiled, options.steps, CLOCKS[options.clock])
 
 
 if __name__ == "__main__":

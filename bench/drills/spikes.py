@@ -25,8 +25,8 @@ from rich.table import Table
 
 import train
 from bench.drills.faults import Fault, planted
-from train.data.config import DataConfig, TokenizerConfig
-from train.data.parallel_config import ParallelDataConfig
+from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.parallel_config import BitextDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optimizers import AdamW8bit
 from train.recovery.config import RecoveryConfig
@@ -43,7 +43,7 @@ from transformer.precision import Precision
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "red", "fish", "swim", "by")
 
-_BLOCK = BlockConfig(mixer=AttentionConfig(heads=2), feed_forward=FeedForwardConfig(hidden=64))
+_BLOCK = BlockConfig(mixer=AttentionConfig(num_heads=2), feed_forward=FeedForwardConfig(d_ff=64))
 
 
 class Outcome(NamedTuple):
@@ -78,14 +78,16 @@ def decoder(folder: pathlib.Path, steps: int) -> Experiment:
     """A small language model of characters."""
     return Experiment(
         name="spikes",
-        model=TransformerConfig(width=32, layers=2, pattern=(_BLOCK,), vocab_multiple=32),
-        data=DataConfig(
+        model=TransformerConfig(
+            d_model=32, num_layers=2, layer_pattern=(_BLOCK,), pad_vocab_to_multiple=32
+        ),
+        data=TextDataConfig(
             path=write_text(folder / "text.txt", 4000),
             sequence_length=32,
             tokenizer=TokenizerConfig("character"),
-            cache=str(folder / "cache"),
+            cache_dir=str(folder / "cache"),
         ),
-        schedule=ScheduleConfig("cosine", learning_rate=1e-2, warmup=10),
+        schedule=ScheduleConfig("cosine", learning_rate=1e-2, warmup_steps=10),
         steps=steps,
         batch_size=16,
         evaluation=EvaluationConfig(every=0),
@@ -97,15 +99,15 @@ def decoder(folder: pathlib.Path, steps: int) -> Experiment:
 def encoder_decoder(folder: pathlib.Path, steps: int) -> Experiment:
     """A small translator of words."""
     base = decoder(folder, steps)
-    block = dataclasses.replace(_BLOCK, cross=AttentionConfig(heads=2))
-    encoder = EncoderConfig(layers=1, pattern=(_BLOCK,))
+    block = dataclasses.replace(_BLOCK, cross_attention=AttentionConfig(num_heads=2))
+    encoder = EncoderConfig(num_layers=1, layer_pattern=(_BLOCK,))
     return dataclasses.replace(
         base,
-        task=Translation(beams=1, extra_length=3),
+        task=Translation(num_beams=1, extra_length=3),
         model=dataclasses.replace(
-            base.model, width=64, layers=1, pattern=(block,), encoder=encoder
+            base.model, d_model=64, num_layers=1, layer_pattern=(block,), encoder=encoder
         ),
-        data=ParallelDataConfig(
+        data=BitextDataConfig(
             path=write_pairs(folder / "train", 4000, 0),
             test_path=write_pairs(folder / "test", 200, 1),
             max_length=16,
@@ -113,20 +115,20 @@ def encoder_decoder(folder: pathlib.Path, steps: int) -> Experiment:
             tokenizer=TokenizerConfig("word"),
         ),
         batch_size=0,
-        schedule=ScheduleConfig("cosine", learning_rate=5e-3, warmup=30),
+        schedule=ScheduleConfig("cosine", learning_rate=5e-3, warmup_steps=30),
     )
 
 
 def experiments(folder: pathlib.Path, steps: int) -> dict[str, Experiment]:
     """Each kind of run by name."""
     base = decoder(folder, steps)
-    half = dataclasses.replace(base.model, precision=Precision.named("float16"))
+    half = dataclasses.replace(base.model, precision=Precision.parse("float16"))
     return {
         "decoder": base,
         "encoder-decoder": encoder_decoder(folder, steps),
         "float16, loss scale": dataclasses.replace(base, model=half),
         "8-bit optimizer": dataclasses.replace(base, optimizer=AdamW8bit()),
-        "accumulation": dataclasses.replace(base, accumulate=4),
+        "accumulation": dataclasses.replace(base, grad_accum_steps=4),
     }
 
 

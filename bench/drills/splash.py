@@ -20,8 +20,8 @@ import tyro
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from transformer import Mask, Pattern
-from transformer.attend import Scoring
+from transformer import Mask, MaskPattern
+from transformer.attend import ScoreSpec
 from transformer.attend.reference import attend_reference
 from transformer.attend.splash import attend_splash
 
@@ -35,15 +35,15 @@ def main(topology: str = "v5e:2x2", length: int = 4096, heads: int = 8, width: i
     documents = jax.ShapeDtypeStruct((1, length), jnp.int32, sharding=place)
     for name, attend in (("splash", attend_splash), ("all scores", _reference)):
         for window in (0, 512):
-            total = functools.partial(_total, attend, Pattern(causal=True, window=window))
+            total = functools.partial(_total, attend, MaskPattern(causal=True, window=window))
             step = jax.jit(jax.grad(total, (0, 1, 2)))
             memory: Any = step.lower(array, array, array, documents).compile().memory_analysis()
             mib = memory.temp_size_in_bytes / 2**20
             print(f"{topology} T {length} window {window}: {name} needs {mib:,.1f} MiB")
 
 
-def _total(attend: Any, pattern: Pattern, q: Any, k: Any, v: Any, ids: Any) -> Any:
-    y = attend(q, k, v, Mask(pattern, segments=ids), Scoring(0.1))
+def _total(attend: Any, pattern: MaskPattern, q: Any, k: Any, v: Any, ids: Any) -> Any:
+    y = attend(q, k, v, Mask(pattern, segments=ids), ScoreSpec(0.1))
     return y.astype(jnp.float32).sum()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.protocol import Work, serve
 from train.allocator import restart_with_huge_pages
-from train.data.config import DataConfig
+from train.data.config import TextDataConfig
 from train.engines import make_engine
 from train.experiment import Experiment
 from train.hardware import local_hardware
@@ -32,26 +32,26 @@ ACTIVATIONS: dict[str, Activation] = {"erf": "gelu", "tanh": "gelu_tanh"}
 def experiment_of(settings: dict[str, Any]) -> Experiment:
     """GPT-2 in the asked shape: learned positions, pre-norm, biases, tied embeddings."""
     block = BlockConfig(
-        mixer=AttentionConfig(heads=settings["heads"]),
+        mixer=AttentionConfig(num_heads=settings["heads"]),
         feed_forward=FeedForwardConfig(activation=ACTIVATIONS[settings["gelu"]]),
     )
     beta1, beta2 = settings["betas"]
     return Experiment(
         model=TransformerConfig(
             vocab_size=settings["vocabulary"],
-            width=settings["width"],
-            layers=settings["layers"],
-            pattern=(block,),
-            position=LearnedPositions(settings["context"]),
+            d_model=settings["width"],
+            num_layers=settings["layers"],
+            layer_pattern=(block,),
+            position_embedding=LearnedPositions(settings["context"]),
         ),
-        data=DataConfig(sequence_length=settings["context"], segments=False),
+        data=TextDataConfig(sequence_length=settings["context"], document_masking=False),
         optimizer=AdamW(
             beta1=beta1,
             beta2=beta2,
             weight_decay=settings["weight_decay"],
-            clip=settings["clip"],
+            max_grad_norm=settings["clip"],
         ),
-        schedule=ScheduleConfig("constant", settings["learning_rate"], warmup=0),
+        schedule=ScheduleConfig("constant", settings["learning_rate"], warmup_steps=0),
         batch_size=settings["batch"],
     )
 
@@ -79,7 +79,7 @@ def build(settings: dict[str, Any]) -> Work:
 
     def step() -> jax.Array:
         nonlocal state
-        batch = engine.put(random_rows(generator, settings, next(examples)))
+        batch = engine.put_batch(random_rows(generator, settings, next(examples)))
         state, metrics = engine.step(state, batch)
         return metrics["loss"]
 

@@ -10,8 +10,8 @@ import numpy as np
 from bench.protocol import Work, peak_resident_bytes, resident_bytes, serve
 from train.allocator import restart_with_huge_pages
 from train.hardware import local_hardware
-from transformer import Mask, Pattern
-from transformer.attend import Scoring, attend
+from transformer import Mask, MaskPattern
+from transformer.attend import ScoreSpec, attend
 
 
 def build(settings: dict[str, Any]) -> Work:
@@ -20,7 +20,7 @@ def build(settings: dict[str, Any]) -> Work:
     shape = (4, 1, settings["length"], settings["heads"], width)
     drawn = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     q, k, v, cotangent = (jnp.asarray(each) for each in drawn)
-    mask, scoring = Mask(Pattern(causal=True)), Scoring(1 / math.sqrt(width))
+    mask, scoring = Mask(MaskPattern(causal=True)), ScoreSpec(1 / math.sqrt(width))
     how: Any = dict(form=settings["form"], hardware=local_hardware())
 
     def looked(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -24,10 +24,10 @@ def build(settings: dict[str, Any]) -> Work:
     """GPT-2 in the asked shape with random weights; a step continues new prompts."""
     config = TransformerConfig(
         vocab_size=settings["vocabulary"],
-        width=settings["width"],
-        layers=settings["layers"],
-        pattern=(BlockConfig(mixer=AttentionConfig(heads=settings["heads"])),),
-        position=LearnedPositions(settings["context"]),
+        d_model=settings["width"],
+        num_layers=settings["layers"],
+        layer_pattern=(BlockConfig(mixer=AttentionConfig(num_heads=settings["heads"])),),
+        position_embedding=LearnedPositions(settings["context"]),
     )
     model = LanguageModel(config, local_hardware())
     token = jnp.zeros((1, 1), jnp.int32)

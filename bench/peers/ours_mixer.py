@@ -11,24 +11,26 @@ from bench.protocol import Work, peak_resident_bytes, resident_bytes, serve
 from train.allocator import restart_with_huge_pages
 from train.hardware import local_hardware
 from transformer import BigBirdConfig, Initialization, LongformerConfig, Mask, Precision
-from transformer.mixers import MixerConfig, MixerInputs, mixer_type
-from transformer.shared import Shared
-from transformer.weights import is_weight
+from transformer.mixers import MixerConfig, MixerInputs, mixer_class
+from transformer.shared import ModelContext
+from transformer.weights import is_boxed_weight
 
 
 def config_of(settings: dict[str, Any]) -> MixerConfig:
     """The mixer that is asked for, otherwise as its defaults have it."""
     heads = settings["heads"]
     if settings["mixer"] == "longformer":
-        return LongformerConfig(heads=heads, window=settings["window"])
-    return BigBirdConfig(heads=heads, block=settings["block"], span=settings["length"])
+        return LongformerConfig(num_heads=heads, one_sided_window=settings["window"])
+    return BigBirdConfig(
+        num_heads=heads, block_size=settings["block"], random_block_span=settings["length"]
+    )
 
 
 def build(settings: dict[str, Any]) -> Work:
     """The mixer with random weights, compiled; a step is a forward pass."""
     config, width, length = config_of(settings), settings["width"], settings["length"]
-    shared = Shared(width, 1, Precision(), Initialization(), local_hardware())
-    mixer = mixer_type(config)(config, shared, parent=None)
+    shared = ModelContext(width, 1, Precision(), Initialization(), local_hardware())
+    mixer = mixer_class(config)(config, shared, parent=None)
     positions = jnp.arange(length)[None, :]
     mask = Mask(positions=positions)
     if settings["mixer"] == "longformer":  # as training passes them: any row might be padded
@@ -36,7 +38,7 @@ def build(settings: dict[str, Any]) -> Work:
     inputs = MixerInputs(positions, mask, constants=mixer.constants(config, 0, width))
     x = jax.random.normal(jax.random.key(0), (1, length, width))
     boxed = jax.jit(lambda key: mixer.init(key, x, inputs))(jax.random.key(1))
-    params = jax.tree.map(lambda leaf: leaf.value, boxed, is_leaf=is_weight)
+    params = jax.tree.map(lambda leaf: leaf.value, boxed, is_leaf=is_boxed_weight)
 
     def forward(params: Any, x: jax.Array, mask: Mask) -> jax.Array:
         output: Any = mixer.apply(params, x, inputs.replace(mask=mask))

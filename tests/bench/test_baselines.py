@@ -10,10 +10,10 @@ import pytest
 
 from bench import baselines
 from bench.baselines import KneserNey, MostFrequentTag, NaiveBayes, WordByWord
-from train.data.labelled_config import LabelledDataConfig
-from train.data.tagged_config import TaggedDataConfig
+from train.data.labelled_config import ClassificationDataConfig
+from train.data.tagged_config import TokenLabelDataConfig
 from train.errors import UserError
-from train.registry import find
+from train.registry import find_experiment
 
 
 def test_naive_bayes_is_the_example_of_manning_raghavan_and_schutze() -> None:
@@ -106,16 +106,16 @@ def test_scores_of_files(tmp_path: Path) -> None:
         validation_path=str(tmp_path / "valid"),
         test_path=str(tmp_path / "test"),
     )
-    labelled = dataclasses.replace(find("sst2"), data=LabelledDataConfig(**paths))
+    labelled = dataclasses.replace(find_experiment("sst2"), data=ClassificationDataConfig(**paths))
     scores = baselines.classification(labelled)
     assert scores["most frequent class"] == "test accuracy 50.0%"
     assert scores["naive Bayes, words"] == "test accuracy 100.0%"
     for split in ("train", "valid", "test"):
         (tmp_path / split).write_text("the DET\ncat NOUN\n\nthe NOUN\nthe DET\n")
-    tagged = TaggedDataConfig(**paths, format="columns")
-    assert list(baselines.tagging(dataclasses.replace(find("ud_ewt"), data=tagged)).values()) == [
-        "test accuracy 75.0%"
-    ]
+    tagged = TokenLabelDataConfig(**paths, format="columns")
+    assert list(
+        baselines.tagging(dataclasses.replace(find_experiment("ud_ewt"), data=tagged)).values()
+    ) == ["test accuracy 75.0%"]
 
 
 def test_a_config_without_baselines() -> None:

@@ -23,7 +23,12 @@ from train.data.listops_config import ListOpsDataConfig
 from transformer.mixers import MIXERS
 
 DATA = ListOpsDataConfig(
-    examples=40, validation_examples=5, test_examples=20, min_length=8, max_length=40, shapes=1
+    train_examples=40,
+    validation_examples=5,
+    test_examples=20,
+    min_length=8,
+    max_length=40,
+    max_buckets=1,
 )
 
 

@@ -13,7 +13,7 @@ DISTANCE = INDEX[:, None] - INDEX[None]
 
 @pytest.mark.full
 def test_of_a_mixer_without_select_a_key_is_seen_if_it_changes_the_result() -> None:
-    config = LongformerConfig(window=5, dilations=(2,), global_tokens=3, **ONE)
+    config = LongformerConfig(one_sided_window=5, dilations=(2,), num_global_tokens=3, **ONE)
     near = (np.abs(DISTANCE) <= 10) & (DISTANCE % 2 == 0)
     shown = near | (INDEX < 3)[:, None] | (INDEX < 3)[None]
     np.testing.assert_array_equal(seen(config, causal=True), shown & (DISTANCE >= 0))

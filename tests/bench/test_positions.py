@@ -8,26 +8,28 @@ import numpy as np
 from bench import positions
 from bench.positions import CONTROL, KINDS, LONGEST, band_means, draw, with_positions
 from bench.small_runs import LENGTH, small
-from transformer import LearnedPositions, Rotary
+from transformer import LearnedPositions, RoPE
 
 
 def test_the_control_differs_in_the_length_of_its_windows_alone() -> None:
     base = small(3)
     learned, control = (with_positions(base, kind) for kind in ("learned", CONTROL))
     assert learned.model == control.model
-    assert control.model.position == LearnedPositions(LONGEST)
-    assert (learned.length, control.length) == (LENGTH, LONGEST)
-    assert learned.batch_size * learned.length == control.batch_size * control.length
+    assert control.model.position_embedding == LearnedPositions(LONGEST)
+    assert (learned.sequence_length, control.sequence_length) == (LENGTH, LONGEST)
+    assert (
+        learned.batch_size * learned.sequence_length == control.batch_size * control.sequence_length
+    )
 
 
 def test_every_kind_replaces_the_rotary_positions_of_the_quickstart() -> None:
     for kind in KINDS:
         model = with_positions(small(3), kind).model
         embedded, attended = KINDS[kind]
-        assert model.position == embedded
-        mixers: list[Any] = [block.mixer for block in model.pattern]
+        assert model.position_embedding == embedded
+        mixers: list[Any] = [block.mixer for block in model.layer_pattern]
         assert all(mixer.position == attended for mixer in mixers)
-        assert isinstance(attended, Rotary) == (kind == "rotary")
+        assert isinstance(attended, RoPE) == (kind == "rotary")
 
 
 def test_bands_are_the_training_length_and_what_lies_beyond() -> None:

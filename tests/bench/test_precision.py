@@ -9,11 +9,11 @@ from bench import precision
 from bench.precision import Measured, in_precision, underflow
 from bench.small_runs import small
 from tests.train.support import light_compiler as light_compiler
-from train.data.config import DataConfig, TokenizerConfig
+from train.data.config import TextDataConfig, TokenizerConfig
 from train.engines import make_engine
 from train.experiment import Experiment
 from train.hardware import local_hardware
-from train.tasks.language import LanguageTask
+from train.tasks.language import LanguageModelTask
 from transformer.precision import POLICIES
 
 
@@ -21,22 +21,22 @@ def tiny(folder: Path) -> Experiment:
     """The quickstart's model, two narrow layers of it, on a few lines."""
     (folder / "text.txt").write_text("\n".join(f"line {n} of some text" for n in range(200)))
     base = small(2)
-    data = DataConfig(
+    data = TextDataConfig(
         path=str(folder / "text.txt"),
         sequence_length=16,
-        segments=False,
+        document_masking=False,
         tokenizer=TokenizerConfig("byte"),
-        cache=str(folder / "cache"),
+        cache_dir=str(folder / "cache"),
     )
-    model = dataclasses.replace(base.model, width=12, layers=2)
+    model = dataclasses.replace(base.model, d_model=12, num_layers=2)
     return dataclasses.replace(base, data=data, model=model, batch_size=2)
 
 
 @pytest.mark.full
 def test_a_larger_scale_loses_fewer_gradients_until_one_overflows(tmp_path: Path) -> None:
     base = tiny(tmp_path)
-    corpus = LanguageTask(base).prepare()
-    engine = make_engine(LanguageTask(base).resolved(corpus), local_hardware())
+    corpus = LanguageModelTask(base).prepare_corpus()
+    engine = make_engine(LanguageModelTask(base).resolve_experiment(corpus), local_hardware())
     params = engine.init().params
     found = underflow(base, params, corpus, (2.0**-20, 2.0**-10, 1.0, 2.0**40))
     lost = [fraction for fraction, _ in found[:3]]

@@ -7,7 +7,7 @@ from bench import small_runs
 from bench.small_runs import held_out
 from train.data.streams import TokenStream
 
-STREAM = TokenStream("validation", np.arange(1001), np.array([0, 300, 512, 900]), bytes=4000)
+STREAM = TokenStream("validation", np.arange(1001), np.array([0, 300, 512, 900]), num_bytes=4000)
 
 
 def targets(length: int, windows: int | None = None) -> np.ndarray:

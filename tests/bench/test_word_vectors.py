@@ -11,9 +11,9 @@ from bench.word_vectors import accuracy, learned, read
 from configs.trec import EXPERIMENTS as TREC
 from tests.train.support import light_compiler as light_compiler
 from train.data.config import TokenizerConfig
-from train.data.labelled_config import LabelledDataConfig
+from train.data.labelled_config import ClassificationDataConfig
 from train.experiment import Experiment
-from transformer.bag import bag_of_embeddings
+from transformer.bag import bag_of_embeddings_config
 
 
 def questions(folder: Path) -> Experiment:
@@ -21,13 +21,13 @@ def questions(folder: Path) -> Experiment:
     lines = [f"{'animal' if n % 2 else 'tool'}\tthe {'cat' if n % 2 else 'axe'}" for n in range(40)]
     for name in ("train", "test"):
         (folder / name).write_text("label\ttext\n" + "\n".join(lines) + "\n")
-    data = LabelledDataConfig(
+    data = ClassificationDataConfig(
         path=str(folder / "train"),
         test_path=str(folder / "test"),
         max_length=8,
         tokenizer=TokenizerConfig("word"),
     )
-    model = bag_of_embeddings(4, 5)
+    model = bag_of_embeddings_config(4, 5)
     return dataclasses.replace(TREC["bag"], data=data, model=model, steps=2, batch_size=8)
 
 
@@ -51,4 +51,4 @@ def test_a_classifier_begins_from_the_vectors(tmp_path: Path) -> None:
     assert len(known) > 20
     vectors = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     assert 0 <= accuracy(experiment, vectors) <= 1
-    assert word_vectors.lstm(experiment.model).pattern[0].mixer.kind == "lstm"
+    assert word_vectors.lstm(experiment.model).layer_pattern[0].mixer.kind == "lstm"

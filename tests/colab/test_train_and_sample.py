@@ -22,7 +22,7 @@ import train
 from train.experiment import Experiment
 from train.logbook import Logbook
 from train.metrics import read_metrics
-from train.registry import find
+from train.registry import find_experiment
 from train.runfolder import RunFolder
 from transformer import Precision
 
@@ -149,8 +149,8 @@ def test_the_settings_are_those_of_the_quickstart(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(train, "fit", lambda *arguments: asked.append(arguments))
     execute(source("settings") + "\n" + source("train"), workdir="there")
     [(experiment, workdir)] = asked
-    quickstart = find("quickstart")
-    model = dataclasses.replace(quickstart.model, precision=Precision.named("auto"))
+    quickstart = find_experiment("quickstart")
+    model = dataclasses.replace(quickstart.model, precision=Precision.parse("auto"))
     assert experiment == dataclasses.replace(quickstart, model=model)
     assert workdir == "there"
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from train.experiment import Experiment
-from train.kinds import kind_of, kinds
-from train.registry import find, names
+from train.kinds import classes_by_kind, kind_name
+from train.registry import find_experiment, list_experiments
 from transformer.precision import Precision
 
 FOLDER = Path(__file__).parent / "golden"
@@ -51,8 +51,8 @@ def differences(value: Any, hint: Any, name: str) -> Iterator[tuple[str, str]]:
             for field in dataclasses.fields(value)
             if getattr(value, field.name) != default_of(field)
         ]
-        if kinds(hint):  # one of several classes: the others' settings are not comparable
-            yield f"{prefix}kind", scalar(kind_of(type(value)))
+        if classes_by_kind(hint):  # one of several classes: the others' settings are not comparable
+            yield f"{prefix}kind", scalar(kind_name(type(value)))
         elif not changed:
             yield name, "{}"
         for key, inner in changed:
@@ -64,7 +64,7 @@ def differences(value: Any, hint: Any, name: str) -> Iterator[tuple[str, str]]:
 def config_classes(hint: Any = Experiment, found: dict[type, None] | None = None) -> list[type]:
     """Return every dataclass that an experiment may hold, in the order of their discovery."""
     found = {} if found is None else found
-    for each in (*kinds(hint).values(), hint, *get_args(hint)):
+    for each in (*classes_by_kind(hint).values(), hint, *get_args(hint)):
         if isinstance(each, type) and dataclasses.is_dataclass(each) and each not in found:
             found[each] = None
             if each is not Precision:
@@ -101,9 +101,9 @@ def _section(title: str, lines: list[tuple[str, str]]) -> str:
 def golden() -> dict[str, str]:
     """Return the text of every golden file by its name."""
     files: dict[str, dict[str, list[tuple[str, str]]]] = {}
-    for name in names():
+    for name in list_experiments():
         file, _, experiment = name.partition(":")
-        lines = list(differences(find(name), Experiment, ""))
+        lines = list(differences(find_experiment(name), Experiment, ""))
         files.setdefault(f"{file}.txt", {})[experiment] = lines
     texts = {name: _file(sections) for name, sections in files.items()}
     return texts | {"defaults.txt": defaults()}

@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 
 from tests.configs.golden import FOLDER, config_classes, golden
-from train.registry import find, names
-from train.settings import from_plain, to_plain
+from train.registry import find_experiment, list_experiments
+from train.settings import experiment_from_dict, experiment_to_dict
 from transformer.precision import Precision
 
 GOLDEN = golden()
@@ -30,14 +30,18 @@ def test_defaults_of_every_class_that_an_experiment_uses_are_recorded() -> None:
         inner = (getattr(value, field.name) for field in dataclasses.fields(value))
         return {type(value)}.union(*map(used, inner))
 
-    assert set().union(*(used(find(name)) for name in names())) <= set(config_classes())
+    assert set().union(*(used(find_experiment(name)) for name in list_experiments())) <= set(
+        config_classes()
+    )
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_experiments())
 def test_an_experiment_is_read_back_as_it_was_saved(name: str) -> None:
-    assert from_plain(to_plain(find(name)), name) == find(name)
+    assert experiment_from_dict(experiment_to_dict(find_experiment(name)), name) == find_experiment(
+        name
+    )
 
 
 def test_runs_of_shipped_experiments_get_folders_of_their_own() -> None:
-    folders = [find(name).name for name in names()]
+    folders = [find_experiment(name).name for name in list_experiments()]
     assert len(set(folders)) == len(folders)

@@ -17,7 +17,7 @@ from tests.train.support import command, losses
 from tests.train.support import light_compiler as light_compiler
 from train.data.listops_config import ListOpsDataConfig
 from train.experiment import Experiment
-from train.registry import find
+from train.registry import find_experiment
 from train.sample import sample
 from train.schedules import ScheduleConfig
 from train.tasks.registry import make_task
@@ -25,13 +25,18 @@ from transformer import MIXERS, Hardware
 from transformer.shared import unconstrained
 from transformer.sizes import count_parameters
 
-VARIANTS = tuple(listops.mixers(listops.SMALL))
+VARIANTS = tuple(listops.attention_variants(listops.SMALL))
 
 
 def shrunk(experiment: Experiment, **changes: Any) -> Experiment:
     """With few and short expressions."""
     data = ListOpsDataConfig(
-        examples=40, validation_examples=9, test_examples=9, min_length=8, max_length=48, shapes=1
+        train_examples=40,
+        validation_examples=9,
+        test_examples=9,
+        min_length=8,
+        max_length=48,
+        max_buckets=1,
     )
     return dataclasses.replace(experiment, data=data, **changes)
 
@@ -51,27 +56,27 @@ def test_every_variant_that_reads_both_ways_is_there() -> None:
 
 def test_the_arena_s_size_of_listops() -> None:
     """6 layers of 512 with feed-forwards of 2,048, and 10 classes, over 17 words."""
-    experiment = find("listops:arena_full")
+    experiment = find_experiment("listops:arena_full")
     model = dataclasses.replace(experiment.model, vocab_size=17)
     task = make_task(dataclasses.replace(experiment, model=model))
     layer = 4 * (512 * 512 + 512) + 2 * 512 * 2048 + 2048 + 512 + 2 * 2 * 512
-    found = count_parameters(task.model(Hardware(), unconstrained))
+    found = count_parameters(task.make_model(Hardware(), unconstrained))
     assert found.total == 17 * 512 + 6 * layer + 2 * 512
-    assert found.heads == 512 * 10 + 10
+    assert found.task_heads == 512 * 10 + 10
     data = experiment.data
     assert isinstance(data, ListOpsDataConfig)
-    assert data == ListOpsDataConfig(shapes=1)
+    assert data == ListOpsDataConfig(max_buckets=1)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_arena_s_batches_fit(name: str) -> None:
     """Nothing is computed."""
     for file, words, classes in (("listops", 17, 10), ("byte_text", 257, 2)):
-        experiment = find(f"{file}:arena_{name}")
-        model = dataclasses.replace(experiment.model, vocab_size=words, loop="scan")
+        experiment = find_experiment(f"{file}:arena_{name}")
+        model = dataclasses.replace(experiment.model, vocab_size=words, layer_loop="scan")
         task = make_task(dataclasses.replace(experiment, model=model))
-        module = task.model(Hardware(), unconstrained)
-        tokens = jax.ShapeDtypeStruct((2, experiment.length), np.int32)
+        module = task.make_model(Hardware(), unconstrained)
+        tokens = jax.ShapeDtypeStruct((2, experiment.sequence_length), np.int32)
         run = functools.partial(module.init_with_output, jax.random.key(0))
         output, _ = jax.eval_shape(lambda tokens, run=run: run(tokens, segments=tokens), tokens)
         assert output.logits.shape == (2, classes)
@@ -81,24 +86,27 @@ def test_batches_have_as_many_shapes_as_are_asked_for() -> None:
     for shapes in (1, 3):
         experiment = shrunk(listops.EXPERIMENTS["full"], batch_size=4)
         assert isinstance(experiment.data, ListOpsDataConfig)
-        data = dataclasses.replace(experiment.data, shapes=shapes)
+        data = dataclasses.replace(experiment.data, max_buckets=shapes)
         task = make_task(dataclasses.replace(experiment, data=data))
-        batches: Any = task.batches(task.prepare())
+        batches: Any = task.training_batches(task.prepare_corpus())
         found = [batches.host(n, 0, 1)["tokens"].shape for n in range(batches.batches_per_epoch)]
         assert len(set(found)) == shapes
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("sliding_window")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_learns_from_padded_batches(name: str) -> None:
     """Rows end in padding, and the last rows of a batch are empty."""
     experiment = shrunk(listops.EXPERIMENTS[name], batch_size=24)
-    corpus = make_task(experiment).prepare()
-    task = make_task(make_task(experiment).resolved(corpus))
-    model, batch = task.model(Hardware(), unconstrained), task.batches(corpus).host(0, 0, 1)
+    corpus = make_task(experiment).prepare_corpus()
+    task = make_task(make_task(experiment).resolve_experiment(corpus))
+    model, batch = (
+        task.make_model(Hardware(), unconstrained),
+        task.training_batches(corpus).host_batch(0, 0, 1),
+    )
     assert batch["weights"].tolist() == [1] * 20 + [0] * 4
-    loss, rows = task.loss(model), jax.tree.map(jnp.asarray, batch)
+    loss, rows = task.make_loss_fn(model), jax.tree.map(jnp.asarray, batch)
 
     @jax.jit
     def learned(params: Any) -> Any:
@@ -109,7 +117,7 @@ def test_a_variant_learns_from_padded_batches(name: str) -> None:
         value, slope = jax.value_and_grad(mean)(params)
         return value, jax.tree.map(lambda p, g: p - 0.05 * g, params, slope)
 
-    before, params = learned(jax.jit(model.initial)(jax.random.key(0)))
+    before, params = learned(jax.jit(model.init_params)(jax.random.key(0)))
     after, params = learned(params)
     assert after < before
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
@@ -117,11 +125,13 @@ def test_a_variant_learns_from_padded_batches(name: str) -> None:
 
 @pytest.mark.full
 def test_a_run_from_nothing_but_a_seed(tmp_path: Path) -> None:
-    tiny = listops.Size(layers=1, width=16, heads=2, length=48, seen=8, dropout=0.0)
+    tiny = listops.ModelSize(
+        num_layers=1, width=16, num_heads=2, sequence_length=48, keys_per_query=8, dropout=0.0
+    )
     experiment = shrunk(
         listops.EXPERIMENTS["full"],
-        model=listops.encoder(listops.mixers(tiny)["full"], tiny),
-        schedule=ScheduleConfig("constant", learning_rate=1e-2, warmup=2),
+        model=listops.encoder(listops.attention_variants(tiny)["full"], tiny),
+        schedule=ScheduleConfig("constant", learning_rate=1e-2, warmup_steps=2),
         steps=8,
         log_every=1,
     )

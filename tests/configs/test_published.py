@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from train.registry import find
+from train.registry import find_experiment
 from train.tasks.registry import make_task
 from transformer import AttentionConfig, Hardware, LanguageModel
 from transformer.shared import unconstrained
@@ -41,8 +41,8 @@ IN_MILLIONS = {
 
 
 def total(name: str) -> int:
-    experiment = find(name)
-    return count_parameters(make_task(experiment).model(Hardware(), unconstrained)).total
+    experiment = find_experiment(name)
+    return count_parameters(make_task(experiment).make_model(Hardware(), unconstrained)).total
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -56,16 +56,16 @@ def test_gpt3_as_printed(name: str) -> None:
 
 
 def test_gpt3_xl_with_the_heads_of_its_width() -> None:
-    model = find("gpt3:xl").model
-    [block] = model.pattern
-    usual = dataclasses.replace(block, mixer=AttentionConfig(heads=16, head_width=128))
-    config = dataclasses.replace(model, pattern=(usual,))
+    model = find_experiment("gpt3:xl").model
+    [block] = model.layer_pattern
+    usual = dataclasses.replace(block, mixer=AttentionConfig(num_heads=16, head_dim=128))
+    config = dataclasses.replace(model, layer_pattern=(usual,))
     assert round(count_parameters(LanguageModel(config)).total / 1e6, 1) == 1315.7
 
 
 def test_rivals_are_of_one_size() -> None:
     names = ("transformer", "gpt", "transformer_plus_plus", "primer")
-    models = [find(f"versus:{name}").model for name in names]
+    models = [find_experiment(f"versus:{name}").model for name in names]
     sized = [LanguageModel(dataclasses.replace(model, vocab_size=4096)) for model in models]
     totals = [count_parameters(model).total for model in sized]
     assert max(totals) < 1.01 * min(totals)

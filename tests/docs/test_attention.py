@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from transformer import MIXERS
-from transformer.attend import Form
+from transformer.attend import Backend
 from transformer.testing.trial import default_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "attention.md"
@@ -40,7 +40,7 @@ def test_abilities_are_those_declared(kind: str) -> None:
     said = {title.replace(" ", "_"): row[title] != "–" for title in COLUMNS}
     declared = dataclasses.asdict(abilities)
     assert said == {name: declared[name] for name in said}
-    assert (row["segments"] == "by index") == config.by_index
+    assert (row["segments"] == "by index") == config.depends_on_row_index
     assert all(row[title] in ("yes", "–", "by index") for title in COLUMNS)
 
 
@@ -65,7 +65,7 @@ def test_the_file_is_where_the_mixer_is(kind: str) -> None:
 
 
 def test_every_form_is_told_of() -> None:
-    assert set(rows("form")) == set(get_args(Form)) - {"auto"}
+    assert set(rows("form")) == set(get_args(Backend)) - {"auto"}
 
 
 def test_links_lead_somewhere() -> None:
@@ -73,7 +73,7 @@ def test_links_lead_somewhere() -> None:
         assert (PAGE.parent / target).exists(), target
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_the_example_is_a_mixer_that_passes() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     before = dict(MIXERS)

@@ -12,8 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tests.train.support import random_rows, tiny
-from train.collectives import Collective, collectives
-from train.data.parallel_config import ParallelDataConfig
+from train.collectives import Collective, find_collectives
+from train.data.parallel_config import BitextDataConfig
 from train.engines import JitEngine
 from train.experiment import Experiment
 from train.sharding import MeshConfig, make_mesh
@@ -26,9 +26,9 @@ from transformer import (
     FeedForwardConfig,
     Hardware,
     NoPosition,
-    Rotary,
+    RoPE,
 )
-from transformer.mixture import MixtureConfig
+from transformer.mixture import MoEConfig
 
 VOCAB, STEPS, ROWS, LENGTH = 30, 20, 8, 16
 
@@ -48,14 +48,14 @@ class Outcome(NamedTuple):
     """What a mesh makes of a model."""
 
     losses: np.ndarray  # [STEPS]
-    collectives: tuple[Collective, ...]
+    find_collectives: tuple[Collective, ...]
     mesh: Mesh
     params: Any  # shapes
 
 
-def mixture(capacity: float) -> MixtureConfig:
+def mixture(capacity: float) -> MoEConfig:
     gated = FeedForwardConfig(24, "silu", gated=True)
-    return MixtureConfig(4, 2, gated, load_balance=0.1, capacity=capacity)
+    return MoEConfig(4, 2, gated, load_balance_loss_weight=0.1, capacity_factor=capacity)
 
 
 def an_experiment(
@@ -70,30 +70,34 @@ def an_experiment(
     **attention: Any,
 ) -> Experiment:
     """Three layers without dropout, whose keys and values two heads share; documents are packed."""
-    attention = {"heads": 4, "kv_heads": 2, "position": Rotary(), "bias": False, **attention}
+    attention = {"heads": 4, "kv_heads": 2, "position": RoPE(), "bias": False, **attention}
     mixer = mixer or AttentionConfig(**attention)
     fed = {"experts": mixture(0), "capacity": mixture(1.5)}.get(model, FeedForwardConfig(24))
     block = BlockConfig(mixer=mixer, feed_forward=feed_forward or fed)
     experiment = tiny(folder, mesh=mesh)
     config = dataclasses.replace(
         experiment.model,
-        width=width,
-        layers=3,
-        pattern=(block,),
-        position=NoPosition(),
-        dropout=0.0,
+        d_model=width,
+        num_layers=3,
+        layer_pattern=(block,),
+        position_embedding=NoPosition(),
+        embedding_dropout=0.0,
         vocab_size=VOCAB,
-        loop="scan",
+        layer_loop="scan",
         causal=model != "capacity",
     )
-    data: Any = dataclasses.replace(experiment.text, sequence_length=sequence_length, segments=True)
+    data: Any = dataclasses.replace(
+        experiment.text_data, sequence_length=sequence_length, document_masking=True
+    )
     changes: dict[str, Any] = {}
     if model == "encoder-decoder":
-        cross = dataclasses.replace(block, cross=AttentionConfig(heads=4, bias=False))
+        cross = dataclasses.replace(block, cross_attention=AttentionConfig(num_heads=4, bias=False))
         config = dataclasses.replace(
-            config, pattern=(cross,), encoder=EncoderConfig(layers=2, pattern=(block,))
+            config,
+            layer_pattern=(cross,),
+            encoder=EncoderConfig(num_layers=2, layer_pattern=(block,)),
         )
-        data = ParallelDataConfig(max_length=LENGTH)
+        data = BitextDataConfig(max_length=LENGTH)
         changes = {"task": Translation(), "batch_size": 8}
     return dataclasses.replace(experiment, model=config, data=data, **changes)
 
@@ -120,13 +124,15 @@ def train(folder: Path, model: str, mesh: MeshConfig | None) -> Outcome:
     placed = make_mesh(experiment.mesh, devices)
     engine = JitEngine(experiment, placed, Hardware(count=len(devices)))
     state, losses = engine.init(), []
-    batch = engine.put(rows_of(model, 0))
-    step = engine.lower(state, batch).compile()
+    batch = engine.put_batch(rows_of(model, 0))
+    step = engine.lower_step(state, batch).compile()
     for cursor in range(STEPS):
-        state, metrics = step(state, engine.put(rows_of(model, cursor)))
+        state, metrics = step(state, engine.put_batch(rows_of(model, cursor)))
         losses.append(float(metrics["loss"]))
     text = step.as_text() or ""
-    return Outcome(np.array(losses), collectives(text, placed), placed, engine.shapes().params)
+    return Outcome(
+        np.array(losses), find_collectives(text, placed), placed, engine.abstract_state().params
+    )
 
 
 def kinds_by_axis(found: Iterable[Collective]) -> dict[str, set[str]]:

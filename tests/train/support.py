@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from train.cli import main
-from train.data.config import DataConfig, TokenizerConfig
+from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.loss_scale import LossScale
 from train.schedules import ScheduleConfig
@@ -54,27 +54,27 @@ def tiny(folder: Path, **changes: Any) -> Experiment:
     """
     text = folder / "text.txt"
     block = BlockConfig(
-        mixer=AttentionConfig(heads=4, dropout=0.1),
-        feed_forward=FeedForwardConfig(hidden=24),
-        dropout=0.1,
+        mixer=AttentionConfig(num_heads=4, dropout=0.1),
+        feed_forward=FeedForwardConfig(d_ff=24),
+        residual_dropout=0.1,
     )
     experiment = Experiment(
         name="tiny",
         model=TransformerConfig(
-            width=16,
-            layers=2,
-            pattern=(block,),
-            position=LearnedPositions(LENGTH),
-            dropout=0.1,
-            vocab_multiple=32,
+            d_model=16,
+            num_layers=2,
+            layer_pattern=(block,),
+            position_embedding=LearnedPositions(LENGTH),
+            embedding_dropout=0.1,
+            pad_vocab_to_multiple=32,
         ),
-        data=DataConfig(
+        data=TextDataConfig(
             path=str(text if text.exists() else write_text(text)),
             sequence_length=LENGTH,
             tokenizer=TokenizerConfig("character"),
-            cache=str(folder / "cache"),
+            cache_dir=str(folder / "cache"),
         ),
-        schedule=ScheduleConfig("constant", learning_rate=1e-2, warmup=4),
+        schedule=ScheduleConfig("constant", learning_rate=1e-2, warmup_steps=4),
         steps=12,
         batch_size=8,
         log_every=1,

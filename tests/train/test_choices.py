@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from train.choices import choices, fallen_back, kept, with_precision
-from train.data.config import DataConfig
+from train.choices import pin_auto, resolve_auto, resolve_precision, unavailable_backends
+from train.data.config import TextDataConfig
 from train.experiment import Experiment
 from transformer import AttentionConfig, BlockConfig, Hardware, Precision, TransformerConfig
-from transformer.attend import Form
+from transformer.attend import Backend
 
 FORM = "model.pattern.0.mixer.form"
 
@@ -20,16 +20,16 @@ def an_experiment(
     attention: AttentionConfig | None = None,
     **model: Any,
 ) -> Experiment:
-    block = BlockConfig(mixer=attention or AttentionConfig(heads=8))
-    settings = {"width": 512, "precision": Precision.named("bfloat16"), **model}
+    block = BlockConfig(mixer=attention or AttentionConfig(num_heads=8))
+    settings = {"width": 512, "precision": Precision.parse("bfloat16"), **model}
     return Experiment(
-        model=TransformerConfig(layers=layers, pattern=(block,), **settings),
-        data=DataConfig(sequence_length=length, segments=segments),
+        model=TransformerConfig(num_layers=layers, layer_pattern=(block,), **settings),
+        data=TextDataConfig(sequence_length=length, document_masking=segments),
     )
 
 
 def test_on_a_cpu() -> None:
-    assert choices(an_experiment(length=512), Hardware("cpu")) == {
+    assert resolve_auto(an_experiment(length=512), Hardware("cpu")) == {
         FORM: "query_blocks (the fastest on cpu)",
         "model.loop": "unroll",
         "flattened tokens": "yes",
@@ -37,12 +37,12 @@ def test_on_a_cpu() -> None:
 
 
 def test_long_rows_on_a_cpu_go_tile_by_tile() -> None:
-    found = choices(an_experiment(length=1024), Hardware("cpu"))
+    found = resolve_auto(an_experiment(length=1024), Hardware("cpu"))
     assert found[FORM] == "blockwise (the fastest on cpu)"
 
 
 def test_on_a_gpu() -> None:
-    assert choices(an_experiment(), Hardware("gpu")) == {
+    assert resolve_auto(an_experiment(), Hardware("gpu")) == {
         FORM: "cudnn (the fastest on gpu)",
         "model.loop": "unroll",
         "flattened tokens": "no",
@@ -51,75 +51,78 @@ def test_on_a_gpu() -> None:
 
 def test_what_auto_cannot_have_is_told_with_the_reason() -> None:
     def form(platform: Any, **settings: Any) -> str:
-        return choices(an_experiment(**settings), Hardware(platform))[FORM]
+        return resolve_auto(an_experiment(**settings), Hardware(platform))[FORM]
 
     assert form("cpu", length=16).startswith("reference (query_blocks cannot serve: 16 queries")
     assert form("gpu", segments=True).startswith("reference (cudnn cannot serve: the mask")
     assert "it computes in 16 bits" in form("gpu", precision=Precision())
-    dropped = AttentionConfig(heads=8, dropout=0.1)
+    dropped = AttentionConfig(num_heads=8, dropout=0.1)
     assert "drops" in form("gpu", attention=dropped)
-    assert "head width 512" in form("gpu", attention=AttentionConfig(heads=1))
+    assert "head width 512" in form("gpu", attention=AttentionConfig(num_heads=1))
 
 
 def test_what_was_asked_for_is_what_is_used() -> None:
-    asked = AttentionConfig(heads=8, form="reference")
-    found = choices(an_experiment(attention=asked, loop="scan"), Hardware("gpu"))
+    asked = AttentionConfig(num_heads=8, backend="reference")
+    found = resolve_auto(an_experiment(attention=asked, loop="scan"), Hardware("gpu"))
     assert found[FORM] == "reference (asked for)"
     assert found["model.loop"] == "scan"
 
 
 def test_the_loop_goes_by_depth() -> None:
     shallow, deep = (
-        choices(an_experiment(layers=layers), Hardware("gpu"))["model.loop"] for layers in (16, 48)
+        resolve_auto(an_experiment(layers=layers), Hardware("gpu"))["model.loop"]
+        for layers in (16, 48)
     )
     assert (shallow, deep) == ("unroll", "scan")
 
 
 def test_each_place_of_the_pattern_has_its_own() -> None:
     blocks = (
-        BlockConfig(mixer=AttentionConfig(heads=8)),
-        BlockConfig(mixer=AttentionConfig(heads=8, dropout=0.1)),
+        BlockConfig(mixer=AttentionConfig(num_heads=8)),
+        BlockConfig(mixer=AttentionConfig(num_heads=8, dropout=0.1)),
     )
     experiment = an_experiment()
-    model = dataclasses.replace(experiment.model, pattern=blocks)
-    found = choices(dataclasses.replace(experiment, model=model), Hardware("gpu"))
+    model = dataclasses.replace(experiment.model, layer_pattern=blocks)
+    found = resolve_auto(dataclasses.replace(experiment, model=model), Hardware("gpu"))
     assert found["model.pattern.0.mixer.form"].startswith("cudnn")
     assert found["model.pattern.1.mixer.form"].startswith("reference")
 
 
 def test_what_was_chosen_before_is_kept_where_auto_would_choose_otherwise() -> None:
     experiment, hardware = an_experiment(length=512), Hardware("cpu")
-    same = choices(experiment, hardware)
-    assert kept(experiment, same, hardware) == experiment
-    assert kept(experiment, {}, hardware) == experiment
-    found = kept(experiment, {FORM: "blockwise (as it was)", "model.loop": "scan"}, hardware)
-    assert found.model.pattern[0].mixer == AttentionConfig(heads=8, form="blockwise")
-    assert found.model.loop == "scan"
-    asked = an_experiment(attention=AttentionConfig(heads=8, form="reference"), loop="unroll")
-    assert kept(asked, {FORM: "blockwise", "model.loop": "scan"}, hardware) == asked
+    same = resolve_auto(experiment, hardware)
+    assert pin_auto(experiment, same, hardware) == experiment
+    assert pin_auto(experiment, {}, hardware) == experiment
+    found = pin_auto(experiment, {FORM: "blockwise (as it was)", "model.loop": "scan"}, hardware)
+    assert found.model.layer_pattern[0].mixer == AttentionConfig(num_heads=8, backend="blockwise")
+    assert found.model.layer_loop == "scan"
+    asked = an_experiment(
+        attention=AttentionConfig(num_heads=8, backend="reference"), loop="unroll"
+    )
+    assert pin_auto(asked, {FORM: "blockwise", "model.loop": "scan"}, hardware) == asked
     with pytest.raises(ValueError, match=r"attention.form swift: .*"):
-        kept(experiment, {FORM: "swift (as it was)"}, hardware)
+        pin_auto(experiment, {FORM: "swift (as it was)"}, hardware)
 
 
 def test_what_was_asked_for_and_cannot_be_had_is_told_apart() -> None:
-    cases: tuple[tuple[Form, set[str]], ...]
+    cases: tuple[tuple[Backend, set[str]], ...]
     cases = (("splash", {FORM}), ("reference", set()), ("auto", set()))
     for form, expected in cases:
-        asked = AttentionConfig(heads=8, form=form)
+        asked = AttentionConfig(num_heads=8, backend=form)
         experiment = an_experiment(length=16, attention=asked)
-        found = fallen_back(choices(experiment, Hardware("cpu")), experiment)
+        found = unavailable_backends(resolve_auto(experiment, Hardware("cpu")), experiment)
         assert set(found) == expected
         assert all("splash cannot serve: it runs on TPUs" in why for why in found.values())
 
 
 def test_a_precision_is_decided_once() -> None:
     """By the hardware that a run begins on; a run that is resumed elsewhere keeps it."""
-    experiment = an_experiment(precision=Precision.named("float32"))
-    model = dataclasses.replace(experiment.model, precision=Precision.named("auto"))
+    experiment = an_experiment(precision=Precision.parse("float32"))
+    model = dataclasses.replace(experiment.model, precision=Precision.parse("auto"))
     auto = dataclasses.replace(experiment, model=model)
     t4 = Hardware("gpu", "Tesla T4", compute_capability="7.5")
-    begun = with_precision(auto, t4)
-    assert begun.model.precision == Precision.named("float16")
-    resumed = with_precision(auto, Hardware("tpu", "TPU v5 lite"), begun)
+    begun = resolve_precision(auto, t4)
+    assert begun.model.precision == Precision.parse("float16")
+    resumed = resolve_precision(auto, Hardware("tpu", "TPU v5 lite"), begun)
     assert resumed == begun
-    assert with_precision(experiment, t4, begun) == experiment
+    assert resolve_precision(experiment, t4, begun) == experiment

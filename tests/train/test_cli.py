@@ -13,11 +13,11 @@ import pytest
 
 from tests.train.support import command, lines_of, losses, write_config
 from tests.train.support import light_compiler as light_compiler
-from train.cli import explain, main
+from train.cli import main, print_error
 from train.cli.fit import FitArguments
 from train.cli.parsing import parse
 from train.errors import UsageError, UserError
-from train.registry import find, names
+from train.registry import find_experiment, list_experiments
 from train.report import Report
 from transformer import AttentionConfig, Precision
 
@@ -48,8 +48,8 @@ def one_object(output: str) -> dict[str, object]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", names())
+@pytest.mark.beta_slow
+@pytest.mark.parametrize("name", list_experiments())
 def test_every_experiment_has_the_promised_options(name: str) -> None:
     arguments = {
         "--steps": "7",
@@ -65,34 +65,38 @@ def test_every_experiment_has_the_promised_options(name: str) -> None:
         "--workdir": "here",
     }
     words = [word for pair in arguments.items() for word in pair]
-    given = parse(FitArguments, words, verb="fit", default=FitArguments(find(name)))
+    given = parse(FitArguments, words, verb="fit", default=FitArguments(find_experiment(name)))
     experiment = given.experiment
     assert given.workdir == "here"
     assert (experiment.steps, experiment.batch_size, experiment.seed) == (7, 4800, 11)
     assert (experiment.data.path, experiment.log_every) == ("my text.txt", 3)
     assert experiment.checkpoint.every == 5
     assert (experiment.mesh.data, experiment.mesh.fsdp, experiment.mesh.tensor) == (2, -1, 2)
-    assert experiment.model.precision == Precision.named("bfloat16")
-    assert experiment.model.pattern == find(name).model.pattern
+    assert experiment.model.precision == Precision.parse("bfloat16")
+    assert experiment.model.layer_pattern == find_experiment(name).model.layer_pattern
 
 
 def test_settings_inside_a_layer_can_be_given() -> None:
     words = ["--model.pattern.0.dropout", "0.25", "--model.pattern.0.mixer.heads", "12"]
-    given = parse(FitArguments, words, verb="fit", default=FitArguments(find("quickstart")))
-    [block] = given.experiment.model.pattern
+    given = parse(
+        FitArguments, words, verb="fit", default=FitArguments(find_experiment("quickstart"))
+    )
+    [block] = given.experiment.model.layer_pattern
     assert isinstance(block.mixer, AttentionConfig)
-    assert (block.dropout, block.mixer.heads) == (0.25, 12)
+    assert (block.residual_dropout, block.mixer.num_heads) == (0.25, 12)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_every_option_is_a_name_of_config_txt(trained: Trained) -> None:
     """What a run has saved can be given again."""
     lines = (Path(trained.workdir) / "config.txt").read_text().splitlines()
     settings = dict(line.split(" = ", 1) for line in lines if not line.startswith("#"))
     assert settings["schedule.warmup"] == "4"
     words = ["--schedule.warmup", "9", "--model.precision", "compute=bfloat16,softmax=bfloat16"]
-    given = parse(FitArguments, words, verb="fit", default=FitArguments(find(trained.config)))
-    assert given.experiment.schedule.warmup == 9
+    given = parse(
+        FitArguments, words, verb="fit", default=FitArguments(find_experiment(trained.config))
+    )
+    assert given.experiment.schedule.warmup_steps == 9
     assert given.experiment.model.precision.softmax == "bfloat16"
 
 
@@ -212,10 +216,10 @@ def test_debug_shows_where_an_error_comes_from() -> None:
 
 def test_every_error_is_one_line(capsys: Capture) -> None:
     found = [
-        explain(UserError("thing: has\n  two lines; mend it")),
-        explain(UsageError("verb: is not known")),
-        explain(FileNotFoundError(2, "No such file or directory", "a.txt")),
-        explain(KeyboardInterrupt()),
+        print_error(UserError("thing: has\n  two lines; mend it")),
+        print_error(UsageError("verb: is not known")),
+        print_error(FileNotFoundError(2, "No such file or directory", "a.txt")),
+        print_error(KeyboardInterrupt()),
     ]
     assert found == [1, 2, 1, 130]
     remedy = "check the path, its permissions and the room on its disk"
@@ -237,7 +241,7 @@ def test_fit_as_json(capsys: Capture, trained: Trained) -> None:
     assert one_object(found.output) == {"workdir": trained.workdir, **last}
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_evaluate(capsys: Capture, trained: Trained) -> None:
     found = command(capsys, "evaluate", trained.workdir, "--json")
     assert (found.status, found.error) == (0, "")
@@ -251,7 +255,7 @@ def test_evaluate(capsys: Capture, trained: Trained) -> None:
     assert f"bits per byte: {last['bits_per_byte']:.4f}\n" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_sample(capsys: Capture, trained: Trained) -> None:
     options = ("--max-new-tokens", "5", "--seed", "3")
     prompts = ("--prompt", "the cat", "sat")
@@ -266,7 +270,7 @@ def test_sample(capsys: Capture, trained: Trained) -> None:
     assert streamed.output == f"the cat{texts[0]}\n"
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_describe_as_json(capsys: Capture) -> None:
     found = command(capsys, "describe", "gpt2:medium", "--json")
     assert (found.status, found.error) == (0, "")
@@ -275,7 +279,7 @@ def test_describe_as_json(capsys: Capture) -> None:
     assert parameters["total"] == 354_823_168
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_preemption(
     capsys: Capture, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,7 +354,7 @@ def test_a_process_that_is_told_to_stop_goes_on_where_it_was(tmp_path: Path) -> 
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_an_error_of_a_process_is_one_line(tmp_path: Path) -> None:
     line = ("fit", "quickstart", "--data.path", "/no/such/file", "--workdir", str(tmp_path / "run"))
     status, output, error = process(*line)

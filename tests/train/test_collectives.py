@@ -7,7 +7,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.train.support import light_compiler as light_compiler
-from train.collectives import Collective, collectives, totals
+from train.collectives import Collective, find_collectives, total_collectives
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def program(*lines: str) -> str:
 
 
 def only(mesh: Mesh, line: str) -> Collective:
-    (one,) = collectives(program(line), mesh)
+    (one,) = find_collectives(program(line), mesh)
     return one
 
 
@@ -46,7 +46,7 @@ def only(mesh: Mesh, line: str) -> Collective:
 )
 def test_groups(mesh: Mesh, groups: str, axes: tuple[str, ...], parts: int) -> None:
     one = only(mesh, f"%b = f32[4,6]{{1,0}} all-reduce(%a), replica_groups={groups}, to_apply=%add")
-    assert (one.axes, one.parts) == (axes, parts)
+    assert (one.axes, one.group_size) == (axes, parts)
 
 
 @pytest.mark.parametrize(
@@ -64,19 +64,24 @@ def test_bytes(mesh: Mesh, kind: str, size: int, sent: int, start: str) -> None:
     one = only(
         mesh, f"%b = (f32[9]{{0}}) {kind}{start}(%a), channel_id=1, replica_groups=[2,4]<=[8]"
     )
-    assert (one.kind, one.bytes, one.sent, one.shapes) == (kind, size, sent, ((4, 6),))
+    assert (one.kind, one.bytes, one.bytes_sent, one.shapes) == (kind, size, sent, ((4, 6),))
     assert one.axes == ("fsdp", "tensor")
 
 
 def test_a_permutation(mesh: Mesh) -> None:
     pairs = "{{0,4},{4,0},{1,5},{5,1}}"
     one = only(mesh, f"%b = f32[4,6]{{1,0}} collective-permute(%a), source_target_pairs={pairs}")
-    assert (one.kind, one.axes, one.bytes, one.sent) == ("collective-permute", ("data",), 96, 96)
+    assert (one.kind, one.axes, one.bytes, one.bytes_sent) == (
+        "collective-permute",
+        ("data",),
+        96,
+        96,
+    )
 
 
 def test_what_stays_on_one_device_is_left_out(mesh: Mesh) -> None:
     line = "%b = f32[4,6]{1,0} all-reduce(%a), replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}"
-    assert collectives(program(line), mesh) == ()
+    assert find_collectives(program(line), mesh) == ()
 
 
 FUSED = """%all-reduce-scatter.1 (p: f32[4,6]) -> f32[2,6] {
@@ -103,8 +108,8 @@ def test_fusions_of_a_tpu(mesh: Mesh) -> None:
         f"%x.{number} = f32[8,6]{{1,0}} fusion(%a), kind=kCustom, calls=%{name}"
         for number, name in enumerate(("all-reduce-scatter.1", "first", "second"))
     ]
-    found = collectives(FUSED + program(*calls), mesh)
-    assert totals(found) == {
+    found = find_collectives(FUSED + program(*calls), mesh)
+    assert total_collectives(found) == {
         ("reduce-scatter", ("tensor",)): (1, 96),
         ("all-gather", ("tensor",)): (1, 192),
     }
@@ -128,12 +133,12 @@ def test_a_program_that_is_compiled_here(mesh: Mesh) -> None:
     )
     x = jax.ShapeDtypeStruct((8, width), jnp.float32, sharding=rows)
     run = jax.jit(lambda x, w: jax.lax.scan(layer, x, w)[0]).lower(x, (up, down)).compile()
-    found = collectives(run.as_text() or "", mesh)
-    assert totals(found) == {
+    found = find_collectives(run.as_text() or "", mesh)
+    assert total_collectives(found) == {
         ("all-gather", ("fsdp",)): (2 * layers, 2 * layers * width * hidden // 2 * 4),
         ("all-reduce", ("tensor",)): (layers, layers * 8 // 4 * width * 4),
     }
-    assert all("while/body" in one.origin for one in found)
+    assert all("while/body" in one.op_name for one in found)
 
 
 def test_a_compiled_permutation(mesh: Mesh) -> None:
@@ -142,5 +147,5 @@ def test_a_compiled_permutation(mesh: Mesh) -> None:
     spec = P("data", "fsdp")
     moved = jax.jit(jax.shard_map(shift, mesh=mesh, in_specs=spec, out_specs=spec))
     text = moved.lower(jnp.ones((4, 6))).compile().as_text() or ""
-    (one,) = collectives(text, mesh)
+    (one,) = find_collectives(text, mesh)
     assert (one.kind, one.axes, one.bytes) == ("collective-permute", ("fsdp",), 2 * 3 * 4)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from tests.train.support import tiny
-from train.dispatch import PROGRAMS_AHEAD, DispatchLimit
+from train.dispatch import MAX_PROGRAMS_IN_FLIGHT, DispatchLimit
 from train.engines import JitEngine, PmapEngine, make_engine
 from train.served import weights_of
 from train.state import TrainState
-from train.tasks.measuring import means
+from train.tasks.measuring import mean_losses
 from transformer import Hardware
 from transformer.losses import Loss
 
@@ -80,8 +80,8 @@ def engine_on(device: Device, folder: Path, hardware: Hardware, how: str) -> Jit
     [
         (CPUS, "jit", 0),
         (CPUS, "pmap", 0),
-        (ONE_CPU, "jit", PROGRAMS_AHEAD),
-        (GPUS, "jit", PROGRAMS_AHEAD),
+        (ONE_CPU, "jit", MAX_PROGRAMS_IN_FLIGHT),
+        (GPUS, "jit", MAX_PROGRAMS_IN_FLIGHT),
     ],
     ids=["cpus", "cpus pmap", "one cpu", "gpus"],
 )
@@ -104,7 +104,7 @@ def test_steps_and_evaluations_share_the_limit(tmp_path: Path) -> None:
     for _ in range(MANY):
         engine.step({}, {})  # type: ignore[arg-type]
         engine.evaluate({}, {})
-    assert device.most == PROGRAMS_AHEAD + 1
+    assert device.most == MAX_PROGRAMS_IN_FLIGHT + 1
     assert device.dispatched == 2 * MANY
 
 
@@ -135,16 +135,16 @@ class Batches:
     def __len__(self) -> int:
         return MANY
 
-    def host(self, cursor: int, host: int, hosts: int) -> Any:
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> Any:
         return cursor + 1
 
 
 def test_results_that_are_not_fetched_do_not_grow_with_the_set() -> None:
     engine: Any = CountingEngine()
-    found = means(engine, {}, Batches())
+    found = mean_losses(engine, {}, Batches())
     assert found == {"loss": MANY / sum(range(1, MANY + 1))}
     assert engine.device.dispatched == MANY
-    assert engine.device.most == PROGRAMS_AHEAD + 1
+    assert engine.device.most == MAX_PROGRAMS_IN_FLIGHT + 1
     assert engine.device.in_flight == 0
 
 

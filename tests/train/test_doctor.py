@@ -10,11 +10,11 @@ import pytest
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from train.doctor import Finding, Machine, Report, accelerator_warnings, doctor
-from train.doctor.accelerator import check_accelerator, describe_devices, start
-from train.doctor.machine import examine
-from train.doctor.surroundings import check_compilation_cache, check_surroundings
-from train.doctor.trial import check_bfloat16, check_speed, flops_of
+from train.doctor import Finding, Machine, Report, accelerator_warnings, run_checks
+from train.doctor.accelerator import check_accelerator, report_devices, start_backend
+from train.doctor.machine import inspect_machine
+from train.doctor.surroundings import check_compilation_cache, check_environment
+from train.doctor.trial import check_bfloat16, check_speed, feed_forward_flops
 from train.doctor.versions import check_package, check_plugin, check_project, check_python
 
 JAX = Requirement("jax>=0.10,<0.13")
@@ -43,10 +43,10 @@ def test_the_report_counts_and_prints() -> None:
         assert words in text.getvalue()
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))  # the tests have their own
-    report = doctor()
+    report = run_checks()
     assert [each for each in report.findings if each.level == "problem"] == []
     found = {each.name: each.detail for each in report.findings}
     assert found["devices"] == f"{len(jax.devices())} × CPU"
@@ -124,7 +124,7 @@ def test_what_is_wrong_with_the_accelerator_is_a_line_for_a_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("train.doctor.examine", lambda: GPU)
-    monkeypatch.setattr("train.doctor.versions.plugins", lambda: ())
+    monkeypatch.setattr("train.doctor.versions.installed_plugins", lambda: ())
     [line] = accelerator_warnings("cpu")
     assert line.startswith("accelerator: a GPU is here (/dev/nvidia0), but JAX computes on the CPU")
     assert line.endswith("pip install -e '.[cuda13]', or '.[cuda12]' for a driver before 580")
@@ -185,7 +185,7 @@ def test_jax_without_a_device(
         raise error
 
     monkeypatch.setattr(jax, "local_devices", fail)
-    finding = start({"JAX_PLATFORMS": asked})
+    finding = start_backend({"JAX_PLATFORMS": asked})
     assert isinstance(finding, Finding)
     assert (finding.level, finding.detail) == ("problem", detail)
 
@@ -193,19 +193,19 @@ def test_jax_without_a_device(
 def test_devices_with_memory() -> None:
     device = namedtuple("device", "platform device_kind memory_stats")
     one = device("gpu", "NVIDIA H200", lambda: {"bytes_limit": 105 * 2**30})
-    assert describe_devices([one, one]).detail == "2 × NVIDIA H200 (gpu), 105.0 GiB each for JAX"
+    assert report_devices([one, one]).detail == "2 × NVIDIA H200 (gpu), 105.0 GiB each for JAX"
 
 
 def test_surroundings() -> None:
     poor = Machine(
-        cores=3,
-        memory=2**30,
-        folder="/here",
-        free_disk=3 * 2**29,
+        num_cores=3,
+        memory_bytes=2**30,
+        working_dir="/here",
+        free_disk_bytes=3 * 2**29,
         notebook="Kaggle",
         environment={"JAX_DISABLE_JIT": "1", "JAX_ENABLE_X64": "false"},
     )
-    found = {each.name: (each.level, each.detail) for each in check_surroundings(poor)}
+    found = {each.name: (each.level, each.detail) for each in check_environment(poor)}
     assert found == {
         "cores": ("ok", "3"),
         "memory": ("warning", "1.0 GiB"),
@@ -213,10 +213,10 @@ def test_surroundings() -> None:
         "notebook": ("ok", "Kaggle"),
         "JAX_DISABLE_JIT": ("warning", "1: runs every operation by itself, very slowly"),
     }
-    rich = dataclasses.replace(poor, memory=2**35, free_disk=2**35, environment={})
-    assert all(each.level == "ok" for each in check_surroundings(rich))
+    rich = dataclasses.replace(poor, memory_bytes=2**35, free_disk_bytes=2**35, environment={})
+    assert all(each.level == "ok" for each in check_environment(rich))
     locked = dataclasses.replace(rich, writable=False)
-    assert [each.name for each in check_surroundings(locked) if each.level != "ok"] == ["disk"]
+    assert [each.name for each in check_environment(locked) if each.level != "ok"] == ["disk"]
 
 
 def test_compilation_cache(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_device_files(
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).touch()
-    machine = examine(tmp_path)
+    machine = inspect_machine(tmp_path)
     assert (machine.gpu, machine.tpu) == (gpu, tpu)
 
 
@@ -255,7 +255,7 @@ def test_a_gpu_that_only_nvidia_smi_sees(
     tool.write_text(f"#!/bin/sh\necho NVIDIA H200\nexit {status}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert examine(tmp_path).gpu == gpu
+    assert inspect_machine(tmp_path).gpu == gpu
 
 
 def test_limits_of_a_container(tmp_path: Path) -> None:
@@ -263,10 +263,10 @@ def test_limits_of_a_container(tmp_path: Path) -> None:
     limits.mkdir(parents=True)
     (limits / "memory.max").write_text("1048583\n")
     (limits / "cpu.max").write_text("100000 100000\n")
-    machine = examine(tmp_path)
-    assert (machine.memory, machine.cores) == (1048583, 1)
+    machine = inspect_machine(tmp_path)
+    assert (machine.memory_bytes, machine.num_cores) == (1048583, 1)
     (limits / "memory.max").write_text("max\n")
-    assert examine(tmp_path).memory > 1048583
+    assert inspect_machine(tmp_path).memory_bytes > 1048583
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_notebooks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str, notebook: str
 ) -> None:
     monkeypatch.setenv(setting, "1")
-    assert examine(tmp_path).notebook == notebook
+    assert inspect_machine(tmp_path).notebook == notebook
 
 
 def test_bfloat16_that_is_wrong_or_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,8 +298,8 @@ def test_speed_is_operations_over_seconds(monkeypatch: pytest.MonkeyPatch) -> No
         called.append(arguments)
         return 0.5
 
-    monkeypatch.setattr("train.doctor.trial.seconds", seconds)
-    assert flops_of(2, 3, 5) == 5 * (2 * 2 * 3 * 5)
+    monkeypatch.setattr("train.doctor.trial.time_feed_forward", seconds)
+    assert feed_forward_flops(2, 3, 5) == 5 * (2 * 2 * 3 * 5)
     speed = check_speed("cpu").detail
     assert speed.startswith(f"{5 * 2 * 1024 * 512 * 2048 / 0.5 / 1e9:.0f} GFLOP/s in float32")
     assert check_speed("gpu").detail.startswith("11.0 TFLOP/s in bfloat16")

@@ -10,7 +10,7 @@ import pytest
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
 from train.engine import Engine
-from train.engines import JitEngine, PmapEngine, check_rows, make_engine
+from train.engines import JitEngine, PmapEngine, check_batch_sharding, make_engine
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.loss_scale import LossScale, LossScaleConfig
@@ -39,14 +39,16 @@ def an_experiment(folder: Path, **changes: Any) -> Experiment:
 
 def trained(engine: Engine, state: TrainState) -> Curve:
     """From a state that may lie elsewhere, and is not consumed."""
-    layout = jax.tree.map(lambda leaf: leaf.sharding, engine.shapes())
+    layout = jax.tree.map(lambda leaf: leaf.sharding, engine.abstract_state())
     state = jax.device_put(jax.tree.map(jnp.copy, state), layout)
     metrics = []
     for cursor in range(STEPS):
-        state, found = engine.step(state, engine.put(random_rows(8, VOCAB, cursor=cursor)))
+        state, found = engine.step(state, engine.put_batch(random_rows(8, VOCAB, cursor=cursor)))
         metrics.append({name: float(value) for name, value in found.items()})
     assert int(state.step) == int(state.cursor) == STEPS
-    held_out = engine.evaluate(state.params, engine.put(random_rows(8, VOCAB, cursor=99)))["loss"]
+    held_out = engine.evaluate(state.params, engine.put_batch(random_rows(8, VOCAB, cursor=99)))[
+        "loss"
+    ]
     params = jax.tree.map(np.asarray, state.params)
     return Curve(metrics, params, (float(held_out.total), float(held_out.weight)))
 
@@ -86,7 +88,7 @@ def test_the_first_loss_is_that_of_chance(expected: Curve) -> None:
     assert set(expected.metrics[0]) == named
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("2")
 @pytest.mark.parametrize("accumulate", [2, 8])
 def test_accumulation_is_the_big_batch(
@@ -97,15 +99,15 @@ def test_accumulation_is_the_big_batch(
     assert_same_curve(trained(on_one_device(experiment), start), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("fsdp=2, tensor=2")
 @pytest.mark.parametrize(
     ("mesh", "accumulate"),
     [
         (MeshConfig(data=2, fsdp=2, tensor=2), 2),
-        pytest.param(MeshConfig(data=8), 1, marks=pytest.mark.slow),
-        pytest.param(MeshConfig(data=1, fsdp=8), 1, marks=pytest.mark.slow),
-        pytest.param(MeshConfig(data=2, tensor=4), 1, marks=pytest.mark.slow),
+        pytest.param(MeshConfig(data=8), 1, marks=pytest.mark.beta_slow),
+        pytest.param(MeshConfig(data=1, fsdp=8), 1, marks=pytest.mark.beta_slow),
+        pytest.param(MeshConfig(data=2, tensor=4), 1, marks=pytest.mark.beta_slow),
     ],
     ids=str,
 )
@@ -116,7 +118,7 @@ def test_a_mesh_is_one_device(
     assert_same_curve(trained(engine, start), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_pmap_is_one_device(folder: Path, start: TrainState, expected: Curve) -> None:
     engine = make_engine(an_experiment(folder, compile="pmap"), Hardware(count=8))
     assert isinstance(engine, PmapEngine)
@@ -127,26 +129,26 @@ def test_pmap_is_one_device(folder: Path, start: TrainState, expected: Curve) ->
 def test_pmap_accumulates(folder: Path) -> None:
     """Each of eight devices takes two microbatches of one."""
     experiment = an_experiment(folder, batch_size=16)
-    mapped = dataclasses.replace(experiment, compile="pmap", accumulate=2)
+    mapped = dataclasses.replace(experiment, compile="pmap", grad_accum_steps=2)
     found = []
     for engine in (on_one_device(experiment), make_engine(mapped, Hardware(count=8))):
-        state, metrics = engine.step(engine.init(), engine.put(random_rows(16, VOCAB)))
+        state, metrics = engine.step(engine.init(), engine.put_batch(random_rows(16, VOCAB)))
         found.append((float(metrics["loss"]), jax.tree.map(np.asarray, state.params)))
     assert found[0][0] == pytest.approx(found[1][0], abs=1e-5)
     assert_close(found[0][1], found[1][1], 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_the_state_is_consumed_and_keeps_its_layout(folder: Path, start: TrainState) -> None:
     """And is born the same on any mesh, to the last bit."""
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
     engine = make_engine(an_experiment(folder, mesh=mesh, accumulate=2), Hardware(count=8))
     state = engine.init()
     assert_same_bits(state, start)
-    assert jax.tree.map(_kind, state) == jax.tree.map(_kind, engine.shapes())
-    after, _ = engine.step(state, engine.put(random_rows(8, VOCAB)))
+    assert jax.tree.map(_kind, state) == jax.tree.map(_kind, engine.abstract_state())
+    after, _ = engine.step(state, engine.put_batch(random_rows(8, VOCAB)))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
-    assert jax.tree.map(_kind, after) == jax.tree.map(_kind, engine.shapes())
+    assert jax.tree.map(_kind, after) == jax.tree.map(_kind, engine.abstract_state())
 
 
 def _kind(leaf: Any) -> str:
@@ -158,11 +160,11 @@ def test_moments_are_float32_when_parameters_are_not(folder: Path, optimizer: An
     experiment = an_experiment(folder)
     experiment = dataclasses.replace(
         experiment,
-        model=dataclasses.replace(experiment.model, precision=Precision.named("pure_bfloat16")),
+        model=dataclasses.replace(experiment.model, precision=Precision.parse("pure_bfloat16")),
         optimizer=OPTIMIZERS[optimizer](),
     )
     engine = on_one_device(experiment)
-    before = engine.shapes()
+    before = engine.abstract_state()
     after, metrics = jax.eval_shape(engine.train_step, before, random_rows(8, VOCAB))
     for state in (before, after):
         assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("bfloat16")}
@@ -176,13 +178,13 @@ def test_moments_are_float32_when_parameters_are_not(folder: Path, optimizer: An
     assert {leaf.dtype for leaf in metrics.values()} == {jnp.dtype("float32")}
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_float16_trains_with_a_loss_scale(folder: Path) -> None:
     """The first scale is too large for float16: it is halved until the gradients are finite."""
-    experiment = an_experiment(folder, loss_scale=LossScaleConfig(2.0**24, growth_every=3))
-    model = dataclasses.replace(experiment.model, precision=Precision.named("float16"))
+    experiment = an_experiment(folder, loss_scale=LossScaleConfig(2.0**24, growth_interval=3))
+    model = dataclasses.replace(experiment.model, precision=Precision.parse("float16"))
     engine = on_one_device(dataclasses.replace(experiment, model=model))
-    state, rows = engine.init(), engine.put(random_rows(8, VOCAB))
+    state, rows = engine.init(), engine.put_batch(random_rows(8, VOCAB))
     curve = []
     for _ in range(40):
         state, metrics = engine.step(state, rows)
@@ -206,7 +208,7 @@ def test_float16_trains_with_a_loss_scale(folder: Path) -> None:
 def test_batches_and_meshes_that_do_not_divide(folder: Path, changes: Any, message: str) -> None:
     experiment = an_experiment(folder, **changes)
     with pytest.raises(UsageError, match=message):
-        check_rows(experiment, make_engine(experiment, Hardware(count=8)).mesh)
+        check_batch_sharding(experiment, make_engine(experiment, Hardware(count=8)).mesh)
 
 
 def test_pmap_cannot_cut_the_model(folder: Path) -> None:
@@ -214,7 +216,7 @@ def test_pmap_cannot_cut_the_model(folder: Path) -> None:
         an_experiment(folder, compile="pmap", mesh=MeshConfig(data=4, fsdp=2))
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_another_seed_is_another_start(folder: Path, start: TrainState) -> None:
     other = on_one_device(an_experiment(folder, seed=1)).init()
     assert not np.array_equal(start.params["embedding"], other.params["embedding"])

@@ -8,14 +8,14 @@ import pytest
 
 from tests.train.support import tiny
 from tests.train.tasks.support import tiny_classifier, tiny_translator
-from train.data.parallel_config import ParallelDataConfig
-from train.describe.shape import window
+from train.data.parallel_config import BitextDataConfig
+from train.describe.shape import max_batch_shape
 from train.errors import UsageError
 from train.experiment import EvaluationConfig, Experiment
-from train.loading import one_host
+from train.loading import for_local_devices
 from train.tasks.config import (
     Classification,
-    MaskedLanguageModelling,
+    MaskedLanguageModeling,
     Tagging,
     Translation,
 )
@@ -33,7 +33,7 @@ def test_a_task_has_its_own_kind_of_data(tmp_path: Path) -> None:
             tiny(tmp_path, task=task)
     message = "task LanguageModelling: learns from a DataConfig, not a ParallelDataConfig; set data"
     with pytest.raises(UsageError, match=message):
-        tiny(tmp_path, data=ParallelDataConfig())
+        tiny(tmp_path, data=BitextDataConfig())
 
 
 def test_translation_has_an_encoder_and_no_other_task_has(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_translation_has_an_encoder_and_no_other_task_has(tmp_path: Path) -> Non
 
 def test_who_may_not_be_causal(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"model\.causal: .* looks at both sides of a word"):
-        tiny(tmp_path, task=MaskedLanguageModelling())
+        tiny(tmp_path, task=MaskedLanguageModeling())
     classifier = tiny_classifier(tmp_path)
     causal = replaced_model(classifier, causal=True)
     assert dataclasses.replace(classifier, **causal).model.causal  # the mean of all tokens may be
@@ -67,26 +67,29 @@ def test_lengths_go_by_the_data_whatever_they_are(tmp_path: Path) -> None:
     longer = dataclasses.replace(data, max_length=17)
     with pytest.raises(UsageError, match=r"data\.max_length 17: .* positions has 16 rows"):
         dataclasses.replace(classifier, data=longer)
-    assert (classifier.length, classifier.segments) == (16, True)
+    assert (classifier.sequence_length, classifier.has_segments) == (16, True)
     few = in_tokens(translator, 15)
     with pytest.raises(UsageError, match=r"data\.batch_tokens 15: has no room for .* 16 tokens"):
         dataclasses.replace(translator, data=few)
 
 
-def in_tokens(translator: Experiment, most: int) -> ParallelDataConfig:
+def in_tokens(translator: Experiment, most: int) -> BitextDataConfig:
     """The data of a translator with another limit of tokens."""
     data = translator.data
-    assert isinstance(data, ParallelDataConfig)
+    assert isinstance(data, BitextDataConfig)
     return dataclasses.replace(data, batch_tokens=most)
 
 
 def test_batch_size_counts_examples_whatever_the_task(tmp_path: Path) -> None:
     translator = tiny_translator(tmp_path)
     rows, many = in_tokens(translator, 0), in_tokens(translator, 1600)
-    assert window(translator) == (8, 16)  # 80 tokens have no room for 8 pairs of 16: the least
-    assert window(dataclasses.replace(translator, data=rows, batch_size=12)) == (12, 16)
-    assert window(dataclasses.replace(translator, data=many)) == (96, 16)
-    assert window(dataclasses.replace(translator, data=many, batch_size=24)) == (24, 16)
+    assert max_batch_shape(translator) == (
+        8,
+        16,
+    )  # 80 tokens have no room for 8 pairs of 16: the least
+    assert max_batch_shape(dataclasses.replace(translator, data=rows, batch_size=12)) == (12, 16)
+    assert max_batch_shape(dataclasses.replace(translator, data=many)) == (96, 16)
+    assert max_batch_shape(dataclasses.replace(translator, data=many, batch_size=24)) == (24, 16)
     for experiment, message in (
         (dict(data=rows, batch_size=0), r"batch_size 0: give 1 or more, or set data\.batch_tokens"),
         (dict(batch_size=12), r"batch_size 12: is no multiple of data\.row_multiple 8"),
@@ -103,20 +106,26 @@ def test_microbatches_divide_the_rows_of_a_batch(tmp_path: Path) -> None:
         tiny_classifier(tmp_path, accumulate=3)
     with pytest.raises(UsageError, match=r"accumulate 3: does not divide data\.row_multiple 8"):
         tiny_translator(tmp_path, accumulate=3)
-    assert tiny_translator(tmp_path, accumulate=4).rows == ("data.row_multiple", 8)
+    assert tiny_translator(tmp_path, accumulate=4).row_multiple == ("data.row_multiple", 8)
     fixed = in_tokens(tiny_translator(tmp_path), 0)
     with pytest.raises(UsageError, match="accumulate 3: does not divide batch_size 8"):
-        dataclasses.replace(tiny_translator(tmp_path), data=fixed, batch_size=8, accumulate=3)
+        dataclasses.replace(tiny_translator(tmp_path), data=fixed, batch_size=8, grad_accum_steps=3)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MaskedLanguageModelling(rate=0.0), r"task\.rate 0\.0: give a share in \(0, 1\]"),
-        (lambda: MaskedLanguageModelling(masked=0.8, replaced=0.3), r"task\.masked 0\.8, task\.re"),
-        (lambda: Classification(classes=-1), r"task\.classes -1: give 0 or more"),
-        (lambda: Tagging(dropout=1.0), r"task\.dropout 1\.0: give a share in \[0, 1\)"),
-        (lambda: Translation(beams=0), r"task\.beams 0: give 1 or more"),
+        (
+            lambda: MaskedLanguageModeling(mlm_probability=0.0),
+            r"task\.rate 0\.0: give a share in \(0, 1\]",
+        ),
+        (
+            lambda: MaskedLanguageModeling(mask_replace_prob=0.8, random_replace_prob=0.3),
+            r"task\.masked 0\.8, task\.re",
+        ),
+        (lambda: Classification(num_labels=-1), r"task\.classes -1: give 0 or more"),
+        (lambda: Tagging(classifier_dropout=1.0), r"task\.dropout 1\.0: give a share in \[0, 1\)"),
+        (lambda: Translation(num_beams=0), r"task\.beams 0: give 1 or more"),
         (lambda: Translation(label_smoothing=1.0), r"task\.label_smoothing 1\.0: give a share"),
         (lambda: Translation(length_penalty=-1.0), r"task\.length_penalty -1\.0: give 0 or more"),
     ],
@@ -137,4 +146,4 @@ def test_a_run_is_looked_at_without_what_training_offloads(tmp_path: Path) -> No
     """A CPU could not offload, and nothing is differentiated: other ways to remember stay."""
     for remat, expected in (("offload", "none"), ("dots", "dots")):
         asked = tiny(tmp_path, **replaced_model(tiny(tmp_path), remat=remat))
-        assert one_host(asked).model.remat == expected
+        assert for_local_devices(asked).model.remat == expected

@@ -10,7 +10,7 @@ import pytest
 import configs
 from tests.train.support import command
 from train.cli import VERBS, usage
-from train.registry import find
+from train.registry import find_experiment
 
 Capture = pytest.CaptureFixture[str]
 
@@ -105,5 +105,7 @@ def test_the_settings_of_a_config_have_help(capsys: Capture) -> None:
     found = command(capsys, "fit", "quickstart", "--help")
     assert (found.status, found.error) == (0, "")
     assert "--steps INT" in found.output
-    assert f"Updates of the weights. (default: {find('quickstart').steps})" in found.output
+    assert (
+        f"Updates of the weights. (default: {find_experiment('quickstart').steps})" in found.output
+    )
     assert "--model.width" in found.output

@@ -1,6 +1,6 @@
 import pytest
 
-from train.hlo import Program, bytes_of, shapes_of
+from train.hlo import Program, array_bytes, array_shapes
 
 LOOPS = """HloModule loops, num_partitions=2
 
@@ -42,7 +42,7 @@ def test_loops_multiply() -> None:
     """Turns noted by the compiler, or known from the condition alone, as on a TPU."""
     program = Program.parse(LOOPS)
     assert program.entry == "main"
-    runs = program.runs()
+    runs = program.execution_counts()
     assert runs["main"] == 1
     assert (runs["outer_body"], runs["wrapped"]) == (3, 3)  # done is no start
     assert runs["inner_body"] == 3 * 5 + 2  # both branches
@@ -50,7 +50,7 @@ def test_loops_multiply() -> None:
 
 def test_a_loop_whose_turns_are_not_to_be_seen_counts_once() -> None:
     program = Program.parse(LOOPS.replace('"n":"3"', '"n":"many"'))
-    assert program.runs()["outer_body"] == 1
+    assert program.execution_counts()["outer_body"] == 1
 
 
 def test_instructions() -> None:
@@ -64,9 +64,9 @@ def test_instructions() -> None:
 
 def test_types() -> None:
     tiled = "(bf16[6,128,256]{2,1,0:T(8,128)(2,1)S(1)}, /*index=5*/pred[3]{0}, s32[], s4[3]{0})"
-    assert bytes_of(tiled) == 6 * 128 * 256 * 2 + 3 + 4 + 2
-    assert shapes_of(tiled) == ((6, 128, 256), (3,), (), (3,))
-    assert bytes_of("f8e4m3fn[7]{0}") == 7
+    assert array_bytes(tiled) == 6 * 128 * 256 * 2 + 3 + 4 + 2
+    assert array_shapes(tiled) == ((6, 128, 256), (3,), (), (3,))
+    assert array_bytes("f8e4m3fn[7]{0}") == 7
 
 
 def test_no_program() -> None:

@@ -11,7 +11,7 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.support import lines_of, tiny
 from train import kernels
 from train.experiment import Experiment
-from train.kernels import without_broken_kernels
+from train.kernels import mark_broken_kernels
 from transformer import AttentionConfig, BlockConfig, FeedForwardConfig, Hardware, TransformerConfig
 
 TPU = Hardware("tpu", "TPU v5 lite")
@@ -19,9 +19,11 @@ TPU = Hardware("tpu", "TPU v5 lite")
 
 def without_dropout(folder: Path) -> Experiment:
     """A model that the kernels serve."""
-    block = BlockConfig(mixer=AttentionConfig(heads=4), feed_forward=FeedForwardConfig(hidden=24))
+    block = BlockConfig(mixer=AttentionConfig(num_heads=4), feed_forward=FeedForwardConfig(d_ff=24))
     experiment = tiny(folder, steps=2)
-    model = TransformerConfig(width=16, layers=1, pattern=(block,), vocab_multiple=32)
+    model = TransformerConfig(
+        d_model=16, num_layers=1, layer_pattern=(block,), pad_vocab_to_multiple=32
+    )
     return dataclasses.replace(experiment, model=model)
 
 
@@ -33,21 +35,21 @@ def test_only_a_kernel_that_would_be_used_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[str] = []
-    for name in kernels.KERNELS:
-        monkeypatch.setitem(kernels.KERNELS, name, functools.partial(compiled.append, name))
+    for name in kernels.KERNEL_PROBES:
+        monkeypatch.setitem(kernels.KERNEL_PROBES, name, functools.partial(compiled.append, name))
     experiment = without_dropout(tmp_path)
-    assert without_broken_kernels(experiment, Hardware()) == Hardware()
-    assert without_broken_kernels(tiny(tmp_path), TPU) == TPU  # its dropout is not for kernels
+    assert mark_broken_kernels(experiment, Hardware()) == Hardware()
+    assert mark_broken_kernels(tiny(tmp_path), TPU) == TPU  # its dropout is not for kernels
     assert compiled == []
-    assert without_broken_kernels(experiment, TPU) == TPU
+    assert mark_broken_kernels(experiment, TPU) == TPU
     assert compiled == ["splash"]
 
 
 def test_a_broken_kernel_is_named_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(kernels.KERNELS, "splash", fail)
-    found = without_broken_kernels(without_dropout(tmp_path), TPU)
+    monkeypatch.setitem(kernels.KERNEL_PROBES, "splash", fail)
+    found = mark_broken_kernels(without_dropout(tmp_path), TPU)
     why = "Failed to deserialize the Mosaic module: expected <= 7 but got 8"
     assert found.broken_kernels == (("splash", why),)
 

@@ -4,42 +4,42 @@ from typing import Any
 import pytest
 
 from tests.train.support import Outcome, command, write_config
-from train.cli.kinds import choices, explained, with_kinds
+from train.cli.kinds import kind_options, kinds_help, select_kinds
 from train.errors import UsageError
 from train.experiment import Experiment
-from train.kinds import kind_of, kinds
+from train.kinds import classes_by_kind, kind_name
 from train.optimizers import OPTIMIZERS, AdamW, Lion, OptimizerConfig
 from transformer import BlockConfig, LearnedPositions, NoPosition, NormConfig, TransformerConfig
 from transformer.attention import AttentionConfig
 from transformer.mixers import MIXERS, MixerConfig
 
 TWO = Experiment(
-    model=TransformerConfig(layers=2, pattern=(BlockConfig(), BlockConfig())),
+    model=TransformerConfig(num_layers=2, layer_pattern=(BlockConfig(), BlockConfig())),
     optimizer=AdamW(beta2=0.7),
 )
 
 
 def test_kinds_of_a_union_of_mixers_and_of_neither() -> None:
-    assert kinds(OptimizerConfig) == OPTIMIZERS
-    assert kinds(NoPosition | LearnedPositions | None) == {
+    assert classes_by_kind(OptimizerConfig) == OPTIMIZERS
+    assert classes_by_kind(NoPosition | LearnedPositions | None) == {
         "NoPosition": NoPosition,
         "LearnedPositions": LearnedPositions,
     }
     for mixer in (MixerConfig, MixerConfig | None):
-        assert kinds(mixer)["full"] is AttentionConfig
-        assert set(kinds(mixer)) == set(MIXERS)
+        assert classes_by_kind(mixer)["full"] is AttentionConfig
+        assert set(classes_by_kind(mixer)) == set(MIXERS)
     for other in (NormConfig, NormConfig | None, int, str | None, tuple[BlockConfig, ...]):
-        assert kinds(other) == {}
+        assert classes_by_kind(other) == {}
 
 
 def test_a_class_with_a_setting_called_kind_goes_by_its_own_name() -> None:
-    assert kind_of(NormConfig) == "NormConfig"
-    assert kind_of(Lion) == "lion"
+    assert kind_name(NormConfig) == "NormConfig"
+    assert kind_name(Lion) == "lion"
 
 
 def test_another_kind_has_its_own_defaults_and_leaves_the_rest() -> None:
     given = ["--steps", "3", "--optimizer.kind", "lion", "--optimizer.beta2=0.9"]
-    changed, left = with_kinds(TWO, given)
+    changed, left = select_kinds(TWO, given)
     assert changed.optimizer == Lion()
     assert changed.model == TWO.model
     assert left == ["--steps", "3", "--optimizer.beta2=0.9"]
@@ -47,7 +47,7 @@ def test_another_kind_has_its_own_defaults_and_leaves_the_rest() -> None:
 
 @pytest.mark.parametrize("arguments", [["--optimizer.kind=adamw"], ["--optimizer.kind", "adamw"]])
 def test_its_own_kind_keeps_its_settings(arguments: list[str]) -> None:
-    assert with_kinds(TWO, arguments) == (TWO, [])
+    assert select_kinds(TWO, arguments) == (TWO, [])
 
 
 def test_kinds_in_a_tuple_and_of_what_has_just_been_chosen() -> None:
@@ -57,8 +57,8 @@ def test_kinds_in_a_tuple_and_of_what_has_just_been_chosen() -> None:
         "--model.pattern.0.mixer.position.scaling.kind=YaRNScaling",
         "--model.pattern.0.feed-forward.kind=mixture",
     ]
-    changed, left = with_kinds(TWO, arguments)
-    first, second = changed.model.pattern
+    changed, left = select_kinds(TWO, arguments)
+    first, second = changed.model.layer_pattern
     assert (first.mixer.kind, second.mixer.kind) == ("full", "convolution")
     assert isinstance(first.mixer, AttentionConfig)
     assert type(first.mixer.position).__name__ == "Rotary"
@@ -89,28 +89,28 @@ class Pair:
 
 def test_kinds_that_need_each_other_change_together() -> None:
     given = ["--one.kind=Right", "--other.kind", "Right"]
-    assert with_kinds(Pair(), given) == (Pair(Right(), Right()), [])
+    assert select_kinds(Pair(), given) == (Pair(Right(), Right()), [])
     with pytest.raises(ValueError, match="not of a kind"):
-        with_kinds(Pair(), given[:1])
+        select_kinds(Pair(), given[:1])
 
 
 @pytest.mark.parametrize(
     "arguments", [["--data.tokenizer.kind", "bpe"], ["--optimizer.kind"], ["--no.kind", "lion"]]
 )
 def test_what_chooses_no_class_is_left(arguments: list[str]) -> None:
-    assert with_kinds(TWO, arguments) == (TWO, arguments)
+    assert select_kinds(TWO, arguments) == (TWO, arguments)
 
 
 def test_a_kind_that_is_not_known() -> None:
     with pytest.raises(UsageError, match=r"optimizer.kind lyon: is not known; give one of sgd, "):
-        with_kinds(TWO, ["--optimizer.kind", "lyon"])
+        select_kinds(TWO, ["--optimizer.kind", "lyon"])
 
 
 def test_all_parts_with_kinds_are_explained() -> None:
-    paths = dict(choices(TWO))
+    paths = dict(kind_options(TWO))
     assert {"optimizer", "task", "model.position", "model.pattern.1.mixer"} <= set(paths)
-    assert f"--optimizer.kind {{{','.join(OPTIMIZERS)}}}" in explained(TWO)
-    assert explained(NormConfig()) == ""
+    assert f"--optimizer.kind {{{','.join(OPTIMIZERS)}}}" in kinds_help(TWO)
+    assert kinds_help(NormConfig()) == ""
 
 
 def test_from_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.train.object_store import bucket as bucket
 from train import jsonl
-from train.data.files import locate
+from train.data.files import expand_path
 from train.errors import UserError
 from train.logbook import Logbook
 
@@ -61,7 +61,7 @@ def test_a_logbook_that_cannot_be_written_is_one_line(tmp_path: pathlib.Path) ->
 
 
 def test_an_object_store_has_whole_lines_too(bucket: str) -> None:
-    path = locate(f"{bucket}/logbook.jsonl")
+    path = expand_path(f"{bucket}/logbook.jsonl")
     path.write_text('{"event": "started"}\n{"ev')
     jsonl.append(path, [{"event": "resumed"}, {"event": "finished"}])
     assert [line["event"] for line in jsonl.read(path)] == ["started", "resumed", "finished"]

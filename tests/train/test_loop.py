@@ -20,9 +20,9 @@ from train.evaluation import evaluate_run
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.goodput import goodput, read_lines
 from train.judge import due
-from train.run import saved_experiment
+from train.run import read_experiment
 from train.runfolder import RunFolder
-from train.settings import as_text
+from train.settings import experiment_to_text
 
 STEPS = 12
 
@@ -42,9 +42,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     experiment = tiny(
         folder,
         steps=STEPS,
-        evaluation=EvaluationConfig(every=6, batches=2, compressors=True),
-        sample=SampleConfig(every=6, prompt="the ", tokens=9),
-        checkpoint=CheckpointConfig(every=4, keep=1, keep_every=8),
+        evaluation=EvaluationConfig(every=6, num_batches=2, compression_baselines=True),
+        sample=SampleConfig(every=6, prompt="the ", max_new_tokens=9),
+        checkpoint=CheckpointConfig(every=4, keep_last=1, keep_every=8),
     )
     workdir = folder / "runs" / "first"
     with contextlib.redirect_stderr(io.StringIO()) as shown:
@@ -52,7 +52,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return Finished(experiment, workdir, run, shown.getvalue())
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_the_folder(finished: Finished) -> None:
     assert sorted(entry.name for entry in finished.workdir.iterdir()) == [
         "checkpoints",
@@ -79,10 +79,10 @@ def test_the_resolved_experiment_is_saved(finished: Finished) -> None:
     assert resolved.model.vocab_size == tokenizer.vocab_size
     model = dataclasses.replace(finished.experiment.model, vocab_size=tokenizer.vocab_size)
     assert resolved == dataclasses.replace(finished.experiment, model=model)
-    assert saved_experiment(RunFolder.existing(finished.workdir)) == resolved
+    assert read_experiment(RunFolder.existing(finished.workdir)) == resolved
     lines = (finished.workdir / "config.txt").read_text().splitlines(keepends=True)
     settings, chosen = lines[:-3], lines[-3:]
-    assert "".join(settings) == as_text(resolved)
+    assert "".join(settings) == experiment_to_text(resolved)
     assert [line.split(" = ")[0] for line in chosen] == [
         "# auto: model.pattern.0.mixer.form",
         "# auto: model.loop",

@@ -5,14 +5,14 @@ import pytest
 
 from train.loss_scale import LossScale, LossScaleConfig
 
-CONFIG = LossScaleConfig(initial=8.0, growth_every=3, largest=32.0)
+CONFIG = LossScaleConfig(init_scale=8.0, growth_interval=3, max_scale=32.0)
 
 
 def after(*finite: bool, start: LossScale | None = None) -> tuple[float, int]:
     """The scale and the good steps after steps that went well, or not."""
-    scale = start or LossScale.start(CONFIG)
+    scale = start or LossScale.init(CONFIG)
     for well in finite:
-        scale = scale.after(jnp.bool_(well), CONFIG)
+        scale = scale.update(jnp.bool_(well), CONFIG)
     assert scale.scale.dtype == jnp.float32
     assert scale.good_steps.dtype == jnp.int32
     return float(scale.scale), int(scale.good_steps)
@@ -39,7 +39,7 @@ def test_it_stays_between_one_and_the_largest() -> None:
 
 
 def test_the_scale_of_the_settings_is_where_it_starts() -> None:
-    assert float(LossScale.start(LossScaleConfig()).scale) == 2**15
+    assert float(LossScale.init(LossScaleConfig()).scale) == 2**15
 
 
 @pytest.mark.parametrize(

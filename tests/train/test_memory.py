@@ -10,8 +10,8 @@ from train.memory import advice, exhausted, explain_exhaustion, known_to_help
 from train.sharding import MeshConfig
 from transformer import TransformerConfig
 
-MODEL = TransformerConfig(width=768, layers=12)
-EXPERIMENT = Experiment(model=MODEL, batch_size=32, accumulate=4)
+MODEL = TransformerConfig(d_model=768, num_layers=12)
+EXPERIMENT = Experiment(model=MODEL, batch_size=32, grad_accum_steps=4)
 
 COMPILER = (
     "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "

@@ -23,15 +23,15 @@ from tests.train.meshes import (
     train,
 )
 from tests.train.support import light_compiler as light_compiler
-from train.collectives import collectives
-from train.context import check_context
+from train.collectives import find_collectives
+from train.context import check_context_parallelism
 from train.engines import make_engine
 from train.errors import UsageError
-from train.hlo import Program, shapes_of
+from train.hlo import Program, array_shapes
 from train.optimizers import OPTIMIZERS
 from train.sharding import MeshConfig, make_mesh
 from transformer import FeedForwardConfig, Hardware
-from transformer.mixture import MixtureConfig
+from transformer.mixture import MoEConfig
 from transformer.variants.sliding_window import SlidingWindowConfig
 
 
@@ -47,10 +47,10 @@ def alone(folder: Path) -> Callable[[str], Outcome]:
 
 
 def slow(model: str, mesh: MeshConfig) -> Any:
-    return pytest.param(model, mesh, marks=pytest.mark.slow)
+    return pytest.param(model, mesh, marks=pytest.mark.beta_slow)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("[decoder-MeshConfig(data=2, fsdp=2")
 @pytest.mark.parametrize(
     ("model", "mesh"),
@@ -76,8 +76,8 @@ def test_a_mesh_is_one_device(
     wanted = {axis: KINDS[axis] for axis in several}
     if model == "capacity":
         wanted["expert"] = {"all-reduce", "all-to-all"}
-    assert kinds_by_axis(found.collectives) == wanted
-    for one in found.collectives:
+    assert kinds_by_axis(found.find_collectives) == wanted
+    for one in found.find_collectives:
         if one.kind == "all-gather" and "fsdp" in one.axes:
             assert one.axes == ("fsdp",)
             assert one.bytes <= largest_weight(found)
@@ -100,7 +100,7 @@ def test_no_device_has_the_whole_of_a_weight(folder: Path, optimizer: str) -> No
     """Nor of a moment of it, as it is laid out: 8-bit codes and their scales too."""
     experiment = an_experiment(folder, "decoder", MeshConfig(data=1, fsdp=2, tensor=4), width=64)
     experiment = dataclasses.replace(experiment, optimizer=OPTIMIZERS[optimizer]())
-    shapes = make_engine(experiment, Hardware(count=8)).shapes()
+    shapes = make_engine(experiment, Hardware(count=8)).abstract_state()
     largest = max(leaf.size for leaf in jax.tree.leaves(shapes.params))
     for path, leaf in jax.tree_util.tree_leaves_with_path((shapes.params, shapes.optimizer)):
         if leaf.size * 16 >= largest:
@@ -108,22 +108,22 @@ def test_no_device_has_the_whole_of_a_weight(folder: Path, optimizer: str) -> No
             assert share <= 1 / 2, jax.tree_util.keystr(path)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_weights_are_drawn_where_they_lie(folder: Path) -> None:
     """The program that makes the first state sends nothing, and has no weight whole on a device."""
     mesh = MeshConfig(data=1, fsdp=2, tensor=4)
     engine = make_engine(an_experiment(folder, "decoder", mesh, width=64), Hardware(count=8))
     text = jax.jit(engine.init).lower().compile().as_text() or ""
-    assert collectives(text, engine.mesh) == ()
+    assert find_collectives(text, engine.mesh) == ()
     program = Program.parse(text)
     arrays = {
         shape
-        for name, count in program.runs().items()
+        for name, count in program.execution_counts().items()
         for instruction in program.computations[name].values()
-        for shape in shapes_of(instruction.type)
+        for shape in array_shapes(instruction.type)
         if count
     }
-    largest = max(leaf.size for leaf in jax.tree.leaves(engine.shapes().params))
+    largest = max(leaf.size for leaf in jax.tree.leaves(engine.abstract_state().params))
     assert max(math.prod(shape) for shape in arrays) <= largest // 4
 
 
@@ -131,7 +131,7 @@ def test_weights_are_drawn_where_they_lie(folder: Path) -> None:
     ("changes", "message"),
     [
         (
-            {"mixer": SlidingWindowConfig(heads=4, window=4)},
+            {"mixer": SlidingWindowConfig(num_heads=4, window=4)},
             r"mesh.context 2: model.pattern.0.mixer is sliding_window, which cannot",
         ),
         ({"position": CONTEXT["alibi"]}, "its scores are products alone, without a bias; set mesh"),
@@ -143,18 +143,18 @@ def test_what_cannot_be_spread(folder: Path, changes: dict[str, Any], message: s
     mesh = MeshConfig(context=2)
     experiment = an_experiment(folder, "decoder", mesh, **changes)
     with pytest.raises((UsageError, ValueError), match=message):
-        check_context(experiment, make_mesh(mesh), Hardware())
+        check_context_parallelism(experiment, make_mesh(mesh), Hardware())
 
 
 def test_sentences_cannot_be_spread(folder: Path) -> None:
     mesh = MeshConfig(context=2)
     experiment = an_experiment(folder, "encoder-decoder", mesh)
     with pytest.raises(UsageError, match=r"mesh.context 2: task Translation has sequences of sev"):
-        check_context(experiment, make_mesh(mesh), Hardware())
+        check_context_parallelism(experiment, make_mesh(mesh), Hardware())
 
 
 def test_a_cpu_has_no_other_memory(folder: Path) -> None:
-    experiment = an_experiment(folder, "decoder", MeshConfig(optimizer="host"))
+    experiment = an_experiment(folder, "decoder", MeshConfig(optimizer_placement="host"))
     with pytest.raises(UsageError, match=r"mesh.optimizer host: a CPU computes in"):
         make_engine(experiment, Hardware(count=8))
     experiment = an_experiment(folder, "decoder", MeshConfig())
@@ -165,8 +165,8 @@ def test_a_cpu_has_no_other_memory(folder: Path) -> None:
 
 def test_moments_in_the_hosts_memory(folder: Path) -> None:
     """Each where its weight lies, in the other memory; counters stay."""
-    experiment = an_experiment(folder, "decoder", MeshConfig(fsdp=2, optimizer="host"))
-    shapes = make_engine(experiment, Hardware("tpu", "TPU v5e", 8)).shapes()
+    experiment = an_experiment(folder, "decoder", MeshConfig(fsdp=2, optimizer_placement="host"))
+    shapes = make_engine(experiment, Hardware("tpu", "TPU v5e", 8)).abstract_state()
     moments = shapes.optimizer[0].mu
     for leaf, weight in zip(jax.tree.leaves(moments), jax.tree.leaves(shapes.params), strict=True):
         assert leaf.sharding.memory_kind == "pinned_host"
@@ -176,7 +176,7 @@ def test_moments_in_the_hosts_memory(folder: Path) -> None:
 
 
 def test_experts_that_do_not_divide(folder: Path) -> None:
-    mixture = MixtureConfig(3, 2, FeedForwardConfig(24))
+    mixture = MoEConfig(3, 2, FeedForwardConfig(24))
     experiment = an_experiment(folder, "decoder", MeshConfig(expert=2), feed_forward=mixture)
     with pytest.raises(UsageError, match="axis experts of size 3: does not divide into 2 parts"):
         make_engine(experiment, Hardware(count=8))

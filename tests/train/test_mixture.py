@@ -15,7 +15,7 @@ from train.engines import JitEngine, make_engine
 from train.experiment import Experiment
 from train.sharding import MeshConfig, make_mesh
 from transformer import FeedForwardConfig, Hardware
-from transformer.mixture import MixtureConfig
+from transformer.mixture import MoEConfig
 
 VOCAB = 30
 LOSSES = {"loss/load_balance", "loss/router_z"}
@@ -23,11 +23,15 @@ LOSSES = {"loss/load_balance", "loss/router_z"}
 
 def an_experiment(folder: Path, **changes: Any) -> Experiment:
     experiment = tiny(folder, **changes)
-    mixture = MixtureConfig(4, 2, FeedForwardConfig(24, "silu", gated=True), load_balance=0.1)
-    pattern = tuple(
-        dataclasses.replace(block, feed_forward=mixture) for block in experiment.model.pattern
+    mixture = MoEConfig(
+        4, 2, FeedForwardConfig(24, "silu", gated=True), load_balance_loss_weight=0.1
     )
-    model = dataclasses.replace(experiment.model, pattern=pattern, vocab_size=VOCAB, loop="scan")
+    pattern = tuple(
+        dataclasses.replace(block, feed_forward=mixture) for block in experiment.model.layer_pattern
+    )
+    model = dataclasses.replace(
+        experiment.model, layer_pattern=pattern, vocab_size=VOCAB, layer_loop="scan"
+    )
     return dataclasses.replace(experiment, model=model)
 
 
@@ -37,7 +41,7 @@ def trained(engine: Engine) -> tuple[list[dict[str, float]], Any]:
     for cursor in range(3):
         rows = random_rows(8, VOCAB, cursor=cursor)
         rows["weights"] = np.ones_like(rows["weights"])
-        state, found = engine.step(state, engine.put(rows))
+        state, found = engine.step(state, engine.put_batch(rows))
         metrics.append({name: float(value) for name, value in found.items()})
     return metrics, jax.tree.map(np.asarray, state.params)
 

@@ -15,23 +15,23 @@ from train import jsonl
 from train.checkpoints import manifest
 from train.checkpoints.folder import located
 from train.data.cache import cache_folder
-from train.data.config import DataConfig, TokenizerConfig
-from train.data.corpus import prepare
-from train.data.files import TextFile, locate
+from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.corpus import prepare_text
+from train.data.files import TextFile, expand_path
 from train.data.lines import read_lines
 from train.data.text import read_documents
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 from train.goodput import Timesheet, goodput
 from train.goodput import read_lines as read_times
-from train.labels import saved_labels
+from train.labels import read_labels
 from train.metrics import MetricsLog
-from train.plan.prices import prices
+from train.plan.prices import load_prices
 from train.recovery.record import Record
-from train.registry import find
+from train.registry import find_experiment
 from train.regular_files import LINE_BYTES, lines_of, open_regular, read_bytes, shown_bytes
 from train.report import Report
-from train.run import saved_experiment
+from train.run import read_experiment
 from train.runfolder import RunFolder
 from train.tensorboard import EventFile
 
@@ -43,18 +43,18 @@ def text(path: Path) -> list[Any]:
 
 
 READERS: dict[str, Read] = {
-    "config.json": lambda path: saved_experiment(RunFolder(path.parent)),
-    "labels.json": lambda path: saved_labels(RunFolder(path.parent)),
+    "config.json": lambda path: read_experiment(RunFolder(path.parent)),
+    "labels.json": lambda path: read_labels(RunFolder(path.parent)),
     "recovery.json": Record.read,
     "metrics.jsonl": jsonl.read,
     "tokenizer.json": Tokenizer.load,
     "vocab.txt": Tokenizer.load,
-    "prices.toml": lambda path: prices(str(path)),
+    "prices.toml": lambda path: load_prices(str(path)),
     "text.txt": text,
     "text.jsonl": text,
     "text.txt.gz": text,
     "words.conllu": lambda path: read_lines(TextFile(path.name, path)),
-    "own.py": lambda path: find(str(path)),
+    "own.py": lambda path: find_experiment(str(path)),
 }
 
 
@@ -100,7 +100,7 @@ def test_a_file_that_grows_is_read_no_further(tmp_path: Path) -> None:
 
 
 def test_remote_files_are_read_and_bounded_too(bucket: str) -> None:
-    path = locate(f"{bucket}/a.json")
+    path = expand_path(f"{bucket}/a.json")
     path.write_bytes(b"12345")
     assert read_bytes(path, 5) == b"12345"
     with pytest.raises(UserError, match=r"at most 4 bytes"):
@@ -193,16 +193,16 @@ def test_the_events_of_a_split_are_not_written_where_a_link_leads(tmp_path: Path
 @pytest.mark.parametrize("path", ["~nouser/x", "~nouser/x.py", "a\0b"])
 def test_paths_that_cannot_be(tmp_path: Path, path: str) -> None:
     readers: list[Callable[[str], object]] = [
-        locate,
+        expand_path,
         cache_folder,
         RunFolder.create,
         RunFolder.existing,
         Tokenizer.load,
-        prices,
-        lambda path: prepare(DataConfig(path=path, tokenizer=TokenizerConfig("byte"))),
+        load_prices,
+        lambda path: prepare_text(TextDataConfig(path=path, tokenizer=TokenizerConfig("byte"))),
     ]
     if path.endswith(".py"):
-        readers.append(find)
+        readers.append(find_experiment)
     for read in readers:
         with pytest.raises(UsageError, match=r"the home folder of ~nouser is not known|has a NUL"):
             read(path)
@@ -291,7 +291,7 @@ def test_samples_are_added_to_whatever_is_there(tmp_path: Path) -> None:
         assert file.read() == b"--- step 3\nwords\n"
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("name", ["metrics.jsonl", "time.jsonl", "logbook.jsonl"])
 def test_a_run_is_refused_before_its_first_step(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str

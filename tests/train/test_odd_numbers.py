@@ -18,12 +18,12 @@ from train import memory
 from train.cli.parsing import parse
 from train.cli.plan import PlanArguments
 from train.cli.sample import SampleArguments
-from train.data.parallel_config import ParallelDataConfig
+from train.data.parallel_config import BitextDataConfig
 from train.engines import make_engine
 from train.errors import UsageError, UserError
 from train.experiment import Experiment
-from train.registry import find
-from train.settings import from_plain, to_plain
+from train.registry import find_experiment
+from train.settings import experiment_from_dict, experiment_to_dict
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -32,7 +32,13 @@ from transformer import (
     LanguageModel,
     TransformerConfig,
 )
-from transformer.checks import LARGEST_FLOAT, LARGEST_OF, check_least, check_number, check_numbers
+from transformer.checks import (
+    MAX_FLOAT,
+    MAX_INTEGER_BY_FIELD,
+    check_at_least,
+    check_number,
+    check_numbers,
+)
 
 CONFIGS = ("quickstart", "multi30k", "listops", "trec", "ud_ewt", "bert:base")
 
@@ -53,14 +59,14 @@ def settings(kind: type) -> list[tuple[str, str]]:
     """(config, setting) of all numbers of a type; each name once."""
     found: dict[str, str] = {}
     for name in CONFIGS:
-        for path in numbers(find(name), kind):
+        for path in numbers(find_experiment(name), kind):
             if "precision" not in path:
                 found.setdefault(path, name)
     return [(name, path) for path, name in found.items()]
 
 
 def changed(config: str, path: str, value: float) -> dict[str, Any]:
-    plain = to_plain(find(config))
+    plain = experiment_to_dict(find_experiment(config))
     put(plain, path, value)
     return plain
 
@@ -69,35 +75,35 @@ def changed(config: str, path: str, value: float) -> dict[str, Any]:
 def test_every_integer_has_an_end(config: str, path: str) -> None:
     for value in (2**63 - 1, 2**63, 10**40, -(10**40)):
         last = path.rpartition(".")[2]
-        if value == LARGEST_OF.get(last):
+        if value == MAX_INTEGER_BY_FIELD.get(last):
             continue
         with pytest.raises(UserError, match=rf"{last}\b"):
-            from_plain(changed(config, path, value), "an experiment")
+            experiment_from_dict(changed(config, path, value), "an experiment")
 
 
 @pytest.mark.parametrize(("config", "path"), settings(float))
 def test_every_float_is_finite_and_fits_float32(config: str, path: str) -> None:
     for value in (math.inf, -math.inf, math.nan, 1e308):
         with pytest.raises(UserError, match=path.rpartition(".")[2]):
-            from_plain(changed(config, path, value), "an experiment")
+            experiment_from_dict(changed(config, path, value), "an experiment")
 
 
 def test_numbers_are_named_by_where_they_are() -> None:
-    experiment = find("quickstart")
+    experiment = find_experiment("quickstart")
     mixer = AttentionConfig()
     object.__setattr__(mixer, "soft_cap", math.inf)  # as a class that checks nothing would have it
-    block = dataclasses.replace(experiment.model.pattern[0], mixer=mixer)
+    block = dataclasses.replace(experiment.model.layer_pattern[0], mixer=mixer)
     with pytest.raises(ValueError, match=r"^model.pattern.1.mixer.soft_cap inf: is not a finite"):
-        TransformerConfig(pattern=(experiment.model.pattern[0], block))
+        TransformerConfig(layer_pattern=(experiment.model.layer_pattern[0], block))
 
 
 def test_the_largest_numbers() -> None:
-    check_number("heads", LARGEST_OF["heads"])
+    check_number("heads", MAX_INTEGER_BY_FIELD["heads"])
     check_number("x", -(2**31 - 1))
     check_number("x", -0.0)
-    check_number("x", -LARGEST_FLOAT)
-    assert jnp.isfinite(jnp.float32(LARGEST_FLOAT))
-    check_numbers((True, "word", None, find, Experiment))
+    check_number("x", -MAX_FLOAT)
+    assert jnp.isfinite(jnp.float32(MAX_FLOAT))
+    check_numbers((True, "word", None, find_experiment, Experiment))
     with pytest.raises(ValueError, match=r"^a.heads 65537: is too large; give at most 65536$"):
         check_number("a.heads", 65537)
     with pytest.raises(ValueError, match=r"^x -2147483648: is too large; give at most 2147483647$"):
@@ -105,7 +111,7 @@ def test_the_largest_numbers() -> None:
     with pytest.raises(ValueError, match=r"^x of so many digits: is too large"):
         check_number("x", 10**5000)
     with pytest.raises(ValueError, match=r"^rate inf: is not a finite number; give one$"):
-        check_least("rate", math.inf, 0)
+        check_at_least("rate", math.inf, 0)
 
 
 @pytest.mark.parametrize(
@@ -117,28 +123,30 @@ def test_the_largest_numbers() -> None:
     ],
 )
 def test_options_beside_the_settings_are_checked_too(kind: Any, flag: str, value: str) -> None:
-    default = PlanArguments(find("quickstart")) if kind is PlanArguments else None
+    default = PlanArguments(find_experiment("quickstart")) if kind is PlanArguments else None
     with pytest.raises(UsageError, match=r"is too large; give|is not a finite number"):
         parse(kind, [flag, value], verb="verb", default=default)
 
 
 def test_a_batch_has_so_many_tokens_that_32_bits_count_them() -> None:
-    experiment = find("quickstart")
-    length = experiment.length
+    experiment = find_experiment("quickstart")
+    length = experiment.sequence_length
     dataclasses.replace(experiment, batch_size=(2**31 - 1) // length)
     with pytest.raises(UsageError, match=r"tokens with data.sequence_length .* lower one of them"):
         dataclasses.replace(experiment, batch_size=2**31 // length)
-    translation = find("multi30k")
-    assert isinstance(translation.data, ParallelDataConfig)
+    translation = find_experiment("multi30k")
+    assert isinstance(translation.data, BitextDataConfig)
     most = dataclasses.replace(translation.data, batch_tokens=2**31 - 1)
     dataclasses.replace(translation, data=most)
 
 
 def test_a_weight_that_no_memory_has() -> None:
-    block = BlockConfig(feed_forward=FeedForwardConfig(hidden=2**24))
-    config = TransformerConfig(vocab_size=9, width=2**24, layers=9_999, pattern=(block,))
+    block = BlockConfig(feed_forward=FeedForwardConfig(d_ff=2**24))
+    config = TransformerConfig(
+        vocab_size=9, d_model=2**24, num_layers=9_999, layer_pattern=(block,)
+    )
     with pytest.raises(ValueError, match=r"^weight \w+: .* numbers are more than any memory has"):
-        LanguageModel(config, hardware=Hardware()).axes()
+        LanguageModel(config, hardware=Hardware()).logical_axes()
 
 
 @pytest.mark.parametrize(
@@ -153,11 +161,11 @@ def test_what_no_memory_holds_is_refused_before_it_is_built(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], what: str
 ) -> None:
     monkeypatch.setattr(memory, "host_memory", lambda: 2**33)
-    plain = to_plain(tiny(tmp_path))
+    plain = experiment_to_dict(tiny(tmp_path))
     for path, value in changes.items():
         put(plain, path, value)
     put(plain, "model.vocab_size", 32)
-    experiment = from_plain(plain, "an experiment")
+    experiment = experiment_from_dict(plain, "an experiment")
     engine = make_engine(experiment, Hardware(count=jax.device_count()))
     with pytest.raises(UserError, match=rf"^memory: {what} would take .*, and there are 8.*iB; "):
         memory.check_room(engine, experiment)
@@ -166,7 +174,7 @@ def test_what_no_memory_holds_is_refused_before_it_is_built(
     memory.check_room(make_engine(fits, Hardware(count=jax.device_count())), fits)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_fit_asks_before_it_builds(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     given = ("--workdir", str(tmp_path / "run"), "--quiet", "--batch-size", str(2**26))
     found = command(capsys, "fit", write_config(tmp_path), *given)
@@ -182,7 +190,7 @@ def test_fit_asks_before_it_builds(capsys: pytest.CaptureFixture[str], tmp_path:
     ("line", "target"),
     [
         *itertools.product(["--help"], [">/dev/full", ">&-"]),
-        pytest.param("fit quickstart --help", ">/dev/full", marks=pytest.mark.slow),
+        pytest.param("fit quickstart --help", ">/dev/full", marks=pytest.mark.beta_slow),
         ("goodput --help", ">/dev/full"),
     ],
 )
@@ -201,7 +209,7 @@ def test_an_output_that_is_full_or_closed(line: str, target: str) -> None:
         assert ran.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_reader_that_has_seen_enough() -> None:
     line = [sys.executable, "-m", "train", "describe", "quickstart"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:

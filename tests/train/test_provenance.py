@@ -16,10 +16,10 @@ from train.logbook import Logbook
 from train.provenance import other_library
 from train.recovery.plan import Rollback
 from train.recovery.record import Record
-from train.resuming import finished_before
+from train.resuming import read_final_metrics
 from train.runfolder import RunFolder
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.beta_slow
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path]
     experiment = tiny(
         folder,
         steps=4,
-        checkpoint=CheckpointConfig(every=2, keep=9),
+        checkpoint=CheckpointConfig(every=2, keep_last=9),
         evaluation=EvaluationConfig(every=0),
     )
     train.fit(experiment, str(folder / "run"), quiet=True)
@@ -99,11 +99,11 @@ def test_the_end_of_an_earlier_run_is_not_that_of_a_new_one(tmp_path: Path) -> N
     logbook = Logbook(folder.logbook)
     logbook.write("started", step=0)
     logbook.write("finished", step=4, loss=1.5)
-    assert finished_before(folder, 4) == {"loss": 1.5}
+    assert read_final_metrics(folder, 4) == {"loss": 1.5}
     logbook.write("started", step=0)
-    assert finished_before(folder, 4) is None
+    assert read_final_metrics(folder, 4) is None
     logbook.write("finished", step=4, loss=2.5)
-    assert finished_before(folder, 4) == {"loss": 2.5}
+    assert read_final_metrics(folder, 4) == {"loss": 2.5}
 
 
 def test_another_python_is_named_as_the_reason() -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from train.errors import UsageError
-from train.registry import find, names
+from train.registry import find_experiment, list_experiments
 
 OWN = """
 from __future__ import annotations
@@ -22,29 +22,29 @@ EXPERIMENTS = {
 
 
 def test_shipped_experiments() -> None:
-    known = names()
+    known = list_experiments()
     assert {"gpt2:small", "gpt2:xl", "quickstart:quickstart"} <= set(known)
-    assert find("gpt2") == find("gpt2:small")
-    assert find("gpt2:medium").name == "gpt2-medium"
-    assert all(find(name) is not None for name in known)
+    assert find_experiment("gpt2") == find_experiment("gpt2:small")
+    assert find_experiment("gpt2:medium").name == "gpt2-medium"
+    assert all(find_experiment(name) is not None for name in known)
 
 
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(OWN)
-    assert find(str(file)).name == "short"
-    assert find(f"{file}:long").steps == 5
+    assert find_experiment(str(file)).name == "short"
+    assert find_experiment(f"{file}:long").steps == 5
     with pytest.raises(UsageError, match="has no experiment wide; choose one of short, long"):
-        find(f"{file}:wide")
+        find_experiment(f"{file}:wide")
 
 
 def test_an_unknown_config() -> None:
     with pytest.raises(UsageError, match="config gpt9: is not known; choose one of before, bert, "):
-        find("gpt9")
+        find_experiment("gpt9")
     with pytest.raises(UsageError, match="config gpt2:huge: gpt2 has no experiment huge; choose"):
-        find("gpt2:huge")
+        find_experiment("gpt2:huge")
     with pytest.raises(UsageError, match="config : is not known"):
-        find("")
+        find_experiment("")
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_a_file_that_holds_none(tmp_path: Path, text: str, message: str) -> None
     file = tmp_path / "own.py"
     file.write_text(text)
     with pytest.raises(UsageError, match=message):
-        find(str(file))
+        find_experiment(str(file))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no such file; give the path"):
-        find(str(tmp_path / "own.py"))
+        find_experiment(str(tmp_path / "own.py"))

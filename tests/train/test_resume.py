@@ -22,7 +22,7 @@ from train.hardware import local_hardware
 from train.optimizers import AdamW, Lion
 from train.preemption import PreemptedError
 from train.report import Report
-from train.run import saved_experiment
+from train.run import read_experiment
 from train.runfolder import RunFolder
 from train.schedules import ScheduleConfig
 from train.sharding import MeshConfig
@@ -43,8 +43,8 @@ def an_experiment(folder: Path, **changes: Any) -> Experiment:
     """With a rate that changes at each step, so that a wrong number would show."""
     settings = {
         "steps": STEPS,
-        "schedule": ScheduleConfig("cosine", learning_rate=1e-2, warmup=3),
-        "checkpoint": CheckpointConfig(every=4, keep=3),
+        "schedule": ScheduleConfig("cosine", learning_rate=1e-2, warmup_steps=3),
+        "checkpoint": CheckpointConfig(every=4, keep_last=3),
     }
     return tiny(folder, **{**settings, **changes})
 
@@ -78,10 +78,10 @@ def crash(at: int) -> OnStep:
 
 def state_at(workdir: Path, step: int) -> TrainState:
     """All that a run was at a step, whatever mesh it ran on."""
-    experiment = saved_experiment(RunFolder.existing(workdir))
+    experiment = read_experiment(RunFolder.existing(workdir))
     engine = make_engine(experiment, local_hardware())
     with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
-        state: TrainState = checkpoints.restore(step, engine.shapes()).state
+        state: TrainState = checkpoints.restore(step, engine.abstract_state()).state
     return state
 
 
@@ -126,7 +126,7 @@ def copy(stopped: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stopped, tmp_path / "copy"))
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_run_that_is_told_to_stop_saves_where_it_is(stopped: Path) -> None:
     assert sorted(losses(stopped)) == [1, 2, 3, 4, 5]
     with Checkpoints(stopped / "checkpoints", read_only=True) as checkpoints:
@@ -138,14 +138,14 @@ def test_a_run_that_is_told_to_stop_saves_where_it_is(stopped: Path) -> None:
     assert train.load(str(stopped)).step == 5
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_broken_run_is_an_unbroken_one(
     unbroken: Unbroken, copy: Path, tmp_path: Path, on_step: Callable[[OnStep], None]
 ) -> None:
     """Stopped, crashed, stopped again, its text moved: to the last bit, with dropout on."""
     text = shutil.move(shutil.copy(unbroken.folder / "text.txt", tmp_path), tmp_path / "text.txt")
     moved = an_experiment(unbroken.folder)
-    data = dataclasses.replace(moved.text, path=str(text), cache=str(tmp_path / "cache"))
+    data = dataclasses.replace(moved.text_data, path=str(text), cache_dir=str(tmp_path / "cache"))
     moved = dataclasses.replace(moved, data=data, name="moved")
     on_step(crash(at=7))
     with pytest.raises(CrashError):
@@ -213,7 +213,7 @@ def test_so_is_one_that_is_cut_otherwise(
     assert_same_bits(broken, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("[mesh")
 @pytest.mark.parametrize(
     ("devices", "changes"),
@@ -252,7 +252,7 @@ def test_more_steps_can_be_asked_for(unbroken: Unbroken, tmp_path: Path) -> None
     assert {step: found[step] for step in unbroken.losses} == unbroken.losses
     resumed = lines_of(workdir / "logbook.jsonl")[-2]
     assert resumed["changed"] == {"steps": STEPS + 2}
-    assert saved_experiment(RunFolder.existing(workdir)).steps == STEPS + 2
+    assert read_experiment(RunFolder.existing(workdir)).steps == STEPS + 2
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -261,12 +261,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def narrower(experiment: Experiment) -> Experiment:
-    return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, width=8))
+    return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, d_model=8))
 
 
 def with_heads(experiment: Experiment) -> Experiment:
-    block = BlockConfig(mixer=AttentionConfig(heads=2), dropout=0.1)
-    model = dataclasses.replace(experiment.model, pattern=(block,))
+    block = BlockConfig(mixer=AttentionConfig(num_heads=2), residual_dropout=0.1)
+    model = dataclasses.replace(experiment.model, layer_pattern=(block,))
     return dataclasses.replace(experiment, model=model)
 
 
@@ -320,19 +320,19 @@ def test_a_run_is_not_resumed_with_another_text(
 def one_step(experiment: Experiment, state: TrainState) -> TrainState:
     """What a step makes of a state."""
     task = make_task(experiment)
-    corpus = task.prepare()
-    experiment = task.resolved(corpus)
+    corpus = task.prepare_corpus()
+    experiment = task.resolve_experiment(corpus)
     engine = make_engine(experiment, local_hardware())
-    rows = make_task(experiment).batches(corpus).host(int(state.cursor), 0, 1)
-    return engine.step(state, engine.put(rows))[0]
+    rows = make_task(experiment).training_batches(corpus).host_batch(int(state.cursor), 0, 1)
+    return engine.step(state, engine.put_batch(rows))[0]
 
 
 @pytest.mark.full
 def test_settings_of_the_optimizer_are_those_asked_for(unbroken: Unbroken, copy: Path) -> None:
     """And not what they were when the checkpoint was saved."""
     settings = {
-        "optimizer": AdamW(beta1=0.5, beta2=0.7, weight_decay=0.3, clip=0.2),
-        "schedule": ScheduleConfig("linear", learning_rate=2e-2, warmup=2),
+        "optimizer": AdamW(beta1=0.5, beta2=0.7, weight_decay=0.3, max_grad_norm=0.2),
+        "schedule": ScheduleConfig("linear", learning_rate=2e-2, warmup_steps=2),
         "steps": 6,
     }
     asked, before = an_experiment(unbroken.folder, **settings), state_at(copy, 5)
@@ -356,7 +356,7 @@ def damage(checkpoint: Path) -> None:
     largest.write_bytes(data)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_damaged_checkpoint_is_passed_over(unbroken: Unbroken, copy: Path) -> None:
     damage(copy / "checkpoints" / "5")
     fit(an_experiment(unbroken.folder), copy)
@@ -397,7 +397,7 @@ def test_a_run_never_begins_anew_for_want_of_a_whole_checkpoint(
     assert contents(copy) == before
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_first_save_that_was_cut_off_is_none(unbroken: Unbroken, copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints" / "4")
     (copy / "checkpoints" / "5" / "manifest.json").unlink()
@@ -406,7 +406,7 @@ def test_a_first_save_that_was_cut_off_is_none(unbroken: Unbroken, copy: Path) -
     assert (copy / "checkpoints" / "damaged-5").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("tpu")
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_what_auto_chose_stays_on_hardware_of_a_kind(
@@ -441,4 +441,4 @@ def test_a_run_without_a_checkpoint_begins_anew_with_other_settings(
             fit(an_experiment(unbroken.folder, batch_size=16), workdir)
     fit(an_experiment(unbroken.folder), workdir)
     assert losses(workdir) == unbroken.losses
-    assert saved_experiment(RunFolder.existing(workdir)).batch_size == 8
+    assert read_experiment(RunFolder.existing(workdir)).batch_size == 8

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train.schedules import ScheduleConfig, make_schedule, vaswani
+from train.schedules import ScheduleConfig, inverse_sqrt_schedule, make_schedule
 
 KINDS = ("cosine", "linear", "inverse_sqrt", "warmup_stable_decay", "constant")
 
@@ -22,7 +22,7 @@ def rates(config: ScheduleConfig, steps: int, *, width: int = 64) -> np.ndarray:
 
 
 def test_cosine() -> None:
-    found = rates(ScheduleConfig("cosine", 0.4, warmup=5, final=0.25), steps=25)
+    found = rates(ScheduleConfig("cosine", 0.4, warmup_steps=5, min_lr_ratio=0.25), steps=25)
     np.testing.assert_allclose(found[1:6], [0.08, 0.16, 0.24, 0.32, 0.4], rtol=1e-6)
     assert found[15] == pytest.approx((0.4 + 0.1) / 2, rel=1e-6)  # half of the way down
     for n in range(5, 26):
@@ -32,13 +32,15 @@ def test_cosine() -> None:
 
 
 def test_linear() -> None:
-    found = rates(ScheduleConfig("linear", 0.4, warmup=4, final=0.5), steps=8)
+    found = rates(ScheduleConfig("linear", 0.4, warmup_steps=4, min_lr_ratio=0.5), steps=8)
     expected = [0.1, 0.2, 0.3, 0.4, 0.35, 0.3, 0.25, 0.2]
     np.testing.assert_allclose(found[1:9], expected, rtol=1e-6)
 
 
 def test_warmup_stable_decay() -> None:
-    config = ScheduleConfig("warmup_stable_decay", 0.6, warmup=3, final=0, decay=0.3)
+    config = ScheduleConfig(
+        "warmup_stable_decay", 0.6, warmup_steps=3, min_lr_ratio=0, decay_fraction=0.3
+    )
     found = rates(config, steps=20)
     np.testing.assert_allclose(found[1:4], [0.2, 0.4, 0.6], rtol=1e-6)
     np.testing.assert_allclose(found[3:15], 0.6, rtol=1e-6)
@@ -47,24 +49,26 @@ def test_warmup_stable_decay() -> None:
 
 
 def test_warmup_stable_decay_has_no_room_for_all_of_its_decay() -> None:
-    config = ScheduleConfig("warmup_stable_decay", 0.8, warmup=2, final=0.5, decay=1.0)
+    config = ScheduleConfig(
+        "warmup_stable_decay", 0.8, warmup_steps=2, min_lr_ratio=0.5, decay_fraction=1.0
+    )
     found = rates(config, steps=6)
     np.testing.assert_allclose(found[1:7], [0.4, 0.8, 0.7, 0.6, 0.5, 0.4], rtol=1e-6)
 
 
 def test_constant_and_no_warmup() -> None:
-    found = rates(ScheduleConfig("constant", 0.3, warmup=0), 4)
+    found = rates(ScheduleConfig("constant", 0.3, warmup_steps=0), 4)
     np.testing.assert_allclose(found[1:], 0.3, rtol=1e-6)
-    found = rates(ScheduleConfig("constant", 0.3, warmup=3), 4)
+    found = rates(ScheduleConfig("constant", 0.3, warmup_steps=3), 4)
     np.testing.assert_allclose(found[1:5], [0.1, 0.2, 0.3, 0.3], rtol=1e-6)
-    found = rates(ScheduleConfig("linear", 0.4, warmup=0, final=0), 4)
+    found = rates(ScheduleConfig("linear", 0.4, warmup_steps=0, min_lr_ratio=0), 4)
     np.testing.assert_allclose(found[1:5], [0.3, 0.2, 0.1, 0], atol=1e-8)
 
 
 def test_the_formula_of_the_paper() -> None:
     """Vaswani et al. 2017, equation 3, with the base model's numbers."""
     numbers = (1, 100, 3999, 4000, 4001, 100_000)
-    found = np.asarray(vaswani(512, 4000)(jnp.array(numbers)))
+    found = np.asarray(inverse_sqrt_schedule(512, 4000)(jnp.array(numbers)))
     expected = [512**-0.5 * min(n**-0.5, n * 4000**-1.5) for n in numbers]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert found[3] == found.max() == pytest.approx(512**-0.5 * 4000**-0.5, rel=1e-6)
@@ -72,10 +76,10 @@ def test_the_formula_of_the_paper() -> None:
 
 
 def test_inverse_square_root_with_the_papers_peak_and_with_another() -> None:
-    paper = rates(ScheduleConfig("inverse_sqrt", 0, warmup=7), steps=30, width=49)
+    paper = rates(ScheduleConfig("inverse_sqrt", 0, warmup_steps=7), steps=30, width=49)
     assert paper[7] == pytest.approx(49**-0.5 * 7**-0.5, rel=1e-6)
     assert paper[28] == pytest.approx(paper[7] / 2, rel=1e-6)
-    other = rates(ScheduleConfig("inverse_sqrt", 0.5, warmup=7), steps=30, width=49)
+    other = rates(ScheduleConfig("inverse_sqrt", 0.5, warmup_steps=7), steps=30, width=49)
     assert other[7] == other[1:].max() == pytest.approx(0.5, rel=1e-6)
     np.testing.assert_allclose(other[1:] / paper[1:], 0.5 * (49 * 7) ** 0.5, rtol=1e-5)
 
@@ -85,7 +89,7 @@ def test_inverse_square_root_with_the_papers_peak_and_with_another() -> None:
 def test_never_negative_and_at_most_the_peak(kind: Any, warmup: int, steps: int) -> None:
     if kind == "inverse_sqrt":
         warmup = max(1, warmup)
-    config = ScheduleConfig(kind, 3e-3, warmup=warmup, final=0, decay=0.37)
+    config = ScheduleConfig(kind, 3e-3, warmup_steps=warmup, min_lr_ratio=0, decay_fraction=0.37)
     found = rates(config, steps)[1:]
     assert (found >= 0).all()
     assert (found <= 3e-3 * (1 + 1e-6)).all()

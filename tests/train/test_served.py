@@ -21,15 +21,15 @@ from train.errors import UsageError, UserError
 from train.evaluation import evaluate_run
 from train.experiment import (
     CheckpointConfig,
+    EarlyStoppingConfig,
     EmaConfig,
     EvaluationConfig,
     Experiment,
-    StoppingConfig,
 )
 from train.hardware import local_hardware
 from train.preemption import PreemptedError
 from train.report import Report
-from train.run import saved_experiment
+from train.run import read_experiment
 from train.runfolder import RunFolder
 from train.schedules import ScheduleConfig
 from train.served import averaged_steps
@@ -40,9 +40,9 @@ STEPS = 8
 
 
 def state_at(workdir: Path, step: int) -> TrainState:
-    engine = make_engine(saved_experiment(RunFolder.existing(workdir)), local_hardware())
+    engine = make_engine(read_experiment(RunFolder.existing(workdir)), local_hardware())
     with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
-        state: TrainState = checkpoints.restore(step, engine.shapes()).state
+        state: TrainState = checkpoints.restore(step, engine.abstract_state()).state
     return state
 
 
@@ -91,14 +91,14 @@ def averaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path
     experiment = tiny(
         folder,
         steps=STEPS,
-        checkpoint=CheckpointConfig(every=2, keep=1),
-        evaluation=EvaluationConfig(every=0, average=3),
+        checkpoint=CheckpointConfig(every=2, keep_last=1),
+        evaluation=EvaluationConfig(every=0, average_checkpoints=3),
         ema=EmaConfig(decay=0.5),
     )
     return experiment, folder / "run", fit(experiment, folder / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_missed(
     averaged: tuple[Experiment, Path, train.Run],
     tmp_path: Path,
@@ -125,7 +125,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_missed(
     assert not capfd.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_the_last_checkpoints_are_kept_and_averaged(
     averaged: tuple[Experiment, Path, train.Run],
 ) -> None:
@@ -140,7 +140,7 @@ def test_the_last_checkpoints_are_kept_and_averaged(
     assert [each["checkpoints"] for each in weights] == [[4, 6, 8]]
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_the_metrics_at_the_end_are_those_of_the_average(
     averaged: tuple[Experiment, Path, train.Run],
 ) -> None:
@@ -156,7 +156,7 @@ def test_an_average_may_be_asked_for(
     averaged: tuple[Experiment, Path, train.Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, workdir, _ = averaged
-    two = train.load(str(workdir), step=6, average=2)
+    two = train.load(str(workdir), step=6, average_checkpoints=2)
     states = [state_at(workdir, step).ema for step in (4, 6)]
     assert_close(two.params, jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *states), 1e-6)
     assert two.step == 6
@@ -168,13 +168,13 @@ def test_an_average_may_be_asked_for(
     assert command(capsys, "evaluate", str(workdir), "--average", "2", "--json").status == 0
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_the_moving_average_is_that_of_every_step(tmp_path: Path) -> None:
     """By hand, from checkpoints of all steps: decays of 1/10, 2/11, 3/12 and then 1/4."""
     experiment = tiny(
         tmp_path,
         steps=4,
-        checkpoint=CheckpointConfig(every=1, keep=9),
+        checkpoint=CheckpointConfig(every=1, keep_last=9),
         ema=EmaConfig(decay=0.26),
     )
     run = fit(experiment, tmp_path / "run")
@@ -213,8 +213,8 @@ def test_a_broken_run_has_the_same_averages(
     experiment = tiny(
         tmp_path,
         steps=STEPS,
-        checkpoint=CheckpointConfig(every=2, keep=1),
-        evaluation=EvaluationConfig(every=3, average=3),
+        checkpoint=CheckpointConfig(every=2, keep_last=1),
+        evaluation=EvaluationConfig(every=3, average_checkpoints=3),
         ema=EmaConfig(decay=0.9),
         **changes,
     )
@@ -229,10 +229,10 @@ def impatient(folder: Path, **changes: Any) -> Experiment:
     """A rate so high that what is reached is soon lost again."""
     settings = {
         "steps": 40,
-        "schedule": ScheduleConfig("constant", learning_rate=0.3, warmup=0),
-        "checkpoint": CheckpointConfig(every=5, keep=1),
-        "evaluation": EvaluationConfig(every=2, batches=0),
-        "stopping": StoppingConfig(patience=3),
+        "schedule": ScheduleConfig("constant", learning_rate=0.3, warmup_steps=0),
+        "checkpoint": CheckpointConfig(every=5, keep_last=1),
+        "evaluation": EvaluationConfig(every=2, num_batches=0),
+        "stopping": EarlyStoppingConfig(patience=3),
     }
     return tiny(folder, **{**settings, **changes})
 
@@ -249,7 +249,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path,
     return experiment, folder / "run", fit(experiment, folder / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_run_ends_when_evaluations_get_no_better(
     stopped: tuple[Experiment, Path, train.Run],
 ) -> None:
@@ -271,7 +271,7 @@ def test_a_run_ends_when_evaluations_get_no_better(
     assert events[1]["best"] == {"step": best, "value": value, "waited": 3}
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_it_is_loaded_at_its_best(stopped: tuple[Experiment, Path, train.Run]) -> None:
     _, workdir, run = stopped
     again = train.load(str(workdir))
@@ -279,7 +279,7 @@ def test_it_is_loaded_at_its_best(stopped: tuple[Experiment, Path, train.Run]) -
     assert_same_bits(again.params, run.params)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_it_has_ended_for_good(stopped: tuple[Experiment, Path, train.Run]) -> None:
     experiment, workdir, run = stopped
     before = evaluations(workdir)
@@ -308,8 +308,8 @@ def test_with_more_patience_it_goes_on(
     workdir = Path(shutil.copytree(stopped[1], tmp_path / "longer"))
     again = dataclasses.replace(
         experiment,
-        stopping=StoppingConfig(),
-        checkpoint=dataclasses.replace(experiment.checkpoint, best=True),
+        early_stopping=EarlyStoppingConfig(),
+        checkpoint=dataclasses.replace(experiment.checkpoint, keep_best=True),
     )
     longer = fit(again, workdir)
     assert max(losses(workdir)) == 40
@@ -323,11 +323,11 @@ def test_with_more_patience_it_goes_on(
 def test_the_best_may_be_asked_for_later(tmp_path: Path) -> None:
     """What was best before, of which there is no checkpoint, is best no more."""
     experiment = impatient(
-        tmp_path, steps=6, stopping=StoppingConfig(), checkpoint=CheckpointConfig(every=0)
+        tmp_path, steps=6, stopping=EarlyStoppingConfig(), checkpoint=CheckpointConfig(every=0)
     )
     fit(experiment, tmp_path / "run")
     assert steps_of(tmp_path / "run") == [6]
-    kept = dataclasses.replace(experiment, steps=10, checkpoint=CheckpointConfig(0, best=True))
+    kept = dataclasses.replace(experiment, steps=10, checkpoint=CheckpointConfig(0, keep_best=True))
     run = fit(kept, tmp_path / "run")
     later = [each for each in evaluations(tmp_path / "run")[:-1] if each[0] > 6]
     assert run.step == min(later, key=lambda each: each[1])[0]
@@ -336,10 +336,19 @@ def test_the_best_may_be_asked_for_later(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"stopping": StoppingConfig(3)}, r"stopping\.patience: there is no evaluation on the way"),
-        ({"checkpoint": CheckpointConfig(best=True)}, r"checkpoint\.best: there is no evaluation"),
         (
-            {"evaluation": EvaluationConfig(average=2), "checkpoint": CheckpointConfig(every=0)},
+            {"stopping": EarlyStoppingConfig(3)},
+            r"stopping\.patience: there is no evaluation on the way",
+        ),
+        (
+            {"checkpoint": CheckpointConfig(keep_best=True)},
+            r"checkpoint\.best: there is no evaluation",
+        ),
+        (
+            {
+                "evaluation": EvaluationConfig(average_checkpoints=2),
+                "checkpoint": CheckpointConfig(every=0),
+            },
             r"evaluation\.average 2: there is no checkpoint but the last",
         ),
     ],

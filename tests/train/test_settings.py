@@ -6,18 +6,24 @@ from typing import Any
 import pytest
 
 from tests.train.support import tiny
-from train.data.config import DataConfig, TokenizerConfig
+from train.data.config import TextDataConfig, TokenizerConfig
 from train.errors import UserError
 from train.experiment import Experiment
 from train.optimizers import Muon
-from train.settings import as_text, changes, flat, forbidden, from_plain, to_plain
+from train.settings import (
+    diff_experiments,
+    experiment_from_dict,
+    experiment_to_dict,
+    experiment_to_text,
+    flatten_experiment,
+    forbidden_changes,
+)
 from transformer import (
     AdditiveScore,
     ALiBi,
     AttentionConfig,
     BilinearScore,
     BlockConfig,
-    BucketedBias,
     DotScore,
     FeedForwardConfig,
     LearnedPositions,
@@ -30,8 +36,9 @@ from transformer import (
     PerformerConfig,
     Precision,
     RelativePositions,
-    Rotary,
+    RoPE,
     SinusoidalPositions,
+    T5RelativeBias,
     TransformerConfig,
     YaRNScaling,
 )
@@ -39,39 +46,41 @@ from transformer import (
 UNUSUAL = Experiment(
     name="unusual é",
     model=TransformerConfig(
-        width=24,
-        pattern=(
-            BlockConfig(mixer=AttentionConfig(heads=6, kv_heads=2, position=Rotary(base=77.0))),
+        d_model=24,
+        layer_pattern=(
             BlockConfig(
-                mixer=AttentionConfig(heads=3, dropout=0.25),
+                mixer=AttentionConfig(num_heads=6, num_kv_heads=2, position=RoPE(theta=77.0))
+            ),
+            BlockConfig(
+                mixer=AttentionConfig(num_heads=3, dropout=0.25),
                 feed_forward=FeedForwardConfig(activation="silu", gated=True, bias=False),
                 norm=NormConfig("rms"),
             ),
         ),
-        position=LearnedPositions(512),
+        position_embedding=LearnedPositions(512),
         final_norm=None,
         precision=Precision(compute="bfloat16", softmax="bfloat16"),
     ),
-    data=DataConfig(path="a b.txt", tokenizer=TokenizerConfig("file", path="tokenizer.json")),
+    data=TextDataConfig(path="a b.txt", tokenizer=TokenizerConfig("file", path="tokenizer.json")),
     optimizer=Muon(weight_decay=0.0),
 )
 
 
 def test_an_experiment_survives_json() -> None:
     """Unions, mixers, tuples, policies of one's own, and what is None."""
-    text = json.dumps(to_plain(UNUSUAL))
-    back = from_plain(json.loads(text), "here")
+    text = json.dumps(experiment_to_dict(UNUSUAL))
+    back = experiment_from_dict(json.loads(text), "here")
     assert back == UNUSUAL
-    assert isinstance(back.model.pattern[0].mixer, AttentionConfig)
-    assert back.model.pattern[0].mixer.position == Rotary(base=77.0)
+    assert isinstance(back.model.layer_pattern[0].mixer, AttentionConfig)
+    assert back.model.layer_pattern[0].mixer.position == RoPE(theta=77.0)
 
 
 ATTENTION: tuple[AttentionConfig, ...] = (
     AttentionConfig(position=RelativePositions(3), score=BilinearScore()),
-    AttentionConfig(position=BucketedBias(8, 20, bidirectional=True), score=AdditiveScore(5)),
+    AttentionConfig(position=T5RelativeBias(8, 20, bidirectional=True), score=AdditiveScore(5)),
     AttentionConfig(position=ALiBi(), score=DotScore(), qk_norm=NormConfig("rms")),
     *(
-        AttentionConfig(position=Rotary(base=77.0, scaling=scaling))
+        AttentionConfig(position=RoPE(theta=77.0, scaling=scaling))
         for scaling in (
             NoScaling(),
             LinearScaling(2.0),
@@ -87,14 +96,14 @@ ATTENTION: tuple[AttentionConfig, ...] = (
 @pytest.mark.parametrize("position", [NoPosition(), LearnedPositions(512), SinusoidalPositions()])
 def test_every_kind_of_position_and_score_survives_json(mixer: Any, position: Any) -> None:
     block = BlockConfig(mixer=mixer)
-    model = TransformerConfig(width=24, pattern=(block,), position=position)
+    model = TransformerConfig(d_model=24, layer_pattern=(block,), position_embedding=position)
     experiment = Experiment(name="positions", model=model)
-    text = json.dumps(to_plain(experiment))
-    assert from_plain(json.loads(text), "here") == experiment
+    text = json.dumps(experiment_to_dict(experiment))
+    assert experiment_from_dict(json.loads(text), "here") == experiment
 
 
 def test_names_and_values() -> None:
-    settings = flat(UNUSUAL)
+    settings = flatten_experiment(UNUSUAL)
     assert settings["model.pattern.0.mixer.kind"] == "full"
     assert settings["model.pattern.0.mixer.heads"] == 6
     assert settings["model.pattern.0.mixer.position.base"] == 77.0
@@ -108,8 +117,8 @@ def test_names_and_values() -> None:
 
 
 def test_text_has_a_line_for_each_setting() -> None:
-    lines = as_text(UNUSUAL).splitlines()
-    assert len(lines) == len(flat(UNUSUAL))
+    lines = experiment_to_text(UNUSUAL).splitlines()
+    assert len(lines) == len(flatten_experiment(UNUSUAL))
     assert 'data.path = "a b.txt"' in lines
     assert "optimizer.weight_decay = 0.0" in lines
     assert "model.tied = true" in lines
@@ -119,15 +128,17 @@ def test_changes_are_told_by_name() -> None:
     other = dataclasses.replace(
         UNUSUAL,
         steps=7,
-        model=dataclasses.replace(UNUSUAL.model, pattern=UNUSUAL.model.pattern[:1], width=48),
+        model=dataclasses.replace(
+            UNUSUAL.model, layer_pattern=UNUSUAL.model.layer_pattern[:1], d_model=48
+        ),
     )
-    found = changes(UNUSUAL, other)
+    found = diff_experiments(UNUSUAL, other)
     assert found["steps"] == (1000, 7)
     assert found["model.width"] == (24, 48)
     assert found["model.pattern.1.mixer.heads"] == (3, None)
-    assert changes(UNUSUAL, UNUSUAL) == {}
-    assert "steps" not in forbidden(found)
-    assert "model.width" in forbidden(found)
+    assert diff_experiments(UNUSUAL, UNUSUAL) == {}
+    assert "steps" not in forbidden_changes(found)
+    assert "model.width" in forbidden_changes(found)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +165,8 @@ def test_changes_are_told_by_name() -> None:
     ],
 )
 def test_a_run_may_be_resumed_with_another(name: str) -> None:
-    assert not forbidden({name: (1, 2)})
-    assert name in flat(UNUSUAL)
+    assert not forbidden_changes({name: (1, 2)})
+    assert name in flatten_experiment(UNUSUAL)
 
 
 @pytest.mark.parametrize(
@@ -173,34 +184,34 @@ def test_a_run_may_be_resumed_with_another(name: str) -> None:
     ],
 )
 def test_a_run_may_not_be_resumed_with_another(name: str) -> None:
-    assert forbidden({name: (1, 2)}) == {name: (1, 2)}
-    assert name in flat(UNUSUAL)
+    assert forbidden_changes({name: (1, 2)}) == {name: (1, 2)}
+    assert name in flatten_experiment(UNUSUAL)
 
 
 def test_random_features_may_be_drawn_anew() -> None:
     block = BlockConfig(mixer=PerformerConfig())
-    model = TransformerConfig(width=16, layers=1, pattern=(block,))
-    before = Experiment(name="a", model=model, data=DataConfig())
-    pattern = (BlockConfig(mixer=PerformerConfig(redraw=1)),)
-    after = dataclasses.replace(before, model=dataclasses.replace(model, pattern=pattern))
-    assert changes(before, after) == {"model.pattern.0.mixer.redraw": (0, 1)}
-    assert not forbidden(changes(before, after))
+    model = TransformerConfig(d_model=16, num_layers=1, layer_pattern=(block,))
+    before = Experiment(name="a", model=model, data=TextDataConfig())
+    pattern = (BlockConfig(mixer=PerformerConfig(redraw_index=1)),)
+    after = dataclasses.replace(before, model=dataclasses.replace(model, layer_pattern=pattern))
+    assert diff_experiments(before, after) == {"model.pattern.0.mixer.redraw": (0, 1)}
+    assert not forbidden_changes(diff_experiments(before, after))
 
 
 @pytest.mark.parametrize("name", ["optimizer.momentum", "ema.decay"])
 def test_what_the_state_holds_may_not_change(name: str) -> None:
-    assert forbidden({name: (0.9, 0.0)})
-    assert forbidden({name: (0.0, 0.9)})
-    assert not forbidden({name: (0.9, 0.5)})
-    assert forbidden({"optimizer.kind": ("adamw", "lion")})
+    assert forbidden_changes({name: (0.9, 0.0)})
+    assert forbidden_changes({name: (0.0, 0.9)})
+    assert not forbidden_changes({name: (0.9, 0.5)})
+    assert forbidden_changes({"optimizer.kind": ("adamw", "lion")})
 
 
 def damaged(**at_top: Any) -> dict[str, Any]:
-    return {**to_plain(UNUSUAL), **at_top}
+    return {**experiment_to_dict(UNUSUAL), **at_top}
 
 
 def with_mixer(mixer: dict[str, Any]) -> dict[str, Any]:
-    plain = to_plain(UNUSUAL)
+    plain = experiment_to_dict(UNUSUAL)
     plain["model"]["pattern"][0]["mixer"] = mixer
     return plain
 
@@ -221,7 +232,7 @@ def with_mixer(mixer: dict[str, Any]) -> dict[str, Any]:
 )
 def test_what_is_no_experiment(plain: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=r"W/config.json: .*" + reason) as caught:
-        from_plain(plain, "W/config.json")
+        experiment_from_dict(plain, "W/config.json")
     assert "\n" not in str(caught.value)
 
 
@@ -229,10 +240,10 @@ def test_nothing_saved_is_executed() -> None:
     """A name chooses among the classes that are known: it is never imported."""
     for kind in ("os.system", "train.loop.fit", "__class__"):
         with pytest.raises(UserError, match="is not known"):
-            from_plain(with_mixer({"kind": kind}), "here")
+            experiment_from_dict(with_mixer({"kind": kind}), "here")
 
 
 def test_experiments_on_disk_are_those_of_the_text(tmp_path: Path) -> None:
     first, second = tiny(tmp_path), tiny(tmp_path, steps=13)
-    one, other = as_text(first).splitlines(), as_text(second).splitlines()
+    one, other = experiment_to_text(first).splitlines(), experiment_to_text(second).splitlines()
     assert set(other) - set(one) == {"steps = 13"}

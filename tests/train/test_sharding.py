@@ -16,14 +16,14 @@ from train.errors import UsageError
 from train.optimizers import OPTIMIZERS
 from train.sharding import (
     MeshConfig,
-    constrain_to,
-    in_host_memory,
+    host_memory_shardings,
+    logical_to_sharding,
     make_mesh,
-    partition,
-    place_batch,
+    make_sharding_constraint,
+    shard_batch,
 )
 from transformer import Hardware
-from transformer.weights import Axes
+from transformer.weights import LogicalAxes
 
 VOCAB = 30
 
@@ -42,7 +42,7 @@ VOCAB = 30
 )
 def test_sizes(mesh: MeshConfig, devices: int, sizes: tuple[int, ...]) -> None:
     """From the slowest links to the fastest."""
-    assert mesh.sizes(devices) == dict(
+    assert mesh.axis_sizes(devices) == dict(
         zip(("data", "fsdp", "expert", "context", "tensor"), sizes, strict=True)
     )
 
@@ -61,7 +61,7 @@ def test_sizes(mesh: MeshConfig, devices: int, sizes: tuple[int, ...]) -> None:
 )
 def test_sizes_that_are_no_mesh(mesh: MeshConfig, devices: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        mesh.sizes(devices)
+        mesh.axis_sizes(devices)
 
 
 def test_layouts_follow_from_the_names_of_axes() -> None:
@@ -69,7 +69,7 @@ def test_layouts_follow_from_the_names_of_axes() -> None:
     assert mesh.shape == {"data": 2, "fsdp": 2, "expert": 1, "context": 1, "tensor": 2}
 
     def spec(*names: str | None) -> P:
-        return partition(mesh, names).spec
+        return logical_to_sharding(mesh, names).spec
 
     assert spec("layers", "embed", "heads", "head") == P(None, ("fsdp",), ("tensor",), None)
     assert spec("layers", "heads", "head", "embed") == P(None, ("tensor",), None, ("fsdp",))
@@ -84,59 +84,59 @@ def test_layouts_follow_from_the_names_of_axes() -> None:
 
 def test_axes_of_size_one_are_left_out() -> None:
     mesh = make_mesh(MeshConfig(data=8))
-    assert partition(mesh, ("batch", None)).spec == P(("data",), None)
-    assert partition(mesh, ("vocab", "embed")).is_fully_replicated
+    assert logical_to_sharding(mesh, ("batch", None)).spec == P(("data",), None)
+    assert logical_to_sharding(mesh, ("vocab", "embed")).is_fully_replicated
 
 
 def test_an_axis_that_does_not_divide() -> None:
     mesh = make_mesh(MeshConfig(data=1, fsdp=8))
-    assert partition(mesh, ("embed",), (24,)).spec == P(("fsdp",))
+    assert logical_to_sharding(mesh, ("embed",), (24,)).spec == P(("fsdp",))
     message = (
         r"axis embed of size 12: .* 8 parts \(mesh fsdp 8\); give mesh.fsdp of 1 or 2 or .* 6$"
     )
     with pytest.raises(UsageError, match=message):
-        partition(mesh, ("mlp", "embed"), (5, 12))
+        logical_to_sharding(mesh, ("mlp", "embed"), (5, 12))
     both = make_mesh(MeshConfig(data=2, fsdp=4))
     message = r"into 8 parts \(mesh data 2 x fsdp 4\); give mesh.data x mesh.fsdp of 1 or"
     with pytest.raises(UsageError, match=message):
-        partition(both, ("batch",), (12,))
+        logical_to_sharding(both, ("batch",), (12,))
 
 
 def test_tokens_and_experts() -> None:
     mesh = make_mesh(MeshConfig(data=1, fsdp=2, expert=2, context=2))
-    assert partition(mesh, ("batch", "length", None)).spec == P(
+    assert logical_to_sharding(mesh, ("batch", "length", None)).spec == P(
         ("fsdp", "expert"), ("context",), None
     )
-    assert partition(mesh, ("layers", "experts", "embed", "mlp")).spec == P(
+    assert logical_to_sharding(mesh, ("layers", "experts", "embed", "mlp")).spec == P(
         None, ("expert",), ("fsdp",), None
     )
-    assert partition(mesh, ("embed", "routes")).spec == P(("fsdp",), None)
+    assert logical_to_sharding(mesh, ("embed", "routes")).spec == P(("fsdp",), None)
 
 
 def test_shared_keys_and_values_are_copied_to_the_parts_that_share_them() -> None:
     """Where there are fewer heads of them than parts; not where parts would share unevenly."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=2, tensor=4))
     names = ("embed", "kv_heads", "head")
-    assert partition(mesh, names, (8, 4, 3)).spec == P(("fsdp",), ("tensor",), None)
-    assert partition(mesh, names, (8, 2, 3)).spec == P(("fsdp",), None, None)
-    assert partition(mesh, names, (8, 1, 3)).spec == P(("fsdp",), None, None)
+    assert logical_to_sharding(mesh, names, (8, 4, 3)).spec == P(("fsdp",), ("tensor",), None)
+    assert logical_to_sharding(mesh, names, (8, 2, 3)).spec == P(("fsdp",), None, None)
+    assert logical_to_sharding(mesh, names, (8, 1, 3)).spec == P(("fsdp",), None, None)
     with pytest.raises(UsageError, match="axis kv_heads of size 6: does not divide into 4 parts"):
-        partition(mesh, names, (8, 6, 3))
+        logical_to_sharding(mesh, names, (8, 6, 3))
     with pytest.raises(UsageError, match="axis heads of size 2: does not divide into 4 parts"):
-        partition(mesh, ("embed", "heads", "head"), (8, 2, 3))
+        logical_to_sharding(mesh, ("embed", "heads", "head"), (8, 2, 3))
 
 
 def test_an_experiment_whose_heads_do_not_divide(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="axis heads of size 4: does not divide into 8 parts"):
-        an_engine(tmp_path, MeshConfig(data=1, tensor=8)).shapes()
+        an_engine(tmp_path, MeshConfig(data=1, tensor=8)).abstract_state()
 
 
 def test_constraints_on_one_device_are_none() -> None:
     x = jnp.ones((2, 3))
     one = make_mesh(MeshConfig(), jax.devices()[:1])
-    assert constrain_to(one)(x, ("batch", None)) is x
-    many = constrain_to(make_mesh(MeshConfig(data=2, fsdp=4)))
-    assert many == constrain_to(make_mesh(MeshConfig(data=2, fsdp=4)))
+    assert make_sharding_constraint(one)(x, ("batch", None)) is x
+    many = make_sharding_constraint(make_mesh(MeshConfig(data=2, fsdp=4)))
+    assert many == make_sharding_constraint(make_mesh(MeshConfig(data=2, fsdp=4)))
     placed = jax.jit(lambda x: many(x, ("batch", None)))(jnp.ones((8, 3)))
     assert {shard.data.shape for shard in placed.addressable_shards} == {(1, 3)}
     assert many(jnp.ones((1, 3)), ("batch", None)).sharding.is_fully_replicated
@@ -145,7 +145,7 @@ def test_constraints_on_one_device_are_none() -> None:
 def test_a_batch_is_spread_over_data_and_fsdp() -> None:
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     rows = random_rows(12, VOCAB)
-    batch = place_batch(mesh, rows, 12)
+    batch = shard_batch(mesh, rows, 12)
     for name, array in rows.items():
         np.testing.assert_array_equal(np.asarray(batch[name]), array, strict=True)
         shapes = {shard.data.shape for shard in batch[name].addressable_shards}
@@ -156,7 +156,7 @@ def test_tokens_of_a_batch_are_spread_in_turn() -> None:
     """Each part has an early piece and a late one, of every array alike."""
     mesh = make_mesh(MeshConfig(data=2, context=4))
     rows = {"positions": np.tile(np.arange(16), (4, 1)), "examples": np.arange(4)}
-    batch = place_batch(mesh, rows, 4)
+    batch = shard_batch(mesh, rows, 4)
     pieces = [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]
     for shard in batch["positions"].addressable_shards:
         part = shard.index[1].indices(16)[0] // 4
@@ -171,13 +171,13 @@ def an_engine(folder: Path, mesh: MeshConfig, **changes: Any) -> Engine:
     return make_engine(experiment, Hardware(count=8))
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_parameters_are_born_sharded(tmp_path: Path) -> None:
     """No device holds all of a parameter that fsdp cuts, nor of its moments."""
     engine = an_engine(tmp_path, MeshConfig(data=1, fsdp=8))
     state = engine.init()
-    axes = engine.model.axes()
-    is_axes = lambda leaf: isinstance(leaf, Axes)  # noqa: E731
+    axes = engine.model.logical_axes()
+    is_axes = lambda leaf: isinstance(leaf, LogicalAxes)  # noqa: E731
     moments = state.optimizer[0]
     cut = 0
     for tree in (state.params, moments.mu, moments.nu):
@@ -194,7 +194,7 @@ def test_parameters_are_born_sharded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_the_optimizers_state_lies_like_its_parameters(tmp_path: Path, kind: Any) -> None:
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
-    shapes = an_engine(tmp_path, mesh, optimizer=OPTIMIZERS[kind]()).shapes()
+    shapes = an_engine(tmp_path, mesh, optimizer=OPTIMIZERS[kind]()).abstract_state()
     params = {
         jax.tree_util.keystr(path): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(shapes.params)
@@ -225,7 +225,7 @@ def test_devices_whose_description_lacks_the_hosts_memory_are_told_of() -> None:
             return self
 
     with pytest.raises(UsageError, match=r"^mesh.optimizer host: .* --compile-best 0"):
-        in_host_memory({"moment": Described()})
+        host_memory_shardings({"moment": Described()})
     own = make_mesh(MeshConfig(data=8))
-    there = in_host_memory({"moment": partition(own, ("embed",), (8,))})
+    there = host_memory_shardings({"moment": logical_to_sharding(own, ("embed",), (8,))})
     assert there["moment"].memory_kind == "pinned_host"

@@ -10,15 +10,15 @@ import pytest
 from tests.train.support import assert_close, assert_same_bits, state_of
 from tests.train.support import light_compiler as light_compiler
 from train.loss_scale import LossScale, LossScaleConfig
-from train.optimizers import AdamW, make_update
-from train.optimizers.guarded import guarded
+from train.optimizers import AdamW, make_step_optimizer
+from train.optimizers.guarded import apply_if_accepted
 from train.recovery.config import RecoveryConfig
 from train.recovery.watch import Watch
 from train.state import TrainState
-from train.step import Batch, TrainStep, example_keys, mean
+from train.step import Batch, TrainStep, example_rngs, weighted_mean
 from transformer.dropout import dropout
 from transformer.losses import Loss
-from transformer.weights import Axes
+from transformer.weights import LogicalAxes
 
 WIDTH, LENGTH, BATCH = 5, 3, 12
 
@@ -49,10 +49,10 @@ def a_batch(seed: int = 0) -> Batch:
 
 
 STEP = TrainStep(
-    loss=squares,
-    optimizer=guarded(optax.identity()),
+    loss_fn=squares,
+    optimizer=apply_if_accepted(optax.identity()),
     schedule=lambda n: 0.1 / n.astype(jnp.float32),
-    clip=0.0,
+    max_grad_norm=0.0,
 )
 
 
@@ -63,7 +63,7 @@ def a_state(optimizer: Any = STEP.optimizer, scale: LossScale | None = None) -> 
 
 def test_one_step_by_hand() -> None:
     state, batch = a_state(), a_batch()
-    after, metrics = jax.jit(dataclasses.replace(STEP, loss=without_dropout))(state, batch)
+    after, metrics = jax.jit(dataclasses.replace(STEP, loss_fn=without_dropout))(state, batch)
     x, y, weights = (np.asarray(batch[n], np.float64) for n in ("inputs", "targets", "weights"))
     w = np.asarray(state.params["w"], np.float64)
     error = x @ w - y
@@ -93,8 +93,8 @@ def with_a_penalty(params: Any, batch: Batch, keys: jax.Array | None) -> dict[st
 def test_losses_of_the_model_itself_are_added(accumulate: int) -> None:
     """Whatever the weights of the targets: the gradient has the penalty's, which is w, on top."""
     state, batch = a_state(), a_batch()
-    plain = dataclasses.replace(STEP, loss=without_dropout, accumulate=accumulate)
-    penalised = dataclasses.replace(plain, loss=with_a_penalty)
+    plain = dataclasses.replace(STEP, loss_fn=without_dropout, grad_accum_steps=accumulate)
+    penalised = dataclasses.replace(plain, loss_fn=with_a_penalty)
     without, expected = jax.jit(plain)(state, batch)
     found, metrics = jax.jit(penalised)(state, batch)
     w = np.asarray(state.params["w"])
@@ -114,9 +114,9 @@ def test_the_first_update_is_number_one() -> None:
 @pytest.mark.parametrize("accumulate", [2, 3, 12])
 def test_accumulation_is_the_big_batch(accumulate: int) -> None:
     """With dropout on, and with weights that no two microbatches share out alike."""
-    optimizer = make_update(AdamW(), {"w": Axes(inputs=("embed",), outputs=())})
-    whole = dataclasses.replace(STEP, optimizer=optimizer, clip=0.5)
-    cut = dataclasses.replace(whole, accumulate=accumulate)
+    optimizer = make_step_optimizer(AdamW(), {"w": LogicalAxes(inputs=("embed",), outputs=())})
+    whole = dataclasses.replace(STEP, optimizer=optimizer, max_grad_norm=0.5)
+    cut = dataclasses.replace(whole, grad_accum_steps=accumulate)
     expected = found = a_state(optimizer)
     steps = jax.jit(whole), jax.jit(cut)
     for n in range(4):
@@ -130,13 +130,13 @@ def test_masks_follow_from_the_run_the_step_and_the_example() -> None:
     """So they are the same however a batch is cut, and never the same twice."""
     state = a_state()
     numbers = jnp.arange(6, dtype=jnp.uint32)
-    keys = example_keys(state, {"examples": numbers})
-    part = example_keys(state, {"examples": numbers[2:4]})
+    keys = example_rngs(state, {"examples": numbers})
+    part = example_rngs(state, {"examples": numbers[2:4]})
     assert_same_bits(part, keys[2:4])
-    later = example_keys(state.replace(step=jnp.int32(1)), {"examples": numbers})
+    later = example_rngs(state.replace(step=jnp.int32(1)), {"examples": numbers})
     data = np.concatenate([jax.random.key_data(each) for each in (keys, later)])
     assert len(np.unique(data, axis=0)) == 12
-    again = example_keys(state.replace(cursor=jnp.int32(9)), {"examples": numbers})
+    again = example_rngs(state.replace(cursor=jnp.int32(9)), {"examples": numbers})
     assert_same_bits(again, keys)
 
 
@@ -147,7 +147,7 @@ def test_clipping_scales_all_gradients_down_to_the_limit() -> None:
     norm = float(metrics["grad_norm"])
     moved = {}
     for clip in (norm / 4, norm * 2):
-        after, metrics = jax.jit(dataclasses.replace(step, clip=clip))(state, batch)
+        after, metrics = jax.jit(dataclasses.replace(step, max_grad_norm=clip))(state, batch)
         assert float(metrics["grad_norm"]) == pytest.approx(norm)  # as it was before
         moved[clip] = np.asarray(after.params["w"] - state.params["w"])
     whole = np.asarray(free.params["w"] - state.params["w"])
@@ -158,14 +158,14 @@ def test_clipping_scales_all_gradients_down_to_the_limit() -> None:
 def test_a_batch_in_which_nothing_counts_changes_nothing() -> None:
     state, batch = a_state(), a_batch()
     batch["weights"] = jnp.zeros_like(batch["weights"])
-    after, metrics = jax.jit(dataclasses.replace(STEP, clip=1.0))(state, batch)
+    after, metrics = jax.jit(dataclasses.replace(STEP, max_grad_norm=1.0))(state, batch)
     assert_same_bits(after.params, state.params)
     assert float(metrics["loss"]) == float(metrics["grad_norm"]) == 0
 
 
 def test_a_mean_is_a_sum_over_its_weight() -> None:
-    assert float(mean(Loss(jnp.float32(6), jnp.float32(4)))) == 1.5
-    assert float(mean(Loss(jnp.float32(0), jnp.float32(0)))) == 0
+    assert float(weighted_mean(Loss(jnp.float32(6), jnp.float32(4)))) == 1.5
+    assert float(weighted_mean(Loss(jnp.float32(0), jnp.float32(0)))) == 0
 
 
 def halved(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
@@ -189,13 +189,15 @@ def test_a_moving_average_follows_the_weights() -> None:
 
 def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
     """The gradient is 200 times the scale: it is too large until the scale is 2^8."""
-    scale = LossScaleConfig(initial=2.0**10, growth_every=2)
-    optimizer = guarded(optax.scale_by_adam())
+    scale = LossScaleConfig(init_scale=2.0**10, growth_interval=2)
+    optimizer = apply_if_accepted(optax.scale_by_adam())
     step = jax.jit(
-        dataclasses.replace(STEP, loss=halved, optimizer=optimizer, loss_scale=scale, clip=1.0)
+        dataclasses.replace(
+            STEP, loss_fn=halved, optimizer=optimizer, loss_scale=scale, max_grad_norm=1.0
+        )
     )
     batch = {"weights": jnp.zeros((1, 1)), "examples": jnp.zeros(1, jnp.uint32)}
-    state = a_state(optimizer, LossScale.start(scale))
+    state = a_state(optimizer, LossScale.init(scale))
     start = jax.tree.map(jnp.copy, (state.params, state.optimizer))
     for n, expected in enumerate([2.0**9, 2.0**8], start=1):
         state, metrics = step(state, batch)
@@ -216,8 +218,8 @@ def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
 
 def test_an_update_that_is_not_finite_is_skipped() -> None:
     """In float32 too: weights, moments and average stay; the numbers of step and batch go on."""
-    optimizer = guarded(optax.scale_by_adam())
-    step = jax.jit(dataclasses.replace(STEP, optimizer=optimizer, ema_decay=0.5, clip=1.0))
+    optimizer = apply_if_accepted(optax.scale_by_adam())
+    step = jax.jit(dataclasses.replace(STEP, optimizer=optimizer, ema_decay=0.5, max_grad_norm=1.0))
     state, _ = step(a_state(optimizer).replace(ema={"w": jnp.ones(WIDTH)}), a_batch())
     bad = a_batch(1)
     bad["targets"] = bad["targets"].at[0, 0].set(jnp.nan)
@@ -249,11 +251,11 @@ def test_an_update_out_of_line_is_skipped() -> None:
     assert float(metrics["skipped"]) == int(after.watch.strikes) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_recovery_lowers_the_learning_rate() -> None:
     config = RecoveryConfig()
     start = a_state().replace(watch=Watch.start(config))
-    step = jax.jit(dataclasses.replace(STEP, recovery=config, clip=0.0))
+    step = jax.jit(dataclasses.replace(STEP, recovery=config, max_grad_norm=0.0))
     whole, metrics = step(start, a_batch())
     assert start.watch is not None
     lowered = start.replace(watch=start.watch.replace(rate=jnp.float32(0.5)))
@@ -264,7 +266,7 @@ def test_recovery_lowers_the_learning_rate() -> None:
 
 
 def test_a_loss_scale_changes_no_result() -> None:
-    scale = LossScale.start(LossScaleConfig(initial=2.0**12))
+    scale = LossScale.init(LossScaleConfig(init_scale=2.0**12))
     plain, _ = jax.jit(STEP)(a_state(), a_batch())
     scaled, _ = jax.jit(STEP)(a_state(scale=scale), a_batch())
     assert_close(scaled.params, plain.params, 1e-6)

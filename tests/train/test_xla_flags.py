@@ -3,16 +3,16 @@ import sys
 
 import pytest
 
-from train.xla_flags import GPU, TPU, likely_platform, set_overlap_flags
+from train.xla_flags import GPU_FLAGS, TPU_FLAGS, guess_platform, set_overlap_flags
 
 
 def test_each_platform_has_its_variable() -> None:
     environment: dict[str, str] = {}
     set_overlap_flags("tpu", environment)
     assert set(environment) == {"LIBTPU_INIT_ARGS"}
-    assert len(environment["LIBTPU_INIT_ARGS"].split()) == len(TPU)
+    assert len(environment["LIBTPU_INIT_ARGS"].split()) == len(TPU_FLAGS)
     set_overlap_flags("gpu", environment)
-    assert environment["XLA_FLAGS"].split() == [f"--{name}={GPU[name]}" for name in GPU]
+    assert environment["XLA_FLAGS"].split() == [f"--{name}={GPU_FLAGS[name]}" for name in GPU_FLAGS]
 
 
 def test_nothing_is_set_for_a_cpu() -> None:
@@ -28,7 +28,7 @@ def test_what_the_user_has_set_stays() -> None:
         set_overlap_flags("gpu", environment)
     flags = environment["XLA_FLAGS"].split()
     assert " ".join(flags[:2]) == mine
-    assert len(flags) == 2 + len(GPU) - 1
+    assert len(flags) == 2 + len(GPU_FLAGS) - 1
     assert "--xla_gpu_enable_latency_hiding_scheduler=true" not in flags
 
 
@@ -36,7 +36,7 @@ def test_what_the_user_has_set_stays() -> None:
     ("asked", "platform"), [("cpu", "cpu"), ("cuda,cpu", "gpu"), ("tpu", "tpu")]
 )
 def test_the_platform_asked_for(asked: str, platform: str) -> None:
-    assert likely_platform({"JAX_PLATFORMS": asked}) == platform
+    assert guess_platform({"JAX_PLATFORMS": asked}) == platform
 
 
 def test_xla_knows_the_flags_that_every_backend_reads() -> None:

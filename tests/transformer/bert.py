@@ -28,23 +28,23 @@ from transformer import (
 def bert_config(sizes: Sizes, vocab_multiple: int = 1, pooler: bool = False) -> TransformerConfig:
     norm = NormConfig(epsilon=sizes.epsilon)
     block = BlockConfig(
-        mixer=AttentionConfig(heads=sizes.heads),
-        feed_forward=FeedForwardConfig(hidden=sizes.hidden, activation="gelu"),
+        mixer=AttentionConfig(num_heads=sizes.heads),
+        feed_forward=FeedForwardConfig(d_ff=sizes.hidden, activation="gelu"),
         norm=norm,
-        placement="post",
+        norm_placement="post",
     )
     return TransformerConfig(
         vocab_size=sizes.vocab,
-        width=sizes.width,
-        layers=sizes.layers,
-        pattern=(block,),
-        position=LearnedPositions(sizes.length),
+        d_model=sizes.width,
+        num_layers=sizes.layers,
+        layer_pattern=(block,),
+        position_embedding=LearnedPositions(sizes.length),
         embedding_norm=norm,
-        token_types=sizes.types,
+        num_token_types=sizes.types,
         causal=False,
         pooler=pooler,
         final_norm=None,
-        vocab_multiple=vocab_multiple,
+        pad_vocab_to_multiple=vocab_multiple,
     )
 
 

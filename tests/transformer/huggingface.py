@@ -13,7 +13,7 @@ from transformer import (
     FeedForwardConfig,
     LearnedPositions,
     NormConfig,
-    Rotary,
+    RoPE,
     TransformerConfig,
 )
 
@@ -21,19 +21,19 @@ from transformer import (
 def gpt2_config(sizes: Sizes, vocab_multiple: int = 1) -> TransformerConfig:
     norm = NormConfig(epsilon=sizes.epsilon)
     block = BlockConfig(
-        mixer=AttentionConfig(heads=sizes.heads),
-        feed_forward=FeedForwardConfig(hidden=sizes.hidden, activation="gelu_tanh"),
+        mixer=AttentionConfig(num_heads=sizes.heads),
+        feed_forward=FeedForwardConfig(d_ff=sizes.hidden, activation="gelu_tanh"),
         norm=norm,
     )
     return TransformerConfig(
         vocab_size=sizes.vocab,
-        width=sizes.width,
-        layers=sizes.layers,
-        pattern=(block,),
-        position=LearnedPositions(sizes.length),
-        tied=True,
+        d_model=sizes.width,
+        num_layers=sizes.layers,
+        layer_pattern=(block,),
+        position_embedding=LearnedPositions(sizes.length),
+        tie_embeddings=True,
         final_norm=norm,
-        vocab_multiple=vocab_multiple,
+        pad_vocab_to_multiple=vocab_multiple,
     )
 
 
@@ -41,25 +41,25 @@ def llama_config(sizes: Sizes, vocab_multiple: int = 1) -> TransformerConfig:
     norm = NormConfig("rms", epsilon=sizes.epsilon)
     block = BlockConfig(
         mixer=AttentionConfig(
-            heads=sizes.heads,
-            kv_heads=sizes.kv_heads,
-            head_width=sizes.head_width,
+            num_heads=sizes.heads,
+            num_kv_heads=sizes.kv_heads,
+            head_dim=sizes.head_width,
             bias=False,
-            position=Rotary(base=sizes.rotary_base, layout="halves"),
+            position=RoPE(theta=sizes.rotary_base, layout="halves"),
         ),
         feed_forward=FeedForwardConfig(
-            hidden=sizes.hidden, activation="silu", gated=True, bias=False
+            d_ff=sizes.hidden, activation="silu", gated=True, bias=False
         ),
         norm=norm,
     )
     return TransformerConfig(
         vocab_size=sizes.vocab,
-        width=sizes.width,
-        layers=sizes.layers,
-        pattern=(block,),
-        tied=False,
+        d_model=sizes.width,
+        num_layers=sizes.layers,
+        layer_pattern=(block,),
+        tie_embeddings=False,
         final_norm=norm,
-        vocab_multiple=vocab_multiple,
+        pad_vocab_to_multiple=vocab_multiple,
     )
 
 

@@ -25,38 +25,38 @@ from transformer import (
     NormConfig,
     TransformerConfig,
 )
-from transformer.positions import sinusoid
+from transformer.positions import sinusoidal_embedding
 
 
 def marian_config(sizes: Sizes, *, tied: bool) -> TransformerConfig:
     """Its sinusoids are not interleaved, so they come as a table, as learned positions do."""
     return TransformerConfig(
         vocab_size=sizes.vocab,
-        width=sizes.width,
-        layers=sizes.layers,
-        pattern=(block_config(sizes, cross=True),),
-        position=LearnedPositions(sizes.length),
-        embedding_scale=True,
+        d_model=sizes.width,
+        num_layers=sizes.layers,
+        layer_pattern=(block_config(sizes, cross=True),),
+        position_embedding=LearnedPositions(sizes.length),
+        scale_embeddings=True,
         encoder=EncoderConfig(
-            layers=sizes.source_layers,
-            pattern=(block_config(sizes, cross=False),),
+            num_layers=sizes.source_layers,
+            layer_pattern=(block_config(sizes, cross=False),),
             final_norm=None,
             vocab_size=0 if tied else sizes.vocab,
         ),
-        tied=tied,
+        tie_embeddings=tied,
         final_norm=None,
-        vocab_multiple=1,
+        pad_vocab_to_multiple=1,
     )
 
 
 def block_config(sizes: Sizes, *, cross: bool) -> BlockConfig:
-    mixer = AttentionConfig(heads=sizes.heads)
+    mixer = AttentionConfig(num_heads=sizes.heads)
     return BlockConfig(
         mixer=mixer,
-        cross=mixer if cross else None,
-        feed_forward=FeedForwardConfig(hidden=sizes.hidden, activation="silu"),
+        cross_attention=mixer if cross else None,
+        feed_forward=FeedForwardConfig(d_ff=sizes.hidden, activation="silu"),
         norm=NormConfig(epsilon=sizes.epsilon),
-        placement="post",
+        norm_placement="post",
     )
 
 
@@ -84,7 +84,7 @@ def stack(read: Read, name: str, sizes: Sizes, layers: int, *, cross: bool) -> P
 
 def positions(sizes: Sizes) -> Array:  # [length, D]
     """All sines, then all cosines."""
-    table = np.asarray(sinusoid(jnp.arange(sizes.length)[None], sizes.width))[0]
+    table = np.asarray(sinusoidal_embedding(jnp.arange(sizes.length)[None], sizes.width))[0]
     return np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)
 
 

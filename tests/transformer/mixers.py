@@ -8,25 +8,25 @@ from flax.core import meta
 
 from tests.transformer.formulas import Array, weights_of
 from transformer import Hardware, Initialization, Mask, Mixer, MixerConfig, Precision
-from transformer.mixers import NO_OUTPUTS, MixerInputs, Outputs, mixer_type
-from transformer.shared import Shared
+from transformer.mixers import NO_OUTPUTS, MixerInputs, Outputs, mixer_class
+from transformer.shared import ModelContext
 
 
-def shared(width: int) -> Shared:
+def shared(width: int) -> ModelContext:
     """Of a model of D = width and three layers."""
-    return Shared(width, 3, Precision(), Initialization(), Hardware())
+    return ModelContext(width, 3, Precision(), Initialization(), Hardware())
 
 
 def made(config: MixerConfig, width: int, **given: Any) -> tuple[Mixer, Any]:
     """The mixer and random weights; `given` are inputs that it cannot do without."""
-    mixer = mixer_type(config)(config, shared(width), parent=None)
+    mixer = mixer_class(config)(config, shared(width), parent=None)
     shapes = jax.eval_shape(lambda key: mixer.init(key, *_first(width), inputs(1, **given)), _key())
     return mixer, weights_of(meta.unbox(shapes)["params"])
 
 
 def axes(config: MixerConfig, width: int, **given: Any) -> dict[str, tuple[str, ...]]:
     """The names of the axes of each weight, by its path."""
-    mixer = mixer_type(config)(config, shared(width), parent=None)
+    mixer = mixer_class(config)(config, shared(width), parent=None)
     boxed = jax.eval_shape(lambda key: mixer.init(key, *_first(width), inputs(1, **given)), _key())
     leaves = jax.tree_util.tree_leaves_with_path(
         boxed["params"], is_leaf=lambda leaf: isinstance(leaf, meta.AxisMetadata)

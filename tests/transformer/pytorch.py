@@ -20,22 +20,22 @@ from transformer import (
     NormConfig,
     TransformerConfig,
 )
-from transformer.block import Placement
+from transformer.block import NormPlacement
 
 
-def block_config(sizes: Sizes, placement: Placement, *, cross: bool = False) -> BlockConfig:
+def block_config(sizes: Sizes, placement: NormPlacement, *, cross: bool = False) -> BlockConfig:
     """`nn.TransformerEncoderLayer`, or with `cross` attention `nn.TransformerDecoderLayer`."""
-    mixer = AttentionConfig(heads=sizes.heads)
+    mixer = AttentionConfig(num_heads=sizes.heads)
     return BlockConfig(
         mixer=mixer,
-        cross=mixer if cross else None,
-        feed_forward=FeedForwardConfig(hidden=sizes.hidden, activation="relu"),
+        cross_attention=mixer if cross else None,
+        feed_forward=FeedForwardConfig(d_ff=sizes.hidden, activation="relu"),
         norm=NormConfig(epsilon=sizes.epsilon),
-        placement=placement,
+        norm_placement=placement,
     )
 
 
-def causal_config(sizes: Sizes, placement: Placement) -> TransformerConfig:
+def causal_config(sizes: Sizes, placement: NormPlacement) -> TransformerConfig:
     """`nn.TransformerEncoder` with a triangular mask, and a last norm where layers begin with one.
 
     PyTorch's modules begin with embedded tokens: there are no positions.
@@ -43,35 +43,35 @@ def causal_config(sizes: Sizes, placement: Placement) -> TransformerConfig:
     last = NormConfig(epsilon=sizes.epsilon) if placement == "pre" else None
     return TransformerConfig(
         vocab_size=sizes.vocab,
-        width=sizes.width,
-        layers=sizes.layers,
-        pattern=(block_config(sizes, placement),),
+        d_model=sizes.width,
+        num_layers=sizes.layers,
+        layer_pattern=(block_config(sizes, placement),),
         final_norm=last,
-        vocab_multiple=1,
+        pad_vocab_to_multiple=1,
     )
 
 
-def transformer_config(sizes: Sizes, placement: Placement) -> TransformerConfig:
+def transformer_config(sizes: Sizes, placement: NormPlacement) -> TransformerConfig:
     """`nn.Transformer`, whose two stacks end with a norm wherever their layers have theirs."""
     last = NormConfig(epsilon=sizes.epsilon)
     return TransformerConfig(
         vocab_size=sizes.vocab,
-        width=sizes.width,
-        layers=sizes.layers,
-        pattern=(block_config(sizes, placement, cross=True),),
+        d_model=sizes.width,
+        num_layers=sizes.layers,
+        layer_pattern=(block_config(sizes, placement, cross=True),),
         final_norm=last,
         encoder=EncoderConfig(sizes.source_layers, (block_config(sizes, placement),), last),
-        vocab_multiple=1,
+        pad_vocab_to_multiple=1,
     )
 
 
-def causal_params(read: Read, sizes: Sizes, placement: Placement) -> Params:
+def causal_params(read: Read, sizes: Sizes, placement: NormPlacement) -> Params:
     """The parameters of `causal_config`."""
     params = stack(read, "causal", sizes, sizes.layers, last=placement == "pre")
     return params | {"embedding": read("embedding", (sizes.vocab, sizes.width))}
 
 
-def transformer_params(read: Read, sizes: Sizes, placement: Placement) -> Params:
+def transformer_params(read: Read, sizes: Sizes, placement: NormPlacement) -> Params:
     """The parameters of `transformer_config`: the same for both placements."""
     at = "transformer"
     return {

@@ -10,23 +10,25 @@ import pytest
 
 from tests.transformer import formulas, mixers
 from tests.transformer.formulas import Array, array, assert_close, normal
-from transformer import AttentionConfig, Mask, MixerConfig, NormConfig, Pattern, Rotary
-from transformer.attend import Form
+from transformer import AttentionConfig, Mask, MaskPattern, MixerConfig, NormConfig, RoPE
+from transformer.attend import Backend
 from transformer.attention import Attention
 from transformer.cache import MemoryCache
-from transformer.mixers import MixerInputs, mixer_type
-from transformer.positions import rotate
+from transformer.mixers import MixerInputs, mixer_class
+from transformer.positions import apply_rope
 
 B, T, S, D = 2, 5, 7, 12
 WEIGHTS = frozenset({"weights"})
 
 CASES = {
-    "multi-head": AttentionConfig(heads=3),
-    "grouped-query": AttentionConfig(heads=6, kv_heads=2),
-    "multi-query": AttentionConfig(heads=3, kv_heads=1),
-    "heads of their own width": AttentionConfig(heads=5, head_width=11),
-    "values of their own width": AttentionConfig(heads=6, kv_heads=3, head_width=13, value_width=7),
-    "no biases": AttentionConfig(heads=6, kv_heads=3, bias=False),
+    "multi-head": AttentionConfig(num_heads=3),
+    "grouped-query": AttentionConfig(num_heads=6, num_kv_heads=2),
+    "multi-query": AttentionConfig(num_heads=3, num_kv_heads=1),
+    "heads of their own width": AttentionConfig(num_heads=5, head_dim=11),
+    "values of their own width": AttentionConfig(
+        num_heads=6, num_kv_heads=3, head_dim=13, value_head_dim=7
+    ),
+    "no biases": AttentionConfig(num_heads=6, num_kv_heads=3, bias=False),
 }
 
 
@@ -38,7 +40,7 @@ applied = functools.partial(mixers.applied, outputs=WEIGHTS)
 def test_self_attention(config: AttentionConfig) -> None:
     mixer, params = made(config)
     x = normal(1, B, T, D)
-    output = applied(mixer, params, x, mask=Mask(Pattern(causal=True)))
+    output = applied(mixer, params, x, mask=Mask(MaskPattern(causal=True)))
     seen = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
     y, weights = formulas.attention(x, x, params, seen)
     assert_close(output.y, y)
@@ -50,7 +52,7 @@ def test_cross_attention() -> None:
     mixer, params = made(CASES["values of their own width"])
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
     lengths: Any = np.array([S, 3])
-    output = applied(mixer, params, x, mask=Mask(lengths=lengths), memory=memory)
+    output = applied(mixer, params, x, mask=Mask(key_lengths=lengths), memory=memory)
     seen = np.broadcast_to(np.arange(S) < np.array([[[S]], [[3]]]), (B, T, S))
     y, weights = formulas.attention(x, memory, params, seen)
     assert_close(output.y, y)
@@ -72,8 +74,8 @@ def test_a_query_that_sees_nothing_gets_the_bias_alone() -> None:
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 def test_queries_and_keys_are_turned_by_their_positions(layout: Any) -> None:
-    rotary = Rotary(base=100.0, fraction=0.5, layout=layout)
-    config = AttentionConfig(heads=3, head_width=8, bias=False, position=rotary)
+    rotary = RoPE(theta=100.0, fraction=0.5, layout=layout)
+    config = AttentionConfig(num_heads=3, head_dim=8, bias=False, position=rotary)
     mixer, params = made(config)
     x = normal(1, B, T, D)
     positions: Any = np.array([[3, 4, 5, 6, 7], [0, 1, 2, 3, 4]])
@@ -81,15 +83,15 @@ def test_queries_and_keys_are_turned_by_their_positions(layout: Any) -> None:
 
     def turned(name: str) -> Array:  # [B, T, N, H]
         heads: Any = np.einsum("BTD,DNH->BTNH", x, params[name])
-        return np.asarray(rotate(heads, positions, rotary))
+        return np.asarray(apply_rope(heads, positions, rotary))
 
     scores = np.einsum("BTNH,BSNH->BNTS", turned("query"), turned("key")) / np.sqrt(8)
     assert_close(output.aux["weights"], np.exp(scores) / np.exp(scores).sum(-1, keepdims=True))
 
 
 def test_memory_has_no_positions_to_turn_by() -> None:
-    plain = AttentionConfig(heads=3, head_width=8)
-    turning = dataclasses.replace(plain, position=Rotary())
+    plain = AttentionConfig(num_heads=3, head_dim=8)
+    turning = dataclasses.replace(plain, position=RoPE())
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
     _, params = made(plain)
     outputs = [
@@ -104,9 +106,9 @@ NORMS = {"rms": NormConfig("rms", epsilon=1e-3), "layer": NormConfig("layer", ep
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_each_head_s_queries_and_keys_are_normed_before_they_turn(kind: str) -> None:
-    rotary = Rotary(base=100.0)
+    rotary = RoPE(theta=100.0)
     config = AttentionConfig(
-        heads=6, kv_heads=3, head_width=8, bias=False, position=rotary, qk_norm=NORMS[kind]
+        num_heads=6, num_kv_heads=3, head_dim=8, bias=False, position=rotary, qk_norm=NORMS[kind]
     )
     mixer, params = made(config)
     x, positions = normal(1, B, T, D), array([[3, 4, 5, 6, 7]])
@@ -119,7 +121,7 @@ def test_each_head_s_queries_and_keys_are_normed_before_they_turn(kind: str) -> 
             normed = formulas.rms_norm(heads, norm["gain"], 1e-3)
         else:
             normed = formulas.layer_norm(heads, norm["gain"], norm["bias"], 1e-3)
-        return np.asarray(rotate(array(normed), positions, rotary))
+        return np.asarray(apply_rope(array(normed), positions, rotary))
 
     q, k = prepared("query"), np.repeat(prepared("key"), 2, axis=2)
     scores = np.einsum("BTNH,BSNH->BNTS", q, k) / np.sqrt(8)
@@ -130,7 +132,7 @@ def test_a_memory_is_projected_once() -> None:
     """Later queries find its keys and values in the cache: the matrices are not even there."""
     mixer, params = made(CASES["values of their own width"])
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
-    given: dict[str, Any] = dict(mask=Mask(lengths=array([S, 3])), memory=memory)
+    given: dict[str, Any] = dict(mask=Mask(key_lengths=array([S, 3])), memory=memory)
     whole = applied(mixer, params, x, **given)
     first = applied(mixer, params, x[:, :2], cache=mixer.init_memory_cache(B, S), **given)
     assert isinstance(first.cache, MemoryCache)
@@ -188,7 +190,7 @@ def test_axes_of_the_weights() -> None:
         ({"dropout": 1.0}, r"attention.dropout 1.0: give a share in \[0, 1\)"),
         (
             {"form": "flash"},
-            f"attention.form flash: is not known; give one of {', '.join(get_args(Form))}",
+            f"attention.form flash: is not known; give one of {', '.join(get_args(Backend))}",
         ),
     ],
 )
@@ -198,10 +200,10 @@ def test_errors(fields: Any, message: str) -> None:
 
 
 def test_heads_have_to_divide_the_width_or_have_their_own() -> None:
-    assert AttentionConfig(heads=5, head_width=7).query_width(D) == 7
+    assert AttentionConfig(num_heads=5, head_dim=7).resolved_head_dim(D) == 7
     message = "^attention.heads 5: does not divide the width 12; give a divisor of it, or set head"
     with pytest.raises(ValueError, match=message):
-        AttentionConfig(heads=5).query_width(D)
+        AttentionConfig(num_heads=5).resolved_head_dim(D)
 
 
 def test_a_mixer_that_is_not_known() -> None:
@@ -209,6 +211,6 @@ def test_a_mixer_that_is_not_known() -> None:
     class Unknown(MixerConfig):
         kind = "unheard-of"
 
-    assert mixer_type(AttentionConfig()) is Attention
+    assert mixer_class(AttentionConfig()) is Attention
     with pytest.raises(ValueError, match=r"^mixer unheard-of: is not known; give one of .*full"):
-        mixer_type(Unknown())
+        mixer_class(Unknown())

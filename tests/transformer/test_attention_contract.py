@@ -7,34 +7,34 @@ from transformer import (
     ALiBi,
     AttentionConfig,
     BilinearScore,
-    BucketedBias,
     DotScore,
     NormConfig,
     RelativePositions,
-    Rotary,
+    RoPE,
+    T5RelativeBias,
     YaRNScaling,
 )
 from transformer.testing import check_mixer
 
 CONFIGS = {
     "rotary": AttentionConfig(
-        heads=2,
-        position=Rotary(layout="interleaved", scaling=YaRNScaling(2.0, 16)),
+        num_heads=2,
+        position=RoPE(layout="interleaved", scaling=YaRNScaling(2.0, 16)),
         qk_norm=NormConfig("rms"),
     ),
     "relative, bilinear": AttentionConfig(
-        heads=4, kv_heads=2, position=RelativePositions(3), score=BilinearScore()
+        num_heads=4, num_kv_heads=2, position=RelativePositions(3), score=BilinearScore()
     ),
     "buckets, additive": AttentionConfig(
-        heads=4,
-        kv_heads=2,
-        head_width=3,
-        value_width=5,
-        position=BucketedBias(8, 20),
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=3,
+        value_head_dim=5,
+        position=T5RelativeBias(8, 20),
         score=AdditiveScore(7),
     ),
     "ALiBi, dot": AttentionConfig(
-        heads=6, position=ALiBi(), score=DotScore(), qk_norm=NormConfig("layer")
+        num_heads=6, position=ALiBi(), score=DotScore(), qk_norm=NormConfig("layer")
     ),
 }
 
@@ -42,4 +42,4 @@ CONFIGS = {
 @pytest.mark.full
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_contract(name: str) -> None:
-    check_mixer(CONFIGS[name], width=12, length=17, lengths=(1, 23))
+    check_mixer(CONFIGS[name], d_model=12, length=17, lengths=(1, 23))

@@ -8,20 +8,22 @@ import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, feed_forward, weights_of
 from transformer import Classifier
-from transformer.bag import bag_of_embeddings
+from transformer.bag import bag_of_embeddings_config
 from transformer.testing import check_mixer
 
 V, D, F, C, L = 11, 5, 7, 3, 2
 TOKENS = array([[3, 9, 4, 4, 1], [8, 2, 10, 0, 0]])
 SEGMENTS = array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 MODEL = Classifier(
-    bag_of_embeddings(D, F, layers=L, vocab_size=V, vocab_multiple=1), classes=C, pooling="mean"
+    bag_of_embeddings_config(D, F, num_layers=L, vocab_size=V, vocab_multiple=1),
+    num_classes=C,
+    pooling="mean",
 )
 
 
 @pytest.fixture(scope="module")
 def params() -> Any:
-    shapes = jax.eval_shape(MODEL.init, jax.random.key(0), *MODEL.example())
+    shapes = jax.eval_shape(MODEL.init, jax.random.key(0), *MODEL.example_inputs())
     return weights_of(shapes["params"])
 
 
@@ -47,4 +49,4 @@ def test_the_order_of_words_is_lost(params: Any) -> None:
 
 
 def test_a_mixer_that_mixes_nothing_keeps_the_contract_too() -> None:
-    check_mixer("identity", width=6, length=17, lengths=(1, 17, 23))
+    check_mixer("identity", d_model=6, length=17, lengths=(1, 17, 23))

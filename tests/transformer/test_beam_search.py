@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer.beam_search import NO_TOKEN, BeamConfig, Hypotheses, beam_search
+from transformer.beam_search import NO_TOKEN, BeamSearchConfig, Hypotheses, beam_search
 
 V, T, STOP = 5, 4, 3
 
@@ -17,7 +17,7 @@ def chain(seed: int, batch: int = 2) -> np.ndarray:  # [B, V, V] log-probabiliti
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
-def search(table: np.ndarray, config: BeamConfig, limits: list[int]) -> Hypotheses:
+def search(table: np.ndarray, config: BeamSearchConfig, limits: list[int]) -> Hypotheses:
     """The cache holds an example's number and the sum of its tokens, which is to follow them."""
     batch = len(table)
 
@@ -60,12 +60,12 @@ def all_hypotheses(limit: int) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 @pytest.mark.parametrize("limits", [[4, 4], [2, 3]])
 def test_wide_enough_it_finds_the_best_of_all(alpha: float, limits: list[int]) -> None:
     table = chain(1)
-    found = search(table, BeamConfig(beams=300, length_penalty=alpha), limits)
+    found = search(table, BeamSearchConfig(num_beams=300, length_penalty=alpha), limits)
     for example, limit in enumerate(limits):
         scores = {each: score(table[example], each, alpha) for each in all_hypotheses(limit)}
         best = sorted(scores, key=lambda each: -scores[each])[:5]
@@ -94,12 +94,12 @@ def by_hand(table: np.ndarray, beams: int, alpha: float, limit: int) -> tuple[fl
     return best, [token for token in tokens if token != STOP]
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("beams", [1, 2, 3])
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_the_same_as_by_hand(beams: int, seed: int) -> None:
     table = chain(seed)
-    found = search(table, BeamConfig(beams=beams, length_penalty=1.0), [T, T])
+    found = search(table, BeamSearchConfig(num_beams=beams, length_penalty=1.0), [T, T])
     for example in range(2):
         best, tokens = by_hand(table[example], beams, 1.0, T)
         row = np.asarray(found.tokens[example, 0])
@@ -110,4 +110,4 @@ def test_the_same_as_by_hand(beams: int, seed: int) -> None:
 @pytest.mark.parametrize("settings", [{"beams": 0}, {"length_penalty": -1.0}])
 def test_what_makes_no_search_is_refused(settings: Any) -> None:
     with pytest.raises(ValueError, match=r"give|negative"):
-        BeamConfig(**settings)
+        BeamSearchConfig(**settings)

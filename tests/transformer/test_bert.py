@@ -31,19 +31,19 @@ FIXTURES = np.load(Path(__file__).parents[1] / "fixtures" / "bert.npz")
 OF_A_LAYER, OF_A_MODEL = 1e-5, 1e-4
 
 CONFIG, POOLED = bert_config(BERT, 64), bert_config(BERT, 64, pooler=True)
-ROWS = CONFIG.vocab_rows
+ROWS = CONFIG.padded_vocab_size
 BODY = bert_params(drawn, BERT, ROWS)
 SEGMENTS = real(SHORT, PAIR_LENGTHS)
 SEEN = SEGMENTS == 1
 
 MASKED = MaskedLanguageModel(CONFIG), BODY | masked_head(drawn, BERT, ROWS)
-TAGGER = Tagger(CONFIG, classes=BERT.classes), BODY | class_head(drawn, BERT)
+TAGGER = Tagger(CONFIG, num_classes=BERT.classes), BODY | class_head(drawn, BERT)
 CLASSIFIER = (
-    Classifier(POOLED, classes=BERT.classes),
+    Classifier(POOLED, num_classes=BERT.classes),
     BODY | pooler(drawn, BERT) | class_head(drawn, BERT),
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.beta_slow
 
 
 def outputs(model: Model, params: Params) -> Any:
@@ -56,12 +56,12 @@ def outputs(model: Model, params: Params) -> Any:
 def test_parameters_are_those_of_the_model(case: tuple[Model, Params]) -> None:
     model, params = case
     shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)  # noqa: E731
-    expected = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
+    expected = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
     assert shapes(params) == shapes(expected)
 
 
 def test_each_layer() -> None:
-    block = Block(CONFIG.pattern[0], MASKED[0].shared, parent=None)
+    block = Block(CONFIG.layer_pattern[0], MASKED[0].context, parent=None)
     positions, mask = np.arange(SHORT[1])[None], Mask(segments=jnp.asarray(SEGMENTS))
     apply = jax.jit(lambda w, x: block.apply({"params": w}, x, MixerInputs(array(positions), mask)))
     stream = FIXTURES["stream"]
@@ -85,7 +85,7 @@ def test_the_pooled_first_token() -> None:
     """A head that changes nothing shows what it is given."""
     d = BERT.width
     head = {"head": np.eye(d, dtype=np.float32), "head_bias": np.zeros(d, np.float32)}
-    pooled = outputs(Classifier(POOLED, classes=d), CLASSIFIER[1] | head).logits
+    pooled = outputs(Classifier(POOLED, num_classes=d), CLASSIFIER[1] | head).logits
     assert_close(pooled, FIXTURES["pooled"], OF_A_MODEL)
 
 

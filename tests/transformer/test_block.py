@@ -15,34 +15,34 @@ from transformer import (
     Hardware,
     Initialization,
     Mask,
+    MaskPattern,
     NormConfig,
-    Pattern,
     Precision,
     TransformerConfig,
 )
 from transformer.block import Block
 from transformer.mixers import MixerInputs
-from transformer.mixture import MixtureConfig
-from transformer.shared import Shared
+from transformer.mixture import MoEConfig
+from transformer.shared import ModelContext
 
 B, T, D = 2, 5, 12
-SHARED = Shared(D, 3, Precision(), Initialization(), Hardware())
+SHARED = ModelContext(D, 3, Precision(), Initialization(), Hardware())
 
 
 def config(placement: Any = "pre", kind: Any = "layer", dropout: float = 0.0) -> BlockConfig:
     return BlockConfig(
-        mixer=AttentionConfig(heads=6, kv_heads=2),
-        feed_forward=FeedForwardConfig(hidden=7, activation="relu"),
+        mixer=AttentionConfig(num_heads=6, num_kv_heads=2),
+        feed_forward=FeedForwardConfig(d_ff=7, activation="relu"),
         norm=NormConfig(kind, epsilon=0.1),
-        placement=placement,
-        dropout=dropout,
+        norm_placement=placement,
+        residual_dropout=dropout,
     )
 
 
 def made(config: BlockConfig) -> tuple[Any, Any]:
     """The block as a compiled function of (params, x, dropout_rngs), and random weights."""
     block = Block(config, SHARED, parent=None)
-    inputs = MixerInputs(array(np.arange(T)[None]), Mask(Pattern(causal=True)))
+    inputs = MixerInputs(array(np.arange(T)[None]), Mask(MaskPattern(causal=True)))
     boxed = jax.eval_shape(lambda x: block.init(jax.random.key(0), x, inputs), normal(0, B, T, D))
     run = jax.jit(
         lambda params, x, rngs=None: block.apply(
@@ -69,9 +69,9 @@ def expected(x: Array, w: Any, config: BlockConfig) -> Array:
         return formulas.feed_forward(x, w["feed_forward"], "relu")
 
     for name, f in (("mixer_norm", attention), ("feed_forward_norm", feed_forward)):
-        if config.placement == "pre":
+        if config.norm_placement == "pre":
             x = x + f(norm(name, x))
-        elif config.placement == "post":
+        elif config.norm_placement == "post":
             x = norm(name, x + f(x))
         else:
             x = x + norm(name.replace("norm", "output_norm"), f(norm(name, x)))
@@ -112,9 +112,12 @@ def test_without_residual_norm_and_feed_forward_the_mixer_is_alone() -> None:
 
 def test_a_mixture_of_one_expert_is_that_expert() -> None:
     plain = config()
-    expert = FeedForwardConfig(hidden=7, activation="relu")
+    expert = FeedForwardConfig(d_ff=7, activation="relu")
     one = dataclasses.replace(
-        plain, feed_forward=MixtureConfig(experts=1, chosen=1, expert=expert, renormalise=False)
+        plain,
+        feed_forward=MoEConfig(
+            num_experts=1, num_experts_per_token=1, expert=expert, normalize_gates=False
+        ),
     )
     run, params = made(one)
     given, fed = dict(params), dict(params["feed_forward"])
@@ -125,10 +128,10 @@ def test_a_mixture_of_one_expert_is_that_expert() -> None:
 
 
 def test_a_causal_model_has_no_mixture_that_drops_tokens() -> None:
-    block = dataclasses.replace(config(), feed_forward=MixtureConfig(capacity=1.0))
+    block = dataclasses.replace(config(), feed_forward=MoEConfig(capacity_factor=1.0))
     with pytest.raises(ValueError, match=r"capacity 1\.0: lets later tokens decide"):
-        TransformerConfig(vocab_size=5, width=D, layers=1, pattern=(block,))
-    TransformerConfig(vocab_size=5, width=D, layers=1, pattern=(block,), causal=False)
+        TransformerConfig(vocab_size=5, d_model=D, num_layers=1, layer_pattern=(block,))
+    TransformerConfig(vocab_size=5, d_model=D, num_layers=1, layer_pattern=(block,), causal=False)
 
 
 @pytest.mark.parametrize("wrong", [{"placement": "before"}, {"dropout": 1.0}, {"dropout": -0.1}])

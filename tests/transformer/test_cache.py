@@ -12,12 +12,12 @@ from transformer import (
     FeedForwardConfig,
     LanguageModel,
     LearnedPositions,
-    MixtureConfig,
-    Rotary,
+    MoEConfig,
+    RoPE,
     TransformerConfig,
 )
 from transformer.cache import KVCache
-from transformer.stack import apart
+from transformer.stack import unstack_layers
 
 B, T, V = 3, 11, 13
 
@@ -27,7 +27,7 @@ def test_tokens_are_written_at_each_example_s_own_position() -> None:
     cache = KVCache(*empty)
     keys, values = 1 + normal(0, 2, 2, 1, 3), 1 + normal(1, 2, 2, 1, 2)
     positions: Any = np.array([[3, 4], [0, 1]])
-    written = jax.jit(KVCache.write)(cache, keys, values, positions)
+    written = jax.jit(KVCache.append)(cache, keys, values, positions)
     for kept, new in ((written.keys, keys), (written.values, values)):
         assert np.array_equal(kept[0, 3:], new[0])
         assert np.array_equal(kept[1, :2], new[1])
@@ -39,35 +39,39 @@ def test_tokens_are_written_at_each_example_s_own_position() -> None:
 def test_examples_may_share_their_positions() -> None:
     empty: Any = (np.zeros((2, 5, 1, 3)), np.zeros((2, 5, 1, 2)))
     keys, values = normal(0, 2, 2, 1, 3), normal(1, 2, 2, 1, 2)
-    written = jax.jit(KVCache.write)(KVCache(*empty), keys, values, array([[3, 4]]))
+    written = jax.jit(KVCache.append)(KVCache(*empty), keys, values, array([[3, 4]]))
     assert np.array_equal(written.keys[:, 3:], keys)
     assert np.array_equal(written.values[:, 3:], values)
     assert not np.any(written.keys[:, :3])
 
 
 MIXERS = (  # whose caches differ in shape
-    AttentionConfig(heads=6, kv_heads=3, position=Rotary()),
-    AttentionConfig(heads=5, kv_heads=1, head_width=4, value_width=7, position=Rotary()),
+    AttentionConfig(num_heads=6, num_kv_heads=3, position=RoPE()),
+    AttentionConfig(num_heads=5, num_kv_heads=1, head_dim=4, value_head_dim=7, position=RoPE()),
 )
 PATTERN = tuple(BlockConfig(mixer=each, feed_forward=FeedForwardConfig(17)) for each in MIXERS)
-MODEL = TransformerConfig(vocab_size=V, width=12, layers=3, pattern=PATTERN, vocab_multiple=8)
+MODEL = TransformerConfig(
+    vocab_size=V, d_model=12, num_layers=3, layer_pattern=PATTERN, pad_vocab_to_multiple=8
+)
 MODELS = {
     "rotary": MODEL,
     "learned": dataclasses.replace(
         MODEL,
-        layers=1,
-        pattern=(BlockConfig(mixer=AttentionConfig(heads=3)),),
-        position=LearnedPositions(T),
+        num_layers=1,
+        layer_pattern=(BlockConfig(mixer=AttentionConfig(num_heads=3)),),
+        position_embedding=LearnedPositions(T),
     ),
     "mixture": dataclasses.replace(
         MODEL,
-        layers=1,
-        pattern=(BlockConfig(MIXERS[0], feed_forward=MixtureConfig(5, 2, FeedForwardConfig(17))),),
+        num_layers=1,
+        layer_pattern=(
+            BlockConfig(MIXERS[0], feed_forward=MoEConfig(5, 2, FeedForwardConfig(17))),
+        ),
     ),
 }
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("name", MODELS)
 def test_decoding_examples_of_different_lengths_equals_the_full_pass(name: str) -> None:
     """Prompts are padded at the end; what padding wrote to the cache is overwritten or unseen."""
@@ -78,7 +82,7 @@ def test_decoding_examples_of_different_lengths_equals_the_full_pass(name: str) 
     full = np.asarray(run({"params": params}, tokens).logits)[..., :V]
     lengths, longest = np.array([4, 7, 1]), 7
     prompts = np.where(np.arange(longest) < lengths[:, None], tokens[:, :longest], 0)
-    params = params | {"layers": apart(params["layers"])}
+    params = params | {"layers": unstack_layers(params["layers"])}
     positions = np.arange(longest)[None].repeat(B, 0)
     cache = model.init_cache(B, T)
     out = run({"params": params}, prompts, cache=cache, positions=positions)

@@ -7,16 +7,16 @@ import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
-from transformer import Mask, Pattern
+from transformer import Mask, MaskPattern
 from transformer.convolution import ConvolutionConfig
 from transformer.testing import check_mixer
 
 B, T, D = 2, 7, 5
 SEGMENTS = array([[1, 1, 1, 2, 2, 0, 0], [0, 4, 4, 4, 4, 4, 4]])
 CONFIGS = {
-    "full": ConvolutionConfig(taps=3),
-    "even": ConvolutionConfig(taps=4),
-    "separable": ConvolutionConfig(taps=3, separable=True),
+    "full": ConvolutionConfig(kernel_size=3),
+    "even": ConvolutionConfig(kernel_size=4),
+    "separable": ConvolutionConfig(kernel_size=3, separable=True),
 }
 
 
@@ -39,23 +39,23 @@ def convolved(x: Array, w: dict[str, Array], ahead: int, segments: Array) -> Arr
 def test_convolution_within_documents(config: ConvolutionConfig, causal: bool) -> None:
     mixer, params = made(config, D)
     x = normal(1, B, T, D)
-    y = applied(mixer, params, x, mask=Mask(Pattern(causal=causal), segments=SEGMENTS)).y
-    ahead = 0 if causal else (config.taps - 1) // 2
+    y = applied(mixer, params, x, mask=Mask(MaskPattern(causal=causal), segments=SEGMENTS)).y
+    ahead = 0 if causal else (config.kernel_size - 1) // 2
     assert_close(y, convolved(x, params, ahead, SEGMENTS))
-    y = applied(mixer, params, x, mask=Mask(Pattern(causal=causal))).y
+    y = applied(mixer, params, x, mask=Mask(MaskPattern(causal=causal))).y
     assert_close(y, convolved(x, params, ahead, np.ones((B, T))))
 
 
 @pytest.mark.full
 def test_the_contract_of_other_forms() -> None:
-    for config in (ConvolutionConfig(taps=1), CONFIGS["separable"]):
-        check_mixer(config, width=6, length=17, lengths=(1, 17, 23))
+    for config in (ConvolutionConfig(kernel_size=1), CONFIGS["separable"]):
+        check_mixer(config, d_model=6, length=17, lengths=(1, 17, 23))
 
 
 def test_a_cache_goes_by_positions() -> None:
     """Rows of 3 and 5 tokens, the first padded; then one more of each; then a new document."""
     mixer, params = made(CONFIGS["even"], D)
-    x, causal = normal(1, B, T, D), Mask(Pattern(causal=True))
+    x, causal = normal(1, B, T, D), Mask(MaskPattern(causal=True))
     full = np.asarray(applied(mixer, params, x, mask=causal).y)
     positions = array([[0, 1, 2, -1, -1], [0, 1, 2, 3, 4]])
     cache: Any = np.zeros((B, 3, D), np.float32)
@@ -86,7 +86,7 @@ def test_axes() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"^convolution.taps 0: give 1 or more$"):
-        ConvolutionConfig(taps=0)
+        ConvolutionConfig(kernel_size=0)
     mixer, params = made(CONFIGS["full"], D)
     cache = np.zeros((B, 2, D), np.float32)
     with pytest.raises(ValueError, match=r"^mixer convolution: decodes under a causal mask alone"):

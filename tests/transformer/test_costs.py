@@ -21,32 +21,32 @@ from transformer.attention import Attention
 from transformer.compat import jaxprs_in_params
 from transformer.costs import (
     attention_traffic,
-    count_flops,
-    decode_weight_bytes,
-    estimate_flops,
-    step_flops,
+    count_decode_step_flops,
+    count_token_flops,
+    decode_step_weight_bytes,
+    estimate_training_flops,
 )
 from transformer.mixers import Mixer
-from transformer.mixture import MixtureConfig
+from transformer.mixture import MoEConfig
 from transformer.positions import RelativePositions
 from transformer.scores import AdditiveScore, BilinearScore
 
 # D 7, N 3, K 1, H 5 and 11, F 13, V 17 in 24 rows, 19 positions, L 3.
-MIXER = AttentionConfig(heads=3, kv_heads=1, head_width=5, value_width=11)
+MIXER = AttentionConfig(num_heads=3, num_kv_heads=1, head_dim=5, value_head_dim=11)
 TINY = TransformerConfig(
     vocab_size=17,
-    vocab_multiple=8,
-    width=7,
-    layers=3,
-    pattern=(BlockConfig(mixer=MIXER, feed_forward=FeedForwardConfig(hidden=13)),),
-    position=LearnedPositions(19),
+    pad_vocab_to_multiple=8,
+    d_model=7,
+    num_layers=3,
+    layer_pattern=(BlockConfig(mixer=MIXER, feed_forward=FeedForwardConfig(d_ff=13)),),
+    position_embedding=LearnedPositions(19),
 )
-UNTIED = dataclasses.replace(TINY, tied=False)
+UNTIED = dataclasses.replace(TINY, tie_embeddings=False)
 
 
 @pytest.mark.parametrize("config", [TINY, UNTIED], ids=["tied", "untied"])
 def test_flops_of_a_token(config: TransformerConfig) -> None:
-    flops = count_flops(LanguageModel(config), 23)
+    flops = count_token_flops(LanguageModel(config), 23)
     assert flops.projections == 3 * 2 * (7 * 15 + 7 * 5 + 7 * 11 + 33 * 7)
     assert flops.scores == 3 * 2 * 3 * (5 + 11) * 23
     assert flops.scores_causal == 3 * 2 * 3 * (5 + 11) * sum(range(1, 24)) // 23
@@ -57,48 +57,50 @@ def test_flops_of_a_token(config: TransformerConfig) -> None:
 
 
 def test_feed_forward_is_57_percent_of_a_layer_512_wide_over_512_tokens() -> None:
-    config = TransformerConfig(vocab_size=17, width=512, layers=1)
-    flops = count_flops(LanguageModel(config), 512)
-    assert flops.feed_forward_share() == pytest.approx(16 / (16 + 8 + 4))
+    config = TransformerConfig(vocab_size=17, d_model=512, num_layers=1)
+    flops = count_token_flops(LanguageModel(config), 512)
+    assert flops.feed_forward_fraction() == pytest.approx(16 / (16 + 8 + 4))
 
 
 def test_of_experts_only_the_chosen_ones_are_counted() -> None:
-    mixture = MixtureConfig(experts=5, chosen=2, expert=FeedForwardConfig(hidden=13))
+    mixture = MoEConfig(num_experts=5, num_experts_per_token=2, expert=FeedForwardConfig(d_ff=13))
     block = BlockConfig(mixer=MIXER, feed_forward=mixture)
-    flops = count_flops(LanguageModel(dataclasses.replace(TINY, pattern=(block,))), 23)
+    flops = count_token_flops(LanguageModel(dataclasses.replace(TINY, layer_pattern=(block,))), 23)
     assert flops.feed_forward == 3 * 2 * (2 * 2 * 7 * 13 + 7 * 5)  # and the router
 
 
 def test_a_mixer_without_a_formula_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Attention, "score_flops", Mixer.score_flops)
-    flops = count_flops(LanguageModel(TINY), 23)
+    flops = count_token_flops(LanguageModel(TINY), 23)
     assert (flops.scores, flops.scores_causal, flops.uncounted) == (0, 0, ("full",))
 
 
 def reference(config: TransformerConfig) -> TransformerConfig:
     """Every score computed, no padding, layers unrolled: what the formulas count."""
-    block = config.pattern[0]
+    block = config.layer_pattern[0]
     mixer: Any = dataclasses.replace(block.mixer, form="reference")  # type: ignore[call-arg]
     pattern = (dataclasses.replace(block, mixer=mixer),)
-    return dataclasses.replace(config, pattern=pattern, vocab_multiple=1, loop="unroll")
+    return dataclasses.replace(
+        config, layer_pattern=pattern, pad_vocab_to_multiple=1, layer_loop="unroll"
+    )
 
 
 def scored(**fields: Any) -> TransformerConfig:
-    block = dataclasses.replace(TINY.pattern[0], mixer=dataclasses.replace(MIXER, **fields))
-    return dataclasses.replace(TINY, pattern=(block,))
+    block = dataclasses.replace(TINY.layer_pattern[0], mixer=dataclasses.replace(MIXER, **fields))
+    return dataclasses.replace(TINY, layer_pattern=(block,))
 
 
 BILINEAR = scored(score=BilinearScore())
-RELATIVE = scored(position=RelativePositions(clip=2))
+RELATIVE = scored(position=RelativePositions(max_distance=2))
 
 
 def test_flops_of_scores_of_other_kinds() -> None:
     """W is a projection; so are those of the MLP, whose hidden layer of 29 meets a vector."""
-    plain = count_flops(LanguageModel(TINY), 23)
-    bilinear = count_flops(LanguageModel(BILINEAR), 23)
+    plain = count_token_flops(LanguageModel(TINY), 23)
+    bilinear = count_token_flops(LanguageModel(BILINEAR), 23)
     assert bilinear.projections == plain.projections + 3 * 2 * 3 * 5 * 5
     assert bilinear.scores == plain.scores
-    additive = count_flops(LanguageModel(scored(score=AdditiveScore(29))), 23)
+    additive = count_token_flops(LanguageModel(scored(score=AdditiveScore(29))), 23)
     assert additive.projections == plain.projections + 3 * 2 * (3 + 1) * 5 * 29
     assert additive.scores == 3 * 2 * 3 * (29 + 11) * 23
     assert additive.scores_causal == 3 * 2 * 3 * (29 + 11) * 12
@@ -114,17 +116,17 @@ def test_flops_are_those_of_the_products_in_the_program(config: TransformerConfi
     tokens = jnp.zeros((2, 13), jnp.int32)
     params = jax.eval_shape(model.init, jax.random.key(0), tokens)
     program = jax.make_jaxpr(functools.partial(logits, model))(params, tokens)
-    assert products(program.jaxpr) == 2 * 13 * count_flops(model, 13).total(causal=False)
+    assert products(program.jaxpr) == 2 * 13 * count_token_flops(model, 13).total(causal=False)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_flops_of_a_step_are_those_of_the_products_in_its_program() -> None:
     """Of an encoder-decoder: with a cache of 13 tokens that has read a source of 13."""
-    block = reference(BILINEAR).pattern[0]
+    block = reference(BILINEAR).layer_pattern[0]
     config = dataclasses.replace(
         reference(BILINEAR),
-        pattern=(dataclasses.replace(block, cross=block.mixer),),
-        encoder=EncoderConfig(2, TINY.pattern, vocab_size=9),
+        layer_pattern=(dataclasses.replace(block, cross_attention=block.mixer),),
+        encoder=EncoderConfig(2, TINY.layer_pattern, vocab_size=9),
     )
     model, token = EncoderDecoder(config), jnp.zeros((1, 1), jnp.int32)
     params = jax.eval_shape(model.init, jax.random.key(0), token, token)
@@ -134,23 +136,23 @@ def test_flops_of_a_step_are_those_of_the_products_in_its_program() -> None:
         return model.apply(params, None, token, positions=positions, cache=cache).logits
 
     program = jax.make_jaxpr(step)(params, token, token)
-    assert products(program.jaxpr) == step_flops(model, 13).total(causal=False)
+    assert products(program.jaxpr) == count_decode_step_flops(model, 13).total(causal=False)
 
 
 def test_a_step_of_a_language_model_is_all_of_it() -> None:
     model = LanguageModel(TINY)
-    assert step_flops(model, 13) == count_flops(model, 13)
+    assert count_decode_step_flops(model, 13) == count_token_flops(model, 13)
 
 
 def test_decoding_reads_of_an_encoder_decoder_what_meets_the_token() -> None:
     """A decoder is a language model with other layers, and cross attention without keys, values."""
-    block = dataclasses.replace(TINY.pattern[0], cross=MIXER)
+    block = dataclasses.replace(TINY.layer_pattern[0], cross_attention=MIXER)
     config = dataclasses.replace(
-        TINY, pattern=(block,), encoder=EncoderConfig(2, TINY.pattern, vocab_size=9)
+        TINY, layer_pattern=(block,), encoder=EncoderConfig(2, TINY.layer_pattern, vocab_size=9)
     )
     cross = 7 * 15 + 15 + 33 * 7 + 7 + 2 * 7  # queries, what joins the heads, a norm
-    alone = decode_weight_bytes(LanguageModel(TINY))
-    assert decode_weight_bytes(EncoderDecoder(config)) == alone + 4 * 3 * cross
+    alone = decode_step_weight_bytes(LanguageModel(TINY))
+    assert decode_step_weight_bytes(EncoderDecoder(config)) == alone + 4 * 3 * cross
 
 
 def logits(model: LanguageModel, params: Any, tokens: jax.Array) -> Any:
@@ -172,24 +174,31 @@ def products(jaxpr: Any) -> int:
 
 def test_flops_are_those_the_compiler_counts() -> None:
     """It counts norms, softmax and GELU as well: 1% more at this size."""
-    block = BlockConfig(mixer=AttentionConfig(heads=2, form="reference"))
+    block = BlockConfig(mixer=AttentionConfig(num_heads=2, backend="reference"))
     config = TransformerConfig(
-        vocab_size=97, vocab_multiple=1, width=256, layers=2, pattern=(block,), loop="unroll"
+        vocab_size=97,
+        pad_vocab_to_multiple=1,
+        d_model=256,
+        num_layers=2,
+        layer_pattern=(block,),
+        layer_loop="unroll",
     )
     model = LanguageModel(config)
     tokens = jnp.zeros((2, 64), jnp.int32)
     params = jax.eval_shape(model.init, jax.random.key(0), tokens)
     forward = jax.jit(functools.partial(logits, model))
     analysis: Any = forward.lower(params, tokens).compile().cost_analysis()
-    counted = 2 * 64 * count_flops(model, 64).total(causal=False)
+    counted = 2 * 64 * count_token_flops(model, 64).total(causal=False)
     assert 1 < analysis["flops"] / counted < 1.03
 
 
 def test_decoding_reads_of_a_table_one_row() -> None:
     positions, embedding = 18 * 7, 23 * 7
-    assert decode_weight_bytes(LanguageModel(TINY)) == 4 * (2463 - positions)
+    assert decode_step_weight_bytes(LanguageModel(TINY)) == 4 * (2463 - positions)
     allocated = 2463 + 24 * 7
-    assert decode_weight_bytes(LanguageModel(UNTIED)) == 4 * (allocated - positions - embedding)
+    assert decode_step_weight_bytes(LanguageModel(UNTIED)) == 4 * (
+        allocated - positions - embedding
+    )
 
 
 def test_plain_attention_moves_the_scores_four_times() -> None:
@@ -199,4 +208,4 @@ def test_plain_attention_moves_the_scores_four_times() -> None:
 
 
 def test_estimate() -> None:
-    assert estimate_flops(TINY, parameters=2414, length=23) == 6 * 2414 + 12 * 3 * 7 * 23
+    assert estimate_training_flops(TINY, parameters=2414, length=23) == 6 * 2414 + 12 * 3 * 7 * 23

@@ -16,12 +16,19 @@ from transformer.attention import Attention, AttentionConfig
 from transformer.block import BlockConfig
 from transformer.config import TransformerConfig
 from transformer.convolution import ConvolutionConfig
-from transformer.decoding import advance, bucket, for_decoding, generate, prefill, without_copies
+from transformer.decoding import (
+    bucket_length,
+    decode_step,
+    generate,
+    prefill,
+    unstack_for_decoding,
+    unstack_for_decoding_without_copy,
+)
 from transformer.feedforward import FeedForwardConfig
 from transformer.language_model import LanguageModel
 from transformer.mixers import MIXERS, Abilities
 from transformer.norms import NormConfig
-from transformer.positions import LearnedPositions, NoPosition, Rotary
+from transformer.positions import LearnedPositions, NoPosition, RoPE
 from transformer.recurrent import ElmanConfig, LSTMConfig
 from transformer.sampling import SamplingConfig
 
@@ -30,42 +37,44 @@ PROMPTS = ([7, 3, 5], [11], [2, 13, 17, 4, 19, 23, 29], [11, 3])
 
 GPT = TransformerConfig(
     vocab_size=61,
-    width=20,
-    layers=3,
-    pattern=(BlockConfig(mixer=AttentionConfig(heads=5)),),
-    position=LearnedPositions(41),
+    d_model=20,
+    num_layers=3,
+    layer_pattern=(BlockConfig(mixer=AttentionConfig(num_heads=5)),),
+    position_embedding=LearnedPositions(41),
 )
-_ROTARY = AttentionConfig(heads=6, kv_heads=3, head_width=4, bias=False, position=Rotary())
-_GATED = FeedForwardConfig(hidden=29, activation="silu", gated=True, bias=False)
+_ROTARY = AttentionConfig(num_heads=6, num_kv_heads=3, head_dim=4, bias=False, position=RoPE())
+_GATED = FeedForwardConfig(d_ff=29, activation="silu", gated=True, bias=False)
 LLAMA = TransformerConfig(
     vocab_size=61,
-    width=22,
-    layers=5,
-    pattern=(
+    d_model=22,
+    num_layers=5,
+    layer_pattern=(
         BlockConfig(mixer=_ROTARY, feed_forward=_GATED, norm=NormConfig("rms")),
         BlockConfig(
-            mixer=dataclasses.replace(_ROTARY, kv_heads=1, value_width=3),
+            mixer=dataclasses.replace(_ROTARY, num_kv_heads=1, value_head_dim=3),
             norm=NormConfig("rms"),
         ),
     ),
-    tied=False,
+    tie_embeddings=False,
     final_norm=NormConfig("rms"),
-    loop="scan",
+    layer_loop="scan",
 )
 POST = dataclasses.replace(
     GPT,
-    pattern=(BlockConfig(mixer=AttentionConfig(heads=5, kv_heads=1), placement="post"),),
+    layer_pattern=(
+        BlockConfig(mixer=AttentionConfig(num_heads=5, num_kv_heads=1), norm_placement="post"),
+    ),
     final_norm=None,
-    tied=False,
-    loop="unroll",
+    tie_embeddings=False,
+    layer_loop="unroll",
 )
 RECURRENT = dataclasses.replace(
     GPT,
-    pattern=tuple(
+    layer_pattern=tuple(
         BlockConfig(mixer=mixer, feed_forward=None, norm=None)
-        for mixer in (LSTMConfig(), ConvolutionConfig(), ElmanConfig(hidden=7))
+        for mixer in (LSTMConfig(), ConvolutionConfig(), ElmanConfig(hidden_size=7))
     ),
-    position=NoPosition(),
+    position_embedding=NoPosition(),
 )
 CONFIGS = {"gpt": GPT, "llama": LLAMA, "post": POST, "recurrent": RECURRENT}
 
@@ -83,7 +92,7 @@ def full(model: LanguageModel, params: Any, tokens: jax.Array) -> Any:
 
 
 read = jax.jit(prefill, static_argnums=(0, 4))
-step = jax.jit(advance, static_argnums=0)
+step = jax.jit(decode_step, static_argnums=0)
 
 
 def joined(seen: list[list[list[int]]]) -> list[list[int]]:
@@ -108,7 +117,7 @@ def full_logits(model: LanguageModel, params: Any, tokens: Sequence[int]) -> np.
     return np.asarray(full(model, params, padded))[0, : len(tokens)]
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("recurrent", "post")
 def test_the_greedy_path_is_the_argmax_of_the_full_pass(
     any_model: tuple[LanguageModel, Any],
@@ -123,14 +132,14 @@ def test_the_greedy_path_is_the_argmax_of_the_full_pass(
 
 
 @pytest.mark.sampled("[llama", "[recurrent")
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_logits_equal_those_of_the_full_pass(any_model: tuple[LanguageModel, Any]) -> None:
     """Token by token, in one batch of three lengths, however the prompts are padded."""
     model, params = any_model
     texts = np.random.default_rng(0).integers(0, 61, (3, 12))
     lengths = np.array([2, 7, 5])
     expected = np.stack([full_logits(model, params, text) for text in texts])
-    cut = for_decoding(params)
+    cut = unstack_for_decoding(params)
     cache, logits = read(model, cut, texts[:, :9], lengths, 17)
     for added in range(5):
         at = lengths + added
@@ -138,7 +147,7 @@ def test_logits_equal_those_of_the_full_pass(any_model: tuple[LanguageModel, Any
         cache, logits = step(model, cut, cache, texts[np.arange(3), at], at)
 
 
-DEEP = dataclasses.replace(GPT, layers=8, width=40)
+DEEP = dataclasses.replace(GPT, num_layers=8, d_model=40)
 
 
 def layer_bytes(params: Any) -> int:
@@ -186,12 +195,12 @@ def test_stacks_are_sliced_one_layer_at_a_time() -> None:
         assert needed.temp_size_in_bytes < 2 * cache + layer_bytes(params) / 3
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_weights_in_stacks_and_apart_say_the_same(gpt: tuple[LanguageModel, Any]) -> None:
     model, params = gpt
     tokens, lengths = np.arange(10).reshape(2, 5), np.array([5, 3])
     expected = read(model, params, tokens, lengths, 8)
-    for other in (for_decoding(params), without_copies(params)):
+    for other in (unstack_for_decoding(params), unstack_for_decoding_without_copy(params)):
         assert isinstance(other["layers"]["place_0"], tuple)
         for one, two in zip(
             jax.tree.leaves(read(model, other, tokens, lengths, 8)),
@@ -200,7 +209,7 @@ def test_weights_in_stacks_and_apart_say_the_same(gpt: tuple[LanguageModel, Any]
         ):
             assert_close(one, two)
     told = generate(model, params, PROMPTS, max_new_tokens=5, seed=3)
-    assert generate(model, for_decoding(params), PROMPTS, max_new_tokens=5, seed=3) == told
+    assert generate(model, unstack_for_decoding(params), PROMPTS, max_new_tokens=5, seed=3) == told
 
 
 def test_parameters_can_be_donated_after_sampling(gpt: tuple[LanguageModel, Any]) -> None:
@@ -214,11 +223,11 @@ def test_parameters_can_be_donated_after_sampling(gpt: tuple[LanguageModel, Any]
     assert {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(after["layers"])} == before
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_rows_of_a_cache_can_be_gathered(gpt: tuple[LanguageModel, Any]) -> None:
     """As beam search does: an example goes on from the cache of another."""
     model, params = gpt
-    cut, order = for_decoding(params), np.array([2, 0, 0])
+    cut, order = unstack_for_decoding(params), np.array([2, 0, 0])
     lengths, tokens = np.array([2, 5, 3]), np.arange(15).reshape(3, 5)
     cache, _ = read(model, cut, tokens, lengths, 8)
     chosen = jax.tree.map(lambda leaf: leaf[order], cache)
@@ -227,7 +236,7 @@ def test_rows_of_a_cache_can_be_gathered(gpt: tuple[LanguageModel, Any]) -> None
     assert_close(got, np.asarray(logits)[order])
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_sample_does_not_depend_on_the_batch(gpt: tuple[LanguageModel, Any]) -> None:
     model, params = gpt
     together = generate(model, params, PROMPTS, max_new_tokens=9, seed=5).tokens
@@ -262,7 +271,13 @@ def test_generation_stops_at_the_stop_token(gpt: tuple[LanguageModel, Any]) -> N
     for stop in (free.tokens[0][0], free.tokens[2][12]):
         seen: list[list[list[int]]] = []
         ended = generate(
-            model, params, PROMPTS, max_new_tokens=21, seed=3, stop=stop, on_tokens=seen.append
+            model,
+            params,
+            PROMPTS,
+            max_new_tokens=21,
+            seed=3,
+            stop_token=stop,
+            on_tokens=seen.append,
         )
         for got, tokens, stopped in zip(ended.tokens, free.tokens, ended.stopped, strict=True):
             assert stopped == (stop in tokens)
@@ -270,7 +285,7 @@ def test_generation_stops_at_the_stop_token(gpt: tuple[LanguageModel, Any]) -> N
         assert joined(seen) == ended.tokens
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_decoding_ends_when_all_examples_have_ended(
     gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,7 +300,7 @@ def test_decoding_ends_when_all_examples_have_ended(
     stop = min(last, key=last.__getitem__)
     assert last[stop] < 17
     calls.clear()
-    generate(*gpt, prompts, max_new_tokens=36, seed=1, stop=stop, on_tokens=print)
+    generate(*gpt, prompts, max_new_tokens=36, seed=1, stop_token=stop, on_tokens=print)
     assert len(calls) == -(-last[stop] // 8)
 
 
@@ -297,15 +312,15 @@ def test_tokens_are_shown_as_they_are_made(gpt: tuple[LanguageModel, Any]) -> No
     assert joined(seen) == whole.tokens
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_prefill_and_decode_are_compiled_once(
     gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each call loads the model anew, with other prompts, counts, seeds and stop tokens."""
     traced: list[str] = []
-    for function in (prefill, advance):
+    for function in (prefill, decode_step):
         monkeypatch.setattr(decoding, function.__name__, noted(function, traced))
-    config = dataclasses.replace(GPT, position=LearnedPositions(97))
+    config = dataclasses.replace(GPT, position_embedding=LearnedPositions(97))
     for prompts, count, seed, stop in (
         ([[1, 2, 3], [5]], 3, 0, None),
         ([[7] * 31, [2, 4]], 40, 1, 6),
@@ -313,7 +328,7 @@ def test_prefill_and_decode_are_compiled_once(
     ):
         params = {**jax.tree.map(jnp.copy, gpt[1]), "positions": jnp.ones((97, 20))}
         model = LanguageModel(dataclasses.replace(config))
-        generate(model, params, prompts, max_new_tokens=count, seed=seed, stop=stop)
+        generate(model, params, prompts, max_new_tokens=count, seed=seed, stop_token=stop)
     assert traced == ["prefill", "advance"]
 
 
@@ -328,14 +343,14 @@ def noted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
 
 
 def test_lengths_come_in_few_sizes() -> None:
-    assert [bucket(n, 32, None) for n in (1, 32, 33, 255, 256)] == [32, 32, 64, 256, 256]
-    assert [bucket(n, 32, None) for n in (257, 513, 641, 1025)] == [320, 640, 768, 1280]
-    assert [bucket(n, 128, 997) for n in (1, 900, 990, 997)] == [128, 997, 997, 997]
-    assert len({bucket(n, 32, None) for n in range(1, 4097)}) == 8 + 4 * 4
-    assert all(n <= bucket(n, 32, None) < max(n + 32, 1.25 * n) for n in range(1, 4097))
+    assert [bucket_length(n, 32, None) for n in (1, 32, 33, 255, 256)] == [32, 32, 64, 256, 256]
+    assert [bucket_length(n, 32, None) for n in (257, 513, 641, 1025)] == [320, 640, 768, 1280]
+    assert [bucket_length(n, 128, 997) for n in (1, 900, 990, 997)] == [128, 997, 997, 997]
+    assert len({bucket_length(n, 32, None) for n in range(1, 4097)}) == 8 + 4 * 4
+    assert all(n <= bucket_length(n, 32, None) < max(n + 32, 1.25 * n) for n in range(1, 4097))
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_all_learned_positions_can_be_used(gpt: tuple[LanguageModel, Any]) -> None:
     model, params = gpt
     prompt = list(range(30))
@@ -343,10 +358,10 @@ def test_all_learned_positions_can_be_used(gpt: tuple[LanguageModel, Any]) -> No
     assert full_logits(model, params, prompt + new)[29:-1].argmax(-1).tolist() == new
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_padded_words_are_never_drawn() -> None:
     """The table has 128 rows for 3 words, and all are as likely when it is hot."""
-    model, params = made(dataclasses.replace(GPT, vocab_size=3, layers=1))
+    model, params = made(dataclasses.replace(GPT, vocab_size=3, num_layers=1))
     hot = SamplingConfig(temperature=1e30)
     new = generate(model, params, [[0], [1], [2]], max_new_tokens=40, sampling=hot).tokens
     assert {token for tokens in new for token in tokens} == {0, 1, 2}

@@ -4,22 +4,22 @@ import numpy as np
 
 from tests.transformer.formulas import array
 from transformer import Mask
-from transformer.documents import document_before, documents
+from transformer.documents import previous_segments, token_segments
 
 SEGMENTS = array([[1, 1, 0, 1, 2, 2, 0], [0, 3, 3, 3, 0, 5, 5]])
 
 
 def test_a_row_without_segments_and_lengths_is_one_document() -> None:
-    assert documents(Mask(), 7) is None
+    assert token_segments(Mask(), 7) is None
 
 
 def test_lengths_are_padding_at_the_end() -> None:
-    found = documents(Mask(lengths=array([3, 0])), 4)
+    found = token_segments(Mask(key_lengths=array([3, 0])), 4)
     assert np.asarray(found).tolist() == [[1, 1, 1, 0], [0, 0, 0, 0]]
-    found = documents(Mask(segments=SEGMENTS, lengths=array([2, 6])), 7)
+    found = token_segments(Mask(segments=SEGMENTS, key_lengths=array([2, 6])), 7)
     assert np.asarray(found).tolist() == [[1, 1, 0, 0, 0, 0, 0], [0, 3, 3, 3, 0, 5, 0]]
 
 
 def test_the_document_of_the_last_token_that_was_there() -> None:
     expected = [[0, 1, 1, 1, 1, 2, 2], [0, 0, 3, 3, 3, 3, 5]]
-    assert document_before(SEGMENTS).tolist() == expected
+    assert previous_segments(SEGMENTS).tolist() == expected

@@ -5,7 +5,7 @@ import pytest
 
 from tests.transformer.formulas import normal
 from transformer.dropout import dropout as dropout_eagerly
-from transformer.dropout import fold
+from transformer.dropout import fold_in
 
 KEYS = jax.random.split(jax.random.key(0), 3)
 dropout = jax.jit(dropout_eagerly, static_argnames="rate")
@@ -50,8 +50,8 @@ def test_sixteen_bits_stay_sixteen_bits() -> None:
 
 
 def test_keys_are_folded_example_by_example() -> None:
-    folded = fold(KEYS, 7)
+    folded = fold_in(KEYS, 7)
     assert folded is not None
     expected = jnp.stack([jax.random.fold_in(key, 7) for key in KEYS])
     assert (jax.random.key_data(folded) == jax.random.key_data(expected)).all()
-    assert fold(None, 7) is None
+    assert fold_in(None, 7) is None

@@ -18,31 +18,31 @@ from transformer import (
     SinusoidalPositions,
     TransformerConfig,
 )
-from transformer.beam_search import BeamConfig
+from transformer.beam_search import BeamSearchConfig
 from transformer.translation import translate
 
 B, S, T, V, D = 3, 7, 5, 13, 12
 BLOCK = BlockConfig(
-    mixer=AttentionConfig(heads=3, kv_heads=1, head_width=5, value_width=2),
+    mixer=AttentionConfig(num_heads=3, num_kv_heads=1, head_dim=5, value_head_dim=2),
     feed_forward=FeedForwardConfig(11, activation="relu"),
-    placement="post",
+    norm_placement="post",
 )
-ENCODER = EncoderConfig(layers=3, pattern=(BLOCK,), final_norm=None)
+ENCODER = EncoderConfig(num_layers=3, layer_pattern=(BLOCK,), final_norm=None)
 CONFIG = TransformerConfig(
     vocab_size=V,
-    width=D,
-    layers=2,
-    pattern=(dataclasses.replace(BLOCK, cross=AttentionConfig(heads=2)),),
-    position=SinusoidalPositions(),
-    embedding_scale=True,
+    d_model=D,
+    num_layers=2,
+    layer_pattern=(dataclasses.replace(BLOCK, cross_attention=AttentionConfig(num_heads=2)),),
+    position_embedding=SinusoidalPositions(),
+    scale_embeddings=True,
     final_norm=None,
     encoder=ENCODER,
-    vocab_multiple=8,
+    pad_vocab_to_multiple=8,
 )
 SEPARATE = dataclasses.replace(
-    CONFIG, tied=False, encoder=dataclasses.replace(ENCODER, vocab_size=19)
+    CONFIG, tie_embeddings=False, encoder=dataclasses.replace(ENCODER, vocab_size=19)
 )
-LEARNED = dataclasses.replace(CONFIG, position=LearnedPositions(31))
+LEARNED = dataclasses.replace(CONFIG, position_embedding=LearnedPositions(31))
 RANDOM = np.random.default_rng(0)
 SOURCE: Any = RANDOM.integers(0, V, (B, S))
 TOKENS: Any = RANDOM.integers(0, V, (B, T))
@@ -52,11 +52,11 @@ SOURCE_SEGMENTS: Any = (np.arange(S)[None] < np.array([[S], [4], [1]])).astype(n
 def made(config: TransformerConfig) -> tuple[EncoderDecoder, Any, Any]:
     """The model, its compiled function, and random parameters."""
     model = EncoderDecoder(config)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
     return model, jax.jit(model.apply, static_argnames="outputs"), {"params": weights_of(shapes)}
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_one_table_or_two() -> None:
     _, _, shared = made(CONFIG)
     assert set(shared["params"]) == {"embedding", "encoder", "decoder"}
@@ -72,7 +72,7 @@ def test_one_table_or_two() -> None:
     assert run(separate, SOURCE + 6, TOKENS).logits.shape == (B, T, 16)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("config2")
 @pytest.mark.parametrize("config", [CONFIG, SEPARATE, LEARNED])
 def test_cached_decoding_is_the_full_pass(config: TransformerConfig) -> None:
@@ -92,7 +92,7 @@ def test_cached_decoding_is_the_full_pass(config: TransformerConfig) -> None:
         assert_close(out.logits[:, 0], full[:, t])
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_an_encoded_source_serves_in_place_of_it() -> None:
     _, run, params = made(CONFIG)
     memory = run(params, SOURCE, None, source_segments=SOURCE_SEGMENTS).hidden
@@ -122,7 +122,7 @@ def test_who_sees_whom() -> None:
     assert np.any(logits(last, TOKENS)[0, 0] != before[0, 0])
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_packed_pairs_are_as_if_each_were_alone() -> None:
     _, run, params = made(CONFIG)
     source, target = SOURCE[:1], TOKENS[:1]
@@ -145,18 +145,20 @@ def test_scanned_is_unrolled_with_dropout() -> None:
     """One layout of parameters, one set of random bits."""
     dropping = dataclasses.replace(
         CONFIG,
-        dropout=0.2,
-        pattern=tuple(dataclasses.replace(b, dropout=0.3) for b in CONFIG.pattern),
+        embedding_dropout=0.2,
+        layer_pattern=tuple(
+            dataclasses.replace(b, residual_dropout=0.3) for b in CONFIG.layer_pattern
+        ),
     )
     keys = jax.vmap(jax.random.key)(jnp.arange(B))
-    _, scanned, params = made(dataclasses.replace(dropping, loop="scan"))
-    _, unrolled, _ = made(dataclasses.replace(dropping, loop="unroll"))
+    _, scanned, params = made(dataclasses.replace(dropping, layer_loop="scan"))
+    _, unrolled, _ = made(dataclasses.replace(dropping, layer_loop="unroll"))
     dropped = unrolled(params, SOURCE, TOKENS, dropout_rngs=keys).logits
     assert_close(scanned(params, SOURCE, TOKENS, dropout_rngs=keys).logits, dropped)
     assert not np.allclose(dropped, unrolled(params, SOURCE, TOKENS).logits, atol=1e-2)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("3")
 @pytest.mark.parametrize("beams", [1, 3])
 def test_translations_are_what_the_full_pass_finds_likely(beams: int) -> None:
@@ -168,11 +170,11 @@ def test_translations_are_what_the_full_pass_finds_likely(beams: int) -> None:
         model,
         params["params"],
         sources,
-        begin=begin,
-        stop=stop,
-        beams=BeamConfig(beams, 0.6),
-        extra=limit,
-        factor=0.0,
+        start_token=begin,
+        stop_token=stop,
+        beam_search_config=BeamSearchConfig(beams, 0.6),
+        extra_length=limit,
+        length_factor=0.0,
         batch_size=2,
     )
     for source, tokens, score in zip(sources, found.tokens, found.scores, strict=True):
@@ -210,7 +212,7 @@ def test_what_cannot_be_built_or_called_is_refused() -> None:
     with pytest.raises(ValueError, match="encoder: is missing"):
         EncoderDecoder(without)
     with pytest.raises(ValueError, match="no block looks at the source"):
-        EncoderDecoder(dataclasses.replace(CONFIG, pattern=(BLOCK,)))
+        EncoderDecoder(dataclasses.replace(CONFIG, layer_pattern=(BLOCK,)))
     model, _, params = made(CONFIG)
     with pytest.raises(ValueError, match="neither source nor tokens"):
         model.apply(params, None, None)

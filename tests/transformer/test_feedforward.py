@@ -11,10 +11,10 @@ from tests.transformer.formulas import assert_close, normal, weights_of
 from transformer import FeedForwardConfig, Hardware, Initialization, Precision
 from transformer.activations import ACTIVATIONS, swish
 from transformer.feedforward import FeedForward
-from transformer.shared import Shared
+from transformer.shared import ModelContext
 
 B, T, D, F = 2, 3, 5, 7
-SHARED = Shared(D, 3, Precision(), Initialization(), Hardware())
+SHARED = ModelContext(D, 3, Precision(), Initialization(), Hardware())
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def test_feed_forward(activation: Any, gated: bool, bias: bool) -> None:
 
 @pytest.mark.parametrize("gated", [True, False])
 def test_swish_with_a_fixed_beta(gated: bool) -> None:
-    module, params = made(FeedForwardConfig(F, "swish", gated, beta=1.7))
+    module, params = made(FeedForwardConfig(F, "swish", gated, swish_beta=1.7))
     x = normal(1, B, T, D)
     y = jax.jit(module.apply)({"params": params}, x).y
     assert_close(y, formulas.feed_forward(x, params, "swish", 1.7))
 
 
 def test_a_learned_beta_is_one_weight_and_gets_a_gradient() -> None:
-    config = FeedForwardConfig(F, "learned_swish", beta=0.5)
+    config = FeedForwardConfig(F, "learned_swish", swish_beta=0.5)
     module, params = made(config)
     x = normal(1, B, T, D)
     assert params["beta"].shape == ()
@@ -137,11 +137,11 @@ def test_settings_that_make_no_feed_forward(settings: Any, message: str) -> None
         (FeedForwardConfig(), 384, 1536),
         (FeedForwardConfig(gated=True), 384, 1024),
         (FeedForwardConfig(gated=True), 100, 320),  # 266.7, in multiples of 64
-        (FeedForwardConfig(hidden=11, gated=True), 384, 11),
+        (FeedForwardConfig(d_ff=11, gated=True), 384, 11),
     ],
 )
 def test_the_hidden_width(config: FeedForwardConfig, width: int, hidden: int) -> None:
-    assert config.hidden_width(width) == hidden
+    assert config.resolved_d_ff(width) == hidden
 
 
 def test_hidden_activations_are_dropped() -> None:

@@ -22,40 +22,40 @@ from transformer import (
     Tagger,
     TransformerConfig,
 )
-from transformer.precision import lowest
+from transformer.precision import finfo_min
 
 T, V, ROWS, D, C = 5, 13, 16, 6, 3
 EPSILON = 1e-3
 CONFIG = TransformerConfig(
     vocab_size=V,
-    width=D,
-    layers=1,
-    pattern=(
+    d_model=D,
+    num_layers=1,
+    layer_pattern=(
         BlockConfig(
-            mixer=AttentionConfig(heads=2),
+            mixer=AttentionConfig(num_heads=2),
             feed_forward=FeedForwardConfig(7, activation="gelu"),
             norm=NormConfig(epsilon=EPSILON),
-            placement="post",
+            norm_placement="post",
         ),
     ),
-    position=LearnedPositions(T + 2),
+    position_embedding=LearnedPositions(T + 2),
     embedding_norm=NormConfig(epsilon=EPSILON),
-    token_types=2,
+    num_token_types=2,
     causal=False,
     final_norm=None,
-    vocab_multiple=8,
+    pad_vocab_to_multiple=8,
 )
 POOLED = dataclasses.replace(CONFIG, pooler=True)
-UNTIED = dataclasses.replace(CONFIG, tied=False)
+UNTIED = dataclasses.replace(CONFIG, tie_embeddings=False)
 
 TOKENS = array([[3, 9, 4, 4, 1], [8, 2, 10, 0, 0], [5, 12, 7, 7, 7]])
 SEGMENTS = array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]])
 TYPES = array([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
 SEEN = SEGMENTS == 1
 
-FIRST, MEAN = Classifier(CONFIG, classes=C), Classifier(CONFIG, classes=C, pooling="mean")
-TANH = Classifier(POOLED, classes=C)
-TAGGER, MASKED = Tagger(CONFIG, classes=C), MaskedLanguageModel(CONFIG)
+FIRST, MEAN = Classifier(CONFIG, num_classes=C), Classifier(CONFIG, num_classes=C, pooling="mean")
+TANH = Classifier(POOLED, num_classes=C)
+TAGGER, MASKED = Tagger(CONFIG, num_classes=C), MaskedLanguageModel(CONFIG)
 every = pytest.mark.parametrize(
     "model", [FIRST, MEAN, TANH, TAGGER, MASKED], ids=["first", "mean", "pooler", "tags", "masked"]
 )
@@ -64,7 +64,7 @@ every = pytest.mark.parametrize(
 @functools.cache
 def made(model: Model) -> tuple[Any, Any]:
     """The model as a compiled function, and random parameters for it."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
     return jax.jit(model.apply, static_argnames="outputs"), weights_of(shapes)
 
 
@@ -122,13 +122,13 @@ def test_a_masked_language_model_has_a_layer_of_its_own_before_the_words(
     _, params = made(model)
     x = formulas.ACTIVATIONS["gelu"](hidden(params) @ params["head"] + params["head_bias"])
     x = normed(x, params["head_norm"])
-    matrix = params["embedding"].T if config.tied else params["output"]
+    matrix = params["embedding"].T if config.tie_embeddings else params["output"]
     logits = x @ matrix + params["head_output_bias"]
     out = applied(model)
     assert_close(np.asarray(out.hidden)[SEEN], x[SEEN])
     assert_close(np.asarray(out.logits)[SEEN][:, :V], logits[SEEN][:, :V])
     assert out.logits.shape == (*TOKENS.shape, ROWS)
-    assert (np.asarray(out.logits)[..., V:] == lowest("float32")).all()
+    assert (np.asarray(out.logits)[..., V:] == finfo_min("float32")).all()
 
 
 def test_logits_of_words_come_only_when_wanted() -> None:
@@ -178,9 +178,9 @@ def test_heads_drop_entries_by_the_keys_of_their_examples(kind: Any) -> None:
 
 
 def test_axes_of_the_heads() -> None:
-    assert TAGGER.axes()["head"].names == ("embed", "classes")
-    assert FIRST.axes()["head_bias"].names == ("classes",)
-    axes = MASKED.axes()
+    assert TAGGER.logical_axes()["head"].names == ("embed", "classes")
+    assert FIRST.logical_axes()["head_bias"].names == ("classes",)
+    axes = MASKED.logical_axes()
     assert axes["head"].is_matrix
     assert axes["head_output_bias"].names == ("vocab",)
     assert axes["types"].names == ("types", "embed")
@@ -189,8 +189,8 @@ def test_axes_of_the_heads() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Classifier(CONFIG, classes=0), "classes 0: give 1 or more$"),
-        (lambda: Tagger(CONFIG, classes=-1), "classes -1: give 1 or more$"),
+        (lambda: Classifier(CONFIG, num_classes=0), "classes 0: give 1 or more$"),
+        (lambda: Tagger(CONFIG, num_classes=-1), "classes -1: give 1 or more$"),
         (
             lambda: Classifier(CONFIG, pooling="last"),  # type: ignore[arg-type]
             "pooling last: is not known; give one of first, mean$",

@@ -27,7 +27,7 @@ from tests.fixtures.tiny import (
 from tests.transformer.formulas import array, assert_close
 from tests.transformer.huggingface import gpt2_config, gpt2_params, llama_config, llama_params
 from tests.transformer.layouts import Params
-from transformer import LanguageModel, Mask, ModelOutput, Pattern
+from transformer import LanguageModel, Mask, MaskPattern, ModelOutput
 from transformer.block import Block
 from transformer.mixers import MixerInputs
 
@@ -54,7 +54,7 @@ class Case:
 def made(name: str) -> Case:
     sizes, config, params = CASES[name]
     model = LanguageModel(config(sizes, vocab_multiple=64))
-    weights = params(drawn, sizes, model.config.vocab_rows)
+    weights = params(drawn, sizes, model.config.padded_vocab_size)
     return Case(name, sizes, model, weights, np.load(FIXTURES))
 
 
@@ -88,10 +88,10 @@ def test_logits_at_the_end_of_a_long_input(case: Case) -> None:
 
 @pytest.mark.parametrize("layer", range(GPT2.layers))
 def test_a_layer_and_its_attention(case: Case, layer: int) -> None:
-    block = Block(case.model.config.pattern[0], case.model.shared, parent=None)
+    block = Block(case.model.config.layer_pattern[0], case.model.context, parent=None)
     weights = jax.tree.map(lambda leaf: leaf[layer], case.params["layers"]["place_0"])
     positions = np.arange(SHORT[1])[None]
-    mask = Mask(Pattern(causal=True))
+    mask = Mask(MaskPattern(causal=True))
     stream = case.expected("stream")
 
     @jax.jit

@@ -14,18 +14,18 @@ from transformer import (
     ALiBi,
     AttentionConfig,
     BlockConfig,
-    BucketedBias,
     FeedForwardConfig,
     Hardware,
     LanguageModel,
     Mask,
     RelativePositions,
-    Rotary,
+    RoPE,
     SinusoidalPositions,
+    T5RelativeBias,
     TransformerConfig,
 )
-from transformer.attend import Scoring, attend
-from transformer.positions import sinusoid
+from transformer.attend import ScoreSpec, attend
+from transformer.positions import sinusoidal_embedding
 
 WEIGHTS = frozenset({"weights"})
 
@@ -45,7 +45,7 @@ def test_without_the_scale_softmax_saturates() -> None:
 
     def weights(scale: float) -> Array:
         given: Any = dict(hardware=Hardware(), outputs=WEIGHTS)
-        scoring = Scoring(scale)
+        scoring = ScoreSpec(scale)
         run = jax.jit(lambda q, k: attend(q, k, k, Mask(), scoring, **given).aux["weights"])
         return np.asarray(run(q, k))
 
@@ -57,7 +57,9 @@ def test_without_the_scale_softmax_saturates() -> None:
 
 
 def sinusoids(count: int, width: int) -> Array:  # [count, D]
-    return np.asarray(jax.jit(sinusoid, static_argnums=1)(array([np.arange(count)]), width)[0])
+    return np.asarray(
+        jax.jit(sinusoidal_embedding, static_argnums=1)(array([np.arange(count)]), width)[0]
+    )
 
 
 @pytest.mark.parametrize("k", [1, 7])
@@ -87,12 +89,12 @@ def test_products_of_sinusoids_tell_distances_but_not_directions() -> None:
 
 @pytest.mark.parametrize(
     "position",
-    [Rotary(base=100.0), RelativePositions(3), BucketedBias(8, 20, bidirectional=True), ALiBi()],
+    [RoPE(theta=100.0), RelativePositions(3), T5RelativeBias(8, 20, bidirectional=True), ALiBi()],
     ids=lambda position: type(position).__name__,
 )
 def test_scores_depend_on_m_minus_n_alone(position: Any) -> None:
     """All tokens moved by 37 places see each other as before; moved apart, they do not."""
-    mixer, params = made(AttentionConfig(heads=2, position=position), 8)
+    mixer, params = made(AttentionConfig(num_heads=2, position=position), 8)
     x, places = normal(1, 2, 5, 8), np.arange(5)[None]
     weights = [
         applied(mixer, params, x, WEIGHTS, positions=at).aux["weights"]
@@ -109,9 +111,11 @@ def hidden(config: TransformerConfig, tokens: Any) -> Array:  # [B, T, D]
     return np.asarray(jax.jit(model.apply)({"params": params}, tokens).hidden)
 
 
-BLOCK = BlockConfig(mixer=AttentionConfig(heads=2), feed_forward=FeedForwardConfig(hidden=13))
-BLIND = TransformerConfig(vocab_size=11, width=8, layers=2, pattern=(BLOCK,), vocab_multiple=1)
-SIGHTED = dataclasses.replace(BLIND, position=SinusoidalPositions())
+BLOCK = BlockConfig(mixer=AttentionConfig(num_heads=2), feed_forward=FeedForwardConfig(d_ff=13))
+BLIND = TransformerConfig(
+    vocab_size=11, d_model=8, num_layers=2, layer_pattern=(BLOCK,), pad_vocab_to_multiple=1
+)
+SIGHTED = dataclasses.replace(BLIND, position_embedding=SinusoidalPositions())
 
 
 def test_identical_words_are_one_vector_without_positions() -> None:
@@ -132,9 +136,9 @@ def test_without_positions_the_order_of_words_is_not_seen() -> None:
 
 def test_heads_are_layers_of_one_head_side_by_side() -> None:
     """MultiHead = Concat(head_i) W^O is a sum over heads, each through its own rows of W^O."""
-    mixer, params = made(AttentionConfig(heads=3, bias=False), 12)
+    mixer, params = made(AttentionConfig(num_heads=3, bias=False), 12)
     x = normal(1, 2, 5, 12)
-    one, _ = made(AttentionConfig(heads=1, head_width=4, bias=False), 12)
+    one, _ = made(AttentionConfig(num_heads=1, head_dim=4, bias=False), 12)
     total = np.zeros(x.shape)
     for head in range(3):
         own = {name: params[name][:, head : head + 1] for name in ("query", "key", "value")}

@@ -23,7 +23,7 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.losses import ChunkedCrossEntropy
-from transformer.model import output_matrix
+from transformer.model import get_output_matrix
 
 V, T, D = 13, 16, 32
 STEPS, ROWS = 250, 32
@@ -60,16 +60,16 @@ class Trained(NamedTuple):
 @functools.cache
 def trained(causal: bool) -> Trained:
     """A model of one layer, after a few hundred steps on new text each."""
-    block = BlockConfig(mixer=AttentionConfig(heads=2), feed_forward=FeedForwardConfig(2 * D))
+    block = BlockConfig(mixer=AttentionConfig(num_heads=2), feed_forward=FeedForwardConfig(2 * D))
     config = TransformerConfig(
         vocab_size=V,
-        width=D,
-        layers=1,
-        pattern=(block,),
-        position=LearnedPositions(T),
+        d_model=D,
+        num_layers=1,
+        layer_pattern=(block,),
+        position_embedding=LearnedPositions(T),
         causal=causal,
         initialization=Initialization(std=0, embedding_std=0.3),
-        vocab_multiple=1,
+        pad_vocab_to_multiple=1,
     )
     model, optimizer = LanguageModel(config), optax.adam(0.01)
 
@@ -85,7 +85,7 @@ def trained(causal: bool) -> Trained:
 
     @jax.jit
     def train(key: jax.Array, batches: jax.Array) -> tuple[Any, jax.Array]:
-        params = model.initial(key)
+        params = model.init_params(key)
         (params, _), losses = jax.lax.scan(step, (params, optimizer.init(params)), batches)
         return params, losses
 
@@ -118,7 +118,7 @@ def test_and_generates_nonsense() -> None:
     assert right[False] < 0.35
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_and_knows_less_of_the_next_word_than_one_who_guesses() -> None:
     held = text(STEPS, 64)
     prompts, following = held[:, : T // 2], held[:, T // 2]
@@ -131,21 +131,21 @@ def test_and_knows_less_of_the_next_word_than_one_who_guesses() -> None:
     assert loss(trained(causal=False)) > math.log(V)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_all_positions_at_once_are_each_prefix_on_its_own() -> None:
     """Looped over prefixes, collapsed to [B T, V], or in chunks: one loss, of one pass."""
     vocab, batch, length = 11, 2, 5
-    block = BlockConfig(mixer=AttentionConfig(heads=2), feed_forward=FeedForwardConfig(7))
+    block = BlockConfig(mixer=AttentionConfig(num_heads=2), feed_forward=FeedForwardConfig(7))
     config = TransformerConfig(
         vocab_size=vocab,
-        width=6,
-        layers=1,
-        pattern=(block,),
-        position=LearnedPositions(length),
-        vocab_multiple=16,
+        d_model=6,
+        num_layers=1,
+        layer_pattern=(block,),
+        position_embedding=LearnedPositions(length),
+        pad_vocab_to_multiple=16,
     )
     model = LanguageModel(config)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
     params, run = weights_of(shapes), jax.jit(model.apply)
     tokens = np.random.default_rng(0).integers(0, vocab, (batch, length + 1))
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -164,7 +164,7 @@ def test_all_positions_at_once_are_each_prefix_on_its_own() -> None:
     weights = jnp.ones(targets.shape)
     for chunks in (1, 2, length):
         form = ChunkedCrossEntropy(vocab, chunks)
-        loss = form(out.hidden, output_matrix(params, config), jnp.asarray(targets), weights)
+        loss = form(out.hidden, get_output_matrix(params, config), jnp.asarray(targets), weights)
         assert_close(loss.total, looped)
         assert float(loss.weight) == batch * length
 

@@ -7,9 +7,9 @@ from flax import linen as nn
 
 from tests.transformer.formulas import assert_close, normal, weights_of
 from transformer import Hardware, Initialization, Precision
-from transformer.linear import apply_matrix, linear
-from transformer.shared import Shared
-from transformer.weights import Axes
+from transformer.linear import apply_linear, apply_matrix
+from transformer.shared import ModelContext
+from transformer.weights import LogicalAxes
 
 
 @pytest.mark.parametrize("flatten", [True, False])
@@ -22,14 +22,14 @@ def test_one_or_more_axes_are_summed_over(flatten: bool) -> None:
 
 
 class Map(nn.Module):
-    shared: Shared
+    shared: ModelContext
     bias: bool
     residual: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:  # [B, T, 5] -> [B, T, 2, 3]
         outputs = {"heads": 2, "head": 3}
-        return linear(
+        return apply_linear(
             self,
             "w",
             x,
@@ -42,7 +42,7 @@ class Map(nn.Module):
 
 
 def made(start: Initialization, platform: Any = "cpu", **fields: Any) -> Map:
-    return Map(Shared(5, 8, Precision(), start, Hardware(platform)), **fields)
+    return Map(ModelContext(5, 8, Precision(), start, Hardware(platform)), **fields)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
@@ -50,9 +50,9 @@ def made(start: Initialization, platform: Any = "cpu", **fields: Any) -> Map:
 def test_a_linear_map(bias: bool, platform: str) -> None:
     module, x = made(Initialization(), platform, bias=bias), normal(0, 2, 7, 5)
     boxed = jax.eval_shape(module.init, jax.random.key(0), x)["params"]
-    axes = {"w": Axes(inputs=("embed",), outputs=("heads", "head"))}
+    axes = {"w": LogicalAxes(inputs=("embed",), outputs=("heads", "head"))}
     if bias:
-        axes["w_bias"] = Axes(outputs=("heads", "head"))
+        axes["w_bias"] = LogicalAxes(outputs=("heads", "head"))
     assert {name: box.axes for name, box in boxed.items()} == axes
     params = weights_of(nn.meta.unbox(boxed))
     expected = np.einsum("BTD,DNH->BTNH", x, params["w"]) + params.get("w_bias", 0)

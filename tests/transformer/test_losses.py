@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from tests.transformer.formulas import Array, array, assert_close, normal
 from transformer import Hardware
-from transformer.losses import ChunkedCrossEntropy, chunk_count
+from transformer.losses import ChunkedCrossEntropy, choose_num_chunks
 
 B, T, D, V, ROWS = 3, 7, 5, 11, 16
 HIDDEN, MATRIX = 2 * normal(0, B, T, D), normal(1, D, ROWS)
@@ -66,7 +66,7 @@ def test_the_value_alone_is_the_same(chunks: int) -> None:
 
 def six(spread: bool, chunks: int) -> Any:
     """The loss of six tokens a row and its gradients in hidden and matrix, as a function."""
-    form = ChunkedCrossEntropy(V, chunks, spread=spread)
+    form = ChunkedCrossEntropy(V, chunks, context_sharded=spread)
 
     def total(hidden: Any, matrix: Any) -> Any:
         return form(hidden, matrix, TARGETS[:, :6], WEIGHTS[:, :6]).total
@@ -120,7 +120,7 @@ def smoothed(
 @pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.7])
 def test_smoothing_and_a_bias_are_those_of_the_formula(chunks: int, share: float) -> None:
-    form = ChunkedCrossEntropy(V, chunks, smoothing=share)
+    form = ChunkedCrossEntropy(V, chunks, label_smoothing=share)
 
     def total(hidden: Any, matrix: Any, bias: Any) -> Any:
         return form(hidden, matrix, TARGETS, WEIGHTS, bias).total
@@ -157,7 +157,7 @@ def test_what_has_no_weight_counts_nothing() -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_a_target_without_weight_may_be_any_number(number: int, smoothing: float) -> None:
     """-100 is what PyTorch's cross entropy ignores."""
-    form = ChunkedCrossEntropy(V, 2, smoothing=smoothing)
+    form = ChunkedCrossEntropy(V, 2, label_smoothing=smoothing)
 
     def both(targets: Any) -> Any:
         def total(hidden: Any) -> jax.Array:
@@ -237,4 +237,4 @@ def test_logits_of_the_whole_batch_never_exist(chunks: int, unroll: bool) -> Non
 def test_a_chunk_fits_a_budget(
     batch: int, length: int, rows: int, hardware: Hardware, chunks: int
 ) -> None:
-    assert chunk_count(batch, length, rows, hardware) == chunks
+    assert choose_num_chunks(batch, length, rows, hardware) == chunks

@@ -25,7 +25,7 @@ from tests.fixtures.tiny import (
 from tests.transformer.formulas import assert_close
 from tests.transformer.marian import marian_config, marian_params
 from transformer import EncoderDecoder
-from transformer.beam_search import BeamConfig
+from transformer.beam_search import BeamSearchConfig
 from transformer.translation import translate
 
 FIXTURES = np.load(Path(__file__).parents[1] / "fixtures" / "marian.npz")
@@ -33,7 +33,7 @@ OF_A_MODEL = 1e-4
 SOURCE_IDS = tokens(SOURCE, MARIAN.vocab)
 SEGMENTS = real(SOURCE, SOURCE_LENGTHS)
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.beta_slow
 kinds = pytest.mark.parametrize("kind", ["tied", "separate"])
 
 
@@ -49,7 +49,7 @@ def marian(kind: str) -> tuple[EncoderDecoder, Any, Any]:
 def test_parameters_are_those_of_the_model(kind: str) -> None:
     model, _, params = marian(kind)
     shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)  # noqa: E731
-    expected = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
+    expected = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
     assert shapes(params) == shapes(expected)
 
 
@@ -82,11 +82,11 @@ def test_beam_search_finds_the_same_translations(beams: int, begin: int, stop: i
         model,
         params,
         sources,
-        begin=begin,
-        stop=stop,
-        beams=BeamConfig(beams, length_penalty=0.0),
-        extra=LONGEST,
-        factor=0.0,
+        start_token=begin,
+        stop_token=stop,
+        beam_search_config=BeamSearchConfig(beams, length_penalty=0.0),
+        extra_length=LONGEST,
+        length_factor=0.0,
         batch_size=len(sources),
     )
     assert found.tokens == expected_tokens(beams, stop)

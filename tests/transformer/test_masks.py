@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array
-from transformer import Mask, Pattern
-from transformer.masks import dense
+from transformer import Mask, MaskPattern
+from transformer.masks import dense_mask
 
 
 def drawing(*rows: str) -> Array:
@@ -16,7 +16,7 @@ def drawing(*rows: str) -> Array:
 
 
 def seen(mask: Mask, queries: int, keys: int) -> Array:
-    return np.asarray(jax.jit(dense, static_argnums=(1, 2))(mask, queries, keys))
+    return np.asarray(jax.jit(dense_mask, static_argnums=(1, 2))(mask, queries, keys))
 
 
 def assert_sees(mask: Mask, *examples: Array) -> None:
@@ -34,53 +34,53 @@ def test_nothing_is_masked_unasked() -> None:
 
 
 def test_causal() -> None:
-    assert_sees(Mask(Pattern(causal=True)), CAUSAL)
+    assert_sees(Mask(MaskPattern(causal=True)), CAUSAL)
 
 
 def test_a_window_looks_both_ways() -> None:
-    pattern = Pattern(window=2)
+    pattern = MaskPattern(window=2)
     assert_sees(Mask(pattern), drawing("xx...", "xxx..", ".xxx.", "..xxx", "...xx"))
 
 
 def test_a_causal_window_has_as_many_keys_as_it_says() -> None:
-    pattern = Pattern(causal=True, window=3)
+    pattern = MaskPattern(causal=True, window=3)
     assert_sees(Mask(pattern), drawing("x....", "xx...", "xxx..", ".xxx.", "..xxx"))
 
 
 def test_a_dilated_window_has_holes_and_as_many_keys() -> None:
-    pattern = Pattern(causal=True, window=2, dilation=3)
+    pattern = MaskPattern(causal=True, window=2, dilation=3)
     rows = ("x.....", ".x....", "..x...", "x..x..", ".x..x.", "..x..x")
     assert_sees(Mask(pattern), drawing(*rows))
 
 
 def test_a_dilated_window_looks_both_ways() -> None:
-    pattern = Pattern(window=2, dilation=2)
+    pattern = MaskPattern(window=2, dilation=2)
     assert_sees(Mask(pattern), drawing("x.x..", ".x.x.", "x.x.x", ".x.x.", "..x.x"))
 
 
 def test_a_prefix_is_seen_by_all() -> None:
-    mask = Mask(Pattern(causal=True, prefix=True), prefix=array([3, 0]))
+    mask = Mask(MaskPattern(causal=True, prefix=True), prefix_lengths=array([3, 0]))
     assert_sees(mask, drawing("xxx..", "xxx..", "xxx..", "xxxx.", "xxxxx"), CAUSAL)
 
 
 def test_a_prefix_that_the_pattern_does_not_speak_of_is_none() -> None:
-    assert_sees(Mask(Pattern(causal=True), prefix=array([3])), CAUSAL)
+    assert_sees(Mask(MaskPattern(causal=True), prefix_lengths=array([3])), CAUSAL)
 
 
 def test_globals_see_all_and_are_seen_by_all() -> None:
-    mask = Mask(Pattern(window=1), globals=array([[1, -1], [3, 0]]))
+    mask = Mask(MaskPattern(window=1), global_positions=array([[1, -1], [3, 0]]))
     first = drawing("xx...", "xxxxx", ".xx..", ".x.x.", ".x..x")
     second = drawing("xxxxx", "xx.x.", "x.xx.", "xxxxx", "x..xx")
     assert_sees(mask, first, second)
 
 
 def test_causal_globals_see_nothing_ahead() -> None:
-    mask = Mask(Pattern(causal=True, window=1), globals=array([[2]]))
+    mask = Mask(MaskPattern(causal=True, window=1), global_positions=array([[2]]))
     assert_sees(mask, drawing("x....", ".x...", "xxx..", "..xx.", "..x.x"))
 
 
 def test_lengths_hide_what_is_not_there() -> None:
-    mask = Mask(lengths=array([4, 2, 0]))
+    mask = Mask(key_lengths=array([4, 2, 0]))
     assert_sees(mask, ALL, drawing("xx..", "xx..", "xx.."), drawing("....", "....", "...."))
 
 
@@ -91,15 +91,19 @@ def test_documents_see_themselves_and_padding_nothing() -> None:
 
 def test_causal_documents_whose_positions_start_anew() -> None:
     mask = Mask(
-        Pattern(causal=True), positions=array([[0, 1, 0, 1, 2]]), segments=array([[1, 1, 2, 2, 2]])
+        MaskPattern(causal=True),
+        positions=array([[0, 1, 0, 1, 2]]),
+        segments=array([[1, 1, 2, 2, 2]]),
     )
     assert_sees(mask, drawing("x....", "xx...", "..x..", "..xx.", "..xxx"))
 
 
 def test_segments_narrow_prefix_and_globals() -> None:
-    pattern = Pattern(causal=True, prefix=True)
+    pattern = MaskPattern(causal=True, prefix=True)
     segments = array([[1, 1, 2, 2]])
-    mask = Mask(pattern, segments=segments, prefix=array([2]), globals=array([[3]]))
+    mask = Mask(
+        pattern, segments=segments, prefix_lengths=array([2]), global_positions=array([[3]])
+    )
     assert_sees(mask, drawing("xx..", "xx..", "..x.", "..xx"))
 
 
@@ -109,12 +113,14 @@ def test_keys_may_have_segments_of_their_own() -> None:
 
 
 def test_other_keys() -> None:
-    mask = Mask(Pattern(causal=True), positions=array([[2, 5]]), segments=array([[1, 1]]))
-    assert_sees(mask.over(array([[5, 3, 2, 0]]), array([[1, 1, 0, 1]])), drawing("...x", "xx.x"))
+    mask = Mask(MaskPattern(causal=True), positions=array([[2, 5]]), segments=array([[1, 1]]))
+    assert_sees(
+        mask.with_keys(array([[5, 3, 2, 0]]), array([[1, 1, 0, 1]])), drawing("...x", "xx.x")
+    )
 
 
 def test_keys_that_are_not_the_queries_own_begin_at_0() -> None:
-    mask = Mask(Pattern(causal=True), positions=array([[1, 3]]))
+    mask = Mask(MaskPattern(causal=True), positions=array([[1, 3]]))
     assert_sees(mask, drawing("xx...", "xxxx."))
 
 
@@ -123,33 +129,43 @@ def test_any_other_mask_is_an_array() -> None:
     first, second = drawing(".xx", "x.x", "..."), drawing("xxx", "..x", "x..")
     causal = np.tri(3, dtype=bool)
     assert_sees(Mask(allowed=array([first, second])), first, second)
-    assert_sees(Mask(Pattern(causal=True), allowed=array([first])), first & causal)
+    assert_sees(Mask(MaskPattern(causal=True), allowed=array([first])), first & causal)
 
 
 def test_an_array_hides_what_is_seen_by_all() -> None:
     hidden = array([drawing("xxx", "xx.", "...")])
-    mask = Mask(Pattern(prefix=True), prefix=array([3]), globals=array([[2]]), allowed=hidden)
+    mask = Mask(
+        MaskPattern(prefix=True),
+        prefix_lengths=array([3]),
+        global_positions=array([[2]]),
+        allowed=hidden,
+    )
     assert_sees(mask, hidden[0])
 
 
 def test_examples_may_stand_at_different_positions() -> None:
-    mask = Mask(Pattern(causal=True), positions=array([[1], [3]])).over(array([[0, 1, 2, 3, 4]]))
+    mask = Mask(MaskPattern(causal=True), positions=array([[1], [3]])).with_keys(
+        array([[0, 1, 2, 3, 4]])
+    )
     assert_sees(mask, drawing("xx..."), drawing("xxxx."))
 
 
 MASKS = {
-    "causal": Mask(Pattern(causal=True)),
-    "window": Mask(Pattern(causal=True, window=3, dilation=2)),
+    "causal": Mask(MaskPattern(causal=True)),
+    "window": Mask(MaskPattern(causal=True, window=3, dilation=2)),
     "positions": Mask(
-        Pattern(causal=True),
+        MaskPattern(causal=True),
         positions=array([[0, 1, 2, 0, 1, 2, 3]]),
         segments=array([[1, 1, 1, 2, 2, 0, 0], [5, 5, 5, 4, 4, 4, 4]]),
     ),
     "lengths and globals": Mask(
-        Pattern(causal=True, window=2), lengths=array([6, 2]), globals=array([[0, 4], [-1, 3]])
+        MaskPattern(causal=True, window=2),
+        key_lengths=array([6, 2]),
+        global_positions=array([[0, 4], [-1, 3]]),
     ),
     "an array": Mask(
-        Pattern(causal=True), allowed=array(np.random.default_rng(0).integers(0, 2, (2, 7, 7)) > 0)
+        MaskPattern(causal=True),
+        allowed=array(np.random.default_rng(0).integers(0, 2, (2, 7, 7)) > 0),
     ),
 }
 
@@ -158,7 +174,7 @@ MASKS = {
 @pytest.mark.parametrize(("start", "end"), [(0, 3), (3, 5), (5, 7)])
 def test_a_block_of_queries_is_cut_from_the_whole(name: str, start: int, end: int) -> None:
     whole = seen(MASKS[name], 7, 7)
-    cut = seen(MASKS[name].block(start, end, 7), end - start, end)
+    cut = seen(MASKS[name].causal_block(start, end, 7), end - start, end)
     assert np.array_equal(cut, whole[:, start:end, :end])
     assert not whole[:, start:end, end:].any()
 
@@ -166,12 +182,12 @@ def test_a_block_of_queries_is_cut_from_the_whole(name: str, start: int, end: in
 @pytest.mark.parametrize(
     ("mask", "irregular", "rows_may_be_empty"),
     [
-        (Mask(Pattern(causal=True), positions=array([[0]])), False, False),
-        (Mask(Pattern(causal=True, window=2)), False, False),
+        (Mask(MaskPattern(causal=True), positions=array([[0]])), False, False),
+        (Mask(MaskPattern(causal=True, window=2)), False, False),
         (Mask(segments=array([[1]])), False, True),
-        (Mask(lengths=array([1])), True, True),
-        (Mask(prefix=array([1])), True, False),
-        (Mask(globals=array([[1]])), True, False),
+        (Mask(key_lengths=array([1])), True, True),
+        (Mask(prefix_lengths=array([1])), True, False),
+        (Mask(global_positions=array([[1]])), True, False),
         (Mask(allowed=array([[[True]]])), True, True),
     ],
     ids=["causal", "window", "segments", "lengths", "prefix", "globals", "array"],
@@ -179,22 +195,27 @@ def test_a_block_of_queries_is_cut_from_the_whole(name: str, start: int, end: in
 def test_what_is_known_before_the_arrays(
     mask: Mask, irregular: bool, rows_may_be_empty: bool
 ) -> None:
-    assert (mask.irregular, mask.rows_may_be_empty(1, 1)) == (irregular, rows_may_be_empty)
+    assert (mask.has_extra_masks, mask.may_have_empty_rows(1, 1)) == (irregular, rows_may_be_empty)
 
 
-@pytest.mark.parametrize("pattern", [Pattern(causal=True), Pattern(window=2)])
-def test_causal_masks_and_windows_may_hide_all_of_other_keys(pattern: Pattern) -> None:
+@pytest.mark.parametrize("pattern", [MaskPattern(causal=True), MaskPattern(window=2)])
+def test_causal_masks_and_windows_may_hide_all_of_other_keys(pattern: MaskPattern) -> None:
     mask, others = Mask(pattern, positions=array([[0, 1]])), array([[5, 6]])
-    assert mask.over(others).rows_may_be_empty(2, 2)
-    assert mask.rows_may_be_empty(2, 3)
-    assert not mask.rows_may_be_empty(2, 2)
-    assert not mask.over(array([[0, 1, 2]]), holds_queries=True).rows_may_be_empty(2, 3)
-    assert not mask.block(1, 2, 2).rows_may_be_empty(1, 2)
-    assert not Mask().over(others).rows_may_be_empty(2, 2)
+    assert mask.with_keys(others).may_have_empty_rows(2, 2)
+    assert mask.may_have_empty_rows(2, 3)
+    assert not mask.may_have_empty_rows(2, 2)
+    assert not mask.with_keys(array([[0, 1, 2]]), keys_include_queries=True).may_have_empty_rows(
+        2, 3
+    )
+    assert not mask.causal_block(1, 2, 2).may_have_empty_rows(1, 2)
+    assert not Mask().with_keys(others).may_have_empty_rows(2, 2)
 
 
 def test_equal_patterns_are_one_key() -> None:
-    assert len({Pattern(causal=True, window=3), Pattern(causal=True, window=3), Pattern()}) == 2
+    assert (
+        len({MaskPattern(causal=True, window=3), MaskPattern(causal=True, window=3), MaskPattern()})
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,4 +227,4 @@ def test_equal_patterns_are_one_key() -> None:
 )
 def test_errors(fields: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
-        Pattern(**fields)
+        MaskPattern(**fields)

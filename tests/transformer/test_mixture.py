@@ -11,32 +11,32 @@ from flax.core import meta
 from tests.transformer import formulas
 from tests.transformer.formulas import assert_close, normal, weights_of
 from transformer import FeedForwardConfig, Hardware, Initialization, Precision
-from transformer.mixture import Form, Mixture, MixtureConfig
-from transformer.shared import Shared
-from transformer.weights import Axes, axes_of
+from transformer.mixture import DispatcherKind, MixtureOfExperts, MoEConfig
+from transformer.shared import ModelContext
+from transformer.weights import LogicalAxes, unbox_axes
 
 B, T, D, F, E = 3, 11, 5, 7, 4
-SHARED = Shared(D, 3, Precision(), Initialization(), Hardware())
-FORMS: tuple[Form, ...] = ("dense", "sorted")
+SHARED = ModelContext(D, 3, Precision(), Initialization(), Hardware())
+FORMS: tuple[DispatcherKind, ...] = ("dense", "sorted")
 LOSSES = frozenset({"losses"})
 REAL = np.arange(T)[None] < np.array([T, 4, 0])[:, None]
 
 PLAIN = FeedForwardConfig(F, "relu")
 GATED = FeedForwardConfig(F, "silu", gated=True, bias=False)
 LEARNED = FeedForwardConfig(F, "learned_swish")
-TWO = MixtureConfig(E, 2, GATED)
+TWO = MoEConfig(E, 2, GATED)
 
 
-def made(config: MixtureConfig, shared: Shared = SHARED) -> tuple[Mixture, Any]:
-    module = Mixture(config, shared)
+def made(config: MoEConfig, shared: ModelContext = SHARED) -> tuple[MixtureOfExperts, Any]:
+    module = MixtureOfExperts(config, shared)
     boxed = jax.eval_shape(module.init, jax.random.key(0), normal(0, B, T, D))
     return module, weights_of(meta.unbox(boxed)["params"])
 
 
-def called(config: MixtureConfig, params: Any, x: Any, **options: Any) -> Any:
+def called(config: MoEConfig, params: Any, x: Any, **options: Any) -> Any:
     """The output, compiled; `outputs` is static."""
     outputs = options.pop("outputs", frozenset())
-    module = Mixture(config, SHARED)
+    module = MixtureOfExperts(config, SHARED)
     apply = jax.jit(lambda p, x, o: module.apply({"params": p}, x, outputs=outputs, **o))
     return apply(params, x, options)
 
@@ -48,15 +48,15 @@ def expert(params: Any, number: int) -> dict[str, Any]:
     return own | shared
 
 
-def gates_of(config: MixtureConfig, params: Any, token: Any) -> dict[int, float]:
+def gates_of(config: MoEConfig, params: Any, token: Any) -> dict[int, float]:
     """Expert -> gate, of one token: the likeliest first."""
     probabilities = formulas.softmax(token @ params["router"])
-    likeliest = np.argsort(-probabilities)[: config.chosen]
-    total = probabilities[likeliest].sum() if config.renormalise else 1
+    likeliest = np.argsort(-probabilities)[: config.num_experts_per_token]
+    total = probabilities[likeliest].sum() if config.normalize_gates else 1
     return {int(e): float(probabilities[e] / total) for e in likeliest}
 
 
-def mixture(config: MixtureConfig, params: Any, x: Any) -> Any:
+def mixture(config: MoEConfig, params: Any, x: Any) -> Any:
     """Token by token and expert by expert."""
     y = np.zeros_like(x)
     for b, t in np.ndindex(x.shape[:2]):
@@ -71,14 +71,14 @@ def mixture(config: MixtureConfig, params: Any, x: Any) -> Any:
     "config",
     [
         TWO,
-        MixtureConfig(E, 1, PLAIN, renormalise=False),
-        MixtureConfig(E, 3, LEARNED),
-        MixtureConfig(1, 1, PLAIN, renormalise=False),
+        MoEConfig(E, 1, PLAIN, normalize_gates=False),
+        MoEConfig(E, 3, LEARNED),
+        MoEConfig(1, 1, PLAIN, normalize_gates=False),
     ],
     ids=["mixtral", "switch", "learned beta", "one expert"],
 )
-def test_against_a_loop_over_tokens_and_experts(config: MixtureConfig, form: Form) -> None:
-    config = dataclasses.replace(config, form=form)
+def test_against_a_loop_over_tokens_and_experts(config: MoEConfig, form: DispatcherKind) -> None:
+    config = dataclasses.replace(config, dispatcher=form)
     _, params = made(config)
     x = normal(1, B, T, D)
     output = called(config, params, x)
@@ -87,9 +87,9 @@ def test_against_a_loop_over_tokens_and_experts(config: MixtureConfig, form: For
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gradients(form: Form) -> None:
+def test_gradients(form: DispatcherKind) -> None:
     """The slope along a direction is that of the loop, by differences in float64."""
-    config = dataclasses.replace(TWO, form=form)
+    config = dataclasses.replace(TWO, dispatcher=form)
     module, params = made(config)
     x, up = normal(1, B, T, D), normal(2, B, T, D)
     towards, step = weights_of(params, seed=3), 1e-6
@@ -110,8 +110,8 @@ def test_gradients(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_past_does_not_see_the_future_bit_for_bit(form: Form) -> None:
-    config = dataclasses.replace(TWO, form=form)
+def test_the_past_does_not_see_the_future_bit_for_bit(form: DispatcherKind) -> None:
+    config = dataclasses.replace(TWO, dispatcher=form)
     assert config.causal
     _, params = made(config)
     x, other = normal(1, B, T, D), normal(2, B, T, D)
@@ -122,12 +122,12 @@ def test_the_past_does_not_see_the_future_bit_for_bit(form: Form) -> None:
         assert not np.array_equal(changed[:, t:], y[:, t:])
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("dense", "sorted")
 @pytest.mark.parametrize("form", [*FORMS, "auto"])
-def test_a_batch_may_be_cut_anywhere(form: Form) -> None:
+def test_a_batch_may_be_cut_anywhere(form: DispatcherKind) -> None:
     """Examples alone give what they give together, and their losses' mean by tokens is the same."""
-    config = dataclasses.replace(TWO, form=form, capacity=0.7 if form == "auto" else 0)
+    config = dataclasses.replace(TWO, dispatcher=form, capacity_factor=0.7 if form == "auto" else 0)
     _, params = made(config)
     x, tokens = normal(1, B, T, D), REAL.sum(axis=1)
     whole = called(config, params, x, real=REAL, outputs=LOSSES)
@@ -143,12 +143,12 @@ def test_a_batch_may_be_cut_anywhere(form: Form) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        *(dataclasses.replace(TWO, form=form) for form in FORMS),
-        dataclasses.replace(TWO, capacity=0.6),
+        *(dataclasses.replace(TWO, dispatcher=form) for form in FORMS),
+        dataclasses.replace(TWO, capacity_factor=0.6),
     ],
     ids=[*FORMS, "slots"],
 )
-def test_padding_gets_zeros_and_changes_nothing(config: MixtureConfig) -> None:
+def test_padding_gets_zeros_and_changes_nothing(config: MoEConfig) -> None:
     _, params = made(config)
     x, other = normal(1, B, T, D), normal(2, B, T, D)
     output = called(config, params, x, real=REAL, outputs=LOSSES)
@@ -156,17 +156,17 @@ def test_padding_gets_zeros_and_changes_nothing(config: MixtureConfig) -> None:
     changed = called(config, params, np.where(REAL[..., None], x, other), real=REAL, outputs=LOSSES)
     assert np.array_equal(changed.y, output.y)
     assert jax.tree.map(float, changed.aux) == jax.tree.map(float, output.aux)
-    if not config.capacity:
+    if not config.capacity_factor:
         assert_close(np.asarray(output.y)[REAL], mixture(config, params, x)[REAL])
 
 
-def placed(config: MixtureConfig, params: Any, x: Any, places: int) -> Any:
+def placed(config: MoEConfig, params: Any, x: Any, places: int) -> Any:
     """First choices take their places in the order of the tokens, then second choices."""
     y = np.zeros_like(x)
     for b in range(len(x)):
         chosen = [list(gates_of(config, params, token).items()) for token in x[b]]
-        used = [0] * config.experts
-        for choice in range(config.chosen):
+        used = [0] * config.num_experts
+        for choice in range(config.num_experts_per_token):
             for t, gates in enumerate(chosen):
                 e, gate = gates[choice]
                 used[e] += 1
@@ -179,7 +179,7 @@ def placed(config: MixtureConfig, params: Any, x: Any, places: int) -> Any:
 @pytest.mark.parametrize(("capacity", "places"), [(0.1, 1), (0.5, 3), (1.0, 6), (4.0, 22)])
 def test_tokens_beyond_the_capacity_are_dropped(capacity: float, places: int) -> None:
     assert places == math.ceil(capacity * 2 * T / E)
-    config = dataclasses.replace(TWO, capacity=capacity)
+    config = dataclasses.replace(TWO, capacity_factor=capacity)
     _, params = made(config)
     x = normal(1, B, T, D)
     y = called(config, params, x).y
@@ -190,7 +190,7 @@ def test_tokens_beyond_the_capacity_are_dropped(capacity: float, places: int) ->
 
 def test_with_a_capacity_the_past_sees_the_future_and_says_so() -> None:
     """A later token's first choice takes the place of an earlier one's second."""
-    config = dataclasses.replace(TWO, capacity=0.5)
+    config = dataclasses.replace(TWO, capacity_factor=0.5)
     assert not config.causal
     _, params = made(config)
     x, other = normal(1, B, T, D), normal(2, B, T, D)
@@ -202,7 +202,7 @@ def test_with_a_capacity_the_past_sees_the_future_and_says_so() -> None:
 def test_losses_come_when_wanted_times_their_coefficients() -> None:
     _, params = made(TWO)
     x = normal(1, B, T, D)
-    plain = dataclasses.replace(TWO, load_balance=1.0, router_z=1.0)
+    plain = dataclasses.replace(TWO, load_balance_loss_weight=1.0, router_z_loss_weight=1.0)
     once, scaled = (called(config, params, x, outputs=LOSSES).aux for config in (plain, TWO))
     assert set(once) == {"loss/load_balance", "loss/router_z"}
     logits = (x @ params["router"]).astype(np.float64)
@@ -225,14 +225,14 @@ def test_losses_teach_the_router_alone() -> None:
 
 
 def test_experts_are_a_stack() -> None:
-    module = Mixture(dataclasses.replace(TWO, expert=PLAIN), SHARED)
+    module = MixtureOfExperts(dataclasses.replace(TWO, expert=PLAIN), SHARED)
     boxed = jax.eval_shape(module.init, jax.random.key(0), normal(0, B, T, D))["params"]
-    assert axes_of(boxed) == {
-        "router": Axes(inputs=("embed",), outputs=("routes",)),
-        "up": Axes(("experts",), ("embed",), ("mlp",)),
-        "up_bias": Axes(("experts",), (), ("mlp",)),
-        "down": Axes(("experts",), ("mlp",), ("embed",)),
-        "down_bias": Axes(("experts",), (), ("embed",)),
+    assert unbox_axes(boxed) == {
+        "router": LogicalAxes(inputs=("embed",), outputs=("routes",)),
+        "up": LogicalAxes(("experts",), ("embed",), ("mlp",)),
+        "up_bias": LogicalAxes(("experts",), (), ("mlp",)),
+        "down": LogicalAxes(("experts",), ("mlp",), ("embed",)),
+        "down_bias": LogicalAxes(("experts",), (), ("embed",)),
     }
     assert boxed["up"].value.shape == (E, D, F)
 
@@ -252,22 +252,22 @@ def test_what_is_made_for_an_accelerator_gives_the_same(count: int) -> None:
     assert meta.unbox(stacked)["params"]["up"].shape == (2, E, D, F)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_all_ways_drop_the_same_hidden_units() -> None:
     expert = FeedForwardConfig(F, "relu", bias=False, dropout=0.5)
     keys = jax.random.split(jax.random.key(0), B)
     x = normal(1, B, T, D)
-    _, params = made(MixtureConfig(E, 2, expert))
+    _, params = made(MoEConfig(E, 2, expert))
     found = [
-        called(MixtureConfig(E, 2, expert, **way), params, x, dropout_rngs=keys).y
+        called(MoEConfig(E, 2, expert, **way), params, x, dropout_rngs=keys).y
         for way in ({"form": "dense"}, {"form": "sorted"}, {"capacity": 4.0})
     ]
     assert_close(found[0], found[1])
     assert_close(found[0], found[2])
-    whole = called(MixtureConfig(E, 2, expert), params, x).y
+    whole = called(MoEConfig(E, 2, expert), params, x).y
     assert not np.allclose(found[0], whole, atol=1e-3)
     ones = {n: np.ones_like(w) for n, w in params.items()}
-    dropped = called(MixtureConfig(E, 2, expert), ones, np.ones_like(x), dropout_rngs=keys).y
+    dropped = called(MoEConfig(E, 2, expert), ones, np.ones_like(x), dropout_rngs=keys).y
     # Of F hidden units, each D, a token keeps some, doubled; and the gates sum to 1.
     assert {round(float(v) / (2 * D)) for v in np.ravel(dropped)} <= set(range(F + 1))
     assert len(np.unique(np.round(dropped, 3))) > 3
@@ -275,8 +275,8 @@ def test_all_ways_drop_the_same_hidden_units() -> None:
 
 def test_the_router_stays_in_float32() -> None:
     """Logits that 16 bits cannot tell apart."""
-    shared = dataclasses.replace(SHARED, precision=Precision.named("bfloat16"))
-    config = MixtureConfig(2, 1, PLAIN, renormalise=False)
+    shared = dataclasses.replace(SHARED, precision=Precision.parse("bfloat16"))
+    config = MoEConfig(2, 1, PLAIN, normalize_gates=False)
     module, params = made(config, shared)
     params["router"] = np.tile(np.array([[1.0, 1.0 + 2**-12]], np.float32), (D, 1))
     params["down"] = np.zeros_like(params["down"])
@@ -302,4 +302,4 @@ def test_the_router_stays_in_float32() -> None:
 )
 def test_settings_that_make_no_mixture(settings: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        MixtureConfig(**settings)
+        MoEConfig(**settings)

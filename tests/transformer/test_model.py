@@ -17,20 +17,20 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.losses import ChunkedCrossEntropy
-from transformer.model import output_matrix
-from transformer.precision import lowest
+from transformer.model import get_output_matrix
+from transformer.precision import finfo_min
 
 B, T, V, ROWS, D = 2, 5, 13, 16, 12
-BLOCK = BlockConfig(mixer=AttentionConfig(heads=3), feed_forward=FeedForwardConfig(7))
+BLOCK = BlockConfig(mixer=AttentionConfig(num_heads=3), feed_forward=FeedForwardConfig(7))
 CONFIG = TransformerConfig(
     vocab_size=V,
-    width=D,
-    layers=1,
-    pattern=(BLOCK,),
-    position=LearnedPositions(T + 2),
-    vocab_multiple=8,
+    d_model=D,
+    num_layers=1,
+    layer_pattern=(BLOCK,),
+    position_embedding=LearnedPositions(T + 2),
+    pad_vocab_to_multiple=8,
 )
-UNTIED = dataclasses.replace(CONFIG, tied=False)
+UNTIED = dataclasses.replace(CONFIG, tie_embeddings=False)
 TOKENS: Any = np.random.default_rng(0).integers(0, V, (B, T))
 
 
@@ -46,8 +46,8 @@ def test_the_output_matrix_may_be_the_embedding(config: TransformerConfig, outpu
     run, params = made(config)
     assert set(params) == {"embedding", "positions", "layers", "final_norm"} | output
     out = run({"params": params}, TOKENS)
-    matrix = params["embedding"].T if config.tied else params["output"]
-    assert np.array_equal(output_matrix(params, config), matrix)
+    matrix = params["embedding"].T if config.tie_embeddings else params["output"]
+    assert np.array_equal(get_output_matrix(params, config), matrix)
     assert_close(out.logits[..., :V], np.asarray(out.hidden) @ matrix[:, :V])
 
 
@@ -72,22 +72,26 @@ def test_a_stack_may_end_without_a_norm() -> None:
     assert_close(hidden, params["embedding"][TOKENS] + params["positions"][None, :T])
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("config", [CONFIG, UNTIED], ids=["tied", "untied"])
 def test_words_of_the_padding_are_never_predicted_and_never_learn(config: Any) -> None:
     run, params = made(config)
     logits = run({"params": params}, TOKENS).logits
     assert logits.shape == (B, T, ROWS)
-    assert (logits[..., V:] == lowest("float32")).all()
+    assert (logits[..., V:] == finfo_min("float32")).all()
     assert not np.any(jax.nn.softmax(logits, axis=-1)[..., V:])
 
     def total(params: Any) -> Any:
         hidden = run({"params": params}, TOKENS).hidden
         ones = jnp.ones((B, T))
-        return ChunkedCrossEntropy(V)(hidden, output_matrix(params, config), TOKENS, ones).total
+        return ChunkedCrossEntropy(V)(hidden, get_output_matrix(params, config), TOKENS, ones).total
 
     gradient = jax.jit(jax.grad(total))(params)
-    rows = [gradient["embedding"]] if config.tied else [gradient["embedding"], gradient["output"].T]
+    rows = (
+        [gradient["embedding"]]
+        if config.tie_embeddings
+        else [gradient["embedding"], gradient["output"].T]
+    )
     for each in rows:
         assert not np.any(each[V:])
         assert np.any(each[:V])
@@ -95,15 +99,15 @@ def test_words_of_the_padding_are_never_predicted_and_never_learn(config: Any) -
 
 def test_padding_of_the_vocabulary_changes_nothing() -> None:
     run, params = made(UNTIED)
-    bare_run, _ = made(dataclasses.replace(UNTIED, vocab_multiple=1))
+    bare_run, _ = made(dataclasses.replace(UNTIED, pad_vocab_to_multiple=1))
     cut = params | {"embedding": params["embedding"][:V], "output": params["output"][:, :V]}
     logits = bare_run({"params": cut}, TOKENS).logits
     assert_close(run({"params": params}, TOKENS).logits[..., :V], logits, 1e-6)
 
 
 def test_scanned_layers_are_the_unrolled_ones() -> None:
-    config = dataclasses.replace(CONFIG, layers=2)
-    runs = [made(dataclasses.replace(config, loop=loop)) for loop in ("scan", "unroll")]
+    config = dataclasses.replace(CONFIG, num_layers=2)
+    runs = [made(dataclasses.replace(config, layer_loop=loop)) for loop in ("scan", "unroll")]
     scanned, unrolled = (run({"params": params}, TOKENS).logits for run, params in runs)
     assert_close(scanned, unrolled)
 
@@ -132,7 +136,7 @@ def test_tokens_see_no_later_ones_and_no_other_documents() -> None:
 
 
 def test_embeddings_are_dropped_by_the_keys_of_the_examples() -> None:
-    config = dataclasses.replace(CONFIG, dropout=0.5, final_norm=None)
+    config = dataclasses.replace(CONFIG, embedding_dropout=0.5, final_norm=None)
     run, params = made(config)
     params["layers"] = jax.tree.map(np.zeros_like, params["layers"])
     keys = jax.random.split(jax.random.key(0), B)
@@ -147,7 +151,7 @@ def test_embeddings_are_dropped_by_the_keys_of_the_examples() -> None:
 @pytest.fixture(scope="module")
 def started() -> Any:
     """Parameters as a new model has them, large enough for statistics."""
-    model = LanguageModel(dataclasses.replace(CONFIG, width=66, tied=False))
+    model = LanguageModel(dataclasses.replace(CONFIG, d_model=66, tie_embeddings=False))
     return jax.jit(model.init)(jax.random.key(0), TOKENS)["params"]
 
 
@@ -177,7 +181,7 @@ def test_how_parameters_start(started: Any) -> None:
 
 
 def test_a_new_model_knows_nothing(started: Any) -> None:
-    run, _ = made(dataclasses.replace(CONFIG, width=66, tied=False))
+    run, _ = made(dataclasses.replace(CONFIG, d_model=66, tie_embeddings=False))
     logits = run({"params": started}, TOKENS).logits[..., :V]
     shares = jnp.take_along_axis(jax.nn.softmax(logits), TOKENS[..., None], axis=-1)
     assert float(-jnp.log(shares).mean()) == pytest.approx(math.log(V), abs=0.1)
@@ -185,7 +189,7 @@ def test_a_new_model_knows_nothing(started: Any) -> None:
 
 def test_axes_are_named_like_the_parameters() -> None:
     model = LanguageModel(UNTIED)
-    axes, (_, params) = model.axes(), made(UNTIED)
+    axes, (_, params) = model.logical_axes(), made(UNTIED)
     lengths = jax.tree.map(lambda names: len(names.names), axes)
     assert lengths == jax.tree.map(np.ndim, params)
     assert axes["embedding"].names == ("vocab", "embed")
@@ -247,8 +251,8 @@ def test_configurations_that_are_refused(fields: Any, message: str) -> None:
     ("vocab", "multiple", "rows"), [(13, 8, 16), (16, 8, 16), (50_257, 128, 50_304), (13, 1, 13)]
 )
 def test_rows_of_the_embedding(vocab: int, multiple: int, rows: int) -> None:
-    config = dataclasses.replace(CONFIG, vocab_size=vocab, vocab_multiple=multiple)
-    assert config.vocab_rows == rows
+    config = dataclasses.replace(CONFIG, vocab_size=vocab, pad_vocab_to_multiple=multiple)
+    assert config.padded_vocab_size == rows
 
 
 def test_the_longest_input() -> None:

@@ -25,28 +25,28 @@ from transformer import (
 )
 from transformer.nonautoregressive import (
     NonAutoregressive,
-    evenly,
+    copy_source_uniformly,
     length_loss,
-    likeliest_lengths,
+    predict_lengths,
 )
-from transformer.parallel_translation import translate_at_once
+from transformer.parallel_translation import translate_nonautoregressive
 from transformer.sizes import count_parameters
 
 B, S, T, V, D, R = 2, 5, 7, 13, 12, 3
 BLOCK = BlockConfig(
-    mixer=AttentionConfig(heads=3), feed_forward=FeedForwardConfig(11, activation="relu")
+    mixer=AttentionConfig(num_heads=3), feed_forward=FeedForwardConfig(11, activation="relu")
 )
 CONFIG = TransformerConfig(
     vocab_size=V,
-    vocab_multiple=1,
-    width=D,
-    layers=1,
-    pattern=(dataclasses.replace(BLOCK, cross=AttentionConfig(heads=2)),),
-    position=LearnedPositions(17),
+    pad_vocab_to_multiple=1,
+    d_model=D,
+    num_layers=1,
+    layer_pattern=(dataclasses.replace(BLOCK, cross_attention=AttentionConfig(num_heads=2)),),
+    position_embedding=LearnedPositions(17),
     causal=False,
-    encoder=EncoderConfig(layers=1, pattern=(BLOCK,)),
+    encoder=EncoderConfig(num_layers=1, layer_pattern=(BLOCK,)),
 )
-MODEL = NonAutoregressive(CONFIG, length_range=R)
+MODEL = NonAutoregressive(CONFIG, max_length_difference=R)
 SOURCE = array([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
 THERE = array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 WRITTEN = array([[1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1]])
@@ -55,7 +55,7 @@ COPIED = array([[3, 1, 1, 0, 0, 0, 0], [9, 9, 9, 2, 2, 6, 6]])
 
 @pytest.fixture(scope="module")
 def params() -> Any:
-    shapes = jax.eval_shape(MODEL.init, jax.random.key(0), *MODEL.example())["params"]
+    shapes = jax.eval_shape(MODEL.init, jax.random.key(0), *MODEL.example_inputs())["params"]
     return weights_of(shapes)
 
 
@@ -66,15 +66,15 @@ def run(params: Any, tokens: Any, outputs: frozenset[str] = frozenset({"logits"}
 
 
 def test_the_words_of_the_source_are_spread_evenly() -> None:
-    found = np.asarray(evenly(SOURCE, array([5, 3]), array([3, 7]), WRITTEN))
+    found = np.asarray(copy_source_uniformly(SOURCE, array([5, 3]), array([3, 7]), WRITTEN))
     assert np.array_equal(found * WRITTEN, COPIED)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_it_is_a_decoder_without_a_causal_mask_that_reads_copies(params: Any) -> None:
     both = EncoderDecoder(CONFIG)
     same = {name: each for name, each in params.items() if not name.startswith("length")}
-    found = evenly(SOURCE, array([5, 3]), array([3, 7]), WRITTEN)
+    found = copy_source_uniformly(SOURCE, array([5, 3]), array([3, 7]), WRITTEN)
     given = dict(source_segments=THERE, segments=jnp.ones_like(found))
     expected = jax.jit(both.apply)(
         {"params": same}, SOURCE[1:], found[1:], **jax.tree.map(lambda each: each[1:], given)
@@ -102,28 +102,26 @@ def test_rows_without_a_target_have_no_length() -> None:
     logits = array([[0.0, 1.0, 0.0], [7.0, -5.0, 3.0]])
     found = length_loss(logits, THERE, array([[1] * 5, [0] * 5]))
     assert found == pytest.approx(math.log(2 + math.e) - 1, rel=1e-6)
-    assert likeliest_lengths(
-        array([[0, 0, 1], [1, 0, 0], [1, 0, 0]]), array([5, 3, 1])
-    ).tolist() == [
+    assert predict_lengths(array([[0, 0, 1], [1, 0, 0], [1, 0, 0]]), array([5, 3, 1])).tolist() == [
         6,
         2,
         1,
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_translation_is_the_likeliest_length_and_then_the_likeliest_words(params: Any) -> None:
     sources = [[3, 1, 4, 1, 5], [9, 2, 6]]
-    found = translate_at_once(MODEL, params, sources, stop=V, batch_size=2)
+    found = translate_nonautoregressive(MODEL, params, sources, stop=V, batch_size=2)
     apply = jax.jit(MODEL.apply)
     for source, words in zip(sources, found, strict=True):
         row = array([source])
         logits = apply({"params": params}, row, None).logits
-        [length] = np.asarray(likeliest_lengths(logits, array([len(source)])))
+        [length] = np.asarray(predict_lengths(logits, array([len(source)])))
         whole = apply({"params": params}, row, np.zeros((1, length), int)).logits
         assert words == np.asarray(whole)[0].argmax(-1).tolist()
     stop = found[0][-1]
-    [ended] = translate_at_once(MODEL, params, sources[:1], stop=stop, batch_size=2)
+    [ended] = translate_nonautoregressive(MODEL, params, sources[:1], stop=stop, batch_size=2)
     assert ended == found[0][: found[0].index(stop)]
 
 
@@ -138,7 +136,7 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^model.encoder: is missing; give an EncoderConfig$"):
         NonAutoregressive(dataclasses.replace(CONFIG, encoder=None))
     with pytest.raises(ValueError, match=r"^source 1: is empty; give it at least one token$"):
-        translate_at_once(MODEL, {}, [[1], []], stop=0)
+        translate_nonautoregressive(MODEL, {}, [[1], []], stop=0)
 
 
 @pytest.mark.full

@@ -17,11 +17,14 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.losses import ChunkedCrossEntropy
-from transformer.model import output_matrix
-from transformer.precision import POLICIES, lowest
+from transformer.model import get_output_matrix
+from transformer.precision import POLICIES, finfo_min
 
 CONFIG = TransformerConfig(
-    vocab_size=13, width=10, layers=2, pattern=(BlockConfig(mixer=AttentionConfig(heads=5)),)
+    vocab_size=13,
+    d_model=10,
+    num_layers=2,
+    layer_pattern=(BlockConfig(mixer=AttentionConfig(num_heads=5)),),
 )
 CUSTOM = Precision(compute="bfloat16", softmax="bfloat16")
 
@@ -36,19 +39,19 @@ CUSTOM = Precision(compute="bfloat16", softmax="bfloat16")
     ],
 )
 def test_named_policies(name: str, parameters: str, compute: str) -> None:
-    policy = Precision.named(name)
+    policy = Precision.parse(name)
     assert (policy.parameters, policy.compute) == (parameters, compute)
     assert (policy.softmax, policy.norm, policy.loss) == ("float32",) * 3
     assert policy.name == name
 
 
 def test_parts_are_read_and_written() -> None:
-    assert Precision.named("compute=bfloat16,softmax=bfloat16") == CUSTOM
+    assert Precision.parse("compute=bfloat16,softmax=bfloat16") == CUSTOM
     assert (
         CUSTOM.name
         == "parameters=float32,compute=bfloat16,softmax=bfloat16,norm=float32,loss=float32"
     )
-    assert Precision.named(CUSTOM.name) == CUSTOM
+    assert Precision.parse(CUSTOM.name) == CUSTOM
 
 
 @pytest.mark.parametrize(
@@ -61,27 +64,27 @@ def test_parts_are_read_and_written() -> None:
 )
 def test_errors_name_the_part_and_the_remedy(text: str, message: str) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(message)):
-        Precision.named(text)
+        Precision.parse(text)
 
 
 @pytest.mark.parametrize(
     ("name", "scaled"), [("float32", False), ("bfloat16", False), ("float16", True)]
 )
 def test_only_float16_needs_a_loss_scale(name: str, scaled: bool) -> None:
-    assert Precision.named(name).needs_loss_scale == scaled
+    assert Precision.parse(name).needs_loss_scale == scaled
     assert Precision(parameters="float16").needs_loss_scale
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_lowest_number_is_finite_and_makes_no_nan(dtype: str) -> None:
-    scores = jnp.full((1, 3), lowest(dtype), dtype)
+    scores = jnp.full((1, 3), finfo_min(dtype), dtype)
     assert bool(jnp.isfinite(scores).all())
     assert np.allclose(np.asarray(jax.nn.softmax(scores), np.float32), 1 / 3, atol=0.01)
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_dtypes_of_parameters_outputs_gradients_and_loss(name: str) -> None:
-    policy = Precision.named(name)
+    policy = Precision.parse(name)
     model = LanguageModel(dataclasses.replace(CONFIG, precision=policy))
     tokens: Any = np.zeros((2, 3), int)
     params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
@@ -90,7 +93,7 @@ def test_dtypes_of_parameters_outputs_gradients_and_loss(name: str) -> None:
         output: Any = model.apply({"params": params}, tokens)
         loss = ChunkedCrossEntropy(13, dtype=policy.loss)
         weights = jnp.ones(tokens.shape)
-        matrix = output_matrix(params, model.config)
+        matrix = get_output_matrix(params, model.config)
         return loss(output.hidden, matrix, tokens, weights).total, output
 
     (loss, output), gradients = jax.eval_shape(jax.value_and_grad(total, has_aux=True), params)
@@ -112,7 +115,7 @@ def params() -> Any:
 
 
 def hidden(params: Any, name: str) -> Any:
-    policy = Precision.named(name)
+    policy = Precision.parse(name)
     model = LanguageModel(dataclasses.replace(CONFIG, precision=policy))
     params = jax.tree.map(lambda leaf: np.asarray(leaf, policy.parameters), params)
     return np.asarray(jax.jit(model.apply)({"params": params}, TOKENS).hidden, np.float32)
@@ -141,15 +144,15 @@ def test_sixteen_bits_compute_what_float32_computes(params: Any, exact: Any, nam
     ],
 )
 def test_auto_is_decided_by_the_hardware(hardware: Hardware, dtype: str) -> None:
-    found = Precision.named("auto").on(hardware)
-    assert found == Precision.named(dtype)
+    found = Precision.parse("auto").resolve(hardware)
+    assert found == Precision.parse(dtype)
     assert found.needs_loss_scale == (dtype == "float16")
-    assert Precision.named("pure_bfloat16").on(hardware) == Precision.named("pure_bfloat16")
+    assert Precision.parse("pure_bfloat16").resolve(hardware) == Precision.parse("pure_bfloat16")
 
 
 def test_auto_has_a_name_and_is_refused_by_a_model() -> None:
-    auto = Precision.named("auto")
+    auto = Precision.parse("auto")
     assert auto.name == "auto"
-    model = LanguageModel(TransformerConfig(vocab_size=7, width=8, layers=1, precision=auto))
+    model = LanguageModel(TransformerConfig(vocab_size=7, d_model=8, num_layers=1, precision=auto))
     with pytest.raises(ValueError, match=r"precision auto: is decided by the trainer .*\.on\(hard"):
         jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 2), np.int32))

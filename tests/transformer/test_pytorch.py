@@ -30,7 +30,7 @@ from tests.transformer.pytorch import (
     transformer_params,
 )
 from transformer import EncoderDecoder, LanguageModel
-from transformer.block import Placement
+from transformer.block import NormPlacement
 
 FIXTURES = np.load(Path(__file__).parents[1] / "fixtures" / "pytorch.npz")
 OF_A_MODEL = 1e-4
@@ -38,12 +38,12 @@ SOURCE_IDS, TARGET_IDS = tokens(SOURCE, PYTORCH.vocab), tokens(TARGET, PYTORCH.v
 SOURCE_SEGMENTS = real(SOURCE, SOURCE_LENGTHS)
 TARGET_SEGMENTS = real(TARGET, TARGET_LENGTHS)
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.beta_slow
 both = pytest.mark.parametrize("placement", ["post", "pre"])
 
 
 @functools.cache
-def encoder_decoder(placement: Placement) -> tuple[Any, Any]:
+def encoder_decoder(placement: NormPlacement) -> tuple[Any, Any]:
     """The model as a compiled function, and its parameters."""
     model = EncoderDecoder(transformer_config(PYTORCH, placement))
     params = transformer_params(drawn, PYTORCH, placement)
@@ -51,18 +51,18 @@ def encoder_decoder(placement: Placement) -> tuple[Any, Any]:
 
 
 @both
-def test_parameters_are_those_of_the_model(placement: Placement) -> None:
+def test_parameters_are_those_of_the_model(placement: NormPlacement) -> None:
     shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)  # noqa: E731
     for model, params in (
         (EncoderDecoder(transformer_config(PYTORCH, placement)), transformer_params),
         (LanguageModel(causal_config(PYTORCH, placement)), causal_params),
     ):
-        expected = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
+        expected = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
         assert shapes(params(drawn, PYTORCH, placement)) == shapes(expected)
 
 
 @both
-def test_transformer_encodes(placement: Placement) -> None:
+def test_transformer_encodes(placement: NormPlacement) -> None:
     run, params = encoder_decoder(placement)
     memory = np.asarray(run(params, SOURCE_IDS, None, source_segments=SOURCE_SEGMENTS).hidden)
     seen = SOURCE_SEGMENTS == 1
@@ -71,7 +71,7 @@ def test_transformer_encodes(placement: Placement) -> None:
 
 @pytest.mark.sampled("pre")
 @both
-def test_transformer_decodes(placement: Placement) -> None:
+def test_transformer_decodes(placement: NormPlacement) -> None:
     """With padding in the source and in the target, whose mask is causal."""
     run, params = encoder_decoder(placement)
     given = dict(source_segments=SOURCE_SEGMENTS, segments=TARGET_SEGMENTS)
@@ -81,7 +81,7 @@ def test_transformer_decodes(placement: Placement) -> None:
 
 
 @both
-def test_encoder_with_a_triangular_mask_is_a_language_model(placement: Placement) -> None:
+def test_encoder_with_a_triangular_mask_is_a_language_model(placement: NormPlacement) -> None:
     model = LanguageModel(causal_config(PYTORCH, placement))
     params = {"params": causal_params(drawn, PYTORCH, placement)}
     hidden = jax.jit(model.apply)(params, tokens(SHORT, PYTORCH.vocab)).hidden

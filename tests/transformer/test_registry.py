@@ -8,18 +8,18 @@ from typing import get_type_hints
 import pytest
 
 import transformer
-from transformer.registry import MIXERS, SHIPPED, MixerConfigs, Mixers
+from transformer.registry import BUILTIN_MIXERS, MIXERS, MixerConfigRegistry, MixerRegistry
 
 
-@pytest.mark.parametrize("kind", SHIPPED)
+@pytest.mark.parametrize("kind", BUILTIN_MIXERS)
 def test_the_table_says_what_the_module_registers(kind: str) -> None:
     mixer = MIXERS[kind]
-    assert mixer.__module__ == SHIPPED[kind].module
-    config = MIXERS.config_type(kind)
+    assert mixer.__module__ == BUILTIN_MIXERS[kind].module
+    config = MIXERS.config_class(kind)
     assert get_type_hints(mixer)["config"] is config
     assert config.kind == kind
     # A table that knows the settings only, as before anything was imported, gives the same class.
-    assert Mixers().config_type(kind) is config
+    assert MixerRegistry().config_class(kind) is config
 
 
 def test_every_name_of_the_package_is_found() -> None:
@@ -43,12 +43,12 @@ def test_settings_are_named_without_importing_what_computes() -> None:
 
 
 def test_a_mixer_of_ones_own_is_added_and_removed() -> None:
-    mixers, full = Mixers(), MIXERS["full"]
+    mixers, full = MixerRegistry(), MIXERS["full"]
     mixers["mine"] = full
     assert mixers["mine"] is full
-    assert mixers.config_type("mine") is MIXERS.config_type("full")
-    assert set(mixers) == {*SHIPPED, "mine"}
-    assert len(mixers) == len(SHIPPED) + 1
+    assert mixers.config_class("mine") is MIXERS.config_class("full")
+    assert set(mixers) == {*BUILTIN_MIXERS, "mine"}
+    assert len(mixers) == len(BUILTIN_MIXERS) + 1
     assert mixers.pop("mine") is full
     assert "mine" not in mixers
     with pytest.raises(KeyError):
@@ -56,14 +56,14 @@ def test_a_mixer_of_ones_own_is_added_and_removed() -> None:
 
 
 def test_settings_follow_a_mixer_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = MixerConfigs()["identity"]
+    before = MixerConfigRegistry()["identity"]
     monkeypatch.setitem(MIXERS, "identity", MIXERS["convolution"])
-    assert MixerConfigs()["identity"] is MixerConfigs()["convolution"]
+    assert MixerConfigRegistry()["identity"] is MixerConfigRegistry()["convolution"]
     monkeypatch.undo()
-    assert MixerConfigs()["identity"] is before
+    assert MixerConfigRegistry()["identity"] is before
 
 
 def test_settings_are_where_the_table_says() -> None:
-    for home in SHIPPED.values():
-        found = getattr(importlib.import_module(home.config_module), home.config)
+    for home in BUILTIN_MIXERS.values():
+        found = getattr(importlib.import_module(home.config_module), home.config_name)
         assert found.__module__ == home.config_module

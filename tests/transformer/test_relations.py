@@ -14,24 +14,24 @@ from transformer import (
     ALiBi,
     AttentionConfig,
     BilinearScore,
-    BucketedBias,
     Mask,
-    Pattern,
+    MaskPattern,
     RelativePositions,
+    T5RelativeBias,
 )
-from transformer.masks import dense
+from transformer.masks import dense_mask
 from transformer.positions.alibi import alibi_slopes
 
 B, T, S, D, N, H, VALUES = 2, 5, 7, 12, 3, 11, 13
 WEIGHTS = frozenset({"weights"})
 PLACES = array([[0, 1, 2, 0, 1], [0, 1, 2, 3, 9]])
 DOCUMENTS = array([[1, 1, 1, 2, 2], [1, 1, 1, 1, 1]])
-RELATIVE, BUCKETS = RelativePositions(clip=2), BucketedBias(buckets=4, furthest=3)
+RELATIVE, BUCKETS = RelativePositions(max_distance=2), T5RelativeBias(num_buckets=4, max_distance=3)
 
 
 def config(position: Any, **given: Any) -> AttentionConfig:
     return AttentionConfig(
-        heads=N, head_width=H, value_width=VALUES, bias=False, position=position, **given
+        num_heads=N, head_dim=H, value_head_dim=VALUES, bias=False, position=position, **given
     )
 
 
@@ -66,11 +66,11 @@ def test_packed_documents_have_their_own_positions(name: str) -> None:
     position, scores = CASES[name]
     mixer, params = made(config(position), D)
     x = normal(1, B, T, D)
-    mask = Mask(Pattern(causal=True), positions=PLACES, segments=DOCUMENTS)
+    mask = Mask(MaskPattern(causal=True), positions=PLACES, segments=DOCUMENTS)
     output = applied(mixer, params, x, WEIGHTS, mask=mask, positions=PLACES)
     tables = params.get("position_values")
     added: Any = (lambda b, t: tables[rows(b, t)]) if name == "relative" else lambda b, t: 0.0
-    seen = np.asarray(dense(mask, T, T))
+    seen = np.asarray(dense_mask(mask, T, T))
     y, weights = formulas.attention(x, x, params, seen, scores(params), added)
     assert_close(output.aux["weights"], weights)
     assert_close(output.y, y)

@@ -7,11 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer.precision import lowest
-from transformer.sampling import SamplingConfig, draw, likeliest, nucleus, sample, tempered, top_k
+from transformer.precision import finfo_min
+from transformer.sampling import (
+    SamplingConfig,
+    apply_temperature,
+    apply_top_p,
+    argmax_tokens,
+    sample_gumbel,
+    sample_tokens,
+    select_top_k,
+)
 
 DRAWS = 20_000
-SAMPLE = jax.jit(sample, static_argnums=3)
+SAMPLE = jax.jit(sample_tokens, static_argnums=3)
 
 
 def logits_of(*probabilities: float) -> jax.Array:  # [1, V]
@@ -46,19 +54,19 @@ def kept(logits: jax.Array) -> list[set[int]]:
 def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass(
     mass: float, expected: set[int]
 ) -> None:
-    assert kept(nucleus(logits_of(0.3, 0.05, 0.5, 0.15), mass)) == [expected]
+    assert kept(apply_top_p(logits_of(0.3, 0.05, 0.5, 0.15), mass)) == [expected]
 
 
 @pytest.mark.parametrize(("mass", "count"), [(0.1, 1), (0.3, 2), (0.45, 3), (0.7, 4), (0.9, 5)])
 def test_of_equal_words_the_nucleus_has_the_first_and_no_more_than_it_needs(
     mass: float, count: int
 ) -> None:
-    assert kept(nucleus(logits_of(0.2, 0.2, 0.2, 0.2, 0.2), mass)) == [set(range(count))]
+    assert kept(apply_top_p(logits_of(0.2, 0.2, 0.2, 0.2, 0.2), mass)) == [set(range(count))]
 
 
 def test_words_without_a_chance_are_not_in_the_nucleus() -> None:
     certain = jnp.array([[-jnp.inf, 5.0, -jnp.inf]])
-    assert kept(nucleus(certain, 0.999)) == [{1}]
+    assert kept(apply_top_p(certain, 0.999)) == [{1}]
 
 
 @pytest.mark.parametrize("mass", [0.03, 0.2, 0.5, 0.77, 0.95, 0.9999])
@@ -71,7 +79,7 @@ def test_the_nucleus_against_a_sort(mass: float) -> None:
         order = np.argsort(-row, kind="stable")
         before = np.cumsum(row[order]) - row[order]
         expected.append(set(order[before < mass].tolist()))
-    got = nucleus(jnp.asarray(logits), mass)
+    got = apply_top_p(jnp.asarray(logits), mass)
     assert kept(got) == expected
     chosen = np.isfinite(got)
     np.testing.assert_array_equal(np.asarray(got)[chosen], logits[chosen])
@@ -83,7 +91,7 @@ def test_the_nucleus_against_a_sort(mass: float) -> None:
 )
 def test_top_k_takes_the_likeliest_and_of_equal_ones_the_first(k: int, expected: list[int]) -> None:
     logits = jnp.array([[2.0, 1.0, -3.0, 1.0, 5.0]])
-    values, words = top_k(logits, k)
+    values, words = select_top_k(logits, k)
     assert words.tolist() == [expected]
     np.testing.assert_array_equal(values, np.asarray(logits)[:, expected])
 
@@ -91,19 +99,21 @@ def test_top_k_takes_the_likeliest_and_of_equal_ones_the_first(k: int, expected:
 @pytest.mark.parametrize("k", [0, 5, 50])
 def test_top_k_of_all_words_is_all_words(k: int) -> None:
     logits = jnp.array([[2.0, 1.0, -3.0, 1.0, 5.0], [0.0, 1.0, 2.0, 3.0, 4.0]])
-    values, words = top_k(logits, k)
+    values, words = select_top_k(logits, k)
     assert words.tolist() == [[0, 1, 2, 3, 4]] * 2
     np.testing.assert_array_equal(values, logits)
 
 
 def test_the_likeliest_is_argmax() -> None:
     logits = jnp.array([[1.0, 7.0, 7.0], [-jnp.inf, -jnp.inf, -2.0], [3.0, jnp.nan, 4.0]])
-    assert likeliest(logits).tolist() == [1, 2, 0]
-    assert likeliest(logits).dtype == jnp.int32
+    assert argmax_tokens(logits).tolist() == [1, 2, 0]
+    assert argmax_tokens(logits).dtype == jnp.int32
 
 
 def test_tempered_by_hand() -> None:
-    np.testing.assert_allclose(tempered(jnp.array([[3.0, 1.0, 5.0]]), 0.5), [[-4.0, -8.0, 0.0]])
+    np.testing.assert_allclose(
+        apply_temperature(jnp.array([[3.0, 1.0, 5.0]]), 0.5), [[-4.0, -8.0, 0.0]]
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +122,7 @@ def test_tempered_by_hand() -> None:
         (SamplingConfig(), [0.5, 0.25, 0.2, 0.05]),
         (SamplingConfig(temperature=0.5), [0.7067, 0.1767, 0.1131, 0.0071]),
         (SamplingConfig(top_p=0.8), [0.5263, 0.2632, 0.2105, 0]),
-        (SamplingConfig(top_k=3, top_p=0.6), [2 / 3, 1 / 3, 0, 0]),
+        (SamplingConfig(select_top_k=3, top_p=0.6), [2 / 3, 1 / 3, 0, 0]),
         (SamplingConfig(temperature=1e30), [0.25, 0.25, 0.25, 0.25]),
         (SamplingConfig(temperature=1e-300), [1, 0, 0, 0]),
     ],
@@ -129,7 +139,7 @@ def test_words_are_drawn_by_their_probabilities(
 def test_the_nucleus_is_of_what_top_k_leaves() -> None:
     """Of 0.4 0.3 0.3, the first two have 0.57 of the two's mass: 0.5 needs only one."""
     logits = logits_of(0.4, 0.3, 0.3)
-    assert set(many(SamplingConfig(top_k=2, top_p=0.5), logits, 500).tolist()) == {0}
+    assert set(many(SamplingConfig(select_top_k=2, top_p=0.5), logits, 500).tolist()) == {0}
     assert set(many(SamplingConfig(top_p=0.5), logits, 500).tolist()) == {0, 1}
 
 
@@ -138,7 +148,7 @@ def test_temperature_0_takes_the_likeliest(temperature: float) -> None:
     logits = jnp.array([[1.0, 3.0, 3.0 + 1e-6], [9.0, -1.0, 8.999]])
     keys, positions = jax.random.split(jax.random.key(0), 2), jnp.array([5, 6])
     config = SamplingConfig(temperature=temperature)
-    assert sample(logits, keys, positions, config).tolist() == [2, 0]
+    assert sample_tokens(logits, keys, positions, config).tolist() == [2, 0]
 
 
 @pytest.mark.parametrize(
@@ -146,15 +156,15 @@ def test_temperature_0_takes_the_likeliest(temperature: float) -> None:
     [
         (SamplingConfig(temperature=0), jnp.float32),
         (SamplingConfig(temperature=1e38), jnp.bfloat16),
-        (SamplingConfig(temperature=1e308, top_k=5, top_p=0.999999), jnp.float16),
-        (SamplingConfig(top_k=4), jnp.float32),
+        (SamplingConfig(temperature=1e308, select_top_k=5, top_p=0.999999), jnp.float16),
+        (SamplingConfig(select_top_k=4), jnp.float32),
         (SamplingConfig(top_p=1 - 1e-12), jnp.float32),
     ],
     ids=str,
 )
 def test_padding_is_never_drawn(config: SamplingConfig, dtype: jnp.dtype) -> None:
     """Nor when the real words are hardly better."""
-    padding = float(lowest(dtype))
+    padding = float(finfo_min(dtype))
     for real in ([-1.0, 2.0], [-65000.0, -65000.0]):
         logits = jnp.array([[padding, *real, padding, padding]], dtype)
         assert set(many(config, logits, 500).tolist()) <= {1, 2}
@@ -171,7 +181,7 @@ def test_a_draw_depends_on_its_own_row_key_and_position_alone() -> None:
 
 
 def changed(keys: jax.Array, positions: jax.Array) -> np.ndarray:
-    return np.asarray(sample(jnp.zeros((50, 97)), keys, positions, SamplingConfig()))
+    return np.asarray(sample_tokens(jnp.zeros((50, 97)), keys, positions, SamplingConfig()))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +200,7 @@ def test_each_key_and_each_position_draws_anew(draws: Callable[[], np.ndarray]) 
 def test_draw_leaves_out_what_has_no_chance() -> None:
     keys = jax.random.split(jax.random.key(0), 200)
     logits = jnp.broadcast_to(jnp.array([[-jnp.inf, 0.0, -jnp.inf, 0.0]]), (200, 4))
-    assert set(draw(logits, keys).tolist()) == {1, 3}
+    assert set(sample_gumbel(logits, keys).tolist()) == {1, 3}
 
 
 @pytest.mark.parametrize(

@@ -16,21 +16,21 @@ from transformer import (
     BilinearScore,
     DotScore,
     Mask,
-    Pattern,
+    MaskPattern,
     RelativePositions,
-    Rotary,
+    RoPE,
     ScaledDotScore,
 )
 from transformer.attention import Attention
-from transformer.scores import Score
+from transformer.scores import AttentionScore
 
 B, T, S, D = 2, 5, 7, 12
 WEIGHTS = frozenset({"weights"})
 GROUP = 2
 
 
-def config(score: Score, **given: Any) -> AttentionConfig:
-    return AttentionConfig(heads=3 * GROUP, kv_heads=3, head_width=5, score=score, **given)
+def config(score: AttentionScore, **given: Any) -> AttentionConfig:
+    return AttentionConfig(num_heads=3 * GROUP, num_kv_heads=3, head_dim=5, score=score, **given)
 
 
 def additive(w: Any) -> Callable[..., Array]:
@@ -40,7 +40,7 @@ def additive(w: Any) -> Callable[..., Array]:
     )
 
 
-FORMULAS: dict[Score, Callable[[Any], Callable[..., Array]]] = {
+FORMULAS: dict[AttentionScore, Callable[[Any], Callable[..., Array]]] = {
     ScaledDotScore(): lambda w: lambda q, k, b, n, t: k @ q / math.sqrt(5),
     DotScore(): lambda w: lambda q, k, b, n, t: k @ q,
     BilinearScore(): lambda w: lambda q, k, b, n, t: k @ (q @ w["score_query"][n]),
@@ -50,10 +50,10 @@ FORMULAS: dict[Score, Callable[[Any], Callable[..., Array]]] = {
 
 
 @pytest.mark.parametrize("score", FORMULAS)
-def test_self_attention(score: Score) -> None:
+def test_self_attention(score: AttentionScore) -> None:
     mixer, params = made(config(score), D)
     x = normal(1, B, T, D)
-    output = applied(mixer, params, x, WEIGHTS, mask=Mask(Pattern(causal=True)))
+    output = applied(mixer, params, x, WEIGHTS, mask=Mask(MaskPattern(causal=True)))
     seen = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
     y, weights = formulas.attention(x, x, params, seen, FORMULAS[score](params))
     assert_close(output.aux["weights"], weights)
@@ -61,10 +61,10 @@ def test_self_attention(score: Score) -> None:
 
 
 @pytest.mark.parametrize("score", FORMULAS)
-def test_cross_attention(score: Score) -> None:
+def test_cross_attention(score: AttentionScore) -> None:
     mixer, params = made(config(score), D)
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
-    mask = Mask(lengths=array([S, 3]))
+    mask = Mask(key_lengths=array([S, 3]))
     output = applied(mixer, params, x, WEIGHTS, mask=mask, memory=memory)
     seen = np.broadcast_to(np.arange(S) < np.array([[[S]], [[3]]]), (B, T, S))
     y, weights = formulas.attention(x, memory, params, seen, FORMULAS[score](params))
@@ -92,9 +92,9 @@ def test_cross_attention(score: Score) -> None:
     ],
     ids=["dot", "scaled dot", "bilinear", "additive"],
 )
-def test_by_hand(score: Score, weights: dict[str, Any], difference: float) -> None:
+def test_by_hand(score: AttentionScore, weights: dict[str, Any], difference: float) -> None:
     """A query (1, 2) and keys (1, 2) and (3, 0): scores are logarithms of the weights."""
-    mixer, params = made(AttentionConfig(heads=1, bias=False, score=score), 2)
+    mixer, params = made(AttentionConfig(num_heads=1, bias=False, score=score), 2)
     identity = np.eye(2, dtype=np.float32)[:, None]
     params |= {"query": identity, "key": identity}
     params |= {name: np.array(values, np.float32) for name, values in weights.items()}
@@ -119,7 +119,7 @@ def test_a_cache_keeps_keys_as_they_meet_queries() -> None:
         assert (cache.keys.shape, cache.values.shape) == ((2, 7, 3, 11), (2, 7, 3, 5))
 
 
-@pytest.mark.parametrize("position", [Rotary(), RelativePositions()])
+@pytest.mark.parametrize("position", [RoPE(), RelativePositions()])
 def test_positions_that_work_in_products_are_refused_elsewhere(position: Any) -> None:
     message = (
         f"^attention.position {type(position).__name__}: works in products of queries and keys"

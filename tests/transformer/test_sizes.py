@@ -10,30 +10,30 @@ from transformer import (
     LearnedPositions,
     NormConfig,
     Precision,
-    Rotary,
+    RoPE,
     TransformerConfig,
 )
-from transformer.mixture import MixtureConfig
+from transformer.mixture import MoEConfig
 from transformer.sizes import cache_bytes, count_parameters, estimate_parameters
 
 # D 7, N 3, K 1, H 5 and 11, F 13, V 17 in 24 rows, 19 positions, L 3.
-MIXER = AttentionConfig(heads=3, kv_heads=1, head_width=5, value_width=11)
+MIXER = AttentionConfig(num_heads=3, num_kv_heads=1, head_dim=5, value_head_dim=11)
 TINY = TransformerConfig(
     vocab_size=17,
-    vocab_multiple=8,
-    width=7,
-    layers=3,
-    pattern=(BlockConfig(mixer=MIXER, feed_forward=FeedForwardConfig(hidden=13)),),
-    position=LearnedPositions(19),
+    pad_vocab_to_multiple=8,
+    d_model=7,
+    num_layers=3,
+    layer_pattern=(BlockConfig(mixer=MIXER, feed_forward=FeedForwardConfig(d_ff=13)),),
+    position_embedding=LearnedPositions(19),
 )
-UNTIED = dataclasses.replace(TINY, tied=False)
+UNTIED = dataclasses.replace(TINY, tie_embeddings=False)
 
 
 def test_parameters_by_part() -> None:
     counted = count_parameters(LanguageModel(TINY))
     attention = (7 * 15 + 15) + (7 * 5 + 5) + (7 * 11 + 11) + (33 * 7 + 7)
     feed_forward = (7 * 13 + 13) + (13 * 7 + 7)
-    assert counted.parts == {
+    assert counted.by_part == {
         "embedding": 17 * 7,
         "positions": 19 * 7,
         "attention": 3 * attention,
@@ -46,24 +46,26 @@ def test_parameters_by_part() -> None:
 
 def test_an_output_matrix_of_its_own_is_a_part() -> None:
     counted = count_parameters(LanguageModel(UNTIED))
-    assert (counted.parts["output"], counted.total, counted.padding) == (119, 2414 + 119, 98)
+    assert (counted.by_part["output"], counted.total, counted.padding) == (119, 2414 + 119, 98)
 
 
 def test_places_of_a_pattern_may_differ() -> None:
-    wide = BlockConfig(mixer=MIXER, feed_forward=FeedForwardConfig(hidden=29, bias=False))
-    mixed = dataclasses.replace(TINY, pattern=(*TINY.pattern, wide))  # layers 0 and 2, and layer 1
-    parts = count_parameters(LanguageModel(mixed)).parts
+    wide = BlockConfig(mixer=MIXER, feed_forward=FeedForwardConfig(d_ff=29, bias=False))
+    mixed = dataclasses.replace(
+        TINY, layer_pattern=(*TINY.layer_pattern, wide)
+    )  # layers 0 and 2, and layer 1
+    parts = count_parameters(LanguageModel(mixed)).by_part
     assert parts["feed_forward"] == 2 * (2 * 7 * 13 + 13 + 7) + 2 * 7 * 29
 
 
 def test_a_token_meets_the_experts_that_it_is_sent_to() -> None:
-    mixture = MixtureConfig(experts=5, chosen=2, expert=FeedForwardConfig(hidden=13))
+    mixture = MoEConfig(num_experts=5, num_experts_per_token=2, expert=FeedForwardConfig(d_ff=13))
     block = BlockConfig(mixer=MIXER, feed_forward=mixture)
     counted = count_parameters(
-        LanguageModel(dataclasses.replace(TINY, pattern=(*TINY.pattern, block)))
+        LanguageModel(dataclasses.replace(TINY, layer_pattern=(*TINY.layer_pattern, block)))
     )
     expert = 7 * 13 + 13 + 13 * 7 + 7
-    assert counted.parts["feed_forward"] == 2 * expert + 5 * expert + 7 * 5
+    assert counted.by_part["feed_forward"] == 2 * expert + 5 * expert + 7 * 5
     assert counted.active == counted.total - 3 * expert
     assert count_parameters(LanguageModel(TINY)).active == 2414
 
@@ -84,10 +86,10 @@ def test_estimate() -> None:
 def test_gpt2_has_the_published_size(layers: int, width: int, heads: int, total: int) -> None:
     config = TransformerConfig(
         vocab_size=50257,
-        width=width,
-        layers=layers,
-        pattern=(BlockConfig(mixer=AttentionConfig(heads=heads)),),
-        position=LearnedPositions(1024),
+        d_model=width,
+        num_layers=layers,
+        layer_pattern=(BlockConfig(mixer=AttentionConfig(num_heads=heads)),),
+        position_embedding=LearnedPositions(1024),
     )
     assert count_parameters(LanguageModel(config)).total == total
 
@@ -100,12 +102,17 @@ def test_gpt2_has_the_published_size(layers: int, width: int, heads: int, total:
 def test_llama_has_the_published_size(words: int, kv_heads: int, hidden: int, total: int) -> None:
     rms = NormConfig(kind="rms")
     block = BlockConfig(
-        mixer=AttentionConfig(heads=32, kv_heads=kv_heads, bias=False, position=Rotary()),
-        feed_forward=FeedForwardConfig(hidden=hidden, activation="silu", gated=True, bias=False),
+        mixer=AttentionConfig(num_heads=32, num_kv_heads=kv_heads, bias=False, position=RoPE()),
+        feed_forward=FeedForwardConfig(d_ff=hidden, activation="silu", gated=True, bias=False),
         norm=rms,
     )
     config = TransformerConfig(
-        vocab_size=words, width=4096, layers=32, pattern=(block,), tied=False, final_norm=rms
+        vocab_size=words,
+        d_model=4096,
+        num_layers=32,
+        layer_pattern=(block,),
+        tie_embeddings=False,
+        final_norm=rms,
     )
     assert count_parameters(LanguageModel(config)).total == total
 
@@ -117,5 +124,5 @@ def test_a_model_without_a_vocabulary_is_refused() -> None:
 
 def test_cache_grows_by_keys_and_values() -> None:
     assert cache_bytes(LanguageModel(TINY), 19) == 19 * 3 * (5 + 11) * 4
-    half = dataclasses.replace(TINY, precision=Precision.named("bfloat16"))
+    half = dataclasses.replace(TINY, precision=Precision.parse("bfloat16"))
     assert cache_bytes(LanguageModel(half), 19) == 19 * 3 * (5 + 11) * 2

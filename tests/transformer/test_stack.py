@@ -21,24 +21,24 @@ from transformer import (
     IdentityConfig,
     Initialization,
     Mask,
+    MaskPattern,
     Mixer,
     MixerConfig,
     MixerOutput,
     NormConfig,
-    Pattern,
     Precision,
 )
 from transformer.block import Block, Memory
-from transformer.dropout import fold
+from transformer.dropout import fold_in
 from transformer.mixers import MixerInputs
-from transformer.shared import Shared
-from transformer.stack import Loop, Remat, Stack, apart
-from transformer.weights import weight
+from transformer.shared import ModelContext
+from transformer.stack import LayerLoop, RematPolicy, Stack, unstack_layers
+from transformer.weights import declare_weight
 
 B, T, D = 2, 3, 6
 KEYS = jax.random.split(jax.random.key(0), B)
 WEIGHTS = frozenset({"weights"})
-LOOPS: tuple[Loop, Loop] = ("scan", "unroll")
+LOOPS: tuple[LayerLoop, LayerLoop] = ("scan", "unroll")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Stamp(Mixer):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         init = nn.initializers.normal(1)
-        w = weight(self, "w", outputs={"embed": D}, init=init, dtype="float32")
+        w = declare_weight(self, "w", outputs={"embed": D}, init=init, dtype="float32")
         aux = {"weight": w, **inputs.constants}
         if inputs.dropout_rngs is not None:
             aux["dropout_rngs"] = jax.random.key_data(inputs.dropout_rngs)
@@ -81,24 +81,24 @@ def _with_stamps(monkeypatch: pytest.MonkeyPatch) -> None:
 def stack(
     layers: int,
     *blocks: BlockConfig,
-    loop: Loop = "auto",
-    remat: Remat = "none",
+    loop: LayerLoop = "auto",
+    remat: RematPolicy = "none",
     hardware: Hardware = Hardware(),  # noqa: B008
 ) -> Stack:
-    shared = Shared(D, layers, Precision(), Initialization(std=1.0), hardware)
+    shared = ModelContext(D, layers, Precision(), Initialization(std=1.0), hardware)
     return Stack(blocks, shared, loop, remat)
 
 
-GIVEN: Any = dict(positions=np.arange(T)[None], mask=Mask(Pattern(causal=True)))
+GIVEN: Any = dict(positions=np.arange(T)[None], mask=Mask(MaskPattern(causal=True)))
 X = normal(0, B, T, D)
 STAMPS = tuple(
     BlockConfig(mixer=StampConfig(tag), feed_forward=FeedForwardConfig(2)) for tag in (7, 8)
 )
 ATTENDING = BlockConfig(
-    mixer=AttentionConfig(heads=3, bias=False),
+    mixer=AttentionConfig(num_heads=3, bias=False),
     feed_forward=FeedForwardConfig(5, "relu", bias=False),
     norm=NormConfig("rms"),
-    dropout=0.5,
+    residual_dropout=0.5,
 )
 
 
@@ -115,26 +115,28 @@ def applied(module: Stack, params: Any, rngs: Any = None) -> Any:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_each_layer_gets_its_number_its_weights_and_its_keys(loop: Loop) -> None:
+def test_each_layer_gets_its_number_its_weights_and_its_keys(loop: LayerLoop) -> None:
     """Five layers over two places: two whole repetitions, and a tail at the first place."""
     module = stack(5, *STAMPS, loop=loop)
-    assert module.scanned_layers == (4 if loop == "scan" else 0)
+    assert module.num_scanned_layers == (4 if loop == "scan" else 0)
     params = params_of(module)
     aux = applied(module, params, KEYS).aux
     for place, layers in ((0, [0, 2, 4]), (1, [1, 3])):
         assert np.array_equal(aux[place]["number"], [[layer, 7 + place] for layer in layers])
-        assert np.array_equal(aux[place]["weight"], params[f"place_{place}"]["mixer"]["w"])
+        assert np.array_equal(aux[place]["declare_weight"], params[f"place_{place}"]["mixer"]["w"])
         for row, layer in enumerate(layers):
-            rngs: Any = fold(fold(KEYS, layer), 0)
+            rngs: Any = fold_in(fold_in(KEYS, layer), 0)
             assert np.array_equal(aux[place]["dropout_rngs"][row], jax.random.key_data(rngs))
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_cross_attention_gets_its_layers_constants(loop: Loop) -> None:
+def test_cross_attention_gets_its_layers_constants(loop: LayerLoop) -> None:
     """Its own beside those of the mixer before it; the first place has a mixer without any."""
-    alone = BlockConfig(mixer=IdentityConfig(), cross=StampConfig(5), feed_forward=None)
-    module = stack(5, alone, dataclasses.replace(STAMPS[1], cross=StampConfig(9)), loop=loop)
-    assert module.scanned_layers == (4 if loop == "scan" else 0)
+    alone = BlockConfig(mixer=IdentityConfig(), cross_attention=StampConfig(5), feed_forward=None)
+    module = stack(
+        5, alone, dataclasses.replace(STAMPS[1], cross_attention=StampConfig(9)), loop=loop
+    )
+    assert module.num_scanned_layers == (4 if loop == "scan" else 0)
     given = GIVEN | dict(memory=Memory(normal(2, B, 2, D), Mask()))
     run = jax.jit(lambda x: module.init_with_output(jax.random.key(0), x, **given))
     first, second = run(X)[0].aux
@@ -145,7 +147,7 @@ def test_cross_attention_gets_its_layers_constants(loop: Loop) -> None:
 
 def compiled(config: BlockConfig) -> Any:
     """One block as a function of its weights and x."""
-    block = Block(config, stack(5, config).shared, parent=None)
+    block = Block(config, stack(5, config).context, parent=None)
     inputs = MixerInputs(**GIVEN, constants={"number": np.zeros(2)})
 
     @jax.jit
@@ -159,19 +161,19 @@ def compiled(config: BlockConfig) -> Any:
 BLOCKS = [compiled(config) for config in STAMPS]
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_layers_are_applied_in_the_order_of_their_numbers() -> None:
     module = stack(5, *STAMPS)
     params = params_of(module)
     x: Any = X
     for layer in range(5):
         place, index = layer % 2, layer // 2
-        x = BLOCKS[place](apart(params)[f"place_{place}"][index], x)
+        x = BLOCKS[place](unstack_layers(params)[f"place_{place}"][index], x)
     for loop in LOOPS:
         assert_close(applied(stack(5, *STAMPS, loop=loop), params).x, x)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_scanned_equals_unrolled_with_dropout_on() -> None:
     scanned, unrolled = (stack(2, ATTENDING, loop=loop) for loop in LOOPS)
     params = params_of(scanned)
@@ -213,16 +215,16 @@ def test_layers_start_apart() -> None:
     ],
 )
 def test_how_many_layers_are_scanned(
-    layers: int, blocks: int, loop: Loop, remat: Remat, scanned: int
+    layers: int, blocks: int, loop: LayerLoop, remat: RematPolicy, scanned: int
 ) -> None:
     module = stack(layers, *[ATTENDING] * blocks, loop=loop, remat=remat)
-    assert module.scanned_layers == scanned
+    assert module.num_scanned_layers == scanned
 
 
 def test_weights_cut_apart_beforehand_are_the_same_weights() -> None:
     module = stack(5, *STAMPS)
     params = params_of(module)
-    cut = apart(params)
+    cut = unstack_layers(params)
     assert [len(cut[place]) for place in ("place_0", "place_1")] == [3, 2]
     whole, by_layer = applied(module, params, KEYS), applied(module, cut, KEYS)
     assert_close(by_layer.x, whole.x, 1e-6)
@@ -230,7 +232,7 @@ def test_weights_cut_apart_beforehand_are_the_same_weights() -> None:
 
 
 def test_the_aux_of_a_place_is_stacked_over_its_layers() -> None:
-    short = dataclasses.replace(ATTENDING, mixer=AttentionConfig(heads=1))
+    short = dataclasses.replace(ATTENDING, mixer=AttentionConfig(num_heads=1))
     module = stack(5, ATTENDING, short, loop="scan")
     run = jax.jit(lambda p, x: module.apply({"params": p}, x, outputs=WEIGHTS, **GIVEN))
     aux: Any = run(params_of(module), X).aux
@@ -238,7 +240,7 @@ def test_the_aux_of_a_place_is_stacked_over_its_layers() -> None:
     assert_close(aux[0]["weights"].sum(-1), np.ones((3, B, 3, T)))
 
 
-def gradients(loop: Loop, remat: Remat) -> tuple[Any, int]:
+def gradients(loop: LayerLoop, remat: RematPolicy) -> tuple[Any, int]:
     """A value and its gradients, and the number of products in the program that computes them."""
     module = stack(2, ATTENDING, loop=loop, remat=remat)
 
@@ -251,10 +253,12 @@ def gradients(loop: Loop, remat: Remat) -> tuple[Any, int]:
     return traced.lower().compile()(params_of(module), X), products
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("unroll")
 @pytest.mark.parametrize(("loop", "remats"), [("scan", ("dots", "full")), ("unroll", ("full",))])
-def test_what_is_computed_again_is_the_same(loop: Loop, remats: tuple[Remat, ...]) -> None:
+def test_what_is_computed_again_is_the_same(
+    loop: LayerLoop, remats: tuple[RematPolicy, ...]
+) -> None:
     kept, products = gradients(loop, "none")
     for remat in remats:
         again, more = gradients(loop, remat)

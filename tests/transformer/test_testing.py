@@ -19,17 +19,17 @@ from transformer import (
     MixerOutput,
 )
 from transformer.attention import Attention
-from transformer.heads import Heads
-from transformer.linear import linear
-from transformer.masks import dense
+from transformer.heads import QKV
+from transformer.linear import apply_linear
+from transformer.masks import dense_mask
 from transformer.mixers import MixerConfig, MixerInputs
-from transformer.testing import CHECKS, Trial, check_mixer, make_trial
+from transformer.testing import ABILITY_CHECKS, Trial, check_mixer, make_trial
 from transformer.testing.always import check_constants, check_dropout
-from transformer.testing.refusals import ATTEMPTS, check_refused
-from transformer.testing.select import check_select, softmax_attention
+from transformer.testing.refusals import UNSUPPORTED_CALLS, check_rejected
+from transformer.testing.select import check_select, reference_softmax_attention
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("kind", sorted(MIXERS))
 def test_every_mixer_keeps_the_contract(kind: str) -> None:
     """At a length just above a power of two, where forms of attention cut blocks."""
@@ -44,7 +44,7 @@ def test_every_mixer_keeps_the_contract_at_longer_lengths(kind: str) -> None:
 
 def test_every_ability_has_a_check_and_an_attempt_to_be_refused() -> None:
     abilities = {field.name for field in dataclasses.fields(Abilities)}
-    assert set(CHECKS) == set(ATTEMPTS) == abilities
+    assert set(ABILITY_CHECKS) == set(UNSUPPORTED_CALLS) == abilities
 
 
 def test_a_name_that_is_not_known() -> None:
@@ -82,8 +82,8 @@ class Faulty(Mixer):
 
     @nn.nowrap
     def inner(self, **given: Any) -> Attention:
-        config = AttentionConfig(heads=self.config.heads, dropout=self.config.dropout)
-        return Attention(config, self.shared, **(given or dict(parent=None)))
+        config = AttentionConfig(num_heads=self.config.num_heads, dropout=self.config.dropout)
+        return Attention(config, self.context, **(given or dict(parent=None)))
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
@@ -142,12 +142,12 @@ def sound() -> Trial:
     """A trial of the mixer without a fault; others share its weights."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MIXERS, "faulty", Faulty)
-        return make_trial(FaultyConfig(heads=2), 6, LENGTH, (1, LENGTH, 23), Hardware())
+        return make_trial(FaultyConfig(num_heads=2), 6, LENGTH, (1, LENGTH, 23), Hardware())
 
 
 def faulty(sound: Trial, fault: str, lacks: tuple[str, ...] = ()) -> Trial:
-    config = FaultyConfig(heads=2, fault=fault, lacks=lacks)
-    return dataclasses.replace(sound, mixer=Faulty(config, sound.mixer.shared, parent=None))
+    config = FaultyConfig(num_heads=2, fault=fault, lacks=lacks)
+    return dataclasses.replace(sound, mixer=Faulty(config, sound.mixer.context, parent=None))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def faulty(sound: Trial, fault: str, lacks: tuple[str, ...] = ()) -> Trial:
 )
 def test_faults_are_seen(sound: Trial, ability: str, fault: str, message: str) -> None:
     with pytest.raises(AssertionError, match=f"^mixer faulty: {ability}: {message}"):
-        CHECKS[ability](faulty(sound, fault))
+        ABILITY_CHECKS[ability](faulty(sound, fault))
 
 
 @pytest.mark.parametrize(
@@ -193,17 +193,17 @@ def test_constants_have_to_stack(sound: Trial) -> None:
         check_constants(faulty(sound, "ragged constants"))
 
 
-@pytest.mark.parametrize("ability", ATTEMPTS)
+@pytest.mark.parametrize("ability", UNSUPPORTED_CALLS)
 def test_what_is_not_declared_has_to_be_refused(sound: Trial, ability: str) -> None:
     message = f"{ability}: is not declared, and not refused by a ValueError either"
     with pytest.raises(AssertionError, match=message):
-        check_refused(faulty(sound, "", (ability,)), ability)
+        check_rejected(faulty(sound, "", (ability,)), ability)
 
 
 def test_a_refusal_is_one_line(sound: Trial) -> None:
-    check_refused(faulty(sound, "refuses in one line", ("cross",)), "cross")
+    check_rejected(faulty(sound, "refuses in one line", ("cross",)), "cross")
     with pytest.raises(AssertionError, match="cross: is refused, but not in one line: refuses"):
-        check_refused(faulty(sound, "refuses\nin two", ("cross",)), "cross")
+        check_rejected(faulty(sound, "refuses\nin two", ("cross",)), "cross")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,21 +242,21 @@ class Strided(Mixer):
         q, k, v = self.project(x, inputs)
         scores = jnp.einsum("BTNH,BSNH->BNTS", q, k) / 3**0.5
         chosen = self.strided(length, self.config.stride, inputs.constants)
-        seen = chosen & dense(mask, length, length)[:, None]
+        seen = chosen & dense_mask(mask, length, length)[:, None]
         weights = jax.nn.softmax(jnp.where(seen, scores, -1e9), axis=-1) * seen.any(-1)[..., None]
         y = jnp.einsum("BNTS,BSNH->BTNH", weights, v)
         heads, embed = {"heads": 2, "head": 3}, {"embed": x.shape[-1]}
-        y = linear(self, "output", y, heads, embed, self.shared, bias=True)
+        y = apply_linear(self, "output", y, heads, embed, self.context, bias=True)
         return MixerOutput(y, None, {})
 
-    def project(self, x: jax.Array, inputs: MixerInputs) -> Heads:
+    def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         heads, embed = {"heads": 2, "head": 3}, {"embed": x.shape[-1]}
         names = ("query", "key", "value")
-        return Heads(
-            *(linear(self, name, x, embed, heads, self.shared, bias=False) for name in names)
+        return QKV(
+            *(apply_linear(self, name, x, embed, heads, self.context, bias=False) for name in names)
         )
 
-    def select(self, heads: Heads, inputs: MixerInputs) -> jax.Array:
+    def select(self, heads: QKV, inputs: MixerInputs) -> jax.Array:
         return self.strided(heads.q.shape[1], self.config.says, inputs.constants)
 
     def strided(self, length: int, stride: int, constants: Any) -> jax.Array:  # [1, 1, T, S]
@@ -264,13 +264,13 @@ class Strided(Mixer):
         return (index[:, None] % stride == index[None, :] % stride)[None, None]
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_mixer_with_a_pattern_of_its_own_is_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MIXERS, "strided", Strided)
-    check_mixer(StridedConfig(), width=5, length=7, lengths=(1, 7))
+    check_mixer(StridedConfig(), d_model=5, length=7, lengths=(1, 7))
     trial = make_trial(StridedConfig(), 5, 7, (7,), Hardware())
     check_select(trial)
-    mixer = Strided(StridedConfig(says=2), trial.mixer.shared, parent=None)
+    mixer = Strided(StridedConfig(says=2), trial.mixer.context, parent=None)
     with pytest.raises(AssertionError, match=r"^mixer strided: select: the result is not softmax"):
         check_select(dataclasses.replace(trial, mixer=mixer))
 
@@ -280,5 +280,5 @@ def test_the_reference_of_patterns_by_hand() -> None:
     q, k = np.ones((1, 3, 1, 1)), np.array([0, np.log(3), 7]).reshape(1, 3, 1, 1)
     v = np.array([[4.0, 8.0], [12.0, 16.0], [100.0, 200.0]]).reshape(1, 3, 1, 2)
     seen = np.array([[1, 1, 0], [0, 0, 1], [0, 0, 0]], bool)[None, None]
-    y = softmax_attention(q, k, v, seen)
+    y = reference_softmax_attention(q, k, v, seen)
     assert y[0, :, 0] == pytest.approx(np.array([[10.0, 14.0], [100.0, 200.0], [0.0, 0.0]]))

@@ -8,9 +8,9 @@ from flax import linen as nn
 from flax.core import meta
 
 from transformer import Initialization
-from transformer.weights import Axes, Weight, axes_of, weight
+from transformer.weights import BoxedWeight, LogicalAxes, declare_weight, unbox_axes
 
-MATRIX = Axes(inputs=("heads", "head"), outputs=("embed",))
+MATRIX = LogicalAxes(inputs=("heads", "head"), outputs=("embed",))
 
 
 class Declares(nn.Module):
@@ -18,26 +18,28 @@ class Declares(nn.Module):
     def __call__(self) -> jax.Array:
         init = nn.initializers.constant(3)
         outputs = {"embed": 5, "mlp": 7}
-        return weight(self, "w", inputs={"heads": 2}, outputs=outputs, init=init, dtype="bfloat16")
+        return declare_weight(
+            self, "w", inputs={"heads": 2}, outputs=outputs, init=init, dtype="bfloat16"
+        )
 
 
 def test_a_weight_is_declared_with_shape_axes_and_dtype() -> None:
     boxed = jax.eval_shape(Declares().init, jax.random.key(0))["params"]["w"]
     assert (boxed.value.shape, boxed.value.dtype) == ((2, 5, 7), jnp.bfloat16)
-    assert boxed.axes == Axes(inputs=("heads",), outputs=("embed", "mlp"))
+    assert boxed.axes == LogicalAxes(inputs=("heads",), outputs=("embed", "mlp"))
 
 
 class Stacked(nn.Module):
     @nn.compact
     def __call__(self) -> jax.Array:
         init, sizes = nn.initializers.zeros, dict(inputs={"embed": 5}, outputs={"mlp": 7})
-        return weight(self, "w", stack={"heads": 3}, init=init, dtype="float32", **sizes)
+        return declare_weight(self, "w", stack={"heads": 3}, init=init, dtype="float32", **sizes)
 
 
 def test_a_weight_may_be_a_stack_of_matrices() -> None:
     boxed = jax.eval_shape(Stacked().init, jax.random.key(0))["params"]["w"]
     assert boxed.value.shape == (3, 5, 7)
-    assert boxed.axes == Axes(stack=("heads",), inputs=("embed",), outputs=("mlp",))
+    assert boxed.axes == LogicalAxes(stack=("heads",), inputs=("embed",), outputs=("mlp",))
 
 
 def test_a_module_reads_the_plain_array() -> None:
@@ -50,25 +52,29 @@ def test_a_module_reads_the_plain_array() -> None:
     ("axes", "names", "is_matrix"),
     [
         (MATRIX, ("heads", "head", "embed"), True),
-        (Axes(outputs=("embed",)), ("embed",), False),
-        (Axes(stack=("layers",), outputs=("embed",)), ("layers", "embed"), False),
-        (Axes(stack=("layers",), inputs=("embed",), outputs=("mlp",)), None, True),
+        (LogicalAxes(outputs=("embed",)), ("embed",), False),
+        (LogicalAxes(stack=("layers",), outputs=("embed",)), ("layers", "embed"), False),
+        (LogicalAxes(stack=("layers",), inputs=("embed",), outputs=("mlp",)), None, True),
     ],
     ids=["matrix", "bias", "stacked bias", "stacked matrix"],
 )
-def test_axes(axes: Axes, names: tuple[str, ...] | None, is_matrix: bool) -> None:
+def test_axes(axes: LogicalAxes, names: tuple[str, ...] | None, is_matrix: bool) -> None:
     assert axes.is_matrix == is_matrix
     assert axes.names == (names or ("layers", "embed", "mlp"))
 
 
 def test_axes_of_repetition_come_first() -> None:
-    box = Weight(np.zeros((2, 3, 5)), MATRIX).stacked("layers").stacked("experts")
+    box = (
+        BoxedWeight(np.zeros((2, 3, 5)), MATRIX)
+        .with_stack_axis("layers")
+        .with_stack_axis("experts")
+    )
     assert box.axes.names == ("experts", "layers", "heads", "head", "embed")
 
 
 def test_flax_transforms_stack_and_unstack() -> None:
     params: dict[Any, Any] = {nn.PARTITION_NAME: "layers"}
-    box = Weight(np.zeros((2, 3, 5)), MATRIX).add_axis(0, params)
+    box = BoxedWeight(np.zeros((2, 3, 5)), MATRIX).add_axis(0, params)
     assert box.axes.stack == ("layers",)
     assert box.remove_axis(0, params).axes == MATRIX
     with pytest.raises(ValueError, match=r"first axis, not axis 1$"):
@@ -76,10 +82,13 @@ def test_flax_transforms_stack_and_unstack() -> None:
 
 
 def test_boxes_come_off_and_axes_stay() -> None:
-    tree: Any = {"a": Weight(np.ones(3), Axes(outputs=("embed",))), "b": {"c": Weight(2, MATRIX)}}
-    assert axes_of(tree) == {"a": Axes(outputs=("embed",)), "b": {"c": MATRIX}}
+    tree: Any = {
+        "a": BoxedWeight(np.ones(3), LogicalAxes(outputs=("embed",))),
+        "b": {"c": BoxedWeight(2, MATRIX)},
+    }
+    assert unbox_axes(tree) == {"a": LogicalAxes(outputs=("embed",)), "b": {"c": MATRIX}}
     assert meta.unbox(tree)["b"]["c"] == 2
-    assert tree["b"]["c"].replace_boxed(5) == Weight(5, MATRIX)
+    assert tree["b"]["c"].replace_boxed(5) == BoxedWeight(5, MATRIX)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +105,7 @@ def test_boxes_come_off_and_axes_stay() -> None:
 def test_matrices_start_with_the_standard_deviation(
     start: Initialization, residual_layers: int, expected: float
 ) -> None:
-    init = start.matrix({"heads": 4, "head": 16}, residual_layers=residual_layers)
+    init = start.matrix_initializer({"heads": 4, "head": 16}, num_residual_layers=residual_layers)
     drawn = np.asarray(init(jax.random.key(0), (4, 16, 513), jnp.float32))
     # Of 32,832 draws the deviation is off by 0.4%, and their mean by 0.6% of it.
     assert drawn.std() == pytest.approx(expected, rel=0.02)
@@ -104,6 +113,6 @@ def test_matrices_start_with_the_standard_deviation(
 
 
 def test_tables_have_their_own_standard_deviation() -> None:
-    init = Initialization(std=0.5, embedding_std=0.25).table()
+    init = Initialization(std=0.5, embedding_std=0.25).embedding_initializer()
     drawn = np.asarray(init(jax.random.key(0), (64, 513), jnp.float32))
     assert drawn.std() == pytest.approx(0.25, rel=0.02)

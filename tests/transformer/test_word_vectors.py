@@ -9,9 +9,15 @@ import optax
 import pytest
 
 from tests.transformer.formulas import array, assert_close, normal
-from transformer.bag import bag_of_embeddings
+from transformer.bag import bag_of_embeddings_config
 from transformer.classifier import Classifier
-from transformer.word_vectors import SkipGram, noise, skip_grams, thinned, with_vectors
+from transformer.word_vectors import (
+    SkipGram,
+    noise_distribution,
+    replace_embeddings,
+    skip_gram_pairs,
+    subsample_frequent_words,
+)
 
 V, D, M = 11, 5, 3
 
@@ -40,7 +46,7 @@ def test_it_starts_small_and_undecided() -> None:
 
 
 def test_negatives_are_drawn_from_counts_to_the_power_of_three_quarters() -> None:
-    assert_close(noise(array([1, 16, 81, 0])), array([1, 8, 27, 0]) / 36)
+    assert_close(noise_distribution(array([1, 16, 81, 0])), array([1, 8, 27, 0]) / 36)
 
 
 def test_pairs_are_those_within_the_reach_of_each_centre() -> None:
@@ -52,15 +58,15 @@ def test_pairs_are_those_within_the_reach_of_each_centre() -> None:
         for j in range(len(tokens))
         if 0 < abs(i - j) <= reach[i]
     ]
-    found = skip_grams(tokens, 3, seed=1)
+    found = skip_gram_pairs(tokens, 3, seed=1)
     assert sorted(map(tuple, found.tolist())) == sorted((int(a), int(b)) for a, b in expected)
     assert len(set(reach.tolist())) == 3
-    assert skip_grams(tokens[:1], 3, seed=4).shape == (0, 2)
+    assert skip_gram_pairs(tokens[:1], 3, seed=4).shape == (0, 2)
 
 
 def test_frequent_words_are_thinned_out() -> None:
     tokens = np.repeat([0, 1], [40_000, 10])
-    left = thinned(tokens, np.bincount(tokens), seed=0, threshold=1e-2)
+    left = subsample_frequent_words(tokens, np.bincount(tokens), seed=0, threshold=1e-2)
     assert (left == 1).sum() == 10
     assert (left == 0).sum() == pytest.approx(4_000, rel=0.1)
 
@@ -69,10 +75,10 @@ def test_words_that_stand_for_each_other_come_near_each_other() -> None:
     """Each sentence is three words of one kind: 0 to 4, or 5 to 9."""
     random = np.random.default_rng(0)
     pairs = np.concatenate(
-        [skip_grams(random.permutation(5)[:3] + 5 * (n % 2), 2, n) for n in range(300)]
+        [skip_gram_pairs(random.permutation(5)[:3] + 5 * (n % 2), 2, n) for n in range(300)]
     )
     counts = np.bincount(pairs[:, 0], minlength=10)
-    chances = jnp.asarray(noise(counts))
+    chances = jnp.asarray(noise_distribution(counts))
     model, adam = SkipGram(10, D), optax.adam(0.05)
     params = {"embedding": 0.1 * normal(0, 10, D), "contexts": 0.1 * normal(1, 10, D)}
 
@@ -95,14 +101,14 @@ def test_words_that_stand_for_each_other_come_near_each_other() -> None:
 
 
 def test_vectors_take_the_place_of_a_models_embeddings() -> None:
-    model = Classifier(bag_of_embeddings(D, 7, vocab_size=V, vocab_multiple=16))
-    params = jax.jit(model.initial)(jax.random.key(0))
+    model = Classifier(bag_of_embeddings_config(D, 7, vocab_size=V, vocab_multiple=16))
+    params = jax.jit(model.init_params)(jax.random.key(0))
     table = normal(3, V, D)
-    found = with_vectors(params, table)
+    found = replace_embeddings(params, table)
     assert np.array_equal(found["embedding"][:V], table)
     assert np.array_equal(found["embedding"][V:], params["embedding"][V:])
     assert found["layers"] is params["layers"]
     with pytest.raises(
         ValueError, match=r"^word vectors 11 x 4: the model's table is 16 x 5; learn"
     ):
-        with_vectors(params, table[:, :4])
+        replace_embeddings(params, table[:, :4])

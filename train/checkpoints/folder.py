@@ -10,7 +10,7 @@ import re
 from etils import epath
 
 from train.checkpoints import manifest
-from train.data.files import explained
+from train.data.files import as_user_error
 
 UNFINISHED = ".orbax-checkpoint-tmp"
 """What Orbax adds to a folder until it is whole."""
@@ -29,7 +29,7 @@ def saved_steps(directory: epath.Path, *, sealed: bool) -> list[int]:
 
     Raises UserError if the folder cannot be read.
     """
-    with explained(str(directory)):
+    with as_user_error(str(directory)):
         if not directory.is_dir():
             return []
         steps = [int(path.name) for path in directory.iterdir() if _STEP.fullmatch(path.name)]

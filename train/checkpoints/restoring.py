@@ -27,7 +27,7 @@ class Restored(NamedTuple):
 
 
 def restore(there: epath.Path, like: Any, *, whole: bool) -> Restored:
-    """The arrays of a checkpoint that `like` has: all that there are if `whole`.
+    """The arrays of a checkpoint that `like` has: all that there are if `replicated_per_row`.
 
     Raises UserError if it is of a model with other parameters, or cannot be read.
     """

@@ -27,10 +27,10 @@ VERBS = {
     "doctor": ("", "what hardware and versions are here, and what is wrong with them"),
 }
 
-COMPUTING = frozenset({"fit", "evaluate", "sample"})
+MODEL_VERBS = frozenset({"fit", "evaluate", "sample"})
 """Verbs that run a model."""
 
-HELP = frozenset({"-h", "--help"})
+HELP_FLAGS = frozenset({"-h", "--help"})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,19 +39,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [each for each in arguments if each != "--debug"]
     try:
-        with heeded(), flushed():
-            if not arguments or arguments[0] in HELP:
+        with heeded(), flush_on_exit():
+            if not arguments or arguments[0] in HELP_FLAGS:
                 print(usage())
                 sys.exit(0 if arguments else 2)
             sys.exit(dispatch(arguments[0], arguments[1:]))
     except (UserError, KeyboardInterrupt, BrokenPipeError, OSError) as error:
         if debug:
             raise
-        leave(explain(error), error)
+        exit_process(print_error(error), error)
 
 
 @contextlib.contextmanager
-def flushed() -> Iterator[None]:
+def flush_on_exit() -> Iterator[None]:
     """Flush standard output where an error can still be explained, and not as Python exits."""
     try:
         yield
@@ -70,8 +70,8 @@ def dispatch(verb: str, arguments: list[str]) -> int:
     if verb not in VERBS:
         raise UsageError(f"verb {verb}: is not known; choose one of {', '.join(VERBS)}")
     options = itertools.takewhile(lambda each: each.startswith("-"), arguments)
-    if not HELP.isdisjoint(options):
-        print(usage_of(verb))
+    if not HELP_FLAGS.isdisjoint(options):
+        print(verb_usage(verb))
         return 0
     from train.preemption import PREEMPTED, PreemptedError, early_stop
 
@@ -85,7 +85,7 @@ def dispatch(verb: str, arguments: list[str]) -> int:
     return status
 
 
-def leave(status: int, error: BaseException) -> NoReturn:
+def exit_process(status: int, error: BaseException) -> NoReturn:
     """Ends the process; one of several, without waiting for the others."""
     if "train.hosts" in sys.modules:  # else there are none, and JAX need not be loaded
         from train.hosts import leave as leave_hosts
@@ -94,12 +94,12 @@ def leave(status: int, error: BaseException) -> NoReturn:
     sys.exit(status)
 
 
-def explain(error: BaseException) -> int:
+def print_error(error: BaseException) -> int:
     """One line on standard error. Returns the exit status."""
     if isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return 130
-    drop_output()
+    discard_output()
     if isinstance(error, BrokenPipeError):  # whoever read our output has seen enough
         return 0
     text = " ".join(str(error).split())
@@ -110,7 +110,7 @@ def explain(error: BaseException) -> int:
     return 2 if isinstance(error, UsageError) else 1
 
 
-def drop_output() -> None:
+def discard_output() -> None:
     """Flush standard output, and write what cannot be written to nowhere: Python tries at exit."""
     try:
         sys.stdout.flush()
@@ -118,7 +118,7 @@ def drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def usage_of(verb: str) -> str:
+def verb_usage(verb: str) -> str:
     """Return the text of `VERB --help`."""
     signature, what = VERBS[verb]
     lines = [f"usage: python -m train {verb} {signature}".rstrip(), "", what]

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import json
 
-from train.cli.kinds import explained, with_kinds
-from train.cli.parsing import parse, positional, settings_errors, wants, wants_json
+from train.cli.kinds import kinds_help, select_kinds
+from train.cli.parsing import as_usage_errors, parse, pop_flag, pop_json_flag, pop_positional
 from train.experiment import Experiment
-from train.registry import find
+from train.registry import find_experiment
 
-ASK = "--ask-compiler also compiles the step, and shows the memory that the compiler reserves."
+ASK_COMPILER_HELP = (
+    "--ask-compiler also compiles the step, and shows the memory that the compiler reserves."
+)
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
-    json_wanted = wants_json(arguments)
-    compiled = wants(arguments, "--ask-compiler")
-    name = positional(arguments, "CONFIG", "describe")
-    with settings_errors():
-        default, left = with_kinds(find(name), arguments)
-        verb, more = f"describe {name}", f"{ASK}\n\n{explained(default)}"
-        experiment = parse(Experiment, left, verb=verb, default=default, more=more)
+    json_wanted = pop_json_flag(arguments)
+    compiled = pop_flag(arguments, "--ask-compiler")
+    name = pop_positional(arguments, "CONFIG", "describe")
+    with as_usage_errors():
+        default, left = select_kinds(find_experiment(name), arguments)
+        verb, more = f"describe {name}", f"{ASK_COMPILER_HELP}\n\n{kinds_help(default)}"
+        experiment = parse(Experiment, left, verb=verb, default=default, extra_help=more)
     from train.describe import describe
-    from train.hardware import keep_compiled_programs, local_hardware
-    from transformer.precision import AUTOMATIC
+    from train.hardware import enable_compilation_cache, local_hardware
+    from transformer.precision import AUTO_POLICY
 
-    if compiled or experiment.model.precision == AUTOMATIC:
-        from train.choices import with_precision
+    if compiled or experiment.model.precision == AUTO_POLICY:
+        from train.choices import resolve_precision
 
-        keep_compiled_programs()
+        enable_compilation_cache()
         hardware = local_hardware()
-        experiment = with_precision(experiment, hardware)
-        description = describe(experiment, hardware, compiled=compiled)
+        experiment = resolve_precision(experiment, hardware)
+        description = describe(experiment, hardware, with_compiler=compiled)
     else:
         description = describe(experiment)
     if json_wanted:

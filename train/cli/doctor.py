@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 
-from train.cli.parsing import wants_json
-from train.doctor import doctor
+from train.cli.parsing import pop_json_flag
+from train.doctor import run_checks
 from train.errors import UsageError
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status: 1 if something is wrong."""
-    json_wanted = wants_json(arguments)
+    json_wanted = pop_json_flag(arguments)
     if arguments:
         raise UsageError(f"doctor {arguments[0]}: takes no arguments but --json; leave it out")
-    report = doctor()
+    report = run_checks()
     if json_wanted:
         print(json.dumps(report.as_dict()))
     else:

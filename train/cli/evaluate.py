@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from train.cli.parsing import parse, positional, wants_json
+from train.cli.parsing import parse, pop_json_flag, pop_positional
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,21 +17,21 @@ class EvaluateArguments:
     step: int | None = None
     """Which checkpoint; if not given, what the run is judged by: the newest, unless its settings
     ask for the best one or for a mean."""
-    average: int | None = None
+    average_checkpoints: int | None = None
     """The mean of the weights of so many checkpoints: that one and those before it."""
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
-    json_wanted = wants_json(arguments)
-    workdir = positional(arguments, "W", "evaluate")
+    json_wanted = pop_json_flag(arguments)
+    workdir = pop_positional(arguments, "W", "evaluate")
     given = parse(EvaluateArguments, arguments, verb="evaluate W")
     from train.evaluation import evaluate_run
     from train.loading import load
     from train.tasks.registry import make_task
 
-    run = load(workdir, step=given.step, average=given.average)
-    metrics, quoted = evaluate_run(run, given.split), make_task(run.experiment).quoted
+    run = load(workdir, step=given.step, average_checkpoints=given.average_checkpoints)
+    metrics, quoted = evaluate_run(run, given.split), make_task(run.experiment).metric_notes
     if json_wanted:
         print(json.dumps({"step": run.step, "split": given.split, **metrics, **quoted}))
     else:

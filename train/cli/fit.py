@@ -10,12 +10,12 @@ from typing import Annotated
 
 import tyro
 
-from train.cli.kinds import explained, with_kinds
-from train.cli.parsing import parse, positional, settings_errors, wants, wants_json
+from train.cli.kinds import kinds_help, select_kinds
+from train.cli.parsing import as_usage_errors, parse, pop_flag, pop_json_flag, pop_positional
 from train.experiment import Experiment
-from train.registry import find
+from train.registry import find_experiment
 
-AUTO = "--mesh auto takes the mesh that `plan` finds best for the devices that are here."
+MESH_AUTO_HELP = "--mesh auto takes the mesh that `plan` finds best for the devices that are here."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,13 +31,13 @@ class FitArguments:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
-    json_wanted = wants_json(arguments)
-    planned = wants(arguments, "--mesh=auto") or _wants_auto(arguments)
-    name = positional(arguments, "CONFIG", "fit")
-    with settings_errors():
-        experiment, left = with_kinds(find(name), arguments)
-        default, more = FitArguments(experiment), f"{AUTO}\n\n{explained(experiment)}"
-        given = parse(FitArguments, left, verb=f"fit {name}", default=default, more=more)
+    json_wanted = pop_json_flag(arguments)
+    planned = pop_flag(arguments, "--mesh=auto") or _wants_auto(arguments)
+    name = pop_positional(arguments, "CONFIG", "fit")
+    with as_usage_errors():
+        experiment, left = select_kinds(find_experiment(name), arguments)
+        default, more = FitArguments(experiment), f"{MESH_AUTO_HELP}\n\n{kinds_help(experiment)}"
+        given = parse(FitArguments, left, verb=f"fit {name}", default=default, extra_help=more)
     from train.goodput import process_began
     from train.hosts import join, together
     from train.loop import fit
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     experiment = _planned(given) if planned else given.experiment
     with together():
         quiet = given.quiet or json_wanted
-        run = fit(experiment, given.workdir, quiet=quiet, began=process_began())
+        run = fit(experiment, given.workdir, quiet=quiet, start_time=process_began())
     if json_wanted:
         print(json.dumps({"workdir": str(run.folder.path), "step": run.step, **run.metrics}))
     return 0
@@ -63,10 +63,10 @@ def _wants_auto(arguments: list[str]) -> bool:
 
 def _planned(given: FitArguments) -> Experiment:
     """On the mesh that suits the devices that are here."""
-    from train.plan.automatic import with_mesh
+    from train.plan.automatic import with_best_mesh
     from train.plan.target import local_target
 
-    experiment, candidate = with_mesh(given.experiment, local_target())
+    experiment, candidate = with_best_mesh(given.experiment, local_target())
     if not given.quiet:
-        print(f"mesh auto: {candidate.shown()}; {candidate.flags()}", file=sys.stderr)
+        print(f"mesh auto: {candidate.mesh_text()}; {candidate.flags()}", file=sys.stderr)
     return experiment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from train.cli.parsing import parse, positional, wants_json
+from train.cli.parsing import parse, pop_json_flag, pop_positional
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,8 +15,8 @@ class GoodputArguments:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
-    json_wanted = wants_json(arguments)
-    workdir = positional(arguments, "W", "goodput")
+    json_wanted = pop_json_flag(arguments)
+    workdir = pop_positional(arguments, "W", "goodput")
     parse(GoodputArguments, arguments, verb="goodput W")
     from train.errors import UserError
     from train.goodput import MEANING, goodput, read_lines, spell

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
 
 from train.errors import UsageError
-from train.kinds import kinds
+from train.kinds import classes_by_kind
 
 Config = TypeVar("Config")
 
 
-def with_kinds(config: Config, arguments: Sequence[str]) -> tuple[Config, list[str]]:
+def select_kinds(config: Config, arguments: Sequence[str]) -> tuple[Config, list[str]]:
     """The configuration with the kinds that are asked for, and the arguments that are left.
 
     Raises:
@@ -27,18 +27,18 @@ def with_kinds(config: Config, arguments: Sequence[str]) -> tuple[Config, list[s
     return chosen, [each for index, each in enumerate(arguments) if index not in taken]
 
 
-def explained(config: Any) -> str:
+def kinds_help(config: Any) -> str:
     """The parts that may be of several kinds, for `--help`."""
-    lines = [f"--{path}.kind {{{','.join(known)}}}" for path, known in choices(config)]
+    lines = [f"--{path}.kind {{{','.join(known)}}}" for path, known in kind_options(config)]
     return "\n".join(["Another kind brings its own settings:", *lines]) if lines else ""
 
 
-def choices(config: Any) -> Iterator[tuple[str, Mapping[str, type]]]:
+def kind_options(config: Any) -> Iterator[tuple[str, Mapping[str, type]]]:
     """Every part that may be of several kinds: where it is, and its kinds by name."""
     for name, value, hint in _parts(config):
-        if known := kinds(hint):
+        if known := classes_by_kind(hint):
             yield name, known
-        for inner, known in choices(value):
+        for inner, known in kind_options(value):
             yield f"{name}.{inner}", known
 
 
@@ -63,7 +63,7 @@ def _chosen(config: Any, hint: Any, path: str, asked: dict[str, str]) -> tuple[A
     Each part is built once, when all within are chosen: kinds that need each other may change both.
     """
     used = set()
-    if path in asked and (known := kinds(hint)):
+    if path in asked and (known := classes_by_kind(hint)):
         kind = asked[path]
         if kind not in known:
             raise UsageError(f"{path}.kind {kind}: is not known; give one of {', '.join(known)}")

@@ -22,28 +22,28 @@ Arguments = TypeVar("Arguments")
 
 
 def parse(
-    kind: type[Arguments],
+    arguments_type: type[Arguments],
     arguments: Sequence[str],
     *,
     verb: str,
     default: Arguments | None = None,
-    more: str = "",
+    extra_help: str = "",
 ) -> Arguments:
     """Reads `arguments` into a dataclass, over `default` if there is one.
 
-    `more` is what `--help` says of them beside what the dataclass does.
+    `extra_help` is what `--help` says of them beside what the dataclass does.
 
     Raises:
       UsageError: in one line, for whatever tyro refuses.
     """
     extra: dict[str, Any] = {} if default is None else {"default": default}
-    if more:
-        extra["description"] = f"{kind.__doc__}\n\n{more}"
+    if extra_help:
+        extra["description"] = f"{arguments_type.__doc__}\n\n{extra_help}"
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             found = tyro.cli(
-                kind,
+                arguments_type,
                 prog=f"python -m train {verb}",
                 args=list(arguments),
                 registry=_registry(),
@@ -53,17 +53,17 @@ def parse(
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UsageError(one_line(errors.getvalue(), verb)) from None
-    if dataclasses.fields(cast("Any", kind)):
+        raise UsageError(flatten_error(errors.getvalue(), verb)) from None
+    if dataclasses.fields(cast("Any", arguments_type)):
         from transformer.checks import check_numbers  # loads JAX, which help and goodput need not
 
-        with settings_errors():
+        with as_usage_errors():
             check_numbers(found)
     return found
 
 
 @contextlib.contextmanager
-def settings_errors() -> Iterator[None]:
+def as_usage_errors() -> Iterator[None]:
     """Turns a ValueError of a configuration that is being built into a UsageError."""
     try:
         yield
@@ -71,7 +71,7 @@ def settings_errors() -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
-def one_line(box: str, verb: str) -> str:
+def flatten_error(box: str, verb: str) -> str:
     """The words of tyro's framed message, less the frame."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", box)
     lines = [line.strip("│╭╮╰╯─ \t") for line in text.splitlines()]
@@ -99,7 +99,7 @@ def _registry() -> ConstructorRegistry:
         return PrimitiveConstructorSpec(
             nargs=1,
             metavar="POLICY",
-            instance_from_str=lambda words: Precision.named(words[0]),
+            instance_from_str=lambda words: Precision.parse(words[0]),
             is_instance=lambda value: isinstance(value, Precision),
             str_from_instance=lambda value: [value.name],
         )
@@ -107,12 +107,12 @@ def _registry() -> ConstructorRegistry:
     return registry
 
 
-def wants_json(arguments: list[str]) -> bool:
+def pop_json_flag(arguments: list[str]) -> bool:
     """Takes `--json` out of the arguments, and tells whether it was there."""
-    return wants(arguments, "--json")
+    return pop_flag(arguments, "--json")
 
 
-def wants(arguments: list[str], flag: str) -> bool:
+def pop_flag(arguments: list[str], flag: str) -> bool:
     """Takes a flag out of the arguments, and tells whether it was there."""
     found = flag in arguments
     while flag in arguments:
@@ -120,7 +120,7 @@ def wants(arguments: list[str], flag: str) -> bool:
     return found
 
 
-def positional(arguments: list[str], name: str, verb: str) -> str:
+def pop_positional(arguments: list[str], name: str, verb: str) -> str:
     """Takes the first argument out, which must be `name` and no option."""
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(f"{verb}: {name} is missing; write python -m train {verb} {name} ...")

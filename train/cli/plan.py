@@ -8,12 +8,12 @@ from typing import Annotated
 
 import tyro
 
-from train.cli.kinds import explained, with_kinds
-from train.cli.parsing import parse, positional, settings_errors, wants_json
+from train.cli.kinds import kinds_help, select_kinds
+from train.cli.parsing import as_usage_errors, parse, pop_json_flag, pop_positional
 from train.experiment import Experiment
-from train.registry import find
+from train.registry import find_experiment
 
-MORE = """TARGET is a TPU slice (v4, v5e, v5p or v6e with its chips: v5e:4x4, v5p:8x8x16), a number
+TARGET_HELP = """TARGET is a TPU slice (v4, v5e, v5p or v6e with its chips: v5e:4x4, v5p:8x8x16), a number
 of GPUs (h100, h200, b200: h200:8), or here. With --mesh given, nothing is searched."""
 
 
@@ -27,7 +27,7 @@ class PlanArguments:
     search: bool = True
     """Try every mesh, rematerialisation and number of microbatches; else the experiment as it
     is."""
-    compile: Annotated[int, tyro.conf.arg(name="compile-best")] = 3
+    compile_best: Annotated[int, tyro.conf.arg(name="compile-best")] = 3
     """Compile the real step of at most so many of the best, until one fits; 0: estimates alone."""
     precisions: bool = True
     """Estimate the best in each other precision too: they change what is learnt."""
@@ -44,24 +44,24 @@ class PlanArguments:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
-    json_wanted = wants_json(arguments)
-    name = positional(arguments, "CONFIG", "plan")
-    with settings_errors():
-        experiment, left = with_kinds(find(name), arguments)
-        default, more = PlanArguments(experiment), f"{MORE}\n\n{explained(experiment)}"
-        given = parse(PlanArguments, left, verb=f"plan {name}", default=default, more=more)
+    json_wanted = pop_json_flag(arguments)
+    name = pop_positional(arguments, "CONFIG", "plan")
+    with as_usage_errors():
+        experiment, left = select_kinds(find_experiment(name), arguments)
+        default, more = PlanArguments(experiment), f"{TARGET_HELP}\n\n{kinds_help(experiment)}"
+        given = parse(PlanArguments, left, verb=f"plan {name}", default=default, extra_help=more)
     fixed = any(argument.startswith("--mesh.") for argument in left)
 
-    from train.describe.shape import with_sizes
-    from train.plan import Options, plan
-    from train.plan.prices import prices
-    from train.plan.tables import show
+    from train.describe.shape import resolve_sizes
+    from train.plan import PlanOptions, make_plan
+    from train.plan.prices import load_prices
+    from train.plan.tables import print_plan
     from train.plan.target import parse_target
 
-    prices(given.prices)  # before the devices are measured, and all else that takes a while
-    options = Options(
-        search=given.search and not fixed,
-        compile=given.compile,
+    load_prices(given.prices)  # before the devices are measured, and all else that takes a while
+    options = PlanOptions(
+        search_candidates=given.search and not fixed,
+        compile_best=given.compile_best,
         precisions=given.precisions,
         measure=given.measure,
         tokens=given.tokens,
@@ -69,10 +69,10 @@ def main(arguments: list[str]) -> int:
         show=given.show,
     )
     target = parse_target(given.target)
-    experiment, notes = with_sizes(given.experiment)
-    found = plan(experiment, target, options, notes)
+    experiment, notes = resolve_sizes(given.experiment)
+    found = make_plan(experiment, target, options, notes)
     if json_wanted:
         print(json.dumps(found.as_dict()))
     else:
-        show(found)
+        print_plan(found)
     return 0

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Collection, Iterable
 
-from train.cli.parsing import parse, positional, settings_errors, wants_json
+from train.cli.parsing import as_usage_errors, parse, pop_json_flag, pop_positional
 from train.errors import UsageError
 
 
@@ -32,58 +32,62 @@ class SampleArguments:
     """Which checkpoint; if not given, what the run is judged by."""
 
 
-SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "beams", "seed")
+GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "beams", "seed")
 """The settings that say how an answer is made: each task heeds some of them."""
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
-    json_wanted = wants_json(arguments)
-    workdir = positional(arguments, "W", "sample")
+    json_wanted = pop_json_flag(arguments)
+    workdir = pop_positional(arguments, "W", "sample")
     given = parse(SampleArguments, arguments, verb="sample W")
     from train.loading import load
     from train.memory import ELSEWHERE, explain_exhaustion
-    from train.run import saved_experiment
+    from train.run import read_experiment
     from train.runfolder import RunFolder
     from train.sample import sample
     from train.tasks.registry import make_task
     from transformer.sampling import SamplingConfig
 
-    task = make_task(saved_experiment(RunFolder.existing(workdir)))
-    check_heeded(arguments, task.heeded)
-    with settings_errors():
+    task = make_task(read_experiment(RunFolder.existing(workdir)))
+    check_supported_options(arguments, task.supported_options)
+    with as_usage_errors():
         sampling = SamplingConfig(given.temperature, given.top_k, given.top_p)
     with explain_exhaustion(
         lambda: ["give fewer prompts or a smaller --max-new-tokens", ELSEWHERE]
     ):
         run = load(workdir, step=given.step)
-        shown = given.prompt if task.continues else [""] * len(given.prompt)
+        shown = given.prompt if task.continues_prompt else [""] * len(given.prompt)
         stream = _Stream(shown[0]) if not json_wanted and len(shown) == 1 else None
         texts = sample(
             run,
             list(given.prompt),
             max_new_tokens=given.max_new_tokens,
             sampling=sampling,
-            beams=given.beams,
+            num_beams=given.beams,
             seed=given.seed,
-            stream=stream,
+            on_text=stream,
         )
     if json_wanted:
         print(json.dumps({"text": texts}))
     elif stream is not None:
         stream("\n")
     else:
-        between = "\n---\n" if task.continues else "\n"
+        between = "\n---\n" if task.continues_prompt else "\n"
         print(between.join(p + text for p, text in zip(shown, texts, strict=True)))
     return 0
 
 
-def check_heeded(arguments: Iterable[str], heeded: Collection[str]) -> None:
+def check_supported_options(arguments: Iterable[str], supported: Collection[str]) -> None:
     """Raises UsageError for settings that would change nothing of what a run's model answers."""
     given = {each.partition("=")[0].replace("_", "-") for each in arguments}
-    ignored = [flag for name in SAMPLING if name not in heeded and (flag := _flag(name)) in given]
+    ignored = [
+        flag
+        for name in GENERATION_OPTIONS
+        if name not in supported and (flag := _flag(name)) in given
+    ]
     if ignored:
-        others = f" (it heeds {', '.join(map(_flag, heeded))})" if heeded else ""
+        others = f" (it heeds {', '.join(map(_flag, supported))})" if supported else ""
         raise UsageError(
             f"sample {', '.join(ignored)}: changes nothing of what this run's model answers; "
             f"leave it out{others}"

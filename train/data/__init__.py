@@ -1,6 +1,6 @@
 """Text in, batches of tokens out.
 
-`DataConfig` says what to read; `prepare` makes a `Corpus` of it (a `Tokenizer` and a
+`DataConfig` says what to read; `prepare_corpus` makes a `Corpus` of it (a `Tokenizer` and a
 `TokenStream` for each split); `Batches` and `evaluation_batches` cut that into windows. For tasks
 with separate examples `prepare_parallel`, `prepare_labelled`, `prepare_listops` and
 `prepare_tagged` make an `ExampleCorpus`, whose examples `TrainingBatches` and `HeldOutBatches` put
@@ -14,92 +14,92 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from train.data.batches import Batches
-    from train.data.buckets import buckets_by_rows, buckets_by_tokens
-    from train.data.config import DataConfig, TokenizerConfig
-    from train.data.corpus import Corpus, prepare
-    from train.data.evaluation import EvaluationBatches, evaluation_batches
-    from train.data.example_batches import HeldOutBatches, TrainingBatches
+    from train.data.batches import TextTrainingBatches
+    from train.data.buckets import bucket_by_rows, bucket_by_tokens
+    from train.data.config import TextDataConfig, TokenizerConfig
+    from train.data.corpus import TextCorpus, prepare_text
+    from train.data.evaluation import TextEvaluationBatches, make_text_evaluation_batches
+    from train.data.example_batches import ExampleEvaluationBatches, ExampleTrainingBatches
     from train.data.example_corpus import ExampleCorpus
-    from train.data.labelled import LabelledSplit, prepare_labelled
-    from train.data.labelled_config import LabelledDataConfig
+    from train.data.labelled import ClassificationSplit, prepare_classification
+    from train.data.labelled_config import ClassificationDataConfig
     from train.data.listops import prepare_listops
     from train.data.listops_config import ListOpsDataConfig
-    from train.data.masked import MaskedBatches, MaskedEvaluationBatches, Masking
-    from train.data.parallel import ParallelSplit, prepare_parallel
-    from train.data.parallel_config import ParallelDataConfig
+    from train.data.masked import MaskedEvaluationBatches, MaskedTrainingBatches, Masking
+    from train.data.parallel import BitextSplit, prepare_bitext
+    from train.data.parallel_config import BitextDataConfig
     from train.data.streams import TokenStream
-    from train.data.tagged import TaggedSplit, prepare_tagged
-    from train.data.tagged_config import TaggedDataConfig
+    from train.data.tagged import TokenLabelSplit, prepare_token_labels
+    from train.data.tagged_config import TokenLabelDataConfig
     from train.data.tokenizer import StreamDecoder, Tokenizer
     from train.data.tokenizer_training import train_tokenizer
-    from train.data.windows import Batch
+    from train.data.windows import HostBatch
 
 _HOMES = {
-    "Batch": "windows",
-    "Batches": "batches",
-    "Corpus": "corpus",
-    "DataConfig": "config",
-    "EvaluationBatches": "evaluation",
+    "HostBatch": "windows",
+    "TextTrainingBatches": "batches",
+    "TextCorpus": "corpus",
+    "TextDataConfig": "config",
+    "TextEvaluationBatches": "evaluation",
     "ExampleCorpus": "example_corpus",
-    "HeldOutBatches": "example_batches",
-    "LabelledDataConfig": "labelled_config",
-    "LabelledSplit": "labelled",
+    "ExampleEvaluationBatches": "example_batches",
+    "ClassificationDataConfig": "labelled_config",
+    "ClassificationSplit": "labelled",
     "ListOpsDataConfig": "listops_config",
-    "MaskedBatches": "masked",
+    "MaskedTrainingBatches": "masked",
     "MaskedEvaluationBatches": "masked",
     "Masking": "masked",
-    "ParallelDataConfig": "parallel_config",
-    "ParallelSplit": "parallel",
+    "BitextDataConfig": "parallel_config",
+    "BitextSplit": "parallel",
     "StreamDecoder": "tokenizer",
-    "TaggedDataConfig": "tagged_config",
-    "TaggedSplit": "tagged",
+    "TokenLabelDataConfig": "tagged_config",
+    "TokenLabelSplit": "tagged",
     "TokenStream": "streams",
     "Tokenizer": "tokenizer",
     "TokenizerConfig": "config",
-    "TrainingBatches": "example_batches",
-    "buckets_by_rows": "buckets",
-    "buckets_by_tokens": "buckets",
-    "evaluation_batches": "evaluation",
-    "prepare": "corpus",
-    "prepare_labelled": "labelled",
+    "ExampleTrainingBatches": "example_batches",
+    "bucket_by_rows": "buckets",
+    "bucket_by_tokens": "buckets",
+    "make_text_evaluation_batches": "evaluation",
+    "prepare_text": "corpus",
+    "prepare_classification": "labelled",
     "prepare_listops": "listops",
-    "prepare_parallel": "parallel",
-    "prepare_tagged": "tagged",
+    "prepare_bitext": "parallel",
+    "prepare_token_labels": "tagged",
     "train_tokenizer": "tokenizer_training",
 }
 
 __all__ = [
-    "Batch",
-    "Batches",
-    "Corpus",
-    "DataConfig",
-    "EvaluationBatches",
+    "HostBatch",
+    "TextTrainingBatches",
+    "TextCorpus",
+    "TextDataConfig",
+    "TextEvaluationBatches",
     "ExampleCorpus",
-    "HeldOutBatches",
-    "LabelledDataConfig",
-    "LabelledSplit",
+    "ExampleEvaluationBatches",
+    "ClassificationDataConfig",
+    "ClassificationSplit",
     "ListOpsDataConfig",
-    "MaskedBatches",
+    "MaskedTrainingBatches",
     "MaskedEvaluationBatches",
     "Masking",
-    "ParallelDataConfig",
-    "ParallelSplit",
+    "BitextDataConfig",
+    "BitextSplit",
     "StreamDecoder",
-    "TaggedDataConfig",
-    "TaggedSplit",
+    "TokenLabelDataConfig",
+    "TokenLabelSplit",
     "TokenStream",
     "Tokenizer",
     "TokenizerConfig",
-    "TrainingBatches",
-    "buckets_by_rows",
-    "buckets_by_tokens",
-    "evaluation_batches",
-    "prepare",
-    "prepare_labelled",
+    "ExampleTrainingBatches",
+    "bucket_by_rows",
+    "bucket_by_tokens",
+    "make_text_evaluation_batches",
+    "prepare_text",
+    "prepare_classification",
     "prepare_listops",
-    "prepare_parallel",
-    "prepare_tagged",
+    "prepare_bitext",
+    "prepare_token_labels",
     "train_tokenizer",
 ]
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from train.data.streams import TokenStream
-from train.data.windows import Batch, Windows
+from train.data.windows import HostBatch, Windows
 from train.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     import grain
 
 
-class Batches:
+class TextTrainingBatches:
     """The batches of a stream, without end: ``batches[cursor]`` is the batch of that cursor.
 
     Example e (row b of batch c is example c * batch_size + b) depends on the seed and e alone: not
@@ -44,7 +44,7 @@ class Batches:
         batch_size: int,
         sequence_length: int,
         seed: int,
-        segments: bool,
+        document_masking: bool,
     ):
         """Makes the batches; nothing is read yet.
 
@@ -60,34 +60,34 @@ class Batches:
         """
         if seed < 0:
             raise UsageError(f"seed: {seed} is negative; give 0 or more")
-        if stream.targets < sequence_length:
+        if stream.num_targets < sequence_length:
             raise UserError(
                 f"the {stream.name} split: its {len(stream.tokens)} tokens are fewer than one "
                 f"window of {sequence_length + 1}; give more text, or lower data.sequence_length "
-                f"to {stream.targets} or less"
+                f"to {stream.num_targets} or less"
             )
         self.batch_size = batch_size
-        self.windows_per_epoch = stream.targets // sequence_length
+        self.windows_per_epoch = stream.num_targets // sequence_length
         self._length = sequence_length
         self._seed = seed
         self._order = _shuffled(self.windows_per_epoch, seed)
-        self._windows = Windows(stream, sequence_length, segments=segments)
+        self._windows = Windows(stream, sequence_length, document_masking=document_masking)
 
-    def __getitem__(self, cursor: int) -> Batch:
+    def __getitem__(self, cursor: int) -> HostBatch:
         return self.rows(cursor, 0, self.batch_size)
 
-    def rows(self, cursor: int, start: int, stop: int) -> Batch:
+    def rows(self, cursor: int, start: int, stop: int) -> HostBatch:
         """Rows ``start`` to ``stop`` of ``self[cursor]``: what one host of several needs."""
         first = cursor * self.batch_size
         examples = np.arange(first + start, first + stop)
         batch = self._windows.cut(np.array([self._begin(int(example)) for example in examples]))
         batch["weights"] = np.ones(batch["targets"].shape, np.float32)
-        batch["examples"] = example_numbers(examples)
+        batch["examples"] = example_ids(examples)
         return batch
 
-    def host(self, cursor: int, host: int, hosts: int) -> Batch:
-        """The share of one host of several in ``self[cursor]``, which ``hosts`` must divide."""
-        return self.rows(cursor, *share(self.batch_size, host, hosts))
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
+        """The share of one host of several in ``self[cursor]``, which ``num_hosts`` must divide."""
+        return self.rows(cursor, *host_rows(self.batch_size, host, num_hosts))
 
     def _begin(self, example: int) -> int:
         """Return the place in the stream where the window of an example begins."""
@@ -96,13 +96,13 @@ class Batches:
         return phase + self._length * self._order[example]
 
 
-def share(rows: int, host: int, hosts: int) -> tuple[int, int]:
+def host_rows(batch_size: int, host: int, num_hosts: int) -> tuple[int, int]:
     """The first row of a batch that is one host's of several, and the one after its last."""
-    each = rows // hosts
+    each = batch_size // num_hosts
     return host * each, (host + 1) * each
 
 
-def example_numbers(
+def example_ids(
     examples: np.ndarray,  # [B] int64
 ) -> np.ndarray:  # [B] uint32
     """The numbers of examples modulo 2**32: what is folded into random keys."""

@@ -12,7 +12,7 @@ import numpy as np
 class Bucket:
     """Examples that are padded to the same lengths."""
 
-    rows: int
+    batch_size: int
     """Rows in a batch, B."""
 
     lengths: tuple[int, ...]
@@ -22,13 +22,13 @@ class Bucket:
     """Their numbers, in order."""
 
 
-def buckets_by_tokens(
+def bucket_by_tokens(
     lengths: np.ndarray,  # [n, sides]
     *,
     batch_tokens: int,
     batch_size: int = 0,
-    row_multiple: int = 1,
-    most: int = 8,
+    batch_size_multiple: int = 1,
+    max_buckets: int = 8,
 ) -> tuple[Bucket, ...]:
     """Buckets whose batches have about as many tokens: the shorter the examples, the more rows.
 
@@ -43,21 +43,21 @@ def buckets_by_tokens(
 
     def rows(count: int, longer: int) -> int:
         room = min(batch_tokens // longer, batch_size or batch_tokens)
-        most_rows = max(1, room // row_multiple) * row_multiple
+        most_rows = max(1, room // batch_size_multiple) * batch_size_multiple
         even = -(-count // -(-count // most_rows))  # dealt evenly over as few batches
-        return -(-even // row_multiple) * row_multiple
+        return -(-even // batch_size_multiple) * batch_size_multiple
 
-    return _buckets(lengths, rows, most)
+    return _buckets(lengths, rows, max_buckets)
 
 
-def buckets_by_rows(
+def bucket_by_rows(
     lengths: np.ndarray,  # [n, sides]
     *,
     batch_size: int,
-    most: int = 8,
+    max_buckets: int = 8,
 ) -> tuple[Bucket, ...]:
     """As `buckets_by_tokens`, but every batch has ``batch_size`` rows."""
-    return _buckets(lengths, lambda *_: batch_size, most)
+    return _buckets(lengths, lambda *_: batch_size, max_buckets)
 
 
 def _buckets(

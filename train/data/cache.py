@@ -9,7 +9,7 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
-from train.data.files import locate
+from train.data.files import expand_path
 from train.errors import UsageError, UserError
 
 
@@ -19,14 +19,14 @@ def cache_folder(setting: str) -> pathlib.Path:
     Raises UserError if it is remote, or the home folder is not known.
     """
     if not (folder := setting or os.environ.get("TRANSFORMER_CACHE", "")):
-        return user_cache()
-    path = locate(folder)
+        return user_cache_folder()
+    path = expand_path(folder)
     if not isinstance(path, pathlib.Path):
         raise UsageError(f"data.cache {folder}: is remote; give a folder of this machine")
     return path
 
 
-def user_cache() -> pathlib.Path:
+def user_cache_folder() -> pathlib.Path:
     """Return the folder of all that this project keeps for the user, below ~/.cache as a rule.
 
     Raises UserError if the home folder is not known.
@@ -41,16 +41,16 @@ def user_cache() -> pathlib.Path:
         ) from error
 
 
-def key(*parts: object) -> str:
+def cache_key(*parts: object) -> str:
     """A name for what follows from ``parts`` (JSON values): equal where they are equal."""
     text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def cached(
+def get_or_create(
     folder: pathlib.Path,
     write: Callable[[pathlib.Path], None],
-    whole: Callable[[pathlib.Path], bool] = pathlib.Path.is_dir,
+    is_complete: Callable[[pathlib.Path], bool] = pathlib.Path.is_dir,
 ) -> pathlib.Path:
     """Returns ``folder``, having it written first unless it is there and whole.
 
@@ -68,11 +68,11 @@ def cached(
     from filelock import FileLock
 
     try:
-        if whole(folder):
+        if is_complete(folder):
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(f"{folder.name}.lock")):
-            if not whole(folder):
+            if not is_complete(folder):
                 _replace(folder, write)
     except OSError as error:
         raise UserError(

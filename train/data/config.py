@@ -6,20 +6,20 @@ from typing import Literal, get_args
 from train.errors import UsageError
 
 TokenizerKind = Literal["byte", "character", "word", "bpe", "wordpiece", "file"]
-SplitKind = Literal["documents", "tail"]
+SplitMethod = Literal["documents", "tail"]
 
-BYTES = 256
+NUM_BYTE_VALUES = 256
 
 
-def require(holds: bool, message: str) -> None:
-    """Raises UsageError with ``message`` ("field: problem; remedy") unless ``holds``."""
-    if not holds:
+def require(condition: bool, message: str) -> None:
+    """Raises UsageError with ``message`` ("field: problem; remedy") unless ``condition``."""
+    if not condition:
         raise UsageError(message)
 
 
-def require_one_of(name: str, value: str, kinds: object) -> None:
-    """Raises UsageError unless ``value`` is one of the values of a Literal, ``kinds``."""
-    known = get_args(kinds)
+def require_one_of(name: str, value: str, choices: object) -> None:
+    """Raises UsageError unless ``value`` is one of the values of a Literal, ``choices``."""
+    known = get_args(choices)
     require(value in known, f"{name}: {value!r} is not known; choose from {', '.join(known)}")
 
 
@@ -62,7 +62,7 @@ class TokenizerConfig:
                 not self.path,
                 f"{name}.path: {self.path} would not be read; set {name}.kind to file",
             )
-        least = BYTES + 1 if self.kind == "bpe" else 8
+        least = NUM_BYTE_VALUES + 1 if self.kind == "bpe" else 8
         require(
             self.vocab_size >= least,
             f"{name}.vocab_size: {self.vocab_size} is too small; {self.kind} needs {least} or more",
@@ -75,7 +75,7 @@ class TokenizerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
+class TextDataConfig:
     """Which text is read, what is held out of it, and how it is cut into windows.
 
     A path is a file, a folder (every file under it whose name does not begin with a dot), a glob
@@ -94,10 +94,10 @@ class DataConfig:
     test_path: str = ""
     """The test text. Empty: there is no test split."""
 
-    field: str = "text"
+    text_field: str = "text"
     """JSON lines: the field that holds a document's text."""
 
-    split: SplitKind = "documents"
+    split_method: SplitMethod = "documents"
     """How validation text is held out of path. documents: whole documents, drawn by a hash of
     their names. tail: the last characters, be they in the middle of a document (and so it is for
     a path of one document)."""
@@ -106,25 +106,25 @@ class DataConfig:
     """The part of the characters of path that is held out: for documents, at most this and at
     least one document."""
 
-    limit_bytes: int = 0
+    max_bytes: int = 0
     """Read only the first this many bytes of the text of each path; 0 reads all."""
 
     sequence_length: int = 256
     """Tokens in a window, T."""
 
-    segments: bool = True
+    document_masking: bool = True
     """Documents that share a window do not attend to each other, and positions start anew at
     each. False: a window is one run of tokens, separators included."""
 
     tokenizer: TokenizerConfig = TokenizerConfig()
     """How text becomes tokens."""
 
-    cache: str = ""
+    cache_dir: str = ""
     """A local folder for encoded text. Empty: $TRANSFORMER_CACHE, or else
     linen-transformer under $XDG_CACHE_HOME or ~/.cache."""
 
     def __post_init__(self) -> None:
-        require_one_of("data.split", self.split, SplitKind)
+        require_one_of("data.split", self.split_method, SplitMethod)
         require(
             0 < self.validation_fraction < 1,
             f"data.validation_fraction: {self.validation_fraction} is not a part of the text; "
@@ -135,7 +135,9 @@ class DataConfig:
             f"data.sequence_length: {self.sequence_length} is no window; give 1 or more",
         )
         require(
-            self.limit_bytes >= 0,
-            f"data.limit_bytes: {self.limit_bytes} is negative; give 0 to read all",
+            self.max_bytes >= 0,
+            f"data.limit_bytes: {self.max_bytes} is negative; give 0 to read all",
         )
-        require(bool(self.field), "data.field: is empty; name the JSON field that has the text")
+        require(
+            bool(self.text_field), "data.field: is empty; name the JSON field that has the text"
+        )

@@ -8,11 +8,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from train.data.cache import cache_folder, cached, key
+from train.data.cache import cache_folder, cache_key, get_or_create
 from train.data.compression import compressed_bits_per_byte
-from train.data.config import DataConfig
-from train.data.splits import Splits
-from train.data.streams import TokenStream, read_stream, stream_is_whole, write_stream
+from train.data.config import TextDataConfig
+from train.data.splits import TextSplits
+from train.data.streams import TokenStream, read_stream, stream_is_complete, write_stream
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
@@ -24,7 +24,7 @@ _TOKENIZER = "tokenizer.json"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Corpus:
+class TextCorpus:
     """A tokenizer and the streams of all splits.
 
     Attributes:
@@ -38,7 +38,7 @@ class Corpus:
     tokenizer: Tokenizer
     streams: Mapping[str, TokenStream]
     digest: str
-    _splits: Splits
+    _splits: TextSplits
     labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -57,22 +57,22 @@ class Corpus:
         return compressed_bits_per_byte(doc.text for doc in self._splits.documents(stream.name))
 
 
-def tokenizer_of(config: DataConfig) -> Tokenizer:
+def prepare_tokenizer(config: TextDataConfig) -> Tokenizer:
     """The tokenizer of the settings, learned from the training split unless it is in the cache.
 
-    Raises UserError as `prepare` does.
+    Raises UserError as `prepare_corpus` does.
     """
-    splits = Splits(config)
-    return _obtain_tokenizer(config, splits, splits.fingerprint(), cache_folder(config.cache))
+    splits = TextSplits(config)
+    return _obtain_tokenizer(config, splits, splits.fingerprint(), cache_folder(config.cache_dir))
 
 
-def prepare(
-    config: DataConfig,
+def prepare_text(
+    config: TextDataConfig,
     *,
     tokenizer: Tokenizer | None = None,
-    cache: str | pathlib.Path | None = None,
-    mask: bool = False,
-) -> Corpus:
+    cache_dir: str | pathlib.Path | None = None,
+    with_mask_token: bool = False,
+) -> TextCorpus:
     """Reads, splits and encodes the text that ``config`` names, or finds it in the cache.
 
     The cache is keyed by the settings, by the files' sizes and times, and by the tokenizer, so
@@ -87,23 +87,23 @@ def prepare(
     Raises:
       UserError: The text is missing, empty or damaged, or the cache cannot be written.
     """
-    folder = cache_folder(str(cache or config.cache))
-    splits = Splits(config)
+    folder = cache_folder(str(cache_dir or config.cache_dir))
+    splits = TextSplits(config)
     sources = splits.fingerprint()
     if tokenizer is None:
         tokenizer = _obtain_tokenizer(config, splits, sources, folder)
-    if mask:
-        tokenizer = tokenizer.with_mask()
-    entry = folder / f"tokens-{key(_FORMAT, sources, tokenizer.digest)}"
-    cached(entry, lambda partial: _write(partial, splits, tokenizer), _is_whole)
+    if with_mask_token:
+        tokenizer = tokenizer.with_mask_token()
+    entry = folder / f"tokens-{cache_key(_FORMAT, sources, tokenizer.digest)}"
+    get_or_create(entry, lambda partial: _write(partial, splits, tokenizer), _is_whole)
     facts = json.loads((entry / _FACTS).read_text())
     streams = {name: read_stream(entry, name, facts[name]) for name in splits.names}
-    digest = key(tokenizer.digest, [stream.digest for stream in streams.values()])
-    return Corpus(tokenizer, streams, digest, splits)
+    digest = cache_key(tokenizer.digest, [stream.digest for stream in streams.values()])
+    return TextCorpus(tokenizer, streams, digest, splits)
 
 
 def _obtain_tokenizer(
-    config: DataConfig, splits: Splits, sources: dict[str, object], folder: pathlib.Path
+    config: TextDataConfig, splits: TextSplits, sources: dict[str, object], folder: pathlib.Path
 ) -> Tokenizer:
     """The tokenizer of the settings, learned from the training split unless it is in the cache."""
     settings = config.tokenizer
@@ -111,17 +111,17 @@ def _obtain_tokenizer(
         return Tokenizer.load(settings.path)
     # A character tokenizer can only take what it has met, so its alphabet is that of all splits.
     names = splits.names if settings.kind == "character" else ("train",)
-    entry = folder / f"tokenizer-{key(_FORMAT, sources, dataclasses.asdict(settings))}"
+    entry = folder / f"tokenizer-{cache_key(_FORMAT, sources, dataclasses.asdict(settings))}"
 
     def write(partial: pathlib.Path) -> None:
         texts = (document.text for name in names for document in splits.documents(name))
         learned = train_tokenizer(settings, texts)
         (partial / _TOKENIZER).write_text(learned.to_json(), encoding="utf-8")
 
-    return Tokenizer.load(cached(entry, write) / _TOKENIZER)
+    return Tokenizer.load(get_or_create(entry, write) / _TOKENIZER)
 
 
-def _write(folder: pathlib.Path, splits: Splits, tokenizer: Tokenizer) -> None:
+def _write(folder: pathlib.Path, splits: TextSplits, tokenizer: Tokenizer) -> None:
     facts = {}
     for name in splits.names:
         facts[name] = write_stream(folder, name, splits.documents(name), tokenizer)
@@ -135,4 +135,4 @@ def _is_whole(folder: pathlib.Path) -> bool:
         facts: dict[str, dict[str, Any]] = json.loads((folder / _FACTS).read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
-    return all(stream_is_whole(folder, name, facts[name]) for name in facts)
+    return all(stream_is_complete(folder, name, facts[name]) for name in facts)

@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from train.data.batches import share
+from train.data.batches import host_rows
 from train.data.buckets import Bucket
-from train.data.windows import Batch
+from train.data.windows import HostBatch
 from train.errors import UsageError
 
 
@@ -25,14 +25,14 @@ class Examples(Protocol):
 
     def batch(
         self,
-        numbers: np.ndarray,  # [B] int64
+        indices: np.ndarray,  # [B] int64
         lengths: tuple[int, ...],
-    ) -> Batch:
+    ) -> HostBatch:
         """Some examples as a batch, padded to these lengths; number -1 is a row of zeros."""
         ...
 
 
-class TrainingBatches:
+class ExampleTrainingBatches:
     """Batches without end, each a pure function of the seed and its number.
 
     An epoch has every example once: each bucket's, in shuffled order, are dealt evenly over as few
@@ -57,24 +57,26 @@ class TrainingBatches:
         if seed < 0:
             raise UsageError(f"seed: {seed} is negative; give 0 or more")
         self._examples, self._buckets = examples, buckets
-        self._deals = deals(buckets)
+        self._deals = batch_slices(buckets)
         self._seed = seed
         self.batches_per_epoch = len(self._deals)
 
-    def host(self, cursor: int, host: int, hosts: int) -> Batch:
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
         """The rows of batch ``cursor`` that are the share of one host of several."""
         epoch, place = divmod(cursor, self.batches_per_epoch)
-        deal = self._deals[permutation(self.batches_per_epoch, self._seed, epoch)[place]]
+        deal = self._deals[seeded_permutation(self.batches_per_epoch, self._seed, epoch)[place]]
         bucket = self._buckets[deal.bucket]
-        order = permutation(len(bucket.examples), self._seed, epoch, 1 + deal.bucket)
+        order = seeded_permutation(len(bucket.examples), self._seed, epoch, 1 + deal.bucket)
         chosen = bucket.examples[order[deal.start : deal.stop]]
-        return _rows(self._examples, bucket, chosen, host, hosts)
+        return _rows(self._examples, bucket, chosen, host, num_hosts)
 
 
-class HeldOutBatches:
+class ExampleEvaluationBatches:
     """Every example of a split once: the batches of each bucket in order, the shortest first."""
 
-    def __init__(self, examples: Examples, buckets: Sequence[Bucket], *, limit: int | None = None):
+    def __init__(
+        self, examples: Examples, buckets: Sequence[Bucket], *, max_batches: int | None = None
+    ):
         """Makes the batches.
 
         Args:
@@ -83,22 +85,22 @@ class HeldOutBatches:
           limit: At most this many batches, spread evenly over all. None or 0: all.
         """
         self._examples, self._buckets = examples, buckets
-        every = deals(buckets)
-        count = min(len(every), limit or len(every))
+        every = batch_slices(buckets)
+        count = min(len(every), max_batches or len(every))
         self._deals = [every[number * len(every) // count] for number in range(count)]
 
     def __len__(self) -> int:
         return len(self._deals)
 
-    def host(self, cursor: int, host: int, hosts: int) -> Batch:
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
         """As that of `TrainingBatches`. A row of weight 0 throughout is none of the examples."""
         deal = self._deals[cursor]
         bucket = self._buckets[deal.bucket]
         chosen = bucket.examples[deal.start : deal.stop]
-        return _rows(self._examples, bucket, chosen, host, hosts)
+        return _rows(self._examples, bucket, chosen, host, num_hosts)
 
 
-class Deal(NamedTuple):
+class BatchSlice(NamedTuple):
     """What one batch has: the examples of a bucket from ``start`` up to ``stop``."""
 
     bucket: int
@@ -106,19 +108,19 @@ class Deal(NamedTuple):
     stop: int
 
 
-def deals(buckets: Sequence[Bucket]) -> list[Deal]:
+def batch_slices(buckets: Sequence[Bucket]) -> list[BatchSlice]:
     """Deals the examples of each bucket evenly over as few batches as hold them."""
     found = []
     for number, bucket in enumerate(buckets):
         count = len(bucket.examples)
-        batches = -(-count // bucket.rows)
+        batches = -(-count // bucket.batch_size)
         cuts = [batch * count // batches for batch in range(batches + 1)]
-        found += [Deal(number, *cut) for cut in itertools.pairwise(cuts)]
+        found += [BatchSlice(number, *cut) for cut in itertools.pairwise(cuts)]
     return found
 
 
 @functools.lru_cache(maxsize=64)
-def permutation(count: int, *seeds: int) -> np.ndarray:  # [count] int64
+def seeded_permutation(count: int, *seeds: int) -> np.ndarray:  # [count] int64
     """The numbers below ``count`` in an order that the seeds decide.
 
     It sorts the raw stream of a generator, which NumPy promises never to change.
@@ -133,7 +135,9 @@ def _rows(
     chosen: np.ndarray,  # [at most rows] int64
     host: int,
     hosts: int,
-) -> Batch:
-    numbers = np.full(bucket.rows, -1)
+) -> HostBatch:
+    numbers = np.full(bucket.batch_size, -1)
     numbers[: len(chosen)] = chosen
-    return examples.batch(numbers[slice(*share(bucket.rows, host, hosts))], bucket.lengths)
+    return examples.batch(
+        numbers[slice(*host_rows(bucket.batch_size, host, hosts))], bucket.lengths
+    )

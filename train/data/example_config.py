@@ -31,7 +31,7 @@ class ExampleDataConfig:
     max_length: int = 128
     """The most tokens of an example that the model is shown."""
 
-    shapes: int = 8
+    max_buckets: int = 8
     """Examples are padded to at most so many lengths, each of which is a program to be compiled; 1:
     all to that of the longest."""
 
@@ -51,4 +51,4 @@ class ExampleDataConfig:
         require(
             self.max_length >= 2, f"data.max_length: {self.max_length} is too short; give 2 or more"
         )
-        require(self.shapes >= 1, f"data.shapes: {self.shapes} is none; give 1 or more")
+        require(self.max_buckets >= 1, f"data.shapes: {self.max_buckets} is none; give 1 or more")

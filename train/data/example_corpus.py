@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from train.data.cache import key
+from train.data.cache import cache_key
 from train.data.config import TokenizerConfig
 from train.data.example_config import ExampleDataConfig
 from train.data.tokenizer import Tokenizer
@@ -18,7 +18,7 @@ from train.errors import UserError
 Example = TypeVar("Example")
 Split = TypeVar("Split")
 
-Read = Callable[[str, str], Sequence[Example]]
+ReadExamples = Callable[[str, str], Sequence[Example]]
 """Reads the examples of a path, given the name of its setting and the path."""
 
 
@@ -50,7 +50,9 @@ class ExampleCorpus(Generic[Split]):
         return self.splits[name]
 
 
-def read_splits(config: ExampleDataConfig, read: Read[Example]) -> dict[str, Sequence[Example]]:
+def read_splits(
+    config: ExampleDataConfig, read: ReadExamples[Example]
+) -> dict[str, Sequence[Example]]:
     """The examples of every split; those of validation may be held out of those of training."""
 
     def examples_of(setting: str, path: str) -> Sequence[Example]:
@@ -67,7 +69,9 @@ def read_splits(config: ExampleDataConfig, read: Read[Example]) -> dict[str, Seq
                 f"data.path {config.path}: one example is too few to hold one out; give more, or "
                 "set data.validation_path"
             )
-        drawn = draw_examples(len(examples), config.validation_fraction, config.split_seed)
+        drawn = choose_held_out_examples(
+            len(examples), config.validation_fraction, config.split_seed
+        )
         validation = [example for n, example in enumerate(examples) if n in drawn]
         examples = [example for n, example in enumerate(examples) if n not in drawn]
     splits = {"train": examples, "validation": validation}
@@ -76,7 +80,7 @@ def read_splits(config: ExampleDataConfig, read: Read[Example]) -> dict[str, Seq
     return splits
 
 
-def draw_examples(count: int, fraction: float, seed: int) -> frozenset[int]:
+def choose_held_out_examples(count: int, fraction: float, seed: int) -> frozenset[int]:
     """Draws a part of the numbers below ``count``: at least one is drawn and at least one is not.
 
     The order in which they are drawn is that of a hash, so that it is the same everywhere.
@@ -85,14 +89,16 @@ def draw_examples(count: int, fraction: float, seed: int) -> frozenset[int]:
     return frozenset(order[: min(max(1, round(count * fraction)), count - 1)])
 
 
-def obtain_tokenizer(config: TokenizerConfig, texts: Mapping[str, Iterable[str]]) -> Tokenizer:
+def tokenizer_for_splits(config: TokenizerConfig, texts: Mapping[str, Iterable[str]]) -> Tokenizer:
     """The tokenizer of the settings, learned from the texts of the training split."""
     # A character tokenizer can only take what it has met, so its alphabet is that of all splits.
     names = texts if config.kind == "character" else ("train",)
     return train_tokenizer(config, itertools.chain.from_iterable(texts[name] for name in names))
 
 
-def class_numbers(labels: Iterable[tuple[str, str]], names: Sequence[str], what: str) -> list[int]:
+def label_indices(
+    labels: Iterable[tuple[str, str]], label_names: Sequence[str], noun: str
+) -> list[int]:
     """The number of each label's class.
 
     Args:
@@ -103,29 +109,29 @@ def class_numbers(labels: Iterable[tuple[str, str]], names: Sequence[str], what:
     Raises:
       UserError: A label is none of the classes.
     """
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers = {name: number for number, name in enumerate(label_names)}
     found = []
     for label, where in labels:
         if label not in numbers:
             raise UserError(
-                f"{where}: {what} {label!r} is none of those of training ({few(names)}); mend it, "
+                f"{where}: {noun} {label!r} is none of those of training ({preview_names(label_names)}); mend it, "
                 "or leave it out"
             )
         found.append(numbers[label])
     return found
 
 
-def digest_of(tokenizer: Tokenizer, splits: Mapping[str, object]) -> str:
+def corpus_digest(tokenizer: Tokenizer, splits: Mapping[str, object]) -> str:
     """What tells corpora apart, from their tokenizer and what was read, as JSON has it."""
-    return key(tokenizer.digest, splits)
+    return cache_key(tokenizer.digest, splits)
 
 
-def spaced(texts: Iterable[str]) -> list[str]:
+def with_leading_space(texts: Iterable[str]) -> list[str]:
     """Each text with a space before it, so that its first word is the token it is elsewhere."""
     return [f" {text.strip()}" for text in texts]
 
 
-def few(names: Sequence[str]) -> str:
+def preview_names(names: Sequence[str]) -> str:
     """The first of some names, for a message."""
     return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
 

@@ -15,7 +15,7 @@ from train.errors import UsageError, UserError
 if TYPE_CHECKING:
     from etils import epath
 
-Location: TypeAlias = "pathlib.Path | epath.Path"
+AnyPath: TypeAlias = "pathlib.Path | epath.Path"
 
 _MAGIC = re.compile(r"[*?[]")
 
@@ -25,11 +25,11 @@ class TextFile:
     """A file to read, and its name within what was asked for (it does not say where that lies)."""
 
     name: str
-    path: Location
+    path: AnyPath
 
     def fingerprint(self) -> tuple[str, int, int]:
         """(path, bytes, time of the last change): another one means that the text may differ."""
-        with explained(str(self.path)):
+        with as_user_error(str(self.path)):
             if isinstance(self.path, pathlib.Path):
                 local = self.path.stat()
                 return str(self.path.absolute()), local.st_size, local.st_mtime_ns
@@ -38,7 +38,7 @@ class TextFile:
 
 
 @contextlib.contextmanager
-def explained(what: str) -> Iterator[None]:
+def as_user_error(what: str) -> Iterator[None]:
     """Turns what reading a path can raise into a UserError that names it."""
     try:
         yield
@@ -49,7 +49,7 @@ def explained(what: str) -> Iterator[None]:
         raise UserError(f"{what}: {error}; then try again") from error
 
 
-def locate(path: str) -> Location:
+def expand_path(path: str) -> AnyPath:
     """Return a local or remote path, with ``~`` and ``$NAME`` expanded.
 
     Raises:
@@ -87,7 +87,7 @@ def find_files(path: str, setting: str) -> tuple[TextFile, ...]:
     """The files that ``path`` (a file, folder or glob) means, sorted by name.
 
     Args:
-      path: As described in `train.data.config.DataConfig`.
+      path: As described in `train.data.config.TextDataConfig`.
       setting: The name of the setting it came from, for the messages.
 
     Raises:
@@ -95,7 +95,7 @@ def find_files(path: str, setting: str) -> tuple[TextFile, ...]:
     """
     if not path:
         raise UsageError(f"{setting}: is empty; give a file, a folder, a glob, or python:library")
-    with explained(f"{setting} {path}"):
+    with as_user_error(f"{setting} {path}"):
         for place in _places(path):
             if files := sorted(_files_at(place), key=lambda file: file.name):
                 return tuple(files)
@@ -110,7 +110,7 @@ def find_file(path: str, setting: str) -> TextFile:
     """
     if not path:
         raise UsageError(f"{setting}: is empty; give the path of a file")
-    with explained(f"{setting} {path}"):
+    with as_user_error(f"{setting} {path}"):
         for place in _places(path):
             for name in (place.name, f"{place.name}.gz"):
                 file = place.with_name(name)
@@ -122,17 +122,17 @@ def find_file(path: str, setting: str) -> TextFile:
     )
 
 
-def _places(path: str) -> Iterator[Location]:
+def _places(path: str) -> Iterator[AnyPath]:
     """Where to look: the path as it is, then under $TRANSFORMER_DATA."""
-    location = locate(path)
+    location = expand_path(path)
     yield location
     base = os.environ.get("TRANSFORMER_DATA")
     if base and not location.is_absolute() and "://" not in path:
-        yield locate(base) / location
+        yield expand_path(base) / location
 
 
 def _missing(path: str) -> str:
-    location = locate(path)
+    location = expand_path(path)
     if location.exists():
         return "holds no files; give a file, or a folder or glob that has some"
     if location.is_absolute():
@@ -142,7 +142,7 @@ def _missing(path: str) -> str:
     return "does not exist; give another path, or set TRANSFORMER_DATA to the folder it is in"
 
 
-def _files_at(place: Location) -> Iterator[TextFile]:
+def _files_at(place: AnyPath) -> Iterator[TextFile]:
     if place.is_dir():
         for file in _walk(place):
             yield TextFile(file.relative_to(place).as_posix(), file)
@@ -152,7 +152,7 @@ def _files_at(place: Location) -> Iterator[TextFile]:
         yield from _matches(place)
 
 
-def _walk(folder: Location) -> Iterator[Location]:
+def _walk(folder: AnyPath) -> Iterator[AnyPath]:
     for child in folder.iterdir():
         if child.name.startswith("."):
             continue
@@ -162,7 +162,7 @@ def _walk(folder: Location) -> Iterator[Location]:
             yield child
 
 
-def _matches(pattern: Location) -> Iterator[TextFile]:
+def _matches(pattern: AnyPath) -> Iterator[TextFile]:
     """The files that a glob matches, named from its first part that has a wildcard."""
     base = next(folder for folder in pattern.parents if not _MAGIC.search(str(folder)))
     relative = str(pattern.relative_to(base))

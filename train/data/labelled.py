@@ -7,29 +7,29 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from train.data.batches import example_numbers
+from train.data.batches import example_ids
 from train.data.example_config import ExampleDataConfig
 from train.data.example_corpus import (
     ExampleCorpus,
-    class_numbers,
-    digest_of,
-    obtain_tokenizer,
+    corpus_digest,
+    label_indices,
     read_splits,
-    spaced,
+    tokenizer_for_splits,
+    with_leading_space,
 )
-from train.data.labelled_config import LabelledDataConfig
-from train.data.labelled_files import Labelled, read_labelled
-from train.data.ragged import Ragged
+from train.data.labelled_config import ClassificationDataConfig
+from train.data.labelled_files import LabeledText, read_labeled_texts
+from train.data.ragged import RaggedArray
 from train.data.tokenizer import Tokenizer
-from train.data.windows import Batch
+from train.data.windows import HostBatch
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LabelledSplit:
+class ClassificationSplit:
     """The texts of a split, each with a token before it whose vector can stand for the whole."""
 
     texts: Sequence[str]
-    tokens: Ragged
+    tokens: RaggedArray
     targets: np.ndarray  # [n] int32
     """The number of each text's class."""
 
@@ -40,9 +40,9 @@ class LabelledSplit:
 
     def batch(
         self,
-        numbers: np.ndarray,  # [B] int64
+        indices: np.ndarray,  # [B] int64
         lengths: tuple[int, ...],
-    ) -> Batch:
+    ) -> HostBatch:
         """Some texts, padded to T tokens.
 
         Returns:
@@ -52,21 +52,21 @@ class LabelledSplit:
           weights: [B] float32, 1 unless the row is empty.
           examples: [B] uint32, the numbers of the texts within the split.
         """
-        tokens, real = self.tokens.padded(numbers, lengths[0])
+        tokens, real = self.tokens.pad(indices, lengths[0])
         return {
             "tokens": tokens,
             "segments": real.astype(np.int32),
-            "targets": np.where(numbers < 0, 0, self.targets[numbers]),
-            "weights": (numbers >= 0).astype(np.float32),
-            "examples": example_numbers(np.maximum(numbers, 0)),
+            "targets": np.where(indices < 0, 0, self.targets[indices]),
+            "weights": (indices >= 0).astype(np.float32),
+            "examples": example_ids(np.maximum(indices, 0)),
         }
 
 
-def prepare_labelled(
-    config: LabelledDataConfig,
+def prepare_classification(
+    config: ClassificationDataConfig,
     tokenizer: Tokenizer | None = None,
     labels: Sequence[str] | None = None,
-) -> ExampleCorpus[LabelledSplit]:
+) -> ExampleCorpus[ClassificationSplit]:
     """Reads and encodes the texts that ``config`` names.
 
     Args:
@@ -78,53 +78,58 @@ def prepare_labelled(
       UserError: A file is missing, empty or not encoded as the settings say, a line is not as
         they say, or a label is none of the classes.
     """
-    splits = read_splits(config, lambda setting, path: list(read_labelled(config, setting, path)))
+    splits = read_splits(
+        config, lambda setting, path: list(read_labeled_texts(config, setting, path))
+    )
     training = [*splits["train"], *([] if config.validation_path else splits["validation"])]
     names = labels or sorted({example.label for example in training})
-    return labelled_corpus(config, splits, names, tokenizer)
+    return make_classification_corpus(config, splits, names, tokenizer)
 
 
-def labelled_corpus(
+def make_classification_corpus(
     config: ExampleDataConfig,
-    splits: Mapping[str, Sequence[Labelled]],
-    names: Sequence[str],
+    splits: Mapping[str, Sequence[LabeledText]],
+    label_names: Sequence[str],
     tokenizer: Tokenizer | None = None,
-) -> ExampleCorpus[LabelledSplit]:
-    """Encodes texts that have been read; ``names`` are those of the classes, by number."""
-    tokenizer = tokenizer or obtain_tokenizer(
+) -> ExampleCorpus[ClassificationSplit]:
+    """Encodes texts that have been read; ``label_names`` are those of the classes, by number."""
+    tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
-        {split: spaced(example.text for example in found) for split, found in splits.items()},
+        {
+            split: with_leading_space(example.text for example in found)
+            for split, found in splits.items()
+        },
     )
     notes: list[str] = []
     encoded = {
-        split: _encode(split, found, tokenizer, names, config.max_length, notes)
+        split: _encode(split, found, tokenizer, label_names, config.max_length, notes)
         for split, found in splits.items()
     }
     content = {split: [example[:2] for example in found] for split, found in splits.items()}
-    digest = digest_of(tokenizer, {"labels": tuple(names), **content})
-    return ExampleCorpus(tokenizer, encoded, digest, tuple(names), tuple(notes))
+    digest = corpus_digest(tokenizer, {"labels": tuple(label_names), **content})
+    return ExampleCorpus(tokenizer, encoded, digest, tuple(label_names), tuple(notes))
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Iterable[str]) -> list[np.ndarray]:  # each [T] int32
     """The tokens of texts as a classifier reads them: after the one that stands for the whole."""
-    first = np.array([tokenizer.start])
+    first = np.array([tokenizer.cls_token_id])
     return [
         np.concatenate([first, tokens]).astype(np.int32)
-        for tokens in tokenizer.encode_documents(spaced(texts))
+        for tokens in tokenizer.encode_documents(with_leading_space(texts))
     ]
 
 
 def _encode(
     split: str,
-    examples: Sequence[Labelled],
+    examples: Sequence[LabeledText],
     tokenizer: Tokenizer,
     names: Sequence[str],
     longest: int,
     notes: list[str],
-) -> LabelledSplit:
+) -> ClassificationSplit:
     """Encodes a split; what is said of its texts goes to ``notes``."""
-    labels = ((example.label, example.place) for example in examples)
-    targets = np.array(class_numbers(labels, names, "label"), np.int32)
+    labels = ((example.label, example.location) for example in examples)
+    targets = np.array(label_indices(labels, names, "label"), np.int32)
     texts = [example.text for example in examples]
     tokens = encode_texts(tokenizer, texts)
     if beyond := sum(len(text) > longest for text in tokens):
@@ -132,4 +137,6 @@ def _encode(
             f"the {split} split: {beyond:,} of {len(texts):,} texts are longer than "
             f"data.max_length {longest} tokens and are cut"
         )
-    return LabelledSplit(texts, Ragged.of([text[:longest] for text in tokens]), targets)
+    return ClassificationSplit(
+        texts, RaggedArray.from_sequences([text[:longest] for text in tokens]), targets
+    )

@@ -5,50 +5,54 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from train.data.example_corpus import few
+from train.data.example_corpus import preview_names
 from train.data.files import find_file
-from train.data.labelled_config import LabelledDataConfig
-from train.data.lines import place, read_lines
+from train.data.labelled_config import ClassificationDataConfig
+from train.data.lines import line_location, read_lines
 from train.errors import UserError
 
 
-class Labelled(NamedTuple):
+class LabeledText(NamedTuple):
     """A text, the name of its class, and what messages call the line that it is from."""
 
     label: str
     text: str
-    place: str
+    location: str
 
 
-def read_labelled(config: LabelledDataConfig, setting: str, path: str) -> Iterator[Labelled]:
+def read_labeled_texts(
+    config: ClassificationDataConfig, setting: str, path: str
+) -> Iterator[LabeledText]:
     """The texts of a file, one for each line that is not empty."""
     file = find_file(path, setting)
     lines = read_lines(file, config.encoding)
-    columns = _columns(config, lines[0], place(file, 0)) if config.format == "tsv" else None
+    columns = _columns(config, lines[0], line_location(file, 0)) if config.format == "tsv" else None
     skip = 1 if config.format == "tsv" and config.header else 0
     for index, line in enumerate(lines[skip:], start=skip):
         if line.strip():
-            where = place(file, index)
+            where = line_location(file, index)
             label, text = _by_columns(line, columns, where) if columns else _first_word(line, where)
             if not label:
                 raise UserError(f"{where}: its label is empty; mend the line, or leave it out")
-            yield Labelled(label.partition(":")[0] if config.coarse else label, text, where)
+            yield LabeledText(
+                label.partition(":")[0] if config.coarse_labels else label, text, where
+            )
 
 
-def _columns(config: LabelledDataConfig, first: str, where: str) -> tuple[int, int]:
+def _columns(config: ClassificationDataConfig, first: str, where: str) -> tuple[int, int]:
     """The numbers of the columns of label and text."""
     if not config.header:
-        return int(config.label), int(config.text)
+        return int(config.label_column), int(config.text_column)
     names = first.split("\t")
     found = []
-    for setting, column in (("label", config.label), ("text", config.text)):
+    for setting, column in (("label", config.label_column), ("text", config.text_column)):
         if column in names:
             found.append(names.index(column))
         elif column.isdecimal():
             found.append(int(column))
         else:
             raise UserError(
-                f"{where}: the header has no column {column!r} (it has {few(names)}); set "
+                f"{where}: the header has no column {column!r} (it has {preview_names(names)}); set "
                 f"data.{setting}, or data.header to False if this line is an example"
             )
     return found[0], found[1]

@@ -9,11 +9,11 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 
-from train.data.files import TextFile, explained
+from train.data.files import TextFile, as_user_error
 from train.data.text import Document
 from train.errors import UserError
 
-LIBRARY = "python:library"
+LIBRARY_PATH = "python:library"
 
 # Not the library itself: other people's packages, tests, whole applications, tables that a
 # program wrote, and the topics, which are read as texts and not as the source that quotes them.
@@ -49,13 +49,13 @@ def library_documents(files: tuple[TextFile, ...]) -> Iterator[Document]:
     topics = _help_topics()
     if not topics and not files:
         raise UserError(
-            f"{LIBRARY}: {sys.executable} was installed without the source of its library; "
+            f"{LIBRARY_PATH}: {sys.executable} was installed without the source of its library; "
             "give data.path a file or folder of text"
         )
     for name in sorted(topics):
         yield Document(f"topics/{name}", topics[name])
     for file in files:
-        with explained(str(file.path)):
+        with as_user_error(str(file.path)):
             encoded = file.path.read_bytes()
         try:
             yield Document(file.name, encoded.decode())

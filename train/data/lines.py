@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from train.data.files import TextFile
-from train.data.text import opened, read_text
+from train.data.text import open_decompressed, read_text
 from train.errors import UserError
 
 
@@ -13,8 +13,8 @@ def read_lines(file: TextFile, encoding: str = "utf-8") -> list[str]:
     Raises:
       UserError: The file is unreadable, damaged, otherwise encoded, or has nothing but white space.
     """
-    with opened(file) as stream:
-        encoded = read_text(stream, file, zeros="\0".encode(encoding) != b"\0")
+    with open_decompressed(file) as stream:
+        encoded = read_text(stream, file, allow_zero_bytes="\0".encode(encoding) != b"\0")
     text = _decode(encoded, encoding, file).removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
     # Not str.splitlines: it also cuts at characters that stand within sentences (U+2028).
     lines = [line.removesuffix("\r") for line in text.split("\n")]
@@ -23,7 +23,7 @@ def read_lines(file: TextFile, encoding: str = "utf-8") -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
-def place(file: TextFile, index: int) -> str:
+def line_location(file: TextFile, index: int) -> str:
     """What messages call element ``index`` of the lines of a file."""
     return f"{file.path}:{index + 1}"
 
@@ -34,7 +34,7 @@ def _decode(encoded: bytes, encoding: str, file: TextFile) -> str:
     except UnicodeDecodeError as error:
         line = encoded.count(b"\n", 0, error.start)
         raise UserError(
-            f"{place(file, line)}: not {encoding} at byte {error.start} of the file "
+            f"{line_location(file, line)}: not {encoding} at byte {error.start} of the file "
             f"(0x{encoded[error.start]:02x}); convert it (iconv -f latin1 -t utf-8, say), or set "
             "data.encoding where there is one"
         ) from error

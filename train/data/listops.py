@@ -13,16 +13,16 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from train.data.example_corpus import ExampleCorpus, read_splits
-from train.data.labelled import LabelledSplit, labelled_corpus
-from train.data.labelled_config import LabelledDataConfig
-from train.data.labelled_files import Labelled, read_labelled
+from train.data.labelled import ClassificationSplit, make_classification_corpus
+from train.data.labelled_config import ClassificationDataConfig
+from train.data.labelled_files import LabeledText, read_labeled_texts
 from train.data.listops_config import ListOpsDataConfig
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 
-OPERATOR_RATE = 0.25
+OPERATOR_PROBABILITY = 0.25
 
-PATIENCE = 100_000
+MAX_FAILED_DRAWS = 100_000
 """So many drawn in a row of which none could be used: it is taken that there are no more."""
 
 DIGITS = tuple("0123456789")
@@ -40,11 +40,11 @@ OPERATORS: dict[str, Callable[[list[int]], int]] = {
     "[MED": median,
     "[SM": lambda values: sum(values) % 10,
 }
-NAMES = tuple(OPERATORS)
+OPERATOR_NAMES = tuple(OPERATORS)
 
 
 def draw_expression(
-    draw: Callable[[], float],  # numbers in [0, 1)
+    uniform: Callable[[], float],  # numbers in [0, 1)
     config: ListOpsDataConfig,
     tokens: list[str],
     depth: int = 1,
@@ -55,29 +55,29 @@ def draw_expression(
     """
     if len(tokens) >= config.max_length:
         return 0
-    if depth >= config.max_depth or draw() >= OPERATOR_RATE:
-        digit = int(draw() * 10)
+    if depth >= config.max_depth or uniform() >= OPERATOR_PROBABILITY:
+        digit = int(uniform() * 10)
         tokens.append(DIGITS[digit])
         return digit
-    name = NAMES[int(draw() * len(NAMES))]
-    count = 2 + int(draw() * (config.max_arguments - 1))
+    name = OPERATOR_NAMES[int(uniform() * len(OPERATOR_NAMES))]
+    count = 2 + int(uniform() * (config.max_arguments - 1))
     tokens.append(name)
-    values = [draw_expression(draw, config, tokens, depth + 1) for _ in range(count)]
+    values = [draw_expression(uniform, config, tokens, depth + 1) for _ in range(count)]
     tokens.append("]")
     return OPERATORS[name](values)
 
 
-def draw_examples(config: ListOpsDataConfig) -> Iterator[Labelled]:
+def generate_examples(config: ListOpsDataConfig) -> Iterator[LabeledText]:
     """Expressions without end, none of them twice; the seed decides them on every machine.
 
     Raises:
       UserError: There are not as many of such a length, or hardly.
     """
     # Of a generator's methods it is this one whose numbers Python promises never to change.
-    draw = random.Random(config.draw_seed).random
+    draw = random.Random(config.generator_seed).random
     seen: set[str] = set()
     while True:
-        for _ in range(PATIENCE):
+        for _ in range(MAX_FAILED_DRAWS):
             tokens: list[str] = []
             value = draw_expression(draw, config, tokens)
             fits = config.min_length < len(tokens) < config.max_length
@@ -85,19 +85,19 @@ def draw_examples(config: ListOpsDataConfig) -> Iterator[Labelled]:
                 break
         else:
             raise UserError(
-                f"data.min_length {config.min_length}: of {PATIENCE:,} expressions drawn in a row "
+                f"data.min_length {config.min_length}: of {MAX_FAILED_DRAWS:,} expressions drawn in a row "
                 f"none was new, longer, and shorter than data.max_length {config.max_length}; give "
                 "less, or fewer data.examples"
             )
         seen.add(text)
-        yield Labelled(DIGITS[value], text, f"expression {len(seen)}")
+        yield LabeledText(DIGITS[value], text, f"expression {len(seen)}")
 
 
 def prepare_listops(
     config: ListOpsDataConfig,
     tokenizer: Tokenizer | None = None,
     labels: Sequence[str] | None = None,
-) -> ExampleCorpus[LabelledSplit]:
+) -> ExampleCorpus[ClassificationSplit]:
     """Draws or reads the expressions, and encodes them.
 
     Args:
@@ -109,24 +109,24 @@ def prepare_listops(
       UserError: A file cannot be used, or there are not enough expressions of such a length.
     """
 
-    def read(setting: str, path: str) -> list[Labelled]:
-        columns = LabelledDataConfig(label="Target", text="Source")
-        found = read_labelled(columns, setting, path)
-        return [each._replace(text=without_parentheses(each.text)) for each in found]
+    def read(setting: str, path: str) -> list[LabeledText]:
+        columns = ClassificationDataConfig(label_column="Target", text_column="Source")
+        found = read_labeled_texts(columns, setting, path)
+        return [each._replace(text=remove_parentheses(each.text)) for each in found]
 
     splits = read_splits(config, read) if config.path else _drawn(config)
-    return labelled_corpus(config, splits, labels or DIGITS, tokenizer)
+    return make_classification_corpus(config, splits, labels or DIGITS, tokenizer)
 
 
-def without_parentheses(text: str) -> str:
+def remove_parentheses(text: str) -> str:
     """An expression as it is drawn here: the arena's files put pairs of its tokens in them."""
     return " ".join(text.replace("(", " ").replace(")", " ").split())
 
 
-def _drawn(config: ListOpsDataConfig) -> dict[str, Sequence[Labelled]]:
+def _drawn(config: ListOpsDataConfig) -> dict[str, Sequence[LabeledText]]:
     """The splits. What is tested on is drawn first, so that more to train on does not change it."""
-    examples = draw_examples(config)
+    examples = generate_examples(config)
     test = [next(examples) for _ in range(config.test_examples)]
     validation = [next(examples) for _ in range(config.validation_examples)]
-    train = [next(examples) for _ in range(config.examples)]
+    train = [next(examples) for _ in range(config.train_examples)]
     return {"train": train, "validation": validation, "test": test}

@@ -19,7 +19,7 @@ class ListOpsDataConfig(ExampleDataConfig):
     """A file as the arena publishes them, with columns Source and Target; validation_path and
     test_path likewise. Empty: expressions are drawn."""
 
-    examples: int = 96_000
+    train_examples: int = 96_000
     """How many are drawn to train on."""
 
     validation_examples: int = 2000
@@ -41,7 +41,7 @@ class ListOpsDataConfig(ExampleDataConfig):
     max_arguments: int = 10
     """An operator has 2 to so many arguments."""
 
-    draw_seed: int = 0
+    generator_seed: int = 0
     """Decides what is drawn."""
 
     tokenizer: TokenizerConfig = TokenizerConfig(

@@ -6,10 +6,10 @@ import dataclasses
 
 import numpy as np
 
-from train.data.batches import Batches
-from train.data.evaluation import EvaluationBatches
+from train.data.batches import TextTrainingBatches
+from train.data.evaluation import TextEvaluationBatches
 from train.data.tokenizer import Tokenizer
-from train.data.windows import Batch
+from train.data.windows import HostBatch
 
 
 class Masking:
@@ -26,14 +26,14 @@ class Masking:
         tokenizer: Tokenizer,
         *,
         seed: int = 0,
-        rate: float = 0.15,
-        masked: float = 0.8,
-        replaced: float = 0.1,
+        mlm_probability: float = 0.15,
+        mask_replace_prob: float = 0.8,
+        random_replace_prob: float = 0.1,
     ):
         """Makes it.
 
         Args:
-          tokenizer: One with a mask token (see its `with_mask`).
+          tokenizer: One with a mask token (see its `with_mask_token`).
           seed: Decides what is chosen.
           rate: The share of tokens that are chosen.
           masked: The share of those that are shown as the mask.
@@ -42,14 +42,18 @@ class Masking:
         Raises:
           ValueError: The tokenizer has no mask token.
         """
-        if tokenizer.mask is None:
+        if tokenizer.mask_token_id is None:
             raise ValueError("the tokenizer has no mask token; give the one that with_mask() makes")
-        self._mask, self._seed = tokenizer.mask, seed
-        self._rate, self._masked, self._replaced = rate, masked, replaced
-        self._special = np.array([*tokenizer.special, tokenizer.end_of_text])
+        self._mask, self._seed = tokenizer.mask_token_id, seed
+        self._rate, self._masked, self._replaced = (
+            mlm_probability,
+            mask_replace_prob,
+            random_replace_prob,
+        )
+        self._special = np.array([*tokenizer.special_token_ids, tokenizer.eos_token_id])
         self._words = np.setdiff1d(np.arange(tokenizer.vocab_size), self._special)
 
-    def hide(self, batch: Batch) -> Batch:
+    def mask_batch(self, batch: HostBatch) -> HostBatch:
         """The task that a batch of windows makes.
 
         Args:
@@ -103,27 +107,27 @@ class Masking:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MaskedBatches:
+class MaskedTrainingBatches:
     """Training batches of windows with tokens hidden."""
 
-    batches: Batches
+    batches: TextTrainingBatches
     masking: Masking
 
-    def host(self, cursor: int, host: int, hosts: int) -> Batch:
-        """See `Batches.host` and `Masking.hide`."""
-        return self.masking.hide(self.batches.host(cursor, host, hosts))
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
+        """See `Batches.host` and `Masking.mask_batch`."""
+        return self.masking.mask_batch(self.batches.host_batch(cursor, host, num_hosts))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskedEvaluationBatches:
     """Evaluation batches of windows with tokens hidden, always the same ones."""
 
-    batches: EvaluationBatches
+    batches: TextEvaluationBatches
     masking: Masking
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def host(self, cursor: int, host: int, hosts: int) -> Batch:
-        """See `EvaluationBatches.host` and `Masking.hide`."""
-        return self.masking.hide(self.batches.host(cursor, host, hosts))
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
+        """See `EvaluationBatches.host` and `Masking.mask_batch`."""
+        return self.masking.mask_batch(self.batches.host_batch(cursor, host, num_hosts))

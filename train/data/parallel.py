@@ -8,24 +8,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from train.data.batches import example_numbers
+from train.data.batches import example_ids
 from train.data.example_corpus import (
     ExampleCorpus,
-    digest_of,
-    obtain_tokenizer,
+    corpus_digest,
     read_splits,
-    spaced,
+    tokenizer_for_splits,
+    with_leading_space,
 )
 from train.data.files import find_file
 from train.data.lines import read_lines
-from train.data.parallel_config import ParallelDataConfig
-from train.data.ragged import Ragged
+from train.data.parallel_config import BitextDataConfig
+from train.data.ragged import RaggedArray
 from train.data.tokenizer import Tokenizer
-from train.data.windows import Batch
+from train.data.windows import HostBatch
 from train.errors import UserError
 
 
-class Pair(NamedTuple):
+class SentencePair(NamedTuple):
     """A sentence and its translation."""
 
     source: str
@@ -33,13 +33,13 @@ class Pair(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ParallelSplit:
+class BitextSplit:
     """The pairs of a split. Each sentence ends with the tokenizer's end of text."""
 
-    pairs: Sequence[Pair]
-    source: Ragged
-    target: Ragged
-    begin: int
+    pairs: Sequence[SentencePair]
+    source: RaggedArray
+    target: RaggedArray
+    decoder_start_token_id: int
     """The token that the decoder is given first: the end of text too."""
 
     @property
@@ -49,9 +49,9 @@ class ParallelSplit:
 
     def batch(
         self,
-        numbers: np.ndarray,  # [B] int64
+        indices: np.ndarray,  # [B] int64
         lengths: tuple[int, ...],
-    ) -> Batch:
+    ) -> HostBatch:
         """Some pairs, padded to S and T tokens.
 
         Returns:
@@ -61,9 +61,11 @@ class ParallelSplit:
           weights: [B, T] float32, the same.
           examples: [B] uint32, the numbers of the pairs within the split.
         """
-        source, source_real = self.source.padded(numbers, lengths[0])
-        targets, real = self.target.padded(numbers, lengths[1])
-        tokens = np.concatenate([np.full_like(targets[:, :1], self.begin), targets[:, :-1]], axis=1)
+        source, source_real = self.source.pad(indices, lengths[0])
+        targets, real = self.target.pad(indices, lengths[1])
+        tokens = np.concatenate(
+            [np.full_like(targets[:, :1], self.decoder_start_token_id), targets[:, :-1]], axis=1
+        )
         return {
             "source": source,
             "source_segments": source_real.astype(np.int32),
@@ -71,13 +73,13 @@ class ParallelSplit:
             "targets": targets,
             "segments": real.astype(np.int32),
             "weights": real.astype(np.float32),
-            "examples": example_numbers(np.maximum(numbers, 0)),
+            "examples": example_ids(np.maximum(indices, 0)),
         }
 
 
-def prepare_parallel(
-    config: ParallelDataConfig, tokenizer: Tokenizer | None = None
-) -> ExampleCorpus[ParallelSplit]:
+def prepare_bitext(
+    config: BitextDataConfig, tokenizer: Tokenizer | None = None
+) -> ExampleCorpus[BitextSplit]:
     """Reads and encodes the pairs that ``config`` names.
 
     Args:
@@ -88,38 +90,44 @@ def prepare_parallel(
       UserError: A file is missing, empty or not UTF-8, or two files have not as many lines.
     """
     splits = read_splits(config, lambda setting, path: read_pairs(config, setting, path))
-    tokenizer = tokenizer or obtain_tokenizer(
+    tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
-        {name: spaced(text for pair in pairs for text in pair) for name, pairs in splits.items()},
+        {
+            name: with_leading_space(text for pair in pairs for text in pair)
+            for name, pairs in splits.items()
+        },
     )
     notes: list[str] = []
     encoded = {
         name: _encode(name, pairs, tokenizer, config.max_length, notes)
         for name, pairs in splits.items()
     }
-    return ExampleCorpus(tokenizer, encoded, digest_of(tokenizer, splits), notes=tuple(notes))
+    return ExampleCorpus(tokenizer, encoded, corpus_digest(tokenizer, splits), notes=tuple(notes))
 
 
-def read_pairs(config: ParallelDataConfig, setting: str, path: str) -> list[Pair]:
+def read_pairs(config: BitextDataConfig, setting: str, path: str) -> list[SentencePair]:
     """The pairs of the two files whose names begin with ``path``."""
-    files = [find_file(f"{path}.{ending}", setting) for ending in (config.source, config.target)]
+    files = [
+        find_file(f"{path}.{ending}", setting)
+        for ending in (config.source_lang, config.target_lang)
+    ]
     sources, targets = (read_lines(file) for file in files)
     if len(sources) != len(targets):
         raise UserError(
             f"{files[1].path}: has {len(targets)} lines, but {files[0].path} has {len(sources)}; "
             "each line must be the translation of the same line there"
         )
-    return list(map(Pair, sources, targets))
+    return list(map(SentencePair, sources, targets))
 
 
 def encode_sentences(
     tokenizer: Tokenizer, texts: Iterable[str]
 ) -> list[np.ndarray]:  # each [T] int32
     """The tokens of sentences, each with the end of text after it."""
-    end = [tokenizer.end_of_text]
+    end = [tokenizer.eos_token_id]
     return [
         np.append(tokens, end).astype(np.int32)
-        for tokens in tokenizer.encode_documents(spaced(texts))
+        for tokens in tokenizer.encode_documents(with_leading_space(texts))
     ]
 
 
@@ -128,17 +136,17 @@ def decode_sentence(
     tokens: np.ndarray,  # [T]
 ) -> str:
     """The text of what a decoder said, up to the first end of text."""
-    ends = np.flatnonzero(tokens == tokenizer.end_of_text)
+    ends = np.flatnonzero(tokens == tokenizer.eos_token_id)
     return tokenizer.decode(tokens[: ends[0]] if len(ends) else tokens).strip()
 
 
 def _encode(
-    name: str, pairs: Sequence[Pair], tokenizer: Tokenizer, longest: int, notes: list[str]
-) -> ParallelSplit:
+    name: str, pairs: Sequence[SentencePair], tokenizer: Tokenizer, longest: int, notes: list[str]
+) -> BitextSplit:
     """Encodes a split; what is said of its pairs goes to ``notes``."""
     sides = [
         encode_sentences(tokenizer, [pair[side] for pair in pairs])
-        for side in range(len(Pair._fields))
+        for side in range(len(SentencePair._fields))
     ]
     lengths = np.array([[len(tokens) for tokens in side] for side in sides])  # [2, n]
     unfit = (lengths > longest).any(axis=0)  # [n]
@@ -158,8 +166,10 @@ def _encode(
             f"the {name} split: {unfit.sum():,} of {unfit.size:,} pairs are longer than "
             f"data.max_length {longest} tokens {what}"
         )
-    source, target = (Ragged.of([_cut(tokens, longest) for tokens in side]) for side in sides)
-    return ParallelSplit(pairs, source, target, tokenizer.end_of_text)
+    source, target = (
+        RaggedArray.from_sequences([_cut(tokens, longest) for tokens in side]) for side in sides
+    )
+    return BitextSplit(pairs, source, target, tokenizer.eos_token_id)
 
 
 def _cut(tokens: np.ndarray, longest: int) -> np.ndarray:

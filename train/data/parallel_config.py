@@ -7,7 +7,7 @@ from train.data.example_config import ExampleDataConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class ParallelDataConfig(ExampleDataConfig):
+class BitextDataConfig(ExampleDataConfig):
     """Sentences and their translations: two files with as many lines, in the same order.
 
     A path is what the names of both files begin with: ``multi30k/raw/train`` with source "en" and
@@ -15,10 +15,10 @@ class ParallelDataConfig(ExampleDataConfig):
     .gz after their names. Both languages share one tokenizer, learned from both.
     """
 
-    source: str = "en"
+    source_lang: str = "en"
     """How the name of a file in the source language ends."""
 
-    target: str = "de"
+    target_lang: str = "de"
     """How the name of a file in the target language ends. It is taken as the language's code when
     translations are scored."""
 
@@ -31,7 +31,7 @@ class ParallelDataConfig(ExampleDataConfig):
     a batch has more of the shorter pairs, up to batch_size (0: no such limit). 0: every batch has
     batch_size pairs, however long they are."""
 
-    row_multiple: int = 8
+    batch_size_multiple: int = 8
     """With batch_tokens, rows of a batch are a multiple of this, so that they divide among devices
     and microbatches. A setting, and not what there is of them: the order of the data must not
     depend on that."""
@@ -44,14 +44,14 @@ class ParallelDataConfig(ExampleDataConfig):
         for name in ("source", "target"):
             require(bool(getattr(self, name)), f"data.{name}: is empty; give en, say")
         require(
-            self.source != self.target,
-            f"data.target: {self.target} is the source too; give the ending of the other files",
+            self.source_lang != self.target_lang,
+            f"data.target: {self.target_lang} is the source too; give the ending of the other files",
         )
         require(
             self.batch_tokens >= 0,
             f"data.batch_tokens: {self.batch_tokens} is negative; give 0 for none, or more",
         )
         require(
-            self.row_multiple >= 1,
-            f"data.row_multiple: {self.row_multiple} is no number of rows; give 1 or more",
+            self.batch_size_multiple >= 1,
+            f"data.row_multiple: {self.batch_size_multiple} is no number of rows; give 1 or more",
         )

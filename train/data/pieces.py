@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import tokenizers
 
-PIECE_CHARACTERS = 1 << 16
+CHUNK_CHARACTERS = 1 << 16
 
 # What the word tokenizer puts in place of a newline, so that it is a word like the others.
-NEWLINE_WORD = " <eos> "
+NEWLINE_REPLACEMENT = " <eos> "
 
 # A space or a newline after a letter (say). GPT-2's pattern, BERT's and a split on white space
 # all end a word there, whatever follows, and begin the next one without looking back.
 _BOUNDARY = re.compile(r"(?<=\S)[ \n]")
 
 
-def pieces(text: str, size: int = PIECE_CHARACTERS) -> Iterator[str]:
+def split_into_chunks(text: str, size: int = CHUNK_CHARACTERS) -> Iterator[str]:
     """Cuts a text into pieces, of ``size`` characters and a little more, that join to the text."""
     start = 0
     while boundary := _BOUNDARY.search(text, start + size):
@@ -32,13 +32,13 @@ def pieces(text: str, size: int = PIECE_CHARACTERS) -> Iterator[str]:
     yield text[start:]
 
 
-def may_be_cut(backend: tokenizers.Tokenizer) -> bool:
+def can_be_chunked(backend: tokenizers.Tokenizer) -> bool:
     """Whether the tokens of the `pieces` of any text are certain to be the tokens of the text."""
-    if not _keeps_boundaries(spec(backend.normalizer)):
+    if not _keeps_boundaries(component_spec(backend.normalizer)):
         return False
-    splitter = spec(backend.pre_tokenizer)
+    splitter = component_spec(backend.pre_tokenizer)
     if not splitter:
-        return is_character_model(spec(backend.model))
+        return is_character_model(component_spec(backend.model))
     if splitter["type"] == "ByteLevel":
         return bool(splitter["use_regex"]) and not splitter["add_prefix_space"]
     return splitter["type"] in ("BertPreTokenizer", "WhitespaceSplit")
@@ -54,7 +54,7 @@ def is_character_model(model: dict[str, Any]) -> bool:
     )
 
 
-def spec(component: Any) -> dict[str, Any]:
+def component_spec(component: Any) -> dict[str, Any]:
     """A component of a tokenizer as it stands in its tokenizer.json; empty where there is none."""
     return json.loads(component.__getstate__()) if component is not None else {}
 
@@ -66,6 +66,6 @@ def _keeps_boundaries(normalizer: dict[str, Any]) -> bool:
         case {"type": "Sequence", "normalizers": steps}:
             return all(_keeps_boundaries(step) for step in steps)
         case {"type": "Replace", **rest}:
-            return rest == {"pattern": {"String": "\n"}, "content": NEWLINE_WORD}
+            return rest == {"pattern": {"String": "\n"}, "content": NEWLINE_REPLACEMENT}
         case _:
             return normalizer["type"] in ("Lowercase", "BertNormalizer")

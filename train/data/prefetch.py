@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 
 
 def prefetch(
-    load: Callable[[int], Item], start: int = 0, *, ahead: int = 2
+    load: Callable[[int], Item], start: int = 0, *, buffer_size: int = 2
 ) -> Generator[tuple[int, Item]]:
     """Yields (cursor, load(cursor)) from ``start`` on, while the next ones are being loaded.
 
@@ -28,7 +28,7 @@ def prefetch(
     try:
         cursors = itertools.count(start)
         ready = collections.deque(
-            (cursor, pool.submit(load, cursor)) for cursor in itertools.islice(cursors, ahead)
+            (cursor, pool.submit(load, cursor)) for cursor in itertools.islice(cursors, buffer_size)
         )
         while True:
             cursor, item = ready.popleft()

@@ -9,33 +9,33 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Ragged:
+class RaggedArray:
     """Sequences of numbers, one after the other."""
 
-    flat: np.ndarray  # [n] int32
-    starts: np.ndarray  # [sequences + 1] int64
+    values: np.ndarray  # [n] int32
+    offsets: np.ndarray  # [sequences + 1] int64
     """Where each sequence begins in flat, and where the last one ends."""
 
     @classmethod
-    def of(cls, sequences: Sequence[np.ndarray]) -> Ragged:
+    def from_sequences(cls, sequences: Sequence[np.ndarray]) -> RaggedArray:
         """The sequences, in order."""
         lengths = [len(sequence) for sequence in sequences]
         flat = np.concatenate([np.zeros(0, np.int32), *sequences]).astype(np.int32)
         return cls(flat, np.cumsum([0, *lengths], dtype=np.int64))
 
     def __len__(self) -> int:
-        return len(self.starts) - 1
+        return len(self.offsets) - 1
 
     def __getitem__(self, number: int) -> np.ndarray:  # [t] int32
-        return self.flat[self.starts[number] : self.starts[number + 1]]
+        return self.values[self.offsets[number] : self.offsets[number + 1]]
 
     @property
     def lengths(self) -> np.ndarray:  # [sequences] int64
-        return np.diff(self.starts)
+        return np.diff(self.offsets)
 
-    def padded(
+    def pad(
         self,
-        numbers: np.ndarray,  # [B] int64
+        indices: np.ndarray,  # [B] int64
         length: int,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Some of the sequences as the rows of an array.
@@ -47,8 +47,8 @@ class Ragged:
         Returns:
           The numbers [B, T] int32, 0 in padding, and where they are real [B, T] bool.
         """
-        lengths = np.where(numbers < 0, 0, self.lengths[numbers])  # [B]
+        lengths = np.where(indices < 0, 0, self.lengths[indices])  # [B]
         place = np.arange(length)  # [T]
         real = place < lengths[:, None]  # [B, T]
-        source = np.where(real, self.starts[numbers][:, None] + place, 0)  # [B, T]
-        return np.where(real, self.flat[source], 0), real
+        source = np.where(real, self.offsets[indices][:, None] + place, 0)  # [B, T]
+        return np.where(real, self.values[source], 0), real

@@ -7,35 +7,37 @@ import sys
 from collections.abc import Iterator
 
 from train.data.files import TextFile, find_files
-from train.data.library import LIBRARY, library_documents, library_files
-from train.data.text import Document, limit, read_documents
+from train.data.library import LIBRARY_PATH, library_documents, library_files
+from train.data.text import Document, read_documents, truncate_documents
 from train.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class TextSource:
     """The documents that one setting names. Nothing is kept in memory: each pass reads anew."""
 
     setting: str
     path: str
     files: tuple[TextFile, ...]
-    field: str
-    limit_bytes: int
+    text_field: str
+    max_bytes: int
 
     @classmethod
-    def find(cls, setting: str, path: str, *, field: str = "text", limit_bytes: int = 0) -> Source:
+    def find(
+        cls, setting: str, path: str, *, text_field: str = "text", max_bytes: int = 0
+    ) -> TextSource:
         """Finds the files that ``path``, the value of ``setting``, means (UserError: none)."""
-        files = library_files() if path == LIBRARY else find_files(path, setting)
-        return cls(setting, path, files, field, limit_bytes)
+        files = library_files() if path == LIBRARY_PATH else find_files(path, setting)
+        return cls(setting, path, files, text_field, max_bytes)
 
     def documents(self) -> Iterator[Document]:
         """The documents, never empty ones (UserError: there is no text at all)."""
-        if self.path == LIBRARY:
+        if self.path == LIBRARY_PATH:
             documents = library_documents(self.files)
         else:
-            documents = read_documents(self.files, field=self.field)
+            documents = read_documents(self.files, text_field=self.text_field)
         nothing = True
-        for document in limit(documents, self.limit_bytes):
+        for document in truncate_documents(documents, self.max_bytes):
             nothing = False
             yield document
         if nothing:
@@ -43,6 +45,6 @@ class Source:
 
     def fingerprint(self) -> list[object]:
         """What tells whether the text may have changed, as JSON: files, sizes and times."""
-        version = [*sys.version_info] if self.path == LIBRARY else []
+        version = [*sys.version_info] if self.path == LIBRARY_PATH else []
         files = [file.fingerprint() for file in self.files]
-        return [version, self.field, self.limit_bytes, files]
+        return [version, self.text_field, self.max_bytes, files]

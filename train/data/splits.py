@@ -8,27 +8,27 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from train.data.config import DataConfig
-from train.data.sources import Source
+from train.data.config import TextDataConfig
+from train.data.sources import TextSource
 from train.data.text import Document
 from train.errors import UserError
 
 
-class Cut(Protocol):
+class Holdout(Protocol):
     """Divides documents into those to train on and those held out."""
 
-    def part(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
+    def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
         """The documents of one of the two parts, in order."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
-class WholeDocuments:
+class DocumentHoldout:
     """Documents are held out whole, those with these numbers."""
 
     held_out: frozenset[int]
 
-    def part(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
+    def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
         """See `Cut`."""
         for number, document in enumerate(documents):
             if (number in self.held_out) == held_out:
@@ -36,12 +36,12 @@ class WholeDocuments:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tail:
+class TailHoldout:
     """The characters from ``start`` on are held out, counted over all documents."""
 
     start: int
 
-    def part(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
+    def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
         """See `Cut`."""
         before = 0
         for name, text in documents:
@@ -51,18 +51,18 @@ class Tail:
                 yield Document(name, kept)
 
 
-class Splits:
+class TextSplits:
     """The documents of every split that a DataConfig has.
 
     Attributes:
       names: The splits there are: "train", "validation" and, if it was asked for, "test".
     """
 
-    def __init__(self, config: DataConfig):
+    def __init__(self, config: TextDataConfig):
         self._config = config
         self._sources = {
-            split: Source.find(
-                f"data.{setting}", path, field=config.field, limit_bytes=config.limit_bytes
+            split: TextSource.find(
+                f"data.{setting}", path, text_field=config.text_field, max_bytes=config.max_bytes
             )
             for split, setting, path in (
                 ("train", "path", config.path),
@@ -77,16 +77,16 @@ class Splits:
         """The documents of a split; reads the files anew each time."""
         if split in ("train", "validation") and "validation" not in self._sources:
             documents = self._sources["train"].documents()
-            return self.cut.part(documents, held_out=split == "validation")
+            return self.holdout.select(documents, held_out=split == "validation")
         return self._sources[split].documents()
 
     @functools.cached_property
-    def cut(self) -> Cut:
+    def holdout(self) -> Holdout:
         """How ``data.path`` is divided (reads all of it once, to measure it)."""
         source, fraction = self._sources["train"], self._config.validation_fraction
         sizes = [(document.name, len(document.text)) for document in source.documents()]
-        if self._config.split == "documents" and len(sizes) > 1:
-            return WholeDocuments(draw_documents(sizes, fraction))
+        if self._config.split_method == "documents" and len(sizes) > 1:
+            return DocumentHoldout(choose_held_out_documents(sizes, fraction))
         total = sum(size for _, size in sizes)
         start = int(total * (1 - fraction))
         if not 0 < start < total:
@@ -94,7 +94,7 @@ class Splits:
                 f"{source.setting} {source.path}: {total} characters are too few to hold out "
                 f"{fraction:g} of them; give more text or set data.validation_path"
             )
-        return Tail(start)
+        return TailHoldout(start)
 
     def fingerprint(self) -> dict[str, object]:
         """What tells whether any split may have changed, as JSON."""
@@ -102,11 +102,11 @@ class Splits:
             split: source.fingerprint() for split, source in self._sources.items()
         }
         if "validation" not in self._sources:
-            prints["held out"] = [self._config.split, self._config.validation_fraction]
+            prints["held out"] = [self._config.split_method, self._config.validation_fraction]
         return prints
 
 
-def draw_documents(sizes: list[tuple[str, int]], fraction: float) -> frozenset[int]:
+def choose_held_out_documents(sizes: list[tuple[str, int]], fraction: float) -> frozenset[int]:
     """Draws documents by a hash of their names, up to a fraction of all characters.
 
     The same documents are drawn wherever the corpus lies and however often it is read. At least

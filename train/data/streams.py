@@ -32,14 +32,14 @@ class TokenStream:
     document_starts: np.ndarray  # [documents] int64
     """Where in tokens each document's separator is, in order; the first is 0."""
 
-    bytes: int
+    num_bytes: int
     """The size of the text in UTF-8, before any normalisation: what bits per byte divide by."""
 
     digest: str = ""
     """Tells the texts of streams apart."""
 
     @property
-    def targets(self) -> int:
+    def num_targets(self) -> int:
         """How many tokens there are to predict: all but the first."""
         return len(self.tokens) - 1
 
@@ -51,7 +51,7 @@ def write_stream(
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     tally = _Tally()
     with _tokens_file(folder, name).open("wb") as file:
-        writer = _Writer(file, dtype, tokenizer.end_of_text)
+        writer = _Writer(file, dtype, tokenizer.eos_token_id)
         for tokens in tokenizer.encode_documents(tally.count(documents)):
             writer.add(tokens)
         writer.separate()
@@ -66,22 +66,22 @@ def write_stream(
     }
 
 
-def read_stream(folder: pathlib.Path, name: str, facts: dict[str, Any]) -> TokenStream:
+def read_stream(folder: pathlib.Path, name: str, metadata: dict[str, Any]) -> TokenStream:
     """Maps what `write_stream` wrote into memory."""
     return TokenStream(
         name=name,
-        tokens=np.memmap(_tokens_file(folder, name), facts["dtype"], mode="r"),
+        tokens=np.memmap(_tokens_file(folder, name), metadata["dtype"], mode="r"),
         document_starts=np.memmap(_starts_file(folder, name), np.int64, mode="r"),
-        bytes=facts["bytes"],
-        digest=facts["digest"],
+        num_bytes=metadata["bytes"],
+        digest=metadata["digest"],
     )
 
 
-def stream_is_whole(folder: pathlib.Path, name: str, facts: dict[str, Any]) -> bool:
+def stream_is_complete(folder: pathlib.Path, name: str, metadata: dict[str, Any]) -> bool:
     """Whether the files have the size that they were written with."""
     sizes = (
-        (_tokens_file(folder, name), facts["tokens"] * np.dtype(facts["dtype"]).itemsize),
-        (_starts_file(folder, name), facts["documents"] * np.dtype(np.int64).itemsize),
+        (_tokens_file(folder, name), metadata["tokens"] * np.dtype(metadata["dtype"]).itemsize),
+        (_starts_file(folder, name), metadata["documents"] * np.dtype(np.int64).itemsize),
     )
     return all(file.is_file() and file.stat().st_size == size for file, size in sizes)
 

@@ -8,33 +8,33 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from train.data.batches import example_numbers
-from train.data.conll import Sentence, read_sentences
+from train.data.batches import example_ids
+from train.data.conll import TaggedSentence, read_sentences
 from train.data.example_corpus import (
     ExampleCorpus,
-    class_numbers,
-    digest_of,
-    obtain_tokenizer,
+    corpus_digest,
+    label_indices,
     read_splits,
-    spaced,
+    tokenizer_for_splits,
+    with_leading_space,
 )
-from train.data.ragged import Ragged
-from train.data.tagged_config import TaggedDataConfig
+from train.data.ragged import RaggedArray
+from train.data.tagged_config import TokenLabelDataConfig
 from train.data.tokenizer import Tokenizer
-from train.data.windows import Batch
+from train.data.windows import HostBatch
 
 NO_TAG = -1
 """What the later pieces of a word have in place of a tag's number."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TaggedSplit:
+class TokenLabelSplit:
     """The sentences of a split in pieces of words. A long sentence takes several rows."""
 
-    tokens: Ragged
-    targets: Ragged
+    tokens: RaggedArray
+    targets: RaggedArray
     """For each token the number of its word's tag if it is the first piece, else `NO_TAG`."""
-    sentence: np.ndarray  # [n] int64
+    sentence_indices: np.ndarray  # [n] int64
     """Which sentence each row is of, in order."""
     labels: tuple[str, ...]
 
@@ -45,9 +45,9 @@ class TaggedSplit:
 
     def batch(
         self,
-        numbers: np.ndarray,  # [B] int64
+        indices: np.ndarray,  # [B] int64
         lengths: tuple[int, ...],
-    ) -> Batch:
+    ) -> HostBatch:
         """Some rows, padded to T tokens.
 
         Returns:
@@ -57,38 +57,38 @@ class TaggedSplit:
           weights: [B, T] float32, 1 at first pieces.
           examples: [B] uint32, the numbers of the rows within the split.
         """
-        tokens, real = self.tokens.padded(numbers, lengths[0])
-        targets, _ = self.targets.padded(numbers, lengths[0])
+        tokens, real = self.tokens.pad(indices, lengths[0])
+        targets, _ = self.targets.pad(indices, lengths[0])
         first = real & (targets != NO_TAG)
         return {
             "tokens": tokens,
             "segments": real.astype(np.int32),
             "targets": np.where(first, targets, 0),
             "weights": first.astype(np.float32),
-            "examples": example_numbers(np.maximum(numbers, 0)),
+            "examples": example_ids(np.maximum(indices, 0)),
         }
 
-    def tags(self, answers: Sequence[np.ndarray] | None = None) -> list[list[str]]:
+    def tags(self, predictions: Sequence[np.ndarray] | None = None) -> list[list[str]]:
         """The tags of every sentence.
 
         Args:
           answers: For each row, by its number, what a tagger says of each token: [T] or longer.
             None: the true tags.
         """
-        sentences: list[list[str]] = [[] for _ in range(self.sentence[-1] + 1)]
-        for row, sentence in enumerate(self.sentence):
+        sentences: list[list[str]] = [[] for _ in range(self.sentence_indices[-1] + 1)]
+        for row, sentence in enumerate(self.sentence_indices):
             targets = self.targets[row]
-            given = targets if answers is None else answers[row]
+            given = targets if predictions is None else predictions[row]
             first = np.flatnonzero(targets != NO_TAG)
             sentences[sentence] += [self.labels[number] for number in given[first]]
         return sentences
 
 
-def prepare_tagged(
-    config: TaggedDataConfig,
+def prepare_token_labels(
+    config: TokenLabelDataConfig,
     tokenizer: Tokenizer | None = None,
     labels: Sequence[str] | None = None,
-) -> ExampleCorpus[TaggedSplit]:
+) -> ExampleCorpus[TokenLabelSplit]:
     """Reads and encodes the sentences that ``config`` names.
 
     Args:
@@ -103,7 +103,7 @@ def prepare_tagged(
     splits = read_splits(config, lambda setting, path: read_sentences(config, setting, path))
     training = [*splits["train"], *([] if config.validation_path else splits["validation"])]
     names = tuple(labels or sorted({word.tag for found in training for word in found.words}))
-    tokenizer = tokenizer or obtain_tokenizer(
+    tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
         {
             split: (f" {' '.join(word.text for word in sentence.words)}" for sentence in found)
@@ -119,18 +119,18 @@ def prepare_tagged(
         split: [[word[:2] for word in sentence.words] for sentence in found]
         for split, found in splits.items()
     }
-    digest = digest_of(tokenizer, {"labels": names, **content})
+    digest = corpus_digest(tokenizer, {"labels": names, **content})
     return ExampleCorpus(tokenizer, encoded, digest, names, tuple(notes))
 
 
-def tagged_split(
+def make_token_label_split(
     tokenizer: Tokenizer,
     sentences: Sequence[Sequence[str]],
     tags: Sequence[Sequence[int]],
     *,
     labels: tuple[str, ...],
     max_length: int,
-) -> TaggedSplit:
+) -> TokenLabelSplit:
     """The rows of sentences.
 
     Args:
@@ -148,11 +148,16 @@ def tagged_split(
             np.array([tag, *[NO_TAG] * (len(word) - 1)])
             for tag, word in zip(tags[number], pieces, strict=True)
         ]
-        for begin, end in rows_of_words([len(word) for word in pieces], max_length):
+        for begin, end in split_into_rows([len(word) for word in pieces], max_length):
             tokens.append(np.concatenate(pieces[begin:end])[:max_length])
             targets.append(np.concatenate(marks[begin:end])[:max_length])
             sentence.append(number)
-    return TaggedSplit(Ragged.of(tokens), Ragged.of(targets), np.array(sentence), labels)
+    return TokenLabelSplit(
+        RaggedArray.from_sequences(tokens),
+        RaggedArray.from_sequences(targets),
+        np.array(sentence),
+        labels,
+    )
 
 
 def encode_words(
@@ -160,16 +165,16 @@ def encode_words(
 ) -> Mapping[str, np.ndarray]:  # each [t] int32
     """The pieces of each word, with the space before it; at least one, whatever the word is."""
     different = list(dict.fromkeys(words))
-    nothing = np.array([tokenizer.end_of_text], np.int32)
-    pieces = tokenizer.encode_documents(spaced(different))
+    nothing = np.array([tokenizer.eos_token_id], np.int32)
+    pieces = tokenizer.encode_documents(with_leading_space(different))
     return {
         word: tokens if len(tokens) else nothing
         for word, tokens in zip(different, pieces, strict=True)
     }
 
 
-def rows_of_words(sizes: Sequence[int], longest: int) -> Iterator[tuple[int, int]]:
-    """Cuts a sentence between words into rows of at most ``longest`` tokens.
+def split_into_rows(sizes: Sequence[int], max_length: int) -> Iterator[tuple[int, int]]:
+    """Cuts a sentence between words into rows of at most ``max_length`` tokens.
 
     Args:
       sizes: The tokens of each word.
@@ -180,7 +185,7 @@ def rows_of_words(sizes: Sequence[int], longest: int) -> Iterator[tuple[int, int
     """
     begin = length = 0
     for word, size in enumerate(sizes):
-        if length + size > longest and word > begin:
+        if length + size > max_length and word > begin:
             yield begin, word
             begin, length = word, 0
         length += size
@@ -189,17 +194,17 @@ def rows_of_words(sizes: Sequence[int], longest: int) -> Iterator[tuple[int, int
 
 def _encode(
     split: str,
-    sentences: Sequence[Sentence],
+    sentences: Sequence[TaggedSentence],
     tokenizer: Tokenizer,
     labels: tuple[str, ...],
     longest: int,
     notes: list[str],
-) -> TaggedSplit:
+) -> TokenLabelSplit:
     """Encodes a split; what is said of its sentences goes to ``notes``."""
     words = [[word.text for word in found.words] for found in sentences]
-    tags = [class_numbers(found.places(), labels, "tag") for found in sentences]
-    encoded = tagged_split(tokenizer, words, tags, labels=labels, max_length=longest)
-    if more := len(encoded.sentence) - len(sentences):
+    tags = [label_indices(found.tag_locations(), labels, "tag") for found in sentences]
+    encoded = make_token_label_split(tokenizer, words, tags, labels=labels, max_length=longest)
+    if more := len(encoded.sentence_indices) - len(sentences):
         notes.append(
             f"the {split} split: sentences of more than data.max_length {longest} tokens go on in "
             f"further rows, {more:,} beside the {len(sentences):,} of one for each sentence"

@@ -6,19 +6,19 @@ from typing import Literal
 from train.data.config import require_one_of
 from train.data.example_config import ExampleDataConfig
 
-TaggedFormat = Literal["conllu", "columns"]
-ConlluTag = Literal["upos", "xpos"]
+TokenLabelFormat = Literal["conllu", "columns"]
+TagColumn = Literal["upos", "xpos"]
 
 
 @dataclasses.dataclass(frozen=True)
-class TaggedDataConfig(ExampleDataConfig):
+class TokenLabelDataConfig(ExampleDataConfig):
     """Sentences whose words have tags: one word a line, and an empty line after each sentence."""
 
-    format: TaggedFormat = "conllu"
+    format: TokenLabelFormat = "conllu"
     """conllu: ten columns with tabs between them (Universal Dependencies). columns: the word first
     and the tag last, with white space between (CoNLL 2000, 2002, 2003)."""
 
-    tag: ConlluTag = "upos"
+    tag_column: TagColumn = "upos"
     """conllu: which tags, the universal ones or the language's own."""
 
     max_length: int = 128
@@ -27,5 +27,5 @@ class TaggedDataConfig(ExampleDataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_one_of("data.format", self.format, TaggedFormat)
-        require_one_of("data.tag", self.tag, ConlluTag)
+        require_one_of("data.format", self.format, TokenLabelFormat)
+        require_one_of("data.tag", self.tag_column, TagColumn)

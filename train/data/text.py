@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, NamedTuple, cast
 
-from train.data.files import TextFile, explained
+from train.data.files import TextFile, as_user_error
 from train.errors import UserError
 from train.regular_files import (
     DOCUMENT_BYTES,
@@ -35,7 +35,7 @@ class Document(NamedTuple):
     text: str
 
 
-def read_documents(files: Iterable[TextFile], *, field: str = "text") -> Iterator[Document]:
+def read_documents(files: Iterable[TextFile], *, text_field: str = "text") -> Iterator[Document]:
     """The documents of the files, in order; those without any text are left out.
 
     Args:
@@ -46,16 +46,16 @@ def read_documents(files: Iterable[TextFile], *, field: str = "text") -> Iterato
       UserError: A file is missing, unreadable, not UTF-8, damaged, or not what its name says.
     """
     for file in files:
-        for document in _read(file, field):
+        for document in _read(file, text_field):
             if document.text:
                 yield document
 
 
-def limit(documents: Iterable[Document], limit_bytes: int) -> Iterator[Document]:
-    """The first ``limit_bytes`` bytes (UTF-8) of the documents, to a whole character; 0: all."""
-    left = limit_bytes
+def truncate_documents(documents: Iterable[Document], max_bytes: int) -> Iterator[Document]:
+    """The first ``max_bytes`` bytes (UTF-8) of the documents, to a whole character; 0: all."""
+    left = max_bytes
     for name, text in documents:
-        if not limit_bytes:
+        if not max_bytes:
             yield Document(name, text)
             continue
         encoded = text.encode()
@@ -70,7 +70,7 @@ def limit(documents: Iterable[Document], limit_bytes: int) -> Iterator[Document]
 
 def _read(file: TextFile, field: str) -> Iterator[Document]:
     plain_name = file.name.removesuffix(".gz")
-    with opened(file) as stream:
+    with open_decompressed(file) as stream:
         if plain_name.endswith(_JSON_LINES):
             yield from _json_lines(stream, file, field)
         else:
@@ -79,9 +79,9 @@ def _read(file: TextFile, field: str) -> Iterator[Document]:
 
 
 @contextlib.contextmanager
-def opened(file: TextFile) -> Iterator[IO[bytes]]:
+def open_decompressed(file: TextFile) -> Iterator[IO[bytes]]:
     """The bytes of a file, decompressed if its name ends in .gz."""
-    with explained(str(file.path)), open_regular(file.path) as stream:
+    with as_user_error(str(file.path)), open_regular(file.path) as stream:
         if not file.name.endswith(".gz"):
             yield stream
             return
@@ -93,7 +93,7 @@ def opened(file: TextFile) -> Iterator[IO[bytes]]:
             raise UserError(f"{file.path}: damaged gzip ({error}); fetch it again") from error
 
 
-def read_text(stream: IO[bytes], file: TextFile, *, zeros: bool = False) -> bytes:
+def read_text(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool = False) -> bytes:
     """Return what an opened file holds, all of it at once.
 
     Args:
@@ -110,7 +110,7 @@ def read_text(stream: IO[bytes], file: TextFile, *, zeros: bool = False) -> byte
         raise too_large(file.path, size, most)
     start = stream.read(_BUFFER)
     empty = start.count(0)
-    if not zeros and empty > _FEW and empty > len(start) // 4:
+    if not allow_zero_bytes and empty > _FEW and empty > len(start) // 4:
         raise UserError(
             f"{file.path}: is no text ({empty} of its first {len(start)} bytes are 0); leave the "
             "file out with a glob, or convert it (iconv -f utf-16 -t utf-8, say)"

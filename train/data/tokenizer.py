@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from train.data.pieces import is_character_model, may_be_cut, pieces, spec
+from train.data.pieces import can_be_chunked, component_spec, is_character_model, split_into_chunks
 from train.errors import UserError
 
 if TYPE_CHECKING:
     import tokenizers
 
-    from train.data.files import Location
+    from train.data.files import AnyPath
 
 # The name that each family of tokenizers has for what stands between documents.
 _END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]", "<|im_end|>")
@@ -38,7 +38,7 @@ class Tokenizer:
         them too (it is a newline of the word tokenizer).
       start: The token that stands before a text that is judged as a whole: [CLS] if there is one,
         or else end_of_text.
-      mask: The token that hides another one, or None; `with_mask` sees that there is one.
+      mask: The token that hides another one, or None; `with_mask_token` sees that there is one.
       special: The tokens that are no part of any text.
       vocab_size: One more than the largest token number.
       digest: Tells tokenizers apart: equal where they are equal.
@@ -51,30 +51,32 @@ class Tokenizer:
         self._backend = backend
         vocabulary = backend.get_vocab()
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        self.end_of_text = _end_of_text(vocabulary, origin)
+        self.eos_token_id = _end_of_text(vocabulary, origin)
         newline = backend.encode("\n", add_special_tokens=False).ids
-        self.stop = None if self.end_of_text in newline else self.end_of_text
-        self.start = vocabulary.get("[CLS]", self.end_of_text)
-        self.mask = next((vocabulary[name] for name in _MASK if name in vocabulary), None)
+        self.stop_token_id = None if self.eos_token_id in newline else self.eos_token_id
+        self.cls_token_id = vocabulary.get("[CLS]", self.eos_token_id)
+        self.mask_token_id = next((vocabulary[name] for name in _MASK if name in vocabulary), None)
         added = backend.get_added_tokens_decoder()
-        self.special = frozenset(number for number, token in added.items() if token.special)
-        self._may_be_cut = may_be_cut(backend)
+        self.special_token_ids = frozenset(
+            number for number, token in added.items() if token.special
+        )
+        self._may_be_cut = can_be_chunked(backend)
         self._characters = _characters(backend)
 
     @classmethod
-    def load(cls, path: str | Location) -> Tokenizer:
+    def load(cls, path: str | AnyPath) -> Tokenizer:
         """Reads a tokenizer.json, a vocab.txt, or a folder that holds either, or GPT-2's files.
 
         Raises:
           UserError: It is missing, damaged, or has no token to stand between documents.
         """
-        from train.data.tokenizer_files import load_backend
+        from train.data.tokenizer_files import load_backend_tokenizer
 
-        return cls(load_backend(str(path)), str(path))
+        return cls(load_backend_tokenizer(str(path)), str(path))
 
-    def with_mask(self) -> Tokenizer:
+    def with_mask_token(self) -> Tokenizer:
         """This tokenizer, or if it has no mask token, one that has it beside all others."""
-        if self.mask is not None:
+        if self.mask_token_id is not None:
             return self
         import tokenizers
 
@@ -86,12 +88,12 @@ class Tokenizer:
         """The text of the tokenizer.json that `load` reads."""
         return self._backend.to_str(pretty=True)
 
-    def save(self, path: str | Location) -> None:
+    def save(self, path: str | AnyPath) -> None:
         """Writes a tokenizer.json (``path`` is the file, and may be remote)."""
-        from train.data.files import explained, locate
+        from train.data.files import as_user_error, expand_path
 
-        with explained(str(path)):
-            locate(str(path)).write_text(self.to_json(), encoding="utf-8")
+        with as_user_error(str(path)):
+            expand_path(str(path)).write_text(self.to_json(), encoding="utf-8")
 
     @functools.cached_property
     def digest(self) -> str:
@@ -126,7 +128,7 @@ class Tokenizer:
         """The pieces of all texts, each with whether it is the last of its text."""
         for text in texts:
             self._check(text)
-            cut = list(pieces(text)) if self._may_be_cut else [text]
+            cut = list(split_into_chunks(text)) if self._may_be_cut else [text]
             for number, piece in enumerate(cut, start=1):
                 yield piece, number == len(cut)
 
@@ -192,7 +194,7 @@ def _characters(backend: tokenizers.Tokenizer) -> frozenset[str] | None:
     """The only characters that the tokenizer can take; None: it can take any."""
     if backend.pre_tokenizer is not None:
         return None
-    model = spec(backend.model)
+    model = component_spec(backend.model)
     return frozenset(model["vocab"]) if is_character_model(model) else None
 
 

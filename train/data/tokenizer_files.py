@@ -7,25 +7,25 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from train.data.files import Location, explained, locate
+from train.data.files import AnyPath, as_user_error, expand_path
 from train.errors import UserError
 from train.regular_files import VOCABULARY_BYTES, read_bytes
 
 if TYPE_CHECKING:
     import tokenizers
 
-BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-GPT2_SPECIAL = "<|endoftext|>"
+BERT_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+GPT2_END_OF_TEXT = "<|endoftext|>"
 
 
-def load_backend(path: str) -> tokenizers.Tokenizer:
+def load_backend_tokenizer(path: str) -> tokenizers.Tokenizer:
     """Reads a tokenizer from a file, or from a folder that has one.
 
     Raises:
       UserError: There is none, or it is damaged.
     """
-    location = locate(path)
-    with explained(path):
+    location = expand_path(path)
+    with as_user_error(path):
         if location.is_dir():
             return _from_folder(location)
         if not location.exists():
@@ -37,7 +37,7 @@ def load_backend(path: str) -> tokenizers.Tokenizer:
         return _tokenizer_json(location)
 
 
-def _from_folder(folder: Location) -> tokenizers.Tokenizer:
+def _from_folder(folder: AnyPath) -> tokenizers.Tokenizer:
     if (folder / "tokenizer.json").exists():
         return _tokenizer_json(folder / "tokenizer.json")
     if (folder / "merges.txt").exists():
@@ -52,7 +52,7 @@ def _from_folder(folder: Location) -> tokenizers.Tokenizer:
     )
 
 
-def _tokenizer_json(file: Location) -> tokenizers.Tokenizer:
+def _tokenizer_json(file: AnyPath) -> tokenizers.Tokenizer:
     import tokenizers
 
     text = _text(file)
@@ -60,7 +60,7 @@ def _tokenizer_json(file: Location) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(text)
 
 
-def _gpt2(vocabulary_file: Location, merges_file: Location) -> tokenizers.Tokenizer:
+def _gpt2(vocabulary_file: AnyPath, merges_file: AnyPath) -> tokenizers.Tokenizer:
     """Byte-level BPE (Radford et al. 2019, section 2.2): the tokens' numbers, and the merges."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -75,22 +75,24 @@ def _gpt2(vocabulary_file: Location, merges_file: Location) -> tokenizers.Tokeni
         backend = Tokenizer(models.BPE(vocabulary, merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    if GPT2_SPECIAL in vocabulary:
-        backend.add_special_tokens([GPT2_SPECIAL])
+    if GPT2_END_OF_TEXT in vocabulary:
+        backend.add_special_tokens([GPT2_END_OF_TEXT])
     return backend
 
 
-def _bert(file: Location) -> tokenizers.Tokenizer:
+def _bert(file: AnyPath) -> tokenizers.Tokenizer:
     """WordPiece (Devlin et al. 2019), cased if any word of the vocabulary is."""
     words = _text(file).rstrip("\n").split("\n")
     cased = any(word != word.lower() for word in words if not word.startswith("["))
     if "[UNK]" not in words:
         raise UserError(f"{file}: has no [UNK], so it is not BERT's; give a tokenizer.json instead")
     with _damaged(file):
-        return wordpiece_backend({word: n for n, word in enumerate(words)}, lowercase=not cased)
+        return make_wordpiece_backend(
+            {word: n for n, word in enumerate(words)}, lowercase=not cased
+        )
 
 
-def wordpiece_backend(vocabulary: dict[str, int], *, lowercase: bool) -> tokenizers.Tokenizer:
+def make_wordpiece_backend(vocabulary: dict[str, int], *, lowercase: bool) -> tokenizers.Tokenizer:
     """A WordPiece model of these words, with BERT's steps around it."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -98,11 +100,11 @@ def wordpiece_backend(vocabulary: dict[str, int], *, lowercase: bool) -> tokeniz
     backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
-    backend.add_special_tokens([name for name in BERT_SPECIAL if name in vocabulary])
+    backend.add_special_tokens([name for name in BERT_SPECIAL_TOKENS if name in vocabulary])
     return backend
 
 
-def _text(file: Location) -> str:
+def _text(file: AnyPath) -> str:
     try:
         return read_bytes(file, VOCABULARY_BYTES).decode()
     except UnicodeDecodeError as error:
@@ -110,7 +112,7 @@ def _text(file: Location) -> str:
 
 
 @contextlib.contextmanager
-def _damaged(file: Location) -> Iterator[None]:
+def _damaged(file: AnyPath) -> Iterator[None]:
     try:
         yield
     except BaseException as error:  # the tokenizers library raises no narrower class

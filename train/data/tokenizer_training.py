@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from train.data.config import TokenizerConfig
-from train.data.pieces import NEWLINE_WORD, pieces
+from train.data.pieces import NEWLINE_REPLACEMENT, split_into_chunks
 from train.data.tokenizer import Tokenizer
-from train.data.tokenizer_files import BERT_SPECIAL, GPT2_SPECIAL, wordpiece_backend
+from train.data.tokenizer_files import BERT_SPECIAL_TOKENS, GPT2_END_OF_TEXT, make_wordpiece_backend
 from train.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _byte(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer
 
     symbols = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
     backend = _byte_level(models.BPE(symbols, []), config)
-    backend.add_special_tokens([GPT2_SPECIAL])
+    backend.add_special_tokens([GPT2_END_OF_TEXT])
     return backend
 
 
@@ -57,7 +57,7 @@ def _bpe(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
     backend = _byte_level(models.BPE(), config)
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
-        special_tokens=[GPT2_SPECIAL],
+        special_tokens=[GPT2_END_OF_TEXT],
         initial_alphabet=_byte_symbols(),
         show_progress=False,
     )
@@ -89,7 +89,7 @@ def _character(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Toke
     if normalizer:
         backend.normalizer = normalizer
     backend.decoder = decoders.Fuse()
-    backend.add_special_tokens([GPT2_SPECIAL])
+    backend.add_special_tokens([GPT2_END_OF_TEXT])
     return backend
 
 
@@ -97,10 +97,12 @@ def _word(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer
     """The most frequent words, <unk> for the others and <eos> for a newline (as in WikiText)."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-    newline = NEWLINE_WORD.strip()
+    newline = NEWLINE_REPLACEMENT.strip()
     lower = [normalizers.Lowercase()] if config.lowercase else []
     learner = Tokenizer(models.WordLevel(unk_token=_UNKNOWN_WORD))
-    learner.normalizer = normalizers.Sequence([*lower, normalizers.Replace("\n", NEWLINE_WORD)])
+    learner.normalizer = normalizers.Sequence(
+        [*lower, normalizers.Replace("\n", NEWLINE_REPLACEMENT)]
+    )
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordLevelTrainer(vocab_size=config.vocab_size, show_progress=False)
     learner.train_from_iterator(_first(texts, config.training_characters), trainer)
@@ -125,15 +127,17 @@ def _wordpiece(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Toke
     breaks ties by these numbers. So it runs twice: to find the letters, then with them in order.
     """
     sample = list(_first(texts, config.training_characters))
-    letters = set(_learned_wordpieces(config, sample, vocab_size=0, first=())) - {*BERT_SPECIAL}
-    first = [*BERT_SPECIAL, *sorted(letters)]
+    letters = set(_learned_wordpieces(config, sample, vocab_size=0, first=())) - {
+        *BERT_SPECIAL_TOKENS
+    }
+    first = [*BERT_SPECIAL_TOKENS, *sorted(letters)]
     if len(first) > config.vocab_size:
         raise UserError(
             f"data.tokenizer.vocab_size: {config.vocab_size} is too small for the {len(first)} "
             "letters and special tokens of this text; raise it, or use kind bpe"
         )
     words = _learned_wordpieces(config, sample, vocab_size=config.vocab_size, first=first)
-    return wordpiece_backend(words, lowercase=config.lowercase)
+    return make_wordpiece_backend(words, lowercase=config.lowercase)
 
 
 def _learned_wordpieces(
@@ -164,7 +168,7 @@ def _byte_symbols() -> list[str]:
 def _first(texts: Iterable[str], characters: int) -> Iterator[str]:
     """The first so many characters of the texts, in pieces (which are counted in parallel)."""
     for text in texts:
-        yield from pieces(text[:characters])
+        yield from split_into_chunks(text[:characters])
         characters -= len(text)
         if characters <= 0:
             return

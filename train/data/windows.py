@@ -6,7 +6,7 @@ import numpy as np
 
 from train.data.streams import TokenStream
 
-Batch = dict[str, np.ndarray]
+HostBatch = dict[str, np.ndarray]
 
 
 class Windows:
@@ -19,19 +19,19 @@ class Windows:
       targets: Tokens to predict in the stream, which is how far around the circle is.
     """
 
-    def __init__(self, stream: TokenStream, length: int, *, segments: bool):
-        self.length = length
-        self.targets = stream.targets
+    def __init__(self, stream: TokenStream, window_length: int, *, document_masking: bool):
+        self.window_length = window_length
+        self.num_targets = stream.num_targets
         self._tokens = np.asarray(stream.tokens)  # indexing the memmap itself is slower
-        self._segments = segments
+        self._segments = document_masking
         starts = np.asarray(stream.document_starts)
         # Those that a window can reach beyond the end stand there once more.
-        self._starts = np.concatenate([starts, starts[starts < length] + self.targets])
+        self._starts = np.concatenate([starts, starts[starts < window_length] + self.num_targets])
 
     def cut(
         self,
-        begins: np.ndarray,  # [B] int64, places in the stream
-    ) -> Batch:
+        starts: np.ndarray,  # [B] int64, places in the stream
+    ) -> HostBatch:
         """The windows that begin at these places, T tokens each.
 
         Returns:
@@ -42,8 +42,8 @@ class Windows:
           positions: [B, T] int32, places within the document, or from the window's beginning if
             the document began before it. Places within the window without segments.
         """
-        places = begins[:, None] + np.arange(self.length + 1)  # [B, T + 1]
-        tokens = self._tokens[places % self.targets].astype(np.int32)
+        places = starts[:, None] + np.arange(self.window_length + 1)  # [B, T + 1]
+        tokens = self._tokens[places % self.num_targets].astype(np.int32)
         segments, positions = self._number(places[:, :-1])
         return {
             "tokens": np.ascontiguousarray(tokens[:, :-1]),

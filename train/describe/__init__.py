@@ -3,10 +3,15 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from train.describe.combinations import Combination, EightBits, combinations, eight_bits
-from train.describe.compiler import Compiled, ask_compiler
-from train.describe.decoding import Decoding, decodings
-from train.describe.memory import Memory, training_memory
+from train.describe.combinations import (
+    EightBitStateBytes,
+    MemoryVariant,
+    count_eight_bit_state,
+    estimate_memory_variants,
+)
+from train.describe.compiler import CompiledMemory, compile_for_memory
+from train.describe.decoding import DecodingCost, count_decoding_variants
+from train.describe.memory import TrainingMemory, estimate_training_memory
 from train.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,14 +20,14 @@ if TYPE_CHECKING:
     from train.experiment import Experiment
     from train.optimizers import OptimizerConfig
     from transformer.config import TransformerConfig
-    from transformer.costs import Flops, Traffic
+    from transformer.costs import AttentionTraffic, TokenFlops
     from transformer.hardware import Hardware
     from transformer.model import Model
-    from transformer.sizes import Parameters
+    from transformer.sizes import ParameterCounts
 
-__all__ = ["Decoding", "Description", "Memory", "describe", "describe_model"]
+__all__ = ["DecodingCost", "Description", "TrainingMemory", "describe", "describe_model"]
 
-LENGTHS = (128, 512, 2048, 8192, 32768)
+SEQUENCE_LENGTHS = (128, 512, 2048, 8192, 32768)
 """At which operations are shown, beside the experiment's own length."""
 
 
@@ -33,80 +38,80 @@ class Description:
     config: "TransformerConfig"
     batch_size: int
     sequence_length: int
-    parameters: "Parameters"
-    estimate: int
+    parameters: "ParameterCounts"
+    parameter_estimate: int
     """12 L D^2 + V D."""
-    flops: tuple["Flops", ...]
+    flops: tuple["TokenFlops", ...]
     """Of a token's forward pass, at several lengths; the experiment's own first."""
-    training_estimate: int
+    training_flops_estimate: int
     """6 N + 12 L D T operations a token."""
     optimizer: str
     """The kind of it."""
-    memory: Memory
-    combinations: tuple[Combination, ...]
+    memory: TrainingMemory
+    memory_variants: tuple[MemoryVariant, ...]
     """Of precision and optimizer, beside the textbook's bytes a parameter."""
-    eight_bits: EightBits
+    eight_bit_state: EightBitStateBytes
     """What 8-bit AdamW's state is made of."""
-    decoding: tuple[Decoding, ...]
+    decoding_costs: tuple[DecodingCost, ...]
     """With other numbers of key-value heads too; this model's own first. None of a model that does
     not write token by token, or in steps that have no formula."""
-    traffic: "Traffic"
+    attention_traffic: "AttentionTraffic"
     notes: tuple[str, ...] = ()
     """What had to be assumed, and what of the model is not trained."""
-    compiled: Compiled | None = None
+    compiled_memory: CompiledMemory | None = None
     """What the compiler says of the same step's memory, if it was asked."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for `--json`."""
-        from train.describe.plain import as_dict
+        from train.describe.plain import description_as_dict
 
-        return as_dict(self)
+        return description_as_dict(self)
 
     def print(self, console: "Console | None" = None) -> None:
         """Tables for people, on standard output unless a console is given."""
-        from train.describe.tables import show
+        from train.describe.tables import print_description
 
-        show(self, console)
+        print_description(self, console)
 
 
 def describe(
-    experiment: "Experiment", hardware: "Hardware | None" = None, *, compiled: bool = False
+    experiment: "Experiment", hardware: "Hardware | None" = None, *, with_compiler: bool = False
 ) -> Description:
     """Describes an experiment. Nothing is allocated, and data are read only for what they decide.
 
     `hardware` is what it is to run on (a CPU if None): it decides whether attention keeps its
-    scores. If `compiled`, the step is compiled too, for the devices that are here, which
+    scores. If `with_compiler`, the step is compiled too, for the devices that are here, which
     `hardware` must tell of. Raises UserError if the vocabulary is a text's characters, or the
     number of classes is that of the data, and there are no data; UsageError for a model that
     cannot be made.
     """
-    from train.describe.shape import window, with_sizes
+    from train.describe.shape import max_batch_shape, resolve_sizes
     from train.tasks.registry import make_task
     from transformer.hardware import Hardware
     from transformer.shared import unconstrained
 
-    experiment, notes = with_sizes(experiment)
-    batch_size, length = window(experiment)
+    experiment, notes = resolve_sizes(experiment)
+    batch_size, length = max_batch_shape(experiment)
     hardware = hardware or Hardware()
     task = make_task(experiment)
     try:
         described = describe_model(
-            task.model(hardware, unconstrained),
+            task.make_model(hardware, unconstrained),
             batch_size=batch_size,
             sequence_length=length,
             optimizer=experiment.optimizer,
-            accumulate=experiment.accumulate,
+            grad_accum_steps=experiment.grad_accum_steps,
             segments=getattr(experiment.data, "segments", True),
-            average=experiment.ema.decay > 0,
-            told=task.told,
-            notes=(*notes, *task.untrained),
+            ema=experiment.ema.decay > 0,
+            predicted_fraction=task.target_fraction,
+            notes=(*notes, *task.untrained_parts),
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
-    if not compiled:
+    if not with_compiler:
         return described
-    found = ask_compiler(experiment, described.memory, hardware)
-    return dataclasses.replace(described, compiled=found)
+    found = compile_for_memory(experiment, described.memory, hardware)
+    return dataclasses.replace(described, compiled_memory=found)
 
 
 def describe_model(
@@ -115,15 +120,15 @@ def describe_model(
     batch_size: int,
     sequence_length: int,
     optimizer: "OptimizerConfig | None" = None,
-    accumulate: int = 1,
+    grad_accum_steps: int = 1,
     segments: bool = False,
-    average: bool = False,
-    told: float | None = None,
+    ema: bool = False,
+    predicted_fraction: float | None = None,
     notes: tuple[str, ...] = (),
 ) -> Description:
     """Describes a model trained on `batch_size` windows of `sequence_length` tokens at a time.
 
-    Windows of an encoder-decoder have as many tokens in the source as in the target. `told` is the
+    Windows of an encoder-decoder have as many tokens in the source as in the target. `predicted_fraction` is the
     share of the tokens of which a word is told; None: the model's own.
     """
     from train.optimizers import AdamW
@@ -134,30 +139,35 @@ def describe_model(
     shape: dict[str, Any] = dict(
         batch_size=batch_size,
         sequence_length=sequence_length,
-        accumulate=accumulate,
+        accumulate=grad_accum_steps,
         segments=segments,
-        average=average,
-        told=told,
+        average=ema,
+        told=predicted_fraction,
     )
     return Description(
         config=config,
         batch_size=batch_size,
         sequence_length=sequence_length,
         parameters=parameters,
-        estimate=sizes.estimate_parameters(config),
-        flops=tuple(costs.count_flops(model, t, told) for t in _lengths(sequence_length, config)),
-        training_estimate=costs.estimate_flops(config, parameters.active, sequence_length),
+        parameter_estimate=sizes.estimate_parameters(config),
+        flops=tuple(
+            costs.count_token_flops(model, t, predicted_fraction)
+            for t in _lengths(sequence_length, config)
+        ),
+        training_flops_estimate=costs.estimate_training_flops(
+            config, parameters.active, sequence_length
+        ),
         optimizer=optimizer.kind,
-        memory=training_memory(model, optimizer, **shape),
-        combinations=combinations(model, **shape),
-        eight_bits=eight_bits(model),
-        decoding=decodings(model, sequence_length),
-        traffic=costs.attention_traffic(model, sequence_length),
+        memory=estimate_training_memory(model, optimizer, **shape),
+        memory_variants=estimate_memory_variants(model, **shape),
+        eight_bit_state=count_eight_bit_state(model),
+        decoding_costs=count_decoding_variants(model, sequence_length),
+        attention_traffic=costs.attention_traffic(model, sequence_length),
         notes=notes,
     )
 
 
 def _lengths(own: int, config: "TransformerConfig") -> tuple[int, ...]:
     """The experiment's length, then those of the table that the model can take."""
-    limit = config.max_length or LENGTHS[-1]
-    return (own, *(length for length in LENGTHS if length <= limit and length != own))
+    limit = config.max_length or SEQUENCE_LENGTHS[-1]
+    return (own, *(length for length in SEQUENCE_LENGTHS if length <= limit and length != own))

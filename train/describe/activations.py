@@ -7,12 +7,12 @@ if TYPE_CHECKING:
     from transformer.model import Model
     from transformer.sizes import LayerMixer
 
-FLASH = ("blockwise", "cudnn", "splash", "ring")
+RECOMPUTING_BACKENDS = ("blockwise", "cudnn", "splash", "ring")
 """Forms of attention that compute scores again in the backward pass."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Activations:
+class ActivationMemory:
     """Of one batch (or microbatch), over all devices together."""
 
     bytes: int
@@ -27,9 +27,9 @@ class Activations:
 
 
 def estimate_activations(
-    model: "Model", batch: int, length: int, *, segments: bool = False
-) -> Activations:
-    """For `batch` windows of `length` tokens; `segments` says that documents are kept apart.
+    model: "Model", batch_size: int, sequence_length: int, *, segments: bool = False
+) -> ActivationMemory:
+    """For `batch_size` windows of `sequence_length` tokens; `segments` says that documents are kept apart.
 
     Cross attention adds to its layer the part of a layer that attention is: 6 of 14 vectors of
     width D, 13 of 34 bytes, and its scores.
@@ -39,18 +39,18 @@ def estimate_activations(
     from transformer.attention import AttentionConfig
     from transformer.sizes import layer_mixers
 
-    config, tokens = model.config, batch * length
+    config, tokens = model.config, batch_size * sequence_length
     textbook, kept, sixteen_bit = 0, [], 0
     for layer in layer_mixers(config):
         mixer = layer.mixer
         vectors, sixteen = (6, 13) if layer.cross else (14, 34)
-        scores = length * (mixer.heads if isinstance(mixer, AttentionConfig) else 0)
-        held = length * _kept_heads(model, layer, length, segments)
-        textbook += tokens * (vectors * config.width + scores)
-        kept.append(tokens * (vectors * config.width + held))
-        sixteen_bit += tokens * (sixteen * config.width + 5 * scores)
+        scores = sequence_length * (mixer.num_heads if isinstance(mixer, AttentionConfig) else 0)
+        held = sequence_length * _kept_heads(model, layer, sequence_length, segments)
+        textbook += tokens * (vectors * config.d_model + scores)
+        kept.append(tokens * (vectors * config.d_model + held))
+        sixteen_bit += tokens * (sixteen * config.d_model + 5 * scores)
     item = jnp.dtype(config.precision.compute).itemsize
-    return Activations(
+    return ActivationMemory(
         bytes=item * _elements(model, kept, tokens),
         textbook_elements=textbook,
         textbook_bytes=item * textbook,
@@ -60,17 +60,19 @@ def estimate_activations(
 
 def _elements(model: "Model", layers: list[int], tokens: int) -> int:
     """What is kept of all layers, given what each has when nothing is computed again."""
-    from transformer.sizes import abstract
+    from transformer.sizes import abstract_parameters
 
     config = model.config
     if config.remat == "none":
         return sum(layers)
-    encoder = config.encoder.layers if config.encoder is not None else 0
-    inputs = (config.layers + encoder) * config.width
+    encoder = config.encoder.num_layers if config.encoder is not None else 0
+    inputs = (config.num_layers + encoder) * config.d_model
     products = sum(
-        leaf.size // leaf.inputs
-        for leaf in abstract(model).leaves()
-        if leaf.inner[0] == "layers" and leaf.axes.is_matrix and "experts" not in leaf.axes.stack
+        leaf.size // leaf.fan_in
+        for leaf in abstract_parameters(model).leaves()
+        if leaf.path_in_side[0] == "layers"
+        and leaf.axes.is_matrix
+        and "experts" not in leaf.axes.stack
     )
     a_token = inputs + products if config.remat == "dots" else inputs
     return tokens * a_token + max(layers)
@@ -80,8 +82,8 @@ def _kept_heads(model: "Model", layer: "LayerMixer", length: int, segments: bool
     """N, or 0 where the scores of a layer never exist all at once."""
     from transformer.attention import AttentionConfig
 
-    choice = layer.choice(model.config, length, hardware=model.hardware, segments=segments)
-    if choice is None or choice.form in FLASH:
+    choice = layer.backend_choice(model.config, length, hardware=model.hardware, segments=segments)
+    if choice is None or choice.backend in RECOMPUTING_BACKENDS:
         return 0
     assert isinstance(layer.mixer, AttentionConfig)
-    return layer.mixer.heads
+    return layer.mixer.num_heads

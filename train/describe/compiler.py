@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from train.describe.memory import Memory
+from train.describe.memory import TrainingMemory
 
 if TYPE_CHECKING:
     from train.engines import JitEngine
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Compiled:
+class CompiledMemory:
     """Bytes of one device."""
 
     devices: int
@@ -22,7 +22,7 @@ class Compiled:
     batch: int
     arguments: int
     """What the compiler says that the step is given: state and batch, less what it does not use."""
-    in_place: int
+    donated: int
     """Results that take the place of arguments."""
     results: int
     """Others."""
@@ -32,60 +32,64 @@ class Compiled:
     gradients: int
     activations: int
     logits: int
-    kept_activations: int
+    residual_activations: int
     """What differentiation keeps of the forward pass that grows with the batch, by tracing it: the
     compiler may keep less, and compute it again."""
-    kept_weights: int
+    residual_weights: int
     """What it keeps that does not grow: weights cast or cut out of stacks, and the gradient of the
     output matrix, which the loss takes in its forward pass."""
 
     @property
-    def described(self) -> int:
+    def estimated_temporaries(self) -> int:
         """Temporaries as they are described."""
         return self.compute_copy + self.gradients + self.activations + self.logits
 
     @property
-    def traced(self) -> int:
+    def traced_temporaries(self) -> int:
         """The same with what is kept as it is traced."""
-        return self.kept_weights + self.gradients + self.kept_activations + self.logits
+        return self.residual_weights + self.gradients + self.residual_activations + self.logits
 
 
-def ask_compiler(experiment: "Experiment", memory: Memory, hardware: "Hardware") -> Compiled:
+def compile_for_memory(
+    experiment: "Experiment", memory: TrainingMemory, hardware: "Hardware"
+) -> CompiledMemory:
     """Compiles the step of an experiment that has its sizes, for the devices that are here.
 
     It takes as long as compiling does before training; nothing is allocated.
     """
-    from train.describe.shape import batch_shapes
+    from train.describe.shape import sharded_batch_shapes
     from train.engines import JitEngine, make_engine
     from train.memory import explain_exhaustion, smaller
-    from train.sharding import parts, row_parts
+    from train.sharding import num_batch_shards, num_shards
 
     engine = make_engine(experiment, hardware)
     assert isinstance(engine, JitEngine)  # as all are
-    state: Any = engine.shapes()
-    batch: Any = batch_shapes(experiment, engine.mesh)
+    state: Any = engine.abstract_state()
+    batch: Any = sharded_batch_shapes(experiment, engine.mesh)
     with explain_exhaustion(lambda: smaller(experiment)):
-        stats: Any = engine.lower(state, batch).compile().memory_analysis()
-    shards = row_parts(engine.mesh) * parts(engine.mesh, "length")
-    kept_activations, kept_weights = traced(engine, batch, experiment.accumulate)
-    return Compiled(
+        stats: Any = engine.lower_step(state, batch).compile().memory_analysis()
+    shards = num_batch_shards(engine.mesh) * num_shards(engine.mesh, "length")
+    kept_activations, kept_weights = trace_residual_bytes(
+        engine, batch, experiment.grad_accum_steps
+    )
+    return CompiledMemory(
         devices=engine.mesh.size,
-        state=on_one_device(state),
-        batch=on_one_device(batch),
+        state=bytes_per_device(state),
+        batch=bytes_per_device(batch),
         arguments=stats.argument_size_in_bytes,
-        in_place=stats.alias_size_in_bytes,
+        donated=stats.alias_size_in_bytes,
         results=stats.output_size_in_bytes - stats.alias_size_in_bytes,
         temporaries=stats.temp_size_in_bytes,
         compute_copy=memory.compute_copy // engine.mesh.size,
         gradients=memory.gradients // engine.mesh.size,
         activations=memory.activations.bytes // shards,
         logits=memory.logits // shards,
-        kept_activations=kept_activations // shards,
-        kept_weights=kept_weights,
+        residual_activations=kept_activations // shards,
+        residual_weights=kept_weights,
     )
 
 
-def on_one_device(tree: Any) -> int:
+def bytes_per_device(tree: Any) -> int:
     """Bytes of the part of each array that a device has."""
     import jax
 
@@ -95,9 +99,9 @@ def on_one_device(tree: Any) -> int:
     )
 
 
-def traced(engine: "JitEngine", batch: Any, accumulate: int) -> tuple[int, int]:
+def trace_residual_bytes(engine: "JitEngine", batch: Any, grad_accum_steps: int) -> tuple[int, int]:
     """Bytes that differentiation keeps of a microbatch: those that grow with it, and others."""
-    once, twice = (_traced(engine, batch, times / accumulate) for times in (1, 2))
+    once, twice = (_traced(engine, batch, times / grad_accum_steps) for times in (1, 2))
     return twice - once, 2 * once - twice
 
 
@@ -108,18 +112,18 @@ def _traced(engine: "JitEngine", batch: Any, share: float) -> int:
     """
     import jax
 
-    from train.step import example_keys, minimised
+    from train.step import example_rngs, total_loss
 
     def pull(state: Any, rows: Any) -> Any:
-        keys = example_keys(state, rows)
-        loss = lambda params: minimised(engine.train_step.loss(params, rows, keys))  # noqa: E731
+        keys = example_rngs(state, rows)
+        loss = lambda params: total_loss(engine.train_step.loss_fn(params, rows, keys))  # noqa: E731
         return jax.vjp(loss, state.params)[1]
 
     rows = {
         name: jax.ShapeDtypeStruct((round(leaf.shape[0] * share), *leaf.shape[1:]), leaf.dtype)
         for name, leaf in batch.items()
     }
-    program = jax.make_jaxpr(pull)(engine.shapes(), rows).jaxpr
+    program = jax.make_jaxpr(pull)(engine.abstract_state(), rows).jaxpr
     given = {id(variable) for variable in program.invars}
     kept = {id(variable): variable.aval for variable in program.outvars}
     avals: Any = [aval for name, aval in kept.items() if name not in given]

@@ -18,16 +18,16 @@ LARGE_BATCH = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Decoding:
+class DecodingCost:
     """A step that adds a token to each of some sequences of `context` tokens.
 
     Of an encoder-decoder the sequence is its own; the source has been read into the cache before.
     """
 
-    kv_heads: tuple[int, ...]
+    num_kv_heads: tuple[int, ...]
     """K of each attention of the pattern: in a place that has both, cross attention second."""
-    context: int
-    source: int
+    context_length: int
+    source_length: int
     """Tokens of the source: as many, or 0 of a model that has none."""
     cache_bytes_per_token: int
     """What the cache grows by, for each token of a sequence."""
@@ -40,24 +40,24 @@ class Decoding:
     flops: int
     """Of one token."""
 
-    def bytes_read_per_token(self, batch: int = 1) -> float:
+    def bytes_read_per_token(self, batch_size: int = 1) -> float:
         """Weights, shared by the sequences of a batch, and the token's own cache."""
-        return self.weight_bytes / batch + self.cache_bytes
+        return self.weight_bytes / batch_size + self.cache_bytes
 
-    def intensity(self, batch: int = 1) -> float:
+    def arithmetic_intensity(self, batch_size: int = 1) -> float:
         """Operations for each byte read."""
-        return self.flops / self.bytes_read_per_token(batch)
+        return self.flops / self.bytes_read_per_token(batch_size)
 
 
-def decodings(model: "Model", context: int) -> tuple[Decoding, ...]:
+def count_decoding_variants(model: "Model", context_length: int) -> tuple[DecodingCost, ...]:
     """Of a model that writes token by token: as it is, then with other key-value heads."""
     from transformer.encoder_decoder import EncoderDecoder
     from transformer.language_model import LanguageModel
 
     if not isinstance(model, LanguageModel | EncoderDecoder) or not _is_counted(model.config):
         return ()
-    own = decoding(model, context)
-    variants = (decoding(each, context) for each in kv_variants(model))
+    own = count_decoding_cost(model, context_length)
+    variants = (count_decoding_cost(each, context_length) for each in kv_head_variants(model))
     return (own, *(each for each in variants if each != own))
 
 
@@ -67,35 +67,37 @@ def _is_counted(config: "TransformerConfig") -> bool:
     Cross attention of other kinds is not: their formulas count what is done to the memory's keys.
     """
     from transformer.attention import AttentionConfig
-    from transformer.mixers import mixer_type
+    from transformer.mixers import mixer_class
 
     return all(
-        mixer_type(block.mixer).abilities(block.mixer).cached
-        and isinstance(block.cross, AttentionConfig | None)
-        for block in config.pattern
+        mixer_class(block.mixer).abilities(block.mixer).cached
+        and isinstance(block.cross_attention, AttentionConfig | None)
+        for block in config.layer_pattern
     )
 
 
-def decoding(model: "LanguageModel | EncoderDecoder", context: int) -> Decoding:
+def count_decoding_cost(
+    model: "LanguageModel | EncoderDecoder", context_length: int
+) -> DecodingCost:
     """The cost of a step at this context, with a source of as many tokens if it reads one."""
-    from transformer.costs import decode_weight_bytes, step_flops
+    from transformer.costs import count_decode_step_flops, decode_step_weight_bytes
     from transformer.sizes import cache_bytes
 
-    source = context if model.config.encoder is not None else 0
-    whole = cache_bytes(model, context, source)
-    return Decoding(
-        kv_heads=_kv_heads(model.config),
-        context=context,
-        source=source,
-        cache_bytes_per_token=whole - cache_bytes(model, context - 1, source),
-        cache_bytes_per_source_token=whole - cache_bytes(model, context, max(source - 1, 0)),
+    source = context_length if model.config.encoder is not None else 0
+    whole = cache_bytes(model, context_length, source)
+    return DecodingCost(
+        num_kv_heads=_kv_heads(model.config),
+        context_length=context_length,
+        source_length=source,
+        cache_bytes_per_token=whole - cache_bytes(model, context_length - 1, source),
+        cache_bytes_per_source_token=whole - cache_bytes(model, context_length, max(source - 1, 0)),
         cache_bytes=whole,
-        weight_bytes=decode_weight_bytes(model),
-        flops=step_flops(model, context).total(causal=False),
+        weight_bytes=decode_step_weight_bytes(model),
+        flops=count_decode_step_flops(model, context_length).total(causal=False),
     )
 
 
-def kv_variants(
+def kv_head_variants(
     model: "LanguageModel | EncoderDecoder",
 ) -> tuple["LanguageModel | EncoderDecoder", ...]:
     """The model with N, N / 4 and 1 key-value heads, and as it is: the most of them first."""
@@ -112,19 +114,21 @@ def _grouped(config: "TransformerConfig", group: int | None) -> "TransformerConf
     from transformer.attention import AttentionConfig
 
     pattern = []
-    for block in config.pattern:
+    for block in config.layer_pattern:
         for name in ("mixer", "cross"):
             mixer = getattr(block, name)
-            if isinstance(mixer, AttentionConfig) and mixer.heads % (group or 1) == 0:
-                fewer = mixer.heads // group if group else 1
-                changed: Any = {name: dataclasses.replace(mixer, kv_heads=fewer)}
+            if isinstance(mixer, AttentionConfig) and mixer.num_heads % (group or 1) == 0:
+                fewer = mixer.num_heads // group if group else 1
+                changed: Any = {name: dataclasses.replace(mixer, num_kv_heads=fewer)}
                 block = dataclasses.replace(block, **changed)
         pattern.append(block)
-    return dataclasses.replace(config, pattern=tuple(pattern))
+    return dataclasses.replace(config, layer_pattern=tuple(pattern))
 
 
 def _kv_heads(config: "TransformerConfig") -> tuple[int, ...]:
     from transformer.attention import AttentionConfig
 
-    mixers = [mixer for block in config.pattern for mixer in (block.mixer, block.cross)]
-    return tuple(m.kv_heads or m.heads for m in mixers if isinstance(m, AttentionConfig))
+    mixers = [
+        mixer for block in config.layer_pattern for mixer in (block.mixer, block.cross_attention)
+    ]
+    return tuple(m.num_kv_heads or m.num_heads for m in mixers if isinstance(m, AttentionConfig))

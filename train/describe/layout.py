@@ -18,12 +18,12 @@ def new_table(title: str, first: str, *columns: str) -> "Table":
     return table
 
 
-def in_thousands(number: float) -> str:
+def format_count(number: float) -> str:
     """`12.3 M`: a number of things."""
     return _scaled(number, 1000, ("", " k", " M", " G", " T", " P"))
 
 
-def in_bytes(size: float) -> str:
+def format_bytes(size: float) -> str:
     """`12.3 MiB`: a size, which may be negative."""
     sign = "-" if size < 0 else ""
     return sign + _scaled(abs(size), 1024, (" B", " KiB", " MiB", " GiB", " TiB", " PiB"))

@@ -3,16 +3,16 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from train.describe.layout import in_bytes, new_table
+from train.describe.layout import format_bytes, new_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from train.describe import Description
-    from train.describe.combinations import Combination
-    from train.describe.compiler import Compiled
+    from train.describe.combinations import MemoryVariant
+    from train.describe.compiler import CompiledMemory
 
-NAMES = {"adamw": "AdamW", "adamw8bit": "8-bit AdamW", "sgd": "SGD"}
+OPTIMIZER_NAMES = {"adamw": "AdamW", "adamw8bit": "8-bit AdamW", "sgd": "SGD"}
 
 
 def memory_tables(description: "Description") -> Iterable["RenderableType"]:
@@ -34,22 +34,22 @@ def _items(description: "Description") -> Iterable["RenderableType"]:
         f"weights cast for products ({config.precision.compute})": memory.compute_copy,
         "gradients (float32)": memory.gradients,
         f"optimizer ({description.optimizer})": memory.optimizer,
-        "moving average of the weights (float32)": memory.average,
+        "moving average of the weights (float32)": memory.ema,
         f"activations, estimated (remat {config.remat})": activations.bytes,
         "logits of one chunk, and their gradient": memory.logits,
     }
     for name, size in rows.items():
         if size:
-            table.add_row(name, in_bytes(size))
+            table.add_row(name, format_bytes(size))
     table.add_section()
-    table.add_row("total, over all devices", in_bytes(memory.total), style="bold")
+    table.add_row("total, over all devices", format_bytes(memory.total), style="bold")
     yield table
     yield (
         f"[dim]Activations by L·B·T·(14 D + T N): {activations.textbook_elements:,} elements, "
-        f"{in_bytes(activations.textbook_bytes)} in {config.precision.compute}; in 16 bits by "
-        f"L·(34 B·T·D + 5 B·N·T²): {in_bytes(activations.sixteen_bit_bytes)}. Logits of the whole "
-        f"batch, 2 B·T·V in float32, would take {in_bytes(memory.textbook_logits)}. Without "
-        f"training, weights alone: {in_bytes(memory.weights)}.[/dim]"
+        f"{format_bytes(activations.textbook_bytes)} in {config.precision.compute}; in 16 bits by "
+        f"L·(34 B·T·D + 5 B·N·T²): {format_bytes(activations.sixteen_bit_bytes)}. Logits of the whole "
+        f"batch, 2 B·T·V in float32, would take {format_bytes(memory.textbook_logits)}. Without "
+        f"training, weights alone: {format_bytes(memory.weights)}.[/dim]"
     )
 
 
@@ -59,34 +59,34 @@ def _combinations(description: "Description") -> Iterable["RenderableType"]:
     table = new_table(title, "optimizer", *columns)
     count = description.parameters.allocated
     precision = ""
-    for each in description.combinations:
+    for each in description.memory_variants:
         if each.precision != precision:
             precision = each.precision
             table.add_section()
             table.add_row(precision, style="italic")
         table.add_row(*_combination(each, count))
     yield table
-    eight = description.eight_bits
+    eight = description.eight_bit_state
     yield (
         "[dim]bfloat16 keeps float32 weights beside; SGD is with momentum. 8 bits are "
         f"{eight.codes / count:.3g} bytes a parameter, {eight.scales / count:.2g} for a scale of "
         "each block of 256 numbers and of each of two moments, and "
-        f"{eight.small / count:.2g} for parameters of fewer than 4,096 numbers in a layer, which "
+        f"{eight.unquantized / count:.2g} for parameters of fewer than 4,096 numbers in a layer, which "
         "keep 32 bits.[/dim]"
     )
     if description.memory.gradients > 4 * count:
         yield "[dim]Gradients are there twice while microbatches are added up.[/dim]"
 
 
-def _combination(each: "Combination", count: int) -> tuple[str, ...]:
-    state = sum(each.here)
+def _combination(each: "MemoryVariant", count: int) -> tuple[str, ...]:
+    state = sum(each.state_bytes)
     return (
-        NAMES[each.optimizer],
-        _sum(each.textbook),
-        _sum(tuple(size / count for size in each.here)),
-        in_bytes(state),
-        in_bytes(each.memory.working),
-        in_bytes(state + each.memory.working),
+        OPTIMIZER_NAMES[each.optimizer],
+        _sum(each.textbook_bytes_per_parameter),
+        _sum(tuple(size / count for size in each.state_bytes)),
+        format_bytes(state),
+        format_bytes(each.memory.working_set),
+        format_bytes(state + each.memory.working_set),
     )
 
 
@@ -97,7 +97,7 @@ def _sum(parts: tuple[float, ...]) -> str:
 
 
 def _compiled(description: "Description") -> Iterable["RenderableType"]:
-    compiled = description.compiled
+    compiled = description.compiled_memory
     if compiled is None:
         yield (
             "[dim]What the compiler says of the same step: add --ask-compiler. It takes as long as "
@@ -107,22 +107,26 @@ def _compiled(description: "Description") -> Iterable["RenderableType"]:
     where = "the device" if compiled.devices == 1 else f"one device of {compiled.devices}"
     table = new_table(f"What the compiler says of {where}", "what", "described", "compiler")
     given = compiled.state + compiled.batch
-    table.add_row("state: weights, optimizer, counters", in_bytes(compiled.state), "")
-    table.add_row("batch", in_bytes(compiled.batch), "")
-    table.add_row("given to the step", in_bytes(given), in_bytes(compiled.arguments), style="bold")
-    table.add_row("results in its place", in_bytes(compiled.state), in_bytes(compiled.in_place))
-    table.add_row("other results", "", in_bytes(compiled.results))
+    table.add_row("state: weights, optimizer, counters", format_bytes(compiled.state), "")
+    table.add_row("batch", format_bytes(compiled.batch), "")
+    table.add_row(
+        "given to the step", format_bytes(given), format_bytes(compiled.arguments), style="bold"
+    )
+    table.add_row(
+        "results in its place", format_bytes(compiled.state), format_bytes(compiled.donated)
+    )
+    table.add_row("other results", "", format_bytes(compiled.results))
     table.add_section()
     for name, size in _temporaries(compiled).items():
-        table.add_row(name, in_bytes(size), "")
-    sizes = in_bytes(compiled.described), in_bytes(compiled.temporaries)
+        table.add_row(name, format_bytes(size), "")
+    sizes = format_bytes(compiled.estimated_temporaries), format_bytes(compiled.temporaries)
     table.add_row("temporaries", *sizes, style="bold")
     table.add_section()
-    for name, size in differences(compiled).items():
-        table.add_row(name, "", f"{'' if size < 0 else '+'}{in_bytes(size)}")
+    for name, size in temporaries_differences(compiled).items():
+        table.add_row(name, "", f"{'' if size < 0 else '+'}{format_bytes(size)}")
     yield table
     yield (
-        f"[dim]What the step does not read of a batch ({in_bytes(given - compiled.arguments)}) is "
+        f"[dim]What the step does not read of a batch ({format_bytes(given - compiled.arguments)}) is "
         "not given to it. Differentiation "
         "keeps what the backward pass asks for, traced from the real step: the inputs of norms and "
         "activation functions, masks, turned queries. The compiler computes cheap ones again and "
@@ -131,7 +135,7 @@ def _compiled(description: "Description") -> Iterable["RenderableType"]:
     )
 
 
-def _temporaries(compiled: "Compiled") -> dict[str, int]:
+def _temporaries(compiled: "CompiledMemory") -> dict[str, int]:
     items = {
         "weights cast for products": compiled.compute_copy,
         "gradients": compiled.gradients,
@@ -141,10 +145,11 @@ def _temporaries(compiled: "Compiled") -> dict[str, int]:
     return {name: size for name, size in items.items() if size}
 
 
-def differences(compiled: "Compiled") -> dict[str, int]:
+def temporaries_differences(compiled: "CompiledMemory") -> dict[str, int]:
     """What leads from the temporaries that are described to those of the compiler, in order."""
     return {
-        "activations kept, beyond the estimate": compiled.kept_activations - compiled.activations,
-        "weights kept in other forms": compiled.kept_weights - compiled.compute_copy,
-        "computed again, shared or copied": compiled.temporaries - compiled.traced,
+        "activations kept, beyond the estimate": compiled.residual_activations
+        - compiled.activations,
+        "weights kept in other forms": compiled.residual_weights - compiled.compute_copy,
+        "computed again, shared or copied": compiled.temporaries - compiled.traced_temporaries,
     }

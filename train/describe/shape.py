@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from train.data.parallel_config import ParallelDataConfig
+from train.data.parallel_config import BitextDataConfig
 from train.errors import UserError
 from train.tasks.config import Classification, Tagging
 
@@ -14,39 +14,43 @@ if TYPE_CHECKING:
     from train.experiment import Experiment
 
 
-def window(experiment: "Experiment") -> tuple[int, int]:
+def max_batch_shape(experiment: "Experiment") -> tuple[int, int]:
     """The examples of a batch, and the tokens of each: the most that there may be."""
     data = experiment.data
-    if isinstance(data, ParallelDataConfig) and data.batch_tokens:
+    if isinstance(data, BitextDataConfig) and data.batch_tokens:
         room = min(data.batch_tokens // data.max_length, experiment.batch_size or data.batch_tokens)
-        return max(1, room // data.row_multiple) * data.row_multiple, data.max_length
+        return max(1, room // data.batch_size_multiple) * data.batch_size_multiple, data.max_length
     length: int = getattr(data, "sequence_length", 0) or getattr(data, "max_length", 1)
     return experiment.batch_size, length
 
 
-def batch_shapes(experiment: "Experiment", mesh: "Mesh") -> "dict[str, jax.ShapeDtypeStruct]":
+def sharded_batch_shapes(
+    experiment: "Experiment", mesh: "Mesh"
+) -> "dict[str, jax.ShapeDtypeStruct]":
     """What a step is given, by shapes, laid over a mesh.
 
     Raises UsageError if the mesh cannot cut it.
     """
     import jax
 
-    from train.sharding import partition
+    from train.sharding import logical_to_sharding
 
     def laid(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        sharding = partition(mesh, ("batch", "length")[: leaf.ndim], leaf.shape)
+        sharding = logical_to_sharding(mesh, ("batch", "length")[: leaf.ndim], leaf.shape)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    rows, _ = window(experiment)
-    return {name: laid(leaf) for name, leaf in row_shapes(experiment, rows).items()}
+    rows, _ = max_batch_shape(experiment)
+    return {name: laid(leaf) for name, leaf in unsharded_batch_shapes(experiment, rows).items()}
 
 
-def row_shapes(experiment: "Experiment", rows: int) -> "dict[str, jax.ShapeDtypeStruct]":
+def unsharded_batch_shapes(
+    experiment: "Experiment", rows: int
+) -> "dict[str, jax.ShapeDtypeStruct]":
     """So many rows of a batch, by shapes: all that any task's batches have."""
     import jax
     import numpy as np
 
-    text = (rows, window(experiment)[1])
+    text = (rows, max_batch_shape(experiment)[1])
     target = (rows,) if isinstance(experiment.task, Classification) else text
     names = ("tokens", "segments", "positions", "source", "source_segments")
     shapes = dict.fromkeys(names, (text, np.int32)) | {
@@ -57,10 +61,10 @@ def row_shapes(experiment: "Experiment", rows: int) -> "dict[str, jax.ShapeDtype
     return {name: jax.ShapeDtypeStruct(*each) for name, each in shapes.items()}
 
 
-def with_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ...]]:
+def resolve_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ...]]:
     """The experiment with its V and its number of classes, and what was assumed to know them."""
     tokenizer, task = experiment.data.tokenizer, experiment.task
-    counts_classes = isinstance(task, Classification | Tagging) and not task.classes
+    counts_classes = isinstance(task, Classification | Tagging) and not task.num_labels
     if counts_classes or (not experiment.model.vocab_size and tokenizer.kind == "character"):
         return _read(experiment), ()
     if experiment.model.vocab_size:
@@ -85,7 +89,7 @@ def _read(experiment: "Experiment") -> "Experiment":
 
     try:
         task = make_task(experiment)
-        return task.resolved(task.prepare())
+        return task.resolve_experiment(task.prepare_corpus())
     except UserError as error:
         known = "--task.classes and " if hasattr(experiment.task, "classes") else ""
         raise UserError(

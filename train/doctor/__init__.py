@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from train.doctor import accelerator, surroundings, trial, versions
 from train.doctor.finding import Finding, Level
-from train.doctor.machine import Machine, examine
+from train.doctor.machine import Machine, inspect_machine
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Finding", "Level", "Machine", "Report", "accelerator_warnings", "doctor"]
+__all__ = ["Finding", "Level", "Machine", "Report", "accelerator_warnings", "run_checks"]
 
-MARKS: dict[Level, str] = {
+LEVEL_MARKS: dict[Level, str] = {
     "ok": "[green]ok[/green]",
     "warning": "[yellow]warning[/yellow]",
     "problem": "[red]problem[/red]",
@@ -52,19 +52,19 @@ class Report:
             table.add_column(column)
         for each in self.findings:
             remedy = f"\n-> {each.remedy}" if each.remedy else ""
-            table.add_row(MARKS[each.level], each.name, escape(each.detail + remedy))
+            table.add_row(LEVEL_MARKS[each.level], each.name, escape(each.detail + remedy))
         console.print(table)
         console.print(f"Problems: {self.count('problem')}. Warnings: {self.count('warning')}.")
 
 
-def doctor() -> Report:
+def run_checks() -> Report:
     """Looks at this machine, in a few seconds; computes a little on its first device."""
-    machine = examine()
+    machine = inspect_machine()
     return Report(
         (
             *versions.check_versions(),
             *_devices(machine),
-            *surroundings.check_surroundings(machine),
+            *surroundings.check_environment(machine),
         )
     )
 
@@ -74,20 +74,22 @@ def accelerator_warnings(platform: str) -> list[str]:
 
     Asks JAX nothing but why a platform did not start, so `fit` can say it before it trains.
     """
-    findings = [accelerator.check_accelerator(platform, examine(), versions.plugins())]
+    findings = [
+        accelerator.check_accelerator(platform, inspect_machine(), versions.installed_plugins())
+    ]
     if platform != "cpu":
         findings += versions.check_plugins()
     return [f"{each.name}: {each.detail}; {each.remedy}" for each in findings if each.level != "ok"]
 
 
 def _devices(machine: Machine) -> Iterator[Finding]:
-    devices = accelerator.start(machine.environment)
+    devices = accelerator.start_backend(machine.environment)
     if isinstance(devices, Finding):
         yield devices
         return
     platform = devices[0].platform
-    yield accelerator.describe_devices(devices)
-    yield accelerator.check_accelerator(platform, machine, versions.plugins())
+    yield accelerator.report_devices(devices)
+    yield accelerator.check_accelerator(platform, machine, versions.installed_plugins())
     yield trial.check_bfloat16()
     yield trial.check_speed(platform)
     yield _compilation_cache()
@@ -98,9 +100,9 @@ def _compilation_cache() -> Finding:
     import jax
 
     try:
-        from train.hardware import keep_compiled_programs
+        from train.hardware import enable_compilation_cache
     except ImportError as error:
         remedy = "pip install -e . in the project's folder"
         return Finding("transformer", "problem", f"cannot be imported: {error}", remedy)
-    keep_compiled_programs()
+    enable_compilation_cache()
     return surroundings.check_compilation_cache(jax.config.values["jax_compilation_cache_dir"])

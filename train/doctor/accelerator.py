@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 
-RUNTIMES = {
+NOTEBOOK_REMEDIES = {
     "Colab": "choose Runtime > Change runtime type > a GPU or TPU",
     "Kaggle": "choose Settings > Accelerator > a GPU or TPU",
 }
 
 
-def start(environment: Mapping[str, str]) -> Sequence[Any] | Finding:
+def start_backend(environment: Mapping[str, str]) -> Sequence[Any] | Finding:
     """JAX's devices, or why it has none."""
     try:
         import jax
@@ -40,7 +40,7 @@ def _no_device(asked: str, why: str) -> Finding:
     return Finding("devices", "problem", detail, remedy)
 
 
-def describe_devices(devices: Sequence[Any]) -> Finding:
+def report_devices(devices: Sequence[Any]) -> Finding:
     """Platform, number, kind, and memory of each."""
     first = devices[0]
     statistics = first.memory_stats() or {}
@@ -63,9 +63,9 @@ def check_accelerator(platform: str, machine: "Machine", plugins: Sequence[str])
         return _unused_gpu(machine.gpu, plugins)
     if machine.tpu:
         return _unused_tpu(machine.tpu, plugins)
-    if machine.notebook in RUNTIMES:
+    if machine.notebook in NOTEBOOK_REMEDIES:
         detail = f"none: this {machine.notebook} session has a CPU alone"
-        return Finding("accelerator", "warning", detail, RUNTIMES[machine.notebook])
+        return Finding("accelerator", "warning", detail, NOTEBOOK_REMEDIES[machine.notebook])
     return Finding("accelerator", "ok", "none found; JAX computes on the CPU")
 
 

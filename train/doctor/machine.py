@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from train.host_memory import host_memory
+from train.host_memory import host_memory_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,13 +19,13 @@ class Machine:
     """What shows that an NVIDIA GPU is here, such as a device file; empty: nothing does."""
     tpu: str = ""
     """What shows that a TPU is here."""
-    cores: int = 1
+    num_cores: int = 1
     """That this process may use."""
-    memory: int = 0
+    memory_bytes: int = 0
     """Bytes that this process may use; 0: not known."""
-    folder: str = "."
+    working_dir: str = "."
     """The working folder, where runs are kept."""
-    free_disk: int = 0
+    free_disk_bytes: int = 0
     """Bytes free there."""
     writable: bool = True
     """Whether the working folder can be written to."""
@@ -34,16 +34,16 @@ class Machine:
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def examine(root: Path = Path("/")) -> Machine:
+def inspect_machine(root: Path = Path("/")) -> Machine:
     """This machine; `root` is where its system files are."""
     folder = Path.cwd()
     return Machine(
         gpu=_first(root, "dev/nvidia[0-9]*", "dev/nvidiactl", "dev/dxg") or _nvidia_smi(),
         tpu=_first(root, "dev/accel[0-9]*", "dev/vfio/[0-9]*"),
-        cores=_cores(root),
-        memory=host_memory(root),
-        folder=str(folder),
-        free_disk=shutil.disk_usage(folder).free,
+        num_cores=_cores(root),
+        memory_bytes=host_memory_bytes(root),
+        working_dir=str(folder),
+        free_disk_bytes=shutil.disk_usage(folder).free,
         writable=os.access(folder, os.W_OK),
         notebook=_notebook(os.environ),
         environment=dict(os.environ),

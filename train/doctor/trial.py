@@ -5,11 +5,11 @@ from typing import Any
 
 from train.doctor.finding import Finding
 
-SIZES = {"cpu": (1024, 512, 2048)}
+TIMED_SIZES = {"cpu": (1024, 512, 2048)}
 """Rows, D and F of the timed feed-forward, by platform."""
-LARGE_SIZES = (8192, 4096, 16384)
+ACCELERATOR_SIZES = (8192, 4096, 16384)
 
-ERROR = 2.0**-6
+MAX_BFLOAT16_ERROR = 2.0**-6
 """Of a product in bfloat16, relative to the largest entry: it has 8 bits."""
 
 
@@ -22,7 +22,7 @@ def check_bfloat16() -> Finding:
     except jax.errors.JaxRuntimeError as failure:
         detail = f"a product fails: {str(failure).splitlines()[0]}"
         return Finding("bfloat16", "warning", detail, "train with --model.precision float32")
-    if error <= ERROR:
+    if error <= MAX_BFLOAT16_ERROR:
         return Finding("bfloat16", "ok", f"products are right to {error:.1e}")
     detail = f"products are off by {error:.1e} of their size"
     return Finding("bfloat16", "problem", detail, "train with --model.precision float32")
@@ -50,18 +50,18 @@ def bfloat16_error() -> float:
 def check_speed(platform: str) -> Finding:
     """A feed-forward layer, forward and backward, in the dtype that suits the platform."""
     dtype = "float32" if platform == "cpu" else "bfloat16"
-    sizes = SIZES.get(platform, LARGE_SIZES)
-    speed = flops_of(*sizes) / seconds(*sizes, dtype)
+    sizes = TIMED_SIZES.get(platform, ACCELERATOR_SIZES)
+    speed = feed_forward_flops(*sizes) / time_feed_forward(*sizes, dtype)
     shown = f"{speed / 1e12:.1f} TFLOP/s" if speed >= 1e12 else f"{speed / 1e9:.0f} GFLOP/s"
     return Finding("speed", "ok", f"{shown} in {dtype}, a feed-forward layer's gradient")
 
 
-def flops_of(rows: int, width: int, hidden: int) -> int:
+def feed_forward_flops(rows: int, width: int, hidden: int) -> int:
     """Of `seconds`: two products forward, three backward (the input needs no gradient)."""
     return 5 * 2 * rows * width * hidden
 
 
-def seconds(rows: int, width: int, hidden: int, dtype: str, repeats: int = 3) -> float:
+def time_feed_forward(rows: int, width: int, hidden: int, dtype: str, repeats: int = 3) -> float:
     """The best time of a feed-forward layer's gradient, compiled beforehand."""
     import jax
     import jax.numpy as jnp

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
 PROJECT = "linen-transformer"
-LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "chex", "grain", "tokenizers")
+FALLBACK_REQUIREMENTS = ("jax", "flax", "optax", "orbax-checkpoint", "chex", "grain", "tokenizers")
 """What is looked for where the project itself was not installed."""
 PLUGINS = ("libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin")
 """What lets JAX use TPUs and GPUs."""
 
-PREINSTALLED = {
+PREINSTALLED_MISMATCHES = {
     ("0.7.2", "libtpu", "0.0.21.1"): "Colab",
     ("0.7.2", "libtpu", "0.0.17"): "Kaggle",
 }
@@ -27,7 +27,7 @@ PREINSTALLED = {
 def check_versions() -> Iterator[Finding]:
     """Python, the project's requirements, jaxlib, and the plugins that are here."""
     yield from check_project()
-    if version := installed("jax"):
+    if version := installed_version("jax"):
         yield from check_jax(version)
 
 
@@ -41,28 +41,28 @@ def check_project() -> Iterator[Finding]:
         detail = "is not installed, so the ranges that it asks for are not known here"
         remedy = "pip install -e . in the project's folder"
         yield Finding(PROJECT, "warning", detail, remedy)
-        python, wanted = "", [Requirement(name) for name in LIBRARIES]
+        python, wanted = "", [Requirement(name) for name in FALLBACK_REQUIREMENTS]
     else:
         wanted = requirements(PROJECT)
     yield check_python(platform.python_version(), python)
     for requirement in wanted:
-        yield check_package(requirement, installed(requirement.name))
+        yield check_package(requirement, installed_version(requirement.name))
 
 
 def check_jax(version: str) -> Iterator[Finding]:
     """jaxlib and the plugins that are here against what this jax asks for."""
     for requirement in requirements("jax"):
         if requirement.name == "jaxlib":
-            yield check_package(requirement, installed("jaxlib"))
+            yield check_package(requirement, installed_version("jaxlib"))
     yield from check_plugins()
 
 
 def check_plugins() -> Iterator[Finding]:
     """Check each accelerator plugin that is installed against what the installed jax asks for."""
-    version = installed("jax") or ""
+    version = installed_version("jax") or ""
     extras = {each.name: each for each in requirements("jax", extras=True)} if version else {}
     for plugin in PLUGINS:
-        if found := installed(plugin):
+        if found := installed_version(plugin):
             yield check_plugin(plugin, found, extras.get(plugin), version)
 
 
@@ -95,7 +95,7 @@ def check_plugin(name: str, version: str, wanted: "Requirement | None", jax: str
     if wanted is None or wanted.specifier.contains(version, prereleases=True):
         return Finding(name, "ok", f"{version}, for jax {jax}")
     detail = f"{version} is not {wanted.specifier}, which jax {jax} asks for"
-    if runtime := PREINSTALLED.get((jax, name, version)):
+    if runtime := PREINSTALLED_MISMATCHES.get((jax, name, version)):
         detail = f"{detail}, but {runtime} has them so"
         remedy = (
             "leave it: training runs; attention kernels that cannot be compiled are replaced, "
@@ -111,21 +111,21 @@ def _extra(plugin: str) -> str:
     return "tpu" if plugin == "libtpu" else plugin.split("-")[1]
 
 
-def mismatch(plugin: str) -> str:
+def plugin_remedy(plugin: str) -> str:
     """Return the command that makes a plugin fit the installed jax; empty if it fits."""
-    version, jax = installed(plugin), installed("jax")
+    version, jax = installed_version(plugin), installed_version("jax")
     wanted = {each.name: each for each in requirements("jax", extras=True)}.get(plugin)
     if version is None or jax is None or wanted is None or wanted.specifier.contains(version):
         return ""
     return f'in an environment of its own: pip install "jax[{_extra(plugin)}]=={jax}"'
 
 
-def plugins() -> tuple[str, ...]:
+def installed_plugins() -> tuple[str, ...]:
     """The accelerator plugins that are installed."""
-    return tuple(name for name in PLUGINS if installed(name))
+    return tuple(name for name in PLUGINS if installed_version(name))
 
 
-def installed(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     """The version of a package; None if it is not here."""
     try:
         return metadata.version(name)

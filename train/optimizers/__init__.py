@@ -12,7 +12,7 @@ from train.optimizers.adafactor import Adafactor
 from train.optimizers.adam import Adam
 from train.optimizers.adamw import AdamW
 from train.optimizers.adamw8bit import AdamW8bit
-from train.optimizers.base import matrices
+from train.optimizers.base import matrix_mask
 from train.optimizers.lion import Lion
 from train.optimizers.muon import Muon
 from train.optimizers.sgd import Sgd
@@ -32,8 +32,8 @@ __all__ = [
     "OptimizerConfig",
     "Sgd",
     "make_optimizer",
-    "make_update",
-    "matrices",
+    "make_step_optimizer",
+    "matrix_mask",
 ]
 
 OptimizerConfig = Sgd | Adam | AdamW | AdamW8bit | Adafactor | Lion | Muon
@@ -52,15 +52,15 @@ def make_optimizer(
     return config.make(axes)
 
 
-def make_update(
+def make_step_optimizer(
     config: OptimizerConfig,
     axes: Any,  # a tree of `Axes` like that of the parameters
-    memory: Literal["device", "host"] = "device",
+    placement: Literal["device", "host"] = "device",
 ) -> optax.GradientTransformationExtraArgs:
     """The optimizer of a step: told whether the step is fine, with its state in either memory."""
-    from train.optimizers.guarded import guarded
-    from train.optimizers.streamed import streamed
+    from train.optimizers.guarded import apply_if_accepted
+    from train.optimizers.streamed import offload_state
 
-    if memory == "host":
-        return streamed(config, axes)
-    return guarded(make_optimizer(config, axes))
+    if placement == "host":
+        return offload_state(config, axes)
+    return apply_if_accepted(make_optimizer(config, axes))

@@ -11,16 +11,16 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from train.optimizers.base import Optimizer, decayed, is_axes, part
+from train.optimizers.base import Optimizer, add_weight_decay, is_axes, pick_entry
 
 if TYPE_CHECKING:
     import jax
     import optax
 
-    from transformer.weights import Axes
+    from transformer.weights import LogicalAxes
 
 
-TINY = 1e-30
+SQUARE_EPSILON = 1e-30
 """Added to the squares of gradients (the paper's first epsilon)."""
 
 
@@ -34,14 +34,14 @@ class Adafactor(Optimizer):
 
     kind: ClassVar[str] = "adafactor"
 
-    decay: float = 0.8
+    decay_rate: float = 0.8
     """Step t leaves 1 - t^-decay of the mean squares as it is (section 7.2)."""
-    threshold: float = 1.0
+    clip_threshold: float = 1.0
     """Largest root mean square of a layer's direction; beyond it, it is scaled down (section 6).
     0: no limit."""
-    relative: bool = True
+    scale_parameter: bool = True
     """Whether directions are multiplied by the root mean square of the weights (section 8)."""
-    smallest: float = 1e-3
+    min_parameter_scale: float = 1e-3
     """The least that counts for the size of weights, so that those at zero move."""
     weight_decay: float = 0.0
     """Each step takes learning rate * weight_decay of a matrix away."""
@@ -51,20 +51,24 @@ class Adafactor(Optimizer):
         import jax.numpy as jnp
         import optax
 
-        def update(grads: Any, state: State, params: Any) -> tuple[Any, State]:
+        def update(grads: Any, state: AdafactorState, params: Any) -> tuple[Any, AdafactorState]:
             updates = state.updates + 1
-            move = functools.partial(self.moved, 1 - updates.astype(jnp.float32) ** -self.decay)
+            move = functools.partial(
+                self.update_parameter, 1 - updates.astype(jnp.float32) ** -self.decay_rate
+            )
             trees = (axes, grads, params, state.rows, state.columns)
             moved = jax.tree.map(move, *trees, is_leaf=is_axes)
-            return part(moved, axes, 0), State(updates, part(moved, axes, 1), part(moved, axes, 2))
+            return pick_entry(moved, axes, 0), AdafactorState(
+                updates, pick_entry(moved, axes, 1), pick_entry(moved, axes, 2)
+            )
 
         factored = optax.GradientTransformation(lambda params: _init(params, axes), update)
-        return optax.chain(factored, decayed(self.weight_decay, axes))
+        return optax.chain(factored, add_weight_decay(self.weight_decay, axes))
 
-    def moved(
+    def update_parameter(
         self,
-        kept: jax.Array,
-        axes: Axes,
+        decay: jax.Array,
+        axes: LogicalAxes,
         gradient: jax.Array,
         weights: jax.Array,
         rows: jax.Array,
@@ -74,25 +78,27 @@ class Adafactor(Optimizer):
         import jax
         import jax.numpy as jnp
 
-        squares = jnp.square(gradient) + TINY
+        squares = jnp.square(gradient) + SQUARE_EPSILON
         if columns is None:
-            rows = kept * rows + (1 - kept) * squares
+            rows = decay * rows + (1 - decay) * squares
             direction = gradient * jax.lax.rsqrt(rows)
         else:
             squares = squares.reshape(_matrices(gradient, axes))
-            rows = kept * rows + (1 - kept) * jnp.mean(squares, axis=-1)
-            columns = kept * columns + (1 - kept) * jnp.mean(squares, axis=-2)
+            rows = decay * rows + (1 - decay) * jnp.mean(squares, axis=-1)
+            columns = decay * columns + (1 - decay) * jnp.mean(squares, axis=-2)
             shares = rows / jnp.mean(rows, axis=-1, keepdims=True)
             means = shares[..., :, None] * columns[..., None, :]
             direction = gradient * jax.lax.rsqrt(means).reshape(gradient.shape)
-        if self.threshold:
-            direction /= jnp.maximum(1, _size(direction, axes) / self.threshold)
-        if self.relative:
-            direction *= jnp.maximum(self.smallest, _size(weights.astype(jnp.float32), axes))
+        if self.clip_threshold:
+            direction /= jnp.maximum(1, _size(direction, axes) / self.clip_threshold)
+        if self.scale_parameter:
+            direction *= jnp.maximum(
+                self.min_parameter_scale, _size(weights.astype(jnp.float32), axes)
+            )
         return direction, rows, columns
 
 
-class State(NamedTuple):
+class AdafactorState(NamedTuple):
     """Means of squared gradients."""
 
     updates: jax.Array  # int32, so many made
@@ -100,29 +106,29 @@ class State(NamedTuple):
     columns: Any  # over the rows of matrices [*stack, columns]; of all else, None
 
 
-def _init(params: Any, axes: Any) -> State:
+def _init(params: Any, axes: Any) -> AdafactorState:
     import jax
     import jax.numpy as jnp
 
-    def rows(axes: Axes, leaf: jax.Array) -> jax.Array:
+    def rows(axes: LogicalAxes, leaf: jax.Array) -> jax.Array:
         return jnp.zeros(_matrices(leaf, axes)[:-1] if axes.is_matrix else leaf.shape)
 
-    def columns(axes: Axes, leaf: jax.Array) -> jax.Array | None:
+    def columns(axes: LogicalAxes, leaf: jax.Array) -> jax.Array | None:
         *stack, _, count = _matrices(leaf, axes)
         return jnp.zeros((*stack, count)) if axes.is_matrix else None
 
     trees = (jax.tree.map(zeros, axes, params, is_leaf=is_axes) for zeros in (rows, columns))
-    return State(jnp.int32(0), *trees)
+    return AdafactorState(jnp.int32(0), *trees)
 
 
-def _matrices(leaf: jax.Array, axes: Axes) -> tuple[int, ...]:
+def _matrices(leaf: jax.Array, axes: LogicalAxes) -> tuple[int, ...]:
     """The shape [*stack, rows, columns] of a weight's matrices."""
     start, middle = len(axes.stack), len(axes.stack) + len(axes.inputs)
     rows, columns = math.prod(leaf.shape[start:middle]), math.prod(leaf.shape[middle:])
     return (*leaf.shape[:start], rows, columns)
 
 
-def _size(x: jax.Array, axes: Axes) -> jax.Array:
+def _size(x: jax.Array, axes: LogicalAxes) -> jax.Array:
     """The root mean square of each layer's entries."""
     import jax.numpy as jnp
 

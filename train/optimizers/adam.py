@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from train.optimizers.base import Optimizer, decayed
+from train.optimizers.base import Optimizer, add_weight_decay
 
 if TYPE_CHECKING:
     import optax
@@ -29,4 +29,4 @@ class Adam(Optimizer):
         import optax
 
         adam = optax.scale_by_adam(b1=self.beta1, b2=self.beta2, eps=self.epsilon)
-        return optax.chain(decayed(self.l2, axes), adam)
+        return optax.chain(add_weight_decay(self.l2, axes), adam)

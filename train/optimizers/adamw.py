@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from train.optimizers.base import Optimizer, decayed
+from train.optimizers.base import Optimizer, add_weight_decay
 
 if TYPE_CHECKING:
     import optax
@@ -27,4 +27,4 @@ class AdamW(Optimizer):
         import optax
 
         adam = optax.scale_by_adam(b1=self.beta1, b2=self.beta2, eps=self.epsilon)
-        return optax.chain(adam, decayed(self.weight_decay, axes))
+        return optax.chain(adam, add_weight_decay(self.weight_decay, axes))

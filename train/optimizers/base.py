@@ -6,13 +6,13 @@ import abc
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from transformer.checks import check_least, check_share
+from transformer.checks import check_at_least, check_fraction
 
 if TYPE_CHECKING:
     import optax
 
 
-SHARES = ("beta1", "beta2", "momentum")
+DECAY_RATE_FIELDS = ("beta1", "beta2", "momentum")
 """Settings that say how much of an average a step leaves as it is."""
 
 
@@ -22,16 +22,16 @@ class Optimizer(abc.ABC):
 
     kind: ClassVar[str]
 
-    clip: float = 1.0
+    max_grad_norm: float = 1.0
     """Largest global norm of the gradients; beyond it they are scaled down. 0: no limit."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             name, value = f"optimizer.{field.name}", getattr(self, field.name)
-            if field.name in SHARES:
-                check_share(name, value)
+            if field.name in DECAY_RATE_FIELDS:
+                check_fraction(name, value)
             elif not isinstance(value, str):
-                check_least(name, value, 0)
+                check_at_least(name, value, 0)
 
     @abc.abstractmethod
     def make(
@@ -41,28 +41,28 @@ class Optimizer(abc.ABC):
         """Gradients -> directions: update = -learning rate * direction. Clipping is the step's."""
 
 
-def matrices(axes: Any) -> Any:
+def matrix_mask(axes: Any) -> Any:
     """A tree of booleans: which parameters are linear maps."""
     import jax
 
     return jax.tree.map(lambda leaf: leaf.is_matrix, axes, is_leaf=is_axes)
 
 
-def decayed(rate: float, axes: Any) -> optax.GradientTransformation:
+def add_weight_decay(weight_decay: float, axes: Any) -> optax.GradientTransformation:
     """Weight decay of the matrices: decoupled where it is the last of a chain, L2 as the first."""
     import optax
 
-    return optax.add_decayed_weights(rate, mask=matrices(axes))
+    return optax.add_decayed_weights(weight_decay, mask=matrix_mask(axes))
 
 
 def is_axes(leaf: Any) -> bool:
     """Whether this is a leaf of a tree of `Axes`."""
-    from transformer.weights import Axes
+    from transformer.weights import LogicalAxes
 
-    return isinstance(leaf, Axes)
+    return isinstance(leaf, LogicalAxes)
 
 
-def part(tree: Any, axes: Any, index: int) -> Any:
+def pick_entry(tree: Any, axes: Any, index: int) -> Any:
     """Of a tree of tuples, one for each parameter, the tree of their entries at `index`."""
     import jax
 

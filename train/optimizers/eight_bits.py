@@ -15,39 +15,39 @@ import math
 import jax
 import jax.numpy as jnp
 
-BLOCK = 256
+BLOCK_SIZE = 256
 """Numbers that share a scale."""
 
-ZERO = 127
+ZERO_CODE = 127
 """The code of 0 among the signed ones."""
 
 
-def quantise(
+def quantize(
     x: jax.Array,  # [*stack, ...] float32
-    stack: int,  # axes of repetition
+    num_stack_axes: int,  # axes of repetition
     *,
     signed: bool,
 ) -> tuple[jax.Array, jax.Array]:  # uint8 like x, float32 [..., blocks]
     """Codes and scales. Blocks lie along the memory of one layer, the last one may be short."""
-    blocks = _cut(x, stack)
+    blocks = _cut(x, num_stack_axes)
     scales = jnp.max(jnp.abs(blocks), axis=-1)
-    codes = nearest(blocks / jnp.where(scales > 0, scales, 1)[..., None], signed=signed)
-    return _joined(codes, x.shape, stack), scales
+    codes = nearest_code(blocks / jnp.where(scales > 0, scales, 1)[..., None], signed=signed)
+    return _joined(codes, x.shape, num_stack_axes), scales
 
 
-def dequantise(
+def dequantize(
     codes: jax.Array,  # [*stack, ...] uint8
     scales: jax.Array,  # [..., blocks] float32
-    stack: int,
+    num_stack_axes: int,
     *,
     signed: bool,
 ) -> jax.Array:  # [*stack, ...] float32
     """The numbers again, each within half the distance of two codes, tiny squares apart."""
-    blocks = values(_cut(codes, stack), signed=signed) * scales[..., None]
-    return _joined(blocks, codes.shape, stack)
+    blocks = code_values(_cut(codes, num_stack_axes), signed=signed) * scales[..., None]
+    return _joined(blocks, codes.shape, num_stack_axes)
 
 
-def nearest(
+def nearest_code(
     x: jax.Array,  # [...] in [-1, 1], or in [0, 1]
     *,
     signed: bool,
@@ -71,17 +71,17 @@ def nearest(
         return jnp.where(size > largest, 255, number).astype(jnp.uint8)
     number = jnp.where(size < 1e-6 * (0.1 + 0.45 / first) / 2, 0, number)
     number = jnp.where(x > largest, 128, number)
-    return (ZERO + jnp.sign(x) * number).astype(jnp.uint8)
+    return (ZERO_CODE + jnp.sign(x) * number).astype(jnp.uint8)
 
 
-def values(
+def code_values(
     codes: jax.Array,  # [...] uint8
     *,
     signed: bool,
 ) -> jax.Array:  # [...] float32
     """What the codes stand for."""
     first = 1 if signed else 2
-    number = codes.astype(jnp.float32) - (ZERO if signed else 0)
+    number = codes.astype(jnp.float32) - (ZERO_CODE if signed else 0)
     size = jnp.abs(number)
     count, scale = jnp.full_like(size, first), jnp.full_like(size, 1e-6)
     for decade in range(1, 7):
@@ -100,11 +100,11 @@ def _cut(x: jax.Array, stack: int) -> jax.Array:  # [*stack, ...] -> [..., block
     A layer that holds no whole number of blocks is filled up with zeros.
     """
     for axis in reversed(range(stack, x.ndim)):
-        if math.prod(x.shape[axis:]) % BLOCK == 0:
-            return x.reshape(*x.shape[:axis], -1, BLOCK)
+        if math.prod(x.shape[axis:]) % BLOCK_SIZE == 0:
+            return x.reshape(*x.shape[:axis], -1, BLOCK_SIZE)
     flat = x.reshape(*x.shape[:stack], -1)
-    padding = [(0, 0)] * stack + [(0, -flat.shape[-1] % BLOCK)]
-    return jnp.pad(flat, padding).reshape(*x.shape[:stack], -1, BLOCK)
+    padding = [(0, 0)] * stack + [(0, -flat.shape[-1] % BLOCK_SIZE)]
+    return jnp.pad(flat, padding).reshape(*x.shape[:stack], -1, BLOCK_SIZE)
 
 
 def _joined(blocks: jax.Array, shape: tuple[int, ...], stack: int) -> jax.Array:

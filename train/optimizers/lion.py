@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from train.optimizers.base import Optimizer, decayed
+from train.optimizers.base import Optimizer, add_weight_decay
 
 if TYPE_CHECKING:
     import optax
@@ -32,4 +32,4 @@ class Lion(Optimizer):
         import optax
 
         lion = optax.scale_by_lion(b1=self.beta1, b2=self.beta2)
-        return optax.chain(lion, decayed(self.weight_decay, axes))
+        return optax.chain(lion, add_weight_decay(self.weight_decay, axes))

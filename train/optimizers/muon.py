@@ -6,13 +6,13 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from train.optimizers.base import Optimizer, is_axes
-from transformer.checks import check_choice, check_least
+from transformer.checks import check_at_least, check_choice
 
 if TYPE_CHECKING:
     import optax
     from optax import contrib
 
-    from transformer.weights import Axes
+    from transformer.weights import LogicalAxes
 
 
 Preconditioning = Literal["frobenius", "aol"]
@@ -28,7 +28,7 @@ class Muon(Optimizer):
 
     kind: ClassVar[str] = "muon"
 
-    iterations: int = 5
+    ns_steps: int = 5
     """Of Newton and Schulz, by which a matrix is made orthogonal."""
     preconditioning: Preconditioning = "frobenius"
     """What brings singular values to 1 at most before the first iteration: `frobenius`, the norm of
@@ -44,7 +44,7 @@ class Muon(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least("optimizer.iterations", self.iterations, 1)
+        check_at_least("optimizer.iterations", self.ns_steps, 1)
         known = get_args(Preconditioning)
         check_choice("optimizer.preconditioning", self.preconditioning, known)
 
@@ -55,20 +55,22 @@ class Muon(Optimizer):
 
         muon = contrib.muon(
             learning_rate=1.0,
-            ns_steps=self.iterations,
+            ns_steps=self.ns_steps,
             preconditioning=self.preconditioning,
             beta=self.momentum,
             weight_decay=self.weight_decay,
             adam_b1=self.beta1,
             adam_b2=self.beta2,
             eps=self.epsilon,
-            muon_weight_dimension_numbers=jax.tree.map(sides, axes, is_leaf=is_axes),
+            muon_weight_dimension_numbers=jax.tree.map(
+                muon_dimension_numbers, axes, is_leaf=is_axes
+            ),
             consistent_rms=0.2,
         )
         return optax.chain(muon, optax.scale(-1.0))
 
 
-def sides(axes: Axes) -> contrib.MuonDimensionNumbers | None:
+def muon_dimension_numbers(axes: LogicalAxes) -> contrib.MuonDimensionNumbers | None:
     """Which axes are a matrix's rows and columns; None for what Muon leaves alone."""
     from optax import contrib
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from train.optimizers.base import Optimizer, decayed
+from train.optimizers.base import Optimizer, add_weight_decay
 
 if TYPE_CHECKING:
     import optax
@@ -28,5 +28,7 @@ class Sgd(Optimizer):
         import optax
 
         if not self.momentum:
-            return decayed(self.l2, axes)
-        return optax.chain(decayed(self.l2, axes), optax.trace(self.momentum, self.nesterov))
+            return add_weight_decay(self.l2, axes)
+        return optax.chain(
+            add_weight_decay(self.l2, axes), optax.trace(self.momentum, self.nesterov)
+        )

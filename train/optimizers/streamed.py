@@ -12,14 +12,14 @@ import optax
 
 from train.leaves import named
 from train.optimizers.base import Optimizer, is_axes
-from train.optimizers.guarded import guarded
-from transformer.weights import Axes
+from train.optimizers.guarded import apply_if_accepted
+from transformer.weights import LogicalAxes
 
-Leaves = dict[str, Any]
+NamedLeaves = dict[str, Any]
 """The arrays of a tree by name."""
 
 
-def streamed(
+def offload_state(
     optimizer: Optimizer,
     axes: Any,  # a tree of `Axes` like that of the parameters
 ) -> optax.GradientTransformationExtraArgs:
@@ -34,102 +34,118 @@ def streamed(
     ) -> tuple[Any, Any]:
         before = named(state)
         directions, after = named(grads), dict(before)
-        for layers, chosen in parts(axes, grads).items():
-            own = (only(tree, chosen) for tree in (axes, grads, params))
-            move = in_one_piece if layers is None else layer_by_layer
+        for layers, chosen in group_by_num_layers(axes, grads).items():
+            own = (mask_leaves(tree, chosen) for tree in (axes, grads, params))
+            move = update_whole if layers is None else update_by_layer
             found, moved = move(optimizer, before, fine, *own)
             directions |= named(found)
             after |= moved
-        return rebuilt(grads, directions), rebuilt(state, after)
+        return unflatten_named(grads, directions), unflatten_named(state, after)
 
     return optax.GradientTransformationExtraArgs(optimizer.make(axes).init, update)
 
 
-def in_one_piece(
-    optimizer: Optimizer, state: Leaves, fine: jax.Array, axes: Any, grads: Any, params: Any
-) -> tuple[Any, Leaves]:
+def update_whole(
+    optimizer: Optimizer,
+    state: NamedLeaves,
+    accept_update: jax.Array,
+    axes: Any,
+    grads: Any,
+    params: Any,
+) -> tuple[Any, NamedLeaves]:
     """Directions for some of the parameters, and their part of the state one update on."""
-    rule = guarded(optimizer.make(axes))
-    old = fetched(rebuilt(jax.eval_shape(rule.init, params), state))
-    directions, new = rule.update(grads, old, params, fine=fine)
-    return directions, stored(named(new))
+    rule = apply_if_accepted(optimizer.make(axes))
+    old = to_device_memory(unflatten_named(jax.eval_shape(rule.init, params), state))
+    directions, new = rule.update(grads, old, params, fine=accept_update)
+    return directions, to_host_memory(named(new))
 
 
-def layer_by_layer(
-    optimizer: Optimizer, state: Leaves, fine: jax.Array, axes: Any, grads: Any, params: Any
-) -> tuple[Any, Leaves]:
+def update_by_layer(
+    optimizer: Optimizer,
+    state: NamedLeaves,
+    accept_update: jax.Array,
+    axes: Any,
+    grads: Any,
+    params: Any,
+) -> tuple[Any, NamedLeaves]:
     """The same for parameters of as many layers, of which one at a time has its state here.
 
     The loop writes each result to where it read what it is made of: nothing is there twice.
     """
-    rule = guarded(optimizer.make(jax.tree.map(of_a_layer, axes, is_leaf=is_axes)))
-    shapes = jax.eval_shape(lambda: rule.init(at(0, params)))
+    rule = apply_if_accepted(optimizer.make(jax.tree.map(single_layer_axes, axes, is_leaf=is_axes)))
+    shapes = jax.eval_shape(lambda: rule.init(select_layer(0, params)))
     shared = {  # a number of updates belongs to no layer
-        name: fetched(state[name])
+        name: to_device_memory(state[name])
         for name, leaf in named(shapes).items()
         if leaf.shape == state[name].shape
     }
     stacked = {name: state[name] for name in named(shapes) if name not in shared}
 
-    def layer(number: jax.Array, carry: tuple[Any, Leaves, Leaves]) -> tuple[Any, Leaves, Leaves]:
+    def layer(
+        number: jax.Array, carry: tuple[Any, NamedLeaves, NamedLeaves]
+    ) -> tuple[Any, NamedLeaves, NamedLeaves]:
         rows, moments, _ = carry
-        old = rebuilt(shapes, shared | fetched(at(number, moments)))
-        directions, new = rule.update(at(number, rows), old, at(number, params), fine=fine)
+        old = unflatten_named(shapes, shared | to_device_memory(select_layer(number, moments)))
+        directions, new = rule.update(
+            select_layer(number, rows), old, select_layer(number, params), fine=accept_update
+        )
         found = named(new)
-        moments = put(number, moments, stored({name: found[name] for name in stacked}))
-        return put(number, rows, directions), moments, {name: found[name] for name in shared}
+        moments = set_layer(
+            number, moments, to_host_memory({name: found[name] for name in stacked})
+        )
+        return set_layer(number, rows, directions), moments, {name: found[name] for name in shared}
 
     layers = len(jax.tree.leaves(grads)[0])
     directions, moments, new = jax.lax.fori_loop(0, layers, layer, (grads, stacked, shared))
-    return directions, moments | stored(new)
+    return directions, moments | to_host_memory(new)
 
 
-def parts(axes: Any, grads: Any) -> dict[int | None, list[bool]]:
+def group_by_num_layers(axes: Any, grads: Any) -> dict[int | None, list[bool]]:
     """Which parameters have as many layers, by their number; None: are in no stack of layers."""
     pairs = zip(jax.tree.leaves(axes, is_leaf=is_axes), jax.tree.leaves(grads), strict=True)
     counts = [len(leaf) if each.stack[:1] == ("layers",) else None for each, leaf in pairs]
     return {own: [count == own for count in counts] for own in counts}
 
 
-def of_a_layer(axes: Axes) -> Axes:
+def single_layer_axes(axes: LogicalAxes) -> LogicalAxes:
     """The axes of what is left of a weight when one of its layers is taken."""
-    return Axes(axes.stack[1:], axes.inputs, axes.outputs)
+    return LogicalAxes(axes.stack[1:], axes.inputs, axes.outputs)
 
 
-def rebuilt(tree: Any, found: Leaves) -> Any:
+def unflatten_named(tree: Any, leaves: NamedLeaves) -> Any:
     """A tree like this one of the leaves by name."""
-    return jax.tree.unflatten(jax.tree.structure(tree), [found[name] for name in named(tree)])
+    return jax.tree.unflatten(jax.tree.structure(tree), [leaves[name] for name in named(tree)])
 
 
-def only(tree: Any, chosen: Sequence[bool]) -> Any:
+def mask_leaves(tree: Any, selected: Sequence[bool]) -> Any:
     """The tree with those of its leaves alone; the others are masked."""
     found, structure = jax.tree.flatten(tree, is_leaf=is_axes)
-    pairs = zip(found, chosen, strict=True)
+    pairs = zip(found, selected, strict=True)
     masked = [leaf if own else optax.MaskedNode() for leaf, own in pairs]
     return jax.tree.unflatten(structure, masked)
 
 
-def at(number: Any, stacked: Any) -> Any:
+def select_layer(layer_index: Any, stacked: Any) -> Any:
     """One layer of each array."""
     return jax.tree.map(
-        lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, keepdims=False), stacked
+        lambda leaf: jax.lax.dynamic_index_in_dim(leaf, layer_index, keepdims=False), stacked
     )
 
 
-def put(number: jax.Array, stacked: Any, layer: Any) -> Any:
+def set_layer(layer_index: jax.Array, stacked: Any, layer: Any) -> Any:
     """The arrays with one layer replaced."""
     return jax.tree.map(
-        lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, number, axis=0),
+        lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, layer_index, axis=0),
         stacked,
         layer,
     )
 
 
-def fetched(tree: Any) -> Any:
+def to_device_memory(tree: Any) -> Any:
     """The arrays in the memory of the device."""
     return jax.device_put(tree, jax.memory.Space.Device)
 
 
-def stored(tree: Any) -> Any:
+def to_host_memory(tree: Any) -> Any:
     """The arrays in the memory of the host."""
     return jax.device_put(tree, jax.memory.Space.Host)

@@ -17,10 +17,10 @@ from transformer.precision import DType
 
 GIB = 2**30
 
-ATTAINED = 0.8
+ATTAINABLE_FRACTION = 0.8
 """Share of the peak that one large product attains: 790 of 989 TFLOP/s on an H200 (measured)."""
 
-ATTAINED_TPU = 0.9
+TPU_ATTAINABLE_FRACTION = 0.9
 """The same on a TPU. With less, the roofline would be below what is published: 66.86% MFU on v5e
 with full rematerialization is 89% of the peak with what is computed again."""
 
@@ -31,50 +31,52 @@ class Chip:
 
     name: str
     """As targets and prices call it."""
-    kind: str
+    device_kind: str
     """As JAX calls it."""
     platform: Platform
-    flops: float
+    bf16_flops_per_second: float
     """Operations a second, products of bfloat16 with sums in float32."""
-    memory: int
+    memory_bytes: int
     """Bytes that a program can have."""
-    bandwidth: float
+    memory_bandwidth: float
     """Bytes a second between memory and chip."""
-    links: float
+    link_bandwidth: float
     """Bytes a second that a chip sends to its neighbours, over all links together."""
-    per_host: int
+    chips_per_host: int
     """Chips of one host."""
-    network: float
+    network_bandwidth: float
     """Bytes a second that a chip sends beyond its links, through the network."""
-    dimensions: int = 0
+    torus_dimensions: int = 0
     """Of the torus that links make; 0: all chips of a host reach each other alike."""
-    largest: tuple[int, ...] = ()
+    largest_slice: tuple[int, ...] = ()
     """The largest slice."""
-    host: float = 64e9
+    host_bandwidth: float = 64e9
     """Bytes a second, in one direction, between a chip and the memory of its host."""
-    latency: float = 1e-6
+    hop_latency: float = 1e-6
     """Seconds from one chip to the next."""
-    capability: str = ""
+    compute_capability: str = ""
     """Compute capability of a GPU."""
-    cores: str = ""
+    libtpu_chip_config: str = ""
     """How libtpu calls it that both cores of a chip are one device, if it does not take it so."""
 
-    attained: float = ATTAINED
+    attainable_fraction: float = ATTAINABLE_FRACTION
     """Fraction of the peak that products reach at best."""
-    flops32: float | None = None
+    fp32_flops_per_second: float | None = None
     """Operations a second of products of float32; None: as many as of bfloat16."""
-    flops16: float | None = None
+    fp16_flops_per_second: float | None = None
     """The same of float16."""
 
-    def peak(self, dtype: DType) -> float:
+    def peak_flops_per_second(self, dtype: DType) -> float:
         """Operations a second of products of a dtype."""
-        own = {"float32": self.flops32, "float16": self.flops16}.get(dtype)
-        return self.flops if own is None else own
+        own = {"float32": self.fp32_flops_per_second, "float16": self.fp16_flops_per_second}.get(
+            dtype
+        )
+        return self.bf16_flops_per_second if own is None else own
 
     @property
-    def link(self) -> float:
+    def link_bandwidth_per_dimension(self) -> float:
         """Bytes a second of a ring along one dimension, both ways round together."""
-        return self.links / max(self.dimensions, 1)
+        return self.link_bandwidth / max(self.torus_dimensions, 1)
 
 
 CHIPS = {
@@ -82,152 +84,152 @@ CHIPS = {
     for chip in (
         Chip(
             name="v4",
-            kind="TPU v4",
+            device_kind="TPU v4",
             platform="tpu",
-            flops=275e12,
-            attained=ATTAINED_TPU,
-            memory=int(30.75 * GIB),
-            bandwidth=1228e9,
-            links=300e9,
-            per_host=4,
-            network=6.25e9,
-            host=16e9,
-            dimensions=3,
-            largest=(16, 16, 16),
-            cores="megacore",
+            bf16_flops_per_second=275e12,
+            attainable_fraction=TPU_ATTAINABLE_FRACTION,
+            memory_bytes=int(30.75 * GIB),
+            memory_bandwidth=1228e9,
+            link_bandwidth=300e9,
+            chips_per_host=4,
+            network_bandwidth=6.25e9,
+            host_bandwidth=16e9,
+            torus_dimensions=3,
+            largest_slice=(16, 16, 16),
+            libtpu_chip_config="megacore",
         ),
         Chip(
             name="v5e",
-            kind="TPU v5 lite",
+            device_kind="TPU v5 lite",
             platform="tpu",
-            flops=197e12,
-            attained=ATTAINED_TPU,
-            memory=int(15.75 * GIB),
-            bandwidth=819e9,
-            links=200e9,
-            per_host=8,
-            network=3.1e9,
-            host=16e9,
-            dimensions=2,
-            largest=(16, 16),
+            bf16_flops_per_second=197e12,
+            attainable_fraction=TPU_ATTAINABLE_FRACTION,
+            memory_bytes=int(15.75 * GIB),
+            memory_bandwidth=819e9,
+            link_bandwidth=200e9,
+            chips_per_host=8,
+            network_bandwidth=3.1e9,
+            host_bandwidth=16e9,
+            torus_dimensions=2,
+            largest_slice=(16, 16),
         ),
         Chip(
             name="v5p",
-            kind="TPU v5",
+            device_kind="TPU v5",
             platform="tpu",
-            flops=459e12,
-            attained=ATTAINED_TPU,
-            memory=int(95.74 * GIB),
-            bandwidth=2765e9,
-            links=600e9,
-            per_host=4,
-            network=6.25e9,
-            host=16e9,
-            dimensions=3,
-            largest=(16, 16, 24),
+            bf16_flops_per_second=459e12,
+            attainable_fraction=TPU_ATTAINABLE_FRACTION,
+            memory_bytes=int(95.74 * GIB),
+            memory_bandwidth=2765e9,
+            link_bandwidth=600e9,
+            chips_per_host=4,
+            network_bandwidth=6.25e9,
+            host_bandwidth=16e9,
+            torus_dimensions=3,
+            largest_slice=(16, 16, 24),
         ),
         Chip(
             name="v6e",
-            kind="TPU v6 lite",
+            device_kind="TPU v6 lite",
             platform="tpu",
-            flops=918e12,
-            attained=ATTAINED_TPU,
-            memory=int(31.24 * GIB),
-            bandwidth=1638e9,
-            links=400e9,
-            per_host=8,
-            network=12.5e9,
-            host=32e9,
-            dimensions=2,
-            largest=(16, 16),
+            bf16_flops_per_second=918e12,
+            attainable_fraction=TPU_ATTAINABLE_FRACTION,
+            memory_bytes=int(31.24 * GIB),
+            memory_bandwidth=1638e9,
+            link_bandwidth=400e9,
+            chips_per_host=8,
+            network_bandwidth=12.5e9,
+            host_bandwidth=32e9,
+            torus_dimensions=2,
+            largest_slice=(16, 16),
         ),
         Chip(
             name="t4",
-            kind="Tesla T4",
+            device_kind="Tesla T4",
             platform="gpu",
-            flops=8.1e12,  # its tensor cores have no bfloat16: it is computed in float32
-            memory=15_828_320_256,
-            bandwidth=320e9,
-            links=16e9,  # PCIe 3.0
-            per_host=4,
-            network=3.1e9,
-            host=16e9,
-            latency=10e-6,
-            capability="7.5",
-            flops32=8.1e12,
-            flops16=65e12,
+            bf16_flops_per_second=8.1e12,  # its tensor cores have no bfloat16: it is computed in float32
+            memory_bytes=15_828_320_256,
+            memory_bandwidth=320e9,
+            link_bandwidth=16e9,  # PCIe 3.0
+            chips_per_host=4,
+            network_bandwidth=3.1e9,
+            host_bandwidth=16e9,
+            hop_latency=10e-6,
+            compute_capability="7.5",
+            fp32_flops_per_second=8.1e12,
+            fp16_flops_per_second=65e12,
         ),
         Chip(
             name="l4",
-            kind="NVIDIA L4",
+            device_kind="NVIDIA L4",
             platform="gpu",
-            flops=121e12,
-            memory=23_580_639_232,
-            bandwidth=300e9,
-            links=32e9,  # PCIe 4.0
-            per_host=8,
-            network=1.6e9,
-            host=32e9,
-            latency=10e-6,
-            capability="8.9",
-            flops32=60.5e12,
+            bf16_flops_per_second=121e12,
+            memory_bytes=23_580_639_232,
+            memory_bandwidth=300e9,
+            link_bandwidth=32e9,  # PCIe 4.0
+            chips_per_host=8,
+            network_bandwidth=1.6e9,
+            host_bandwidth=32e9,
+            hop_latency=10e-6,
+            compute_capability="8.9",
+            fp32_flops_per_second=60.5e12,
         ),
         Chip(
             name="a100",
-            kind="NVIDIA A100-SXM4-40GB",
+            device_kind="NVIDIA A100-SXM4-40GB",
             platform="gpu",
-            flops=312e12,
-            memory=42_298_834_944,
-            bandwidth=1555e9,
-            links=300e9,
-            per_host=8,
-            network=1.6e9,
-            host=32e9,
-            latency=5e-6,
-            capability="8.0",
-            flops32=156e12,
+            bf16_flops_per_second=312e12,
+            memory_bytes=42_298_834_944,
+            memory_bandwidth=1555e9,
+            link_bandwidth=300e9,
+            chips_per_host=8,
+            network_bandwidth=1.6e9,
+            host_bandwidth=32e9,
+            hop_latency=5e-6,
+            compute_capability="8.0",
+            fp32_flops_per_second=156e12,
         ),
         Chip(
             name="h100",
-            kind="NVIDIA H100 80GB HBM3",
+            device_kind="NVIDIA H100 80GB HBM3",
             platform="gpu",
-            flops=989.4e12,
-            memory=84_942_979_072,
-            bandwidth=3352e9,
-            links=450e9,
-            per_host=8,
-            network=50e9,
-            capability="9.0",
-            latency=5e-6,
-            flops32=494.7e12,
+            bf16_flops_per_second=989.4e12,
+            memory_bytes=84_942_979_072,
+            memory_bandwidth=3352e9,
+            link_bandwidth=450e9,
+            chips_per_host=8,
+            network_bandwidth=50e9,
+            compute_capability="9.0",
+            hop_latency=5e-6,
+            fp32_flops_per_second=494.7e12,
         ),
         Chip(
             name="h200",
-            kind="NVIDIA H200",
+            device_kind="NVIDIA H200",
             platform="gpu",
-            flops=989.4e12,
-            memory=150_000_000_000,
-            bandwidth=4800e9,
-            links=450e9,
-            per_host=8,
-            network=50e9,
-            capability="9.0",
-            latency=5e-6,
-            flops32=494.7e12,
+            bf16_flops_per_second=989.4e12,
+            memory_bytes=150_000_000_000,
+            memory_bandwidth=4800e9,
+            link_bandwidth=450e9,
+            chips_per_host=8,
+            network_bandwidth=50e9,
+            compute_capability="9.0",
+            hop_latency=5e-6,
+            fp32_flops_per_second=494.7e12,
         ),
         Chip(
             name="b200",
-            kind="NVIDIA B200",
+            device_kind="NVIDIA B200",
             platform="gpu",
-            flops=2250e12,
-            memory=191_514_411_008,
-            bandwidth=7672e9,
-            links=900e9,
-            per_host=8,
-            network=50e9,
-            capability="10.0",
-            latency=5e-6,
-            flops32=1125e12,
+            bf16_flops_per_second=2250e12,
+            memory_bytes=191_514_411_008,
+            memory_bandwidth=7672e9,
+            link_bandwidth=900e9,
+            chips_per_host=8,
+            network_bandwidth=50e9,
+            compute_capability="10.0",
+            hop_latency=5e-6,
+            fp32_flops_per_second=1125e12,
         ),
     )
 }

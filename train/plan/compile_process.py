@@ -18,24 +18,24 @@ import tempfile
 from train.errors import UserError
 from train.experiment import Experiment
 from train.plan.compiled import CompiledStep, compile_step
-from train.plan.target import COMPILERS, Target
+from train.plan.target import COMPILER_PACKAGES, Target
 
-ALONE = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+SUBPROCESS_ENVIRONMENT = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 """libtpu lets one process at a time load it, for the sake of the chips; this one uses none."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Failure:
+class CompilerFailure:
     """An error of the compiler's own, in its words."""
 
-    words: str
+    message: str
 
 
 class NotImportable:
     """The answer of a process that cannot import a class of the experiment."""
 
 
-def compile_apart(experiment: Experiment, target: Target) -> CompiledStep:
+def compile_in_subprocess(experiment: Experiment, target: Target) -> CompiledStep:
     """Return `compile_step` of an experiment and a target, computed by another process.
 
     Raises what `compile_step` raises, and UserError if the process dies: the line names the
@@ -48,7 +48,7 @@ def compile_apart(experiment: Experiment, target: Target) -> CompiledStep:
         path = os.pathsep.join(filter(None, sys.path))
         done = subprocess.run(
             command,
-            env={**os.environ, **ALONE, "PYTHONPATH": path},
+            env={**os.environ, **SUBPROCESS_ENVIRONMENT, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -63,8 +63,8 @@ def compile_apart(experiment: Experiment, target: Target) -> CompiledStep:
     if isinstance(found, NotImportable):
         # A mixer of a config file or of a notebook: only this process knows its class.
         return compile_step(experiment, target)
-    if isinstance(found, Failure):
-        raise UserError(_explained(target, f"failed ({found.words})"))
+    if isinstance(found, CompilerFailure):
+        raise UserError(_explained(target, f"failed ({found.message})"))
     if isinstance(found, Exception):
         raise found
     step: CompiledStep = found
@@ -73,12 +73,12 @@ def compile_apart(experiment: Experiment, target: Target) -> CompiledStep:
 
 def _explained(target: Target, how: str) -> str:
     """Return the line that says how the compiler ended, and what to do."""
-    from train.doctor.versions import installed, mismatch
+    from train.doctor.versions import installed_version, plugin_remedy
 
-    package = COMPILERS[target.chip.platform][0].replace("_", "-")
-    jax, version = installed("jax"), installed(package)
+    package = COMPILER_PACKAGES[target.chip.platform][0].replace("_", "-")
+    jax, version = installed_version("jax"), installed_version(package)
     told = f"target {target.name}: its compiler, {package} {version} with jax {jax}, {how}"
-    remedy = mismatch(package) or "upgrade both together"
+    remedy = plugin_remedy(package) or "upgrade both together"
     return f"{told}; {remedy}, or --compile-best 0 for the estimate alone"
 
 
@@ -100,7 +100,7 @@ def main() -> None:
         found = error
     except Exception as error:  # noqa: BLE001 (compilers fail in ways of their own)
         words = " ".join(str(error).split()) or type(error).__name__
-        found = Failure(words[:200])
+        found = CompilerFailure(words[:200])
     written = answer.with_name("writing")
     written.write_bytes(pickle.dumps(found))
     written.rename(answer)

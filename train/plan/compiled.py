@@ -7,17 +7,17 @@ from typing import Any
 
 import jax
 
-from train.collectives import Collective, collectives
-from train.describe.compiler import on_one_device
-from train.describe.shape import batch_shapes
+from train.collectives import Collective, find_collectives
+from train.describe.compiler import bytes_per_device
+from train.describe.shape import sharded_batch_shapes
 from train.engines import JitEngine
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.memory import exhausted
-from train.plan.target import Target, devices_of
+from train.plan.target import Target, target_devices
 from train.sharding import make_mesh
 
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,10 @@ class CompiledStep:
     """Those that do not take the place of arguments."""
     peak: int
     """All of it, at the moment when it is most."""
-    collectives: tuple[Collective, ...]
-    seconds: float
+    find_collectives: tuple[Collective, ...]
+    compile_seconds: float
     """That compiling took."""
-    refused: str = ""
+    rejection: str = ""
     """Of a step that the compiler refuses, as too large for a chip: the largest of what it would
     have to hold, or what the compiler says. Its sizes are then the least that they can be."""
     engine: Any = None
@@ -52,9 +52,9 @@ class CompiledStep:
         """Return the same figures without what only this process can use."""
         return dataclasses.replace(self, engine=None, program=None)
 
-    def fits(self, memory: int) -> bool:
+    def fits(self, available_bytes: int) -> bool:
         """In so many bytes of a chip; never if the compiler itself refuses it."""
-        return not self.refused and self.peak <= memory
+        return not self.rejection and self.peak <= available_bytes
 
 
 def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
@@ -62,30 +62,30 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
 
     Raises UserError for a target without its compiler, UsageError for what cannot be divided.
     """
-    mesh = make_mesh(experiment.mesh, devices_of(target))
+    mesh = make_mesh(experiment.mesh, target_devices(target))
     try:
         engine = JitEngine(experiment, mesh, target.hardware)
-        state: Any = engine.shapes()
-        batch: Any = batch_shapes(experiment, mesh)
+        state: Any = engine.abstract_state()
+        batch: Any = sharded_batch_shapes(experiment, mesh)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    weights, optimizer = on_one_device(state.params), on_one_device(state.optimizer)
+    weights, optimizer = bytes_per_device(state.params), bytes_per_device(state.optimizer)
     known: dict[str, Any] = dict(
         weights=weights,
-        optimizer=0 if experiment.mesh.optimizer == "host" else optimizer,
-        other_state=on_one_device(state) - weights - optimizer,
-        batch=on_one_device(batch),
+        optimizer=0 if experiment.mesh.optimizer_placement == "host" else optimizer,
+        other_state=bytes_per_device(state) - weights - optimizer,
+        batch=bytes_per_device(batch),
     )
     begun = time.perf_counter()
     try:
-        program = engine.lower(state, batch).compile()
+        program = engine.lower_step(state, batch).compile()
     except jax.errors.JaxRuntimeError as error:
         if not exhausted(error):
             raise
         return CompiledStep(
             **known,
-            **refusal(str(error), sum(known.values()), target.memory),
-            seconds=time.perf_counter() - begun,
+            **parse_rejection(str(error), sum(known.values()), target.memory_bytes),
+            compile_seconds=time.perf_counter() - begun,
         )
     seconds = time.perf_counter() - begun
     stats: Any = program.memory_analysis()
@@ -97,14 +97,14 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
         temporaries=stats.temp_size_in_bytes,
         results=results,
         peak=parts + stats.generated_code_size_in_bytes,
-        collectives=collectives(program.as_text() or "", mesh),
-        seconds=seconds,
+        find_collectives=find_collectives(program.as_text() or "", mesh),
+        compile_seconds=seconds,
         engine=engine,
         program=program,
     )
 
 
-def refusal(message: str, arguments: int, memory: int) -> dict[str, Any]:
+def parse_rejection(message: str, arguments: int, available_bytes: int) -> dict[str, Any]:
     """What a compiler that refuses a step tells of its memory.
 
     Args:
@@ -116,7 +116,7 @@ def refusal(message: str, arguments: int, memory: int) -> dict[str, Any]:
     used = re.search(rf"Used {_SIZE}\s+of {_SIZE} hbm", message) or re.search(
         rf"HLO temporaries \({_SIZE}\) exceeds", message
     )
-    peak = max(_bytes(used[1], used[2]) if used else arguments, memory + 1)
+    peak = max(_bytes(used[1], used[2]) if used else arguments, available_bytes + 1)
     largest = re.findall(r"Size: ([\d.]+[KMGT]?)\s+Operator: op_name=\"([^\"]*)\"", message)
     return dict(
         arguments=arguments,
@@ -133,4 +133,4 @@ _SIZE = r"([\d.]+)([KMGT]?)"
 
 
 def _bytes(number: str, unit: str) -> int:
-    return int(float(number) * UNITS[unit])
+    return int(float(number) * SIZE_UNITS[unit])

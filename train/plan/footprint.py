@@ -10,30 +10,36 @@ from typing import NamedTuple
 
 from train.plan.candidate import Candidate
 from train.plan.quantities import Quantities
-from transformer.config import Remat
-from transformer.losses import chunk_count
+from transformer.config import RematPolicy
+from transformer.losses import choose_num_chunks
 
 
 class Coefficients(NamedTuple):
     """What a compiler makes of each part."""
 
-    kept: float
+    residuals_none: float
     """Of what is kept for the backward pass as it is traced, layers without rematerialisation."""
-    dots: float
+    residuals_dots: float
     """The same with products kept."""
-    full: float
+    residuals_full: float
     """The same with inputs of layers kept."""
     gradients: float
-    layer: float
+    layer_working_set: float
     """Of what one layer would keep: its working set while it is computed again."""
-    gathered: float
+    gathered_weights: float
     """Of one layer's weights."""
-    loss: float
+    logits: float
     """Of the logits of a chunk, in float32."""
 
 
 COEFFICIENTS = Coefficients(
-    kept=0.97, dots=0.93, full=0.8, gradients=1.14, layer=0.53, gathered=3.31, loss=0.71
+    residuals_none=0.97,
+    residuals_dots=0.93,
+    residuals_full=0.8,
+    gradients=1.14,
+    layer_working_set=0.53,
+    gathered_weights=3.31,
+    logits=0.71,
 )
 
 
@@ -47,9 +53,9 @@ class Footprint:
     other_state: int
     batch: int
     gradients: int
-    kept: int
+    residuals: int
     """For the backward pass."""
-    working: int
+    working_set: int
     """Of the layer or the loss that is being computed."""
 
     @property
@@ -58,66 +64,81 @@ class Footprint:
 
     @property
     def temporaries(self) -> int:
-        return self.gradients + self.kept + self.working
+        return self.gradients + self.residuals + self.working_set
 
     @property
     def total(self) -> int:
         return self.arguments + self.temporaries
 
 
-BATCH_BYTES = 7 * 4
+BATCH_BYTES_PER_TOKEN = 7 * 4
 """Of one token: tokens, segments, positions, targets, weights; of a pair, those of the source."""
 
 
-def parts(quantities: Quantities, candidate: Candidate) -> dict[str, float]:
+def footprint_terms(quantities: Quantities, candidate: Candidate) -> dict[str, float]:
     """What coefficients are applied to, by their names."""
     mesh, model = candidate.mesh, quantities.experiment.model
-    rows = quantities.rows / (mesh.data * mesh.fsdp * mesh.expert * candidate.accumulate)
+    rows = quantities.batch_size / (
+        mesh.data * mesh.fsdp * mesh.expert * candidate.grad_accum_steps
+    )
     share = rows / mesh.context
-    none = quantities.kept("none")
+    none = quantities.residuals("none")
     # What is offloaded lies with the host: the chip has the inputs of layers.
-    remat: Remat = "full" if candidate.remat == "offload" else candidate.remat
-    kept = quantities.kept(remat).of(share, mesh.tensor)
+    remat: RematPolicy = "full" if candidate.remat == "offload" else candidate.remat
+    kept = quantities.residuals(remat).bytes_per_chip(share, mesh.tensor)
     target = quantities.target
-    words = round(quantities.length * quantities.states.told)
-    accumulated = quantities.rows // candidate.accumulate
-    chunks = chunk_count(accumulated, words, model.vocab_rows, target.hardware) if words else 1
-    logits = 4 * share * words / chunks * model.vocab_rows / mesh.tensor
-    gathered = quantities.largest_layer * quantities.item / (mesh.tensor * mesh.expert)
+    words = round(quantities.sequence_length * quantities.state_shapes.predicted_fraction)
+    accumulated = quantities.batch_size // candidate.grad_accum_steps
+    chunks = (
+        choose_num_chunks(accumulated, words, model.padded_vocab_size, target.hardware)
+        if words
+        else 1
+    )
+    logits = 4 * share * words / chunks * model.padded_vocab_size / mesh.tensor
+    gathered = (
+        quantities.largest_layer_parameters
+        * quantities.compute_itemsize
+        / (mesh.tensor * mesh.expert)
+    )
     return {
         "kept" if remat == "none" else remat: kept,
-        "gradients": quantities.state(mesh).gradients * (1 if candidate.accumulate == 1 else 2),
-        "layer": none.of(share, mesh.tensor) / quantities.layers,
+        "gradients": quantities.state_bytes(mesh).gradients
+        * (1 if candidate.grad_accum_steps == 1 else 2),
+        "layer": none.bytes_per_chip(share, mesh.tensor) / quantities.num_layers,
         "gathered": gathered,
         "loss": logits,
     }
 
 
-def assembled(found: dict[str, float]) -> dict[str, float]:
+def apply_coefficients(terms: dict[str, float]) -> dict[str, float]:
     """Bytes of gradients, of what is kept, and of what is worked with, from `parts`."""
-    sized = {name: getattr(COEFFICIENTS, name) * size for name, size in found.items()}
+    sized = {name: getattr(COEFFICIENTS, name) * size for name, size in terms.items()}
     held = sum(sized.pop(name, 0.0) for name in ("kept", "dots", "full"))
     gradients = sized.pop("gradients")
     return {"gradients": gradients, "kept": held, "working": sum(sized.values())}
 
 
-def footprint(quantities: Quantities, candidate: Candidate) -> Footprint:
+def estimate_footprint(quantities: Quantities, candidate: Candidate) -> Footprint:
     """The estimate. Raises UsageError for a mesh that does not divide the model."""
-    mesh, state = candidate.mesh, quantities.state(candidate.mesh)
-    found = assembled(parts(quantities, candidate))
+    mesh, state = candidate.mesh, quantities.state_bytes(candidate.mesh)
+    found = apply_coefficients(footprint_terms(quantities, candidate))
     optimizer = state.optimizer
-    if mesh.optimizer == "host":  # a layer's comes and goes at a time, or what is in no layer
-        layers, others = quantities.layer_weights, quantities.other_weights
-        share = max(quantities.largest_layer, others) / (layers + others)
+    if (
+        mesh.optimizer_placement == "host"
+    ):  # a layer's comes and goes at a time, or what is in no layer
+        layers, others = quantities.layer_parameters, quantities.other_parameters
+        share = max(quantities.largest_layer_parameters, others) / (layers + others)
         found["working"] = max(found["working"], 2 * share * optimizer - found["kept"])
         optimizer = 0
     tokens = (
-        quantities.rows * quantities.length / (mesh.data * mesh.fsdp * mesh.expert * mesh.context)
+        quantities.batch_size
+        * quantities.sequence_length
+        / (mesh.data * mesh.fsdp * mesh.expert * mesh.context)
     )
     return Footprint(
         weights=state.weights,
         optimizer=optimizer,
         other_state=state.other,
-        batch=int(tokens * BATCH_BYTES),
+        batch=int(tokens * BATCH_BYTES_PER_TOKEN),
         **{name: int(size) for name, size in found.items()},
     )

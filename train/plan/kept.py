@@ -10,59 +10,59 @@ from typing import Any, NamedTuple
 
 import jax
 
-from train.describe.shape import row_shapes
+from train.describe.shape import unsharded_batch_shapes
 from train.experiment import Experiment
-from train.plan.forms import traceable
+from train.plan.forms import replace_kernels
 from train.tasks.registry import make_task
-from transformer.config import Remat
+from transformer.config import RematPolicy
 from transformer.hardware import Hardware
 from transformer.shared import unconstrained
-from transformer.sizes import abstract
+from transformer.sizes import abstract_parameters
 
 
-class Kept(NamedTuple):
+class Residuals(NamedTuple):
     """Bytes."""
 
-    whole: int
+    replicated_per_row: int
     """Of one row of a batch, not cut by `tensor`."""
-    cut: int
+    sharded_per_row: int
     """Of one row, cut by it."""
-    weights: int
+    batch_independent: int
     """That do not grow with the batch: weights in another dtype, gradients that the loss takes."""
 
-    def of(self, rows: float, tensor: int) -> float:
+    def bytes_per_chip(self, rows: float, tensor: int) -> float:
         """On one chip, for its rows of a microbatch."""
-        return rows * (self.whole + self.cut / tensor)
+        return rows * (self.replicated_per_row + self.sharded_per_row / tensor)
 
 
-def kept(experiment: Experiment, hardware: Hardware, remat: Remat) -> Kept:
+def trace_residuals(experiment: Experiment, hardware: Hardware, remat: RematPolicy) -> Residuals:
     """Of the experiment's model with another rematerialisation."""
     model = dataclasses.replace(experiment.model, remat=remat)
-    experiment = traceable(dataclasses.replace(experiment, model=model), hardware)
+    experiment = replace_kernels(dataclasses.replace(experiment, model=model), hardware)
     once, twice = (_residuals(experiment, hardware, rows) for rows in (1, 2))
     whole = cut = weights = 0
     for one, two in zip(once, twice, strict=True):
         growth = _bytes(two) - _bytes(one)
         weights += _bytes(one) - growth
-        if one.shape and one.shape[-1] == model.width:
+        if one.shape and one.shape[-1] == model.d_model:
             whole += growth
         else:
             cut += growth
-    return Kept(whole, cut, weights)
+    return Residuals(whole, cut, weights)
 
 
 def _residuals(experiment: Experiment, hardware: Hardware, rows: int) -> list[Any]:
     """Arrays that the backward pass of so many rows is given, the weights themselves left out."""
     task = make_task(experiment)
-    model = task.model(hardware, unconstrained)
-    loss = task.loss(model)
-    batch = row_shapes(experiment, rows)
+    model = task.make_model(hardware, unconstrained)
+    loss = task.make_loss_fn(model)
+    batch = unsharded_batch_shapes(experiment, rows)
 
     def pull(params: Any, batch: Any) -> Any:
         keys = jax.vmap(jax.random.key)(batch["examples"])
         return jax.vjp(lambda params: loss(params, batch, keys)["loss"].total, params)[1]
 
-    program = jax.make_jaxpr(pull)(abstract(model).shapes, batch).jaxpr
+    program = jax.make_jaxpr(pull)(abstract_parameters(model).shapes, batch).jaxpr
     given = {id(variable) for variable in program.invars}
     found = {id(variable): variable.aval for variable in program.outvars}
     return [aval for name, aval in found.items() if name not in given]

@@ -6,19 +6,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from train.describe.shape import row_shapes, window
+from train.describe.shape import max_batch_shape, unsharded_batch_shapes
 from train.experiment import Experiment
 from train.plan.compiled import CompiledStep
 from train.plan.here import Clock
 
-STEPS = 3
+TIMED_STEPS = 3
 """Steps that are timed, after one that is not."""
 
 
-def step_seconds(
+def time_step(
     experiment: Experiment,
     compiled: CompiledStep,
-    steps: int = STEPS,
+    steps: int = TIMED_STEPS,
     clock: Clock = time.perf_counter,
 ) -> float:
     """The fastest of some steps, from a state and a batch made for it.
@@ -27,7 +27,7 @@ def step_seconds(
     """
     engine = compiled.engine
     state: Any = engine.init()
-    batch = engine.put(random_rows(experiment))
+    batch = engine.put(random_batch(experiment))
     seconds = []
     for _ in range(1 + steps):
         jax.block_until_ready((state, batch))
@@ -37,14 +37,14 @@ def step_seconds(
     return min(seconds[1:])
 
 
-def random_rows(experiment: Experiment) -> dict[str, np.ndarray]:
+def random_batch(experiment: Experiment) -> dict[str, np.ndarray]:
     """This host's rows of a batch: tokens by chance, nothing padded."""
-    rows = window(experiment)[0] // jax.process_count()
+    rows = max_batch_shape(experiment)[0] // jax.process_count()
     drawn = np.random.default_rng(0)
     most = getattr(experiment.task, "classes", 0) or experiment.model.vocab_size
     return {
         name: _filled(name, leaf, most, drawn)
-        for name, leaf in row_shapes(experiment, rows).items()
+        for name, leaf in unsharded_batch_shapes(experiment, rows).items()
     }
 
 

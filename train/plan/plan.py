@@ -5,32 +5,32 @@ import functools
 import math
 from typing import Any
 
-from train.choices import with_precision
-from train.describe.shape import window
+from train.choices import resolve_precision
+from train.describe.shape import max_batch_shape
 from train.experiment import Experiment
-from train.plan.candidate import Candidate, sizes_of
-from train.plan.compile_process import compile_apart
+from train.plan.candidate import Candidate, mesh_sizes
+from train.plan.compile_process import compile_in_subprocess
 from train.plan.compiled import CompiledStep, compile_step
-from train.plan.measured import step_seconds
-from train.plan.precisions import InPrecision, alternatives
-from train.plan.prices import price
-from train.plan.published import Expected, as_dict, expected
+from train.plan.measured import time_step
+from train.plan.precisions import PrecisionOption, best_by_precision
+from train.plan.prices import chip_price
+from train.plan.published import ExpectedStep, expect_step, published_as_dict
 from train.plan.quantities import Quantities
-from train.plan.search import Ranked, ranked, search
-from train.plan.target import Target, need_compiler
+from train.plan.search import RankedCandidate, rank_candidate, search_candidates
+from train.plan.target import Target, require_compiler
 
-SHORT = 10.0
+MAX_MEASURED_SECONDS = 10.0
 """Seconds of a step, by the estimate, that is not run to be measured if it takes longer."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class PlanOptions:
     """How to plan."""
 
-    search: bool = True
+    search_candidates: bool = True
     """Try every mesh, rematerialisation and number of microbatches, and take the best; else the
     experiment as it is."""
-    compile: int = 1
+    compile_best: int = 1
     """Compile the real step of at most so many of the best, until one fits; 0: estimates alone."""
     tokens: float = 0.0
     """To train on, for the time and the price; 0: as many as the experiment does."""
@@ -51,51 +51,55 @@ class Plan:
     experiment: Experiment
     """As it is to be trained."""
     target: Target
-    chosen: Ranked
-    compiled: CompiledStep | None
-    others: tuple[Ranked, ...]
+    best: RankedCandidate
+    compiled_step: CompiledStep | None
+    ranking: tuple[RankedCandidate, ...]
     """The ranking, best first; the experiment as it is, if nothing was searched."""
-    tried: int
+    num_candidates: int
     """Candidates that were estimated."""
-    refused: tuple[tuple[Ranked, CompiledStep], ...]
+    rejected: tuple[tuple[RankedCandidate, CompiledStep], ...]
     """Better ones, by the estimates, that the compiler found too large."""
-    measured: float | None
+    measured_seconds: float | None
     """Seconds of the real step."""
-    precisions: tuple[InPrecision, ...]
+    other_precisions: tuple[PrecisionOption, ...]
     """The best in each other precision, by the estimates."""
     tokens: float
-    dollars_an_hour: float
+    dollars_per_chip_hour: float
     notes: tuple[str, ...] = ()
 
     @property
-    def memory(self) -> int:
+    def memory_bytes(self) -> int:
         """Bytes of one chip: as compiled, else as estimated."""
-        return self.compiled.peak if self.compiled else self.chosen.footprint.total
+        return self.compiled_step.peak if self.compiled_step else self.best.estimate_footprint.total
 
     @property
     def fits(self) -> bool:
-        available = self.target.memory
-        return self.compiled.fits(available) if self.compiled else self.memory <= available
+        available = self.target.memory_bytes
+        return (
+            self.compiled_step.fits(available)
+            if self.compiled_step
+            else self.memory_bytes <= available
+        )
 
     @functools.cached_property
-    def expected(self) -> Expected:
+    def expected(self) -> ExpectedStep:
         """Time and MFU of a step as they are to be expected."""
-        time = self.chosen.time
-        return expected(self.target.chip, time.step, time.mfu, self.measured)
+        time = self.best.time
+        return expect_step(self.target.chip, time.step_seconds, time.mfu, self.measured_seconds)
 
     @property
     def step_seconds_bound(self) -> float:
         """The least that a step can take: the roofline, or a step that was timed and is faster."""
-        return min(self.chosen.time.step, self.expected.seconds)
+        return min(self.best.time.step_seconds, self.expected.seconds)
 
     @property
     def mfu_bound(self) -> float:
         """MFU at `step_seconds_bound`."""
-        return self.chosen.time.mfu * self.chosen.time.step / self.step_seconds_bound
+        return self.best.time.mfu * self.best.time.step_seconds / self.step_seconds_bound
 
     def tokens_per_second(self, step_seconds: float) -> float:
         """Return the throughput of all chips for a time of one step."""
-        rows, length = window(self.experiment)
+        rows, length = max_batch_shape(self.experiment)
         return rows * length / step_seconds
 
     def hours(self, step_seconds: float) -> float:
@@ -104,52 +108,53 @@ class Plan:
 
     def dollars(self, step_seconds: float) -> float:
         """Return what all tokens cost."""
-        return self.hours(step_seconds) * self.dollars_an_hour * self.target.count
+        return self.hours(step_seconds) * self.dollars_per_chip_hour * self.target.num_chips
 
     def _by_time(self) -> dict[str, Any]:
         """Return what follows from the time of a step: as expected, and at the bound."""
-        found: dict[str, Any] = {"expected_from": self.expected.why}
+        found: dict[str, Any] = {"expected_from": self.expected.reason}
         steps = {"": self.expected.seconds, "_bound": self.step_seconds_bound}
         for suffix, step in steps.items():
-            found[f"step_seconds{suffix}"] = step
+            found[f"time_step{suffix}"] = step
             found[f"tokens_per_second{suffix}"] = self.tokens_per_second(step)
             found[f"hours{suffix}"] = self.hours(step)
             found[f"dollars{suffix}"] = self.dollars(step)
         return found | {
             "mfu": self.expected.mfu,
             "mfu_bound": self.mfu_bound,
-            "published": as_dict(self.expected.published),
-            "stand_in": as_dict(self.expected.stand_in),
+            "published": published_as_dict(self.expected.published),
+            "stand_in": published_as_dict(self.expected.fallback),
         }
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for `--json`."""
-        time, size = self.chosen.time, self.chosen.footprint
+        time, size = self.best.time, self.best.estimate_footprint
         return {
             "target": self.target.name,
-            "chips": self.target.count,
+            "chips": self.target.num_chips,
             "fits": self.fits,
-            "mesh": sizes_of(self.chosen.candidate.mesh),
-            "accumulate": self.chosen.candidate.accumulate,
-            "remat": self.chosen.candidate.remat,
-            "flags": self.chosen.candidate.flags(),
-            "memory_bytes_per_chip": self.memory,
-            "memory_bytes_available": self.target.memory,
+            "mesh": mesh_sizes(self.best.candidate.mesh),
+            "accumulate": self.best.candidate.grad_accum_steps,
+            "remat": self.best.candidate.remat,
+            "flags": self.best.candidate.flags(),
+            "memory_bytes_per_chip": self.memory_bytes,
+            "memory_bytes_available": self.target.memory_bytes,
             "estimated_bytes": dataclasses.asdict(size) | {"total": size.total},
-            "compiled_bytes": _plain(self.compiled),
+            "compiled_bytes": _plain(self.compiled_step),
             **self._by_time(),
-            "step_seconds_measured": self.measured,
-            "step_seconds_overlapped": time.overlapped,
-            "step_seconds_in_turn": time.in_turn,
-            "compute_seconds": time.compute,
-            "memory_seconds": time.memory,
-            "link_seconds": time.links,
-            "host_seconds": time.host,
+            "step_seconds_measured": self.measured_seconds,
+            "step_seconds_overlapped": time.overlapped_seconds,
+            "step_seconds_in_turn": time.sequential_seconds,
+            "compute_seconds": time.compute_seconds,
+            "memory_seconds": time.memory_seconds,
+            "link_seconds": time.link_seconds,
+            "host_seconds": time.host_seconds,
             "tokens": self.tokens,
-            "candidates": self.tried,
+            "candidates": self.num_candidates,
             "precision": self.experiment.model.precision.name,
             "precisions": {
-                each.precision.name: each.as_dict(self.target.chip) for each in self.precisions
+                each.precision.name: each.as_dict(self.target.chip)
+                for each in self.other_precisions
             },
             "notes": list(self.notes),
         }
@@ -165,10 +170,10 @@ def _plain(compiled: CompiledStep | None) -> dict[str, Any] | None:
     }
 
 
-def plan(
+def make_plan(
     experiment: Experiment,
     target: Target,
-    options: Options = Options(),
+    options: PlanOptions = PlanOptions(),
     notes: tuple[str, ...] = (),
 ) -> Plan:
     """Plans an experiment that has its sizes.
@@ -176,49 +181,62 @@ def plan(
     Raises UsageError for a model that cannot be divided, UserError for a target whose compiler is
     not installed.
     """
-    dollars_an_hour = price(target.chip, options.prices)  # before the search, which takes a while
-    experiment = with_precision(experiment, target.hardware)
-    if options.search and options.compile:
-        need_compiler(target)  # before the search, which takes a while
-    find = search if options.search else _as_it_is
-    every = find(Quantities.of(experiment, target))
+    dollars_an_hour = chip_price(
+        target.chip, options.prices
+    )  # before the search, which takes a while
+    experiment = resolve_precision(experiment, target.hardware)
+    if options.search_candidates and options.compile_best:
+        require_compiler(target)  # before the search, which takes a while
+    find = search_candidates if options.search_candidates else _as_it_is
+    every = find(Quantities.from_experiment(experiment, target))
     refused = []
     chosen, compiled = every[0], None
-    compiler = compile_step if target.here else compile_apart
-    for each in every[: options.compile]:
-        chosen, compiled = each, compiler(each.candidate.applied(experiment), target)
-        if compiled.fits(target.memory):
+    compiler = compile_step if target.is_local else compile_in_subprocess
+    for each in every[: options.compile_best]:
+        chosen, compiled = each, compiler(each.candidate.apply_to(experiment), target)
+        if compiled.fits(target.memory_bytes):
             break
         refused.append((each, compiled))
     else:
         refused = refused[:-1]
-    rows, length = window(experiment)
-    planned = chosen.candidate.applied(experiment)
+    rows, length = max_batch_shape(experiment)
+    planned = chosen.candidate.apply_to(experiment)
     return Plan(
         experiment=planned,
         target=target,
-        chosen=chosen,
-        compiled=compiled,
-        others=tuple(every[: options.show]),
-        tried=len(every),
-        refused=tuple(refused),
-        measured=measured(planned, chosen, compiled, target) if options.measure else None,
-        precisions=tuple(alternatives(experiment, target, find)) if options.precisions else (),
+        best=chosen,
+        compiled_step=compiled,
+        ranking=tuple(every[: options.show]),
+        num_candidates=len(every),
+        rejected=tuple(refused),
+        measured_seconds=measure_if_local(planned, chosen, compiled, target)
+        if options.measure
+        else None,
+        other_precisions=tuple(best_by_precision(experiment, target, find))
+        if options.precisions
+        else (),
         tokens=options.tokens or math.prod((experiment.steps, rows, length)),
-        dollars_an_hour=dollars_an_hour,
+        dollars_per_chip_hour=dollars_an_hour,
         notes=notes,
     )
 
 
-def _as_it_is(quantities: Quantities) -> list[Ranked]:
+def _as_it_is(quantities: Quantities) -> list[RankedCandidate]:
     """The experiment's own way and no other."""
-    return [ranked(quantities, Candidate.of(quantities.experiment, quantities.target.count))]
+    return [
+        rank_candidate(
+            quantities,
+            Candidate.from_experiment(quantities.experiment, quantities.target.num_chips),
+        )
+    ]
 
 
-def measured(
-    experiment: Experiment, chosen: Ranked, compiled: CompiledStep | None, target: Target
+def measure_if_local(
+    experiment: Experiment, best: RankedCandidate, compiled: CompiledStep | None, target: Target
 ) -> float | None:
     """Seconds of the real step, if it can be run here and is short."""
-    if compiled is None or not target.here or not compiled.fits(target.memory):
+    if compiled is None or not target.is_local or not compiled.fits(target.memory_bytes):
         return None
-    return step_seconds(experiment, compiled) if chosen.time.step < SHORT else None
+    return (
+        time_step(experiment, compiled) if best.time.step_seconds < MAX_MEASURED_SECONDS else None
+    )

@@ -8,18 +8,18 @@ import jax.numpy as jnp
 
 from train.experiment import Experiment
 from train.plan.chips import Chip
-from train.plan.published import expected
+from train.plan.published import expect_step
 from train.plan.quantities import Quantities
-from train.plan.search import Ranked
+from train.plan.search import RankedCandidate
 from train.plan.target import Target
 from transformer.precision import POLICIES, Precision
 
 
-class InPrecision(NamedTuple):
+class PrecisionOption(NamedTuple):
     """A way of training in some precision."""
 
     precision: Precision
-    best: Ranked
+    best: RankedCandidate
 
     def flags(self) -> str:
         """What to give `fit`."""
@@ -28,25 +28,25 @@ class InPrecision(NamedTuple):
     def as_dict(self, chip: Chip) -> dict[str, Any]:
         """Plain numbers, for `--json`."""
         time = self.best.time
-        likely = expected(chip, time.step, time.mfu)
+        likely = expect_step(chip, time.step_seconds, time.mfu)
         return {
             "fits": self.best.fits,
-            "memory_bytes_per_chip": self.best.footprint.total,
+            "memory_bytes_per_chip": self.best.estimate_footprint.total,
             "step_seconds": likely.seconds,
-            "step_seconds_bound": time.step,
+            "step_seconds_bound": time.step_seconds,
             "mfu": likely.mfu,
             "mfu_bound": time.mfu,
             "flags": self.flags(),
         }
 
 
-def others(own: Precision, chip: Chip) -> list[Precision]:
+def narrower_precisions(own: Precision, chip: Chip) -> list[Precision]:
     """The named policies that are sensible on a chip and in no part wider than one's own.
 
     float16 has fewer exponents than bfloat16, and needs its loss scaled: it is sensible only where
     its products are far faster, as on GPUs older than bfloat16.
     """
-    quick = chip.peak("float16") > 2 * chip.peak("bfloat16")
+    quick = chip.peak_flops_per_second("float16") > 2 * chip.peak_flops_per_second("bfloat16")
     return [
         policy
         for policy in POLICIES.values()
@@ -54,16 +54,16 @@ def others(own: Precision, chip: Chip) -> list[Precision]:
     ]
 
 
-def alternatives(
-    experiment: Experiment, target: Target, find: Callable[[Quantities], list[Ranked]]
-) -> Iterator[InPrecision]:
+def best_by_precision(
+    experiment: Experiment, target: Target, find: Callable[[Quantities], list[RankedCandidate]]
+) -> Iterator[PrecisionOption]:
     """The best that is found in each of the other precisions."""
-    for precision in others(experiment.model.precision, target.chip):
-        quantities = Quantities.of(in_precision(experiment, precision), target)
-        yield InPrecision(precision, find(quantities)[0])
+    for precision in narrower_precisions(experiment.model.precision, target.chip):
+        quantities = Quantities.from_experiment(replace_precision(experiment, precision), target)
+        yield PrecisionOption(precision, find(quantities)[0])
 
 
-def in_precision(experiment: Experiment, precision: Precision) -> Experiment:
+def replace_precision(experiment: Experiment, precision: Precision) -> Experiment:
     """The experiment with another policy."""
     model = dataclasses.replace(experiment.model, precision=precision)
     return dataclasses.replace(experiment, model=model)

@@ -12,7 +12,7 @@ would reach the MFU of a large dense model on no trainer. The minimum, because a
 promise more than anybody has reached.
 
 Published figures count all T x T scores of causal attention; this package counts those that are
-seen (`StepTime.model_flops`). `PublishedRun.counted` is the figure by our count.
+seen (`StepTime.model_flops`). `PublishedRun.mfu_causal_scores` is the figure by our count.
 """
 
 import dataclasses
@@ -33,24 +33,24 @@ class PublishedRun:
     title: str
     year: int
     url: str
-    case: str
+    plan_arguments: str
     """The same run as arguments of `plan`: config, target, settings."""
-    bound: float
+    mfu_bound: float
     """MFU of the roofline for `case`, in our count of the scores."""
-    all_scores: float
+    full_scores_flops_ratio: float
     """FLOPs with all T x T scores over FLOPs in our count."""
 
     @property
-    def counted(self) -> float:
+    def mfu_causal_scores(self) -> float:
         """The published MFU in our count of the scores."""
-        return self.mfu / self.all_scores
+        return self.mfu / self.full_scores_flops_ratio
 
     @property
     def efficiency(self) -> float:
         """Fraction of the roofline that the run reached."""
-        return self.counted / self.bound
+        return self.mfu_causal_scores / self.mfu_bound
 
-    def cited(self) -> str:
+    def citation(self) -> str:
         """One line for people."""
         return (
             f"{self.mfu:.1%} for {self.model} on {self.hardware} "
@@ -69,11 +69,11 @@ PUBLISHED = {
         title="MaxText, High Performance Model Configs on TPU v4",
         year=2023,
         url=f"{_MAXTEXT_TABLES}/tpu/v4",
-        case="gpt3:175b v4:4x4x4 --model.vocab-size 32000 --model.width 6144 --model.layers 48 "
+        plan_arguments="gpt3:175b v4:4x4x4 --model.vocab-size 32000 --model.width 6144 --model.layers 48 "
         "--model.pattern.0.mixer.heads 24 --model.pattern.0.mixer.head-width 256 "
         "--batch-size 832 --accumulate 1 --model.remat full --mesh.data 1 --mesh.fsdp 64",
-        bound=0.6765,
-        all_scores=1.0268,
+        mfu_bound=0.6765,
+        full_scores_flops_ratio=1.0268,
     ),
     "v5e": PublishedRun(
         mfu=0.6686,
@@ -83,10 +83,10 @@ PUBLISHED = {
         title="MaxText, High Performance Model Training Configs on TPU v5e",
         year=2023,
         url=f"{_MAXTEXT_TABLES}/tpu/v5e",
-        case="llama:2-70b v5e:16x16 --model.layers 32 --data.sequence-length 2048 "
+        plan_arguments="llama:2-70b v5e:16x16 --model.layers 32 --data.sequence-length 2048 "
         "--batch-size 1024 --accumulate 1 --model.remat full --mesh.data 1 --mesh.fsdp 256",
-        bound=0.6766,
-        all_scores=1.019,
+        mfu_bound=0.6766,
+        full_scores_flops_ratio=1.019,
     ),
     "v5p": PublishedRun(
         mfu=0.7147,
@@ -96,11 +96,11 @@ PUBLISHED = {
         title="MaxText, High Performance Model Configs on TPU v5p",
         year=2023,
         url=f"{_MAXTEXT_TABLES}/tpu/v5p",
-        case="llama:2-70b v5p:4x4x4 --model.layers 32 --data.sequence-length 2048 "
+        plan_arguments="llama:2-70b v5p:4x4x4 --model.layers 32 --data.sequence-length 2048 "
         "--batch-size 384 --accumulate 1 --model.remat dots --mesh.data 1 --mesh.fsdp 16 "
         "--mesh.tensor 4",
-        bound=0.7509,
-        all_scores=1.019,
+        mfu_bound=0.7509,
+        full_scores_flops_ratio=1.019,
     ),
     "v6e": PublishedRun(
         mfu=0.5033,
@@ -110,10 +110,10 @@ PUBLISHED = {
         title="MaxText, Optimized models tiering",
         year=2025,
         url="https://maxtext.readthedocs.io/en/latest/reference/models/tiering.html",
-        case="llama:3.1-70b v6e:16x16 --batch-size 1280 --accumulate 1 --model.remat offload "
+        plan_arguments="llama:3.1-70b v6e:16x16 --batch-size 1280 --accumulate 1 --model.remat offload "
         "--mesh.data 1 --mesh.fsdp 256",
-        bound=0.5166,
-        all_scores=1.0717,
+        mfu_bound=0.5166,
+        full_scores_flops_ratio=1.0717,
     ),
     "a100": PublishedRun(
         mfu=0.6423,
@@ -123,10 +123,10 @@ PUBLISHED = {
         title="llm-foundry, MPT Training Benchmarks",
         year=2023,
         url="https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking",
-        case="gpt3:6.7b a100:8 --model.vocab-size 50432 --batch-size 96 --accumulate 2 "
+        plan_arguments="gpt3:6.7b a100:8 --model.vocab-size 50432 --batch-size 96 --accumulate 2 "
         "--model.remat none --mesh.data 1 --mesh.fsdp 8",
-        bound=0.8,
-        all_scores=1.0388,
+        mfu_bound=0.8,
+        full_scores_flops_ratio=1.0388,
     ),
     "h100": PublishedRun(
         mfu=0.497,  # 492 of 989.4 TFLOP/s
@@ -136,63 +136,65 @@ PUBLISHED = {
         title="MaxText, High Performance Model Configs on A3 GPU",
         year=2024,
         url=f"{_MAXTEXT_TABLES}/gpu/a3/llama_2_7b",
-        case="llama:2-7b h100:8 --batch-size 32 --accumulate 1 --model.remat dots "
+        plan_arguments="llama:2-7b h100:8 --batch-size 32 --accumulate 1 --model.remat dots "
         "--mesh.data 1 --mesh.fsdp 8",
-        bound=0.7804,
-        all_scores=1.0751,
+        mfu_bound=0.7804,
+        full_scores_flops_ratio=1.0751,
     ),
 }
-"""By chip. Settings of a case are those of the published run as far as they are known; `dots`
+"""By chip. Settings of a case are those of the published run as far as they are known; `residuals_dots`
 stands for MaxText's `minimal`, which keeps the outputs of products with weights."""
 
-STAND_IN = "h100"
+FALLBACK_CHIP = "h100"
 """The chip whose run stands in for GPUs without a figure (T4, L4, H200, B200): of the GPUs that
 have one, it reached the least of its roofline."""
 
-PROCESSOR = 0.73
+CPU_EFFICIENCY = 0.73
 """Efficiency of a processor: the median of seven steps timed beside their estimates (docs/plan.md,
 `bench/drills/plan_time.py`)."""
 
 
-class Expected(NamedTuple):
+class ExpectedStep(NamedTuple):
     """A step as it is expected, beside the bound."""
 
     seconds: float
     mfu: float
-    why: str
+    reason: str
     """What the expectation rests on."""
     published: PublishedRun | None = None
     """The best published run on this kind of chip."""
-    stand_in: PublishedRun | None = None
+    fallback: PublishedRun | None = None
     """The run on another kind of chip that is taken where none is published on this kind."""
 
 
-def expected(
-    chip: Chip, bound_seconds: float, bound_mfu: float, timed: float | None = None
-) -> Expected:
+def expect_step(
+    chip: Chip, bound_seconds: float, bound_mfu: float, measured_seconds: float | None = None
+) -> ExpectedStep:
     """Return the expected time and MFU of a step whose roofline gives `bound_*`.
 
-    A step that was timed on the chip itself (`timed`, seconds) is its own best forecast.
+    A step that was timed on the chip itself (`measured_seconds`, seconds) is its own best forecast.
     """
     own = PUBLISHED.get(chip.name)
-    if timed is not None:
+    if measured_seconds is not None:
         why = "timed here"
-        return Expected(timed, bound_mfu * bound_seconds / timed, why, own)
+        return ExpectedStep(
+            measured_seconds, bound_mfu * bound_seconds / measured_seconds, why, own
+        )
     if chip.platform == "cpu":
-        why = f"{PROCESSOR:.0%} of the bound, the median of steps timed on a processor"
-        return Expected(bound_seconds / PROCESSOR, bound_mfu * PROCESSOR, why)
-    run = own or PUBLISHED[STAND_IN]
-    mfu = min(run.efficiency * bound_mfu, run.counted)
+        why = f"{CPU_EFFICIENCY:.0%} of the bound, the median of steps timed on a processor"
+        return ExpectedStep(bound_seconds / CPU_EFFICIENCY, bound_mfu * CPU_EFFICIENCY, why)
+    run = own or PUBLISHED[FALLBACK_CHIP]
+    mfu = min(run.efficiency * bound_mfu, run.mfu_causal_scores)
     seconds = bound_seconds * bound_mfu / mfu if mfu else bound_seconds
     if own is None:
-        why = f"as on {STAND_IN.upper()}: no MFU of a dense bfloat16 model known for {chip.kind}"
-        return Expected(seconds, mfu, why, stand_in=run)
+        why = f"as on {FALLBACK_CHIP.upper()}: no MFU of a dense bfloat16 model known for {chip.device_kind}"
+        return ExpectedStep(seconds, mfu, why, fallback=run)
     capped = mfu < run.efficiency * bound_mfu
     why = "no more than" if capped else "as far from the bound as"
-    return Expected(seconds, mfu, f"{why} the best published run on this chip", own)
+    return ExpectedStep(seconds, mfu, f"{why} the best published run on this chip", own)
 
 
-def as_dict(run: PublishedRun | None) -> dict[str, Any] | None:
+def published_as_dict(run: PublishedRun | None) -> dict[str, Any] | None:
     """Return plain values, for `--json`."""
     if run is None:
         return None

@@ -5,70 +5,74 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from train.errors import UsageError
-from train.plan.candidate import POLICIES, Candidate
-from train.plan.footprint import Footprint, footprint
+from train.plan.candidate import SEARCHED_REMAT, Candidate
+from train.plan.footprint import Footprint, estimate_footprint
 from train.plan.quantities import Quantities
-from train.plan.roofline import StepTime, step_time
+from train.plan.roofline import StepTime, estimate_step_time
 from train.sharding import MeshConfig
 from transformer.attention import AttentionConfig
-from transformer.mixture import MixtureConfig
+from transformer.mixture import MoEConfig
 
-LONG = 8192
+MIN_CONTEXT_PARALLEL_LENGTH = 8192
 """Tokens from which on it is tried to cut sequences."""
 
-SPARE = 0.05
+MEMORY_MARGIN = 0.05
 """Share of a chip's memory that is left free: the estimate is none too exact."""
 
 
-class Ranked(NamedTuple):
+class RankedCandidate(NamedTuple):
     """A candidate with its estimates."""
 
     candidate: Candidate
-    footprint: Footprint
+    estimate_footprint: Footprint
     time: StepTime
     fits: bool
 
     @property
-    def order(self) -> tuple[bool, float, float, int]:
+    def sort_key(self) -> tuple[bool, float, float, int]:
         """What fits first: the fastest of it, and of those alike the one with least to overlap.
 
         Of what does not fit the smallest.
         """
-        time, size = self.time, self.footprint.total
-        return (False, time.step, time.in_turn, size) if self.fits else (True, size, 0.0, 0)
+        time, size = self.time, self.estimate_footprint.total
+        return (
+            (False, time.step_seconds, time.sequential_seconds, size)
+            if self.fits
+            else (True, size, 0.0, 0)
+        )
 
 
-def search(quantities: Quantities) -> list[Ranked]:
+def search_candidates(quantities: Quantities) -> list[RankedCandidate]:
     """All candidates that divide, the best first. Raises UsageError if none does."""
     found, problems = [], []
     asked = quantities.experiment.model.remat
-    policies = POLICIES if asked in POLICIES else (*POLICIES, asked)
-    for mesh in meshes(quantities):
+    policies = SEARCHED_REMAT if asked in SEARCHED_REMAT else (*SEARCHED_REMAT, asked)
+    for mesh in candidate_meshes(quantities):
         try:
-            quantities.state(mesh)
+            quantities.state_bytes(mesh)
         except UsageError as error:
             problems.append(str(error))
             continue
         for remat in policies:
             for accumulate in _microbatches(quantities, mesh):
-                found.append(ranked(quantities, Candidate(mesh, remat, accumulate)))
+                found.append(rank_candidate(quantities, Candidate(mesh, remat, accumulate)))
     if not found:
-        setting, rows = quantities.experiment.rows
+        setting, rows = quantities.experiment.row_multiple
         why = problems[0] if problems else f"{setting} {rows}: has too few rows to cut"
         raise UsageError(f"target {quantities.target.name}: no mesh divides the model ({why})")
-    return sorted(found, key=lambda each: each.order)
+    return sorted(found, key=lambda each: each.sort_key)
 
 
-def ranked(quantities: Quantities, candidate: Candidate) -> Ranked:
+def rank_candidate(quantities: Quantities, candidate: Candidate) -> RankedCandidate:
     """One candidate with its estimates. Raises UsageError if its mesh does not divide the model."""
-    size = footprint(quantities, candidate)
-    fits = size.total <= quantities.target.memory * (1 - SPARE)
-    return Ranked(candidate, size, step_time(quantities, candidate), fits)
+    size = estimate_footprint(quantities, candidate)
+    fits = size.total <= quantities.target.memory_bytes * (1 - MEMORY_MARGIN)
+    return RankedCandidate(candidate, size, estimate_step_time(quantities, candidate), fits)
 
 
-def meshes(quantities: Quantities) -> Iterator[MeshConfig]:
+def candidate_meshes(quantities: Quantities) -> Iterator[MeshConfig]:
     """Every mesh over all chips of the target that divides the batch and the heads."""
-    count = quantities.target.count
+    count = quantities.target.num_chips
     for tensor in _divisors(count):
         for context in _contexts(quantities, count // tensor):
             for expert in _experts(quantities, count // tensor // context):
@@ -87,24 +91,28 @@ def meshes(quantities: Quantities) -> Iterator[MeshConfig]:
 def _contexts(quantities: Quantities, most: int) -> list[int]:
     """How sequences may be cut: long ones, where attention can go round a ring."""
     model = quantities.experiment.model
-    rings = all(isinstance(block.mixer, AttentionConfig) for block in model.pattern)
-    if quantities.length < LONG or not rings or model.encoder is not None:
+    rings = all(isinstance(block.mixer, AttentionConfig) for block in model.layer_pattern)
+    if (
+        quantities.sequence_length < MIN_CONTEXT_PARALLEL_LENGTH
+        or not rings
+        or model.encoder is not None
+    ):
         return [1]
-    return [size for size in _divisors(most) if quantities.length % (2 * size) == 0]
+    return [size for size in _divisors(most) if quantities.sequence_length % (2 * size) == 0]
 
 
 def _experts(quantities: Quantities, most: int) -> list[int]:
     counts = [
-        block.feed_forward.experts
-        for block in quantities.experiment.model.pattern
-        if isinstance(block.feed_forward, MixtureConfig)
+        block.feed_forward.num_experts
+        for block in quantities.experiment.model.layer_pattern
+        if isinstance(block.feed_forward, MoEConfig)
     ]
     return [size for size in _divisors(most) if all(count % size == 0 for count in counts or [1])]
 
 
 def _microbatches(quantities: Quantities, mesh: MeshConfig) -> list[int]:
     """Numbers of microbatches: those that leave every chip whole rows."""
-    _, rows = quantities.experiment.rows
+    _, rows = quantities.experiment.row_multiple
     parts = mesh.data * mesh.fsdp * mesh.expert
     if rows % parts:
         return []
@@ -114,7 +122,7 @@ def _microbatches(quantities: Quantities, mesh: MeshConfig) -> list[int]:
 def _accumulates(quantities: Quantities, count: int) -> bool:
     """Whether the experiment may be trained in so many microbatches."""
     try:
-        dataclasses.replace(quantities.experiment, accumulate=count)
+        dataclasses.replace(quantities.experiment, grad_accum_steps=count)
     except ValueError:
         return False
     except UsageError:

@@ -9,10 +9,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from train.engines import init_state, make_step
+from train.engines import init_state, make_train_step
 from train.experiment import Experiment
-from train.sharding import MeshConfig, like_parameters, parameter_shardings, replicated
-from train.sharding.mesh import AXES
+from train.sharding import (
+    MeshConfig,
+    optimizer_state_shardings,
+    parameter_shardings,
+    replicated_sharding,
+)
+from train.sharding.mesh import MESH_AXES
 from train.state import TrainState
 from train.tasks.registry import make_task
 from transformer.hardware import Hardware
@@ -36,29 +41,29 @@ class StateShapes(NamedTuple):
     shapes: TrainState
     axes: Any
     model: Model
-    told: float
+    predicted_fraction: float
     """Share of the tokens of which a word is told."""
 
     @classmethod
-    def of(cls, experiment: Experiment) -> "StateShapes":
+    def from_experiment(cls, experiment: Experiment) -> "StateShapes":
         # The same for any hardware and whatever is kept of the forward pass; but some hardware has
         # kernels that only it can trace, and not all can wait in a host's memory.
         plain = dataclasses.replace(experiment.model, remat="none")
         task = make_task(dataclasses.replace(experiment, model=plain))
-        model = task.model(Hardware(), unconstrained)
-        axes = model.axes()
-        step = make_step(experiment, model, axes)
+        model = task.make_model(Hardware(), unconstrained)
+        axes = model.logical_axes()
+        step = make_train_step(experiment, model, axes)
         start = functools.partial(init_state, experiment, model, step.optimizer)
-        told = model.told if task.told is None else task.told
+        told = model.predicted_fraction if task.target_fraction is None else task.target_fraction
         return cls(jax.eval_shape(start), axes, model, told)
 
-    def on(self, mesh: MeshConfig) -> StateBytes:
+    def bytes_per_chip(self, mesh: MeshConfig) -> StateBytes:
         """A chip's part. Raises UsageError for a mesh that does not divide the model."""
         abstract: Any = abstract_mesh(mesh)
         shapes = self.shapes
         params = parameter_shardings(abstract, self.axes, shapes.params)
-        whole = replicated(abstract)
-        optimizer = like_parameters(shapes.optimizer, shapes.params, params, whole)
+        whole = replicated_sharding(abstract)
+        optimizer = optimizer_state_shardings(shapes.optimizer, shapes.params, params, whole)
         weights = _bytes(shapes.params, params)
         moments = _bytes(shapes.optimizer, optimizer)
         average = 0 if shapes.ema is None else _bytes(shapes.ema, params)
@@ -68,7 +73,7 @@ class StateShapes(NamedTuple):
 
 def abstract_mesh(mesh: MeshConfig) -> AbstractMesh:
     """The mesh without devices."""
-    return AbstractMesh(tuple(getattr(mesh, name) for name in AXES), AXES)
+    return AbstractMesh(tuple(getattr(mesh, name) for name in MESH_AXES), MESH_AXES)
 
 
 def _bytes(shapes: Any, shardings: Any) -> int:

@@ -3,16 +3,16 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from train.collectives import totals
-from train.describe.layout import in_bytes, in_thousands, new_table
+from train.collectives import total_collectives
+from train.describe.layout import format_bytes, format_count, new_table
 from train.plan.plan import Plan
-from train.plan.precisions import InPrecision
+from train.plan.precisions import PrecisionOption
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 
-def show(plan: Plan, console: "Console | None" = None) -> None:
+def print_plan(plan: Plan, console: "Console | None" = None) -> None:
     """Prints the verdict, then what it rests on."""
     from rich.console import Console
 
@@ -32,38 +32,38 @@ def show(plan: Plan, console: "Console | None" = None) -> None:
 
 def _verdict(plan: Plan) -> Iterable["RenderableType"]:
     target, likely, least = plan.target, plan.expected, plan.step_seconds_bound
-    spare = target.memory - plan.memory
+    spare = target.memory_bytes - plan.memory_bytes
     word = "fits" if plan.fits else "does not fit"
-    room = f"{in_bytes(abs(spare))} a chip {'to spare' if spare >= 0 else 'too much'}"
-    source = "compiled" if plan.compiled else "estimated"
+    room = f"{format_bytes(abs(spare))} a chip {'to spare' if spare >= 0 else 'too much'}"
+    source = "compiled" if plan.compiled_step else "estimated"
     yield (
-        f"[bold]{plan.experiment.name} on {target.name}[/bold] ({target.count} x "
-        f"{target.chip.kind}): [bold]{word}[/bold], {in_bytes(plan.memory)} of "
-        f"{in_bytes(target.memory)} ({source}), {room}"
+        f"[bold]{plan.experiment.name} on {target.name}[/bold] ({target.num_chips} x "
+        f"{target.chip.device_kind}): [bold]{word}[/bold], {format_bytes(plan.memory_bytes)} of "
+        f"{format_bytes(target.memory_bytes)} ({source}), {room}"
     )
     yield (
         f"expected: {_seconds(likely.seconds)} a step, "
-        f"{in_thousands(plan.tokens_per_second(likely.seconds))} tokens a second, MFU "
-        f"{likely.mfu:.0%} ({likely.why})"
+        f"{format_count(plan.tokens_per_second(likely.seconds))} tokens a second, MFU "
+        f"{likely.mfu:.0%} ({likely.reason})"
     )
     yield (
-        f"at most: {_seconds(least)} a step, {in_thousands(plan.tokens_per_second(least))} tokens "
+        f"at most: {_seconds(least)} a step, {format_count(plan.tokens_per_second(least))} tokens "
         f"a second, MFU {plan.mfu_bound:.0%}, if nothing but arithmetic, memory and links took time"
     )
     if likely.published is not None:
-        yield f"best published: MFU {likely.published.cited()}, {likely.published.url}"
-    if likely.stand_in is not None:
-        yield f"standing in: MFU {likely.stand_in.cited()}, {likely.stand_in.url}"
+        yield f"best published: MFU {likely.published.citation()}, {likely.published.url}"
+    if likely.fallback is not None:
+        yield f"standing in: MFU {likely.fallback.citation()}, {likely.fallback.url}"
     yield (
-        f"{in_thousands(plan.tokens)} tokens in {in_words(plan.hours(least))} to "
-        f"{in_words(plan.hours(likely.seconds))}, for {_dollars(plan.dollars(least))} to "
-        f"{_dollars(plan.dollars(likely.seconds))} (${plan.dollars_an_hour:.2f} a chip and hour)"
+        f"{format_count(plan.tokens)} tokens in {format_duration(plan.hours(least))} to "
+        f"{format_duration(plan.hours(likely.seconds))}, for {_dollars(plan.dollars(least))} to "
+        f"{_dollars(plan.dollars(likely.seconds))} (${plan.dollars_per_chip_hour:.2f} a chip and hour)"
     )
-    yield f"python -m train fit ... {plan.chosen.candidate.flags()}\n"
+    yield f"python -m train fit ... {plan.best.candidate.flags()}\n"
 
 
 def _memory(plan: Plan) -> Iterable["RenderableType"]:
-    size, real = plan.chosen.footprint, plan.compiled
+    size, real = plan.best.estimate_footprint, plan.compiled_step
     table = new_table("Memory of one chip", "what", "estimated", "compiled")
     rows: dict[str, tuple[int, int | None]] = {
         "weights": (size.weights, real.weights if real else None),
@@ -71,8 +71,8 @@ def _memory(plan: Plan) -> Iterable["RenderableType"]:
         "other state": (size.other_state, real.other_state if real else None),
         "batch": (size.batch, real.batch if real else None),
         "gradients": (size.gradients, None),
-        "kept for the backward pass": (size.kept, None),
-        "layer or loss under way": (size.working, None),
+        "kept for the backward pass": (size.residuals, None),
+        "layer or loss under way": (size.working_set, None),
         "temporaries": (size.temporaries, real.temporaries if real else None),
         "results and program": (0, real.peak - real.arguments - real.temporaries if real else None),
         "all": (size.total, real.peak if real else None),
@@ -80,47 +80,49 @@ def _memory(plan: Plan) -> Iterable["RenderableType"]:
     for name, (estimate, found) in rows.items():
         style = "bold" if name in ("all", "temporaries") else None
         table.add_row(
-            name, in_bytes(estimate), "" if found is None else in_bytes(found), style=style
+            name, format_bytes(estimate), "" if found is None else format_bytes(found), style=style
         )
     yield table
-    if real and real.refused:
-        yield f"The compiler refuses the step; sizes are the least that it takes: {real.refused}"
+    if real and real.rejection:
+        yield f"The compiler refuses the step; sizes are the least that it takes: {real.rejection}"
 
 
 def _time(plan: Plan) -> Iterable["RenderableType"]:
-    time = plan.chosen.time
+    time = plan.best.time
     table = new_table("Time of one step", "what", "seconds")
-    table.add_row("products", _seconds(time.compute))
-    table.add_row("memory", _seconds(time.memory))
-    for axis, seconds in time.links.items():
+    table.add_row("products", _seconds(time.compute_seconds))
+    table.add_row("memory", _seconds(time.memory_seconds))
+    for axis, seconds in time.link_seconds.items():
         table.add_row(f"links, {axis}", _seconds(seconds))
-    for what, seconds in time.host.items():
+    for what, seconds in time.host_seconds.items():
         table.add_row(f"host, {what}", _seconds(seconds))
-    table.add_row("a step, at least", _seconds(time.step), style="bold")
-    if plan.measured is None:
+    table.add_row("a step, at least", _seconds(time.step_seconds), style="bold")
+    if plan.measured_seconds is None:
         table.add_row("a step, expected", _seconds(plan.expected.seconds), style="bold")
     else:
-        table.add_row("a step, measured", _seconds(plan.measured), style="bold")
-    table.add_row("if all overlapped", _seconds(time.overlapped))
-    table.add_row("if nothing did", _seconds(time.in_turn))
+        table.add_row("a step, measured", _seconds(plan.measured_seconds), style="bold")
+    table.add_row("if all overlapped", _seconds(time.overlapped_seconds))
+    table.add_row("if nothing did", _seconds(time.sequential_seconds))
     yield table
 
 
 def _collectives(plan: Plan) -> Iterable["RenderableType"]:
-    if plan.compiled is None or not plan.compiled.collectives:
+    if plan.compiled_step is None or not plan.compiled_step.find_collectives:
         return
     table = new_table("Sent in one step, as compiled", "collective", "along", "times", "bytes")
-    for (kind, axes), (count, size) in sorted(totals(plan.compiled.collectives).items()):
-        table.add_row(kind, ", ".join(axes), f"{count:,}", in_bytes(size))
+    for (kind, axes), (count, size) in sorted(
+        total_collectives(plan.compiled_step.find_collectives).items()
+    ):
+        table.add_row(kind, ", ".join(axes), f"{count:,}", format_bytes(size))
     yield table
-    yield f"[dim]Compiled in {plan.compiled.seconds:.0f} s.[/dim]"
+    yield f"[dim]Compiled in {plan.compiled_step.compile_seconds:.0f} s.[/dim]"
 
 
 def _ranking(plan: Plan) -> Iterable["RenderableType"]:
-    if plan.tried < 2:
+    if plan.num_candidates < 2:
         return
     table = new_table(
-        f"The best of {plan.tried:,} by the estimates",
+        f"The best of {plan.num_candidates:,} by the estimates",
         "mesh",
         "remat",
         "microbatches",
@@ -128,45 +130,45 @@ def _ranking(plan: Plan) -> Iterable["RenderableType"]:
         "a step, at least",
         "MFU, at most",
     )
-    for each in plan.others:
+    for each in plan.ranking:
         table.add_row(
-            each.candidate.shown(),
+            each.candidate.mesh_text(),
             each.candidate.remat,
-            str(each.candidate.accumulate),
-            in_bytes(each.footprint.total),
-            _seconds(each.time.step),
+            str(each.candidate.grad_accum_steps),
+            format_bytes(each.estimate_footprint.total),
+            _seconds(each.time.step_seconds),
             f"{each.time.mfu:.0%}",
-            style="bold" if each is plan.chosen else (None if each.fits else "dim"),
+            style="bold" if each is plan.best else (None if each.fits else "dim"),
         )
     yield table
-    for each, found in plan.refused:
+    for each, found in plan.rejected:
         yield (
-            f"{each.candidate.shown()}, {each.candidate.remat}: was estimated at "
-            f"{in_bytes(each.footprint.total)}, and takes {in_bytes(found.peak)} "
-            f"{'or more, for the compiler refuses it' if found.refused else 'as compiled'}"
+            f"{each.candidate.mesh_text()}, {each.candidate.remat}: was estimated at "
+            f"{format_bytes(each.estimate_footprint.total)}, and takes {format_bytes(found.peak)} "
+            f"{'or more, for the compiler refuses it' if found.rejection else 'as compiled'}"
         )
 
 
 def _precisions(plan: Plan) -> Iterable["RenderableType"]:
-    if not plan.precisions:
+    if not plan.other_precisions:
         return
     table = new_table(
         "In other precisions, which change what is learnt",
         *("precision", "memory", "a step, at least", "MFU, at most", "fits"),
     )
-    own = InPrecision(plan.experiment.model.precision, plan.chosen)
-    for each in (own, *plan.precisions):
+    own = PrecisionOption(plan.experiment.model.precision, plan.best)
+    for each in (own, *plan.other_precisions):
         best = each.best
         table.add_row(
             each.precision.name,
-            in_bytes(best.footprint.total),
-            _seconds(best.time.step),
+            format_bytes(best.estimate_footprint.total),
+            _seconds(best.time.step_seconds),
             f"{best.time.mfu:.0%}",
             "yes" if best.fits else "no",
             style="bold" if each is own else None,
         )
     yield table
-    for each in plan.precisions:
+    for each in plan.other_precisions:
         yield f"{each.precision.name}: python -m train fit ... {each.flags()}"
 
 
@@ -178,7 +180,7 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
-def in_words(hours: float) -> str:
+def format_duration(hours: float) -> str:
     """In the unit that suits."""
     if hours < 1 / 60:
         return f"{hours * 3600:.0f} seconds"

@@ -17,10 +17,10 @@ from train.errors import UsageError, UserError
 from train.hardware import local_hardware
 from train.plan.chips import CHIPS, Chip
 from train.plan.here import Clock, local_chip
-from train.xla_flags import likely_platform
+from train.xla_flags import guess_platform
 from transformer.hardware import Hardware
 
-SMALL = {
+SMALL_SLICES = {
     "v4": ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
     "v5p": ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
     "v5e": ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
@@ -28,10 +28,10 @@ SMALL = {
 }
 """Slices that are no whole cubes of 4 x 4 x 4; of the flat kinds, all there are."""
 
-FREE_MEMORY = 0.92
+USABLE_GPU_MEMORY = 0.92
 """Share of a GPU's memory that a program can have: the rest is the driver's and the libraries'."""
 
-ELSEWHERE = {
+ABSENT_HARDWARE_ENVIRONMENT = {
     "tpu": {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -53,24 +53,26 @@ class Target:
     chip: Chip
     shape: tuple[int, ...]
     """Of a TPU slice, its chips in each dimension; of others, their number."""
-    here: bool = False
+    is_local: bool = False
     """Whether it is the devices of this process."""
 
     @property
-    def count(self) -> int:
+    def num_chips(self) -> int:
         """Chips."""
         return math.prod(self.shape)
 
     @property
-    def memory(self) -> int:
+    def memory_bytes(self) -> int:
         """Bytes that a program can have on one chip."""
-        share = FREE_MEMORY if self.chip.platform == "gpu" and not self.here else 1.0
-        return int(self.chip.memory * share)
+        share = USABLE_GPU_MEMORY if self.chip.platform == "gpu" and not self.is_local else 1.0
+        return int(self.chip.memory_bytes * share)
 
     @property
     def hardware(self) -> Hardware:
         """As a model sees it."""
-        return Hardware(self.chip.platform, self.chip.kind, self.count, self.chip.capability)
+        return Hardware(
+            self.chip.platform, self.chip.device_kind, self.num_chips, self.chip.compute_capability
+        )
 
 
 def parse_target(text: str) -> Target:
@@ -89,14 +91,14 @@ def parse_target(text: str) -> Target:
     if chip.platform == "gpu":
         return Target(text, chip, _gpus(text, chip, sizes))
     if not _is_slice(chip, sizes):
-        raise UsageError(f"target {text}: is no slice of {chip.kind}; {_known_slices(chip)}")
+        raise UsageError(f"target {text}: is no slice of {chip.device_kind}; {_known_slices(chip)}")
     return Target(text, chip, sizes)
 
 
 def local_target(clock: Clock = time.perf_counter) -> Target:
     """The devices of this process."""
     hardware = local_hardware()
-    return Target("here", local_chip(jax.devices()[0], clock), (hardware.count,), here=True)
+    return Target("here", local_chip(jax.devices()[0], clock), (hardware.count,), is_local=True)
 
 
 def _sizes(text: str, shape: str) -> tuple[int, ...]:
@@ -109,57 +111,57 @@ def _sizes(text: str, shape: str) -> tuple[int, ...]:
 
 def _answer_beforehand(platform: str) -> None:
     """Sets the variables of `ELSEWHERE`, unless such hardware is here; JAX reads them once."""
-    if likely_platform() != platform:
-        for name, value in ELSEWHERE[platform].items():
+    if guess_platform() != platform:
+        for name, value in ABSENT_HARDWARE_ENVIRONMENT[platform].items():
             os.environ.setdefault(name, value)
 
 
 def _gpus(text: str, chip: Chip, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """One host with some of its GPUs, or whole hosts."""
     count = math.prod(sizes)
-    if count < 1 or (count > chip.per_host and count % chip.per_host):
+    if count < 1 or (count > chip.chips_per_host and count % chip.chips_per_host):
         raise UsageError(
-            f"target {text}: give up to {chip.per_host} GPUs, or a multiple of {chip.per_host}"
+            f"target {text}: give up to {chip.chips_per_host} GPUs, or a multiple of {chip.chips_per_host}"
         )
     return (count,)
 
 
 def _is_slice(chip: Chip, sizes: tuple[int, ...]) -> bool:
-    if sizes in SMALL[chip.name]:
+    if sizes in SMALL_SLICES[chip.name]:
         return True
     cubes = all(size % 4 == 0 for size in sizes) and sizes == tuple(sorted(sizes))
-    within = all(size <= most for size, most in zip(sizes, chip.largest, strict=False))
-    return chip.dimensions == 3 and len(sizes) == 3 and min(sizes) > 0 and cubes and within
+    within = all(size <= most for size, most in zip(sizes, chip.largest_slice, strict=False))
+    return chip.torus_dimensions == 3 and len(sizes) == 3 and min(sizes) > 0 and cubes and within
 
 
 def _known_slices(chip: Chip) -> str:
-    small = ", ".join("x".join(map(str, sizes)) for sizes in SMALL[chip.name])
-    if chip.dimensions == 2:
+    small = ", ".join("x".join(map(str, sizes)) for sizes in SMALL_SLICES[chip.name])
+    if chip.torus_dimensions == 2:
         return f"give one of {small}"
-    most = "x".join(map(str, chip.largest))
+    most = "x".join(map(str, chip.largest_slice))
     return f"give one of {small}, or three multiples of 4 that do not fall (4x4x8), up to {most}"
 
 
-def devices_of(target: Target) -> Sequence[Any]:
+def target_devices(target: Target) -> Sequence[Any]:
     """Devices to compile for, which need not be there.
 
     Raises UserError if the compiler for them is not installed.
     """
-    if target.here:
+    if target.is_local:
         return jax.devices()
-    need_compiler(target)
+    require_compiler(target)
     if target.chip.platform == "tpu":
         name = f"{target.chip.name}:{_text(target.shape)}"
         settings: dict[str, Any] = {}
-        if target.chip.cores:
-            settings["chip_config_name"] = target.chip.cores
-        if target.count == 1:  # else libtpu takes a host to have four chips
+        if target.chip.libtpu_chip_config:
+            settings["chip_config_name"] = target.chip.libtpu_chip_config
+        if target.num_chips == 1:  # else libtpu takes a host to have four chips
             settings["chips_per_host_bounds"] = (1, 1, 1)
     else:
-        hosts = -(-target.count // target.chip.per_host)
-        name = f"{target.chip.name}x{target.count}"
+        hosts = -(-target.num_chips // target.chip.chips_per_host)
+        name = f"{target.chip.name}x{target.num_chips}"
         settings = {
-            "topology": f"1x{hosts}x{target.count // hosts}",
+            "topology": f"1x{hosts}x{target.num_chips // hosts}",
             "target_config": _description(target.chip),
         }
     try:
@@ -176,22 +178,22 @@ def devices_of(target: Target) -> Sequence[Any]:
     return devices
 
 
-COMPILERS = {"tpu": ("libtpu", "tpu"), "gpu": ("jax_cuda13_plugin", "cuda13")}
+COMPILER_PACKAGES = {"tpu": ("libtpu", "tpu"), "gpu": ("jax_cuda13_plugin", "cuda13")}
 """The package that has the compiler of a platform, and what JAX calls it as an extra."""
 
-ALTERNATIVES = {"jax_cuda13_plugin": "jax_cuda12_plugin"}
+ALTERNATIVE_PACKAGES = {"jax_cuda13_plugin": "jax_cuda12_plugin"}
 """Packages that do as well, such as the one that Colab has."""
 
 
-def need_compiler(target: Target) -> None:
+def require_compiler(target: Target) -> None:
     """Raises UserError if the compiler for a target is not installed."""
-    if target.here:
+    if target.is_local:
         return
-    package, extra = COMPILERS[target.chip.platform]
-    known = (package, ALTERNATIVES.get(package, package))
+    package, extra = COMPILER_PACKAGES[target.chip.platform]
+    known = (package, ALTERNATIVE_PACKAGES.get(package, package))
     if not any(map(importlib.util.find_spec, known)):
         raise UserError(
-            f"target {target.name}: needs the compiler for {target.chip.kind} ({package}), which "
+            f"target {target.name}: needs the compiler for {target.chip.device_kind} ({package}), which "
             f"is not installed; pip install 'jax[{extra}]', or --compile-best 0 for the estimate "
             "alone"
         )

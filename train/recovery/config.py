@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from transformer.checks import check_least
+from transformer.checks import check_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +39,13 @@ class RecoveryConfig:
 
     def __post_init__(self) -> None:
         for name in ("window", "warmup", "back", "skip", "tries"):
-            check_least(f"recovery.{name}", getattr(self, name), 0)
+            check_at_least(f"recovery.{name}", getattr(self, name), 0)
         if self.window == 1:
             raise ValueError("recovery.window 1: is no window; give more, or 0")
-        check_least("recovery.patience", self.patience, 1)
+        check_at_least("recovery.patience", self.patience, 1)
         if not self.threshold > 0:
             raise ValueError(f"recovery.threshold {self.threshold}: give more than 0")
-        check_least("recovery.rise", self.rise, 0)
+        check_at_least("recovery.rise", self.rise, 0)
         if not 0 < self.rate <= 1:
             raise ValueError(f"recovery.rate {self.rate}: give a factor in (0, 1]")
         if self.window and not 1 <= self.warmup <= self.window:

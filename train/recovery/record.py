@@ -9,12 +9,12 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from train.data.files import Location
+from train.data.files import AnyPath
 from train.errors import UserError
 from train.recovery.plan import Rollback
 from train.regular_files import SETTINGS_BYTES, read_bytes
 from train.runfolder import reading, write_atomically
-from transformer.checks import LARGEST
+from transformer.checks import MAX_INTEGER
 
 LEAST = {"first": 1, "step": 1, "checkpoint": 0, "cursor": 0, "tries": 1}
 """Smallest value of each integer of a rollback."""
@@ -32,14 +32,14 @@ class Record:
     def last(self) -> Rollback | None:
         return self.rollbacks[-1] if self.rollbacks else None
 
-    def write(self, path: Location) -> None:
+    def write(self, path: AnyPath) -> None:
         """All processes go on once it is on disk (UserError: it cannot be written)."""
         if jax.process_index() == 0:
             write_atomically(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
         together()
 
     @classmethod
-    def read(cls, path: Location) -> Record:
+    def read(cls, path: AnyPath) -> Record:
         """The record of a run; an empty one if it has none. UserError: it is damaged."""
         with reading(path):
             try:
@@ -66,8 +66,8 @@ def _rollback(plain: Any) -> Rollback:
     found = Rollback(**plain)
     for name, least in LEAST.items():
         value = getattr(found, name)
-        if type(value) is not int or not least <= value <= LARGEST:
-            raise ValueError(f"{name} is no integer from {least} to {LARGEST}")
+        if type(value) is not int or not least <= value <= MAX_INTEGER:
+            raise ValueError(f"{name} is no integer from {least} to {MAX_INTEGER}")
     if type(found.rate) not in (int, float) or not 0 < found.rate <= 1:
         raise ValueError("rate is no number in (0, 1]")
     return found

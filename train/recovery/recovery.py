@@ -40,7 +40,7 @@ def for_rollbacks(experiment: Experiment) -> Retention:
     noticed_after = max(config.patience, config.window // 2 if config.rise else 0)
     return Retention(
         every=settings.every,
-        average=max(2, settings.keep),  # one of them may be from within the trouble
+        average=max(2, settings.keep_last),  # one of them may be from within the trouble
         apart=config.back + noticed_after,
     )
 

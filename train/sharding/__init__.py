@@ -8,41 +8,51 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from train.sharding.activations import constrain_to
-    from train.sharding.batches import check_batches, in_turn, place_batch, row_parts
-    from train.sharding.memory import check_memory, in_host_memory
+    from train.sharding.activations import make_sharding_constraint
+    from train.sharding.batches import (
+        check_batch_divides,
+        num_batch_shards,
+        shard_batch,
+        zigzag_reorder,
+    )
+    from train.sharding.memory import check_optimizer_placement, host_memory_shardings
     from train.sharding.mesh import MeshConfig, make_mesh
-    from train.sharding.rules import RULES, partition, parts, replicated
-    from train.sharding.state import like_parameters, parameter_shardings
+    from train.sharding.rules import (
+        LOGICAL_AXIS_RULES,
+        logical_to_sharding,
+        num_shards,
+        replicated_sharding,
+    )
+    from train.sharding.state import optimizer_state_shardings, parameter_shardings
 
 _HOMES = {
-    "activations": ("constrain_to",),
-    "batches": ("check_batches", "in_turn", "place_batch", "row_parts"),
-    "memory": ("check_memory", "in_host_memory"),
+    "activations": ("make_sharding_constraint",),
+    "batches": ("check_batch_divides", "zigzag_reorder", "shard_batch", "num_batch_shards"),
+    "memory": ("check_optimizer_placement", "host_memory_shardings"),
     "mesh": ("MeshConfig", "make_mesh"),
-    "rules": ("RULES", "partition", "parts", "replicated"),
-    "state": ("like_parameters", "parameter_shardings"),
+    "rules": ("LOGICAL_AXIS_RULES", "logical_to_sharding", "num_shards", "replicated_sharding"),
+    "state": ("optimizer_state_shardings", "parameter_shardings"),
 }
 """The names of each module."""
 
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "RULES",
+    "LOGICAL_AXIS_RULES",
     "MeshConfig",
-    "check_batches",
-    "check_memory",
-    "constrain_to",
-    "in_host_memory",
-    "in_turn",
-    "like_parameters",
+    "check_batch_divides",
+    "check_optimizer_placement",
+    "make_sharding_constraint",
+    "host_memory_shardings",
+    "zigzag_reorder",
+    "optimizer_state_shardings",
     "make_mesh",
     "parameter_shardings",
-    "partition",
-    "parts",
-    "place_batch",
-    "replicated",
-    "row_parts",
+    "logical_to_sharding",
+    "num_shards",
+    "shard_batch",
+    "replicated_sharding",
+    "num_batch_shards",
 ]
 
 

@@ -9,15 +9,15 @@ from train.sharding.mesh import MeshConfig
 from transformer.hardware import Hardware
 
 
-def check_memory(mesh: MeshConfig, hardware: Hardware) -> None:
+def check_optimizer_placement(mesh: MeshConfig, hardware: Hardware) -> None:
     """Raises UsageError if the devices have no other memory than the host's."""
-    if mesh.optimizer == "host" and hardware.platform == "cpu":
+    if mesh.optimizer_placement == "host" and hardware.platform == "cpu":
         raise UsageError(
             "mesh.optimizer host: a CPU computes in the host's memory already; set it to device"
         )
 
 
-def in_host_memory(shardings: Any) -> Any:
+def host_memory_shardings(shardings: Any) -> Any:
     """The same layouts, in memory of the host that devices can reach by themselves.
 
     Raises UsageError for GPUs that are only described: JAX knows of no other memory there.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 
-AXES = ("data", "fsdp", "expert", "context", "tensor")
+MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
 """From the slowest links to the fastest: neighbours along the last axis talk most, and lie closest.
 Stages of a pipeline, which talk least, would stand first."""
 
@@ -33,16 +33,18 @@ class MeshConfig:
     """Parts that the tokens of a sequence are cut into."""
     expert: int = 1
     """Parts that the experts of a mixture are cut into; the batch too."""
-    optimizer: Literal["device", "host"] = "device"
+    optimizer_placement: Literal["device", "host"] = "device"
     """Where the optimizer's state lies: with the weights, or in the host's memory, which is larger
     and slower to reach."""
 
-    def sizes(self, devices: int) -> dict[str, int]:
+    def axis_sizes(self, devices: int) -> dict[str, int]:
         """The size of each axis. Raises UsageError if they cannot be that many devices."""
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in AXES}
+        given = {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in MESH_AXES
+        }
         often = ("data", "fsdp", "tensor")
         shown = " x ".join(f"{n} {size}" for n, size in given.items() if n in often or size != 1)
-        sizes = {name: given[name] for name in AXES}
+        sizes = {name: given[name] for name in MESH_AXES}
         rest = [name for name, size in sizes.items() if size == -1]
         if len(rest) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
             raise UsageError(f"mesh {shown}: give sizes of 1 or more, and -1 at most once")
@@ -68,7 +70,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     from jax.sharding import AxisType, Mesh
 
     devices = jax.devices() if devices is None else devices
-    sizes = config.sizes(len(devices))
+    sizes = config.axis_sizes(len(devices))
     laid = mesh_utils.create_device_mesh(
         tuple(sizes.values()), devices, allow_split_physical_axes=True
     )

@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from train.errors import UsageError
 
-RULES: dict[str, tuple[str, ...]] = {
+LOGICAL_AXIS_RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp", "expert"),
     "length": ("context",),
     "vocab": ("tensor",),
@@ -20,20 +20,22 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 """Logical axis -> mesh axes that it is split over; an axis that is not here is not split."""
 
-COPIED = ("kv_heads",)
+REPLICABLE_AXES = ("kv_heads",)
 """Axes that every part has whole where there are more parts than entries: keys and values that
 several heads of queries share are copied to each part that has one of these heads."""
 
 
-def partition(mesh: Mesh, names: Sequence[str | None], shape: Sequence[int] = ()) -> NamedSharding:
+def logical_to_sharding(
+    mesh: Mesh, names: Sequence[str | None], shape: Sequence[int] = ()
+) -> NamedSharding:
     """The layout of an array with these logical axes. Raises UsageError for what cannot divide."""
     used: set[str] = set()
     spec: list[Any] = []
     for index, name in enumerate(names):
-        axes = tuple(axis for axis in split_over(mesh, name) if axis not in used)
+        axes = tuple(axis for axis in mesh_axes(mesh, name) if axis not in used)
         count = math.prod(mesh.shape[axis] for axis in axes)
         if shape and shape[index] % count:
-            if name not in COPIED or count % shape[index]:
+            if name not in REPLICABLE_AXES or count % shape[index]:
                 raise UsageError(_indivisible(mesh, name, shape[index], axes, count))
             axes = ()
         used.update(axes)
@@ -51,16 +53,18 @@ def _indivisible(mesh: Mesh, name: str | None, size: int, axes: tuple[str, ...],
     )
 
 
-def split_over(mesh: Mesh, name: str | None) -> tuple[str, ...]:
+def mesh_axes(mesh: Mesh, name: str | None) -> tuple[str, ...]:
     """The mesh axes that a logical axis is split over, those of one device left out."""
-    return tuple(axis for axis in RULES.get(name or "", ()) if mesh.shape.get(axis, 1) > 1)
+    return tuple(
+        axis for axis in LOGICAL_AXIS_RULES.get(name or "", ()) if mesh.shape.get(axis, 1) > 1
+    )
 
 
-def parts(mesh: Mesh, name: str | None) -> int:
+def num_shards(mesh: Mesh, name: str | None) -> int:
     """How many parts a logical axis is split into."""
-    return math.prod(mesh.shape[axis] for axis in split_over(mesh, name))
+    return math.prod(mesh.shape[axis] for axis in mesh_axes(mesh, name))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated_sharding(mesh: Mesh) -> NamedSharding:
     """The layout of an array that every device has whole."""
     return NamedSharding(mesh, PartitionSpec())

@@ -6,26 +6,26 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from train.sharding.rules import partition
-from transformer.weights import Axes
+from train.sharding.rules import logical_to_sharding
+from transformer.weights import LogicalAxes
 
 
 def parameter_shardings(mesh: Mesh, axes: Any, shapes: Any) -> Any:
     """The layout of each parameter, from the names of its axes."""
     return jax.tree.map(
-        lambda a, s: partition(mesh, a.names, s.shape),
+        lambda a, s: logical_to_sharding(mesh, a.names, s.shape),
         axes,
         shapes,
-        is_leaf=lambda leaf: isinstance(leaf, Axes),
+        is_leaf=lambda leaf: isinstance(leaf, LogicalAxes),
     )
 
 
-def like_parameters(state: Any, shapes: Any, shardings: Any, rest: NamedSharding) -> Any:
+def optimizer_state_shardings(state: Any, shapes: Any, shardings: Any, rest: NamedSharding) -> Any:
     """The layout of an optimizer's state.
 
     What belongs to a parameter, by its path, lies like it: all of it if it has its shape; if not
     (means over rows, scales of blocks), the axes that it shares in order, where they divide. The
-    rest (counts, coefficients) lies as `rest` says.
+    rest (counts, coefficients) lies as `operands_and_attributes` says.
     """
     known = {
         _names(path): (leaf.shape, sharding)

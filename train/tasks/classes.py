@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from train.data.buckets import Bucket, buckets_by_rows
-from train.data.example_batches import Examples, HeldOutBatches, TrainingBatches
+from train.data.buckets import Bucket, bucket_by_rows
+from train.data.example_batches import ExampleEvaluationBatches, Examples, ExampleTrainingBatches
 from train.data.example_config import ExampleDataConfig
 from train.data.example_corpus import ExampleCorpus
 from train.data.listops_config import ListOpsDataConfig
 from train.data.tokenizer import Tokenizer
 from train.experiment import Experiment
-from train.step import Batch, LossFunction
+from train.step import Batch, LossFn
 from train.tasks.config import Classification, Tagging
-from train.tasks.losses import auxiliary, class_loss, wanted
-from train.tasks.measuring import fitting, limit
+from train.tasks.losses import auxiliary_losses, label_loss, requested_outputs
+from train.tasks.measuring import max_eval_batches, round_up_batch_size
 from train.tasks.task import Task
-from train.tasks.vocabulary import with_classes, with_vocabulary
+from train.tasks.vocabulary import resolve_num_labels, resolve_vocab_size
 from transformer.losses import Loss
 from transformer.model import LOGITS
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassesTask(Task):
+class LabelPredictionTask(Task):
     """An encoder with a head, trained on examples that are padded to the lengths of buckets."""
 
     experiment: Experiment
@@ -43,14 +43,14 @@ class ClassesTask(Task):
 
     @property
     @abc.abstractmethod
-    def settings(self) -> Classification | Tagging:
+    def task_config(self) -> Classification | Tagging:
         """Those of the task itself."""
 
-    def resolved(self, corpus: ExampleCorpus[Any]) -> Experiment:
-        experiment = with_vocabulary(self.experiment, corpus.tokenizer)
-        return with_classes(experiment, self.settings, corpus.labels)
+    def resolve_experiment(self, corpus: ExampleCorpus[Any]) -> Experiment:
+        experiment = resolve_vocab_size(self.experiment, corpus.tokenizer)
+        return resolve_num_labels(experiment, self.task_config, corpus.labels)
 
-    def loss(self, model: Any) -> LossFunction:
+    def make_loss_fn(self, model: Any) -> LossFn:
         """The cross entropy of the classes.
 
         A batch has `tokens` and `segments` [B, T]; `targets` and `weights` are [B] for texts, and
@@ -63,35 +63,43 @@ class ClassesTask(Task):
                 batch["tokens"],
                 segments=batch["segments"],
                 dropout_rngs=dropout_rngs,
-                outputs=LOGITS | wanted(dropout_rngs),
+                outputs=LOGITS | requested_outputs(dropout_rngs),
             )
             assert output.logits is not None
-            found = class_loss(model, output.logits, batch)
-            return {**found, **auxiliary(output.aux, found["loss"].weight)}
+            found = label_loss(model, output.logits, batch)
+            return {**found, **auxiliary_losses(output.aux, found["loss"].weight)}
 
         return loss
 
-    def batches(self, corpus: ExampleCorpus[Any]) -> TrainingBatches:
+    def training_batches(self, corpus: ExampleCorpus[Any]) -> ExampleTrainingBatches:
         split = corpus.split("train")
-        buckets = self.buckets(split, self.experiment.batch_size)
-        return TrainingBatches(split, buckets, seed=self.experiment.seed)
+        buckets = self.make_buckets(split, self.experiment.batch_size)
+        return ExampleTrainingBatches(split, buckets, seed=self.experiment.seed)
 
-    def held_out(self, engine: Engine, examples: Examples, *, whole: bool) -> HeldOutBatches:
+    def evaluation_batches(
+        self, engine: Engine, examples: Examples, *, full_split: bool
+    ) -> ExampleEvaluationBatches:
         """All of a split, or as much as an evaluation on the way takes."""
         settings = self.experiment.evaluation
-        rows = fitting(settings.batch_size or self.experiment.batch_size, engine.mesh)
-        return HeldOutBatches(examples, self.buckets(examples, rows), limit=limit(settings, whole))
+        rows = round_up_batch_size(settings.batch_size or self.experiment.batch_size, engine.mesh)
+        return ExampleEvaluationBatches(
+            examples,
+            self.make_buckets(examples, rows),
+            max_batches=max_eval_batches(settings, full_split),
+        )
 
-    def buckets(self, examples: Examples, rows: int) -> tuple[Bucket, ...]:
+    def make_buckets(self, examples: Examples, batch_size: int) -> tuple[Bucket, ...]:
         """By length, each with so many rows to a batch."""
-        return buckets_by_rows(examples.lengths, batch_size=rows, most=self.data.shapes)
+        return bucket_by_rows(
+            examples.lengths, batch_size=batch_size, max_buckets=self.data.max_buckets
+        )
 
     def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
         tokenizer.encode(prompt)
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def likeliest(
+def predict_labels(
     params: Any,
     tokens: jax.Array,  # [B, T]
     segments: jax.Array,  # [B, T]

@@ -3,32 +3,35 @@
 import dataclasses
 from typing import Literal
 
-from transformer.checks import check_least, check_share
+from transformer.checks import check_at_least, check_fraction
 from transformer.config import Pooling
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageModelling:
+class LanguageModeling:
     """The next token of every token."""
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedLanguageModelling:
+class MaskedLanguageModeling:
     """The words that were hidden, from those around them (Devlin et al. 2019, section 3.1)."""
 
-    rate: float = 0.15
+    mlm_probability: float = 0.15
     """Share of the tokens that the model has to tell."""
-    masked: float = 0.8
+    mask_replace_prob: float = 0.8
     """Share of those that are shown as a mask."""
-    replaced: float = 0.1
+    random_replace_prob: float = 0.1
     """Share of those that are shown as some other token; the rest are shown as they are."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise ValueError(f"task.rate {self.rate}: give a share in (0, 1]")
-        if min(self.masked, self.replaced) < 0 or self.masked + self.replaced > 1:
+        if not 0 < self.mlm_probability <= 1:
+            raise ValueError(f"task.rate {self.mlm_probability}: give a share in (0, 1]")
+        if (
+            min(self.mask_replace_prob, self.random_replace_prob) < 0
+            or self.mask_replace_prob + self.random_replace_prob > 1
+        ):
             raise ValueError(
-                f"task.masked {self.masked}, task.replaced {self.replaced}: give shares from 0 on "
+                f"task.masked {self.mask_replace_prob}, task.replaced {self.random_replace_prob}: give shares from 0 on "
                 "that are at most 1 together"
             )
 
@@ -37,30 +40,30 @@ class MaskedLanguageModelling:
 class Classification:
     """The class of each text."""
 
-    classes: int = 0
+    num_labels: int = 0
     """C; 0: as many as the training data have."""
     pooling: Pooling = "first"
     """What the class is told from: the first token, put there for it, or the mean of all."""
-    dropout: float = 0.0
+    classifier_dropout: float = 0.0
     """Of the pooled vector."""
 
     def __post_init__(self) -> None:
-        check_least("task.classes", self.classes, 0)
-        check_share("task.dropout", self.dropout)
+        check_at_least("task.classes", self.num_labels, 0)
+        check_fraction("task.dropout", self.classifier_dropout)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tagging:
     """The tag of each word, told at its first piece."""
 
-    classes: int = 0
+    num_labels: int = 0
     """C, the number of tags; 0: as many as the training data have."""
-    dropout: float = 0.0
+    classifier_dropout: float = 0.0
     """Of each token's vector."""
 
     def __post_init__(self) -> None:
-        check_least("task.classes", self.classes, 0)
-        check_share("task.dropout", self.dropout)
+        check_at_least("task.classes", self.num_labels, 0)
+        check_fraction("task.dropout", self.classifier_dropout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,22 +72,22 @@ class Translation:
 
     label_smoothing: float = 0.1
     """Share of a target that is spread evenly over all words (Vaswani et al. 2017, section 5.4)."""
-    beams: int = 5
+    num_beams: int = 5
     """Hypotheses that are kept at each step of the search; 1: the likeliest word each time."""
     length_penalty: float = 0.6
     """A hypothesis of n tokens is worth log p / ((5 + n) / 6)^this (Wu et al. 2016, section 7)."""
     extra_length: int = 50
     """Translations have at most so many tokens more than their source."""
-    bleu: Literal["end", "always"] = "end"
+    compute_bleu: Literal["end", "always"] = "end"
     """When translations are written and scored: at the end of a run, or at every evaluation too.
     Otherwise evaluations on the way tell the loss alone."""
 
     def __post_init__(self) -> None:
-        check_share("task.label_smoothing", self.label_smoothing)
-        check_least("task.beams", self.beams, 1)
-        check_least("task.length_penalty", self.length_penalty, 0)
-        check_least("task.extra_length", self.extra_length, 0)
+        check_fraction("task.label_smoothing", self.label_smoothing)
+        check_at_least("task.beams", self.num_beams, 1)
+        check_at_least("task.length_penalty", self.length_penalty, 0)
+        check_at_least("task.extra_length", self.extra_length, 0)
 
 
-TaskConfig = LanguageModelling | MaskedLanguageModelling | Classification | Tagging | Translation
+TaskConfig = LanguageModeling | MaskedLanguageModeling | Classification | Tagging | Translation
 """What a run learns."""

@@ -9,28 +9,28 @@ import numpy as np
 
 from train.data.tokenizer import StreamDecoder
 from train.errors import UserError
-from train.tasks.task import Show
+from train.tasks.task import TextCallback
 from transformer.decoding import check_prompts, generate
 from transformer.language_model import LanguageModel
-from transformer.sampling import ANCESTRAL, SamplingConfig
+from transformer.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer
     from train.run import Run
 
 
-def continue_texts(
+def complete_texts(
     run: Run,
     prompts: Sequence[str],
     *,
     max_new_tokens: int,
-    sampling: SamplingConfig = ANCESTRAL,
+    sampling: SamplingConfig = ANCESTRAL_SAMPLING,
     seed: int = 0,
-    stream: Show | None = None,
+    on_text: TextCallback | None = None,
 ) -> list[str]:
     """What the model writes after each prompt, up to the end of the text or `max_new_tokens`.
 
-    A prompt may be empty. `stream` is given the text after a single prompt in pieces, as it is
+    A prompt may be empty. `on_text` is given the text after a single prompt in pieces, as it is
     made; they join to the text returned. Where the model has learned fewer positions than are
     asked for, it goes on from the newer half of them each time they are used up.
 
@@ -38,15 +38,15 @@ def continue_texts(
       UserError: a prompt has characters that the tokenizer lacks, or fills the model's positions;
         or max_new_tokens is less than 1.
     """
-    if stream is not None and len(prompts) != 1:
+    if on_text is not None and len(prompts) != 1:
         raise ValueError(f"stream: shows one text as it is made; give 1 prompt, not {len(prompts)}")
     tokenizer, model = run.tokenizer, _model(run)
-    rows = [np.append(np.int32(tokenizer.end_of_text), tokenizer.encode(each)) for each in prompts]
+    rows = [np.append(np.int32(tokenizer.eos_token_id), tokenizer.encode(each)) for each in prompts]
     try:
         check_prompts(model, rows, min(max_new_tokens, 1))
     except ValueError as error:
         raise UserError(str(error)) from error
-    texts = [_Text(tokenizer, row, stream) for row in rows]
+    texts = [_Text(tokenizer, row, on_text) for row in rows]
     for group in _groups(rows, max_new_tokens, model.config.max_length):
         those = [rows[i] for i in group], [texts[i] for i in group]
         _write(run, *those, max_new_tokens, sampling=sampling, seed=seed)
@@ -61,7 +61,7 @@ def _model(run: Run) -> LanguageModel:
 class _Text:
     """What is written after a prompt, shown piece by piece."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: np.ndarray, show: Show | None):
+    def __init__(self, tokenizer: Tokenizer, prompt: np.ndarray, show: TextCallback | None):
         self._decoder = StreamDecoder(tokenizer)
         for token in prompt:  # the decoder has to know if a space comes first
             self._decoder.push(token)
@@ -104,7 +104,7 @@ def _write(
     sampling: SamplingConfig,
     seed: int,
 ) -> None:
-    """Continues prompts by `left` tokens; if positions can run out, all are of one length."""
+    """Continues prompts by `remaining` tokens; if positions can run out, all are of one length."""
 
     def push(new: list[list[int]]) -> None:
         for text, tokens in zip(texts, new, strict=True):
@@ -122,7 +122,7 @@ def _write(
             max_new_tokens=room,
             sampling=sampling,
             seed=seed,
-            stop=run.tokenizer.stop,
+            stop_token=run.tokenizer.stop_token_id,
             on_tokens=push,
         )
         left -= room

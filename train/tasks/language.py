@@ -9,20 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from train.data import Batches, Corpus, Tokenizer, evaluation_batches, prepare
-from train.data.config import DataConfig
+from train.data import (
+    TextCorpus,
+    TextTrainingBatches,
+    Tokenizer,
+    make_text_evaluation_batches,
+    prepare_text,
+)
+from train.data.config import TextDataConfig
 from train.experiment import Experiment
 from train.labels import Labels
-from train.step import Batch, LossFunction
-from train.tasks.continuation import continue_texts
-from train.tasks.losses import auxiliary, wanted, word_loss
-from train.tasks.measuring import fitting, limit, means
-from train.tasks.task import Metric, SampleOptions, Show, Task
-from train.tasks.vocabulary import with_vocabulary
+from train.step import Batch, LossFn
+from train.tasks.continuation import complete_texts
+from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
+from train.tasks.measuring import max_eval_batches, mean_losses, round_up_batch_size
+from train.tasks.task import Metric, SampleOptions, Task, TextCallback
+from train.tasks.vocabulary import resolve_vocab_size
 from transformer.hardware import Hardware
 from transformer.language_model import LanguageModel
 from transformer.losses import Loss
-from transformer.shared import Constrain
+from transformer.shared import ActivationConstraint
 
 if TYPE_CHECKING:
     from train.engine import Engine
@@ -30,43 +36,45 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageTask(Task):
+class LanguageModelTask(Task):
     """A causal model of text, judged by its loss."""
 
     experiment: Experiment
 
     @property
-    def data(self) -> DataConfig:
-        return self.experiment.text
+    def data(self) -> TextDataConfig:
+        return self.experiment.text_data
 
     @property
-    def continues(self) -> bool:
+    def continues_prompt(self) -> bool:
         return True
 
     @property
-    def heeded(self) -> tuple[str, ...]:
+    def supported_options(self) -> tuple[str, ...]:
         return "max_new_tokens", "temperature", "top_k", "top_p", "seed"
 
-    def metric(self, corpus: Corpus) -> Metric:
+    def selection_metric(self, corpus: TextCorpus) -> Metric:
         return Metric("loss", lower_is_better=True)
 
-    def prepare(self, tokenizer: Tokenizer | None = None, labels: Labels | None = None) -> Corpus:
-        return prepare(self.data, tokenizer=tokenizer)
+    def prepare_corpus(
+        self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
+    ) -> TextCorpus:
+        return prepare_text(self.data, tokenizer=tokenizer)
 
-    def resolved(self, corpus: Corpus) -> Experiment:
-        return with_vocabulary(self.experiment, corpus.tokenizer)
+    def resolve_experiment(self, corpus: TextCorpus) -> Experiment:
+        return resolve_vocab_size(self.experiment, corpus.tokenizer)
 
-    def model(self, hardware: Hardware, constrain: Constrain) -> LanguageModel:
+    def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> LanguageModel:
         return LanguageModel(self.experiment.model, hardware, constrain)
 
-    def loss(self, model: LanguageModel) -> LossFunction:
+    def make_loss_fn(self, model: LanguageModel) -> LossFn:
         """The cross entropy of a batch of windows.
 
         A batch has `tokens`, `targets` and `weights` [B, T], and where documents are kept apart
         `segments` and `positions` [B, T].
         """
-        segments = self.data.segments
-        spread = model.constrain.parts("length") > 1  # then tokens do not lie in order
+        segments = self.data.document_masking
+        spread = model.constrain.num_shards("length") > 1  # then tokens do not lie in order
 
         def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
             output = model.apply(
@@ -75,49 +83,51 @@ class LanguageTask(Task):
                 positions=batch["positions"] if segments or spread else None,
                 segments=batch["segments"] if segments else None,
                 dropout_rngs=dropout_rngs,
-                outputs=wanted(dropout_rngs),
+                outputs=requested_outputs(dropout_rngs),
             )
-            found = word_loss(model, params, output.hidden, batch)
-            return {**found, **auxiliary(output.aux, found["loss"].weight)}
+            found = token_loss(model, params, output.hidden, batch)
+            return {**found, **auxiliary_losses(output.aux, found["loss"].weight)}
 
         return loss
 
-    def batches(self, corpus: Corpus) -> Batches:
-        return Batches(
+    def training_batches(self, corpus: TextCorpus) -> TextTrainingBatches:
+        return TextTrainingBatches(
             corpus.split("train"),
             batch_size=self.experiment.batch_size,
             sequence_length=self.data.sequence_length,
             seed=self.experiment.seed,
-            segments=self.data.segments,
+            document_masking=self.data.document_masking,
         )
 
-    def amount(self, corpus: Corpus) -> str:
+    def describe_training_data(self, corpus: TextCorpus) -> str:
         return f"{len(corpus.split('train').tokens):,} tokens of text"
 
     def evaluate(
-        self, engine: Engine, params: Any, corpus: Corpus, split: str, *, whole: bool
+        self, engine: Engine, params: Any, corpus: TextCorpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
         """Loss in nats a token, perplexity, and bits per byte of the text.
 
-        With `evaluation.compressors`, at the end what compressors make of the same text too.
+        With `evaluation.compression_baselines`, at the end what compressors make of the same text too.
         """
         settings, stream = self.experiment.evaluation, corpus.split(split)
-        batches = evaluation_batches(
+        batches = make_text_evaluation_batches(
             stream,
-            batch_size=fitting(settings.batch_size or self.experiment.batch_size, engine.mesh),
+            batch_size=round_up_batch_size(
+                settings.batch_size or self.experiment.batch_size, engine.mesh
+            ),
             sequence_length=self.data.sequence_length,
             stride=settings.stride or None,
-            segments=self.data.segments,
-            limit=limit(settings, whole),
+            document_masking=self.data.document_masking,
+            max_batches=max_eval_batches(settings, full_split),
         )
-        loss = means(engine, params, batches)["loss"]
-        bits_per_nat = stream.targets / stream.bytes / math.log(2)
+        loss = mean_losses(engine, params, batches)["loss"]
+        bits_per_nat = stream.num_targets / stream.num_bytes / math.log(2)
         metrics = {
             "loss": loss,
             "perplexity": math.exp(min(loss, 700.0)),
             "bits_per_byte": loss * bits_per_nat,
         }
-        if whole and settings.compressors:
+        if full_split and settings.compression_baselines:
             needed = corpus.compressed_bits_per_byte(split)
             metrics |= {f"bits_per_byte_{name.split()[0]}": x for name, x in needed.items()}
         return metrics
@@ -126,13 +136,17 @@ class LanguageTask(Task):
         tokenizer.encode(prompt)
 
     def sample(
-        self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None
+        self,
+        run: Run,
+        prompts: Sequence[str],
+        options: SampleOptions,
+        on_text: TextCallback | None = None,
     ) -> list[str]:
-        return continue_texts(
+        return complete_texts(
             run,
             prompts,
             max_new_tokens=options.max_new_tokens,
             sampling=options.sampling,
             seed=options.seed,
-            stream=show,
+            on_text=on_text,
         )

@@ -5,52 +5,52 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from train.step import AUXILIARY, Batch
-from transformer.losses import ChunkedCrossEntropy, Loss, chunk_count
+from train.step import AUX_LOSS_PREFIX, Batch
+from transformer.losses import ChunkedCrossEntropy, Loss, choose_num_chunks
 from transformer.mixers import NO_OUTPUTS, Outputs
-from transformer.model import Model, output_matrix
+from transformer.model import Model, get_output_matrix
 
-LOSSES: Outputs = frozenset({"losses"})
+LOSS_OUTPUTS: Outputs = frozenset({"losses"})
 
 
-def wanted(dropout_rngs: jax.Array | None) -> Outputs:
+def requested_outputs(dropout_rngs: jax.Array | None) -> Outputs:
     """What a model is asked for beside its hidden states: in training, its own losses."""
-    return NO_OUTPUTS if dropout_rngs is None else LOSSES
+    return NO_OUTPUTS if dropout_rngs is None else LOSS_OUTPUTS
 
 
-def word_loss(
+def token_loss(
     model: Model,
     params: Any,
     hidden: jax.Array,  # [B, T, D]
     batch: Batch,  # `targets` and `weights` [B, T]
     *,
     bias: jax.Array | None = None,  # [V padded]
-    smoothing: float = 0.0,
-    accuracy: bool = False,
+    label_smoothing: float = 0.0,
+    with_accuracy: bool = False,
 ) -> dict[str, Loss]:
     """Cross entropy over the vocabulary, in chunks that fit the hardware: `loss`.
 
-    With `accuracy`, the share of words that are told right too.
+    With `with_accuracy`, the share of words that are told right too.
     """
     config, hardware = model.config, model.hardware
     batch_size, length, _ = hidden.shape
-    parts = model.constrain.parts("length")
+    parts = model.constrain.num_shards("length")
     parts = 1 if length % parts else parts
-    chunks = chunk_count(batch_size, length, config.vocab_rows, hardware, parts)
+    chunks = choose_num_chunks(batch_size, length, config.padded_vocab_size, hardware, parts)
     cross_entropy = ChunkedCrossEntropy(
         vocab_size=config.vocab_size,
-        chunks=chunks,
+        num_chunks=chunks,
         unroll=hardware.platform == "cpu" and chunks <= 8,
         dtype=config.precision.loss,
-        smoothing=smoothing,
-        spread=parts > 1,
+        label_smoothing=label_smoothing,
+        context_sharded=parts > 1,
     )
-    inputs = hidden, output_matrix(params, config), batch["targets"], batch["weights"], bias
+    inputs = hidden, get_output_matrix(params, config), batch["targets"], batch["weights"], bias
     found = {"loss": cross_entropy(*inputs)}
-    return {**found, "accuracy": cross_entropy.accuracy(*inputs)} if accuracy else found
+    return {**found, "accuracy": cross_entropy.accuracy(*inputs)} if with_accuracy else found
 
 
-def class_loss(
+def label_loss(
     model: Model,
     logits: jax.Array,  # [..., C]
     batch: Batch,  # `targets` and `weights` [...]
@@ -67,7 +67,7 @@ def class_loss(
     }
 
 
-def auxiliary(
+def auxiliary_losses(
     aux: Any,  # of a model
     weight: jax.Array,  # of the batch's loss
 ) -> dict[str, Loss]:
@@ -75,6 +75,6 @@ def auxiliary(
     found: dict[str, jax.Array] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(aux):
         name = str(getattr(path[-1], "key", ""))
-        if name.startswith(AUXILIARY):
+        if name.startswith(AUX_LOSS_PREFIX):
             found[name] = found.get(name, jnp.float32(0)) + jnp.sum(leaf.astype(jnp.float32))
     return {name: Loss(value * weight, weight) for name, value in sorted(found.items())}

@@ -9,27 +9,27 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from train.dispatch import PROGRAMS_AHEAD
+from train.dispatch import MAX_PROGRAMS_IN_FLIGHT
 from train.experiment import EvaluationConfig
-from train.sharding import row_parts
-from train.tasks.task import EvaluationSet
+from train.sharding import num_batch_shards
+from train.tasks.task import EvaluationBatches
 
 if TYPE_CHECKING:
     from train.engine import Engine
 
 
-def fitting(batch_size: int, mesh: Mesh) -> int:
+def round_up_batch_size(batch_size: int, mesh: Mesh) -> int:
     """The batch size, or a few rows more so that it divides among the devices."""
-    shards = row_parts(mesh)
+    shards = num_batch_shards(mesh)
     return -(-batch_size // shards) * shards
 
 
-def limit(settings: EvaluationConfig, whole: bool) -> int | None:
+def max_eval_batches(settings: EvaluationConfig, full_split: bool) -> int | None:
     """The most batches of an evaluation; None: those of the whole split."""
-    return None if whole or not settings.batches else settings.batches
+    return None if full_split or not settings.num_batches else settings.num_batches
 
 
-def fetched(array: jax.Array) -> np.ndarray:
+def gather_to_host(array: jax.Array) -> np.ndarray:
     """An array whole, though each host may have but its part."""
     if array.is_fully_addressable:
         return np.asarray(array)
@@ -38,7 +38,7 @@ def fetched(array: jax.Array) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
-def means(engine: Engine, params: Any, batches: EvaluationSet) -> dict[str, float]:
+def mean_losses(engine: Engine, params: Any, batches: EvaluationBatches) -> dict[str, float]:
     """Return the means of the task's losses over a set, by name.
 
     Sums are taken on the host in float64. Results are fetched a few batches late, so that the
@@ -53,8 +53,10 @@ def means(engine: Engine, params: Any, batches: EvaluationSet) -> dict[str, floa
             totals[name] = totals.get(name, 0) + np.array(each, np.float64)
 
     for cursor in range(len(batches)):
-        pending.append(engine.evaluate(params, engine.put(batches.host(cursor, host, hosts))))
-        if len(pending) > PROGRAMS_AHEAD:
+        pending.append(
+            engine.evaluate(params, engine.put_batch(batches.host_batch(cursor, host, hosts)))
+        )
+        if len(pending) > MAX_PROGRAMS_IN_FLIGHT:
             add(pending.popleft())
     while pending:
         add(pending.popleft())

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from train.tasks.classification import ClassificationTask
 from train.tasks.config import (
     Classification,
-    LanguageModelling,
-    MaskedLanguageModelling,
+    LanguageModeling,
+    MaskedLanguageModeling,
     Tagging,
     Translation,
 )
-from train.tasks.language import LanguageTask
-from train.tasks.masked import MaskedTask
+from train.tasks.language import LanguageModelTask
+from train.tasks.masked import MaskedLanguageModelTask
 from train.tasks.tagging import TaggingTask
 from train.tasks.task import Task
 from train.tasks.translation import TranslationTask
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from train.experiment import Experiment
 
 TASKS: dict[type, Any] = {
-    LanguageModelling: LanguageTask,
-    MaskedLanguageModelling: MaskedTask,
+    LanguageModeling: LanguageModelTask,
+    MaskedLanguageModeling: MaskedLanguageModelTask,
     Classification: ClassificationTask,
     Tagging: TaggingTask,
     Translation: TranslationTask,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from transformer.sampling import ANCESTRAL, SamplingConfig
+from transformer.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from train.experiment import Experiment
     from train.labels import Labels
     from train.run import Run
-    from train.step import LossFunction
+    from train.step import LossFn
     from transformer.hardware import Hardware
     from transformer.model import Model
-    from transformer.shared import Constrain
+    from transformer.shared import ActivationConstraint
 
-Rows = dict[str, np.ndarray]
+HostBatch = dict[str, np.ndarray]
 """Some rows of a batch: `examples` [B] uint32 and `weights` of the targets, whatever else."""
 
-Show = Callable[[str], None]
+TextCallback = Callable[[str], None]
 
 
 class Corpus(Protocol):
-    """What `Task.prepare` makes. Only its task knows what else it has."""
+    """What `Task.prepare_corpus` makes. Only its task knows what else it has."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -50,20 +50,20 @@ class Corpus(Protocol):
         ...
 
 
-class TrainingSet(Protocol):
+class TrainingBatches(Protocol):
     """Batches without end, each a pure function of the seed and its number."""
 
-    def host(self, cursor: int, host: int, hosts: int) -> Rows:
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
         """The rows of batch `cursor` that are the share of one host of several."""
         ...
 
 
-class EvaluationSet(Protocol):
+class EvaluationBatches(Protocol):
     """The batches of a held-out split."""
 
     def __len__(self) -> int: ...
 
-    def host(self, cursor: int, host: int, hosts: int) -> Rows:
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
         """As that of a `TrainingSet`."""
         ...
 
@@ -75,9 +75,9 @@ class Metric:
     name: str
     lower_is_better: bool
 
-    def better(self, one: float, other: float) -> bool:
-        """Whether `one` is better than `other`; what is no number is better than nothing."""
-        return one < other if self.lower_is_better else one > other
+    def is_better(self, candidate: float, reference: float) -> bool:
+        """Whether `candidate` is better than `reference`; what is no number is better than nothing."""
+        return candidate < reference if self.lower_is_better else candidate > reference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +85,8 @@ class SampleOptions:
     """How a run's model answers. Each task takes what concerns it."""
 
     max_new_tokens: int = 200
-    sampling: SamplingConfig = ANCESTRAL
-    beams: int = 0
+    sampling: SamplingConfig = ANCESTRAL_SAMPLING
+    num_beams: int = 0
     """0: as the run's settings say."""
     seed: int = 0
 
@@ -95,15 +95,15 @@ class Task(abc.ABC):
     """What is learned from an experiment's data, by which model, and how it is judged and shown."""
 
     experiment: Experiment
-    """As it was asked for, or as `resolved` has made it."""
+    """As it was asked for, or as `resolve_experiment` has made it."""
 
     @property
-    def continues(self) -> bool:
+    def continues_prompt(self) -> bool:
         """Whether a sample goes on from its prompt, rather than answering it."""
         return False
 
     @property
-    def heeded(self) -> tuple[str, ...]:
+    def supported_options(self) -> tuple[str, ...]:
         """The options that say how a sample is made, by the names of the command line's settings.
 
         The others would change nothing.
@@ -111,14 +111,14 @@ class Task(abc.ABC):
         return ()
 
     @property
-    def told(self) -> float | None:
+    def target_fraction(self) -> float | None:
         """Share of the tokens of which a word is told in training; None: the model's own."""
         return None
 
     @property
-    def untrained(self) -> tuple[str, ...]:
+    def untrained_parts(self) -> tuple[str, ...]:
         """Parts of the model that get no gradient, each with the setting that leaves it out."""
-        types = self.experiment.model.token_types
+        types = self.experiment.model.num_token_types
         if types < 2:
             return ()
         note = (
@@ -128,44 +128,46 @@ class Task(abc.ABC):
         return (note,)
 
     @property
-    def quoted(self) -> dict[str, str]:
+    def metric_notes(self) -> dict[str, str]:
         """What is to be said beside the metrics, such as how a score was made, by name."""
         return {}
 
     @abc.abstractmethod
-    def metric(self, corpus: Any) -> Metric:
+    def selection_metric(self, corpus: Any) -> Metric:
         """What evaluations on the way are judged by."""
 
     @abc.abstractmethod
-    def prepare(self, tokenizer: Tokenizer | None = None, labels: Labels | None = None) -> Corpus:
+    def prepare_corpus(
+        self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
+    ) -> Corpus:
         """The corpus; of a run that was begun, with the tokenizer and the labels that it has.
 
         Raises UserError if the data are missing, empty or damaged.
         """
 
     @abc.abstractmethod
-    def resolved(self, corpus: Any) -> Experiment:
+    def resolve_experiment(self, corpus: Any) -> Experiment:
         """The experiment with what it left for the corpus to say."""
 
     @abc.abstractmethod
-    def model(self, hardware: Hardware, constrain: Constrain) -> Model:
+    def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> Model:
         """The model of an experiment that is resolved."""
 
     @abc.abstractmethod
-    def loss(self, model: Any) -> LossFunction:
+    def make_loss_fn(self, model: Any) -> LossFn:
         """What is minimised, under the name `loss`, and what is measured beside it."""
 
     @abc.abstractmethod
-    def batches(self, corpus: Any) -> TrainingSet:
+    def training_batches(self, corpus: Any) -> TrainingBatches:
         """What to train on. Raises UserError if there is not enough of it."""
 
     @abc.abstractmethod
-    def amount(self, corpus: Any) -> str:
+    def describe_training_data(self, corpus: Any) -> str:
         """How much there is to train on, in words."""
 
     @abc.abstractmethod
     def evaluate(
-        self, engine: Engine, params: Any, corpus: Any, split: str, *, whole: bool
+        self, engine: Engine, params: Any, corpus: Any, split: str, *, full_split: bool
     ) -> dict[str, float]:
         """The metrics of a split by name.
 
@@ -179,10 +181,14 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def sample(
-        self, run: Run, prompts: Sequence[str], options: SampleOptions, show: Show | None = None
+        self,
+        run: Run,
+        prompts: Sequence[str],
+        options: SampleOptions,
+        on_text: TextCallback | None = None,
     ) -> list[str]:
         """What the model answers to each prompt.
 
-        `show` is given the answer to a single one in pieces, as it is made. Raises UserError for
+        `on_text` is given the answer to a single one in pieces, as it is made. Raises UserError for
         prompts that it cannot take.
         """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from train.tasks.config import Classification, Tagging
 
 
-def with_vocabulary(experiment: Experiment, tokenizer: Tokenizer) -> Experiment:
+def resolve_vocab_size(experiment: Experiment, tokenizer: Tokenizer) -> Experiment:
     """The experiment with the tokenizer's number of words, where it left that open.
 
     Raises UserError if it says another.
@@ -23,27 +23,27 @@ def with_vocabulary(experiment: Experiment, tokenizer: Tokenizer) -> Experiment:
     if not model.vocab_size:
         model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
         experiment = dataclasses.replace(experiment, model=model)
-    check_vocabulary(experiment, tokenizer, "data.tokenizer")
+    check_vocab_size(experiment, tokenizer, "data.tokenizer")
     return experiment
 
 
-def with_classes(
+def resolve_num_labels(
     experiment: Experiment, task: Classification | Tagging, labels: Labels
 ) -> Experiment:
     """The experiment with the number of classes, where it left that open.
 
     Raises UserError if it says another.
     """
-    if task.classes not in (0, len(labels)):
+    if task.num_labels not in (0, len(labels)):
         raise UserError(
-            f"task.classes {task.classes}: the data have {len(labels)} ({', '.join(labels)}); "
+            f"task.classes {task.num_labels}: the data have {len(labels)} ({', '.join(labels)}); "
             "leave it out"
         )
-    task = dataclasses.replace(task, classes=len(labels))
+    task = dataclasses.replace(task, num_labels=len(labels))
     return dataclasses.replace(experiment, task=task)
 
 
-def check_vocabulary(experiment: Experiment, tokenizer: Tokenizer, source: str) -> None:
+def check_vocab_size(experiment: Experiment, tokenizer: Tokenizer, source: str) -> None:
     """Raises UserError if the model has another vocabulary than the tokenizer."""
     if experiment.model.vocab_size != tokenizer.vocab_size:
         raise UserError(

@@ -9,40 +9,40 @@ from typing import NamedTuple
 
 import jax
 
-from transformer.attend.blockwise import Looked, attend_blockwise
-from transformer.attend.choose import Case, Choice, Form, choose
+from transformer.attend.blockwise import PartialAttention, attend_blockwise
+from transformer.attend.choose import AttentionSpec, Backend, BackendChoice, choose_backend
 from transformer.attend.cudnn import attend_cudnn
-from transformer.attend.merge import merge, sink
-from transformer.attend.parts import for_each_part
+from transformer.attend.merge import add_sinks, merge_partials
+from transformer.attend.parts import repeat_kv_for_shards
 from transformer.attend.query_blocks import attend_query_blocks
 from transformer.attend.reference import attend_reference
 from transformer.attend.ring import attend_ring
-from transformer.attend.scoring import Bias, Meet, Scoring, products
+from transformer.attend.scoring import BiasFn, ScoreFn, ScoreSpec, dot_product_scores
 from transformer.hardware import Hardware
 from transformer.masks import Mask
-from transformer.shared import Constrain, unconstrained
+from transformer.shared import ActivationConstraint, unconstrained
 
 __all__ = [
-    "Attended",
-    "Bias",
-    "Case",
-    "Choice",
-    "Form",
-    "Looked",
-    "Meet",
-    "Scoring",
+    "AttentionOutput",
+    "BiasFn",
+    "AttentionSpec",
+    "BackendChoice",
+    "Backend",
+    "PartialAttention",
+    "ScoreFn",
+    "ScoreSpec",
     "attend",
     "attend_blockwise",
-    "choose",
-    "merge",
-    "products",
-    "sink",
+    "choose_backend",
+    "merge_partials",
+    "dot_product_scores",
+    "add_sinks",
 ]
 
 log = logging.getLogger(__name__)
 
 
-class Attended(NamedTuple):
+class AttentionOutput(NamedTuple):
     """What attention has looked up."""
 
     y: jax.Array  # [B, T, N, H of values]
@@ -54,80 +54,88 @@ def attend(
     k: jax.Array,  # [B, S, K, H]
     v: jax.Array,  # [B, S, K, H of values]
     mask: Mask,
-    scoring: Scoring,
+    score_spec: ScoreSpec,
     *,
-    sinks: jax.Array | None = None,  # [N] scores of a key without a value
-    form: Form = "auto",
+    sink_logits: jax.Array | None = None,  # [N] scores of a key without a value
+    backend: Backend = "auto",
     hardware: Hardware,
-    constrain: Constrain = unconstrained,
+    constrain: ActivationConstraint = unconstrained,
     outputs: frozenset[str] = frozenset(),
-) -> Attended:
+) -> AttentionOutput:
     """softmax(scores under the mask) v. A query that sees nothing gets zeros."""
-    case = Case(
+    case = AttentionSpec(
         hardware=hardware,
         pattern=mask.pattern,
         dtype=str(q.dtype),
-        queries=q.shape[1],
-        keys=k.shape[1],
-        query_width=q.shape[-1],
-        value_width=v.shape[-1],
-        segments=mask.segments is not None,
-        irregular=mask.irregular,
-        own_keys=mask.key_positions is None and q.shape[1] == k.shape[1],
-        products=scoring.plain,
-        capped=scoring.capped,
-        relative=scoring.relative is not None,
-        sinks=sinks is not None,
-        dropout=bool(scoring.rate) and scoring.dropout_rngs is not None,
-        weights="weights" in outputs,
-        parts=_parts(constrain, q.shape[1]),
-        meshed=constrain.mesh is not None,
+        num_queries=q.shape[1],
+        num_keys=k.shape[1],
+        head_dim=q.shape[-1],
+        value_head_dim=v.shape[-1],
+        has_segments=mask.segments is not None,
+        has_extra_masks=mask.has_extra_masks,
+        keys_match_queries=mask.key_positions is None and q.shape[1] == k.shape[1],
+        dot_product_only=score_spec.dot_product_only,
+        soft_capped=score_spec.soft_capped,
+        has_relative_tables=score_spec.relative_tables is not None,
+        has_sinks=sink_logits is not None,
+        has_dropout=bool(score_spec.dropout_rate) and score_spec.dropout_rngs is not None,
+        returns_weights="weights" in outputs,
+        context_shards=_parts(constrain, q.shape[1]),
+        mesh_known=constrain.mesh is not None,
     )
-    choice = choose(form, case)
-    _tell(choice)
-    match choice.form:
+    choice = choose_backend(backend, case)
+    _log_choice_once(choice)
+    match choice.backend:
         case "cudnn":
             k, v = (_as_queries_lie(each, constrain) for each in (k, v))
-            return Attended(attend_cudnn(q, k, v, mask.pattern, scale=scoring.scale), {})
+            return AttentionOutput(attend_cudnn(q, k, v, mask.pattern, scale=score_spec.scale), {})
         case "splash":
             # Pallas takes a while to import, and is for TPUs alone.
             from transformer.attend.splash import attend_splash
 
-            return Attended(attend_splash(q, k, v, mask, scoring, constrain=constrain), {})
+            return AttentionOutput(
+                attend_splash(q, k, v, mask, score_spec, constrain=constrain), {}
+            )
         case "query_blocks":
-            return Attended(attend_query_blocks(q, k, v, mask, scoring, sinks), {})
+            return AttentionOutput(attend_query_blocks(q, k, v, mask, score_spec, sink_logits), {})
         case "blockwise":
-            if sinks is None:
-                return Attended(attend_blockwise(q, k, v, mask, scoring, block=hardware.tile).y, {})
-            scoring, given = scoring.widened(q, k, v)
-            looked = attend_blockwise(*given, mask, scoring, block=hardware.tile)
-            return Attended(sink(looked, sinks).y.astype(v.dtype), {})
+            if sink_logits is None:
+                return AttentionOutput(
+                    attend_blockwise(q, k, v, mask, score_spec, block_size=hardware.tile_size).y, {}
+                )
+            score_spec, given = score_spec.widen(q, k, v)
+            looked = attend_blockwise(*given, mask, score_spec, block_size=hardware.tile_size)
+            return AttentionOutput(add_sinks(looked, sink_logits).y.astype(v.dtype), {})
         case "ring":
-            around = attend_ring(q, k, v, mask, scoring, constrain, block=hardware.tile)
-            return Attended(around.y if sinks is None else sink(around, sinks).y, {})
-    y, weights = attend_reference(q, k, v, mask, scoring, sinks)
-    return Attended(y, {"weights": weights} if "weights" in outputs else {})
+            around = attend_ring(
+                q, k, v, mask, score_spec, constrain, block_size=hardware.tile_size
+            )
+            return AttentionOutput(
+                around.y if sink_logits is None else add_sinks(around, sink_logits).y, {}
+            )
+    y, weights = attend_reference(q, k, v, mask, score_spec, sink_logits)
+    return AttentionOutput(y, {"weights": weights} if "weights" in outputs else {})
 
 
-def _parts(constrain: Constrain, length: int) -> int:
+def _parts(constrain: ActivationConstraint, length: int) -> int:
     """Into how many parts so many tokens are cut: not at all if they do not divide."""
-    parts = constrain.parts("length")
+    parts = constrain.num_shards("length")
     return 1 if length % parts else parts
 
 
 @functools.lru_cache(maxsize=64)
-def _tell(choice: Choice) -> None:
+def _log_choice_once(choice: BackendChoice) -> None:
     """Each choice once in a process, though every layer makes it."""
-    if choice.fell_back:
-        log.warning("attention: %s; using %s", choice.why, choice.form)
+    if choice.is_fallback:
+        log.warning("attention: %s; using %s", choice.reason, choice.backend)
     else:
-        log.info("attention: using %s: %s", choice.form, choice.why)
+        log.info("attention: using %s: %s", choice.backend, choice.reason)
 
 
 def _as_queries_lie(
     x: jax.Array,  # [B, S, K, H]
-    constrain: Constrain,
+    constrain: ActivationConstraint,
 ) -> jax.Array:  # [B, S, K or more, H]
     """Keys or values, their heads cut for devices as those of the queries: cuDNN's rule asks it."""
-    own = for_each_part(x, constrain.parts("heads"))
+    own = repeat_kv_for_shards(x, constrain.num_shards("heads"))
     return x if own is x else constrain(own, ("batch", None, "heads", None))

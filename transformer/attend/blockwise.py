@@ -11,17 +11,29 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer.attend.scoring import Scoring
-from transformer.attend.tile import How, tile_of, weighed, where_seen
-from transformer.attend.tiles import blocks, padded, tile_mask, tiling_of, unblocked, whole
-from transformer.contract import round_to, split, wide
+from transformer.attend.scoring import ScoreSpec
+from transformer.attend.tile import (
+    TilePass,
+    compute_tile,
+    dropped_weighted_values,
+    visit_unless_masked,
+)
+from transformer.attend.tiles import (
+    join_blocks,
+    make_tiling,
+    pad_mask,
+    pad_to_tiles,
+    split_blocks,
+    tile_mask,
+)
+from transformer.contract import accumulation_dtype, round_to_dtype, split_high_low
 from transformer.masks import Mask
 
-BLOCK = 128
+DEFAULT_BLOCK_SIZE = 128
 """Queries, and keys, of a tile: small enough for the scores of one to stay in a CPU's cache."""
 
 
-class Looked(NamedTuple):
+class PartialAttention(NamedTuple):
     """What attention over some keys has found: enough to merge it with others."""
 
     y: jax.Array  # [B, T, N, H of values]
@@ -33,20 +45,20 @@ def attend_blockwise(
     k: jax.Array,  # [B, S, K, H]
     v: jax.Array,  # [B, S, K, H of values]
     mask: Mask,
-    scoring: Scoring,
+    score_spec: ScoreSpec,
     *,
-    block: int = BLOCK,
-    looks_first: bool = False,
-) -> Looked:
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    skip_masked_tiles: bool = False,
+) -> PartialAttention:
     """The same numbers as `attend_reference`, without the scores [T, S] ever existing.
 
-    Not with relative tables (Shaw's), which act on values too. With `looks_first`, a tile that the
+    Not with relative tables (Shaw's), which act on values too. With `skip_masked_tiles`, a tile that the
     mask hides is left out whatever the order of the tokens. To merge what is found with more, give
-    `Scoring.widened` arrays: then `y` is not rounded yet.
+    `Scoring.widen` arrays: then `y` is not rounded yet.
     """
-    how, *given = _given(q, k, v, mask, scoring, block, looks_first)
+    how, *given = _given(q, k, v, mask, score_spec, block_size, skip_masked_tiles)
     y, lse = _blockwise(how, *given)
-    return Looked(y[:, : q.shape[1]], lse[:, :, : q.shape[1]])
+    return PartialAttention(y[:, : q.shape[1]], lse[:, :, : q.shape[1]])
 
 
 def blockwise_gradients(
@@ -54,33 +66,33 @@ def blockwise_gradients(
     k: jax.Array,  # [B, S, K, H]
     v: jax.Array,  # [B, S, K, H of values]
     mask: Mask,
-    scoring: Scoring,  # without weights of its own
+    score_spec: ScoreSpec,  # without weights of its own
     lse: jax.Array,  # [B, N, T] of all keys
     dy: jax.Array,  # [B, T, N, H of values]
-    shift: jax.Array,  # [B, N, T] of all keys
+    delta: jax.Array,  # [B, N, T] of all keys
     *,
-    block: int = BLOCK,
-    looks_first: bool = False,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    skip_masked_tiles: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # like q, k, v, not rounded
     """What these keys and values have to do with the gradients of attention over more of them.
 
     `lse` is what attention over all keys has found, `dy` the gradient of the loss in what it
-    returned, and `shift` that of `softmax_shift`. Sums over sets of keys are the gradients over
+    returned, and `delta` that of `softmax_shift`. Sums over sets of keys are the gradients over
     their union.
     """
-    how, *given = _given(q, k, v, mask, scoring, block, looks_first)
+    how, *given = _given(q, k, v, mask, score_spec, block_size, skip_masked_tiles)
     missing = given[0].shape[1] - q.shape[1]
     dy = jnp.pad(dy, ((0, 0), (0, missing), (0, 0), (0, 0)))
-    lse, shift = (jnp.pad(each, ((0, 0), (0, 0), (0, missing))) for each in (lse, shift))
-    dq, dk, dv, _ = _gradients(how, *given, lse=lse, dy=dy, shift=shift)
+    lse, delta = (jnp.pad(each, ((0, 0), (0, 0), (0, missing))) for each in (lse, delta))
+    dq, dk, dv, _ = _gradients(how, *given, lse=lse, dy=dy, shift=delta)
     return dq[:, : q.shape[1]], dk[:, : k.shape[1]], dv[:, : k.shape[1]]
 
 
-def softmax_shift(
-    out: Looked,
-    rest: jax.Array | None,  # what y has lost by rounding
-    cotangent: Looked,
-    operands: str,
+def softmax_grad_delta(
+    out: PartialAttention,
+    rounding_error: jax.Array | None,  # what y has lost by rounding
+    cotangent: PartialAttention,
+    operand_dtype: str,
 ) -> jax.Array:  # [B, N, T]
     """Return what the gradient of every weight of a row loses, for the gradient of its score.
 
@@ -90,9 +102,9 @@ def softmax_shift(
     to all keys alike, and in dq to whatever the keys have in common.
     """
     dtype = out.lse.dtype
-    y, dy = out.y.astype(dtype), round_to(cotangent.y.astype(dtype), operands)
-    if rest is not None:
-        y = y + rest.astype(dtype)
+    y, dy = out.y.astype(dtype), round_to_dtype(cotangent.y.astype(dtype), operand_dtype)
+    if rounding_error is not None:
+        y = y + rounding_error.astype(dtype)
     product = jnp.einsum("BTNH,BTNH->BNT", dy, y)
     return product - jnp.where(jnp.isfinite(out.lse), cotangent.lse, 0)
 
@@ -102,55 +114,64 @@ def _given(
     k: jax.Array,
     v: jax.Array,
     mask: Mask,
-    scoring: Scoring,
+    scoring: ScoreSpec,
     block: int,
     looks_first: bool,
 ) -> tuple[Any, ...]:
     """What `_blockwise` takes: all of it padded to whole tiles."""
-    operands = scoring.operands_of(q)
-    scoring = scoring._replace(operands=operands)  # as the scores of a tile are of wide arrays
-    tiling = tiling_of(mask, q.shape[1], k.shape[1], block)
-    pad = functools.partial(padded, tiling=tiling)
-    q, k, v = pad(q, queries=True), pad(k, queries=False), pad(v, queries=False)
+    operands = scoring.operand_dtype_of(q)
+    scoring = scoring._replace(operand_dtype=operands)  # as the scores of a tile are of wide arrays
+    tiling = make_tiling(mask, q.shape[1], k.shape[1], block)
+    pad = functools.partial(pad_to_tiles, tiling=tiling)
+    q, k, v = pad(q, is_queries=True), pad(k, is_queries=False), pad(v, is_queries=False)
 
     def scores(q: jax.Array, k: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
-        return scoring.scores(q, k, rows, columns)
+        return scoring.compute_scores(q, k, rows, columns)
 
-    mask = whole(mask, tiling)
-    example = tile_mask(mask, tiling, 0, 0).places(tiling.rows, tiling.columns)
-    dtype = wide(operands, scoring.softmax_dtype)
-    tile = q[:, : tiling.rows].astype(dtype), k[:, : tiling.columns].astype(dtype), *example
+    mask = pad_mask(mask, tiling)
+    example = tile_mask(mask, tiling, 0, 0).resolved_positions(
+        tiling.queries_per_tile, tiling.keys_per_tile
+    )
+    dtype = accumulation_dtype(operands, scoring.softmax_dtype)
+    tile = (
+        q[:, : tiling.queries_per_tile].astype(dtype),
+        k[:, : tiling.keys_per_tile].astype(dtype),
+        *example,
+    )
     pure, captured = jax.closure_convert(scores, *tile)
-    how = How(pure, tiling, scoring.rate, scoring.softmax_dtype, operands, looks_first)
+    how = TilePass(pure, tiling, scoring.dropout_rate, scoring.softmax_dtype, operands, looks_first)
     return how, q, k, v, mask, scoring.dropout_rngs, tuple(captured)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _blockwise(
-    how: How,
+    how: TilePass,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
     mask: Mask,
     dropout_rngs: jax.Array | None,
     captured: tuple[Any, ...],
-) -> Looked:
+) -> PartialAttention:
     y, lse = _found(how, q, k, v, mask, dropout_rngs, captured)
-    return Looked(y.astype(v.dtype), lse)
+    return PartialAttention(y.astype(v.dtype), lse)
 
 
 def _found(
-    how: How,
+    how: TilePass,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
     mask: Mask,
     dropout_rngs: jax.Array | None,
     captured: tuple[Any, ...],
-) -> Looked:  # y not rounded
+) -> PartialAttention:  # y not rounded
     tiling = how.tiling
-    q, k, v = (each.astype(how.operands) for each in (q, k, v))
-    k_blocks, v_blocks = blocks(k, tiling.columns), blocks(v, tiling.columns)
+    q, k, v = (each.astype(how.operand_dtype) for each in (q, k, v))
+    k_blocks, v_blocks = (
+        split_blocks(k, tiling.keys_per_tile),
+        split_blocks(v, tiling.keys_per_tile),
+    )
     dtype = how.softmax_dtype
 
     def one_row(inputs: tuple[Any, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -159,52 +180,56 @@ def _found(
 
         def look(column: Any, state: Any) -> Any:
             total, largest, y = state
-            tile = tile_of(
+            tile = compute_tile(
                 how, q_block, k_blocks[column], mask, dropout_rngs, captured, row, column
             )
-            scores = jnp.where(tile.seen, tile.scores, -jnp.inf)
+            scores = jnp.where(tile.visible, tile.scores, -jnp.inf)
             larger = jnp.maximum(largest, scores.max(-1))
             finite = jnp.where(jnp.isfinite(larger), larger, 0)
             # Rounded as they meet the values, or values would be divided by another sum than that
             # of their weights.
-            raised = round_to(jnp.exp(scores - finite[..., None]), how.operands)
+            raised = round_to_dtype(jnp.exp(scores - finite[..., None]), how.operand_dtype)
             shrink = jnp.exp(largest - finite)
-            found = weighed(how, raised, v_blocks[column], tile.dropout_rngs)
+            found = dropped_weighted_values(how, raised, v_blocks[column], tile.dropout_rngs)
             total = total * shrink + raised.sum(-1)
             return total, larger, y * shrink[..., None].astype(y.dtype) + found.astype(y.dtype)
 
         def body(column: Any, state: Any) -> Any:
-            return where_seen(how, mask, row, column, functools.partial(look, column), state)
+            return visit_unless_masked(
+                how, mask, row, column, functools.partial(look, column), state
+            )
 
         start = (
             jnp.zeros((b, n, size), dtype),
             jnp.full((b, n, size), -jnp.inf, dtype),
             jnp.zeros((b, n, size, v.shape[-1]), dtype),
         )
-        total, largest, y = jax.lax.fori_loop(*tiling.columns_of(row), body, start)
+        total, largest, y = jax.lax.fori_loop(*tiling.key_block_range(row), body, start)
         some = total > 0
         y = jnp.where(some[..., None], y / jnp.where(some, total, 1)[..., None], 0)
         lse = jnp.where(some, largest + jnp.log(jnp.where(some, total, 1)), -jnp.inf)
         return y, lse
 
-    rows = jnp.arange(tiling.row_blocks)
-    y, lse = jax.lax.map(one_row, (rows, blocks(q, tiling.rows)))
-    return Looked(unblocked(y), jnp.moveaxis(lse, 0, 2).reshape(*lse.shape[1:3], -1))
+    rows = jnp.arange(tiling.num_query_blocks)
+    y, lse = jax.lax.map(one_row, (rows, split_blocks(q, tiling.queries_per_tile)))
+    return PartialAttention(join_blocks(y), jnp.moveaxis(lse, 0, 2).reshape(*lse.shape[1:3], -1))
 
 
-def _forward(how: How, q: Any, k: Any, v: Any, mask: Any, dropout_rngs: Any, captured: Any) -> Any:
+def _forward(
+    how: TilePass, q: Any, k: Any, v: Any, mask: Any, dropout_rngs: Any, captured: Any
+) -> Any:
     y, lse = _found(how, q, k, v, mask, dropout_rngs, captured)
-    y, rest = split(y, v.dtype)
-    out = Looked(y, lse)
+    y, rest = split_high_low(y, v.dtype)
+    out = PartialAttention(y, lse)
     # Kept narrow, whatever they were given as: empty arrays remember that.
     like = tuple(jnp.zeros((0,), each.dtype) for each in (q, k, v))
-    narrow = tuple(each.astype(how.operands) for each in (q, k, v))
+    narrow = tuple(each.astype(how.operand_dtype) for each in (q, k, v))
     return out, (*narrow, mask, dropout_rngs, captured, out, rest, like)
 
 
-def _backward(how: How, kept: Any, cotangent: Looked) -> Any:
+def _backward(how: TilePass, kept: Any, cotangent: PartialAttention) -> Any:
     q, k, v, mask, dropout_rngs, captured, out, rest, like = kept
-    shift = softmax_shift(out, rest, cotangent, how.operands)
+    shift = softmax_grad_delta(out, rest, cotangent, how.operand_dtype)
     given = q, k, v, mask, dropout_rngs, captured
     found = _gradients(how, *given, lse=out.lse, dy=cotangent.y, shift=shift)
     dq, dk, dv = (each.astype(one.dtype) for each, one in zip(found[:3], like, strict=True))
@@ -212,7 +237,7 @@ def _backward(how: How, kept: Any, cotangent: Looked) -> Any:
 
 
 def _gradients(
-    how: How,
+    how: TilePass,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -225,11 +250,14 @@ def _gradients(
     shift: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array, Any]:  # of q, k, v, not rounded, and of `captured`
     """Column of tiles by column (Dao et al. 2022, algorithm 4)."""
-    tiling, dtype = how.tiling, how.sums
-    q, k, v, dy = (each.astype(how.operands) for each in (q, k, v, dy))
-    by_row = lambda x: jnp.moveaxis(x.reshape(*x.shape[:2], -1, tiling.rows), 2, 0)  # noqa: E731
+    tiling, dtype = how.tiling, how.sum_dtype
+    q, k, v, dy = (each.astype(how.operand_dtype) for each in (q, k, v, dy))
+    by_row = lambda x: jnp.moveaxis(x.reshape(*x.shape[:2], -1, tiling.queries_per_tile), 2, 0)  # noqa: E731
     shift, lse = by_row(shift), by_row(jnp.where(jnp.isfinite(lse), lse, 0))
-    q_blocks, dy_blocks = blocks(q, tiling.rows), blocks(dy, tiling.rows)
+    q_blocks, dy_blocks = (
+        split_blocks(q, tiling.queries_per_tile),
+        split_blocks(dy, tiling.queries_per_tile),
+    )
     add = lambda old, new: old + new.astype(old.dtype)  # noqa: E731
 
     def one_column(carry: Any, inputs: Any) -> Any:
@@ -237,7 +265,7 @@ def _gradients(
 
         def look(row: Any, state: Any) -> Any:
             dq, d_captured, dk, dv = state
-            tile = tile_of(
+            tile = compute_tile(
                 how,
                 q_blocks[row],
                 k_block,
@@ -249,29 +277,31 @@ def _gradients(
                 backward=True,
             )
             raised = jnp.exp(tile.scores - lse[row][..., None])
-            weights = jnp.where(tile.seen, raised, 0)
+            weights = jnp.where(tile.visible, raised, 0)
             given = weights, v_block.astype(dtype)
-            _, pull = jax.vjp(lambda w, x: weighed(how, w, x, tile.dropout_rngs), *given)
+            _, pull = jax.vjp(
+                lambda w, x: dropped_weighted_values(how, w, x, tile.dropout_rngs), *given
+            )
             d_weights, dv_here = pull(dy_blocks[row].astype(dtype))
             d_scores = weights * (d_weights - shift[row][..., None])
-            dq_here, dk_here, d_here = tile.pull(d_scores)
+            dq_here, dk_here, d_here = tile.scores_vjp(d_scores)
             dq = dq.at[row].add(dq_here)
             return dq, jax.tree.map(add, d_captured, d_here), add(dk, dk_here), add(dv, dv_here)
 
         def body(row: Any, state: Any) -> Any:
-            return where_seen(how, mask, row, column, functools.partial(look, row), state)
+            return visit_unless_masked(how, mask, row, column, functools.partial(look, row), state)
 
         start = (*carry, zeros(k_block), zeros(v_block))
-        dq, d_captured, dk, dv = jax.lax.fori_loop(*tiling.rows_of(column), body, start)
+        dq, d_captured, dk, dv = jax.lax.fori_loop(*tiling.query_block_range(column), body, start)
         return (dq, d_captured), (dk, dv)
 
     zeros = lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, dtype))  # noqa: E731
     start = zeros(q_blocks), jax.tree.map(zeros, captured)
-    columns = jnp.arange(tiling.column_blocks)
-    cut = columns, blocks(k, tiling.columns), blocks(v, tiling.columns)
+    columns = jnp.arange(tiling.num_key_blocks)
+    cut = columns, split_blocks(k, tiling.keys_per_tile), split_blocks(v, tiling.keys_per_tile)
     (dq, d_captured), (dk, dv) = jax.lax.scan(one_column, start, cut)
     d_captured = jax.tree.map(lambda x, like: x.astype(like.dtype), d_captured, captured)
-    return unblocked(dq), unblocked(dk), unblocked(dv), d_captured
+    return join_blocks(dq), join_blocks(dk), join_blocks(dv), d_captured
 
 
 _blockwise.defvjp(_forward, _backward)

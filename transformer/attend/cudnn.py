@@ -2,14 +2,14 @@
 
 import jax
 
-from transformer.masks import Pattern
+from transformer.masks import MaskPattern
 
 
 def attend_cudnn(
     q: jax.Array,  # [B, T, N, H] bfloat16 or float16
     k: jax.Array,  # [B, S, K, H]
     v: jax.Array,  # [B, S, K, H]
-    pattern: Pattern,
+    pattern: MaskPattern,
     *,
     scale: float,
 ) -> jax.Array:  # [B, T, N, H]

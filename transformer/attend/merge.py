@@ -5,17 +5,17 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from transformer.attend.blockwise import Looked
+from transformer.attend.blockwise import PartialAttention
 
 
-def merge(parts: Sequence[Looked]) -> Looked:
+def merge_partials(partials: Sequence[PartialAttention]) -> PartialAttention:
     """What attention over the union of disjoint sets of keys would have found.
 
     A query that sees nothing in any of them has zeros. Parts in 16 bits are merged in the dtype of
-    their logarithms, and the result is rounded to 16 bits again; parts of `Scoring.widened` arrays
+    their logarithms, and the result is rounded to 16 bits again; parts of `Scoring.widen` arrays
     are rounded nowhere.
     """
-    lse = jnp.stack([part.lse for part in parts])  # [parts, B, N, T]
+    lse = jnp.stack([part.lse for part in partials])  # [parts, B, N, T]
     largest = lse.max(0)
     # It cancels, so no gradient goes through it.
     largest = jax.lax.stop_gradient(jnp.where(jnp.isfinite(largest), largest, 0))
@@ -26,19 +26,19 @@ def merge(parts: Sequence[Looked]) -> Looked:
     y = sum(
         (
             part.y * share.swapaxes(1, 2)[..., None]
-            for part, share in zip(parts, shares, strict=True)
+            for part, share in zip(partials, shares, strict=True)
         ),
         start=jnp.zeros((), shares.dtype),
     )
     whole = jnp.where(some, jnp.log(jnp.where(some, total, 1)) + largest, -jnp.inf)
-    return Looked(y.astype(parts[0].y.dtype), whole)
+    return PartialAttention(y.astype(partials[0].y.dtype), whole)
 
 
-def sink(
-    looked: Looked,
-    sinks: jax.Array,  # [N]
-) -> Looked:
+def add_sinks(
+    attention: PartialAttention,
+    sink_logits: jax.Array,  # [N]
+) -> PartialAttention:
     """As if there were one more key of this score, whose value is zero."""
-    lse = jnp.logaddexp(looked.lse, sinks.astype(looked.lse.dtype)[None, :, None])
-    share = jnp.exp(looked.lse - lse).swapaxes(1, 2)[..., None]
-    return Looked((looked.y * share).astype(looked.y.dtype), lse)
+    lse = jnp.logaddexp(attention.lse, sink_logits.astype(attention.lse.dtype)[None, :, None])
+    share = jnp.exp(attention.lse - lse).swapaxes(1, 2)[..., None]
+    return PartialAttention((attention.y * share).astype(attention.y.dtype), lse)

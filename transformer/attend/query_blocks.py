@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from transformer.attend.reference import attend_reference
-from transformer.attend.scoring import Scoring
-from transformer.dropout import fold
+from transformer.attend.scoring import ScoreSpec
+from transformer.dropout import fold_in
 from transformer.masks import Mask
 
-SMALLEST_BLOCK = 64
+MIN_BLOCK_SIZE = 64
 
 
-def block_count(length: int) -> int:
+def num_query_blocks(length: int) -> int:
     """How many blocks `length` queries are cut into: 4, or fewer where they would be too small."""
-    return max(1, min(4, length // SMALLEST_BLOCK))
+    return max(1, min(4, length // MIN_BLOCK_SIZE))
 
 
 def attend_query_blocks(
@@ -25,15 +25,15 @@ def attend_query_blocks(
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H of values]
     mask: Mask,  # causal and ordered
-    scoring: Scoring,
-    sinks: jax.Array | None = None,  # [N]
+    score_spec: ScoreSpec,
+    sink_logits: jax.Array | None = None,  # [N]
 ) -> jax.Array:  # [B, T, N, H of values]
     """The same numbers as `attend_reference`; the last block takes what does not divide."""
     dtype = v.dtype
     # All blocks add to the gradients of the keys: as float32, rounded once.
-    scoring, (q, k, v) = scoring.widened(q, k, v)
+    score_spec, (q, k, v) = score_spec.widen(q, k, v)
     length = q.shape[1]
-    blocks = block_count(length)
+    blocks = num_query_blocks(length)
     size = length // blocks
     ends = [*range(size, size * blocks, size), length]
     outputs = []
@@ -42,9 +42,9 @@ def attend_query_blocks(
             q[:, start:end],
             k[:, :end],
             v[:, :end],
-            mask.block(start, end, length),
-            scoring._replace(dropout_rngs=fold(scoring.dropout_rngs, index)),
-            sinks,
+            mask.causal_block(start, end, length),
+            score_spec._replace(dropout_rngs=fold_in(score_spec.dropout_rngs, index)),
+            sink_logits,
         )
         outputs.append(y)
     return jnp.concatenate(outputs, axis=1).astype(dtype)

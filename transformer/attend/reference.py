@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from transformer.attend.scoring import Scoring, averages
-from transformer.contract import wide
+from transformer.attend.scoring import ScoreSpec, weighted_values
+from transformer.contract import accumulation_dtype
 from transformer.dropout import dropout
-from transformer.masks import Mask, dense
-from transformer.precision import lowest
+from transformer.masks import Mask, dense_mask
+from transformer.precision import finfo_min
 
 
 def attend_reference(
@@ -15,8 +15,8 @@ def attend_reference(
     k: jax.Array,  # [B, S, K, H]
     v: jax.Array,  # [B, S, K, H of values]
     mask: Mask,
-    scoring: Scoring,
-    sinks: jax.Array | None = None,  # [N]
+    score_spec: ScoreSpec,
+    sink_logits: jax.Array | None = None,  # [N]
 ) -> tuple[jax.Array, jax.Array]:  # [B, T, N, H of values], weights [B, N, T, S]
     """softmax(scale q k^T + bias under the mask) v (Vaswani et al. 2017, equation 1).
 
@@ -24,19 +24,21 @@ def attend_reference(
     key, whose value is zero (Agarwal et al. 2025, section 2.2).
     """
     sizes = q.shape[1], k.shape[1]
-    places = mask.places(*sizes)
-    scores = scoring.scores(q, k, *places)
-    seen = dense(mask, *sizes)[:, None]
-    scores = jnp.where(seen, scores, lowest(scores.dtype))
-    weights = jax.nn.softmax(scores, axis=-1) if sinks is None else _beside(scores, sinks)
-    if mask.rows_may_be_empty(*sizes):
+    places = mask.resolved_positions(*sizes)
+    scores = score_spec.compute_scores(q, k, *places)
+    seen = dense_mask(mask, *sizes)[:, None]
+    scores = jnp.where(seen, scores, finfo_min(scores.dtype))
+    weights = (
+        jax.nn.softmax(scores, axis=-1) if sink_logits is None else _beside(scores, sink_logits)
+    )
+    if mask.may_have_empty_rows(*sizes):
         weights = jnp.where(seen.any(-1, keepdims=True), weights, 0)
-    operands = scoring.operands_of(v)
-    dtype = wide(operands, scoring.softmax_dtype)
-    dropped = dropout(weights, scoring.rate, scoring.dropout_rngs)
-    y = averages(dropped.astype(dtype), v, operands, dtype)
-    if scoring.relative is not None:
-        y = y + scoring.relative.look_up(dropped.astype(dtype), *places, dtype)
+    operands = score_spec.operand_dtype_of(v)
+    dtype = accumulation_dtype(operands, score_spec.softmax_dtype)
+    dropped = dropout(weights, score_spec.dropout_rate, score_spec.dropout_rngs)
+    y = weighted_values(dropped.astype(dtype), v, operands, dtype)
+    if score_spec.relative_tables is not None:
+        y = y + score_spec.relative_tables.value_terms(dropped.astype(dtype), *places, dtype)
     return y.astype(v.dtype), weights
 
 

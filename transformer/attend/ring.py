@@ -16,18 +16,18 @@ import jax
 import jax.numpy as jnp
 
 from transformer.attend.blockwise import (
-    Looked,
+    PartialAttention,
     attend_blockwise,
     blockwise_gradients,
-    softmax_shift,
+    softmax_grad_delta,
 )
-from transformer.attend.merge import merge
-from transformer.attend.parts import for_each_part
-from transformer.attend.scoring import Scoring
-from transformer.contract import split, wide
-from transformer.dropout import fold
-from transformer.masks import Mask, Pattern
-from transformer.shared import Constrain
+from transformer.attend.merge import merge_partials
+from transformer.attend.parts import repeat_kv_for_shards
+from transformer.attend.scoring import ScoreSpec
+from transformer.contract import accumulation_dtype, split_high_low
+from transformer.dropout import fold_in
+from transformer.masks import Mask, MaskPattern
+from transformer.shared import ActivationConstraint
 
 
 class _Ring(NamedTuple):
@@ -35,8 +35,8 @@ class _Ring(NamedTuple):
 
     axis: str  # of the mesh
     parts: int
-    pattern: Pattern
-    scoring: Scoring  # without keys
+    pattern: MaskPattern
+    scoring: ScoreSpec  # without keys
     block: int
 
 
@@ -52,31 +52,33 @@ def attend_ring(
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H of values]
     mask: Mask,  # a pattern, positions, segments
-    scoring: Scoring,  # products, soft cap
-    constrain: Constrain,  # which splits T
+    score_spec: ScoreSpec,  # products, soft cap
+    constrain: ActivationConstraint,  # which splits T
     *,
-    block: int,
-) -> Looked:
+    block_size: int,
+) -> PartialAttention:
     """The same numbers as `attend_reference`. Weights that are dropped depend on the parts of T."""
     mesh = constrain.mesh
     assert mesh is not None
-    (axis,) = constrain.spec(("length",), q.shape[1:2])
+    (axis,) = constrain.partition_spec(("length",), q.shape[1:2])
     assert isinstance(axis, str)  # a ring goes along one axis
-    k, v = (for_each_part(each, constrain.parts("heads")) for each in (k, v))
-    tokens = _Tokens(mask.places(q.shape[1], k.shape[1])[0], mask.segments)
-    ring = _Ring(axis, mesh.shape[axis], mask.pattern, scoring._replace(dropout_rngs=None), block)
-    given = q, k, v, tokens, scoring.dropout_rngs
+    k, v = (repeat_kv_for_shards(each, constrain.num_shards("heads")) for each in (k, v))
+    tokens = _Tokens(mask.resolved_positions(q.shape[1], k.shape[1])[0], mask.segments)
+    ring = _Ring(
+        axis, mesh.shape[axis], mask.pattern, score_spec._replace(dropout_rngs=None), block_size
+    )
+    given = q, k, v, tokens, score_spec.dropout_rngs
     heads, rows = ("batch", "length", "heads", None), ("batch", "heads", "length")
-    lay: Any = lambda x, names: constrain.spec(names[: x.ndim], x.shape)  # noqa: E731
+    lay: Any = lambda x, names: constrain.partition_spec(names[: x.ndim], x.shape)  # noqa: E731
     specs = (
         lay(q, heads),
         lay(k, heads),
         lay(v, heads),
         jax.tree.map(lambda x: lay(x, ("batch", "length")), tokens),
-        None if scoring.dropout_rngs is None else lay(scoring.dropout_rngs, ("batch",)),
+        None if score_spec.dropout_rngs is None else lay(score_spec.dropout_rngs, ("batch",)),
     )
     b, t, n, _ = q.shape
-    out: Any = Looked(lay(q, heads), constrain.spec(rows, (b, n, t)))  # type: ignore[arg-type]
+    out: Any = PartialAttention(lay(q, heads), constrain.partition_spec(rows, (b, n, t)))  # type: ignore[arg-type]
     turn = functools.partial(_around, ring)
     return jax.shard_map(turn, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)(*given)
 
@@ -89,25 +91,29 @@ def _around(
     v: jax.Array,
     tokens: _Tokens,
     dropout_rngs: jax.Array | None,  # [b]
-) -> Looked:
+) -> PartialAttention:
     y, lse = _found(ring, q, k, v, tokens, dropout_rngs)
-    return Looked(y.astype(v.dtype), lse)
+    return PartialAttention(y.astype(v.dtype), lse)
 
 
 def _found(
     ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, tokens: _Tokens, dropout_rngs: Any
-) -> Looked:  # y not rounded
+) -> PartialAttention:  # y not rounded
     b, t, n, _ = q.shape
     dtype = ring.scoring.softmax_dtype
-    sums = wide(q.dtype, dtype)
-    found = Looked(jnp.zeros((b, t, n, v.shape[-1]), sums), jnp.full((b, n, t), -jnp.inf, dtype))
+    sums = accumulation_dtype(q.dtype, dtype)
+    found = PartialAttention(
+        jnp.zeros((b, t, n, v.shape[-1]), sums), jnp.full((b, n, t), -jnp.inf, dtype)
+    )
 
     def visit(state: Any, turn: jax.Array) -> Any:
         found, there = state
         mask, scoring = _meeting(ring, tokens, there[2], dropout_rngs, turn)
-        scoring, given = scoring.widened(q, *there[:2])
-        here = attend_blockwise(*given, mask, scoring, block=ring.block, looks_first=True)
-        found = merge([found, here])
+        scoring, given = scoring.widen(q, *there[:2])
+        here = attend_blockwise(
+            *given, mask, scoring, block_size=ring.block, skip_masked_tiles=True
+        )
+        found = merge_partials([found, here])
         return (found, _passed_on(ring, there)), None
 
     turns = jnp.arange(ring.parts)
@@ -117,12 +123,12 @@ def _found(
 
 def _meeting(
     ring: _Ring, here: _Tokens, there: _Tokens, dropout_rngs: jax.Array | None, turn: jax.Array
-) -> tuple[Mask, Scoring]:
+) -> tuple[Mask, ScoreSpec]:
     """The mask of these queries over those keys, and how they score."""
     mask = Mask(ring.pattern, positions=here.positions, segments=here.segments)
-    mask = mask.over(there.positions, there.segments)
+    mask = mask.with_keys(there.positions, there.segments)
     place = jax.lax.axis_index(ring.axis)
-    dropout_rngs = fold(fold(dropout_rngs, place), turn)
+    dropout_rngs = fold_in(fold_in(dropout_rngs, place), turn)
     return mask, ring.scoring._replace(dropout_rngs=dropout_rngs)
 
 
@@ -134,23 +140,23 @@ def _passed_on(ring: _Ring, things: Any) -> Any:
 
 def _forward(
     ring: _Ring, q: Any, k: Any, v: Any, tokens: _Tokens, dropout_rngs: Any
-) -> tuple[Looked, tuple[Any, ...]]:
+) -> tuple[PartialAttention, tuple[Any, ...]]:
     y, lse = _found(ring, q, k, v, tokens, dropout_rngs)
-    y, rest = split(y, v.dtype)
-    out = Looked(y, lse)
+    y, rest = split_high_low(y, v.dtype)
+    out = PartialAttention(y, lse)
     return out, (q, k, v, tokens, dropout_rngs, out, rest)
 
 
-def _backward(ring: _Ring, kept: Any, cotangent: Looked) -> Any:
+def _backward(ring: _Ring, kept: Any, cotangent: PartialAttention) -> Any:
     q, k, v, tokens, dropout_rngs, out, rest = kept
-    dtype = wide(q.dtype, ring.scoring.softmax_dtype)
-    shift = softmax_shift(out, rest, cotangent, q.dtype.name)
+    dtype = accumulation_dtype(q.dtype, ring.scoring.softmax_dtype)
+    shift = softmax_grad_delta(out, rest, cotangent, q.dtype.name)
 
     def visit(state: Any, turn: jax.Array) -> Any:
         dq, there, sums = state
         mask, scoring = _meeting(ring, tokens, there[2], dropout_rngs, turn)
         given = q, *there[:2], mask, scoring, out.lse, cotangent.y, shift
-        dq_here, *here = blockwise_gradients(*given, block=ring.block, looks_first=True)
+        dq_here, *here = blockwise_gradients(*given, block_size=ring.block, skip_masked_tiles=True)
         sums = [each + more for each, more in zip(sums, here, strict=True)]
         return (dq + dq_here, *_passed_on(ring, (there, sums))), None
 

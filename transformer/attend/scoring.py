@@ -6,22 +6,22 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer.contract import DType, contract, wide
+from transformer.contract import DTypeLike, accumulation_dtype, precise_einsum
 from transformer.positions.relative_tables import RelativeTables
 
-Meet = Callable[[jax.Array, jax.Array, DType, DType], jax.Array]
+ScoreFn = Callable[[jax.Array, jax.Array, DTypeLike, DTypeLike], jax.Array]
 """q [B, T, N, H], k [B, S, K, H], the dtype of the operands of products, the dtype of the scores ->
 scores [B, N, T, S]."""
 
-Bias = Callable[[jax.Array, jax.Array], jax.Array]
+BiasFn = Callable[[jax.Array, jax.Array], jax.Array]
 """Positions of queries [B or 1, T] and keys [B or 1, S] -> what scores gain [B or 1, N, T, S]."""
 
 
-def products(
+def dot_product_scores(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, S, K, H]
-    operands: DType,
-    dtype: DType,
+    operand_dtype: DTypeLike,
+    dtype: DTypeLike,
 ) -> jax.Array:  # [B, N, T, S]
     """q k^T, where each G = N / K heads of queries share one of keys: as G T queries of it.
 
@@ -30,63 +30,67 @@ def products(
     b, t, n, h = q.shape
     s, heads = k.shape[1:3]
     if n == heads:  # the same sum; without the merging of axes XLA's CPU compiler copies less
-        return contract("BTNH,BSNH->BNTS", q, k, operands, dtype)
+        return precise_einsum("BTNH,BSNH->BNTS", q, k, operand_dtype, dtype)
     grouped = q.reshape(b, t, heads, n // heads, h).transpose(0, 2, 3, 1, 4)
     merged = grouped.reshape(b, heads, -1, h)  # [B, K, G T, H]
-    return contract("BKTH,BSKH->BKTS", merged, k, operands, dtype).reshape(b, n, t, s)
+    return precise_einsum("BKTH,BSKH->BKTS", merged, k, operand_dtype, dtype).reshape(b, n, t, s)
 
 
-def averages(
+def weighted_values(
     weights: jax.Array,  # [B, N, T, S]
     v: jax.Array,  # [B, S, K, H of values]
-    operands: DType,
-    dtype: DType,
+    operand_dtype: DTypeLike,
+    dtype: DTypeLike,
 ) -> jax.Array:  # [B, T, N, H of values]
     """The sums of the values under the weights; see `contract` for the dtypes."""
     b, n, t, s = weights.shape
     heads = v.shape[2]
     if n == heads:
-        return contract("BNTS,BSNH->BTNH", weights, v, operands, dtype)
+        return precise_einsum("BNTS,BSNH->BTNH", weights, v, operand_dtype, dtype)
     merged = weights.reshape(b, heads, -1, s)  # [B, K, G T, S]
-    y = contract("BKTS,BSKH->BKTH", merged, v, operands, dtype).reshape(b, n, t, -1)
+    y = precise_einsum("BKTS,BSKH->BKTH", merged, v, operand_dtype, dtype).reshape(b, n, t, -1)
     return y.swapaxes(1, 2)
 
 
-class Scoring(NamedTuple):
+class ScoreSpec(NamedTuple):
     """How queries and keys score each other, and what becomes of the weights."""
 
     scale: float
-    meet: Meet = products
+    score_fn: ScoreFn = dot_product_scores
     """How queries and keys meet, if not as products."""
-    bias: Bias | None = None
+    bias: BiasFn | None = None
     """What scores gain by the positions of query and key."""
-    relative: RelativeTables | None = None
+    relative_tables: RelativeTables | None = None
     """Vectors that keys and values gain by their distance."""
     soft_cap: float = 0.0
     """c of c tanh(score / c), which keeps scores below c (Gemma Team 2024, section 2); 0: none."""
     softmax_dtype: str = "float32"
-    rate: float = 0.0
+    dropout_rate: float = 0.0
     """Of dropout of the weights."""
-    operands: str = ""
+    operand_dtype: str = ""
     """Dtype of the operands of products, where queries, keys and values are given wider than that,
-    for results and gradients that are not rounded yet (`widened`). Empty: theirs."""
+    for results and gradients that are not rounded yet (`widen`). Empty: theirs."""
     dropout_rngs: jax.Array | None = None  # [B] random keys of that dropout; None: none
 
     @property
-    def plain(self) -> bool:
+    def dot_product_only(self) -> bool:
         """Whether scores are products alone."""
         return self._of_products and not self.soft_cap
 
     @property
-    def capped(self) -> bool:
+    def soft_capped(self) -> bool:
         """Whether scores are products under a soft cap."""
         return self._of_products and self.soft_cap > 0
 
     @property
     def _of_products(self) -> bool:
-        return self.meet is products and self.bias is None and self.relative is None
+        return (
+            self.score_fn is dot_product_scores
+            and self.bias is None
+            and self.relative_tables is None
+        )
 
-    def scores(
+    def compute_scores(
         self,
         q: jax.Array,  # [B, T, N, H]
         k: jax.Array,  # [B, S, K, H]
@@ -94,11 +98,13 @@ class Scoring(NamedTuple):
         key_positions: jax.Array,  # [B or 1, S]
     ) -> jax.Array:  # [B, N, T, S] of the softmax's dtype
         """Before the mask."""
-        operands = self.operands_of(q)
-        dtype = wide(operands, self.softmax_dtype)
-        scores = self.meet(q, k, operands, dtype)
-        if self.relative is not None:
-            scores = scores + self.relative.scores(q, query_positions, key_positions, dtype)
+        operands = self.operand_dtype_of(q)
+        dtype = accumulation_dtype(operands, self.softmax_dtype)
+        scores = self.score_fn(q, k, operands, dtype)
+        if self.relative_tables is not None:
+            scores = scores + self.relative_tables.score_terms(
+                q, query_positions, key_positions, dtype
+            )
         # The scores are scaled, not the queries, which 16 bits would round once more.
         scores = scores.astype(self.softmax_dtype) * self.scale
         if self.soft_cap:
@@ -108,19 +114,19 @@ class Scoring(NamedTuple):
             scores = scores + gain.astype(self.softmax_dtype)
         return scores
 
-    def operands_of(self, x: jax.Array) -> str:
+    def operand_dtype_of(self, x: jax.Array) -> str:
         """Return the dtype that products are computed from, of queries, keys or values `x`."""
-        return self.operands or x.dtype.name
+        return self.operand_dtype or x.dtype.name
 
-    def widened(
+    def widen(
         self, q: jax.Array, k: jax.Array, v: jax.Array
-    ) -> tuple["Scoring", tuple[jax.Array, jax.Array, jax.Array]]:
+    ) -> tuple["ScoreSpec", tuple[jax.Array, jax.Array, jax.Array]]:
         """Return the scoring and the arrays for results and gradients that are not rounded.
 
         The arrays are in the dtype of sums, and the scoring still multiplies them as they were
         given. Several results can then be merged, and gradients added, and rounded once.
         """
-        operands = self.operands_of(q)
-        dtype = wide(operands, self.softmax_dtype)
+        operands = self.operand_dtype_of(q)
+        dtype = accumulation_dtype(operands, self.softmax_dtype)
         given = q.astype(dtype), k.astype(dtype), v.astype(dtype)
-        return self._replace(operands=operands), given
+        return self._replace(operand_dtype=operands), given

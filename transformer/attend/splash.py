@@ -13,15 +13,15 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from transformer.attend.parts import for_each_part
-from transformer.attend.scoring import Scoring
-from transformer.masks import Mask, Pattern
-from transformer.shared import Constrain, unconstrained
+from transformer.attend.parts import repeat_kv_for_shards
+from transformer.attend.scoring import ScoreSpec
+from transformer.masks import Mask, MaskPattern
+from transformer.shared import ActivationConstraint, unconstrained
 
 LANES = 128
 """What the last axes of a tile are multiples of on a TPU."""
 
-LARGEST_BLOCK = 512
+MAX_BLOCK_SIZE = 512
 
 
 def attend_splash(
@@ -29,9 +29,9 @@ def attend_splash(
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H]
     mask: Mask,  # causal or not, a window, segments
-    scoring: Scoring,  # products, soft cap
+    score_spec: ScoreSpec,  # products, soft cap
     *,
-    constrain: Constrain = unconstrained,
+    constrain: ActivationConstraint = unconstrained,
     interpret: bool = False,
 ) -> jax.Array:  # [B, T, N, H]
     """The same numbers as `attend_reference`. `interpret` runs the kernel on any hardware.
@@ -39,15 +39,15 @@ def attend_splash(
     On several devices each runs the kernel on its rows and heads: the compiler cannot cut it.
     """
     if constrain.mesh is None:
-        return _attend(q, k, v, mask, scoring, interpret)
-    k, v = (for_each_part(each, constrain.parts("heads")) for each in (k, v))
-    lay: Any = lambda x, *axes: constrain.spec(axes, x.shape)  # noqa: E731
+        return _attend(q, k, v, mask, score_spec, interpret)
+    k, v = (repeat_kv_for_shards(each, constrain.num_shards("heads")) for each in (k, v))
+    lay: Any = lambda x, *axes: constrain.partition_spec(axes, x.shape)  # noqa: E731
     segments, pattern = mask.segments, mask.pattern
     specs = [lay(each, "batch", None, "heads", None) for each in (q, k, v)]
     specs += [None if segments is None else lay(segments, "batch", None)]
 
     def own(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> jax.Array:
-        return _attend(q, k, v, Mask(pattern, segments=segments), scoring, interpret)
+        return _attend(q, k, v, Mask(pattern, segments=segments), score_spec, interpret)
 
     run = jax.shard_map(
         own, mesh=constrain.mesh, in_specs=tuple(specs), out_specs=specs[0], check_vma=False
@@ -61,7 +61,7 @@ def _attend(
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H]
     mask: Mask,
-    scoring: Scoring,
+    scoring: ScoreSpec,
     interpret: bool,
 ) -> jax.Array:  # [B, T, N, H]
     """On one device."""
@@ -93,9 +93,9 @@ def _padded(x: jax.Array, axis: int, multiple: int) -> jax.Array:
 
 
 def _kernel(
-    pattern: Pattern, length: int, heads: int, soft_cap: float, interpret: bool
+    pattern: MaskPattern, length: int, heads: int, soft_cap: float, interpret: bool
 ) -> Callable[..., jax.Array]:
-    block = next(size for size in (LARGEST_BLOCK, 256, LANES) if length % size == 0)
+    block = next(size for size in (MAX_BLOCK_SIZE, 256, LANES) if length % size == 0)
     sizes = splash.BlockSizes(
         block_q=block,
         block_kv=block,
@@ -118,7 +118,7 @@ def _kernel(
 
 
 @functools.cache
-def _mask(pattern: Pattern, length: int) -> splash.Mask:
+def _mask(pattern: MaskPattern, length: int) -> splash.Mask:
     """As the kernel has it: computed from indices, never as an array."""
     shape = (length, length)
     if pattern.window:

@@ -11,64 +11,83 @@ from transformer.masks import Mask
 class Tiling(NamedTuple):
     """How queries and keys are cut; static."""
 
-    queries: int  # T
-    keys: int  # S
-    rows: int  # queries of a tile
-    columns: int  # keys of a tile
-    behind: int | None  # index i sees no key before i - behind; None: there is no such bound
-    ahead: int | None  # nor after i + ahead
+    num_queries: int  # T
+    num_keys: int  # S
+    queries_per_tile: int  # queries of a tile
+    keys_per_tile: int  # keys of a tile
+    lookback: int | None  # index i sees no key before i - behind; None: there is no such bound
+    lookahead: int | None  # nor after i + ahead
 
     @property
-    def row_blocks(self) -> int:
-        return -(-self.queries // self.rows)
+    def num_query_blocks(self) -> int:
+        return -(-self.num_queries // self.queries_per_tile)
 
     @property
-    def column_blocks(self) -> int:
-        return -(-self.keys // self.columns)
+    def num_key_blocks(self) -> int:
+        return -(-self.num_keys // self.keys_per_tile)
 
-    def columns_of(self, row: Any) -> tuple[Any, Any]:
+    def key_block_range(self, query_block: Any) -> tuple[Any, Any]:
         """The first and the end of the blocks of keys that a block of queries meets."""
         first: Any = 0
-        end: Any = self.column_blocks
-        if self.behind is not None:
-            first = jnp.maximum(0, (row * self.rows - self.behind) // self.columns)
-        if self.ahead is not None:
-            last = (row * self.rows + self.rows - 1 + self.ahead) // self.columns
+        end: Any = self.num_key_blocks
+        if self.lookback is not None:
+            first = jnp.maximum(
+                0, (query_block * self.queries_per_tile - self.lookback) // self.keys_per_tile
+            )
+        if self.lookahead is not None:
+            last = (
+                query_block * self.queries_per_tile + self.queries_per_tile - 1 + self.lookahead
+            ) // self.keys_per_tile
             end = jnp.minimum(end, last + 1)
         return first, end
 
-    def rows_of(self, column: Any) -> tuple[Any, Any]:
+    def query_block_range(self, key_block: Any) -> tuple[Any, Any]:
         """The first and the end of the blocks of queries that a block of keys meets."""
         first: Any = 0
-        end: Any = self.row_blocks
-        if self.ahead is not None:
-            first = jnp.maximum(0, (column * self.columns - self.ahead) // self.rows)
-        if self.behind is not None:
-            last = (column * self.columns + self.columns - 1 + self.behind) // self.rows
+        end: Any = self.num_query_blocks
+        if self.lookahead is not None:
+            first = jnp.maximum(
+                0, (key_block * self.keys_per_tile - self.lookahead) // self.queries_per_tile
+            )
+        if self.lookback is not None:
+            last = (
+                key_block * self.keys_per_tile + self.keys_per_tile - 1 + self.lookback
+            ) // self.queries_per_tile
             end = jnp.minimum(end, last + 1)
         return first, end
 
 
-def own_keys(mask: Mask, queries: int, keys: int) -> bool:
+def keys_match_queries(mask: Mask, num_queries: int, num_keys: int) -> bool:
     """Whether the keys are the queries' own."""
-    return mask.key_positions is None and queries == keys
+    return mask.key_positions is None and num_queries == num_keys
 
 
-def tiling_of(mask: Mask, queries: int, keys: int, block: int) -> Tiling:
+def make_tiling(mask: Mask, num_queries: int, num_keys: int, block_size: int) -> Tiling:
     """Bounds hold for keys that are the queries' own, in order: then index tells position."""
     pattern = mask.pattern
     behind = ahead = None
-    if own_keys(mask, queries, keys) and pattern.ordered and not pattern.prefix:
-        if pattern.window and mask.globals is None:
+    if keys_match_queries(mask, num_queries, num_keys) and pattern.ordered and not pattern.prefix:
+        if pattern.window and mask.global_positions is None:
             behind = ahead = (pattern.window - 1) * pattern.dilation
         if pattern.causal:
             ahead = 0
-    return Tiling(queries, keys, min(block, queries), min(block, keys), behind, ahead)
+    return Tiling(
+        num_queries,
+        num_keys,
+        min(block_size, num_queries),
+        min(block_size, num_keys),
+        behind,
+        ahead,
+    )
 
 
-def padded(x: jax.Array, *, tiling: Tiling, queries: bool) -> jax.Array:  # [B, T, ...]
+def pad_to_tiles(x: jax.Array, *, tiling: Tiling, is_queries: bool) -> jax.Array:  # [B, T, ...]
     """With zeros after the last, up to whole blocks."""
-    size = tiling.row_blocks * tiling.rows if queries else tiling.column_blocks * tiling.columns
+    size = (
+        tiling.num_query_blocks * tiling.queries_per_tile
+        if is_queries
+        else tiling.num_key_blocks * tiling.keys_per_tile
+    )
     return _lengthened(x, 1, size)
 
 
@@ -78,15 +97,18 @@ def _lengthened(x: jax.Array, axis: int, size: int) -> jax.Array:
     return jnp.pad(x, width) if size > x.shape[axis] else x
 
 
-def whole(mask: Mask, tiling: Tiling) -> Mask:
+def pad_mask(mask: Mask, tiling: Tiling) -> Mask:
     """The mask with all its arrays given, as long as the tiles are together."""
-    rows, columns = tiling.row_blocks * tiling.rows, tiling.column_blocks * tiling.columns
-    places = mask.places(tiling.queries, tiling.keys)
+    rows, columns = (
+        tiling.num_query_blocks * tiling.queries_per_tile,
+        tiling.num_key_blocks * tiling.keys_per_tile,
+    )
+    places = mask.resolved_positions(tiling.num_queries, tiling.num_keys)
     own = mask.segments
     theirs = own if mask.key_segments is None else mask.key_segments
-    lengths = mask.lengths
-    if lengths is None and columns > tiling.keys:
-        lengths = jnp.full((1,), tiling.keys, jnp.int32)
+    lengths = mask.key_lengths
+    if lengths is None and columns > tiling.num_keys:
+        lengths = jnp.full((1,), tiling.num_keys, jnp.int32)
     allowed = mask.allowed
     if allowed is not None:
         allowed = _lengthened(_lengthened(allowed, 1, rows), 2, columns)
@@ -100,30 +122,34 @@ def whole(mask: Mask, tiling: Tiling) -> Mask:
     )
 
 
-def tile_mask(mask: Mask, tiling: Tiling, row: Any, column: Any) -> Mask:
+def tile_mask(mask: Mask, tiling: Tiling, query_block: Any, key_block: Any) -> Mask:
     """The mask of one tile."""
 
     def cut(x: jax.Array | None, index: Any, size: int, axis: int = 1) -> Any:
         return None if x is None else jax.lax.dynamic_slice_in_dim(x, index * size, size, axis)
 
-    allowed = cut(mask.allowed, row, tiling.rows)
+    allowed = cut(mask.allowed, query_block, tiling.queries_per_tile)
     return mask.replace(
-        positions=cut(mask.positions, row, tiling.rows),
-        key_positions=cut(mask.key_positions, column, tiling.columns),
-        segments=cut(mask.segments, row, tiling.rows),
-        key_segments=cut(mask.key_segments, column, tiling.columns),
-        lengths=None if mask.lengths is None else mask.lengths - column * tiling.columns,
-        allowed=cut(allowed, column, tiling.columns, 2),
+        positions=cut(mask.positions, query_block, tiling.queries_per_tile),
+        key_positions=cut(mask.key_positions, key_block, tiling.keys_per_tile),
+        segments=cut(mask.segments, query_block, tiling.queries_per_tile),
+        key_segments=cut(mask.key_segments, key_block, tiling.keys_per_tile),
+        lengths=None
+        if mask.key_lengths is None
+        else mask.key_lengths - key_block * tiling.keys_per_tile,
+        allowed=cut(allowed, key_block, tiling.keys_per_tile, 2),
     )
 
 
-def blocks(x: jax.Array, size: int) -> jax.Array:  # [B, T, N, H] -> [blocks, B, N, size, H]
+def split_blocks(
+    x: jax.Array, block_size: int
+) -> jax.Array:  # [B, T, N, H] -> [blocks, B, N, size, H]
     """Cut along the length, heads before tokens."""
     b, t, n, h = x.shape
-    return jnp.asarray(x).reshape(b, t // size, size, n, h).transpose(1, 0, 3, 2, 4)
+    return jnp.asarray(x).reshape(b, t // block_size, block_size, n, h).transpose(1, 0, 3, 2, 4)
 
 
-def unblocked(x: jax.Array) -> jax.Array:  # [blocks, B, N, size, H] -> [B, T, N, H]
+def join_blocks(x: jax.Array) -> jax.Array:  # [blocks, B, N, size, H] -> [B, T, N, H]
     """What `blocks` has cut, as it was."""
     count, b, n, size, h = x.shape
     return x.transpose(1, 0, 3, 2, 4).reshape(b, count * size, n, h)

@@ -3,20 +3,20 @@
 from typing import TYPE_CHECKING, Any
 
 from transformer.positions.alibi import ALiBi, alibi_bias
-from transformer.positions.bucketed import BucketedBias, bucketed_bias
+from transformer.positions.bucketed import T5RelativeBias, t5_relative_bias
 from transformer.positions.learned import LearnedPositions
 from transformer.positions.none import NoPosition
 from transformer.positions.relative import RelativePositions
-from transformer.positions.rotary import Rotary, rotary_angles, rotate
+from transformer.positions.rotary import RoPE, apply_rope, rope_angles
 from transformer.positions.scaling import (
     LinearScaling,
     Llama3Scaling,
     NoScaling,
     NTKScaling,
-    Scaling,
+    RopeScaling,
     YaRNScaling,
 )
-from transformer.positions.sinusoidal import SinusoidalPositions, sinusoid
+from transformer.positions.sinusoidal import SinusoidalPositions, sinusoidal_embedding
 
 if TYPE_CHECKING:
     from transformer.positions.relative_tables import RelativeTables
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ALiBi",
     "AttentionPosition",
-    "BucketedBias",
-    "EmbeddingPosition",
+    "T5RelativeBias",
+    "PositionEmbedding",
     "LearnedPositions",
     "LinearScaling",
     "Llama3Scaling",
@@ -34,21 +34,21 @@ __all__ = [
     "NoScaling",
     "RelativePositions",
     "RelativeTables",
-    "Rotary",
-    "Scaling",
+    "RoPE",
+    "RopeScaling",
     "SinusoidalPositions",
     "YaRNScaling",
     "alibi_bias",
-    "bucketed_bias",
-    "rotary_angles",
-    "rotate",
-    "sinusoid",
+    "t5_relative_bias",
+    "rope_angles",
+    "apply_rope",
+    "sinusoidal_embedding",
 ]
 
-AttentionPosition = NoPosition | Rotary | RelativePositions | BucketedBias | ALiBi
+AttentionPosition = NoPosition | RoPE | RelativePositions | T5RelativeBias | ALiBi
 """What queries and keys know of each other's positions."""
 
-EmbeddingPosition = NoPosition | LearnedPositions | SinusoidalPositions
+PositionEmbedding = NoPosition | LearnedPositions | SinusoidalPositions
 """What is added to the embeddings to tell positions."""
 
 

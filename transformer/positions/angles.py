@@ -15,12 +15,12 @@ import numpy as np
 
 from transformer.positions.scaling.none import Frequencies
 
-HALF, REST = np.uint32(16), np.uint32(2**16 - 1)
+HALF_WORD_BITS, LOW_HALF_MASK = np.uint32(16), np.uint32(2**16 - 1)
 """Bits of a half of a word, and the lower half: products of halves fit into a word, and a wider one
 JAX has with `jax_enable_x64` alone."""
 
 
-def turn_angles(
+def wrapped_angles(
     positions: jax.Array,  # [...] integers
     frequencies: Frequencies,  # [pairs] radians a position
 ) -> jax.Array:  # [..., pairs] float32, from -pi to pi
@@ -52,5 +52,14 @@ def _high_word(x: jax.Array, y: np.ndarray) -> jax.Array:
     By halves: the carry out of the parts that are left out is at most 2, which is 3e-9 of a turn's
     angle.
     """
-    x_high, x_low, y_high, y_low = x >> HALF, x & REST, y >> HALF, y & REST
-    return x_high * y_high + ((x_high * y_low) >> HALF) + ((x_low * y_high) >> HALF)
+    x_high, x_low, y_high, y_low = (
+        x >> HALF_WORD_BITS,
+        x & LOW_HALF_MASK,
+        y >> HALF_WORD_BITS,
+        y & LOW_HALF_MASK,
+    )
+    return (
+        x_high * y_high
+        + ((x_high * y_low) >> HALF_WORD_BITS)
+        + ((x_low * y_high) >> HALF_WORD_BITS)
+    )

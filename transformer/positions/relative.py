@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from transformer.checks import check_least
+from transformer.checks import check_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,13 +12,13 @@ class RelativePositions:
     Each layer has its two tables, which its heads share.
     """
 
-    clip: int = 16
+    max_distance: int = 16
     """k: keys further away than this are as those at this distance."""
 
     def __post_init__(self) -> None:
-        check_least("relative_positions.clip", self.clip, 0)
+        check_at_least("relative_positions.clip", self.max_distance, 0)
 
     @property
-    def distances(self) -> int:
+    def num_distances(self) -> int:
         """R, rows of each table: -k to k."""
-        return 2 * self.clip + 1
+        return 2 * self.max_distance + 1

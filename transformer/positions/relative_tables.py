@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.contract import DType, contract
+from transformer.contract import DTypeLike, precise_einsum
 
 
 class RelativeTables(struct.PyTreeNode):
@@ -17,31 +17,31 @@ class RelativeTables(struct.PyTreeNode):
     keys: jax.Array  # [R, H]
     values: jax.Array  # [R, H of values]
 
-    def scores(
+    def score_terms(
         self,
         q: jax.Array,  # [B, T, N, H]
         query_positions: jax.Array,  # [B or 1, T]
         key_positions: jax.Array,  # [B or 1, S]
-        dtype: DType,  # of the scores
+        dtype: DTypeLike,  # of the scores
     ) -> jax.Array:  # [B, N, T, S]
         """q_i . a^K_ij: what the table adds to the scores (equation 4)."""
-        picks, narrow = self.picks(query_positions, key_positions), self.keys.dtype
-        every = contract("BTNH,RH->BNTR", q, self.keys, narrow, dtype)
-        return contract("BNTR,BTSR->BNTS", every, picks, narrow, dtype)
+        picks, narrow = self.one_hot_distances(query_positions, key_positions), self.keys.dtype
+        every = precise_einsum("BTNH,RH->BNTR", q, self.keys, narrow, dtype)
+        return precise_einsum("BNTR,BTSR->BNTS", every, picks, narrow, dtype)
 
-    def look_up(
+    def value_terms(
         self,
         weights: jax.Array,  # [B, N, T, S]
         query_positions: jax.Array,  # [B or 1, T]
         key_positions: jax.Array,  # [B or 1, S]
-        dtype: DType,  # of the result
+        dtype: DTypeLike,  # of the result
     ) -> jax.Array:  # [B, T, N, H of values]
         """sum over j of weight_ij a^V_ij: what the table adds to the result (equation 3)."""
-        picks, narrow = self.picks(query_positions, key_positions), self.values.dtype
-        by_distance = contract("BNTS,BTSR->BNTR", weights, picks, narrow, dtype)
-        return contract("BNTR,RH->BTNH", by_distance, self.values, narrow, dtype)
+        picks, narrow = self.one_hot_distances(query_positions, key_positions), self.values.dtype
+        by_distance = precise_einsum("BNTS,BTSR->BNTR", weights, picks, narrow, dtype)
+        return precise_einsum("BNTR,RH->BTNH", by_distance, self.values, narrow, dtype)
 
-    def picks(
+    def one_hot_distances(
         self,
         query_positions: jax.Array,  # [B or 1, T]
         key_positions: jax.Array,  # [B or 1, S]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from transformer.positions.scaling.none import plain_frequencies
+from transformer.positions.scaling.none import unscaled_frequencies
 
 if TYPE_CHECKING:
     import jax
 
 
-BASE = 10_000.0
+FREQUENCY_BASE = 10_000.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class SinusoidalPositions:
     """A fixed vector for each position, of any length: it has no weights."""
 
 
-def sinusoid(
+def sinusoidal_embedding(
     positions: jax.Array,  # [B or 1, T]
     width: int,  # D
 ) -> jax.Array:  # [B or 1, T, D] float32
@@ -29,8 +29,8 @@ def sinusoid(
     """
     import jax.numpy as jnp
 
-    from transformer.positions.angles import turn_angles
+    from transformer.positions.angles import wrapped_angles
 
-    angles = turn_angles(positions, plain_frequencies(BASE, width))
+    angles = wrapped_angles(positions, unscaled_frequencies(FREQUENCY_BASE, width))
     pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return pairs.reshape(*angles.shape[:2], -1)[..., :width]

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.linear import linear
-from transformer.recurrent.cells import BY_FAN_IN, inner_weight, times
-from transformer.shared import Shared
+from transformer.linear import apply_linear
+from transformer.recurrent.cells import RECURRENT_INIT, apply_matrix, recurrent_weight
+from transformer.shared import ModelContext
 
 
-class Additive(NamedTuple):
+class AdditiveScorer(NamedTuple):
     """score = v . tanh(W state + U memory)."""
 
-    query: jax.Array  # [H, A] W
+    query_matrix: jax.Array  # [H, A] W
     vector: jax.Array  # [A] v
 
     def scores(
@@ -22,28 +22,28 @@ class Additive(NamedTuple):
         state: jax.Array,  # [B, H]
         keys: jax.Array,  # [B, S, A] U memory
     ) -> jax.Array:  # [B, S]
-        hidden = jnp.tanh(times(state, self.query)[:, None] + keys)
+        hidden = jnp.tanh(apply_matrix(state, self.query_matrix)[:, None] + keys)
         return jnp.einsum("BSA,A->BS", hidden, self.vector)
 
 
-def additive(
+def additive_scorer(
     module: nn.Module,
-    state: int,  # H
-    hidden: int,  # A
-    shared: Shared,
-) -> Additive:
+    state_size: int,  # H
+    score_size: int,  # A
+    context: ModelContext,
+) -> AdditiveScorer:
     """Declares W and v."""
-    score, init = {"score": hidden}, BY_FAN_IN.matrix({"score": hidden})
-    query = inner_weight(module, "score_query", {"state": state}, score, shared)
-    return Additive(query, inner_weight(module, "score_vector", {}, score, shared, init))
+    score, init = {"score": score_size}, RECURRENT_INIT.matrix_initializer({"score": score_size})
+    query = recurrent_weight(module, "score_query", {"state": state_size}, score, context)
+    return AdditiveScorer(query, recurrent_weight(module, "score_vector", {}, score, context, init))
 
 
-def additive_keys(
+def project_additive_keys(
     module: nn.Module,
     memory: jax.Array,  # [B, S, D]
-    hidden: int,  # A
-    shared: Shared,
+    score_size: int,  # A
+    context: ModelContext,
 ) -> jax.Array:  # [B, S, A]
     """Declares U; what of the memory meets the states."""
-    embed, score = {"embed": memory.shape[-1]}, {"score": hidden}
-    return linear(module, "score_key", memory, embed, score, shared, bias=False)
+    embed, score = {"embed": memory.shape[-1]}, {"score": score_size}
+    return apply_linear(module, "score_key", memory, embed, score, context, bias=False)

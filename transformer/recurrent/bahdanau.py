@@ -6,28 +6,28 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.linear import linear
+from transformer.linear import apply_linear
 from transformer.masks import Mask
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.recurrent.additive import additive, additive_keys
-from transformer.recurrent.cells import inner_weight, times
+from transformer.recurrent.additive import additive_scorer, project_additive_keys
+from transformer.recurrent.cells import apply_matrix, recurrent_weight
 from transformer.recurrent.configs import BahdanauConfig as BahdanauConfig
 from transformer.recurrent.memory import (
-    AttentionalCache,
-    align,
-    at_first,
-    first_seen,
-    looked_at,
+    MemoryAttentionCache,
+    attend_with_scores,
+    first_token_state,
+    first_visible,
+    memory_mask,
     memory_score_flops,
-    no_cache_without_memory,
-    vectors,
+    memory_vectors,
+    needs_memory_cache_error,
 )
-from transformer.recurrent.scan import Cell, recur, timeline
+from transformer.recurrent.scan import RecurrentCell, document_boundaries, scan_cell
 
-GATES = ("update", "reset", "candidate")
+GRU_GATES = ("update", "reset", "candidate")
 
 
-class Bahdanau(Mixer):
+class BahdanauDecoder(Mixer):
     """The deep output of each token: of the state before it, itself and what it looked at."""
 
     config: BahdanauConfig
@@ -42,73 +42,77 @@ class Bahdanau(Mixer):
 
     @staticmethod
     def score_flops(config: BahdanauConfig, width: int, length: int) -> ScoreFlops:
-        return memory_score_flops(config.widths(width)[1], width, length)
+        return memory_score_flops(config.resolved_sizes(width)[1], width, length)
 
     @property
-    def widths(self) -> tuple[int, int]:
+    def sizes(self) -> tuple[int, int]:
         """H, A."""
-        return self.config.widths(self.shared.width)
+        return self.config.resolved_sizes(self.context.d_model)
 
     @nn.nowrap
-    def init_cache(self, batch: int, length: int) -> AttentionalCache:
-        raise no_cache_without_memory(self.config.kind)
+    def init_cache(self, batch: int, length: int) -> MemoryAttentionCache:
+        raise needs_memory_cache_error(self.config.kind)
 
     @nn.nowrap
-    def init_memory_cache(self, batch: int, length: int) -> AttentionalCache:
-        hidden, score = self.widths
-        zeros = lambda *shape: jnp.zeros(shape, self.shared.precision.compute)  # noqa: E731
-        memory = zeros(batch, length, self.shared.width)
-        return AttentionalCache(zeros(batch, hidden), zeros(batch, length, score), memory)
+    def init_memory_cache(self, batch: int, length: int) -> MemoryAttentionCache:
+        hidden, score = self.sizes
+        zeros = lambda *shape: jnp.zeros(shape, self.context.precision.compute)  # noqa: E731
+        memory = zeros(batch, length, self.context.d_model)
+        return MemoryAttentionCache(zeros(batch, hidden), zeros(batch, length, score), memory)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        shared, (hidden, score) = self.shared, self.widths
-        line = timeline(
+        shared, (hidden, score) = self.context, self.sizes
+        line = document_boundaries(
             Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
         )
-        seen = looked_at(
-            inputs.mask, x.shape[1], vectors(self.config.kind, inputs.memory, inputs.cache).shape[1]
+        seen = memory_mask(
+            inputs.mask,
+            x.shape[1],
+            memory_vectors(self.config.kind, inputs.memory, inputs.cache).shape[1],
         )
-        embed, seeds, now = {"embed": shared.width}, None, inputs.cache
+        embed, seeds, now = {"embed": shared.d_model}, None, inputs.cache
         if inputs.memory is not None:
-            first, state = first_seen(inputs.memory, seen), {"hidden": hidden}
-            seeds = jnp.tanh(linear(self, "first", first, embed, state, shared, bias=True))
-            before = at_first(seeds) if inputs.cache is None else inputs.cache.state
-            now = AttentionalCache(
-                before, additive_keys(self, inputs.memory, score, shared), inputs.memory
+            first, state = first_visible(inputs.memory, seen), {"hidden": hidden}
+            seeds = jnp.tanh(apply_linear(self, "first", first, embed, state, shared, bias=True))
+            before = first_token_state(seeds) if inputs.cache is None else inputs.cache.state
+            now = MemoryAttentionCache(
+                before, project_additive_keys(self, inputs.memory, score, shared), inputs.memory
             )
         assert now is not None  # there is a memory or a cache
-        gates = {"gates": len(GATES), "hidden": hidden}
-        driven = linear(self, "input", x, embed, gates, shared, bias=True)
-        cell = self.cell(now.keys, now.values)
-        after, (states, contexts, weights) = recur(cell, now.state, (driven, seen), line, seeds)
+        gates = {"gates": len(GRU_GATES), "hidden": hidden}
+        driven = apply_linear(self, "input", x, embed, gates, shared, bias=True)
+        cell = self.make_cell(now.keys, now.values)
+        after, (states, contexts, weights) = scan_cell(cell, now.state, (driven, seen), line, seeds)
         y = self.deep_output(states, x, contexts)
         aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
         return MixerOutput(y, None if inputs.cache is None else now.replace(state=after), aux)
 
-    def cell(
+    def make_cell(
         self,
         keys: jax.Array,  # [B, S, A]
         values: jax.Array,  # [B, S, D]
-    ) -> Cell:
+    ) -> RecurrentCell:
         """Declares the weights inside the loop."""
-        shared, (hidden, score) = self.shared, self.widths
-        mlp = additive(self, hidden, score, shared)
-        state, embed, out = {"state": hidden}, {"embed": shared.width}, {"hidden": hidden}
-        gates = inner_weight(self, "gates", state, {"gates": 2, **out}, shared)
-        candidate = inner_weight(self, "candidate", state, out, shared)
-        context = inner_weight(self, "context", embed, {"gates": len(GATES), **out}, shared)
+        shared, (hidden, score) = self.context, self.sizes
+        mlp = additive_scorer(self, hidden, score, shared)
+        state, embed, out = {"state": hidden}, {"embed": shared.d_model}, {"hidden": hidden}
+        gates = recurrent_weight(self, "gates", state, {"gates": 2, **out}, shared)
+        candidate = recurrent_weight(self, "candidate", state, out, shared)
+        context = recurrent_weight(self, "context", embed, {"gates": len(GRU_GATES), **out}, shared)
 
         def step(
             s: jax.Array,  # [B, H]
             now: tuple[jax.Array, jax.Array],  # [B, 3, H], [B or 1, S]
         ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
             driven, seen = now
-            c, weights = align(mlp.scores(s, keys), seen, values, shared.precision.softmax)
-            driven = driven + times(c, context)
-            both = jax.nn.sigmoid(driven[:, :2] + times(s, gates))
+            c, weights = attend_with_scores(
+                mlp.scores(s, keys), seen, values, shared.precision.softmax
+            )
+            driven = driven + apply_matrix(c, context)
+            both = jax.nn.sigmoid(driven[:, :2] + apply_matrix(s, gates))
             z, r = both[:, 0], both[:, 1]
-            new = (1 - z) * s + z * jnp.tanh(driven[:, 2] + times(r * s, candidate))
+            new = (1 - z) * s + z * jnp.tanh(driven[:, 2] + apply_matrix(r * s, candidate))
             return new, (s, c, weights)
 
         return step
@@ -120,13 +124,15 @@ class Bahdanau(Mixer):
         contexts: jax.Array,  # [B, T, D]
     ) -> jax.Array:  # [B, T, D]
         """The larger of two linear maps of all three (a maxout layer, Goodfellow et al. 2013)."""
-        width = self.shared.width
+        width = self.context.d_model
         pieces, embed = {"pieces": 2, "hidden": width}, {"embed": width}
-        add = functools.partial(linear, self, outputs=pieces, shared=self.shared, residual=True)
+        add = functools.partial(
+            apply_linear, self, outputs=pieces, context=self.context, residual=True
+        )
         of_state = add("output_state", states, {"state": states.shape[-1]}, bias=True)
         of_token = add("output_token", x, embed, bias=False)
         of_context = add("output_context", contexts, embed, bias=False)
         return jnp.max(of_state + of_token + of_context, axis=2)
 
 
-MIXERS[BahdanauConfig.kind] = Bahdanau
+MIXERS[BahdanauConfig.kind] = BahdanauDecoder

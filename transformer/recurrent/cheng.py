@@ -8,19 +8,25 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.documents import documents
-from transformer.linear import linear
-from transformer.masks import Mask, Pattern, dense
+from transformer.documents import token_segments
+from transformer.linear import apply_linear
+from transformer.masks import Mask, MaskPattern, dense_mask
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.recurrent.additive import additive
-from transformer.recurrent.cells import LSTMState, inner_weight, lstm_gates, lstm_step, times
+from transformer.recurrent.additive import additive_scorer
+from transformer.recurrent.cells import (
+    LSTMState,
+    apply_matrix,
+    lstm_input_gates,
+    lstm_step,
+    recurrent_weight,
+)
 from transformer.recurrent.configs import ChengConfig as ChengConfig
-from transformer.recurrent.memory import align
-from transformer.recurrent.scan import Cell, recur, timeline
-from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
+from transformer.recurrent.memory import attend_with_scores
+from transformer.recurrent.scan import RecurrentCell, document_boundaries, scan_cell
+from transformer.refusals import reject_mask_patterns, reject_memory, reject_weights
 
 
-class Tapes(struct.PyTreeNode):
+class StateTapes(struct.PyTreeNode):
     """The states so far, row s that of the token at place s; also the cache."""
 
     hidden: jax.Array  # [B, S, D]
@@ -28,20 +34,20 @@ class Tapes(struct.PyTreeNode):
     keys: jax.Array  # [B, S, A] what of the hidden states meets the score
     summary: jax.Array  # [B, D] h~ of the last token
 
-    def write(
+    def append(
         self,
-        place: jax.Array,  # [B]
+        position: jax.Array,  # [B]
         state: LSTMState,
         key: jax.Array,  # [B, A]
         summary: jax.Array,  # [B, D]
-    ) -> "Tapes":
+    ) -> "StateTapes":
         """With one more token. A place before the first, that of padding, is the first."""
 
         def put(tape: jax.Array, new: jax.Array) -> jax.Array:
             one = lambda row, each, at: jax.lax.dynamic_update_slice(row, each[None], (at, 0))  # noqa: E731
-            return jax.vmap(one)(tape, new.astype(tape.dtype), place)
+            return jax.vmap(one)(tape, new.astype(tape.dtype), position)
 
-        return Tapes(
+        return StateTapes(
             put(self.hidden, state.hidden),
             put(self.cells, state.cell),
             put(self.keys, key),
@@ -69,58 +75,62 @@ class Cheng(Mixer):
     @staticmethod
     def score_flops(config: ChengConfig, width: int, length: int) -> ScoreFlops:
         """Scores, and averages of hidden states and of cells, over the tokens before."""
-        each = (config.score or width) + 2 * width
+        each = (config.score_size or width) + 2 * width
         return ScoreFlops(full=2 * each * length, causal=each * (length - 1))
 
     @nn.nowrap
-    def init_cache(self, batch: int, length: int) -> Tapes:
-        width, dtype = self.shared.width, self.shared.precision.compute
+    def init_cache(self, batch: int, length: int) -> StateTapes:
+        width, dtype = self.context.d_model, self.context.precision.compute
         hidden = jnp.zeros((batch, length, width), dtype)
-        keys = jnp.zeros((batch, length, self.config.score or width), dtype)
-        return Tapes(hidden, hidden.astype(jnp.float32), keys, jnp.zeros((batch, width), dtype))
+        keys = jnp.zeros((batch, length, self.config.score_size or width), dtype)
+        return StateTapes(
+            hidden, hidden.astype(jnp.float32), keys, jnp.zeros((batch, width), dtype)
+        )
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, shared = self.config, self.shared
-        refuse_memory(config.kind, inputs.memory)
-        refuse_weights(config.kind, inputs.outputs)
-        refuse_patterns(config.kind, inputs.mask)
-        (batch, length, _), embed = x.shape, {"embed": shared.width}
-        line = timeline(inputs.mask, inputs.positions, cached=inputs.cache is not None)
+        config, shared = self.config, self.context
+        reject_memory(config.kind, inputs.memory)
+        reject_weights(config.kind, inputs.outputs)
+        reject_mask_patterns(config.kind, inputs.mask)
+        (batch, length, _), embed = x.shape, {"embed": shared.d_model}
+        line = document_boundaries(inputs.mask, inputs.positions, cached=inputs.cache is not None)
         if inputs.cache is None:
             places = jnp.broadcast_to(jnp.arange(length)[None, :], (batch, length))
-            whole = Mask(Pattern(causal=True), segments=documents(inputs.mask, length))
-            seen = dense(whole, length, length) & ~jnp.eye(length, dtype=bool)[None]
+            whole = Mask(MaskPattern(causal=True), segments=token_segments(inputs.mask, length))
+            seen = dense_mask(whole, length, length) & ~jnp.eye(length, dtype=bool)[None]
             tapes = self.init_cache(batch, length)
         else:
             places = jnp.broadcast_to(inputs.positions, (batch, length))
             seen = jnp.arange(inputs.cache.hidden.shape[1])[None, None, :] < places[:, :, None]
             tapes = inputs.cache
-        gates, recurrent = lstm_gates(self, x, embed, shared.width, shared)
-        score = {"score": config.score or shared.width}
-        query = linear(self, "score_token", x, embed, score, shared, bias=False)
+        gates, recurrent = lstm_input_gates(self, x, embed, shared.d_model, shared)
+        score = {"score": config.score_size or shared.d_model}
+        query = apply_linear(self, "score_token", x, embed, score, shared, bias=False)
         steps = (gates, query, seen, jnp.maximum(places, 0))
-        after, y = recur(self.cell(recurrent), tapes, steps, line)
+        after, y = scan_cell(self.make_cell(recurrent), tapes, steps, line)
         return MixerOutput(y, None if inputs.cache is None else after, {})
 
-    def cell(self, recurrent: jax.Array) -> Cell:  # [D, 4, D]
+    def make_cell(self, recurrent: jax.Array) -> RecurrentCell:  # [D, 4, D]
         """Declares the weights inside the loop (equations 5 to 9)."""
-        shared, width = self.shared, self.shared.width
-        score = self.config.score or width
-        mlp = additive(self, width, score, shared)
-        of_state = inner_weight(self, "score_key", {"state": width}, {"score": score}, shared)
+        shared, width = self.context, self.context.d_model
+        score = self.config.score_size or width
+        mlp = additive_scorer(self, width, score, shared)
+        of_state = recurrent_weight(self, "score_key", {"state": width}, {"score": score}, shared)
 
         def step(
-            tapes: Tapes,
+            tapes: StateTapes,
             now: tuple[jax.Array, ...],  # [B, 4, D], [B, A], [B or 1, S], [B]
-        ) -> tuple[Tapes, jax.Array]:
+        ) -> tuple[StateTapes, jax.Array]:
             gates, query, seen, place = now
             scores = mlp.scores(tapes.summary, tapes.keys + query[:, None])
-            hidden, weights = align(scores, seen, tapes.hidden, shared.precision.softmax)
+            hidden, weights = attend_with_scores(
+                scores, seen, tapes.hidden, shared.precision.softmax
+            )
             cells = jnp.einsum("BS,BSD->BD", weights.astype(jnp.float32), tapes.cells)
-            state = lstm_step(LSTMState(hidden, cells), gates + times(hidden, recurrent))
-            key = times(state.hidden, of_state)
-            return tapes.write(place, state, key, hidden), state.hidden
+            state = lstm_step(LSTMState(hidden, cells), gates + apply_matrix(hidden, recurrent))
+            key = apply_matrix(state.hidden, of_state)
+            return tapes.append(place, state, key, hidden), state.hidden
 
         return step
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
-from transformer.checks import check_least, check_share
+from transformer.checks import check_at_least, check_fraction
 from transformer.layer_configs import MixerConfig
 from transformer.scores import AdditiveScore, BilinearScore, DotScore
 
@@ -14,15 +14,15 @@ class ElmanConfig(MixerConfig):
 
     kind: ClassVar[str] = "elman"
 
-    hidden: int = 0
+    hidden_size: int = 0
     """H; 0 means D. Another is projected to D."""
-    depth: int = 1
+    transition_depth: int = 1
     """Layers from one state to the next: more than 1 make it an MLP of x_t and h_(t-1) (the deep
     transition of Pascanu et al. 2014)."""
 
     def __post_init__(self) -> None:
-        check_least("elman.hidden", self.hidden, 0)
-        check_least("elman.depth", self.depth, 1)
+        check_at_least("elman.hidden", self.hidden_size, 0)
+        check_at_least("elman.depth", self.transition_depth, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,24 +34,24 @@ class LSTMConfig(MixerConfig):
 
     kind: ClassVar[str] = "lstm"
 
-    hidden: int = 0
+    hidden_size: int = 0
     """H of each direction; 0 means that their results are D wide together. Others are projected."""
     bidirectional: bool = False
     """Read each document from its end too (Schuster and Paliwal 1997): not under a causal mask."""
 
     def __post_init__(self) -> None:
-        check_least("lstm.hidden", self.hidden, 0)
+        check_at_least("lstm.hidden", self.hidden_size, 0)
 
-    def check(self, width: int) -> None:
-        self.state_width(width)
+    def check_d_model(self, d_model: int) -> None:
+        self.resolved_hidden_size(d_model)
 
-    def state_width(self, width: int) -> int:
+    def resolved_hidden_size(self, width: int) -> int:
         """H for a model of width D. Raises ValueError if D would have to be halved and is odd."""
-        if self.bidirectional and not self.hidden and width % 2:
+        if self.bidirectional and not self.hidden_size and width % 2:
             raise ValueError(
                 f"lstm.bidirectional: would halve the width {width}; set an even one, or hidden"
             )
-        return self.hidden or width // (1 + self.bidirectional)
+        return self.hidden_size or width // (1 + self.bidirectional)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,19 +65,19 @@ class BahdanauConfig(MixerConfig):
     kind: ClassVar[str] = "bahdanau"
     reads_memory: ClassVar[bool] = True
 
-    hidden: int = 0
+    hidden_size: int = 0
     """H of the state; 0 means D."""
-    score: int = 0
+    score_size: int = 0
     """A, the hidden layer of the score; 0 means H."""
 
     def __post_init__(self) -> None:
-        check_least("bahdanau.hidden", self.hidden, 0)
-        check_least("bahdanau.score", self.score, 0)
+        check_at_least("bahdanau.hidden", self.hidden_size, 0)
+        check_at_least("bahdanau.score", self.score_size, 0)
 
-    def widths(self, width: int) -> tuple[int, int]:
+    def resolved_sizes(self, width: int) -> tuple[int, int]:
         """H and A in a model of width D."""
-        hidden = self.hidden or width
-        return hidden, self.score or hidden
+        hidden = self.hidden_size or width
+        return hidden, self.score_size or hidden
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,25 +91,25 @@ class LuongConfig(MixerConfig):
     kind: ClassVar[str] = "luong"
     reads_memory: ClassVar[bool] = True
 
-    hidden: int = 0
+    hidden_size: int = 0
     """H; 0 means D."""
     score: DotScore | BilinearScore | AdditiveScore = BilinearScore()
     """How well a vector of the memory answers the state: `dot`, `general` or `concat`."""
 
     def __post_init__(self) -> None:
-        check_least("luong.hidden", self.hidden, 0)
+        check_at_least("luong.hidden", self.hidden_size, 0)
 
-    def check(self, width: int) -> None:
-        if isinstance(self.score, DotScore) and self.hidden not in (0, width):
+    def check_d_model(self, d_model: int) -> None:
+        if isinstance(self.score, DotScore) and self.hidden_size not in (0, d_model):
             raise ValueError(
-                f"luong.hidden {self.hidden}: the dot score needs states as wide as the memory, "
-                f"{width}; give 0, or another score"
+                f"luong.hidden {self.hidden_size}: the dot score needs states as wide as the memory, "
+                f"{d_model}; give 0, or another score"
             )
 
-    def widths(self, width: int) -> tuple[int, int]:
+    def resolved_sizes(self, width: int) -> tuple[int, int]:
         """H, and A where states and memory meet, in a model of width D."""
-        hidden = self.hidden or width
-        own = self.score.hidden if isinstance(self.score, AdditiveScore) else 0
+        hidden = self.hidden_size or width
+        own = self.score.hidden_dim if isinstance(self.score, AdditiveScore) else 0
         return hidden, own or hidden
 
 
@@ -122,11 +122,11 @@ class ChengConfig(MixerConfig):
 
     kind: ClassVar[str] = "cheng"
 
-    score: int = 0
+    score_size: int = 0
     """A, the hidden layer of the score; 0 means D."""
 
     def __post_init__(self) -> None:
-        check_least("cheng.score", self.score, 0)
+        check_at_least("cheng.score", self.score_size, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,14 +147,14 @@ class GNMTEncoderConfig(MixerConfig):
 
     kind: ClassVar[str] = "gnmt_encoder"
 
-    layers: int = 3
+    num_layers: int = 3
     """Eight, as published."""
     dropout: float = 0.0
     """Of what each layer reads."""
 
     def __post_init__(self) -> None:
-        check_least("gnmt_encoder.layers", self.layers, 2)
-        check_share("gnmt_encoder.dropout", self.dropout)
+        check_at_least("gnmt_encoder.layers", self.num_layers, 2)
+        check_fraction("gnmt_encoder.dropout", self.dropout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,18 +168,18 @@ class GNMTDecoderConfig(MixerConfig):
     kind: ClassVar[str] = "gnmt_decoder"
     reads_memory: ClassVar[bool] = True
 
-    layers: int = 3
+    num_layers: int = 3
     """Eight, as published."""
-    score: int = 0
+    score_size: int = 0
     """A, the hidden layer of the score; 0 means D."""
     dropout: float = 0.0
     """Of what each layer reads."""
 
     def __post_init__(self) -> None:
-        check_least("gnmt_decoder.layers", self.layers, 1)
-        check_least("gnmt_decoder.score", self.score, 0)
-        check_share("gnmt_decoder.dropout", self.dropout)
+        check_at_least("gnmt_decoder.layers", self.num_layers, 1)
+        check_at_least("gnmt_decoder.score", self.score_size, 0)
+        check_fraction("gnmt_decoder.dropout", self.dropout)
 
-    def widths(self, width: int) -> tuple[int, int]:
+    def resolved_sizes(self, width: int) -> tuple[int, int]:
         """H and A in a model of width D."""
-        return width, self.score or width
+        return width, self.score_size or width

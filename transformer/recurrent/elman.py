@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.linear import linear
+from transformer.linear import apply_linear
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.recurrent.cells import inner_weight, times
+from transformer.recurrent.cells import apply_matrix, recurrent_weight
 from transformer.recurrent.configs import ElmanConfig as ElmanConfig
-from transformer.recurrent.scan import recur, timeline
-from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
+from transformer.recurrent.scan import document_boundaries, scan_cell
+from transformer.refusals import reject_mask_patterns, reject_memory, reject_weights
 
 
-class Elman(Mixer):
+class ElmanRNN(Mixer):
     """The state at each token."""
 
     config: ElmanConfig
@@ -31,40 +31,40 @@ class Elman(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> jax.Array:  # [B, H]
-        width = self.config.hidden or self.shared.width
-        return jnp.zeros((batch, width), self.shared.precision.compute)
+        width = self.config.hidden_size or self.context.d_model
+        return jnp.zeros((batch, width), self.context.precision.compute)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, shared = self.config, self.shared
-        refuse_memory(config.kind, inputs.memory)
-        refuse_weights(config.kind, inputs.outputs)
-        refuse_patterns(config.kind, inputs.mask)
-        width = config.hidden or shared.width
-        embed, hidden, state = {"embed": shared.width}, {"hidden": width}, {"state": width}
-        driven = linear(self, "input", x, embed, hidden, shared, bias=True)
-        recurrent = inner_weight(self, "recurrent", state, hidden, shared)
+        config, shared = self.config, self.context
+        reject_memory(config.kind, inputs.memory)
+        reject_weights(config.kind, inputs.outputs)
+        reject_mask_patterns(config.kind, inputs.mask)
+        width = config.hidden_size or shared.d_model
+        embed, hidden, state = {"embed": shared.d_model}, {"hidden": width}, {"state": width}
+        driven = apply_linear(self, "input", x, embed, hidden, shared, bias=True)
+        recurrent = recurrent_weight(self, "recurrent", state, hidden, shared)
         zeros = nn.initializers.zeros
         deeper = [
             (
-                inner_weight(self, f"deeper_{layer}", state, hidden, shared),
-                inner_weight(self, f"deeper_{layer}_bias", {}, hidden, shared, zeros),
+                recurrent_weight(self, f"deeper_{layer}", state, hidden, shared),
+                recurrent_weight(self, f"deeper_{layer}_bias", {}, hidden, shared, zeros),
             )
-            for layer in range(1, config.depth)
+            for layer in range(1, config.transition_depth)
         ]
 
         def cell(h: jax.Array, driven: jax.Array) -> tuple[jax.Array, jax.Array]:
-            h = jnp.tanh(driven + times(h, recurrent))
+            h = jnp.tanh(driven + apply_matrix(h, recurrent))
             for matrix, bias in deeper:
-                h = jnp.tanh(times(h, matrix) + bias[None])
+                h = jnp.tanh(apply_matrix(h, matrix) + bias[None])
             return h, h
 
-        line = timeline(inputs.mask, inputs.positions, cached=inputs.cache is not None)
+        line = document_boundaries(inputs.mask, inputs.positions, cached=inputs.cache is not None)
         before = self.init_cache(len(x), 0) if inputs.cache is None else inputs.cache
-        after, y = recur(cell, before, driven, line)
-        if width != shared.width:
-            y = linear(self, "output", y, hidden, embed, shared, bias=True, residual=True)
+        after, y = scan_cell(cell, before, driven, line)
+        if width != shared.d_model:
+            y = apply_linear(self, "output", y, hidden, embed, shared, bias=True, residual=True)
         return MixerOutput(y, None if inputs.cache is None else after, {})
 
 
-MIXERS[ElmanConfig.kind] = Elman
+MIXERS[ElmanConfig.kind] = ElmanRNN

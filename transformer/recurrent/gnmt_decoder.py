@@ -7,35 +7,35 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.dropout import dropout, fold
+from transformer.dropout import dropout, fold_in
 from transformer.masks import Mask
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.recurrent.additive import additive, additive_keys
+from transformer.recurrent.additive import additive_scorer, project_additive_keys
 from transformer.recurrent.cells import (
     LSTMLayer,
     LSTMState,
-    inner_weight,
-    lstm_gates,
+    apply_matrix,
+    lstm_input_gates,
     lstm_step,
-    times,
+    recurrent_weight,
 )
 from transformer.recurrent.configs import GNMTDecoderConfig as GNMTDecoderConfig
 from transformer.recurrent.memory import (
-    AttentionalCache,
-    align,
-    looked_at,
+    MemoryAttentionCache,
+    attend_with_scores,
+    memory_mask,
     memory_score_flops,
-    no_cache_without_memory,
-    vectors,
+    memory_vectors,
+    needs_memory_cache_error,
 )
-from transformer.recurrent.scan import Timeline, recur, timeline
+from transformer.recurrent.scan import DocumentBoundaries, document_boundaries, scan_cell
 
 
 class GNMTCache(struct.PyTreeNode):
     """The state of each layer, and the memory."""
 
-    first: AttentionalCache
-    above: tuple[LSTMState, ...]
+    first_layer: MemoryAttentionCache
+    upper_layers: tuple[LSTMState, ...]
 
 
 class GNMTDecoder(Mixer):
@@ -53,71 +53,77 @@ class GNMTDecoder(Mixer):
 
     @staticmethod
     def score_flops(config: GNMTDecoderConfig, width: int, length: int) -> ScoreFlops:
-        return memory_score_flops(config.widths(width)[1], width, length)
+        return memory_score_flops(config.resolved_sizes(width)[1], width, length)
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> GNMTCache:
-        raise no_cache_without_memory(self.config.kind)
+        raise needs_memory_cache_error(self.config.kind)
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> GNMTCache:
-        shared, (width, score) = self.shared, self.config.widths(self.shared.width)
+        shared, (width, score) = self.context, self.config.resolved_sizes(self.context.d_model)
         zeros = lambda last: jnp.zeros((batch, length, last), shared.precision.compute)  # noqa: E731
-        states = tuple(LSTMState.zeros(batch, width, shared) for _ in range(self.config.layers))
-        return GNMTCache(AttentionalCache(states[0], zeros(score), zeros(width)), states[1:])
+        states = tuple(LSTMState.zeros(batch, width, shared) for _ in range(self.config.num_layers))
+        return GNMTCache(MemoryAttentionCache(states[0], zeros(score), zeros(width)), states[1:])
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, shared = self.config, self.shared
-        line = timeline(
+        config, shared = self.config, self.context
+        line = document_boundaries(
             Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
         )
-        size = vectors(
+        size = memory_vectors(
             config.kind, inputs.memory, None if inputs.cache is None else inputs.cache.first
         ).shape[1]
         states = inputs.cache or self.init_memory_cache(len(x), size)
-        first = states.first
+        first = states.first_layer
         if inputs.memory is not None:
-            looks = additive_keys(self, inputs.memory, config.widths(shared.width)[1], shared)
-            first = AttentionalCache(first.state, looks, inputs.memory)
-        read = dropout(x, config.dropout, fold(inputs.dropout_rngs, 0))
-        seen = looked_at(inputs.mask, x.shape[1], size)
-        state, (x, contexts, weights) = self.look(read, seen, first, line)
+            looks = project_additive_keys(
+                self, inputs.memory, config.resolved_sizes(shared.d_model)[1], shared
+            )
+            first = MemoryAttentionCache(first.state, looks, inputs.memory)
+        read = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, 0))
+        seen = memory_mask(inputs.mask, x.shape[1], size)
+        state, (x, contexts, weights) = self.first_layer(read, seen, first, line)
         above = []
-        for layer in range(1, config.layers):
-            read = dropout(x, config.dropout, fold(inputs.dropout_rngs, layer))
+        for layer in range(1, config.num_layers):
+            read = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, layer))
             read = jnp.concatenate([read, contexts], axis=-1)
-            lstm = LSTMLayer(shared.width, shared, name=f"layer_{layer}")
-            after, y = lstm(read, line, states.above[layer - 1])
+            lstm = LSTMLayer(shared.d_model, shared, name=f"layer_{layer}")
+            after, y = lstm(read, line, states.upper_layers[layer - 1])
             above.append(after)
             x = y if layer == 1 else x + y
         aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
         kept = GNMTCache(first.replace(state=state), tuple(above))
         return MixerOutput(x, None if inputs.cache is None else kept, aux)
 
-    def look(
+    def first_layer(
         self,
         x: jax.Array,  # [B, T, D]
         seen: jax.Array,  # [B or 1, T, S]
-        first: AttentionalCache,
-        line: Timeline | None,
+        first: MemoryAttentionCache,
+        boundaries: DocumentBoundaries | None,
     ) -> tuple[LSTMState, tuple[jax.Array, jax.Array, jax.Array]]:
         """The first layer: its results [B, T, D], contexts [B, T, D] and weights [B, T, S]."""
-        shared, (width, score) = self.shared, self.config.widths(self.shared.width)
+        shared, (width, score) = self.context, self.config.resolved_sizes(self.context.d_model)
         embed, gates = {"embed": width}, {"gates": 4, "hidden": width}
-        driven, recurrent = lstm_gates(self, x, embed, width, shared)
-        of_context = inner_weight(self, "context", embed, gates, shared)
-        mlp = additive(self, width, score, shared)
+        driven, recurrent = lstm_input_gates(self, x, embed, width, shared)
+        of_context = recurrent_weight(self, "context", embed, gates, shared)
+        mlp = additive_scorer(self, width, score, shared)
 
         def cell(state: LSTMState, now: tuple[jax.Array, jax.Array]) -> tuple[LSTMState, Any]:
             driven, seen = now
             scores = mlp.scores(state.hidden, first.keys)
-            context, weights = align(scores, seen, first.values, shared.precision.softmax)
-            gates = driven + times(state.hidden, recurrent) + times(context, of_context)
+            context, weights = attend_with_scores(
+                scores, seen, first.values, shared.precision.softmax
+            )
+            gates = (
+                driven + apply_matrix(state.hidden, recurrent) + apply_matrix(context, of_context)
+            )
             state = lstm_step(state, gates)
             return state, (state.hidden, context, weights)
 
-        return recur(cell, first.state, (driven, seen), line)
+        return scan_cell(cell, first.state, (driven, seen), boundaries)
 
 
 MIXERS[GNMTDecoderConfig.kind] = GNMTDecoder

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.dropout import dropout, fold
+from transformer.dropout import dropout, fold_in
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.recurrent.cells import LSTMLayer
 from transformer.recurrent.configs import GNMTEncoderConfig as GNMTEncoderConfig
-from transformer.recurrent.scan import timeline
-from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
+from transformer.recurrent.scan import document_boundaries
+from transformer.refusals import reject_mask_patterns, reject_memory, reject_weights
 
 
 class GNMTEncoder(Mixer):
@@ -37,21 +37,21 @@ class GNMTEncoder(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, shared = self.config, self.shared
-        refuse_memory(config.kind, inputs.memory)
-        refuse_weights(config.kind, inputs.outputs)
-        refuse_patterns(config.kind, inputs.mask)
+        config, shared = self.config, self.context
+        reject_memory(config.kind, inputs.memory)
+        reject_weights(config.kind, inputs.outputs)
+        reject_mask_patterns(config.kind, inputs.mask)
         if inputs.mask.pattern.causal:
             raise ValueError("mixer gnmt_encoder: reads what comes later; use lstm in a decoder")
-        line = timeline(inputs.mask, inputs.positions)
-        x = dropout(x, config.dropout, fold(inputs.dropout_rngs, 0))
-        ahead = LSTMLayer(shared.width, shared, name="layer_0")(x, line)[1]
-        turned = timeline(inputs.mask, inputs.positions, backward=True)
-        back = LSTMLayer(shared.width, shared, name="backward")(jnp.flip(x, axis=1), turned)[1]
+        line = document_boundaries(inputs.mask, inputs.positions)
+        x = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, 0))
+        ahead = LSTMLayer(shared.d_model, shared, name="layer_0")(x, line)[1]
+        turned = document_boundaries(inputs.mask, inputs.positions, backward=True)
+        back = LSTMLayer(shared.d_model, shared, name="backward")(jnp.flip(x, axis=1), turned)[1]
         x = jnp.concatenate([ahead, jnp.flip(back, axis=1)], axis=-1)
-        for layer in range(1, config.layers):
-            read = dropout(x, config.dropout, fold(inputs.dropout_rngs, layer))
-            y = LSTMLayer(shared.width, shared, name=f"layer_{layer}")(read, line)[1]
+        for layer in range(1, config.num_layers):
+            read = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, layer))
+            y = LSTMLayer(shared.d_model, shared, name=f"layer_{layer}")(read, line)[1]
             x = y if layer == 1 else x + y
         return MixerOutput(x, None, {})
 

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.linear import linear
+from transformer.linear import apply_linear
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.recurrent.cells import LSTMLayer, LSTMState
 from transformer.recurrent.configs import LSTMConfig as LSTMConfig
-from transformer.recurrent.scan import timeline
-from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
+from transformer.recurrent.scan import document_boundaries
+from transformer.refusals import reject_mask_patterns, reject_memory, reject_weights
 
 
 class LSTM(Mixer):
@@ -32,34 +32,36 @@ class LSTM(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> LSTMState:
-        self.refuse_both_ways("a cache")
-        return LSTMState.zeros(batch, self.config.state_width(self.shared.width), self.shared)
+        self.check_not_bidirectional("a cache")
+        return LSTMState.zeros(
+            batch, self.config.resolved_hidden_size(self.context.d_model), self.context
+        )
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, shared = self.config, self.shared
-        refuse_memory(config.kind, inputs.memory)
-        refuse_weights(config.kind, inputs.outputs)
-        refuse_patterns(config.kind, inputs.mask)
-        width = config.state_width(shared.width)
-        line = timeline(inputs.mask, inputs.positions, cached=inputs.cache is not None)
+        config, shared = self.config, self.context
+        reject_memory(config.kind, inputs.memory)
+        reject_weights(config.kind, inputs.outputs)
+        reject_mask_patterns(config.kind, inputs.mask)
+        width = config.resolved_hidden_size(shared.d_model)
+        line = document_boundaries(inputs.mask, inputs.positions, cached=inputs.cache is not None)
         state, y = LSTMLayer(width, shared, name="forward")(x, line, inputs.cache)
         if config.bidirectional:
             if inputs.mask.pattern.causal:
-                self.refuse_both_ways("a causal mask")
-            line = timeline(inputs.mask, inputs.positions, backward=True)
+                self.check_not_bidirectional("a causal mask")
+            line = document_boundaries(inputs.mask, inputs.positions, backward=True)
             back = LSTMLayer(width, shared, name="backward")(jnp.flip(x, axis=1), line)[1]
             y = jnp.concatenate([y, jnp.flip(back, axis=1)], axis=-1)
-        if y.shape[-1] != shared.width:
-            hidden, embed = {"hidden": y.shape[-1]}, {"embed": shared.width}
-            y = linear(self, "output", y, hidden, embed, shared, bias=True, residual=True)
+        if y.shape[-1] != shared.d_model:
+            hidden, embed = {"hidden": y.shape[-1]}, {"embed": shared.d_model}
+            y = apply_linear(self, "output", y, hidden, embed, shared, bias=True, residual=True)
         return MixerOutput(y, None if inputs.cache is None else state, {})
 
     @nn.nowrap
-    def refuse_both_ways(self, what: str) -> None:
+    def check_not_bidirectional(self, requested: str) -> None:
         if self.config.bidirectional:
             raise ValueError(
-                f"mixer lstm: bidirectional reads what comes later, so cannot have {what}; "
+                f"mixer lstm: bidirectional reads what comes later, so cannot have {requested}; "
                 "use it in an encoder, or set bidirectional to False"
             )
 

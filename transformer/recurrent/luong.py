@@ -7,27 +7,33 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.linear import linear
+from transformer.linear import apply_linear
 from transformer.masks import Mask
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.recurrent.additive import additive, additive_keys
-from transformer.recurrent.cells import LSTMState, inner_weight, lstm_gates, lstm_step, times
+from transformer.recurrent.additive import additive_scorer, project_additive_keys
+from transformer.recurrent.cells import (
+    LSTMState,
+    apply_matrix,
+    lstm_input_gates,
+    lstm_step,
+    recurrent_weight,
+)
 from transformer.recurrent.configs import LuongConfig as LuongConfig
 from transformer.recurrent.memory import (
-    AttentionalCache,
-    align,
-    at_first,
-    last_seen,
-    looked_at,
-    lstm_from,
+    MemoryAttentionCache,
+    attend_with_scores,
+    first_token_state,
+    init_lstm_state,
+    last_visible,
+    memory_mask,
     memory_score_flops,
-    no_cache_without_memory,
-    vectors,
+    memory_vectors,
+    needs_memory_cache_error,
 )
-from transformer.recurrent.scan import Cell, recur, timeline
+from transformer.recurrent.scan import RecurrentCell, document_boundaries, scan_cell
 from transformer.scores import AdditiveScore, DotScore
 
-Scores = Callable[[jax.Array, jax.Array], jax.Array]
+MemoryScoreFn = Callable[[jax.Array, jax.Array], jax.Array]
 """(state [B, H], keys [B, S, A]) -> [B, S]."""
 
 
@@ -35,10 +41,10 @@ class LuongState(struct.PyTreeNode):
     """The state of the LSTM, and what it is fed beside the next token."""
 
     lstm: LSTMState
-    attentional: jax.Array  # [B, D] h~
+    attentional_hidden: jax.Array  # [B, D] h~
 
 
-class Luong(Mixer):
+class LuongDecoder(Mixer):
     """The attentional hidden state h~ of each token."""
 
     config: LuongConfig
@@ -53,91 +59,99 @@ class Luong(Mixer):
 
     @staticmethod
     def score_flops(config: LuongConfig, width: int, length: int) -> ScoreFlops:
-        return memory_score_flops(config.widths(width)[1], width, length)
+        return memory_score_flops(config.resolved_sizes(width)[1], width, length)
 
     @property
-    def widths(self) -> tuple[int, int]:
+    def sizes(self) -> tuple[int, int]:
         """H, A."""
-        return self.config.widths(self.shared.width)
+        return self.config.resolved_sizes(self.context.d_model)
 
     @nn.nowrap
-    def init_cache(self, batch: int, length: int) -> AttentionalCache:
-        raise no_cache_without_memory(self.config.kind)
+    def init_cache(self, batch: int, length: int) -> MemoryAttentionCache:
+        raise needs_memory_cache_error(self.config.kind)
 
     @nn.nowrap
-    def init_memory_cache(self, batch: int, length: int) -> AttentionalCache:
-        shared, (hidden, score) = self.shared, self.widths
+    def init_memory_cache(self, batch: int, length: int) -> MemoryAttentionCache:
+        shared, (hidden, score) = self.context, self.sizes
         zeros = lambda *shape: jnp.zeros(shape, shared.precision.compute)  # noqa: E731
-        state = LuongState(LSTMState.zeros(batch, hidden, shared), zeros(batch, shared.width))
-        return AttentionalCache(
-            state, zeros(batch, length, score), zeros(batch, length, shared.width)
+        state = LuongState(LSTMState.zeros(batch, hidden, shared), zeros(batch, shared.d_model))
+        return MemoryAttentionCache(
+            state, zeros(batch, length, score), zeros(batch, length, shared.d_model)
         )
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        shared, hidden = self.shared, self.widths[0]
-        line = timeline(
+        shared, hidden = self.context, self.sizes[0]
+        line = document_boundaries(
             Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
         )
-        seen = looked_at(
-            inputs.mask, x.shape[1], vectors(self.config.kind, inputs.memory, inputs.cache).shape[1]
+        seen = memory_mask(
+            inputs.mask,
+            x.shape[1],
+            memory_vectors(self.config.kind, inputs.memory, inputs.cache).shape[1],
         )
         seeds, now = None, inputs.cache
         if inputs.memory is not None:
-            begun = lstm_from(self, last_seen(inputs.memory, seen), hidden, shared)
+            begun = init_lstm_state(self, last_visible(inputs.memory, seen), hidden, shared)
             seeds = LuongState(begun, jnp.zeros_like(x))
-            state = at_first(seeds) if inputs.cache is None else inputs.cache.state
-            now = AttentionalCache(state, self.looks(inputs.memory), inputs.memory)
+            state = first_token_state(seeds) if inputs.cache is None else inputs.cache.state
+            now = MemoryAttentionCache(
+                state, self.project_memory_keys(inputs.memory), inputs.memory
+            )
         assert now is not None  # there is a memory or a cache
-        gates, recurrent = lstm_gates(self, x, {"embed": shared.width}, hidden, shared)
-        cell = self.cell(now.keys, now.values, recurrent)
-        after, (y, weights) = recur(cell, now.state, (gates, seen), line, seeds)
+        gates, recurrent = lstm_input_gates(self, x, {"embed": shared.d_model}, hidden, shared)
+        cell = self.make_cell(now.keys, now.values, recurrent)
+        after, (y, weights) = scan_cell(cell, now.state, (gates, seen), line, seeds)
         aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
         return MixerOutput(y, None if inputs.cache is None else now.replace(state=after), aux)
 
-    def cell(
+    def make_cell(
         self,
         keys: jax.Array,  # [B, S, A]
         values: jax.Array,  # [B, S, D]
         recurrent: jax.Array,  # [H, 4, H]
-    ) -> Cell:
+    ) -> RecurrentCell:
         """Declares the weights inside the loop."""
-        shared, hidden = self.shared, self.widths[0]
-        embed = {"embed": shared.width}
-        feed = inner_weight(self, "feed", embed, {"gates": 4, "hidden": hidden}, shared)
-        both = {"both": shared.width + hidden}
-        combine = inner_weight(self, "combine", both, {"hidden": shared.width}, shared)
-        scores = self.scores()
+        shared, hidden = self.context, self.sizes[0]
+        embed = {"embed": shared.d_model}
+        feed = recurrent_weight(self, "feed", embed, {"gates": 4, "hidden": hidden}, shared)
+        both = {"both": shared.d_model + hidden}
+        combine = recurrent_weight(self, "combine", both, {"hidden": shared.d_model}, shared)
+        scores = self.make_score_fn()
 
         def step(
             state: LuongState,
             now: tuple[jax.Array, jax.Array],  # [B, 4, H], [B or 1, S]
         ) -> tuple[LuongState, tuple[jax.Array, jax.Array]]:
             gates, seen = now
-            gates = gates + times(state.lstm.hidden, recurrent) + times(state.attentional, feed)
+            gates = (
+                gates
+                + apply_matrix(state.lstm.hidden, recurrent)
+                + apply_matrix(state.attentional_hidden, feed)
+            )
             lstm = lstm_step(state.lstm, gates)
             found = scores(lstm.hidden, keys)
-            context, weights = align(found, seen, values, shared.precision.softmax)
+            context, weights = attend_with_scores(found, seen, values, shared.precision.softmax)
             together = jnp.concatenate([context, lstm.hidden], axis=-1)
-            attentional = jnp.tanh(times(together, combine))
+            attentional = jnp.tanh(apply_matrix(together, combine))
             return LuongState(lstm, attentional), (attentional, weights)
 
         return step
 
-    def looks(self, memory: jax.Array) -> jax.Array:  # [B, S, D] -> [B, S, A]
+    def project_memory_keys(self, memory: jax.Array) -> jax.Array:  # [B, S, D] -> [B, S, A]
         """What of the memory meets the states."""
         if isinstance(self.config.score, DotScore):
             return memory
         if isinstance(self.config.score, AdditiveScore):
-            return additive_keys(self, memory, self.widths[1], self.shared)
-        embed, score = {"embed": self.shared.width}, {"score": self.widths[1]}
-        return linear(self, "score_key", memory, embed, score, self.shared, bias=False)
+            return project_additive_keys(self, memory, self.sizes[1], self.context)
+        embed, score = {"embed": self.context.d_model}, {"score": self.sizes[1]}
+        return apply_linear(self, "score_key", memory, embed, score, self.context, bias=False)
 
-    def scores(self) -> Scores:
+    def make_score_fn(self) -> MemoryScoreFn:
         """How states and keys meet: as products, or through an MLP, of which it declares W, v."""
         if isinstance(self.config.score, AdditiveScore):
-            return additive(self, *self.widths, self.shared).scores
+            return additive_scorer(self, *self.sizes, self.context).scores
         return lambda state, keys: jnp.einsum("BA,BSA->BS", state, keys)
 
 
-MIXERS[LuongConfig.kind] = Luong
+MIXERS[LuongConfig.kind] = LuongDecoder

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.contract import contract, wide
-from transformer.linear import linear
-from transformer.masks import Mask, dense
+from transformer.contract import accumulation_dtype, precise_einsum
+from transformer.linear import apply_linear
+from transformer.masks import Mask, dense_mask
 from transformer.mixers import ScoreFlops
-from transformer.precision import lowest
+from transformer.precision import finfo_min
 from transformer.recurrent.cells import LSTMState
-from transformer.shared import Shared
+from transformer.shared import ModelContext
 
 
-class AttentionalCache(struct.PyTreeNode):
+class MemoryAttentionCache(struct.PyTreeNode):
     """The state of a recurrence, and what it looks at: the memory, projected once."""
 
     state: Any  # leaves [B, ...]
@@ -30,69 +30,69 @@ def memory_score_flops(score: int, width: int, length: int) -> ScoreFlops:
     return ScoreFlops(full=2 * both * length, causal=2 * both * length)
 
 
-def lstm_from(
+def init_lstm_state(
     module: nn.Module,
     vector: jax.Array,  # [B, T, D]
-    width: int,  # H
-    shared: Shared,
+    hidden_size: int,  # H
+    context: ModelContext,
 ) -> LSTMState:  # [B, T, H] each
     """Declares how an LSTM begins from a vector m: h = tanh(W m + b), c = W' m + b'."""
-    embed, hidden = {"embed": shared.width}, {"hidden": width}
-    first = linear(module, "first_hidden", vector, embed, hidden, shared, bias=True)
-    cell = linear(module, "first_cell", vector, embed, hidden, shared, bias=True)
+    embed, hidden = {"embed": context.d_model}, {"hidden": hidden_size}
+    first = apply_linear(module, "first_hidden", vector, embed, hidden, context, bias=True)
+    cell = apply_linear(module, "first_cell", vector, embed, hidden, context, bias=True)
     return LSTMState(jnp.tanh(first), cell.astype(jnp.float32))
 
 
-def require_memory(kind: str, memory: jax.Array | None, cache: Any) -> None:
+def check_has_memory(kind: str, memory: jax.Array | None, cache: Any) -> None:
     """Raises ValueError if there is no memory, nor a cache that may have read it."""
     if memory is None and cache is None:
         raise ValueError(f"mixer {kind}: has no memory to read; use it in an EncoderDecoder")
 
 
-def no_cache_without_memory(kind: str) -> ValueError:
+def needs_memory_cache_error(kind: str) -> ValueError:
     """The error of one who asks for the cache of a mixer that has no memory."""
     return ValueError(f"mixer {kind}: its cache holds a memory; ask init_memory_cache for one")
 
 
-def vectors(
+def memory_vectors(
     kind: str,
     memory: jax.Array | None,  # [B, S, D]
-    cache: AttentionalCache | None,
+    cache: MemoryAttentionCache | None,
 ) -> jax.Array:  # [B, S, D]
     """The memory, or what a cache has kept of it. Raises ValueError if there is neither."""
-    require_memory(kind, memory, cache)
+    check_has_memory(kind, memory, cache)
     if memory is not None:
         return memory
     assert cache is not None
     return cache.values
 
 
-def looked_at(
+def memory_mask(
     mask: Mask,
-    queries: int,  # T
-    size: int,  # S
+    num_queries: int,  # T
+    memory_length: int,  # S
 ) -> jax.Array:  # [B or 1, T, S]
     """What of the memory each token may see: all that is of its document."""
     segments = None if mask.key_segments is None else mask.segments
-    theirs = Mask(segments=segments, key_segments=mask.key_segments, lengths=mask.lengths)
-    return dense(theirs, queries, size)
+    theirs = Mask(segments=segments, key_segments=mask.key_segments, key_lengths=mask.key_lengths)
+    return dense_mask(theirs, num_queries, memory_length)
 
 
-def first_seen(
+def first_visible(
     memory: jax.Array,  # [B, S, D]
-    seen: jax.Array,  # [B or 1, T, S]
+    visible: jax.Array,  # [B or 1, T, S]
 ) -> jax.Array:  # [B, T, D]
     """The first of the memory that each token sees; zeros where it sees nothing."""
-    return _picked(memory, seen, jnp.argmax(seen, axis=-1))
+    return _picked(memory, visible, jnp.argmax(visible, axis=-1))
 
 
-def last_seen(
+def last_visible(
     memory: jax.Array,  # [B, S, D]
-    seen: jax.Array,  # [B or 1, T, S]
+    visible: jax.Array,  # [B or 1, T, S]
 ) -> jax.Array:  # [B, T, D]
     """The last of the memory that each token sees; zeros where it sees nothing."""
-    from_the_end = jnp.argmax(jnp.flip(seen, axis=-1), axis=-1)
-    return _picked(memory, seen, seen.shape[-1] - 1 - from_the_end)
+    from_the_end = jnp.argmax(jnp.flip(visible, axis=-1), axis=-1)
+    return _picked(memory, visible, visible.shape[-1] - 1 - from_the_end)
 
 
 def _picked(memory: jax.Array, seen: jax.Array, index: jax.Array) -> jax.Array:
@@ -101,22 +101,22 @@ def _picked(memory: jax.Array, seen: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.where(seen.any(axis=-1)[:, :, None], picked, 0)
 
 
-def at_first(
-    seeds: Any,  # leaves [B, T, ...]
+def first_token_state(
+    initial_states: Any,  # leaves [B, T, ...]
 ) -> Any:  # leaves [B, ...]
     """The state from which the first token's document begins."""
-    return jax.tree.map(lambda leaf: leaf[:, 0], seeds)
+    return jax.tree.map(lambda leaf: leaf[:, 0], initial_states)
 
 
-def align(
+def attend_with_scores(
     scores: jax.Array,  # [B, S]
-    seen: jax.Array,  # [B or 1, S]
+    visible: jax.Array,  # [B or 1, S]
     values: jax.Array,  # [B, S, D]
-    dtype: str,  # of the softmax
+    softmax_dtype: str,  # of the softmax
 ) -> tuple[jax.Array, jax.Array]:  # [B, D], [B, S]
     """The average of what is seen under the softmax of its scores, and the weights."""
-    scores = jnp.where(seen, scores.astype(dtype), lowest(dtype))
-    weights = jnp.where(seen.any(axis=-1, keepdims=True), jax.nn.softmax(scores, axis=-1), 0)
-    sums = wide(values.dtype, dtype)
-    found = contract("BS,BSD->BD", weights.astype(sums), values, values.dtype, sums)
+    scores = jnp.where(visible, scores.astype(softmax_dtype), finfo_min(softmax_dtype))
+    weights = jnp.where(visible.any(axis=-1, keepdims=True), jax.nn.softmax(scores, axis=-1), 0)
+    sums = accumulation_dtype(values.dtype, softmax_dtype)
+    found = precise_einsum("BS,BSD->BD", weights.astype(sums), values, values.dtype, sums)
     return found.astype(values.dtype), weights

@@ -8,17 +8,17 @@ from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutpu
 from transformer.recurrent.cells import LSTMLayer, LSTMState
 from transformer.recurrent.configs import Seq2SeqConfig as Seq2SeqConfig
 from transformer.recurrent.memory import (
-    at_first,
-    last_seen,
-    looked_at,
-    lstm_from,
-    require_memory,
+    check_has_memory,
+    first_token_state,
+    init_lstm_state,
+    last_visible,
+    memory_mask,
 )
-from transformer.recurrent.scan import timeline
-from transformer.refusals import refuse_weights
+from transformer.recurrent.scan import document_boundaries
+from transformer.refusals import reject_weights
 
 
-class Seq2Seq(Mixer):
+class Seq2SeqDecoder(Mixer):
     """The hidden state at each token."""
 
     config: Seq2SeqConfig
@@ -37,7 +37,7 @@ class Seq2Seq(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> LSTMState:
-        return LSTMState.zeros(batch, self.shared.width, self.shared)
+        return LSTMState.zeros(batch, self.context.d_model, self.context)
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> LSTMState:
@@ -45,21 +45,21 @@ class Seq2Seq(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        shared = self.shared
-        require_memory(self.config.kind, inputs.memory, inputs.cache)
-        refuse_weights(self.config.kind, inputs.outputs)
-        line = timeline(
+        shared = self.context
+        check_has_memory(self.config.kind, inputs.memory, inputs.cache)
+        reject_weights(self.config.kind, inputs.outputs)
+        line = document_boundaries(
             Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
         )
         seeds, first = None, inputs.cache
         if inputs.memory is not None:
-            last = last_seen(
-                inputs.memory, looked_at(inputs.mask, x.shape[1], inputs.memory.shape[1])
+            last = last_visible(
+                inputs.memory, memory_mask(inputs.mask, x.shape[1], inputs.memory.shape[1])
             )
-            seeds = lstm_from(self, last, shared.width, shared)
-            first = at_first(seeds) if inputs.cache is None else inputs.cache
-        after, y = LSTMLayer(shared.width, shared, name="forward")(x, line, first, seeds)
+            seeds = init_lstm_state(self, last, shared.d_model, shared)
+            first = first_token_state(seeds) if inputs.cache is None else inputs.cache
+        after, y = LSTMLayer(shared.d_model, shared, name="forward")(x, line, first, seeds)
         return MixerOutput(y, None if inputs.cache is None else after, {})
 
 
-MIXERS[Seq2SeqConfig.kind] = Seq2Seq
+MIXERS[Seq2SeqConfig.kind] = Seq2SeqDecoder

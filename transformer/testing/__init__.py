@@ -12,7 +12,7 @@ not declare has to be refused while the program is traced, by a ValueError of on
 from transformer.hardware import Hardware
 from transformer.mixers import MixerConfig
 from transformer.testing.abilities import (
-    LENGTHS,
+    DEFAULT_LENGTHS,
     check_any_length,
     check_cached,
     check_causal,
@@ -21,13 +21,20 @@ from transformer.testing.abilities import (
     check_weights,
 )
 from transformer.testing.always import check_constants, check_dropout
-from transformer.testing.refusals import check_refused
-from transformer.testing.select import Selective, check_select
+from transformer.testing.refusals import check_rejected
+from transformer.testing.select import SelectiveMixer, check_select
 from transformer.testing.trial import Trial, default_config, make_trial
 
-__all__ = ["CHECKS", "LENGTHS", "Selective", "Trial", "check_mixer", "make_trial"]
+__all__ = [
+    "ABILITY_CHECKS",
+    "DEFAULT_LENGTHS",
+    "SelectiveMixer",
+    "Trial",
+    "check_mixer",
+    "make_trial",
+]
 
-CHECKS = {
+ABILITY_CHECKS = {
     "causal": check_causal,
     "cached": check_cached,
     "segments": check_segments,
@@ -41,9 +48,9 @@ CHECKS = {
 def check_mixer(
     mixer: str | MixerConfig,
     *,
-    width: int = 40,  # D
+    d_model: int = 40,  # D
     length: int = 131,  # T of most checks
-    lengths: tuple[int, ...] = LENGTHS,
+    lengths: tuple[int, ...] = DEFAULT_LENGTHS,
     hardware: Hardware = Hardware(),  # noqa: B008
 ) -> None:
     """Tries every declared ability of a mixer, and that it refuses each that it does not declare.
@@ -54,13 +61,13 @@ def check_mixer(
     is not in MIXERS.
     """
     config = default_config(mixer) if isinstance(mixer, str) else mixer
-    trial = make_trial(config, width, length, lengths, hardware)
+    trial = make_trial(config, d_model, length, lengths, hardware)
     check_constants(trial)
-    for ability, check in CHECKS.items():
+    for ability, check in ABILITY_CHECKS.items():
         if getattr(trial.abilities, ability):
             check(trial)
         else:
-            check_refused(trial, ability)
+            check_rejected(trial, ability)
     check_dropout(trial)
     if hasattr(trial.mixer, "select"):
         check_select(trial)

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.masks import Mask, Pattern, dense
-from transformer.testing.trial import BATCH, Array, Trial, run
+from transformer.masks import Mask, MaskPattern, dense_mask
+from transformer.testing.trial import BATCH_SIZE, Array, Trial, run_mixer
 
-LENGTHS = (1, 63, 129, 257)
+DEFAULT_LENGTHS = (1, 63, 129, 257)
 """One, a prime, and lengths around those at which forms of attention cut blocks."""
 
 
@@ -40,7 +40,7 @@ def check_cached(trial: Trial) -> None:
     start = 0
     for count in (trial.length - 6, 3, 1, 1, 1):
         tokens = slice(start, start + count)
-        positions = np.arange(start, start + count)[None].repeat(BATCH, 0)
+        positions = np.arange(start, start + count)[None].repeat(BATCH_SIZE, 0)
         y, cache, _ = trial(x[:, tokens], cache=cache, positions=positions)
         same = _layout(cache) == layout
         trial.require(same, "cached", "the cache that comes out is not shaped as it went in")
@@ -53,7 +53,7 @@ def check_cached(trial: Trial) -> None:
 def _check_padded_prompts(trial: Trial, x: Array, full: Array) -> None:
     """Rows of several lengths in one prefill, padded, go on as if each had been read alone."""
     count = trial.length - 6
-    lengths, rows = np.array([count, max(1, count // 2), 1]), np.arange(BATCH)
+    lengths, rows = np.array([count, max(1, count // 2), 1]), np.arange(BATCH_SIZE)
     index = np.arange(count)[None]
     there = index < lengths[:, None]
     tokens = np.where(there[:, :, None], x[:, :count], 100 * trial.inputs(12, count))
@@ -67,7 +67,7 @@ def _check_padded_prompts(trial: Trial, x: Array, full: Array) -> None:
 def check_segments(trial: Trial) -> None:
     """Documents packed into one row are as if each were alone, and padding changes nothing."""
     x, other = trial.inputs(3), 100 * trial.inputs(4)
-    segments, positions = packed(trial.length)
+    segments, positions = pack_two_documents(trial.length)
     call = functools.partial(trial, segments=segments, positions=positions)
     y = call(x).y
     trial.require(np.isfinite(y).all(), "segments", "outputs are not finite")
@@ -79,7 +79,7 @@ def check_segments(trial: Trial) -> None:
         changed = call(np.where(_column(own), x, other)).y
         same = np.array_equal(changed[:, own], y[:, own])
         trial.require(same, "segments", f"document {document} sees others, or padding")
-        if trial.abilities.any_length and not trial.mixer.config.by_index:
+        if trial.abilities.any_length and not trial.mixer.config.depends_on_row_index:
             otherwise = f"document {document} of a pack differs from the same alone"
             expected = trial(x[:, own], **alone).y
             trial.require_close(y[:, own], expected, "segments", otherwise)
@@ -87,12 +87,12 @@ def check_segments(trial: Trial) -> None:
 
 
 def _check_gradient_of_padding(trial: Trial, x: Array) -> None:
-    segments, positions = packed(trial.length)
+    segments, positions = pack_two_documents(trial.length)
     inputs = trial.mixer_inputs(trial.length, segments=segments, positions=positions)
     real = _column(segments[0] != 0).astype(np.float32)
 
     def total(x: Any) -> jax.Array:
-        y = run(trial.mixer, trial.params, x, inputs).y
+        y = run_mixer(trial.mixer, trial.params, x, inputs).y
         return jnp.sum(jnp.square(y) * real)
 
     gradient = np.asarray(jax.jit(jax.grad(total))(x))
@@ -124,7 +124,7 @@ def _check_looks_at_memory(trial: Trial) -> None:
     moved = np.any(call(x, memory=other).y != y, axis=(1, 2))
     trial.require((moved == [False, True, True]).all(), "cross", "memory is not what is looked at")
     if trial.abilities.segments:
-        mask = Mask(lengths=cast(Any, cut))
+        mask = Mask(key_lengths=cast(Any, cut))
         before, after = (trial(x, mask=mask, memory=each).y for each in (memory, other))
         trial.require(np.array_equal(before, after), "cross", "padding of the memory is seen")
     if trial.abilities.cached:
@@ -139,7 +139,7 @@ def _check_reads_memory(trial: Trial) -> None:
     trial.require(np.any(trial(x, memory=-memory).y != y, axis=(1, 2)).all(), "cross", otherwise)
     ones = cast(Any, np.ones((1, trial.length), int))
     seen = cast(Any, (trial.memory_segments != 0).astype(int))
-    mask = Mask(Pattern(ordered=False), segments=ones, key_segments=seen)
+    mask = Mask(MaskPattern(ordered=False), segments=ones, key_segments=seen)
     other = np.where(seen[:, :, None] == 0, 100 * trial.inputs(7, memory.shape[1]), memory)
     before, after = (trial(x, mask=mask, memory=each).y for each in (memory, other))
     trial.require(np.array_equal(before, after), "cross", "padding of the memory is seen")
@@ -180,7 +180,7 @@ def check_any_length(trial: Trial) -> None:
 
 def check_weights(trial: Trial) -> None:
     """Weights [B, N, T, S] sum to one where a query sees something; what is hidden has none."""
-    segments, positions = packed(trial.length)
+    segments, positions = pack_two_documents(trial.length)
     packs = trial.abilities.segments
     given: dict[str, Any] = dict(segments=segments, positions=positions) if packs else {}
     x, length = trial.inputs(9), trial.length
@@ -188,9 +188,13 @@ def check_weights(trial: Trial) -> None:
     trial.require("weights" in aux, "weights", "are not in aux though they were requested")
     weights = np.asarray(aux["weights"])
     size = trial.memory.shape[1] if trial.reads_memory else length
-    fine = weights.ndim == 4 and (*weights.shape[:1], *weights.shape[2:]) == (BATCH, length, size)
+    fine = weights.ndim == 4 and (*weights.shape[:1], *weights.shape[2:]) == (
+        BATCH_SIZE,
+        length,
+        size,
+    )
     trial.require(fine, "weights", f"their shape {weights.shape} is not [B, N, T, S]")
-    seen = np.asarray(dense(trial.mixer_inputs(length, **given).mask, length, size))[:, None]
+    seen = np.asarray(dense_mask(trial.mixer_inputs(length, **given).mask, length, size))[:, None]
     hidden = np.where(seen, 0, weights)
     trial.require(not hidden.any(), "weights", "keys that the mask hides have some")
     sums = np.broadcast_to(seen.any(-1), weights.shape[:3]).astype(np.float32)
@@ -198,7 +202,7 @@ def check_weights(trial: Trial) -> None:
     trial.require_close(trial(x, **given).y, y, "weights", "asking for them changes the result")
 
 
-def packed(length: int) -> tuple[Array, Array]:  # [1, T], [1, T]
+def pack_two_documents(length: int) -> tuple[Array, Array]:  # [1, T], [1, T]
     """Segments and positions of two documents, and padding after them."""
     sizes = (length // 3, length // 2, length - length // 3 - length // 2)
     segments = np.repeat([1, 2, 0], sizes)[None]

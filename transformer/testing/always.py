@@ -5,26 +5,26 @@ import dataclasses
 import jax
 import numpy as np
 
-from transformer.testing.trial import BATCH, Trial
+from transformer.testing.trial import BATCH_SIZE, Trial
 
 
 def check_constants(trial: Trial) -> None:
     """Constants of all layers have one shape, so that they stack."""
     mixer = trial.mixer
-    made = [mixer.constants(mixer.config, layer, mixer.shared.width) for layer in (0, 1)]
+    made = [mixer.constants(mixer.config, layer, mixer.context.d_model) for layer in (0, 1)]
     trees = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), each) for each in made]
     trial.require(trees[0] == trees[1], "constants", "differ in shape between layers")
 
 
 def check_dropout(trial: Trial) -> None:
     """What is dropped follows from each example's own key, wherever it stands in a batch."""
-    config, shared = trial.mixer.config, trial.mixer.shared
+    config, shared = trial.mixer.config, trial.mixer.context
     drops = hasattr(config, "dropout")
     if drops:
         mixer = type(trial.mixer)(dataclasses.replace(config, dropout=0.5), shared, parent=None)
         trial = dataclasses.replace(trial, mixer=mixer)
     x = trial.inputs(10, 17 if trial.abilities.any_length else 0)
-    rngs, others = jax.random.split(jax.random.key(2), (2, BATCH))
+    rngs, others = jax.random.split(jax.random.key(2), (2, BATCH_SIZE))
     y = trial(x, dropout_rngs=rngs).y
     trial.require(
         np.array_equal(trial(x, dropout_rngs=rngs).y, y), "dropout", "the same keys differ"

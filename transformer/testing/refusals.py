@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from transformer.masks import Mask, Pattern
-from transformer.testing.abilities import packed
-from transformer.testing.trial import BATCH, Trial
+from transformer.masks import Mask, MaskPattern
+from transformer.testing.abilities import pack_two_documents
+from transformer.testing.trial import BATCH_SIZE, Trial
 
 
-def check_refused(trial: Trial, ability: str) -> None:
+def check_rejected(trial: Trial, ability: str) -> None:
     """What needs the ability raises a ValueError of one line while it is traced."""
     refused = 0
-    for attempt in ATTEMPTS[ability](trial):
+    for attempt in UNSUPPORTED_CALLS[ability](trial):
         try:
             attempt()
         except ValueError as error:
@@ -24,29 +24,29 @@ def check_refused(trial: Trial, ability: str) -> None:
     trial.require(refused, ability, "is not declared, and not refused by a ValueError either")
 
 
-Attempts = list[Callable[[], None]]
+Calls = list[Callable[[], None]]
 
 
-def _one(trial: Trial, **given: Any) -> Attempts:
+def _one(trial: Trial, **given: Any) -> Calls:
     return [functools.partial(trial.trace, trial.inputs(0), **given)]
 
 
-def _cached(trial: Trial) -> Attempts:
+def _cached(trial: Trial) -> Calls:
     def decode() -> None:
-        cache = trial.mixer.init_cache(BATCH, trial.length)
-        positions = np.arange(trial.length)[None].repeat(BATCH, 0)
+        cache = trial.mixer.init_cache(BATCH_SIZE, trial.length)
+        positions = np.arange(trial.length)[None].repeat(BATCH_SIZE, 0)
         trial.trace(trial.inputs(0), cache=cache, positions=positions)
 
     return [decode]
 
 
-def _packed(trial: Trial) -> Attempts:
-    segments, positions = packed(trial.length)
+def _packed(trial: Trial) -> Calls:
+    segments, positions = pack_two_documents(trial.length)
     return _one(trial, segments=segments, positions=positions)
 
 
-ATTEMPTS: dict[str, Callable[[Trial], Attempts]] = {
-    "causal": lambda trial: _one(trial, mask=Mask(Pattern(causal=True))),
+UNSUPPORTED_CALLS: dict[str, Callable[[Trial], Calls]] = {
+    "causal": lambda trial: _one(trial, mask=Mask(MaskPattern(causal=True))),
     "cached": _cached,
     "segments": _packed,
     "cross": lambda trial: _one(trial, mask=Mask(), memory=trial.inputs(1)),

@@ -6,12 +6,12 @@ from typing import Any, Protocol, cast
 import jax
 import numpy as np
 
-from transformer.masks import dense
+from transformer.masks import dense_mask
 from transformer.mixers import Mixer, MixerInputs
 from transformer.testing.trial import Array, Trial
 
 
-class Selective(Protocol):
+class SelectiveMixer(Protocol):
     """The two methods of a mixer that has a pattern of its own.
 
     It has to equal softmax attention under `select` and the mask. Its output matrix is the
@@ -55,25 +55,25 @@ def check_select(trial: Trial) -> None:
     heads, mask = projections(mixer, trial.params, x, inputs), inputs.mask
     chosen = np.asarray(mixer.select(heads, inputs))
     q, k, v = (np.asarray(each) for each in heads[:3])
-    seen = chosen & np.asarray(dense(mask, trial.length, trial.length))[:, None]
-    y = softmax_attention(q, k, v, seen)
+    seen = chosen & np.asarray(dense_mask(mask, trial.length, trial.length))[:, None]
+    y = reference_softmax_attention(q, k, v, seen)
     expected = np.einsum("BTNH,NHD->BTD", y, trial.params["output"])
     expected = expected + np.asarray(trial.params.get("output_bias", 0.0))
     otherwise = "the result is not softmax attention under `select` and the mask"
     trial.require_close(trial(x).y, expected, "select", otherwise)
 
 
-def softmax_attention(
+def reference_softmax_attention(
     q: Array,  # [B, T, N, H]
     k: Array,  # [B, S, K, H]
     v: Array,  # [B, S, K, H of values]
-    seen: Array,  # [B or 1, N or 1, T, S] booleans
+    visible: Array,  # [B or 1, N or 1, T, S] booleans
 ) -> Array:  # [B, T, N, H of values]
     """softmax(q k^T / sqrt(H) where seen) v in NumPy; zeros where nothing is seen."""
     group = q.shape[2] // k.shape[2]
     k, v = (np.repeat(each, group, axis=2) for each in (k, v))
     scores = np.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(q.shape[-1])
-    scores = np.where(seen, scores, -np.inf)
+    scores = np.where(visible, scores, -np.inf)
     largest = np.max(scores, axis=-1, keepdims=True)
     raised = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
     total = raised.sum(-1, keepdims=True)

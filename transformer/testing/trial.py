@@ -10,7 +10,7 @@ import numpy as np
 from flax.core import meta
 
 from transformer.hardware import Hardware
-from transformer.masks import Mask, Pattern
+from transformer.masks import Mask, MaskPattern
 from transformer.mixers import (
     MIXERS,
     Abilities,
@@ -18,21 +18,21 @@ from transformer.mixers import (
     MixerConfig,
     MixerInputs,
     MixerOutput,
-    mixer_type,
+    mixer_class,
 )
 from transformer.precision import Precision
-from transformer.shared import Shared
+from transformer.shared import ModelContext
 from transformer.weights import Initialization
 
 Array = np.ndarray[Any, Any]
 
-BATCH = 3
-MEMORY = (7, 5, 4)
+BATCH_SIZE = 3
+MEMORY_SEGMENT_LENGTHS = (7, 5, 4)
 """Of the memory: what belongs to the first document of a pack, to the second, and padding."""
 TOLERANCE = 1e-5
 
 
-class Tried(NamedTuple):
+class TrialOutput(NamedTuple):
     """A `MixerOutput` whose result is compared in NumPy, without a program for each comparison."""
 
     y: Array  # [B, T, D]
@@ -55,12 +55,12 @@ class Trial:
         return self.mixer.abilities(self.mixer.config)
 
     @property
-    def pattern(self) -> Pattern:
+    def pattern(self) -> MaskPattern:
         """Causal if the mixer can be: every ability has to hold together with this one."""
-        return Pattern(causal=self.abilities.causal)
+        return MaskPattern(causal=self.abilities.causal)
 
     def inputs(self, seed: int, length: int = 0) -> Array:  # [B, T, D]
-        shape = (BATCH, length or self.length, self.mixer.shared.width)
+        shape = (BATCH_SIZE, length or self.length, self.mixer.context.d_model)
         return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
     @property
@@ -70,18 +70,18 @@ class Trial:
 
     @property
     def memory(self) -> Array:  # [B, S, D] the same for all examples
-        one = self.inputs(13, sum(MEMORY))[:1]
-        return np.repeat(one, BATCH, axis=0)
+        one = self.inputs(13, sum(MEMORY_SEGMENT_LENGTHS))[:1]
+        return np.repeat(one, BATCH_SIZE, axis=0)
 
     @property
     def memory_segments(self) -> Array:  # [1, S]
-        return np.repeat([1, 2, 0], MEMORY)[None]
+        return np.repeat([1, 2, 0], MEMORY_SEGMENT_LENGTHS)[None]
 
     def init_cache(self, length: int) -> Any:
         """An empty cache for `length` tokens, and for the memory if there is one."""
         if self.reads_memory:
-            return self.mixer.init_memory_cache(BATCH, sum(MEMORY))
-        return self.mixer.init_cache(BATCH, length)
+            return self.mixer.init_memory_cache(BATCH_SIZE, sum(MEMORY_SEGMENT_LENGTHS))
+        return self.mixer.init_cache(BATCH_SIZE, length)
 
     def mixer_inputs(
         self,
@@ -97,34 +97,34 @@ class Trial:
         inputs = MixerInputs(cast(Any, positions), mask, constants=self.constants)
         if self.reads_memory:
             theirs = None if segments is None else cast(Any, self.memory_segments)
-            mask = mask.replace(pattern=Pattern(ordered=False), key_segments=theirs)
+            mask = mask.replace(pattern=MaskPattern(ordered=False), key_segments=theirs)
             inputs = inputs.replace(mask=mask, memory=self.memory)
         return inputs.replace(**given)
 
-    def __call__(self, x: Array, **given: Any) -> Tried:
+    def __call__(self, x: Array, **given: Any) -> TrialOutput:
         """Runs the mixer, compiled; `given` is as in `mixer_inputs`."""
-        output = run(self.mixer, self.params, x, self.mixer_inputs(x.shape[1], **given))
-        return Tried(np.asarray(output.y), output.cache, output.aux)
+        output = run_mixer(self.mixer, self.params, x, self.mixer_inputs(x.shape[1], **given))
+        return TrialOutput(np.asarray(output.y), output.cache, output.aux)
 
     def trace(self, x: Array, **given: Any) -> None:
         """As a call, without computing anything: this is where refusals have to happen."""
-        traced = functools.partial(run, self.mixer)
+        traced = functools.partial(run_mixer, self.mixer)
         jax.eval_shape(traced, self.params, x, self.mixer_inputs(x.shape[1], **given))
 
-    def require(self, holds: Any, ability: str, otherwise: str) -> None:
+    def require(self, holds: Any, ability: str, message: str) -> None:
         """Raises AssertionError, naming mixer and ability, unless `holds`."""
         if not bool(holds):
-            raise AssertionError(f"mixer {self.mixer.config.kind}: {ability}: {otherwise}")
+            raise AssertionError(f"mixer {self.mixer.config.kind}: {ability}: {message}")
 
-    def require_close(self, got: Any, expected: Any, ability: str, otherwise: str) -> None:
+    def require_close(self, actual: Any, expected: Any, ability: str, message: str) -> None:
         """Requires a difference of no more than 1e-5 * max(1, the largest magnitude expected)."""
-        difference = np.max(np.abs(np.asarray(got) - np.asarray(expected)), initial=0)
+        difference = np.max(np.abs(np.asarray(actual) - np.asarray(expected)), initial=0)
         limit = TOLERANCE * max(1.0, np.max(np.abs(expected), initial=0))
-        self.require(difference <= limit, ability, f"{otherwise} (by {difference:.2g})")
+        self.require(difference <= limit, ability, f"{message} (by {difference:.2g})")
 
 
 @functools.partial(jax.jit, static_argnames="mixer")
-def run(mixer: Mixer, params: Any, x: Any, inputs: MixerInputs) -> MixerOutput:
+def run_mixer(mixer: Mixer, params: Any, x: Any, inputs: MixerInputs) -> MixerOutput:
     """`apply`, compiled once for each mixer and shape of the inputs."""
     return cast(MixerOutput, mixer.apply({"params": params}, x, inputs))
 
@@ -139,16 +139,16 @@ def default_config(kind: str) -> MixerConfig:
 
 def make_trial(
     config: MixerConfig,
-    width: int,  # D
+    d_model: int,  # D
     length: int,  # T
     lengths: tuple[int, ...],
     hardware: Hardware,
 ) -> Trial:
     """The mixer with random weights, also where weights start at zero: zeros hide errors."""
     start = Initialization(std=0.0, depth_scaled=False)
-    shared = Shared(width, 2, Precision(), start, hardware)
-    mixer = mixer_type(config)(config, shared, parent=None)
-    trial = Trial(mixer, {}, mixer.constants(config, 0, width), length, lengths)
+    shared = ModelContext(d_model, 2, Precision(), start, hardware)
+    mixer = mixer_class(config)(config, shared, parent=None)
+    trial = Trial(mixer, {}, mixer.constants(config, 0, d_model), length, lengths)
     inputs = trial.mixer_inputs(length)
     boxed = jax.jit(lambda key, x: mixer.init(key, x, inputs))(jax.random.key(0), trial.inputs(0))
     random = np.random.default_rng(1)

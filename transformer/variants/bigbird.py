@@ -8,19 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from transformer.attend import Scoring
-from transformer.attend.sparse.chosen_blocks import attend_chosen_blocks
-from transformer.attend.sparse.rows import look_rows, put_rows, take_rows
+from transformer.attend import ScoreSpec
+from transformer.attend.sparse.chosen_blocks import attend_selected_blocks
+from transformer.attend.sparse.rows import attend_from_tokens, gather_tokens, scatter_tokens
 from transformer.cache import KVCache
-from transformer.documents import documents
-from transformer.dropout import fold
-from transformer.heads import Heads, join, project
+from transformer.documents import token_segments
+from transformer.dropout import fold_in
+from transformer.heads import QKV, project_output, project_qkv
 from transformer.masks import Mask
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
-from transformer.variants.bigbird_pattern import chosen_blocks, last_block, random_blocks
+from transformer.refusals import reject_mask_patterns, reject_memory, reject_weights
+from transformer.variants.bigbird_pattern import (
+    draw_random_blocks,
+    last_nonempty_block,
+    select_blocks,
+)
 from transformer.variants.configs import BigBirdConfig as BigBirdConfig
-from transformer.variants.keys_seen import in_bigbird
+from transformer.variants.keys_seen import bigbird_visible_keys
 
 
 class BigBird(Mixer):
@@ -35,103 +39,118 @@ class BigBird(Mixer):
     @staticmethod
     def constants(config: BigBirdConfig, layer: int, width: int) -> np.ndarray:  # [N, R, r]
         """The random blocks of a layer."""
-        rows = -(-config.span // config.block)
-        counts = (config.random_blocks, config.window_blocks, config.global_blocks)
-        return random_blocks(config.seed, layer, config.heads, rows, *counts)
+        rows = -(-config.random_block_span // config.block_size)
+        counts = (config.num_random_blocks, config.num_window_blocks, config.num_global_blocks)
+        return draw_random_blocks(config.seed, layer, config.num_heads, rows, *counts)
 
     @staticmethod
     def score_flops(config: BigBirdConfig, width: int, length: int) -> ScoreFlops:
-        return in_bigbird(config, length).flops(config, width)
+        return bigbird_visible_keys(config, length).flops(config, width)
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> KVCache:
         """Of all tokens: which blocks a later one will see is not known before."""
-        config, dtype = self.config, self.shared.precision.compute
-        shape = (batch, length, config.key_heads, config.query_width(self.shared.width))
+        config, dtype = self.config, self.context.precision.compute
+        shape = (
+            batch,
+            length,
+            config.resolved_num_kv_heads,
+            config.resolved_head_dim(self.context.d_model),
+        )
         return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         cache = inputs.cache
-        config, shared = self.config, self.shared
-        refuse_memory(config.kind, inputs.memory)
-        refuse_weights(config.kind, inputs.outputs)
-        refuse_patterns(config.kind, inputs.mask)
+        config, shared = self.config, self.context
+        reject_memory(config.kind, inputs.memory)
+        reject_weights(config.kind, inputs.outputs)
+        reject_mask_patterns(config.kind, inputs.mask)
         q, k, v = self.project(x, inputs)
-        scoring = Scoring(
+        scoring = ScoreSpec(
             scale=1 / math.sqrt(q.shape[-1]),
             softmax_dtype=shared.precision.softmax,
-            rate=config.dropout,
-            dropout_rngs=fold(inputs.dropout_rngs, 0),
+            dropout_rate=config.dropout,
+            dropout_rngs=fold_in(inputs.dropout_rngs, 0),
         )
         if cache is not None:
             if not inputs.mask.pattern.causal:
                 raise ValueError("mixer bigbird: decodes under a causal mask; give one")
             cache = cache.write(k, v, inputs.positions)
-            y = self.decoded(q, inputs.positions, inputs.mask, scoring, cache, inputs.constants)
-            return MixerOutput(join(self, y, config, shared), cache, {})
+            y = self.attend_cached(
+                q, inputs.positions, inputs.mask, scoring, cache, inputs.constants
+            )
+            return MixerOutput(project_output(self, y, config, shared), cache, {})
         length = x.shape[1]
-        chosen = self.chosen(inputs.mask, length, inputs.constants)
-        y = attend_chosen_blocks(q, k, v, inputs.mask, scoring, chosen, config.block).y
-        index = self.global_rows(inputs.mask, length)
+        chosen = self.selected_blocks(inputs.mask, length, inputs.constants)
+        y = attend_selected_blocks(q, k, v, inputs.mask, scoring, chosen, config.block_size).y
+        index = self.global_token_indices(inputs.mask, length)
         if index.size:
-            again = scoring._replace(dropout_rngs=fold(inputs.dropout_rngs, 1))
-            rows = look_rows(take_rows(q, index), k, v, inputs.mask, again, index)
-            y = put_rows(y, rows, index)
-        return MixerOutput(join(self, y, config, shared), None, {})
+            again = scoring._replace(dropout_rngs=fold_in(inputs.dropout_rngs, 1))
+            rows = attend_from_tokens(gather_tokens(q, index), k, v, inputs.mask, again, index)
+            y = scatter_tokens(y, rows, index)
+        return MixerOutput(project_output(self, y, config, shared), None, {})
 
-    def project(self, x: jax.Array, inputs: MixerInputs) -> Heads:
+    def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
-        return project(self, x, inputs.positions, self.config, self.shared)
+        return project_qkv(self, x, inputs.positions, self.config, self.context)
 
     @nn.nowrap
-    def decoded(
+    def attend_cached(
         self,
         q: jax.Array,  # [B, T, N, H]
         positions: jax.Array,  # [B or 1, T]; -1: padding
         mask: Mask,
-        scoring: Scoring,
+        scoring: ScoreSpec,
         cache: KVCache,  # of S tokens, the new ones among them
-        table: Any,  # [N, R, r]
+        random_blocks: Any,  # [N, R, r]
     ) -> jax.Array:  # [B, T, N, H]
         """A few queries each gather the blocks they see; many go by blocks, as without a cache."""
-        (batch, tokens), length, block = q.shape[:2], cache.keys.shape[1], self.config.block
+        (batch, tokens), length, block = q.shape[:2], cache.keys.shape[1], self.config.block_size
         here = jnp.broadcast_to(positions, (batch, tokens))
-        chosen = self.chosen(mask, length, table)
+        chosen = self.selected_blocks(mask, length, random_blocks)
         kept = cache.keys, cache.values
         if tokens <= -(-length // block):
-            mask = mask.replace(positions=here).over(cache.positions, holds_queries=True)
+            mask = mask.replace(positions=here).with_keys(
+                cache.positions, keys_include_queries=True
+            )
             own = jnp.moveaxis(chosen[0][:, jnp.maximum(here, 0) // block], 1, 0)
-            return attend_chosen_blocks(q, *kept, mask, scoring, own, block, rows=1).y
+            return attend_selected_blocks(q, *kept, mask, scoring, own, block, query_block_size=1).y
         # Each stands in a row of S queries where its key does: the others find nothing of interest.
         index = jnp.where(here < 0, length, here)
-        row = put_rows(jnp.zeros((batch, length, *q.shape[2:]), q.dtype), q, index)
+        row = scatter_tokens(jnp.zeros((batch, length, *q.shape[2:]), q.dtype), q, index)
         mask = mask.replace(positions=cache.positions)
-        return take_rows(attend_chosen_blocks(row, *kept, mask, scoring, chosen, block).y, index)
+        return gather_tokens(
+            attend_selected_blocks(row, *kept, mask, scoring, chosen, block).y, index
+        )
 
     @nn.nowrap
-    def last(self, mask: Mask, length: int) -> jax.Array | None:  # [B or 1]
+    def global_last_block(self, mask: Mask, length: int) -> jax.Array | None:  # [B or 1]
         """The last block, if it is global."""
-        if mask.pattern.causal or not self.config.last_is_global:
+        if mask.pattern.causal or not self.config.last_block_is_global:
             return None
-        return last_block(documents(mask, length), length, self.config.block)
+        return last_nonempty_block(token_segments(mask, length), length, self.config.block_size)
 
     @nn.nowrap
-    def chosen(
-        self, mask: Mask, length: int, table: jax.Array
+    def selected_blocks(
+        self, mask: Mask, length: int, random_blocks: jax.Array
     ) -> jax.Array:  # [B or 1, N, blocks, m]
         """The blocks that each block of queries sees."""
         config = self.config
-        counts = (-(-length // config.block), config.window_blocks, config.global_blocks)
-        last = self.last(mask, length)
-        return chosen_blocks(table, *counts, last, mask.pattern.causal)
+        counts = (
+            -(-length // config.block_size),
+            config.num_window_blocks,
+            config.num_global_blocks,
+        )
+        last = self.global_last_block(mask, length)
+        return select_blocks(random_blocks, *counts, last, mask.pattern.causal)
 
     @nn.nowrap
-    def global_rows(self, mask: Mask, length: int) -> jax.Array:  # [B or 1, n]
+    def global_token_indices(self, mask: Mask, length: int) -> jax.Array:  # [B or 1, n]
         """The tokens of global blocks; T where there is none."""
-        block, last = self.config.block, self.last(mask, length)
+        block, last = self.config.block_size, self.global_last_block(mask, length)
         # Under a causal mask the first blocks see but themselves, which all blocks have chosen.
-        first = 0 if mask.pattern.causal and mask.pattern.ordered else self.config.global_blocks
+        first = 0 if mask.pattern.causal and mask.pattern.ordered else self.config.num_global_blocks
         index = jnp.arange(first * block)[None, :]
         if last is not None:
             ends = last[:, None] * block + jnp.arange(block)[None, :]
@@ -142,18 +161,19 @@ class BigBird(Mixer):
     @nn.nowrap
     def select(
         self,
-        heads: Heads,
+        heads: QKV,
         inputs: MixerInputs,
     ) -> jax.Array:  # [B or 1, N, T, T] booleans
         """Chosen blocks token by token, and the rows of global ones."""
-        length, block = heads.q.shape[1], self.config.block
-        chosen = self.chosen(inputs.mask, length, inputs.constants)
+        length, block = heads.q.shape[1], self.config.block_size
+        chosen = self.selected_blocks(inputs.mask, length, inputs.constants)
         blocks = jnp.arange(chosen.shape[2])
         seen = (chosen[..., None] == blocks[None, None, None, None, :]).any(-2)
         for axis in (2, 3):
             seen = jnp.repeat(seen, block, axis)
         rows = (
-            self.global_rows(inputs.mask, length)[:, :, None] == jnp.arange(length)[None, None, :]
+            self.global_token_indices(inputs.mask, length)[:, :, None]
+            == jnp.arange(length)[None, None, :]
         )
         return seen[:, :, :length, :length] | rows.any(1)[:, None, :, None]
 

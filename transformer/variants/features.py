@@ -15,20 +15,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.variants.configs import FeatureKind as FeatureKind
+from transformer.variants.configs import FeatureMapKind as FeatureMapKind
 from transformer.variants.prefix_sums import FeatureMap, Features
 
-FLOOR = math.exp(-60)
+POSITIVE_FEATURE_FLOOR = math.exp(-60)
 """Of a positive feature, beside the largest of its token: two tokens without a feature in common
 still have a weight, where 0 / 0 would be the quotient. It is beyond float32's digits wherever the
 product of two vectors is more than exp(-40)."""
 
-RELU_FLOOR = 1e-3
+RELU_FEATURE_OFFSET = 1e-3
 """What the paper's code adds to each ReLU feature, so that weights are not zero."""
 
 
-def draw_directions(
-    count: int, width: int, *, orthogonal: bool, seed: tuple[int, ...]
+def draw_random_vectors(
+    num_vectors: int, head_dim: int, *, orthogonal: bool, seed: tuple[int, ...]
 ) -> np.ndarray[Any, Any]:  # [count, H]
     """Vectors of N(0, I), as a function of the seed alone.
 
@@ -37,22 +37,22 @@ def draw_directions(
     as before, so the estimate stays unbiased, and its variance is less.
     """
     random = np.random.default_rng(seed)
-    normal = random.normal(size=(count, width))
+    normal = random.normal(size=(num_vectors, head_dim))
     if orthogonal:
         lengths = np.linalg.norm(normal, axis=1, keepdims=True)
-        blocks = random.normal(size=(-(-count // width), width, width))
+        blocks = random.normal(size=(-(-num_vectors // head_dim), head_dim, head_dim))
         q, r = np.linalg.qr(blocks)
         signs = np.sign(np.diagonal(r, axis1=1, axis2=2))  # without them no rotation is uniform
-        normal = (q * signs[:, None, :]).reshape(-1, width)[:count] * lengths
+        normal = (q * signs[:, None, :]).reshape(-1, head_dim)[:num_vectors] * lengths
     return normal.astype(np.float32)
 
 
-def random_features(
-    kind: FeatureKind,
-    directions: Any,  # array [M, H], or [M / 2, H] for trigonometric ones
+def make_feature_map(
+    kind: FeatureMapKind,
+    random_vectors: Any,  # array [M, H], or [M / 2, H] for trigonometric ones
 ) -> FeatureMap:
     """The map of queries and of keys."""
-    return functools.partial(MAPS[kind], directions)
+    return functools.partial(FEATURE_MAPS[kind], random_vectors)
 
 
 def _scaled(x: jax.Array) -> jax.Array:
@@ -66,7 +66,7 @@ def _positive(directions: jax.Array, x: jax.Array) -> Features:
     log = x @ directions.T - _half_square(x)[..., None]
     # Exact with any factor, so no gradient has to go through this one.
     largest = jax.lax.stop_gradient(log.max(axis=-1))
-    values = jnp.maximum(jnp.exp(log - largest[..., None]), FLOOR)
+    values = jnp.maximum(jnp.exp(log - largest[..., None]), POSITIVE_FEATURE_FLOOR)
     return Features(values, largest - math.log(len(directions)) / 2)
 
 
@@ -81,11 +81,11 @@ def _trigonometric(directions: jax.Array, x: jax.Array) -> Features:
 def _relu(directions: jax.Array, x: jax.Array) -> Features:
     """max(0, w . x) / sqrt(M) + 0.001 (section 2.2): another kernel, no estimate of softmax."""
     projected = _scaled(x) @ directions.T
-    return Features(jax.nn.relu(projected) / math.sqrt(len(directions)) + RELU_FLOOR)
+    return Features(jax.nn.relu(projected) / math.sqrt(len(directions)) + RELU_FEATURE_OFFSET)
 
 
 def _half_square(x: jax.Array) -> jax.Array:  # [..., H] -> [...]
     return jnp.sum(jnp.square(x), axis=-1) / 2
 
 
-MAPS = {"positive": _positive, "trigonometric": _trigonometric, "relu": _relu}
+FEATURE_MAPS = {"positive": _positive, "trigonometric": _trigonometric, "relu": _relu}

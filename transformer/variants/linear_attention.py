@@ -4,13 +4,17 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.heads import join
+from transformer.heads import project_output
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.variants.configs import LinearAttentionConfig as LinearAttentionConfig
-from transformer.variants.kernel_attention import MemorySums, attend_by_kernel, kernel_score_flops
-from transformer.variants.prefix_sums import Features, Sums
+from transformer.variants.kernel_attention import (
+    MemoryKernelState,
+    attend_with_kernel,
+    kernel_score_flops,
+)
+from transformer.variants.prefix_sums import Features, KernelState
 
-FLOOR = 1e-18
+FEATURE_FLOOR = 1e-18
 """Of a feature: so weights of tokens whose entries are all far below zero are not 0 / 0."""
 
 
@@ -20,7 +24,7 @@ def elu_features(x: jax.Array) -> Features:  # [..., H] -> [..., H]
     There a maximum or minimum of x and zero would share its slope between the two, half to each.
     """
     below = jnp.exp(jnp.where(x > 0, 0, x))
-    return Features(jnp.maximum(jnp.where(x > 0, x + 1, below), FLOOR))
+    return Features(jnp.maximum(jnp.where(x > 0, x + 1, below), FEATURE_FLOOR))
 
 
 class LinearAttention(Mixer):
@@ -38,21 +42,21 @@ class LinearAttention(Mixer):
 
     @staticmethod
     def score_flops(config: LinearAttentionConfig, width: int, length: int) -> ScoreFlops:
-        return kernel_score_flops(config, width, config.query_width(width), directions=0)
+        return kernel_score_flops(config, width, config.resolved_head_dim(width), directions=0)
 
     @nn.nowrap
-    def init_cache(self, batch: int, length: int) -> Sums:
-        head = self.config.query_width(self.shared.width)
-        return Sums.zeros(batch, self.config.key_heads, head, head)
+    def init_cache(self, batch: int, length: int) -> KernelState:
+        head = self.config.resolved_head_dim(self.context.d_model)
+        return KernelState.zeros(batch, self.config.resolved_num_kv_heads, head, head)
 
     @nn.nowrap
-    def init_memory_cache(self, batch: int, length: int) -> MemorySums:
-        return MemorySums(self.init_cache(batch, length))
+    def init_memory_cache(self, batch: int, length: int) -> MemoryKernelState:
+        return MemoryKernelState(self.init_cache(batch, length))
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        y, cache = attend_by_kernel(self, x, elu_features, inputs)
-        return MixerOutput(join(self, y, self.config, self.shared), cache, {})
+        y, cache = attend_with_kernel(self, x, elu_features, inputs)
+        return MixerOutput(project_output(self, y, self.config, self.context), cache, {})
 
 
 MIXERS[LinearAttentionConfig.kind] = LinearAttention

@@ -11,9 +11,15 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attend import Scoring, attend
-from transformer.dropout import fold
-from transformer.heads import join, key_heads, project, query_heads, value_heads
+from transformer.attend import ScoreSpec, attend
+from transformer.dropout import fold_in
+from transformer.heads import (
+    project_keys,
+    project_output,
+    project_qkv,
+    project_queries,
+    project_values,
+)
 from transformer.masks import Mask
 from transformer.mixers import (
     MIXERS,
@@ -24,11 +30,11 @@ from transformer.mixers import (
     Outputs,
     ScoreFlops,
 )
-from transformer.refusals import refuse_patterns, refuse_weights
+from transformer.refusals import reject_mask_patterns, reject_weights
 from transformer.variants.configs import LinformerConfig as LinformerConfig
-from transformer.variants.configs import Sharing as Sharing
-from transformer.variants.low_rank import make_slots, projected
-from transformer.weights import weight
+from transformer.variants.configs import ProjectionSharing as ProjectionSharing
+from transformer.variants.low_rank import place_keys, project_length
+from transformer.weights import declare_weight
 
 
 class Linformer(Mixer):
@@ -38,7 +44,7 @@ class Linformer(Mixer):
 
     @staticmethod
     def abilities(config: LinformerConfig) -> Abilities:
-        packs = config.documents > 1
+        packs = config.max_documents > 1
         return Abilities(
             causal=False, cached=False, segments=packs, any_length=False, weights=False
         )
@@ -50,7 +56,12 @@ class Linformer(Mixer):
     @staticmethod
     def score_flops(config: LinformerConfig, width: int, length: int) -> ScoreFlops:
         """A key and a value into `rank` others, which a query meets; of one document a row."""
-        each = 2 * (config.heads + config.key_heads) * config.query_width(width) * config.rank
+        each = (
+            2
+            * (config.num_heads + config.resolved_num_kv_heads)
+            * config.resolved_head_dim(width)
+            * config.rank
+        )
         return ScoreFlops(full=2 * each, causal=2 * each)
 
     @nn.nowrap
@@ -62,69 +73,70 @@ class Linformer(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, shared = self.config, self.shared
+        config, shared = self.config, self.context
         if inputs.memory is None:
-            q, k, v = project(self, x, inputs.positions, config, shared)
+            q, k, v = project_qkv(self, x, inputs.positions, config, shared)
         else:
-            q = query_heads(self, x, config, shared)
+            q = project_queries(self, x, config, shared)
             k, v = (
-                heads(self, inputs.memory, config, shared) for heads in (key_heads, value_heads)
+                heads(self, inputs.memory, config, shared)
+                for heads in (project_keys, project_values)
             )
-        self.refuse(inputs.mask, k.shape[1], inputs.outputs)
+        self.check_inputs(inputs.mask, k.shape[1], inputs.outputs)
         if inputs.cache is not None:
             self.init_cache(*x.shape[:2])
-        slots = make_slots(inputs.mask, k.shape[0], k.shape[1], config.documents)
-        rows = self.tables()
-        k, v = projected(rows[0], k, slots), projected(rows[1], v, slots)
-        scoring = Scoring(
+        slots = place_keys(inputs.mask, k.shape[0], k.shape[1], config.max_documents)
+        rows = self.projection_matrices()
+        k, v = project_length(rows[0], k, slots), project_length(rows[1], v, slots)
+        scoring = ScoreSpec(
             scale=1 / math.sqrt(q.shape[-1]),
             softmax_dtype=shared.precision.softmax,
-            rate=config.dropout,
-            dropout_rngs=fold(inputs.dropout_rngs, 0),
+            dropout_rate=config.dropout,
+            dropout_rngs=fold_in(inputs.dropout_rngs, 0),
         )
         theirs = Mask()
         if slots.segments is not None:
             numbers = jnp.repeat(slots.segments, config.rank, axis=1)
             theirs = Mask(segments=inputs.mask.segments, key_segments=numbers)
         y = attend(q, k, v, theirs, scoring, hardware=shared.hardware).y
-        if slots.overfull is not None:
-            y = jnp.where(slots.overfull[:, None, None, None], jnp.nan, y)
-        return MixerOutput(join(self, y, config, shared), None, {})
+        if slots.too_many_documents is not None:
+            y = jnp.where(slots.too_many_documents[:, None, None, None], jnp.nan, y)
+        return MixerOutput(project_output(self, y, config, shared), None, {})
 
     @nn.nowrap
-    def refuse(self, mask: Mask, length: int, outputs: Outputs) -> None:
+    def check_inputs(self, mask: Mask, length: int, outputs: Outputs) -> None:
         config = self.config
         if mask.pattern.causal:
             raise ValueError(
                 "mixer linformer: cannot obey a causal mask, as each of its keys is of all tokens; "
                 "use it in an encoder"
             )
-        if length > config.length:
+        if length > config.max_length:
             raise ValueError(
-                f"mixer linformer: {length:,} tokens are more than the {config.length:,} columns "
+                f"mixer linformer: {length:,} tokens are more than the {config.max_length:,} columns "
                 f"of its projections; set length to {length:,} or more"
             )
-        if config.documents == 1 and mask.segments is not None:
+        if config.max_documents == 1 and mask.segments is not None:
             raise ValueError(
                 "mixer linformer: of one document a row cannot keep segments apart; "
                 "give lengths, or set documents to 2 or more"
             )
         pattern = dataclasses.replace(mask.pattern, ordered=True)  # any order will do
-        refuse_patterns(config.kind, mask.replace(pattern=pattern))
-        refuse_weights(config.kind, outputs)
+        reject_mask_patterns(config.kind, mask.replace(pattern=pattern))
+        reject_weights(config.kind, outputs)
 
-    def tables(self) -> tuple[jax.Array, jax.Array]:
+    def projection_matrices(self) -> tuple[jax.Array, jax.Array]:
         """E and F: [length, rank] for all heads, or [K, length, rank].
 
         They start as a matrix that sums over the length does, but their axes are not declared as
         those of one: a token meets one row of them.
         """
-        config, shared = self.config, self.shared
-        heads = {"kv_heads": config.key_heads} if config.sharing == "none" else {}
-        axes = {**heads, "positions": config.length, "rank": config.rank}
-        init = shared.initialization.matrix({"positions": config.length})
+        config, shared = self.config, self.context
+        heads = {"kv_heads": config.resolved_num_kv_heads} if config.sharing == "none" else {}
+        axes = {**heads, "positions": config.max_length, "rank": config.rank}
+        init = shared.initialization.matrix_initializer({"positions": config.max_length})
         declared = [
-            weight(self, name, outputs=axes, init=init, dtype=shared.precision.parameters)
+            declare_weight(self, name, outputs=axes, init=init, dtype=shared.precision.parameters)
             for name in ("key_rows", "value_rows")[: 1 if config.sharing == "key_value" else 2]
         ]
         dtype = shared.precision.compute

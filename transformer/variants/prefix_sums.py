@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.recurrent.scan import Timeline
+from transformer.recurrent.scan import DocumentBoundaries
 
-CHUNK = 64
+CHUNK_SIZE = 64
 """Tokens that a causal pass takes at once: within it products of matrices, between them a sum."""
 
-DTYPE = jnp.float32
+ACCUMULATION_DTYPE = jnp.float32
 """Of features and sums, whatever the policy: sums grow with T."""
 
-LEAST_TOTAL = 1e-6
+MIN_ABS_NORMALIZER = 1e-6
 """Of signed features: nearer to zero, a sum of weights is rounding alone."""
 
 
@@ -28,7 +28,7 @@ class Features(NamedTuple):
     """Feature vectors: `values * exp(log_factor)`, the factor kept apart as it may overflow."""
 
     values: jax.Array  # [..., M]
-    log_factor: jax.Array | None = None  # [...]; None: 0
+    log_scale: jax.Array | None = None  # [...]; None: 0
     signed: bool = False
     """Whether values, and so weights, may be negative."""
 
@@ -37,67 +37,67 @@ FeatureMap = Callable[[jax.Array], Features]
 """Queries or keys [..., H] -> their features [..., M]."""
 
 
-class Sums(struct.PyTreeNode):
+class KernelState(struct.PyTreeNode):
     """All that later queries need of the keys so far: its size does not depend on their number."""
 
-    totals: jax.Array  # [B, K, M, H of values + 1] features times values, and times 1
-    largest: jax.Array  # [B, K] logarithm of the factor that is left out of the totals
+    kv_sums: jax.Array  # [B, K, M, H of values + 1] features times values, and times 1
+    log_scale: jax.Array  # [B, K] logarithm of the factor that is left out of the totals
 
     @staticmethod
-    def zeros(batch: int, heads: int, features: int, width: int) -> "Sums":
+    def zeros(batch: int, num_kv_heads: int, num_features: int, head_dim: int) -> "KernelState":
         """Of no keys."""
-        totals = jnp.zeros((batch, heads, features, width + 1), DTYPE)
-        return Sums(totals, jnp.full((batch, heads), -jnp.inf, DTYPE))
+        totals = jnp.zeros((batch, num_kv_heads, num_features, head_dim + 1), ACCUMULATION_DTYPE)
+        return KernelState(totals, jnp.full((batch, num_kv_heads), -jnp.inf, ACCUMULATION_DTYPE))
 
 
-def sum_all(
+def sum_keys(
     k: Features,  # of [B, S, K]
     v: jax.Array,  # [B, S, K, H of values]
-    real: jax.Array | None,  # [B or 1, S] False for padding
-) -> Sums:
+    is_token: jax.Array | None,  # [B or 1, S] False for padding
+) -> KernelState:
     """Over all keys. What is left out is the largest factor among them."""
-    log = jnp.zeros(v.shape[:3], DTYPE) if k.log_factor is None else k.log_factor
-    if real is not None:
-        log = jnp.where(real[:, :, None], log, -jnp.inf)
+    log = jnp.zeros(v.shape[:3], ACCUMULATION_DTYPE) if k.log_scale is None else k.log_scale
+    if is_token is not None:
+        log = jnp.where(is_token[:, :, None], log, -jnp.inf)
     largest = jax.lax.stop_gradient(log.max(axis=1))
     weighed = k.values * jnp.exp(log - _finite(largest)[:, None])[..., None]
-    return Sums(jnp.einsum("BSKM,BSKH->BKMH", weighed, _counted(v)), largest)
+    return KernelState(jnp.einsum("BSKM,BSKH->BKMH", weighed, _counted(v)), largest)
 
 
-def read(
+def read_state(
     q: Features,  # of [B, T, N]
-    sums: Sums,
+    state: KernelState,
 ) -> jax.Array:  # [B, T, N, H of values]
     """What queries find in the sums. What factors both have in common cancel."""
     b, t, n, m = q.values.shape
-    grouped = q.values.reshape(b, t, sums.totals.shape[1], -1, m)
-    found = jnp.einsum("BTKGM,BKMH->BTKGH", grouped, sums.totals)
+    grouped = q.values.reshape(b, t, state.kv_sums.shape[1], -1, m)
+    found = jnp.einsum("BTKGM,BKMH->BTKGH", grouped, state.kv_sums)
     return _quotient(found, q.signed).reshape(b, t, n, -1)
 
 
-def causal(
+def attend_causal(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H of values]
     feature_map: FeatureMap,
-    line: Timeline | None,
-    sums: Sums | None = None,  # of the tokens before; None: there are none
-) -> tuple[jax.Array, Sums]:  # [B, T, N, H of values], the sums behind the last token
+    boundaries: DocumentBoundaries | None,
+    state: KernelState | None = None,  # of the tokens before; None: there are none
+) -> tuple[jax.Array, KernelState]:  # [B, T, N, H of values], the sums behind the last token
     """Each query reads the keys of its document up to its own.
 
     Chunk by chunk; the backward pass computes each again from its inputs and the sums before it, so
     that memory is T (M / `CHUNK` + a few) H in both directions. Features exist for a chunk alone.
     """
-    (batch, length, heads, _), count = k.shape, -(-k.shape[1] // CHUNK)
-    if sums is None:
+    (batch, length, heads, _), count = k.shape, -(-k.shape[1] // CHUNK_SIZE)
+    if state is None:
         features = jax.eval_shape(feature_map, k).values.shape[-1]
-        sums = Sums.zeros(batch, heads, features, v.shape[-1])
+        state = KernelState.zeros(batch, heads, features, v.shape[-1])
     size = -(-length // count)
     cut = functools.partial(_cut, count=count, size=size)
     grouped = q.reshape(batch, length, heads, -1, q.shape[-1])
-    chunks = _Chunk(cut(grouped), cut(k), cut(v), *_spans(line, length, count, size))
+    chunks = _Chunk(cut(grouped), cut(k), cut(v), *_spans(boundaries, length, count, size))
     step = jax.checkpoint(functools.partial(_chunk, feature_map), prevent_cse=False)
-    after, y = jax.lax.scan(step, sums, chunks)  # y [chunks, B, K, G, C, H of values]
+    after, y = jax.lax.scan(step, state, chunks)  # y [chunks, B, K, G, C, H of values]
     y = jnp.moveaxis(jnp.moveaxis(y, 0, 1), -2, 2).reshape(batch, count * size, q.shape[2], -1)
     return y[:, :length].astype(v.dtype), after
 
@@ -113,21 +113,23 @@ class _Chunk(NamedTuple):
     before: jax.Array  # [B or 1] the document that the sums before the chunk are of
 
 
-def _chunk(feature_map: FeatureMap, sums: Sums, chunk: _Chunk) -> tuple[Sums, jax.Array]:
-    q, k = (feature_map(each.astype(DTYPE)) for each in (chunk.q, chunk.k))
+def _chunk(
+    feature_map: FeatureMap, sums: KernelState, chunk: _Chunk
+) -> tuple[KernelState, jax.Array]:
+    q, k = (feature_map(each.astype(ACCUMULATION_DTYPE)) for each in (chunk.q, chunk.k))
     v = _counted(chunk.v)
     same = chunk.run[:, :, None] == chunk.run[:, None, :]
     seen = same & chunk.real[:, None, :] & jnp.tri(same.shape[1], dtype=bool)[None]
     kept = chunk.run == chunk.before[:, None]
-    weights, shrink, largest = _factors(k.log_factor, sums.largest, seen, kept)
+    weights, shrink, largest = _factors(k.log_scale, sums.log_scale, seen, kept)
     scores = jnp.einsum("BKGTM,BKSM->BKGTS", q.values, k.values) * weights[:, :, None]
     found = jnp.einsum("BKGTS,BKSH->BKGTH", scores, v)
-    carried = jnp.einsum("BKGTM,BKMH->BKGTH", q.values, sums.totals)
+    carried = jnp.einsum("BKGTM,BKMH->BKGTH", q.values, sums.kv_sums)
     found = found + carried * shrink[:, :, None, :, None]
     # What the last token sees is what goes on.
     added = jnp.einsum("BKSM,BKSH->BKMH", k.values * weights[:, :, -1, :, None], v)
-    totals = sums.totals * shrink[:, :, -1, None, None] + added
-    return Sums(totals, largest), _quotient(found, q.signed)
+    totals = sums.kv_sums * shrink[:, :, -1, None, None] + added
+    return KernelState(totals, largest), _quotient(found, q.signed)
 
 
 def _factors(
@@ -142,7 +144,11 @@ def _factors(
     all that a token sees, the token's sums vanish: it would tell of the future.
     """
     if log is None:
-        return seen[:, None].astype(DTYPE), kept[:, None].astype(DTYPE), before
+        return (
+            seen[:, None].astype(ACCUMULATION_DTYPE),
+            kept[:, None].astype(ACCUMULATION_DTYPE),
+            before,
+        )
     own = jnp.where(seen[:, None], log[:, :, None, :], -jnp.inf)
     earlier = jnp.where(kept[:, None], before[:, :, None], -jnp.inf)
     largest = jax.lax.stop_gradient(jnp.maximum(own.max(axis=-1), earlier))
@@ -151,7 +157,7 @@ def _factors(
 
 
 def _spans(
-    line: Timeline | None, length: int, count: int, size: int
+    line: DocumentBoundaries | None, length: int, count: int, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # `run`, `real`, `before` of all chunks
     begins, real = (jnp.zeros((1, length), bool), jnp.ones((1, length), bool))
     if line is not None:
@@ -172,7 +178,7 @@ def _cut(x: jax.Array, count: int, size: int) -> jax.Array:
 
 def _counted(v: jax.Array) -> jax.Array:  # [..., H of values] -> [..., H of values + 1]
     """With a column of ones: its sum is that of the weights."""
-    return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1).astype(DTYPE)
+    return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1).astype(ACCUMULATION_DTYPE)
 
 
 def _quotient(found: jax.Array, signed: bool) -> jax.Array:  # [..., H + 1] -> [..., H]
@@ -180,7 +186,7 @@ def _quotient(found: jax.Array, signed: bool) -> jax.Array:  # [..., H + 1] -> [
     total = found[..., -1:]
     if signed:
         sign = jnp.where(total < 0, -1.0, 1.0)
-        total = sign * jnp.maximum(jnp.abs(total), LEAST_TOTAL)
+        total = sign * jnp.maximum(jnp.abs(total), MIN_ABS_NORMALIZER)
     else:
         total = jnp.where(total > 0, total, 1)
     # First scaled, so that the square in the gradient of a quotient does not underflow.

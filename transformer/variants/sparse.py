@@ -7,79 +7,93 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attend import Looked, Scoring, attend_blockwise, merge
+from transformer.attend import PartialAttention, ScoreSpec, attend_blockwise, merge_partials
 from transformer.attend.reference import attend_reference
-from transformer.attend.sparse.map_queries import BLOCK, map_queries
-from transformer.attend.tiles import Tiling, tile_mask, whole
+from transformer.attend.sparse.map_queries import QUERY_BLOCK_SIZE, map_query_blocks
+from transformer.attend.tiles import Tiling, pad_mask, tile_mask
 from transformer.cache import KVCache
-from transformer.heads import Heads, join, project
+from transformer.heads import QKV, project_output, project_qkv
 from transformer.masks import Mask
 from transformer.mixers import MIXERS, Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.refusals import refuse_memory, refuse_patterns, refuse_weights
-from transformer.variants.configs import PARTS as PARTS
-from transformer.variants.configs import SparseConfig as SparseConfig
-from transformer.variants.keys_seen import in_sparse
-from transformer.variants.sparse_patterns import Factor, far, local, sees
+from transformer.refusals import reject_mask_patterns, reject_memory, reject_weights
+from transformer.variants.configs import HEAD_GROUPS as HEAD_GROUPS
+from transformer.variants.configs import SparseTransformerConfig as SparseTransformerConfig
+from transformer.variants.keys_seen import sparse_transformer_visible_keys
+from transformer.variants.sparse_patterns import (
+    Factorization,
+    far_attention,
+    local_mask,
+    pattern_mask,
+)
 
 
-class Sparse(Mixer):
+class SparseTransformer(Mixer):
     """Softmax attention over the union of the parts, or each half of the heads over one."""
 
-    config: SparseConfig
+    config: SparseTransformerConfig
 
     @staticmethod
-    def abilities(config: SparseConfig) -> Abilities:
+    def abilities(config: SparseTransformerConfig) -> Abilities:
         return Abilities(cross=False, weights=False)
 
     @staticmethod
-    def constants(config: SparseConfig, layer: int, width: int) -> None:
+    def constants(config: SparseTransformerConfig, layer: int, width: int) -> None:
         return None
 
     @staticmethod
-    def score_flops(config: SparseConfig, width: int, length: int) -> ScoreFlops:
-        return in_sparse(config, length).flops(config, width)
+    def score_flops(config: SparseTransformerConfig, width: int, length: int) -> ScoreFlops:
+        return sparse_transformer_visible_keys(config, length).flops(config, width)
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> KVCache:
-        config, dtype = self.config, self.shared.precision.compute
-        shape = (batch, length, config.key_heads, config.query_width(self.shared.width))
+        config, dtype = self.config, self.context.precision.compute
+        shape = (
+            batch,
+            length,
+            config.resolved_num_kv_heads,
+            config.resolved_head_dim(self.context.d_model),
+        )
         return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         """With a cache it picks from all keys kept: sparse in what is seen, not in what is done."""
         mask, cache = inputs.mask, inputs.cache
-        config, shared = self.config, self.shared
-        refuse_memory(config.kind, inputs.memory)
-        refuse_weights(config.kind, inputs.outputs)
-        refuse_patterns(config.kind, mask)
+        config, shared = self.config, self.context
+        reject_memory(config.kind, inputs.memory)
+        reject_weights(config.kind, inputs.outputs)
+        reject_mask_patterns(config.kind, mask)
         q, k, v = self.project(x, inputs)
         mask = mask.replace(positions=inputs.positions)
         if cache is not None:
             cache = cache.write(k, v, inputs.positions)
-            k, v, mask = cache.keys, cache.values, mask.over(cache.positions, holds_queries=True)
-        look: Any = self.attended if cache is None else self.decoded
-        groups = zip(*(self.grouped(each) for each in (q, k, v)), strict=True)
+            k, v, mask = (
+                cache.keys,
+                cache.values,
+                mask.with_keys(cache.positions, keys_include_queries=True),
+            )
+        look: Any = self.attend_uncached if cache is None else self.attend_cached
+        groups = zip(*(self.split_head_groups(each) for each in (q, k, v)), strict=True)
         found = [
             look(part, *group, mask)
-            for part, group in zip(PARTS[config.factor], groups, strict=True)
+            for part, group in zip(HEAD_GROUPS[config.factorization], groups, strict=True)
         ]
         y = jnp.concatenate(found, axis=2)
-        return MixerOutput(join(self, y, config, shared), cache, {})
+        return MixerOutput(project_output(self, y, config, shared), cache, {})
 
-    def project(self, x: jax.Array, inputs: MixerInputs) -> Heads:
+    def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
-        return project(self, x, inputs.positions, self.config, self.shared)
+        return project_qkv(self, x, inputs.positions, self.config, self.context)
 
     @nn.nowrap
-    def grouped(self, heads: jax.Array) -> list[jax.Array]:  # [B, T, N, H]
+    def split_head_groups(self, heads: jax.Array) -> list[jax.Array]:  # [B, T, N, H]
         """One group of heads for each part."""
-        return jnp.split(heads, len(PARTS[self.config.factor]), axis=2)
+        return jnp.split(heads, len(HEAD_GROUPS[self.config.factorization]), axis=2)
 
     @nn.nowrap
-    def attended(
+    def attend_uncached(
         self,
-        part: Factor,
+        component: Factorization,
         q: jax.Array,  # [B, T, N, H]
         k: jax.Array,  # [B, T, K, H]
         v: jax.Array,  # [B, T, K, H]
@@ -87,22 +101,24 @@ class Sparse(Mixer):
     ) -> jax.Array:  # [B, T, N, H]
         """The parts, each by itself, as one softmax."""
         config, dtype = self.config, v.dtype
-        scoring, (q, k, v) = self.scoring(q).widened(q, k, v)
-        parts: list[Looked] = []
-        if part in ("local", "merged"):
-            nearby = local(config.pattern, config.stride, mask, q.shape[1])
-            tile = self.shared.hardware.tile
-            parts.append(attend_blockwise(q, k, v, nearby, scoring, block=tile))
-        if part in ("far", "merged"):
-            apart = part == "merged"
-            for each in far(config.pattern, config.stride, config.summary, mask, apart=apart):
+        scoring, (q, k, v) = self.score_spec(q).widen(q, k, v)
+        parts: list[PartialAttention] = []
+        if component in ("local", "merged"):
+            nearby = local_mask(config.pattern, config.stride, mask, q.shape[1])
+            tile = self.context.hardware.tile_size
+            parts.append(attend_blockwise(q, k, v, nearby, scoring, block_size=tile))
+        if component in ("far", "merged"):
+            apart = component == "merged"
+            for each in far_attention(
+                config.pattern, config.stride, config.num_summary_tokens, mask, exclude_local=apart
+            ):
                 parts.append(each(q, k, v, scoring))
-        return merge(parts).y.astype(dtype)
+        return merge_partials(parts).y.astype(dtype)
 
     @nn.nowrap
-    def decoded(
+    def attend_cached(
         self,
-        part: Factor,
+        component: Factorization,
         q: jax.Array,  # [B, T, N, H]
         k: jax.Array,  # [B, S, K, H]
         v: jax.Array,  # [B, S, K, H]
@@ -110,37 +126,43 @@ class Sparse(Mixer):
     ) -> jax.Array:  # [B, T, N, H]
         """Queries over all keys of a cache: densely, but a block of them after the other."""
         config, dtype = self.config, v.dtype
-        scoring, (q, k, v) = self.scoring(q).widened(q, k, v)
+        scoring, (q, k, v) = self.score_spec(q).widen(q, k, v)
         queries, keys = q.shape[1], k.shape[1]
-        tiling = Tiling(queries, keys, min(BLOCK, queries), keys, behind=None, ahead=None)
-        given = whole(mask, tiling)
+        tiling = Tiling(
+            queries, keys, min(QUERY_BLOCK_SIZE, queries), keys, lookback=None, lookahead=None
+        )
+        given = pad_mask(mask, tiling)
 
         def one(row: jax.Array, q: jax.Array) -> jax.Array:  # [B, R, N, H], twice
             here = tile_mask(given, tiling, row, 0)
-            places = here.places(q.shape[1], keys)
-            chosen = sees(config.pattern, config.stride, config.summary, part, *places)
+            places = here.resolved_positions(q.shape[1], keys)
+            chosen = pattern_mask(
+                config.pattern, config.stride, config.num_summary_tokens, component, *places
+            )
             return attend_reference(q, k, v, here.replace(allowed=chosen), scoring)[0]
 
-        return map_queries(one, (q,), block=BLOCK).astype(dtype)
+        return map_query_blocks(one, (q,), block_size=QUERY_BLOCK_SIZE).astype(dtype)
 
     @nn.nowrap
-    def scoring(self, q: jax.Array) -> Scoring:
-        return Scoring(1 / math.sqrt(q.shape[-1]), softmax_dtype=self.shared.precision.softmax)
+    def score_spec(self, q: jax.Array) -> ScoreSpec:
+        return ScoreSpec(1 / math.sqrt(q.shape[-1]), softmax_dtype=self.context.precision.softmax)
 
     @nn.nowrap
     def select(
         self,
-        heads: Heads,
+        heads: QKV,
         inputs: MixerInputs,
     ) -> jax.Array:  # [B or 1, N, T, T] booleans
         """The pattern of each head."""
         config, positions = self.config, inputs.positions
-        parts = PARTS[config.factor]
+        parts = HEAD_GROUPS[config.factorization]
         each = [
-            sees(config.pattern, config.stride, config.summary, part, positions, positions)
+            pattern_mask(
+                config.pattern, config.stride, config.num_summary_tokens, part, positions, positions
+            )
             for part in parts
         ]
-        return jnp.repeat(jnp.stack(each, axis=1), config.heads // len(parts), axis=1)
+        return jnp.repeat(jnp.stack(each, axis=1), config.num_heads // len(parts), axis=1)
 
 
-MIXERS[SparseConfig.kind] = Sparse
+MIXERS[SparseTransformerConfig.kind] = SparseTransformer

@@ -11,57 +11,61 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from transformer.attend import Looked, Scoring, attend_blockwise
-from transformer.masks import Mask, Pattern
-from transformer.variants.configs import Factor as Factor
-from transformer.variants.configs import Kind as Kind
+from transformer.attend import PartialAttention, ScoreSpec, attend_blockwise
+from transformer.masks import Mask, MaskPattern
+from transformer.variants.configs import Factorization as Factorization
+from transformer.variants.configs import SparsePattern as SparsePattern
 
-Look = Callable[[jax.Array, jax.Array, jax.Array, Scoring], Looked]
+AttendFn = Callable[[jax.Array, jax.Array, jax.Array, ScoreSpec], PartialAttention]
 
 
-def sees(
-    kind: Kind,
+def pattern_mask(
+    pattern: SparsePattern,
     stride: int,
-    summary: int,
-    part: Factor,
-    queries: jax.Array,  # [B or 1, T] positions
-    keys: jax.Array,  # [B or 1, S] positions
+    num_summary_tokens: int,
+    component: Factorization,
+    query_positions: jax.Array,  # [B or 1, T] positions
+    key_positions: jax.Array,  # [B or 1, S] positions
 ) -> jax.Array:  # [B or 1, T, S] booleans
     """Which keys a part sees, before any mask (equations 3 and 4)."""
-    q, k = queries[:, :, None], keys[:, None, :]
-    if kind == "strided":
+    q, k = query_positions[:, :, None], key_positions[:, None, :]
+    if pattern == "strided":
         near, distant = jnp.abs(q - k) <= stride, (q - k) % stride == 0
     else:
         near = q // stride == k // stride
-        distant = jnp.broadcast_to(_is_summary(k, stride, summary), near.shape)
-    return {"local": near, "far": distant, "merged": near | distant}[part]
+        distant = jnp.broadcast_to(_is_summary(k, stride, num_summary_tokens), near.shape)
+    return {"local": near, "far": distant, "merged": near | distant}[component]
 
 
-def local(kind: Kind, stride: int, mask: Mask, length: int) -> Mask:
+def local_mask(pattern: SparsePattern, stride: int, mask: Mask, length: int) -> Mask:
     """The mask of the local part: a window, of the fixed pattern within blocks."""
-    if kind == "strided":
+    if pattern == "strided":
         return _with(mask, window=stride + 1)
     segments = jnp.ones((1, length), jnp.int32) if mask.segments is None else mask.segments
-    block = mask.places(length, length)[0] // stride
+    block = mask.resolved_positions(length, length)[0] // stride
     # Each block of each document is a segment of its own.
     own = jnp.where(segments == 0, 0, 1 + segments * (length // stride + 2) + block)
     return _with(mask, window=stride).replace(segments=own)
 
 
-def far(kind: Kind, stride: int, summary: int, mask: Mask, *, apart: bool) -> list[Look]:
+def far_attention(
+    pattern: SparsePattern, stride: int, num_summary_tokens: int, mask: Mask, *, exclude_local: bool
+) -> list[AttendFn]:
     """How the far part is looked at, in one piece or, behind and ahead, in two.
 
-    `apart` leaves out what the local part sees.
+    `exclude_local` leaves out what the local part sees.
     """
     directions = [1] if mask.pattern.causal else [1, -1]
-    if not apart and not mask.pattern.causal:
+    if not exclude_local and not mask.pattern.causal:
         directions = [0]
 
-    def one(direction: int) -> Look:
-        def look(q: jax.Array, k: jax.Array, v: jax.Array, scoring: Scoring) -> Looked:
-            if kind == "strided":
-                return _columns(stride, direction, apart, mask, q, k, v, scoring)
-            return _summaries(stride, summary, direction, apart, mask, q, k, v, scoring)
+    def one(direction: int) -> AttendFn:
+        def look(q: jax.Array, k: jax.Array, v: jax.Array, scoring: ScoreSpec) -> PartialAttention:
+            if pattern == "strided":
+                return _columns(stride, direction, exclude_local, mask, q, k, v, scoring)
+            return _summaries(
+                stride, num_summary_tokens, direction, exclude_local, mask, q, k, v, scoring
+            )
 
         return look
 
@@ -76,8 +80,8 @@ def _columns(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H]
-    scoring: Scoring,
-) -> Looked:
+    scoring: ScoreSpec,
+) -> PartialAttention:
     """Tokens at distances that are multiples of the stride, as rows of T / stride tokens."""
     batch, length = q.shape[:2]
     rows = -(-length // stride)
@@ -92,7 +96,7 @@ def _columns(
     index = jnp.arange(rows)[None, :]
     least = 2 if apart else 0  # in strides: what is nearer is in the local part
     within = Mask(
-        Pattern(causal=direction != 0),
+        MaskPattern(causal=direction != 0),
         positions=direction * index - least if direction else index,
         segments=split(segments),
     )
@@ -103,7 +107,7 @@ def _columns(
         x = x.reshape(batch, stride, rows, *x.shape[2:]).swapaxes(1, 2)
         return x.reshape(batch, rows * stride, *x.shape[3:])[:, :length]
 
-    return Looked(unsplit(y), unsplit(lse.swapaxes(1, 2)).swapaxes(1, 2))
+    return PartialAttention(unsplit(y), unsplit(lse.swapaxes(1, 2)).swapaxes(1, 2))
 
 
 def _summaries(
@@ -115,8 +119,8 @@ def _summaries(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H]
-    scoring: Scoring,
-) -> Looked:
+    scoring: ScoreSpec,
+) -> PartialAttention:
     """The last tokens of all blocks, gathered.
 
     Of T tokens in documents that begin at position 0 they are never more than T summary / stride.
@@ -124,7 +128,7 @@ def _summaries(
     and end among the last tokens of a block, which makes summary (stride - summary) / stride more.
     """
     batch, length = q.shape[:2]
-    positions = jnp.broadcast_to(mask.places(length, length)[0], (batch, length))
+    positions = jnp.broadcast_to(mask.resolved_positions(length, length)[0], (batch, length))
     segments = _documents(mask, batch, length)
     is_summary = _is_summary(positions, stride, summary) & (segments != 0)
     count = min(length, summary * (length + stride - summary) // stride)
@@ -141,20 +145,20 @@ def _summaries(
     if apart:
         own, other = positions // stride, theirs // stride
         seen = seen.replace(
-            pattern=Pattern(causal=True),
+            pattern=MaskPattern(causal=True),
             positions=direction * own - 1,
             key_positions=direction * other,
         )
     elif direction:
-        seen = seen.replace(pattern=Pattern(causal=True))
+        seen = seen.replace(pattern=MaskPattern(causal=True))
     return attend_blockwise(q, k, v, seen, scoring)
 
 
 def _documents(mask: Mask, batch: int, length: int) -> jax.Array:  # [B, T]
     """Segments, with 0 where the mask says that no token is."""
     segments = jnp.ones((1, length), jnp.int32) if mask.segments is None else mask.segments
-    if mask.lengths is not None:
-        segments = segments * (jnp.arange(length)[None, :] < mask.lengths[:, None])
+    if mask.key_lengths is not None:
+        segments = segments * (jnp.arange(length)[None, :] < mask.key_lengths[:, None])
     return jnp.broadcast_to(segments, (batch, length))
 
 

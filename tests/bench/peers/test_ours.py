@@ -29,16 +29,20 @@ SETTINGS = {
 
 def test_the_experiment_is_gpt2_and_otherwise_the_default() -> None:
     experiment = experiment_of(SETTINGS)
-    (block,) = experiment.model.pattern
+    (block,) = experiment.model.layer_pattern
     assert block.feed_forward == FeedForwardConfig(activation="gelu")
-    assert (block.placement, block.norm, block.dropout) == ("pre", NormConfig("layer"), 0.0)
-    assert experiment.model.tied
+    assert (block.norm_placement, block.norm, block.residual_dropout) == (
+        "pre",
+        NormConfig("layer"),
+        0.0,
+    )
+    assert experiment.model.tie_embeddings
     assert experiment.model.precision.name == "float32"
-    assert experiment.model.loop == "auto"
+    assert experiment.model.layer_loop == "auto"
     assert isinstance(experiment.optimizer, AdamW)
-    assert (experiment.optimizer.clip, experiment.optimizer.weight_decay) == (1.0, 0.1)
+    assert (experiment.optimizer.max_grad_norm, experiment.optimizer.weight_decay) == (1.0, 0.1)
     tanh = experiment_of({**SETTINGS, "gelu": "tanh"})
-    feed_forward = tanh.model.pattern[0].feed_forward
+    feed_forward = tanh.model.layer_pattern[0].feed_forward
     assert isinstance(feed_forward, FeedForwardConfig)
     assert feed_forward.activation == "gelu_tanh"
 

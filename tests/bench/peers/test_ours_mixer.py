@@ -17,12 +17,12 @@ SETTINGS = {
 
 
 def test_the_mixer_is_the_one_asked_for() -> None:
-    assert config_of(SETTINGS) == LongformerConfig(heads=2, window=3)
+    assert config_of(SETTINGS) == LongformerConfig(num_heads=2, one_sided_window=3)
     asked = config_of({**SETTINGS, "mixer": "bigbird"})
-    assert asked == BigBirdConfig(heads=2, block=4, span=24)
+    assert asked == BigBirdConfig(num_heads=2, block_size=4, random_block_span=24)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("bigbird")
 @pytest.mark.parametrize("mixer", ["longformer", "bigbird"])
 def test_it_runs_and_has_as_many_parameters_as_the_peer(mixer: str) -> None:

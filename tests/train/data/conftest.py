@@ -24,7 +24,7 @@ def make_stream() -> MakeStream:
             name=name,
             tokens=np.array([*tokens, 0], np.uint16),
             document_starts=np.array(starts, np.int64),
-            bytes=len(tokens),
+            num_bytes=len(tokens),
         )
 
     return make

@@ -4,14 +4,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from train.data.batches import Batches
+from train.data.batches import TextTrainingBatches
 from train.data.streams import TokenStream
 from train.errors import UserError
 
 MakeStream = Callable[..., TokenStream]
 
 
-def rows(batches: Batches, count: int) -> list[list[int]]:
+def rows(batches: TextTrainingBatches, count: int) -> list[list[int]]:
     """The first ``count`` windows, each as the tokens it spans."""
     spans = []
     for cursor in range(-(-count // batches.batch_size)):
@@ -39,7 +39,9 @@ def test_a_window_by_hand(
 ) -> None:
     # 0 1 2 3 0 4 5 0 6 (0): nine targets, so a window of nine is the circle, begun by the seed.
     stream = make_stream([1, 2, 3], [4, 5], [6])
-    batch = Batches(stream, batch_size=1, sequence_length=9, seed=seed, segments=True)[0]
+    batch = TextTrainingBatches(
+        stream, batch_size=1, sequence_length=9, seed=seed, document_masking=True
+    )[0]
     assert batch["tokens"].tolist() == [tokens]
     assert batch["targets"].tolist() == [[*tokens[1:], tokens[0]]]
     assert batch["segments"].tolist() == [segments]
@@ -47,8 +49,12 @@ def test_a_window_by_hand(
 
 
 def test_shapes_and_types(make_stream: MakeStream) -> None:
-    batch = Batches(
-        make_stream(list(range(1, 60))), batch_size=3, sequence_length=7, seed=0, segments=True
+    batch = TextTrainingBatches(
+        make_stream(list(range(1, 60))),
+        batch_size=3,
+        sequence_length=7,
+        seed=0,
+        document_masking=True,
     )[2]
     assert {name: (array.shape, array.dtype.name) for name, array in batch.items()} == {
         "tokens": ((3, 7), "int32"),
@@ -64,7 +70,9 @@ def test_shapes_and_types(make_stream: MakeStream) -> None:
 
 def test_without_segments_a_window_is_one_run(make_stream: MakeStream) -> None:
     stream = make_stream([1, 2, 3], [4, 5], [6])
-    batch = Batches(stream, batch_size=2, sequence_length=4, seed=0, segments=False)[0]
+    batch = TextTrainingBatches(
+        stream, batch_size=2, sequence_length=4, seed=0, document_masking=False
+    )[0]
     assert (batch["segments"] == 1).all()
     assert batch["positions"].tolist() == [[0, 1, 2, 3]] * 2
 
@@ -73,7 +81,9 @@ def test_without_segments_a_window_is_one_run(make_stream: MakeStream) -> None:
 def test_each_epoch_has_every_target_once(make_stream: MakeStream, length: int) -> None:
     # 53 targets, each of another value, but for the separators at both ends of the circle.
     stream = make_stream(list(range(1, 53)))
-    batches = Batches(stream, batch_size=3, sequence_length=length, seed=3, segments=True)
+    batches = TextTrainingBatches(
+        stream, batch_size=3, sequence_length=length, seed=3, document_masking=True
+    )
     per_epoch = 53 // length
     assert batches.windows_per_epoch == per_epoch
     windows = rows(batches, 4 * per_epoch)
@@ -93,7 +103,9 @@ def test_the_order_is_shuffled_anew_in_each_epoch(make_stream: MakeStream) -> No
     stream = make_stream(list(range(1, 211)))
 
     def order(seed: int) -> list[int]:
-        batches = Batches(stream, batch_size=30, sequence_length=7, seed=seed, segments=True)
+        batches = TextTrainingBatches(
+            stream, batch_size=30, sequence_length=7, seed=seed, document_masking=True
+        )
         begins = np.array([span[0] for span in rows(batches, 90)])
         return (begins - np.repeat(begins.reshape(3, 30).min(axis=1), 30)).tolist()
 
@@ -107,8 +119,10 @@ def test_the_order_is_shuffled_anew_in_each_epoch(make_stream: MakeStream) -> No
 def test_an_example_depends_on_the_seed_and_its_number_alone(make_stream: MakeStream) -> None:
     stream = make_stream(list(range(1, 100)), list(range(100, 180)))
 
-    def batches(batch_size: int, seed: int = 5) -> Batches:
-        return Batches(stream, batch_size=batch_size, sequence_length=11, seed=seed, segments=True)
+    def batches(batch_size: int, seed: int = 5) -> TextTrainingBatches:
+        return TextTrainingBatches(
+            stream, batch_size=batch_size, sequence_length=11, seed=seed, document_masking=True
+        )
 
     expected = rows(batches(1), 72)
     assert rows(batches(8), 72) == rows(batches(6), 72) == expected
@@ -121,17 +135,19 @@ def test_an_example_depends_on_the_seed_and_its_number_alone(make_stream: MakeSt
 def test_the_order_is_the_same_on_any_number_of_hosts(make_stream: MakeStream, hosts: int) -> None:
     stream = make_stream(list(range(1, 100)), list(range(100, 180)))
     of_hosts = [
-        Batches(stream, batch_size=8, sequence_length=11, seed=5, segments=True)
+        TextTrainingBatches(stream, batch_size=8, sequence_length=11, seed=5, document_masking=True)
         for _ in range(hosts)
     ]
-    whole = Batches(stream, batch_size=8, sequence_length=11, seed=5, segments=True)
+    whole = TextTrainingBatches(
+        stream, batch_size=8, sequence_length=11, seed=5, document_masking=True
+    )
     share = 8 // hosts
     for cursor in (0, 3, 1001):
         parts = [
             batches.rows(cursor, host * share, (host + 1) * share)
             for host, batches in enumerate(of_hosts)
         ]
-        shares = [whole.host(cursor, host, hosts) for host in range(hosts)]
+        shares = [whole.host_batch(cursor, host, hosts) for host in range(hosts)]
         for name, array in whole[cursor].items():
             np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), array)
             np.testing.assert_array_equal(np.concatenate([part[name] for part in shares]), array)
@@ -139,16 +155,20 @@ def test_the_order_is_the_same_on_any_number_of_hosts(make_stream: MakeStream, h
 
 def test_the_order_stays_what_it_was(make_stream: MakeStream) -> None:
     """A run that is resumed with a newer version must go on in the order it began with."""
-    batches = Batches(
-        make_stream(list(range(1, 100))), batch_size=6, sequence_length=7, seed=7, segments=True
+    batches = TextTrainingBatches(
+        make_stream(list(range(1, 100))),
+        batch_size=6,
+        sequence_length=7,
+        seed=7,
+        document_masking=True,
     )
     assert [span[0] for span in rows(batches, 6)] == [24, 59, 80, 10, 3, 31]
     assert batches[10**6]["tokens"][:, 0].tolist() == [67, 74, 4, 81, 60, 32]
 
 
 def test_example_numbers_wrap_at_32_bits(make_stream: MakeStream) -> None:
-    batches = Batches(
-        make_stream([1, 2, 3]), batch_size=4, sequence_length=2, seed=0, segments=True
+    batches = TextTrainingBatches(
+        make_stream([1, 2, 3]), batch_size=4, sequence_length=2, seed=0, document_masking=True
     )
     assert batches[2**30]["examples"].tolist() == [0, 1, 2, 3]
     assert batches[2**30 - 1]["examples"].tolist() == [2**32 - 4 + n for n in range(4)]
@@ -156,14 +176,16 @@ def test_example_numbers_wrap_at_32_bits(make_stream: MakeStream) -> None:
 
 def test_too_little_text(make_stream: MakeStream) -> None:
     stream = make_stream([1, 2, 3], name="validation")
-    Batches(stream, batch_size=1, sequence_length=4, seed=0, segments=True)
+    TextTrainingBatches(stream, batch_size=1, sequence_length=4, seed=0, document_masking=True)
     with pytest.raises(
         UserError,
         match=r"validation split: its 5 tokens are fewer than one window of 6; .* to 4 or",
     ):
-        Batches(stream, batch_size=1, sequence_length=5, seed=0, segments=True)
+        TextTrainingBatches(stream, batch_size=1, sequence_length=5, seed=0, document_masking=True)
 
 
 def test_a_negative_seed(make_stream: MakeStream) -> None:
     with pytest.raises(UserError, match="seed: -1 is negative"):
-        Batches(make_stream([1, 2]), batch_size=1, sequence_length=1, seed=-1, segments=True)
+        TextTrainingBatches(
+            make_stream([1, 2]), batch_size=1, sequence_length=1, seed=-1, document_masking=True
+        )

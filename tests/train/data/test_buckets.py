@@ -5,20 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.data.buckets import buckets_by_rows, buckets_by_tokens
+from train.data.buckets import bucket_by_rows, bucket_by_tokens
 
 
 def test_by_hand() -> None:
     # Two buckets: five of length 2, and the three of 7 to 9 (1 + 2 + 0 tokens of padding).
     lengths = np.array([2, 9, 2, 2, 7, 2, 8, 2])[:, None]
-    short, long = buckets_by_rows(lengths, batch_size=3, most=2)
-    assert (short.rows, short.lengths, short.examples.tolist()) == (3, (2,), [0, 2, 3, 5, 7])
-    assert (long.rows, long.lengths, long.examples.tolist()) == (3, (9,), [1, 4, 6])
+    short, long = bucket_by_rows(lengths, batch_size=3, max_buckets=2)
+    assert (short.batch_size, short.lengths, short.examples.tolist()) == (3, (2,), [0, 2, 3, 5, 7])
+    assert (long.batch_size, long.lengths, long.examples.tolist()) == (3, (9,), [1, 4, 6])
 
 
 def test_each_side_has_a_length_of_its_own() -> None:
     lengths = np.array([[3, 5], [4, 2], [1, 5], [20, 11], [17, 13]])
-    short, long = buckets_by_rows(lengths, batch_size=2, most=2)
+    short, long = bucket_by_rows(lengths, batch_size=2, max_buckets=2)
     assert (short.lengths, long.lengths) == ((4, 5), (20, 13))
 
 
@@ -28,8 +28,8 @@ def test_each_side_has_a_length_of_its_own() -> None:
 )
 def test_rows_go_by_the_tokens_of_the_longer_side(row_multiple: int, rows: list[int]) -> None:
     lengths = np.array([[3, 5]] * 180 + [[20, 11]] * 60 + [[70, 2]] * 60)
-    buckets = buckets_by_tokens(lengths, batch_tokens=100, row_multiple=row_multiple)
-    assert [bucket.rows for bucket in buckets] == rows
+    buckets = bucket_by_tokens(lengths, batch_tokens=100, batch_size_multiple=row_multiple)
+    assert [bucket.batch_size for bucket in buckets] == rows
 
 
 @pytest.mark.parametrize(
@@ -39,20 +39,20 @@ def test_rows_go_by_the_tokens_of_the_longer_side(row_multiple: int, rows: list[
 def test_no_more_rows_than_hold_the_examples_in_as_many_batches(
     count: int, row_multiple: int, rows: int
 ) -> None:
-    (bucket,) = buckets_by_tokens(
-        np.full((count, 2), 5), batch_tokens=100, row_multiple=row_multiple
+    (bucket,) = bucket_by_tokens(
+        np.full((count, 2), 5), batch_tokens=100, batch_size_multiple=row_multiple
     )
-    assert bucket.rows == rows
+    assert bucket.batch_size == rows
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @given(
     st.lists(st.integers(1, 12), min_size=1, max_size=20),
     st.integers(1, 5),
 )
 def test_no_other_buckets_have_less_padding(numbers: list[int], most: int) -> None:
     lengths = np.array(numbers)[:, None]
-    buckets = buckets_by_rows(lengths, batch_size=1, most=most)
+    buckets = bucket_by_rows(lengths, batch_size=1, max_buckets=most)
     assert len(buckets) <= most
     examples = np.concatenate([bucket.examples for bucket in buckets])
     assert sorted(examples.tolist()) == list(range(len(numbers)))
@@ -73,5 +73,5 @@ def test_no_other_buckets_have_less_padding(numbers: list[int], most: int) -> No
 
 @pytest.mark.parametrize("most", [1, 8])
 def test_one_length_is_one_bucket(most: int) -> None:
-    (bucket,) = buckets_by_rows(np.full((7, 1), 5), batch_size=2, most=most)
+    (bucket,) = bucket_by_rows(np.full((7, 1), 5), batch_size=2, max_buckets=most)
     assert bucket.lengths == (5,)

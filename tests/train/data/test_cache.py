@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from train.data.cache import cache_folder, cached, key
+from train.data.cache import cache_folder, cache_key, get_or_create
 from train.errors import UserError
 
 # Waits for a word from the test, then writes: a line in the log, and half of the folder before
@@ -72,14 +72,14 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: pathlib.Path) -> N
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(UserError, match=f"cache {tmp_path}: No space left on device; make room"):
-        cached(tmp_path / "entry", write)
+        get_or_create(tmp_path / "entry", write)
     assert [file.name for file in tmp_path.iterdir()] == ["entry.lock"]
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cache .*/file: .*; make room there, or set data\.cache"):
-        cached(tmp_path / "file" / "entry", lambda partial: None)
+        get_or_create(tmp_path / "file" / "entry", lambda partial: None)
 
 
 def test_a_damaged_entry_is_written_again(tmp_path: pathlib.Path) -> None:
@@ -89,10 +89,10 @@ def test_a_damaged_entry_is_written_again(tmp_path: pathlib.Path) -> None:
     def whole(folder: pathlib.Path) -> bool:
         return folder.is_dir() and (folder / "file").read_text() == "good"
 
-    entry = cached(tmp_path / "entry", write, whole)
+    entry = get_or_create(tmp_path / "entry", write, whole)
     (entry / "file").write_text("bad")
     (entry / "other").write_text("bad")
-    assert [file.read_text() for file in cached(entry, write, whole).iterdir()] == ["good"]
+    assert [file.read_text() for file in get_or_create(entry, write, whole).iterdir()] == ["good"]
 
 
 def test_an_entry_that_is_there_is_not_written_again(tmp_path: pathlib.Path) -> None:
@@ -100,7 +100,7 @@ def test_an_entry_that_is_there_is_not_written_again(tmp_path: pathlib.Path) -> 
         raise AssertionError
 
     (tmp_path / "entry").mkdir()
-    assert cached(tmp_path / "entry", write) == tmp_path / "entry"
+    assert get_or_create(tmp_path / "entry", write) == tmp_path / "entry"
 
 
 def test_what_another_wrote_while_this_one_waited_is_not_written_again(
@@ -110,12 +110,12 @@ def test_what_another_wrote_while_this_one_waited_is_not_written_again(
         raise AssertionError
 
     answers = iter([False, True])  # before the lock is had, and after
-    assert cached(tmp_path / "entry", write, lambda _: next(answers)) == tmp_path / "entry"
+    assert get_or_create(tmp_path / "entry", write, lambda _: next(answers)) == tmp_path / "entry"
 
 
 def test_keys_tell_values_apart() -> None:
-    assert key(1, {"a": 2, "b": None}) == key(1, {"b": None, "a": 2})
-    assert len({key(1, 2), key(2, 1), key([1, 2]), key("1", 2)}) == 4
+    assert cache_key(1, {"a": 2, "b": None}) == cache_key(1, {"b": None, "a": 2})
+    assert len({cache_key(1, 2), cache_key(2, 1), cache_key([1, 2]), cache_key("1", 2)}) == 4
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,24 +3,24 @@ import sys
 
 import pytest
 
-from train.data.config import DataConfig, TokenizerConfig
+from train.data.config import TextDataConfig, TokenizerConfig
 from train.errors import UsageError
 
 
 @pytest.mark.parametrize(
     ("config", "setting", "value", "message"),
     [
-        (DataConfig, "split", "half", "data.split: 'half' .* documents, tail"),
+        (TextDataConfig, "split", "half", "data.split: 'half' .* documents, tail"),
         (
-            DataConfig,
+            TextDataConfig,
             "validation_fraction",
             1.0,
             "data.validation_fraction: 1.0 .* between 0 and 1",
         ),
-        (DataConfig, "validation_fraction", 0.0, "data.validation_fraction: 0.0"),
-        (DataConfig, "sequence_length", 0, "data.sequence_length: 0 .* 1 or more"),
-        (DataConfig, "limit_bytes", -1, "data.limit_bytes: -1"),
-        (DataConfig, "field", "", "data.field: is empty"),
+        (TextDataConfig, "validation_fraction", 0.0, "data.validation_fraction: 0.0"),
+        (TextDataConfig, "sequence_length", 0, "data.sequence_length: 0 .* 1 or more"),
+        (TextDataConfig, "limit_bytes", -1, "data.limit_bytes: -1"),
+        (TextDataConfig, "field", "", "data.field: is empty"),
         (TokenizerConfig, "kind", "bp", "data.tokenizer.kind: 'bp' .* byte, character, word, bpe"),
         (TokenizerConfig, "kind", "file", "data.tokenizer.path: is empty"),
         (TokenizerConfig, "path", "x", "data.tokenizer.path: x would not be read"),

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from train.data.conll import read_sentences
-from train.data.tagged_config import TaggedDataConfig
+from train.data.tagged_config import TokenLabelDataConfig
 from train.errors import UserError
 
 CONLLU = """\
@@ -36,7 +36,9 @@ Ekeus\tNNP\tI-NP\tI-PER
 
 def read(folder: Path, content: str, **settings: Any) -> list[list[tuple[str, str]]]:
     (folder / "a.conll").write_text(content)
-    sentences = read_sentences(TaggedDataConfig(**settings), "data.path", str(folder / "a.conll"))
+    sentences = read_sentences(
+        TokenLabelDataConfig(**settings), "data.path", str(folder / "a.conll")
+    )
     return [[(word.text, word.tag) for word in sentence.words] for sentence in sentences]
 
 
@@ -58,8 +60,8 @@ def test_columns_have_the_word_first_and_the_tag_last(tmp_path: Path) -> None:
 
 def test_places_are_lines_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "a.conllu").write_text(CONLLU)
-    _, last = read_sentences(TaggedDataConfig(), "data.path", f"{tmp_path}/a.conllu")
-    assert list(last.places()) == [
+    _, last = read_sentences(TokenLabelDataConfig(), "data.path", f"{tmp_path}/a.conllu")
+    assert list(last.tag_locations()) == [
         ("SYM", f"{tmp_path}/a.conllu:12"),
         ("NUM", f"{tmp_path}/a.conllu:13"),
     ]

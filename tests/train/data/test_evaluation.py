@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from train.data.evaluation import evaluation_batches
+from train.data.evaluation import make_text_evaluation_batches
 from train.data.streams import TokenStream
 
 MakeStream = Callable[..., TokenStream]
@@ -11,8 +11,8 @@ MakeStream = Callable[..., TokenStream]
 
 def test_windows_by_hand(make_stream: MakeStream) -> None:
     # 0 1 2 3 0 4 5 0 6 0: nine targets in windows of four, and a row to fill the second batch.
-    batches = evaluation_batches(
-        make_stream([1, 2, 3], [4, 5], [6]), batch_size=2, sequence_length=4, segments=True
+    batches = make_text_evaluation_batches(
+        make_stream([1, 2, 3], [4, 5], [6]), batch_size=2, sequence_length=4, document_masking=True
     )
     assert len(batches) == 2
     first, second = batches
@@ -35,8 +35,8 @@ def test_every_target_counts_once_and_in_order(
 ) -> None:
     stream = make_stream(list(range(1, targets)))
     counted: list[int] = []
-    for batch in evaluation_batches(
-        stream, batch_size=3, sequence_length=7, stride=stride, segments=segments
+    for batch in make_text_evaluation_batches(
+        stream, batch_size=3, sequence_length=7, stride=stride, document_masking=segments
     ):
         assert {array.shape for array in batch.values()} == {(3, 7), (3,)}
         for row, weights in zip(batch["targets"], batch["weights"], strict=True):
@@ -47,8 +47,12 @@ def test_every_target_counts_once_and_in_order(
 
 
 def test_overlapping_windows_give_every_target_its_context(make_stream: MakeStream) -> None:
-    (batch,) = evaluation_batches(
-        make_stream(list(range(1, 9))), batch_size=3, sequence_length=5, stride=2, segments=True
+    (batch,) = make_text_evaluation_batches(
+        make_stream(list(range(1, 9))),
+        batch_size=3,
+        sequence_length=5,
+        stride=2,
+        document_masking=True,
     )
     assert batch["tokens"].tolist() == [[0, 1, 2, 3, 4], [2, 3, 4, 5, 6], [4, 5, 6, 7, 8]]
     assert batch["weights"].tolist() == [[1, 1, 1, 1, 1], [0, 0, 0, 1, 1], [0, 0, 0, 1, 1]]
@@ -56,12 +60,12 @@ def test_overlapping_windows_give_every_target_its_context(make_stream: MakeStre
 
 def test_a_limit_spreads_windows_over_the_stream(make_stream: MakeStream) -> None:
     def begins(limit: int | None) -> list[int]:
-        batches = evaluation_batches(
+        batches = make_text_evaluation_batches(
             make_stream(list(range(1, 100))),
             batch_size=2,
             sequence_length=5,
-            segments=True,
-            limit=limit,
+            document_masking=True,
+            max_batches=limit,
         )
         return [row[0] for batch in batches for row in batch["tokens"].tolist()]
 
@@ -70,24 +74,24 @@ def test_a_limit_spreads_windows_over_the_stream(make_stream: MakeStream) -> Non
 
 
 def test_a_limit_with_overlap_counts_what_is_new_in_each(make_stream: MakeStream) -> None:
-    (batch,) = evaluation_batches(
+    (batch,) = make_text_evaluation_batches(
         make_stream(list(range(1, 100))),
         batch_size=2,
         sequence_length=5,
         stride=2,
-        segments=True,
-        limit=1,
+        document_masking=True,
+        max_batches=1,
     )
     assert batch["weights"].tolist() == [[1, 1, 1, 1, 1], [0, 0, 0, 1, 1]]
 
 
 def test_hosts_take_their_rows(make_stream: MakeStream) -> None:
-    batches = evaluation_batches(
-        make_stream(list(range(1, 47))), batch_size=4, sequence_length=5, segments=True
+    batches = make_text_evaluation_batches(
+        make_stream(list(range(1, 47))), batch_size=4, sequence_length=5, document_masking=True
     )
     for cursor in range(len(batches)):
         parts = [batches.rows(cursor, 0, 1), batches.rows(cursor, 1, 4)]
-        halves = [batches.host(cursor, host, 2) for host in range(2)]
+        halves = [batches.host_batch(cursor, host, 2) for host in range(2)]
         for name, array in batches[cursor].items():
             np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), array)
             np.testing.assert_array_equal(np.concatenate([part[name] for part in halves]), array)
@@ -97,6 +101,6 @@ def test_hosts_take_their_rows(make_stream: MakeStream) -> None:
 
 def test_a_stride_must_not_leave_targets_out(make_stream: MakeStream) -> None:
     with pytest.raises(ValueError, match="stride 6 is not in 1 to 5"):
-        evaluation_batches(
-            make_stream([1, 2]), batch_size=1, sequence_length=5, stride=6, segments=True
+        make_text_evaluation_batches(
+            make_stream([1, 2]), batch_size=1, sequence_length=5, stride=6, document_masking=True
         )

@@ -4,9 +4,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from train.data.buckets import Bucket, buckets_by_rows, buckets_by_tokens
-from train.data.example_batches import Deal, HeldOutBatches, TrainingBatches, deals
-from train.data.windows import Batch
+from train.data.buckets import Bucket, bucket_by_rows, bucket_by_tokens
+from train.data.example_batches import (
+    BatchSlice,
+    ExampleEvaluationBatches,
+    ExampleTrainingBatches,
+    batch_slices,
+)
+from train.data.windows import HostBatch
 from train.errors import UserError
 
 
@@ -16,7 +21,7 @@ class Numbers:
 
     lengths: np.ndarray  # [n, 1]
 
-    def batch(self, numbers: np.ndarray, lengths: tuple[int, ...]) -> Batch:
+    def batch(self, numbers: np.ndarray, lengths: tuple[int, ...]) -> HostBatch:
         return {"numbers": numbers, "shape": np.array([len(numbers), *lengths])}
 
 
@@ -24,24 +29,29 @@ def some(count: int, seed: int = 0) -> Numbers:
     return Numbers(np.random.default_rng(seed).integers(2, 30, (count, 1)))
 
 
-def epoch(batches: TrainingBatches, number: int) -> list[list[int]]:
+def epoch(batches: ExampleTrainingBatches, number: int) -> list[list[int]]:
     first = number * batches.batches_per_epoch
     return [
-        batches.host(cursor, 0, 1)["numbers"].tolist()
+        batches.host_batch(cursor, 0, 1)["numbers"].tolist()
         for cursor in range(first, first + batches.batches_per_epoch)
     ]
 
 
 def test_examples_are_dealt_evenly() -> None:
     buckets = (Bucket(4, (3,), np.arange(10)), Bucket(5, (9,), np.arange(5)))
-    assert deals(buckets) == [Deal(0, 0, 3), Deal(0, 3, 6), Deal(0, 6, 10), Deal(1, 0, 5)]
+    assert batch_slices(buckets) == [
+        BatchSlice(0, 0, 3),
+        BatchSlice(0, 3, 6),
+        BatchSlice(0, 6, 10),
+        BatchSlice(1, 0, 5),
+    ]
 
 
 @pytest.mark.parametrize("row_multiple", [1, 4])
 def test_each_epoch_has_every_example_once(row_multiple: int) -> None:
     examples = some(197)
-    buckets = buckets_by_tokens(examples.lengths, batch_tokens=120, row_multiple=row_multiple)
-    batches = TrainingBatches(examples, buckets, seed=5)
+    buckets = bucket_by_tokens(examples.lengths, batch_tokens=120, batch_size_multiple=row_multiple)
+    batches = ExampleTrainingBatches(examples, buckets, seed=5)
     orders = set()
     for number in range(4):
         rows = epoch(batches, number)
@@ -54,10 +64,10 @@ def test_each_epoch_has_every_example_once(row_multiple: int) -> None:
 
 def test_the_order_is_the_seeds() -> None:
     examples = some(60)
-    buckets = buckets_by_rows(examples.lengths, batch_size=7, most=3)
+    buckets = bucket_by_rows(examples.lengths, batch_size=7, max_buckets=3)
 
     def order(seed: int) -> list[list[int]]:
-        return epoch(TrainingBatches(examples, buckets, seed=seed), 1)
+        return epoch(ExampleTrainingBatches(examples, buckets, seed=seed), 1)
 
     assert order(3) == order(3) != order(4)
     shuffled_within = [row for row in order(3) if row != sorted(row, key=lambda n: (n < 0, n))]
@@ -66,11 +76,11 @@ def test_the_order_is_the_seeds() -> None:
 
 def test_batches_fit_their_examples_and_have_few_shapes() -> None:
     examples = some(500)
-    buckets = buckets_by_tokens(examples.lengths, batch_tokens=150)
-    batches = TrainingBatches(examples, buckets, seed=0)
+    buckets = bucket_by_tokens(examples.lengths, batch_tokens=150)
+    batches = ExampleTrainingBatches(examples, buckets, seed=0)
     shapes: collections.Counter[tuple[int, int]] = collections.Counter()
     for cursor in range(batches.batches_per_epoch):
-        batch = batches.host(cursor, 0, 1)
+        batch = batches.host_batch(cursor, 0, 1)
         rows, length = batch["shape"].tolist()
         held = batch["numbers"][batch["numbers"] >= 0]
         assert rows * length <= 150
@@ -82,26 +92,26 @@ def test_batches_fit_their_examples_and_have_few_shapes() -> None:
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_hosts_share_a_batch(hosts: int) -> None:
     examples = some(101)
-    buckets = buckets_by_tokens(examples.lengths, batch_tokens=140, row_multiple=4)
+    buckets = bucket_by_tokens(examples.lengths, batch_tokens=140, batch_size_multiple=4)
     for batches in (
-        TrainingBatches(examples, buckets, seed=1),
-        HeldOutBatches(examples, buckets),
+        ExampleTrainingBatches(examples, buckets, seed=1),
+        ExampleEvaluationBatches(examples, buckets),
     ):
         for cursor in (0, 3, 7):
-            parts = [batches.host(cursor, host, hosts)["numbers"] for host in range(hosts)]
+            parts = [batches.host_batch(cursor, host, hosts)["numbers"] for host in range(hosts)]
             assert len({len(part) for part in parts}) == 1
-            whole = batches.host(cursor, 0, 1)["numbers"]
+            whole = batches.host_batch(cursor, 0, 1)["numbers"]
             np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
 def test_held_out_examples_come_once_and_in_order() -> None:
     examples = some(83)
-    buckets = buckets_by_rows(examples.lengths, batch_size=6, most=3)
-    batches = HeldOutBatches(examples, buckets)
+    buckets = bucket_by_rows(examples.lengths, batch_size=6, max_buckets=3)
+    batches = ExampleEvaluationBatches(examples, buckets)
     seen = [
         int(number)
         for cursor in range(len(batches))
-        for number in batches.host(cursor, 0, 1)["numbers"]
+        for number in batches.host_batch(cursor, 0, 1)["numbers"]
         if number >= 0
     ]
     assert seen == np.concatenate([bucket.examples for bucket in buckets]).tolist()
@@ -110,23 +120,31 @@ def test_held_out_examples_come_once_and_in_order() -> None:
 
 def test_a_limit_spreads_over_all_buckets() -> None:
     examples = some(83)
-    buckets = buckets_by_rows(examples.lengths, batch_size=6, most=3)
-    every, few = HeldOutBatches(examples, buckets), HeldOutBatches(examples, buckets, limit=5)
-    assert (len(few), len(HeldOutBatches(examples, buckets, limit=99))) == (5, len(every))
-    assert len(HeldOutBatches(examples, buckets, limit=0)) == len(every)
-    lengths = {int(few.host(cursor, 0, 1)["shape"][1]) for cursor in range(5)}
+    buckets = bucket_by_rows(examples.lengths, batch_size=6, max_buckets=3)
+    every, few = (
+        ExampleEvaluationBatches(examples, buckets),
+        ExampleEvaluationBatches(examples, buckets, max_batches=5),
+    )
+    assert (len(few), len(ExampleEvaluationBatches(examples, buckets, max_batches=99))) == (
+        5,
+        len(every),
+    )
+    assert len(ExampleEvaluationBatches(examples, buckets, max_batches=0)) == len(every)
+    lengths = {int(few.host_batch(cursor, 0, 1)["shape"][1]) for cursor in range(5)}
     assert lengths == {bucket.lengths[0] for bucket in buckets}
 
 
 def test_the_order_stays_what_it_was() -> None:
     """A run that is resumed with a newer version must go on in the order it began with."""
     examples = Numbers(np.array([3, 3, 9, 3, 9, 9, 9])[:, None])
-    batches = TrainingBatches(examples, buckets_by_rows(examples.lengths, batch_size=2), seed=7)
+    batches = ExampleTrainingBatches(
+        examples, bucket_by_rows(examples.lengths, batch_size=2), seed=7
+    )
     assert epoch(batches, 0) == [[4, 5], [1, -1], [2, 6], [3, 0]]
-    assert batches.host(10**6, 0, 1)["numbers"].tolist() == [5, 2]
+    assert batches.host_batch(10**6, 0, 1)["numbers"].tolist() == [5, 2]
 
 
 def test_a_negative_seed() -> None:
     examples = some(3)
     with pytest.raises(UserError, match="seed: -1 is negative"):
-        TrainingBatches(examples, buckets_by_rows(examples.lengths, batch_size=1), seed=-1)
+        ExampleTrainingBatches(examples, bucket_by_rows(examples.lengths, batch_size=1), seed=-1)

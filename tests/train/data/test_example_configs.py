@@ -6,15 +6,15 @@ import pytest
 
 from train.data.config import TokenizerConfig
 from train.data.example_config import ExampleDataConfig
-from train.data.labelled_config import LabelledDataConfig
+from train.data.labelled_config import ClassificationDataConfig
 from train.data.listops_config import ListOpsDataConfig
-from train.data.parallel_config import ParallelDataConfig
-from train.data.tagged_config import TaggedDataConfig
+from train.data.parallel_config import BitextDataConfig
+from train.data.tagged_config import TokenLabelDataConfig
 from train.errors import UsageError
 
 
 @pytest.mark.parametrize(
-    "config", [ParallelDataConfig, LabelledDataConfig, ListOpsDataConfig, TaggedDataConfig]
+    "config", [BitextDataConfig, ClassificationDataConfig, ListOpsDataConfig, TokenLabelDataConfig]
 )
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
@@ -35,22 +35,26 @@ def test_what_all_have_in_common(
 @pytest.mark.parametrize(
     ("config", "settings", "message"),
     [
-        (ParallelDataConfig, {"source": ""}, "data.source: is empty; give en"),
-        (ParallelDataConfig, {"target": "en"}, "data.target: en is the source too"),
-        (ParallelDataConfig, {"row_multiple": 0}, "data.row_multiple: 0 is no number of rows"),
-        (ParallelDataConfig, {"batch_tokens": -1}, "data.batch_tokens: -1 is negative"),
-        (LabelledDataConfig, {"format": "csv"}, "data.format: 'csv' .* tsv, label_first"),
-        (LabelledDataConfig, {"header": False}, "data.label: 'label' is no number"),
-        (LabelledDataConfig, {"text": "label"}, "data.text: column label is the label; give"),
-        (LabelledDataConfig, {"encoding": "utf-7.5"}, "data.encoding: 'utf-7.5' is not known"),
+        (BitextDataConfig, {"source": ""}, "data.source: is empty; give en"),
+        (BitextDataConfig, {"target": "en"}, "data.target: en is the source too"),
+        (BitextDataConfig, {"row_multiple": 0}, "data.row_multiple: 0 is no number of rows"),
+        (BitextDataConfig, {"batch_tokens": -1}, "data.batch_tokens: -1 is negative"),
+        (ClassificationDataConfig, {"format": "csv"}, "data.format: 'csv' .* tsv, label_first"),
+        (ClassificationDataConfig, {"header": False}, "data.label: 'label' is no number"),
+        (ClassificationDataConfig, {"text": "label"}, "data.text: column label is the label; give"),
+        (
+            ClassificationDataConfig,
+            {"encoding": "utf-7.5"},
+            "data.encoding: 'utf-7.5' is not known",
+        ),
         (ListOpsDataConfig, {"examples": 0}, "data.examples: 0 is too little; give 1 or more"),
         (ListOpsDataConfig, {"max_depth": 1}, "data.max_depth: 1 is too little; give 2 or more"),
         (ListOpsDataConfig, {"max_arguments": 1}, "data.max_arguments: 1 .* give 2 or more"),
         (ListOpsDataConfig, {"draw_seed": -1}, "data.draw_seed: -1 .* give 0 or more"),
         (ListOpsDataConfig, {"max_length": 501}, "data.min_length: no .* 500 .* 501; give less"),
         (ListOpsDataConfig, {"test_path": "x"}, "data.test_path: would not be read.*data.path too"),
-        (TaggedDataConfig, {"format": "iob"}, "data.format: 'iob' .* conllu, columns"),
-        (TaggedDataConfig, {"tag": "pos"}, "data.tag: 'pos' .* upos, xpos"),
+        (TokenLabelDataConfig, {"format": "iob"}, "data.format: 'iob' .* conllu, columns"),
+        (TokenLabelDataConfig, {"tag": "pos"}, "data.tag: 'pos' .* upos, xpos"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(
@@ -61,13 +65,16 @@ def test_a_bad_value_is_refused_by_name(
 
 
 def test_what_needs_no_header() -> None:
-    assert LabelledDataConfig(header=False, label="1", text="0").label == "1"
-    assert LabelledDataConfig(header=False, format="label_first").format == "label_first"
+    assert (
+        ClassificationDataConfig(header=False, label_column="1", text_column="0").label_column
+        == "1"
+    )
+    assert ClassificationDataConfig(header=False, format="label_first").format == "label_first"
 
 
 def test_settings_have_the_tokenizer_that_their_task_asks_for() -> None:
     expected = TokenizerConfig("bpe", vocab_size=10_000, lowercase=True)
-    assert ParallelDataConfig().tokenizer == expected
+    assert BitextDataConfig().tokenizer == expected
 
 
 def test_the_settings_import_nothing_heavy() -> None:

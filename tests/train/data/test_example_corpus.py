@@ -4,11 +4,11 @@ from train.data.config import TokenizerConfig
 from train.data.example_config import ExampleDataConfig
 from train.data.example_corpus import (
     ExampleCorpus,
-    digest_of,
-    draw_examples,
-    obtain_tokenizer,
+    choose_held_out_examples,
+    corpus_digest,
     read_splits,
-    spaced,
+    tokenizer_for_splits,
+    with_leading_space,
 )
 from train.errors import UserError
 
@@ -43,12 +43,12 @@ def test_validation_is_held_out_by_the_seed() -> None:
 
 
 def test_who_is_drawn_stays_what_it_was() -> None:
-    assert sorted(draw_examples(20, 0.25, 0)) == [3, 7, 9, 11, 18]
+    assert sorted(choose_held_out_examples(20, 0.25, 0)) == [3, 7, 9, 11, 18]
 
 
 @pytest.mark.parametrize(("fraction", "drawn"), [(0.01, 1), (0.5, 2), (0.99, 2)])
 def test_something_is_drawn_and_something_is_not(fraction: float, drawn: int) -> None:
-    assert len(draw_examples(3, fraction, 0)) == drawn
+    assert len(choose_held_out_examples(3, fraction, 0)) == drawn
 
 
 def test_one_example_cannot_be_divided() -> None:
@@ -57,7 +57,7 @@ def test_one_example_cannot_be_divided() -> None:
 
 
 def test_a_split_that_is_not_there() -> None:
-    tokenizer = obtain_tokenizer(TokenizerConfig("byte"), {"train": []})
+    tokenizer = tokenizer_for_splits(TokenizerConfig("byte"), {"train": []})
     corpus = ExampleCorpus(tokenizer, {"train": "x", "validation": "y"}, "")
     assert corpus.split("validation") == "y"
     with pytest.raises(UserError, match=r"only train, validation; set data\.test_path"):
@@ -68,23 +68,23 @@ def test_a_split_that_is_not_there() -> None:
 
 def test_a_tokenizer_is_learned_from_the_training_split() -> None:
     texts = {"train": ["one two two"], "validation": ["three"]}
-    word = obtain_tokenizer(TokenizerConfig("word"), texts)
+    word = tokenizer_for_splits(TokenizerConfig("word"), texts)
     assert word.decode(word.encode("two three")) == "two <unk>"
-    character = obtain_tokenizer(TokenizerConfig("character"), texts)
+    character = tokenizer_for_splits(TokenizerConfig("character"), texts)
     assert character.decode(character.encode("three")) == "three"
 
 
 def test_the_digest_tells_corpora_apart() -> None:
-    byte = obtain_tokenizer(TokenizerConfig("byte"), {"train": []})
-    lower = obtain_tokenizer(TokenizerConfig("byte", lowercase=True), {"train": []})
+    byte = tokenizer_for_splits(TokenizerConfig("byte"), {"train": []})
+    lower = tokenizer_for_splits(TokenizerConfig("byte", lowercase=True), {"train": []})
     digests = {
-        digest_of(byte, {"train": ["a"], "test": ["b"]}),
-        digest_of(byte, {"train": ["a", "b"], "test": []}),
-        digest_of(lower, {"train": ["a"], "test": ["b"]}),
+        corpus_digest(byte, {"train": ["a"], "test": ["b"]}),
+        corpus_digest(byte, {"train": ["a", "b"], "test": []}),
+        corpus_digest(lower, {"train": ["a"], "test": ["b"]}),
     }
     assert len(digests) == 3
-    assert digest_of(byte, {"train": [("a",)]}) == digest_of(byte, {"train": [["a"]]})
+    assert corpus_digest(byte, {"train": [("a",)]}) == corpus_digest(byte, {"train": [["a"]]})
 
 
 def test_a_word_is_the_same_wherever_it_stands() -> None:
-    assert spaced(["a b ", "\tc"]) == [" a b", " c"]
+    assert with_leading_space(["a b ", "\tc"]) == [" a b", " c"]

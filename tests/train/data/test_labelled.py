@@ -4,12 +4,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.data.buckets import buckets_by_rows
+from train.data.buckets import bucket_by_rows
 from train.data.config import TokenizerConfig
-from train.data.example_batches import HeldOutBatches
+from train.data.example_batches import ExampleEvaluationBatches
 from train.data.example_corpus import ExampleCorpus
-from train.data.labelled import LabelledSplit, encode_texts, prepare_labelled
-from train.data.labelled_config import LabelledDataConfig
+from train.data.labelled import ClassificationSplit, encode_texts, prepare_classification
+from train.data.labelled_config import ClassificationDataConfig
 from train.errors import UserError
 
 TRAIN = "text\tid\tlabel\ngood good film\t1\tpos\nbad\t2\tneg\n\nso good\t3\tpos\n"
@@ -24,14 +24,14 @@ def files(tmp_path: Path) -> Path:
 
 def prepared(
     folder: Path, labels: tuple[str, ...] | None = None, **settings: Any
-) -> ExampleCorpus[LabelledSplit]:
+) -> ExampleCorpus[ClassificationSplit]:
     defaults: dict[str, Any] = {
         "path": f"{folder}/train.tsv",
         "validation_path": f"{folder}/dev.tsv",
         "max_length": 8,
         "tokenizer": TokenizerConfig("wordpiece", vocab_size=100),
     }
-    return prepare_labelled(LabelledDataConfig(**defaults | settings), labels=labels)
+    return prepare_classification(ClassificationDataConfig(**defaults | settings), labels=labels)
 
 
 def test_a_batch_by_hand(files: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_batch_by_hand(files: Path) -> None:
     assert corpus.notes == ()
     split = corpus.split("train")
     assert split.texts == ["good good film", "bad", "so good"]
-    start = corpus.tokenizer.start
+    start = corpus.tokenizer.cls_token_id
     assert start == 2  # [CLS]
     good, film, so = (corpus.tokenizer.encode(word).tolist() for word in ("good", "film", "so"))
     first, second = [start, *good, *good, *film], [start, *so, *good]
@@ -122,18 +122,20 @@ def test_labels_of_a_run_that_was_begun(files: Path) -> None:
 
 def test_a_tokenizer_without_a_class_token_has_the_end_of_text_in_its_place(files: Path) -> None:
     tokenizer = prepared(files, tokenizer=TokenizerConfig("bpe", vocab_size=300)).tokenizer
-    assert tokenizer.start == tokenizer.end_of_text
+    assert tokenizer.cls_token_id == tokenizer.eos_token_id
     (tokens,) = encode_texts(tokenizer, ["bad"])
-    assert tokens.tolist() == [tokenizer.start, *tokenizer.encode(" bad")]
+    assert tokens.tolist() == [tokenizer.cls_token_id, *tokenizer.encode(" bad")]
 
 
 def test_evaluation_has_every_text_once(files: Path) -> None:
     rows = "".join(f"{'a ' * (number % 7)}\t{number}\tpos\n" for number in range(29))
     (files / "dev.tsv").write_text(f"text\tid\tlabel\n{rows}")
     split = prepared(files).split("validation")
-    buckets = buckets_by_rows(split.lengths, batch_size=4, most=3)
-    batches = HeldOutBatches(split, buckets)
-    rows_ = [batches.host(cursor, host, 2) for cursor in range(len(batches)) for host in range(2)]
+    buckets = bucket_by_rows(split.lengths, batch_size=4, max_buckets=3)
+    batches = ExampleEvaluationBatches(split, buckets)
+    rows_ = [
+        batches.host_batch(cursor, host, 2) for cursor in range(len(batches)) for host in range(2)
+    ]
     seen = np.concatenate([batch["examples"][batch["weights"] > 0] for batch in rows_])
     assert sorted(seen.tolist()) == list(range(29))
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from train.data.files import TextFile, find_file
-from train.data.lines import place, read_lines
+from train.data.lines import line_location, read_lines
 from train.errors import UserError
 
 
@@ -50,7 +50,7 @@ def test_a_damaged_file(tmp_path: Path) -> None:
 
 def test_places_count_from_one(tmp_path: Path) -> None:
     file = TextFile("a", tmp_path / "a")
-    assert place(file, 0) == f"{tmp_path / 'a'}:1"
+    assert line_location(file, 0) == f"{tmp_path / 'a'}:1"
 
 
 def test_a_file_is_found_with_gz_after_its_name(

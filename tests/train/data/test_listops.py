@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from train.data import listops
-from train.data.listops import draw_examples, draw_expression, prepare_listops
+from train.data.listops import draw_expression, generate_examples, prepare_listops
 from train.data.listops_config import ListOpsDataConfig
 from train.errors import UserError
 
@@ -83,7 +83,7 @@ def test_the_evaluator_of_this_test(text: str, value: int) -> None:
 
 
 def test_values_are_those_of_python() -> None:
-    found = list(itertools.islice(draw_examples(small(max_length=200)), 300))
+    found = list(itertools.islice(generate_examples(small(max_length=200)), 300))
     assert [int(each.label) for each in found] == [value_by_python(each.text) for each in found]
     assert {each.label for each in found} == set("0123456789")
 
@@ -91,7 +91,7 @@ def test_values_are_those_of_python() -> None:
 def test_grammar_and_lengths() -> None:
     config = small(min_length=20, max_length=40, max_depth=4, max_arguments=5)
     depths, counts, lengths = set(), set(), set()
-    for example in itertools.islice(draw_examples(config), 300):
+    for example in itertools.islice(generate_examples(config), 300):
         tokens = example.text.split()
         lengths.add(len(tokens))
         for node, depth in nodes(tree(tokens)):
@@ -129,14 +129,14 @@ def test_shares_of_operators_arguments_and_digits() -> None:
 
 
 def test_the_arena_s_lengths_are_the_default() -> None:
-    found = list(itertools.islice(draw_examples(ListOpsDataConfig()), 20))
+    found = list(itertools.islice(generate_examples(ListOpsDataConfig()), 20))
     lengths = [len(each.text.split()) for each in found]
     assert 500 < min(lengths) < max(lengths) < 2000
     assert [int(each.label) for each in found] == [value_by_python(each.text) for each in found]
 
 
 def test_a_seed_decides_everything_on_every_python() -> None:
-    first, second = itertools.islice(draw_examples(small()), 2)
+    first, second = itertools.islice(generate_examples(small()), 2)
     assert [first[:2], second[:2]] == [
         ("2", "[MIN 3 [MIN 5 5 6 7 7 2 5 ] ]"),
         ("4", "[SM 3 3 6 0 [MIN 9 9 7 ] 1 4 ]"),
@@ -168,7 +168,7 @@ def test_a_batch() -> None:
     text = split.texts[3]
     size = len(text.split())
     assert batch["segments"].tolist() == [[1] * (size + 1) + [0] * (31 - size), [0] * 32]
-    assert batch["tokens"][0, 0] == corpus.tokenizer.start
+    assert batch["tokens"][0, 0] == corpus.tokenizer.cls_token_id
     assert corpus.tokenizer.decode(batch["tokens"][0, 1 : size + 1]) == text
     assert batch["targets"].tolist() == [value_by_python(text), 0]
     assert split.lengths.max() <= 30

@@ -4,15 +4,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from train.data.batches import Batches
-from train.data.config import DataConfig, TokenizerConfig
-from train.data.corpus import prepare
-from train.data.evaluation import evaluation_batches
-from train.data.masked import MaskedBatches, MaskedEvaluationBatches, Masking
+from train.data.batches import TextTrainingBatches
+from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.corpus import prepare_text
+from train.data.evaluation import make_text_evaluation_batches
+from train.data.masked import MaskedEvaluationBatches, MaskedTrainingBatches, Masking
 from train.data.streams import TokenStream
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
-from train.data.windows import Batch
+from train.data.windows import HostBatch
 
 MakeStream = Callable[..., TokenStream]
 
@@ -22,10 +22,10 @@ MASK, END = 257, 256
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """Bytes are 0 to 255, then the end of text and the mask."""
-    return train_tokenizer(TokenizerConfig("byte"), []).with_mask()
+    return train_tokenizer(TokenizerConfig("byte"), []).with_mask_token()
 
 
-def some(rows: int, length: int, seed: int = 0) -> Batch:
+def some(rows: int, length: int, seed: int = 0) -> HostBatch:
     draw = np.random.default_rng(seed)
     return {
         "tokens": draw.integers(0, 256, (rows, length)).astype(np.int32),
@@ -37,7 +37,7 @@ def some(rows: int, length: int, seed: int = 0) -> Batch:
 
 def test_four_fifths_are_masked_and_a_tenth_replaced(tokenizer: Tokenizer) -> None:
     batch = some(400, 101)
-    hidden = Masking(tokenizer).hide(batch)
+    hidden = Masking(tokenizer).mask_batch(batch)
     chosen = hidden["weights"] == 1
     assert chosen.sum(axis=1).tolist() == [15] * 400  # 0.15 of 101 is 15.15
     np.testing.assert_array_equal(hidden["targets"], batch["tokens"])
@@ -62,12 +62,18 @@ def test_four_fifths_are_masked_and_a_tenth_replaced(tokenizer: Tokenizer) -> No
 
 def test_shares_are_what_they_are_asked_to_be(tokenizer: Tokenizer) -> None:
     batch = some(7, 20)
-    every = Masking(tokenizer, rate=1, masked=1, replaced=0).hide(batch)
+    every = Masking(
+        tokenizer, mlm_probability=1, mask_replace_prob=1, random_replace_prob=0
+    ).mask_batch(batch)
     assert (every["tokens"] == MASK).all()
-    none = Masking(tokenizer, rate=0.5, masked=0, replaced=0).hide(batch)
+    none = Masking(
+        tokenizer, mlm_probability=0.5, mask_replace_prob=0, random_replace_prob=0
+    ).mask_batch(batch)
     np.testing.assert_array_equal(none["tokens"], batch["tokens"])
     assert none["weights"].sum(axis=1).tolist() == [10] * 7
-    other = Masking(tokenizer, rate=1, masked=0, replaced=1).hide(batch)
+    other = Masking(
+        tokenizer, mlm_probability=1, mask_replace_prob=0, random_replace_prob=1
+    ).mask_batch(batch)
     assert np.mean(other["tokens"] != batch["tokens"]) > 0.95
     assert MASK not in other["tokens"]
 
@@ -78,29 +84,31 @@ def test_special_tokens_and_padding_are_never_hidden(tokenizer: Tokenizer) -> No
     batch["segments"][:, 8:] = 0
     batch["segments"][7] = 0
     batch["tokens"][9] = END
-    hidden = Masking(tokenizer, rate=0.9).hide(batch)
+    hidden = Masking(tokenizer, mlm_probability=0.9).mask_batch(batch)
     chosen = hidden["weights"] == 1
     assert not chosen[:, [0, 4, 8, 9, 10]].any()
     assert chosen.sum(axis=1).tolist() == [5 if row not in (7, 9) else 0 for row in range(50)]
-    few = Masking(tokenizer, rate=0.01).hide(batch)["weights"].sum(axis=1)
+    few = Masking(tokenizer, mlm_probability=0.01).mask_batch(batch)["weights"].sum(axis=1)
     assert few.tolist() == [1 if row not in (7, 9) else 0 for row in range(50)]
 
 
 def test_choices_depend_on_the_seed_and_the_examples_number_alone(tokenizer: Tokenizer) -> None:
     batch = some(8, 40)
-    whole = Masking(tokenizer, seed=3).hide(batch)
-    part = Masking(tokenizer, seed=3).hide({name: array[5:7] for name, array in batch.items()})
+    whole = Masking(tokenizer, seed=3).mask_batch(batch)
+    part = Masking(tokenizer, seed=3).mask_batch(
+        {name: array[5:7] for name, array in batch.items()}
+    )
     for name in whole:
         np.testing.assert_array_equal(part[name], whole[name][5:7])
-    other_seed = Masking(tokenizer, seed=4).hide(batch)
-    other_epoch = Masking(tokenizer, seed=3).hide(batch | {"examples": batch["examples"] + 8})
+    other_seed = Masking(tokenizer, seed=4).mask_batch(batch)
+    other_epoch = Masking(tokenizer, seed=3).mask_batch(batch | {"examples": batch["examples"] + 8})
     for other in (other_seed, other_epoch):
         assert (other["weights"] != whole["weights"]).any(axis=1).all()
 
 
 def test_choices_stay_what_they_were(tokenizer: Tokenizer) -> None:
     """A run that is resumed with a newer version must go on with the choices it began with."""
-    hidden = Masking(tokenizer, seed=7).hide(some(2, 20))
+    hidden = Masking(tokenizer, seed=7).mask_batch(some(2, 20))
     assert np.argwhere(hidden["weights"]).tolist() == [
         [0, 3],
         [0, 6],
@@ -114,28 +122,32 @@ def test_choices_stay_what_they_were(tokenizer: Tokenizer) -> None:
 
 def test_windows_of_a_stream(make_stream: MakeStream, tokenizer: Tokenizer) -> None:
     stream = make_stream([*range(1, 60)], [*range(60, 120)])
-    batches = Batches(stream, batch_size=4, sequence_length=13, seed=1, segments=True)
-    masked = MaskedBatches(batches, Masking(tokenizer))
-    halves = [masked.host(3, host, 2) for host in range(2)]
-    for name, array in masked.host(3, 0, 1).items():
+    batches = TextTrainingBatches(
+        stream, batch_size=4, sequence_length=13, seed=1, document_masking=True
+    )
+    masked = MaskedTrainingBatches(batches, Masking(tokenizer))
+    halves = [masked.host_batch(3, host, 2) for host in range(2)]
+    for name, array in masked.host_batch(3, 0, 1).items():
         np.testing.assert_array_equal(np.concatenate([half[name] for half in halves]), array)
-    np.testing.assert_array_equal(masked.host(3, 0, 1)["targets"], batches[3]["tokens"])
+    np.testing.assert_array_equal(masked.host_batch(3, 0, 1)["targets"], batches[3]["tokens"])
 
-    held_out = evaluation_batches(stream, batch_size=4, sequence_length=13, segments=True)
+    held_out = make_text_evaluation_batches(
+        stream, batch_size=4, sequence_length=13, document_masking=True
+    )
     evaluation = MaskedEvaluationBatches(held_out, Masking(tokenizer))
     assert len(evaluation) == len(held_out) == 3
-    last = evaluation.host(2, 0, 1)
+    last = evaluation.host_batch(2, 0, 1)
     assert last["weights"].sum(axis=1).tolist() == [2, 1, 0, 0]  # of 13 and of 3 words
-    np.testing.assert_array_equal(last["tokens"], evaluation.host(2, 0, 1)["tokens"])
+    np.testing.assert_array_equal(last["tokens"], evaluation.host_batch(2, 0, 1)["tokens"])
 
 
 def test_a_corpus_with_a_mask(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one two three " * 20)
-    config = DataConfig(f"{tmp_path}/a.txt", tokenizer=TokenizerConfig("word", vocab_size=20))
-    plain, masked = prepare(config), prepare(config, mask=True)
-    assert plain.tokenizer.mask is None
-    assert masked.tokenizer.mask == masked.tokenizer.vocab_size - 1
-    again = prepare(config, tokenizer=masked.tokenizer, mask=True)
+    config = TextDataConfig(f"{tmp_path}/a.txt", tokenizer=TokenizerConfig("word", vocab_size=20))
+    plain, masked = prepare_text(config), prepare_text(config, with_mask_token=True)
+    assert plain.tokenizer.mask_token_id is None
+    assert masked.tokenizer.mask_token_id == masked.tokenizer.vocab_size - 1
+    again = prepare_text(config, tokenizer=masked.tokenizer, with_mask_token=True)
     assert again.digest == masked.digest != plain.digest
 
 

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.data.buckets import buckets_by_tokens
+from train.data.buckets import bucket_by_tokens
 from train.data.config import TokenizerConfig
-from train.data.example_batches import HeldOutBatches, TrainingBatches
+from train.data.example_batches import ExampleEvaluationBatches, ExampleTrainingBatches
 from train.data.example_corpus import ExampleCorpus
-from train.data.parallel import ParallelSplit, decode_sentence, encode_sentences, prepare_parallel
-from train.data.parallel_config import ParallelDataConfig
+from train.data.parallel import BitextSplit, decode_sentence, encode_sentences, prepare_bitext
+from train.data.parallel_config import BitextDataConfig
 from train.errors import UserError
 
 ENGLISH = ["A dog .", "two dogs run", "a man runs", "two men"]
@@ -27,19 +27,19 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def prepared(folder: Path, **settings: Any) -> ExampleCorpus[ParallelSplit]:
+def prepared(folder: Path, **settings: Any) -> ExampleCorpus[BitextSplit]:
     defaults: dict[str, Any] = {
         "path": f"{folder}/train",
         "validation_path": f"{folder}/val",
         "max_length": 8,
         "tokenizer": TokenizerConfig("word", lowercase=True),
     }
-    return prepare_parallel(ParallelDataConfig(**defaults | settings))
+    return prepare_bitext(BitextDataConfig(**defaults | settings))
 
 
 def test_a_batch_by_hand(files: Path) -> None:
     corpus = prepared(files)
-    end = corpus.tokenizer.end_of_text
+    end = corpus.tokenizer.eos_token_id
     batch = corpus.split("train").batch(np.array([2, -1, 0]), (4, 5))
     men, dogs = (corpus.tokenizer.encode(text).tolist() for text in ("a man runs", "a dog ."))
     mann, hund = (
@@ -78,7 +78,7 @@ def test_sentences_and_back(files: Path, kind: Any) -> None:
     ).tokenizer
     texts = GERMAN[1:]  # wordpiece says nothing of the space before a full stop
     for tokens, text in zip(encode_sentences(tokenizer, texts), texts, strict=True):
-        assert tokens[-1] == tokenizer.end_of_text
+        assert tokens[-1] == tokenizer.eos_token_id
         babble = tokenizer.encode("man")
         assert decode_sentence(tokenizer, np.concatenate([tokens, babble])) == text
         assert decode_sentence(tokenizer, tokens[:-1]) == text
@@ -106,7 +106,7 @@ def test_pairs_that_are_too_long_or_empty_are_left_out_of_training(files: Path) 
 
 def test_pairs_that_are_too_long_are_cut_elsewhere(files: Path) -> None:
     corpus = prepared(files, max_length=4)
-    split, end = corpus.split("validation"), corpus.tokenizer.end_of_text
+    split, end = corpus.split("validation"), corpus.tokenizer.eos_token_id
     assert len(split.pairs) == len(split.source) == 2
     ein, mann = corpus.tokenizer.encode("ein mann")
     assert split.target[1].tolist() == [ein, mann, ein, end]
@@ -123,15 +123,15 @@ def test_every_pair_is_met_once_in_an_epoch_and_in_an_evaluation(tmp_path: Path)
     corpus = prepared(tmp_path, validation_path="", max_length=40)
     split = corpus.split("train")
     assert len(split.pairs) == 81
-    buckets = buckets_by_tokens(split.lengths, batch_tokens=100, row_multiple=2)
-    training = TrainingBatches(split, buckets, seed=0)
+    buckets = bucket_by_tokens(split.lengths, batch_tokens=100, batch_size_multiple=2)
+    training = ExampleTrainingBatches(split, buckets, seed=0)
     for batches, count in (
         (training, training.batches_per_epoch),
-        (held := HeldOutBatches(split, buckets), len(held)),
+        (held := ExampleEvaluationBatches(split, buckets), len(held)),
     ):
         seen, shapes = [], set()
         for cursor in range(count):
-            batch = batches.host(cursor, 0, 1)
+            batch = batches.host_batch(cursor, 0, 1)
             real = batch["weights"].any(axis=1)
             seen += batch["examples"][real].tolist()
             shapes.add((batch["source"].shape, batch["tokens"].shape))

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers
 
 from train.data.config import TokenizerConfig, TokenizerKind
-from train.data.pieces import may_be_cut, pieces
+from train.data.pieces import can_be_chunked, split_into_chunks
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 
@@ -16,9 +16,9 @@ KINDS: tuple[TokenizerKind, ...] = ("byte", "character", "word", "bpe", "wordpie
 
 
 def test_a_text_is_cut_before_the_space_after_a_word() -> None:
-    assert list(pieces("one  two\nthree four", 4)) == ["one  two", "\nthree", " four"]
-    assert list(pieces("", 4)) == [""]
-    assert list(pieces("uncuttable", 1)) == ["uncuttable"]
+    assert list(split_into_chunks("one  two\nthree four", 4)) == ["one  two", "\nthree", " four"]
+    assert list(split_into_chunks("", 4)) == [""]
+    assert list(split_into_chunks("uncuttable", 1)) == ["uncuttable"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -34,12 +34,12 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 def test_the_tokens_of_the_pieces_are_those_of_the_text(
     tokenizer: Tokenizer, text: str, size: int
 ) -> None:
-    cut = [token for piece in pieces(text, size) for token in tokenizer.encode(piece)]
+    cut = [token for piece in split_into_chunks(text, size) for token in tokenizer.encode(piece)]
     assert cut == list(tokenizer.encode(text))
 
 
 def test_pieces_are_used_where_they_are_safe(tokenizer: Tokenizer) -> None:
-    assert may_be_cut(Backend.from_str(tokenizer.to_json()))
+    assert can_be_chunked(Backend.from_str(tokenizer.to_json()))
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_pieces_are_not_used_where_they_may_show(
         backend.pre_tokenizer = splitter
     if normalizer:
         backend.normalizer = normalizer
-    assert not may_be_cut(backend)
+    assert not can_be_chunked(backend)

@@ -19,7 +19,7 @@ def test_items_come_in_order_from_the_start() -> None:
 
 def test_no_more_is_loaded_than_asked_for() -> None:
     loaded: list[int] = []
-    with contextlib.closing(prefetch(loaded.append, ahead=3)) as items:
+    with contextlib.closing(prefetch(loaded.append, buffer_size=3)) as items:
         for _ in range(2):
             next(items)
     assert loaded[:2] == [0, 1]

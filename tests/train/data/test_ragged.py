@@ -1,20 +1,20 @@
 import numpy as np
 
-from train.data.ragged import Ragged
+from train.data.ragged import RaggedArray
 
 SEQUENCES = [np.array(tokens, np.int64) for tokens in ([5, 6, 7], [], [8], [9, 10])]
 
 
 def test_sequences_stay_what_they_were() -> None:
-    ragged = Ragged.of(SEQUENCES)
+    ragged = RaggedArray.from_sequences(SEQUENCES)
     assert len(ragged) == 4
     assert ragged.lengths.tolist() == [3, 0, 1, 2]
     assert [ragged[n].tolist() for n in range(4)] == [[5, 6, 7], [], [8], [9, 10]]
-    assert ragged.flat.dtype == np.int32
+    assert ragged.values.dtype == np.int32
 
 
 def test_padded_by_hand() -> None:
-    numbers, real = Ragged.of(SEQUENCES).padded(np.array([3, -1, 0, 1, 3]), 4)
+    numbers, real = RaggedArray.from_sequences(SEQUENCES).pad(np.array([3, -1, 0, 1, 3]), 4)
     assert numbers.tolist() == [[9, 10, 0, 0], [0] * 4, [5, 6, 7, 0], [0] * 4, [9, 10, 0, 0]]
     assert real.sum(axis=1).tolist() == [2, 0, 3, 0, 2]
     assert real[:, 0].tolist() == [True, False, True, False, True]
@@ -22,5 +22,5 @@ def test_padded_by_hand() -> None:
 
 
 def test_nothing_at_all() -> None:
-    assert len(Ragged.of([])) == 0
-    assert Ragged.of([]).lengths.tolist() == []
+    assert len(RaggedArray.from_sequences([])) == 0
+    assert RaggedArray.from_sequences([]).lengths.tolist() == []

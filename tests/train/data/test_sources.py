@@ -3,13 +3,13 @@ import pathlib
 import pytest
 
 from train.data import library
-from train.data.sources import Source
+from train.data.sources import TextSource
 from train.errors import UserError
 
 
 def test_text_is_read_anew_each_time(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("first")
-    source = Source.find("data.path", str(tmp_path), limit_bytes=3)
+    source = TextSource.find("data.path", str(tmp_path), max_bytes=3)
     assert list(source.documents()) == list(source.documents()) == [("a.txt", "fir")]
 
 
@@ -17,7 +17,7 @@ def test_no_text_at_all_is_an_error(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("")
     (tmp_path / "b.jsonl").write_text('{"text": ""}\n')
     for path in (tmp_path, tmp_path / "a.txt"):
-        source = Source.find("data.validation_path", str(path))
+        source = TextSource.find("data.validation_path", str(path))
         with pytest.raises(UserError, match=f"data.validation_path {path}: is empty; give"):
             list(source.documents())
 
@@ -27,7 +27,9 @@ def test_the_fingerprint_depends_on_files_and_settings(tmp_path: pathlib.Path) -
 
     def fingerprint(field: str = "text", limit_bytes: int = 0) -> list[object]:
         path = str(tmp_path)
-        return Source.find("data.path", path, field=field, limit_bytes=limit_bytes).fingerprint()
+        return TextSource.find(
+            "data.path", path, text_field=field, max_bytes=limit_bytes
+        ).fingerprint()
 
     first = fingerprint()
     assert fingerprint() == first
@@ -38,7 +40,7 @@ def test_the_fingerprint_depends_on_files_and_settings(tmp_path: pathlib.Path) -
 
 
 def test_the_library_has_topics_and_source_and_neither_twice() -> None:
-    source = Source.find("data.path", "python:library")
+    source = TextSource.find("data.path", "python:library")
     texts = dict(source.documents())
     assert list(texts) == [name for name, _ in source.documents()]
     assert "topics/assert" in texts
@@ -59,6 +61,6 @@ def test_a_python_without_its_library_says_so(monkeypatch: pytest.MonkeyPatch) -
 def test_library_files_that_are_not_utf8_are_left_out(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.py").write_bytes(b"# \xe9")
     (tmp_path / "b.py").write_bytes(b"# b")
-    files = Source.find("data.path", str(tmp_path)).files
+    files = TextSource.find("data.path", str(tmp_path)).files
     documents = [doc for doc in library.library_documents(files) if "topics/" not in doc.name]
     assert documents == [("b.py", "# b")]

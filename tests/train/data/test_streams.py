@@ -6,7 +6,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 from train.data.config import TokenizerConfig
-from train.data.streams import read_stream, stream_is_whole, write_stream
+from train.data.streams import read_stream, stream_is_complete, write_stream
 from train.data.text import Document
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
@@ -27,7 +27,7 @@ def test_a_separator_is_before_each_document_and_at_the_end(
     assert stream.tokens.tolist() == [256, 97, 98, 256, 0xC3, 0xA9, 256, 99, 256]
     assert stream.document_starts.tolist() == [0, 3, 6]
     assert isinstance(stream.tokens, np.memmap)
-    assert (stream.name, stream.bytes, stream.targets) == ("train", 5, 8)
+    assert (stream.name, stream.num_bytes, stream.num_targets) == ("train", 5, 8)
 
 
 def test_a_text_that_ends_in_the_separator_gets_no_second_one(tmp_path: pathlib.Path) -> None:
@@ -67,12 +67,12 @@ def test_the_digest_tells_texts_and_their_borders_apart(
 
 def test_files_that_were_cut_are_noticed(byte: Tokenizer, tmp_path: pathlib.Path) -> None:
     facts = write_stream(tmp_path, "train", [Document("a", "text")], byte)
-    assert stream_is_whole(tmp_path, "train", facts)
+    assert stream_is_complete(tmp_path, "train", facts)
     for name in ("train.tokens", "train.starts"):
         content = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(content[:-1])
-        assert not stream_is_whole(tmp_path, "train", facts)
+        assert not stream_is_complete(tmp_path, "train", facts)
         (tmp_path / name).unlink()
-        assert not stream_is_whole(tmp_path, "train", facts)
+        assert not stream_is_complete(tmp_path, "train", facts)
         (tmp_path / name).write_bytes(content)
-    assert stream_is_whole(tmp_path, "train", facts)
+    assert stream_is_complete(tmp_path, "train", facts)

@@ -4,12 +4,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.data.buckets import buckets_by_rows
+from train.data.buckets import bucket_by_rows
 from train.data.config import TokenizerConfig
-from train.data.example_batches import HeldOutBatches, TrainingBatches
+from train.data.example_batches import ExampleEvaluationBatches, ExampleTrainingBatches
 from train.data.example_corpus import ExampleCorpus
-from train.data.tagged import TaggedSplit, encode_words, prepare_tagged, rows_of_words, tagged_split
-from train.data.tagged_config import TaggedDataConfig
+from train.data.tagged import (
+    TokenLabelSplit,
+    encode_words,
+    make_token_label_split,
+    prepare_token_labels,
+    split_into_rows,
+)
+from train.data.tagged_config import TokenLabelDataConfig
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
 
@@ -25,7 +31,7 @@ def files(tmp_path: Path) -> Path:
 
 def prepared(
     folder: Path, labels: tuple[str, ...] | None = None, **settings: Any
-) -> ExampleCorpus[TaggedSplit]:
+) -> ExampleCorpus[TokenLabelSplit]:
     defaults: dict[str, Any] = {
         "path": f"{folder}/train",
         "validation_path": f"{folder}/dev",
@@ -33,7 +39,7 @@ def prepared(
         "max_length": 16,
         "tokenizer": TokenizerConfig("character"),
     }
-    return prepare_tagged(TaggedDataConfig(**defaults | settings), labels=labels)
+    return prepare_token_labels(TokenLabelDataConfig(**defaults | settings), labels=labels)
 
 
 def test_a_batch_by_hand(files: Path) -> None:
@@ -79,13 +85,13 @@ def test_a_batch_by_hand(files: Path) -> None:
 def test_long_sentences_are_cut_between_words(
     sizes: list[int], longest: int, rows: list[tuple[int, int]]
 ) -> None:
-    assert list(rows_of_words(sizes, longest)) == rows
+    assert list(split_into_rows(sizes, longest)) == rows
 
 
 def test_no_word_is_lost(files: Path) -> None:
     corpus = prepared(files, max_length=4)
     split = corpus.split("train")
-    assert split.sentence.tolist() == [0, 0, 1, 1, 2, 2]
+    assert split.sentence_indices.tolist() == [0, 0, 1, 1, 2, 2]
     assert split.lengths.max() == 4  # " cats" has five characters
     assert split.tags() == [["D", "N"], ["N", "V"], ["P", "V"]]
     assert corpus.notes[0] == (
@@ -97,10 +103,10 @@ def test_no_word_is_lost(files: Path) -> None:
 def test_answers_come_back_sentence_by_sentence(files: Path) -> None:
     split = prepared(files, max_length=4).split("validation")
     answers: list[np.ndarray] = [np.zeros(0)] * len(split.tokens)
-    buckets = buckets_by_rows(split.lengths, batch_size=2)
-    batches = HeldOutBatches(split, buckets)
+    buckets = bucket_by_rows(split.lengths, batch_size=2)
+    batches = ExampleEvaluationBatches(split, buckets)
     for cursor in range(len(batches)):
-        batch = batches.host(cursor, 0, 1)
+        batch = batches.host_batch(cursor, 0, 1)
         right = np.where(batch["weights"] > 0, batch["targets"], 3)
         for row in np.flatnonzero(batch["weights"].any(axis=1)):
             answers[batch["examples"][row]] = right[row]
@@ -111,12 +117,12 @@ def test_answers_come_back_sentence_by_sentence(files: Path) -> None:
 
 def test_training_meets_every_row(files: Path) -> None:
     split = prepared(files, max_length=4).split("train")
-    batches = TrainingBatches(split, buckets_by_rows(split.lengths, batch_size=2), seed=0)
+    batches = ExampleTrainingBatches(split, bucket_by_rows(split.lengths, batch_size=2), seed=0)
     seen = np.concatenate(
         [
             batch["examples"][batch["weights"].any(axis=1)]
             for cursor in range(batches.batches_per_epoch)
-            for batch in [batches.host(cursor, 0, 1)]
+            for batch in [batches.host_batch(cursor, 0, 1)]
         ]
     )
     assert sorted(seen.tolist()) == list(range(6))
@@ -133,13 +139,13 @@ def test_a_word_is_in_pieces_with_the_space_before_it() -> None:
 
 def test_a_word_that_the_tokenizer_drops_has_a_piece_all_the_same() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("wordpiece", vocab_size=50), ["a cat"])
-    split = tagged_split(
+    split = make_token_label_split(
         tokenizer, [["a", "\u200d\x00", "cat"]], [[0, 1, 0]], labels=("X", "Y"), max_length=9
     )
     assert split.tags() == [["X", "Y", "X"]]
     assert split.tokens[0].tolist() == [
         *tokenizer.encode("a"),
-        tokenizer.end_of_text,
+        tokenizer.eos_token_id,
         *tokenizer.encode("cat"),
     ]
 

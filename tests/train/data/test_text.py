@@ -6,12 +6,12 @@ import pytest
 
 from train.data import text as text_files
 from train.data.files import find_files
-from train.data.text import Document, limit, read_documents
+from train.data.text import Document, read_documents, truncate_documents
 from train.errors import UserError
 
 
 def read(path: pathlib.Path, field: str = "text") -> list[tuple[str, str]]:
-    return list(read_documents(find_files(str(path), "data.path"), field=field))
+    return list(read_documents(find_files(str(path), "data.path"), text_field=field))
 
 
 def test_plain_text_is_one_document_exactly_as_it_is(tmp_path: pathlib.Path) -> None:
@@ -83,12 +83,12 @@ def test_a_file_that_vanished_is_named(tmp_path: pathlib.Path) -> None:
 
 def test_the_limit_counts_bytes_and_keeps_characters_whole() -> None:
     documents = [Document("a", "abc"), Document("b", "éé"), Document("c", "x")]
-    assert list(limit(documents, 0)) == documents
-    assert list(limit(documents, 6)) == [("a", "abc"), ("b", "é")]
-    assert list(limit(documents, 4)) == [("a", "abc")]
-    assert list(limit(documents, 3)) == [("a", "abc")]
-    assert list(limit(documents, 7)) == documents[:2]
-    assert list(limit(documents, 100)) == documents
+    assert list(truncate_documents(documents, 0)) == documents
+    assert list(truncate_documents(documents, 6)) == [("a", "abc"), ("b", "é")]
+    assert list(truncate_documents(documents, 4)) == [("a", "abc")]
+    assert list(truncate_documents(documents, 3)) == [("a", "abc")]
+    assert list(truncate_documents(documents, 7)) == documents[:2]
+    assert list(truncate_documents(documents, 100)) == documents
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])

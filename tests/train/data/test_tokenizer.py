@@ -23,7 +23,7 @@ def tokenizers() -> dict[str, Tokenizer]:
     return {kind: train_tokenizer(TokenizerConfig(kind, vocab_size=300), TEXTS) for kind in KINDS}
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("kind", EXACT)
 @hypothesis.given(text=st.text(max_size=60))
 @hypothesis.example("<|endoftext|> is text here\x00\ufeff\u2028\x1c  \r\n")
@@ -32,7 +32,7 @@ def test_any_text_comes_back_exactly(
 ) -> None:
     tokens = tokenizers[kind].encode(text)
     assert tokens.dtype == np.int32
-    assert tokenizers[kind].end_of_text not in tokens
+    assert tokenizers[kind].eos_token_id not in tokens
     assert tokenizers[kind].decode(tokens) == text
 
 
@@ -76,7 +76,7 @@ def test_saved_and_loaded_it_is_the_same(
         loaded = Tokenizer.load(path)
         assert loaded.digest == tokenizers[kind].digest
         assert loaded.vocab_size == tokenizers[kind].vocab_size
-        assert loaded.end_of_text == tokenizers[kind].end_of_text
+        assert loaded.eos_token_id == tokenizers[kind].eos_token_id
         for text in TEXTS:
             assert loaded.encode(text).tolist() == tokenizers[kind].encode(text).tolist()
     assert len({tokenizer.digest for tokenizer in tokenizers.values()}) == len(KINDS)
@@ -92,7 +92,7 @@ def test_it_cannot_be_saved_where_there_is_no_folder(
 def test_the_separator_is_not_shown(tokenizers: dict[str, Tokenizer]) -> None:
     for kind in ("byte", "bpe", "character", "wordpiece"):
         tokenizer = tokenizers[kind]
-        tokens = [tokenizer.end_of_text, *tokenizer.encode("cat"), tokenizer.end_of_text]
+        tokens = [tokenizer.eos_token_id, *tokenizer.encode("cat"), tokenizer.eos_token_id]
         assert tokenizer.decode(np.array(tokens)) == "cat"
 
 
@@ -103,9 +103,9 @@ def test_a_tokenizer_without_a_separator_is_refused() -> None:
 
 def test_berts_tokens_have_their_uses(tokenizers: dict[str, Tokenizer]) -> None:
     bert = tokenizers["wordpiece"]  # [PAD] [UNK] [CLS] [SEP] [MASK]
-    assert (bert.start, bert.end_of_text, bert.mask) == (2, 3, 4)
-    assert bert.special == {0, 1, 2, 3, 4}
-    assert bert.with_mask() is bert
+    assert (bert.cls_token_id, bert.eos_token_id, bert.mask_token_id) == (2, 3, 4)
+    assert bert.special_token_ids == {0, 1, 2, 3, 4}
+    assert bert.with_mask_token() is bert
 
 
 @pytest.mark.parametrize("kind", ["byte", "bpe", "character", "word"])
@@ -113,18 +113,18 @@ def test_a_mask_is_reserved_beside_all_other_tokens(
     tokenizers: dict[str, Tokenizer], kind: str
 ) -> None:
     plain = tokenizers[kind]
-    assert (plain.start, plain.mask) == (plain.end_of_text, None)
-    masked = plain.with_mask()
-    assert masked.mask == plain.vocab_size == masked.vocab_size - 1
-    assert masked.special == {*plain.special, masked.mask}
+    assert (plain.cls_token_id, plain.mask_token_id) == (plain.eos_token_id, None)
+    masked = plain.with_mask_token()
+    assert masked.mask_token_id == plain.vocab_size == masked.vocab_size - 1
+    assert masked.special_token_ids == {*plain.special_token_ids, masked.mask_token_id}
     assert masked.digest != plain.digest
     text = "The mat[MASK] sat" if kind in ("byte", "bpe") else "The mat sat"
     assert masked.encode(text).tolist() == plain.encode(text).tolist()
-    assert plain.mask is None
+    assert plain.mask_token_id is None
     again = Tokenizer(Backend.from_str(masked.to_json()))
-    assert (again.mask, again.special, again.digest) == (
-        masked.mask,
-        masked.special,
+    assert (again.mask_token_id, again.special_token_ids, again.digest) == (
+        masked.mask_token_id,
+        masked.special_token_ids,
         masked.digest,
     )
 

@@ -22,7 +22,7 @@ def test_gpt2s_files(gpt2: pathlib.Path) -> None:
     tokenizer = Tokenizer.load(gpt2)
     assert tokenizer.encode("ab ab ba").tolist() == [3, 4, 2, 1, 0]
     assert tokenizer.decode([3, 4, 5]) == "ab ab"
-    assert (tokenizer.end_of_text, tokenizer.vocab_size) == (5, 6)
+    assert (tokenizer.eos_token_id, tokenizer.vocab_size) == (5, 6)
     (gpt2 / "encoder.json").rename(gpt2 / "vocab.json")
     assert Tokenizer.load(gpt2).digest == tokenizer.digest
 
@@ -42,7 +42,7 @@ def test_berts_vocabulary(tmp_path: pathlib.Path, cased: bool) -> None:
             2 if cased else 8,
         ]
         assert tokenizer.decode([4, 6, 7, 9, 8, 4]) == "unable, a"
-        assert (tokenizer.end_of_text, tokenizer.vocab_size) == (4, len(words))
+        assert (tokenizer.eos_token_id, tokenizer.vocab_size) == (4, len(words))
 
 
 def test_a_tokenizer_json_adds_cuts_and_fills_nothing(tmp_path: pathlib.Path) -> None:

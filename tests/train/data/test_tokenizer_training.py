@@ -13,14 +13,18 @@ TEXT = "the cat sat on the mat\nthe Cat ran\n"
 
 def test_bytes_are_their_own_numbers() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("byte"), [])
-    assert (tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.stop) == (257, 256, 256)
+    assert (tokenizer.vocab_size, tokenizer.eos_token_id, tokenizer.stop_token_id) == (
+        257,
+        256,
+        256,
+    )
     assert tokenizer.encode("a\n\x7fé").tolist() == [97, 10, 127, 0xC3, 0xA9]
     assert [len(tokenizer.decode([byte])) for byte in range(256)] == [1] * 256
 
 
 def test_characters_are_numbered_in_order_and_the_separator_is_one_more() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("character"), ["cab\n", "aé"])
-    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (6, 5)
+    assert (tokenizer.vocab_size, tokenizer.eos_token_id) == (6, 5)
     assert tokenizer.encode("\nabcé").tolist() == [0, 1, 2, 3, 4]
 
 
@@ -28,7 +32,7 @@ def test_words_are_numbered_by_how_often_they_come() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("word"), [TEXT, "<unk> <eos> the the the the cat"])
     words = ["<unk>", "<eos>", "the", "cat", "Cat", "mat", "on", "ran", "sat"]
     assert tokenizer.vocab_size == len(words)
-    assert (tokenizer.end_of_text, tokenizer.stop) == (1, None)
+    assert (tokenizer.eos_token_id, tokenizer.stop_token_id) == (1, None)
     assert tokenizer.encode(" ".join(words)).tolist() == list(range(len(words)))
     assert tokenizer.encode("the dog\n \nsat").tolist() == [2, 0, 1, 1, 8]
     assert tokenizer.decode([2, 0, 1, 1, 8]) == "the <unk> \n \n sat"
@@ -43,7 +47,7 @@ def test_the_vocabulary_of_words_is_as_large_as_asked() -> None:
 
 def test_pairs_are_merged_by_how_often_they_come() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("bpe", vocab_size=259), ["abab abab ab", " abc"])
-    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (259, 0)
+    assert (tokenizer.vocab_size, tokenizer.eos_token_id) == (259, 0)
     tokens = tokenizer.encode("abab ab").tolist()
     assert tokens == [257, 257, 258]  # "ab", then " ab"
     assert tokenizer.decode(tokens) == "abab ab"
@@ -51,7 +55,7 @@ def test_pairs_are_merged_by_how_often_they_come() -> None:
 
 def test_word_pieces_have_berts_special_tokens() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("wordpiece", vocab_size=64), [TEXT])
-    assert tokenizer.end_of_text == 3
+    assert tokenizer.eos_token_id == 3
     assert tokenizer.vocab_size <= 64
     tokens = tokenizer.encode("the Cat,  ran on a mat")  # no comma was learned
     assert tokens.tolist().count(1) == 1
@@ -84,7 +88,7 @@ def test_no_more_is_read_than_is_learned_from(kind: TokenizerKind) -> None:
     assert learned.digest == train_tokenizer(config, ["abc " * 3, "abd "]).digest
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_every_process_learns_the_same() -> None:
     script = (
         "from train.data.config import TokenizerConfig as Config\n"

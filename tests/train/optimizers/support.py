@@ -8,22 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.optimizers import OptimizerConfig, make_optimizer
-from transformer.weights import Axes
+from transformer.weights import LogicalAxes
 
 Tree = dict[str, Any]
 Array = np.ndarray[Any, Any]
 
 AXES = {
-    "embedding": Axes(inputs=("vocab",), outputs=("embed",)),
-    "positions": Axes(inputs=("positions",), outputs=("embed",)),
-    "matrix": Axes(inputs=("embed",), outputs=("mlp",)),
-    "stacked": Axes(stack=("layers",), inputs=("embed",), outputs=("heads", "head")),
-    "experts": Axes(stack=("layers", "experts"), inputs=("embed",), outputs=("mlp",)),
-    "bias": Axes(outputs=("mlp",)),
-    "stacked_bias": Axes(stack=("layers",), outputs=("heads", "head")),
-    "gain": Axes(outputs=("embed",)),
-    "stacked_gain": Axes(stack=("layers",), outputs=("embed",)),
-    "stacked_number": Axes(stack=("layers",)),
+    "embedding": LogicalAxes(inputs=("vocab",), outputs=("embed",)),
+    "positions": LogicalAxes(inputs=("positions",), outputs=("embed",)),
+    "matrix": LogicalAxes(inputs=("embed",), outputs=("mlp",)),
+    "stacked": LogicalAxes(stack=("layers",), inputs=("embed",), outputs=("heads", "head")),
+    "experts": LogicalAxes(stack=("layers", "experts"), inputs=("embed",), outputs=("mlp",)),
+    "bias": LogicalAxes(outputs=("mlp",)),
+    "stacked_bias": LogicalAxes(stack=("layers",), outputs=("heads", "head")),
+    "gain": LogicalAxes(outputs=("embed",)),
+    "stacked_gain": LogicalAxes(stack=("layers",), outputs=("embed",)),
+    "stacked_number": LogicalAxes(stack=("layers",)),
 }
 SHAPES = {
     "embedding": (7, 5),

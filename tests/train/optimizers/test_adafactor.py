@@ -16,7 +16,7 @@ from tests.train.optimizers.support import (
 )
 from tests.train.support import light_compiler as light_compiler
 from train.optimizers import Adafactor, make_optimizer
-from transformer.weights import Axes
+from transformer.weights import LogicalAxes
 
 
 def size(x: Array) -> float:
@@ -40,8 +40,8 @@ def adafactor(config: Adafactor) -> Layer:
             else:
                 v = beta * v + (1 - beta) * squares
             u = g / np.sqrt(v)
-            u = u / max(1, size(u) / config.threshold) if config.threshold else u
-            step = rate * (max(1e-3, size(w)) if config.relative else 1)
+            u = u / max(1, size(u) / config.clip_threshold) if config.clip_threshold else u
+            step = rate * (max(1e-3, size(w)) if config.scale_parameter else 1)
             decay = config.weight_decay * w if name in MATRICES else 0
             w = w - step * u - rate * decay
         return w
@@ -53,9 +53,9 @@ def adafactor(config: Adafactor) -> Layer:
     "config",
     [
         Adafactor(),
-        Adafactor(relative=False, weight_decay=0.3),
-        Adafactor(threshold=0.5),
-        Adafactor(threshold=0.0),
+        Adafactor(scale_parameter=False, weight_decay=0.3),
+        Adafactor(clip_threshold=0.5),
+        Adafactor(clip_threshold=0.0),
     ],
     ids=["as published", "steps as they are", "clipped", "not clipped"],
 )
@@ -72,8 +72,8 @@ def test_weights_at_zero_move() -> None:
 
 def test_a_matrix_keeps_a_number_for_each_row_and_column() -> None:
     axes = {
-        "w": Axes(("layers",), ("embed",), ("heads", "head")),
-        "b": Axes(("layers",), (), ("mlp",)),
+        "w": LogicalAxes(("layers",), ("embed",), ("heads", "head")),
+        "b": LogicalAxes(("layers",), (), ("mlp",)),
     }
     params = {"w": jnp.zeros((3, 11, 5, 7)), "b": jnp.zeros((3, 13))}
     state = jax.eval_shape(make_optimizer(Adafactor(), axes).init, params)

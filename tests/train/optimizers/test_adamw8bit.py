@@ -16,14 +16,14 @@ from tests.train.optimizers.support import (
 from tests.train.optimizers.test_eight_bits import blocks
 from tests.train.support import light_compiler as light_compiler
 from train.optimizers import AdamW, AdamW8bit, make_optimizer
-from transformer.weights import Axes
+from transformer.weights import LogicalAxes
 
 AXES = {
-    "large": Axes(inputs=("vocab",), outputs=("embed",)),
-    "stacked": Axes(("layers",), ("embed",), ("mlp",)),
-    "odd": Axes(("layers",), ("embed",), ("heads", "head")),
-    "small": Axes(("layers",), ("embed",), ("mlp",)),
-    "gain": Axes(("layers",), (), ("embed",)),
+    "large": LogicalAxes(inputs=("vocab",), outputs=("embed",)),
+    "stacked": LogicalAxes(("layers",), ("embed",), ("mlp",)),
+    "odd": LogicalAxes(("layers",), ("embed",), ("heads", "head")),
+    "small": LogicalAxes(("layers",), ("embed",), ("mlp",)),
+    "gain": LogicalAxes(("layers",), (), ("embed",)),
 }
 SHAPES = {
     "large": (17, 256),
@@ -48,7 +48,7 @@ def adamw(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Ar
     return w
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_adamw_with_moments_of_eight_bits_is_the_formula() -> None:
     params = drawn(0, SHAPES)
     found = updated(CONFIG, params, AXES)
@@ -69,11 +69,11 @@ def test_two_bytes_a_parameter_and_scales() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_layer_is_as_if_it_were_alone() -> None:
     """Bit for bit, whatever the size of the numbers beside it."""
-    axes = {"w": Axes(("layers",), ("embed",), ("mlp",))}
-    alone = {"w": Axes(inputs=("embed",), outputs=("mlp",))}
+    axes = {"w": LogicalAxes(("layers",), ("embed",), ("mlp",))}
+    alone = {"w": LogicalAxes(inputs=("embed",), outputs=("mlp",))}
     params = drawn(0, {"w": (2, 67, 71)})
     both, single = (make_optimizer(CONFIG, each) for each in (axes, alone))
     grads = gradients(params, 1)["w"] * np.array([1.0, 1e6], np.float32)[:, None, None]
@@ -88,7 +88,7 @@ def test_a_layer_is_as_if_it_were_alone() -> None:
 
 def test_a_gradient_that_stops_leaves_no_leap() -> None:
     """Squares far below their block's largest do not vanish before the mean of the gradients."""
-    axes = {"w": Axes(inputs=("vocab",), outputs=("embed",))}
+    axes = {"w": LogicalAxes(inputs=("vocab",), outputs=("embed",))}
     params = {"w": jnp.zeros((64, 256))}
     first = np.random.RandomState(0).randn(64, 256).astype(np.float32)
     optimizer = make_optimizer(AdamW8bit(weight_decay=0.0), axes)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.train.support import light_compiler as light_compiler
-from train.optimizers.eight_bits import BLOCK, dequantise, nearest, quantise, values
+from train.optimizers.eight_bits import BLOCK_SIZE, code_values, dequantize, nearest_code, quantize
 
 Array = np.ndarray[Any, Any]
 
@@ -23,9 +23,9 @@ def table(signed: bool) -> Array:
 @pytest.mark.parametrize("signed", [True, False])
 def test_all_256_values(signed: bool) -> None:
     codes = np.arange(256, dtype=np.uint8)
-    found = jax.jit(values, static_argnames="signed")(codes, signed=signed)
+    found = jax.jit(code_values, static_argnames="signed")(codes, signed=signed)
     np.testing.assert_allclose(found, table(signed), rtol=3e-7)
-    again = jax.jit(nearest, static_argnames="signed")(found, signed=signed)
+    again = jax.jit(nearest_code, static_argnames="signed")(found, signed=signed)
     np.testing.assert_array_equal(again, codes)
 
 
@@ -36,7 +36,7 @@ def test_the_nearest_value_is_taken(signed: bool) -> None:
     edges = np.outer(10.0 ** -np.arange(8), random.uniform(0.9, 1.1, 300)).ravel()
     x = np.concatenate([random.uniform(0, 1, 3000), 10 ** random.uniform(-9, 0, 3000), edges])
     x = np.minimum(x, 1).astype(np.float32) * (random.choice([-1, 1], len(x)) if signed else 1)
-    codes = np.asarray(jax.jit(nearest, static_argnames="signed")(x, signed=signed))
+    codes = np.asarray(jax.jit(nearest_code, static_argnames="signed")(x, signed=signed))
     distances = distances_to_all(x.astype(np.float64), signed)
     own = distances[np.arange(len(x)), codes]
     assert (own - distances.min(axis=1) <= 1e-6 * np.abs(x)).all()
@@ -55,7 +55,7 @@ def blocks(x: Array, stack: int, signed: bool) -> Array:
     found = np.zeros(x.shape)
     for layer in np.ndindex(x.shape[:stack]):
         flat = x[layer].astype(np.float64).ravel()
-        parts = [flat[i : i + BLOCK] for i in range(0, len(flat), BLOCK)]
+        parts = [flat[i : i + BLOCK_SIZE] for i in range(0, len(flat), BLOCK_SIZE)]
         done = []
         for part in parts:
             scale = np.abs(part).max() or 1.0
@@ -85,8 +85,8 @@ def test_blocks_lie_along_the_memory_of_a_layer(
     x[(0,) * len(shape)] *= 1000
 
     def both(x: Any) -> Any:
-        stored = quantise(x, stack, signed=signed)
-        return *stored, dequantise(*stored, stack, signed=signed)
+        stored = quantize(x, stack, signed=signed)
+        return *stored, dequantize(*stored, stack, signed=signed)
 
     codes, found_scales, again = jax.jit(both)(x)
     assert (codes.dtype, codes.shape) == (np.uint8, shape)
@@ -94,9 +94,9 @@ def test_blocks_lie_along_the_memory_of_a_layer(
     np.testing.assert_allclose(again, blocks(x, stack, signed), rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_zeros_stay_zeros() -> None:
     zeros: Any = np.zeros((3, 256), np.float32)
-    codes, scales = quantise(zeros, 0, signed=True)
+    codes, scales = quantize(zeros, 0, signed=True)
     assert not np.asarray(scales).any()
-    assert not np.asarray(dequantise(codes, scales, 0, signed=True)).any()
+    assert not np.asarray(dequantize(codes, scales, 0, signed=True)).any()

@@ -14,19 +14,25 @@ from tests.train.support import assert_close, assert_same_bits, random_rows, tin
 from tests.train.support import light_compiler as light_compiler
 from train.checkpoints import Checkpoints
 from train.engines import make_engine
-from train.optimizers import OPTIMIZERS, make_optimizer, matrices
+from train.optimizers import OPTIMIZERS, make_optimizer, matrix_mask
 from train.schedules import ScheduleConfig
-from train.sharding import MeshConfig, like_parameters, make_mesh, parameter_shardings, replicated
+from train.sharding import (
+    MeshConfig,
+    make_mesh,
+    optimizer_state_shardings,
+    parameter_shardings,
+    replicated_sharding,
+)
 from transformer import Hardware
-from transformer.weights import Axes
+from transformer.weights import LogicalAxes
 
 KINDS = sorted(OPTIMIZERS)
 
 AXES = {
-    "embedding": Axes(inputs=("vocab",), outputs=("embed",)),
-    "up": Axes(("layers",), ("embed",), ("mlp",)),
-    "query": Axes(("layers",), ("embed",), ("heads", "head")),
-    "gain": Axes(("layers",), (), ("embed",)),
+    "embedding": LogicalAxes(inputs=("vocab",), outputs=("embed",)),
+    "up": LogicalAxes(("layers",), ("embed",), ("mlp",)),
+    "query": LogicalAxes(("layers",), ("embed",), ("heads", "head")),
+    "gain": LogicalAxes(("layers",), (), ("embed",)),
 }
 RATES = {"sgd": 0.3, "adafactor": 0.3}
 LARGE = {"embedding": (32, 512), "up": (3, 16, 1024), "query": (3, 64, 4, 128), "gain": (3, 64)}
@@ -38,7 +44,7 @@ def test_names() -> None:
 
 
 def test_what_is_a_matrix_is_told_by_the_names_of_its_axes() -> None:
-    assert {name for name, yes in matrices(SMALL).items() if yes} == MATRICES
+    assert {name for name, yes in matrix_mask(SMALL).items() if yes} == MATRICES
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,16 +59,16 @@ def test_a_step_goes_down(kind: str) -> None:
 
 
 @pytest.mark.sampled("[adamw]", "[muon")
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_eight_devices_give_what_one_gives(kind: str) -> None:
     """And no device holds the whole state."""
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     params = drawn(0, LARGE)
     optimizer = make_optimizer(OPTIMIZERS[kind](), AXES)
-    whole = replicated(mesh)
+    whole = replicated_sharding(mesh)
     own = parameter_shardings(mesh, AXES, params)
-    layout = like_parameters(jax.eval_shape(optimizer.init, params), params, own, whole)
+    layout = optimizer_state_shardings(jax.eval_shape(optimizer.init, params), params, own, whole)
     update = jax.jit(optimizer.update)
     spread = jax.jit(optimizer.update, out_shardings=(own, layout))
     alone, placed = params, jax.device_put(params, own)
@@ -88,7 +94,7 @@ def test_what_has_another_shape_than_its_parameter_is_cut_where_it_divides() -> 
         for name, shape in shapes.items()
     }
     state["count"] = jax.ShapeDtypeStruct((), jnp.int32)  # type: ignore[assignment]
-    found = like_parameters(state, params, own, replicated(mesh))
+    found = optimizer_state_shardings(state, params, own, replicated_sharding(mesh))
     assert found["count"].spec == PartitionSpec()
     assert {name: found[name]["layers"]["w"].spec for name in shapes} == {
         "scales": PartitionSpec(None, ("fsdp",), ("tensor",)),
@@ -107,29 +113,31 @@ def test_a_model_is_trained_on_a_mesh_and_goes_on_from_a_checkpoint(
 
     With 8 bits for parameters of a tiny model too, where they fill a block.
     """
-    monkeypatch.setattr("train.optimizers.adamw8bit.SMALL", 256)
+    monkeypatch.setattr("train.optimizers.adamw8bit.MIN_QUANTIZED_SIZE", 256)
     experiment = tiny(
         tmp_path,
         optimizer=OPTIMIZERS[kind](),
-        schedule=ScheduleConfig("constant", learning_rate=RATES.get(kind, 1e-2), warmup=0),
+        schedule=ScheduleConfig("constant", learning_rate=RATES.get(kind, 1e-2), warmup_steps=0),
         mesh=MeshConfig(data=2, fsdp=2, tensor=2),
     )
-    model = dataclasses.replace(experiment.model, vocab_size=30, loop="scan")
+    model = dataclasses.replace(experiment.model, vocab_size=30, layer_loop="scan")
     engine = make_engine(dataclasses.replace(experiment, model=model), Hardware(count=8))
-    state, rows = engine.init(), engine.put(random_rows(8, 30))
+    state, rows = engine.init(), engine.put_batch(random_rows(8, 30))
     losses = []
     for _ in range(8):
         state, metrics = engine.step(state, rows)
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0] - 0.1
-    layouts = [jax.tree.map(lambda leaf: leaf.sharding, each) for each in (state, engine.shapes())]
+    layouts = [
+        jax.tree.map(lambda leaf: leaf.sharding, each) for each in (state, engine.abstract_state())
+    ]
     assert layouts[0] == layouts[1]
     codes = [leaf for leaf in jax.tree.leaves(state.optimizer) if leaf.dtype == jnp.uint8]
     assert bool(codes) == (kind == "adamw8bit")
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(8, state, {})
         checkpoints.wait()
-        restored = checkpoints.restore(8, engine.shapes()).state
+        restored = checkpoints.restore(8, engine.abstract_state()).state
     assert_same_bits(engine.step(restored, rows), engine.step(state, rows))
 
 

@@ -9,7 +9,7 @@ from tests.train.optimizers.support import RATES, SHAPES, drawn, gradients, upda
 from tests.train.support import assert_close
 from tests.train.support import light_compiler as light_compiler
 from train.optimizers import Muon, make_optimizer
-from transformer.weights import Axes
+from transformer.weights import LogicalAxes
 
 
 def newton_schulz(x: np.ndarray, config: Muon) -> np.ndarray:
@@ -23,7 +23,7 @@ def newton_schulz(x: np.ndarray, config: Muon) -> np.ndarray:
         x = x / np.sqrt(np.abs(x @ x.T).sum(1, keepdims=True))
     else:
         x = x / np.linalg.norm(x)
-    for _ in range(config.iterations):
+    for _ in range(config.ns_steps):
         a = x @ x.T
         x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
     return x
@@ -31,7 +31,7 @@ def newton_schulz(x: np.ndarray, config: Muon) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "config",
-    [Muon(weight_decay=0.3), Muon(weight_decay=0.3, iterations=3, preconditioning="aol")],
+    [Muon(weight_decay=0.3), Muon(weight_decay=0.3, ns_steps=3, preconditioning="aol")],
     ids=["frobenius", "aol"],
 )
 def test_muon_is_the_formula(config: Muon) -> None:
@@ -48,12 +48,12 @@ def test_muon_is_the_formula(config: Muon) -> None:
     np.testing.assert_allclose(found["matrix"], theta, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_muon_on_a_stack_is_muon_on_each_layer() -> None:
     """Also of a weight that has heads, whose matrix is [inputs, all outputs], and of experts."""
     config, params = Muon(weight_decay=0.1), drawn(0)
     found = updated(config, params)
-    optimizer = make_optimizer(config, {"one": Axes(inputs=("embed",), outputs=("mlp",))})
+    optimizer = make_optimizer(config, {"one": LogicalAxes(inputs=("embed",), outputs=("mlp",))})
     update = jax.jit(optimizer.update)
     layers = [("stacked", (i,)) for i in range(2)] + [
         ("experts", (i, j)) for i in range(2) for j in range(3)
@@ -87,7 +87,7 @@ def test_muon_leaves_all_but_the_layers_matrices_to_adam() -> None:
 
 def test_the_output_matrix_is_no_layers_matrix() -> None:
     """An untied one has the vocabulary among its outputs: Muon leaves it to Adam."""
-    axes = {"output": Axes(inputs=("embed",), outputs=("vocab",))}
+    axes = {"output": LogicalAxes(inputs=("embed",), outputs=("vocab",))}
     params = {"output": jnp.ones((5, 7))}
     grads = {"output": jnp.asarray(np.random.RandomState(0).randn(5, 7), jnp.float32)}
     optimizer = make_optimizer(Muon(beta1=0.0, weight_decay=0.0), axes)

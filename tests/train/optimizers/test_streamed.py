@@ -13,14 +13,14 @@ from tests.train.optimizers.support import AXES, SHAPES, Tree, assert_like, draw
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
 from train.engines import make_engine
-from train.optimizers import OPTIMIZERS, AdamW, make_update
+from train.optimizers import OPTIMIZERS, AdamW, make_step_optimizer
 from train.sharding import MeshConfig
 from transformer import Hardware
 from transformer.compat import CPU_HAS_PINNED_HOST
-from transformer.weights import Axes
+from transformer.weights import LogicalAxes
 
 KINDS = sorted(OPTIMIZERS)
-DEEP = {**AXES, "other": Axes(stack=("layers",), inputs=("embed",), outputs=("mlp",))}
+DEEP = {**AXES, "other": LogicalAxes(stack=("layers",), inputs=("embed",), outputs=("mlp",))}
 LARGE = {**SHAPES, "other": (3, 5, 8)}
 needs_pinned_host = pytest.mark.skipif(
     not CPU_HAS_PINNED_HOST, reason="this jaxlib cannot compile for pinned_host on a CPU"
@@ -30,7 +30,7 @@ MEMORIES: Any = {"host": "pinned_host", "device": "device"}
 
 def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
     """The parameters, and the state, after so many updates."""
-    rule = make_update(OPTIMIZERS[kind](), DEEP, memory)
+    rule = make_step_optimizer(OPTIMIZERS[kind](), DEEP, memory)
     there = SingleDeviceSharding(jax.devices()[0], memory_kind=MEMORIES[memory])
     params = {name: jnp.asarray(leaf) for name, leaf in drawn(0, LARGE).items()}
     state = jax.device_put(jax.jit(rule.init)(params), there)
@@ -45,11 +45,12 @@ def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
 @needs_pinned_host
 @pytest.mark.sampled("[adamw]", "[sgd]")
 @pytest.mark.parametrize(
-    "kind", ["adamw", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "adamw")]
+    "kind",
+    ["adamw", *(pytest.param(k, marks=pytest.mark.beta_slow) for k in KINDS if k != "adamw")],
 )
 def test_layer_by_layer_is_all_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update in between is not made."""
-    monkeypatch.setattr("train.optimizers.adamw8bit.SMALL", 16)
+    monkeypatch.setattr("train.optimizers.adamw8bit.MIN_QUANTIZED_SIZE", 16)
     (found, state), (expected, wanted) = (
         after(kind, memory, (True, False, True)) for memory in MEMORIES
     )
@@ -69,13 +70,13 @@ def test_a_model_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """On a mesh, its moments in the other memory before and after each step."""
     monkeypatch.setattr("train.engines.check_memory", lambda *_: None)  # a CPU has it, for nothing
     experiment = tiny(tmp_path, optimizer=AdamW(), mesh=MeshConfig(data=2, fsdp=2, tensor=2))
-    model = dataclasses.replace(experiment.model, vocab_size=30, loop="scan")
+    model = dataclasses.replace(experiment.model, vocab_size=30, layer_loop="scan")
     losses: dict[str, list[float]] = {}
     for memory in MEMORIES:
-        mesh = dataclasses.replace(experiment.mesh, optimizer=memory)
+        mesh = dataclasses.replace(experiment.mesh, optimizer_placement=memory)
         own = dataclasses.replace(experiment, model=model, mesh=mesh)
         engine = make_engine(own, Hardware(count=8))
-        state, rows = engine.init(), engine.put(random_rows(8, 30))
+        state, rows = engine.init(), engine.put_batch(random_rows(8, 30))
         losses[memory] = []
         for _ in range(4):
             state, metrics = engine.step(state, rows)

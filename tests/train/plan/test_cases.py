@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from bench.drills.plan import CASES, ratio
-from train.cli.kinds import with_kinds
+from train.cli.kinds import select_kinds
 from train.cli.parsing import parse
-from train.describe.shape import with_sizes
+from train.describe.shape import resolve_sizes
 from train.experiment import Experiment
 from train.plan.candidate import Candidate
-from train.plan.footprint import parts
+from train.plan.footprint import footprint_terms
 from train.plan.quantities import Quantities
 from train.plan.target import parse_target
-from train.registry import find
+from train.registry import find_experiment
 
 COMPILED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("cases.json").read_text())
 
@@ -33,7 +33,7 @@ def test_there_are_forty_cases_and_the_drill_compiles_them() -> None:
     assert {each["case"] for each in COMPILED} <= set(CASES.read_text().splitlines())
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("h200")
 @pytest.mark.parametrize(
     "case",
@@ -42,9 +42,9 @@ def test_there_are_forty_cases_and_the_drill_compiles_them() -> None:
 )
 def test_the_parts_are_those_of_the_code_as_it_is(case: dict[str, Any]) -> None:
     config, name, *settings = case["case"].split()
-    default, left = with_kinds(find(config), settings)
-    experiment, _ = with_sizes(parse(Experiment, left, verb="plan", default=default))
+    default, left = select_kinds(find_experiment(config), settings)
+    experiment, _ = resolve_sizes(parse(Experiment, left, verb="plan", default=default))
     target = parse_target(name)
-    quantities = Quantities.of(experiment, target)
-    found = parts(quantities, Candidate.of(experiment, target.count))
-    assert found == pytest.approx(case["parts"], rel=0.01)
+    quantities = Quantities.from_experiment(experiment, target)
+    found = footprint_terms(quantities, Candidate.from_experiment(experiment, target.num_chips))
+    assert found == pytest.approx(case["footprint_terms"], rel=0.01)

@@ -15,9 +15,9 @@ from tests.train.support import tiny
 from train.errors import UsageError, UserError
 from train.plan import compile_process
 from train.plan.chips import CHIPS
-from train.plan.compile_process import compile_apart, main
+from train.plan.compile_process import compile_in_subprocess, main
 from train.plan.compiled import CompiledStep
-from train.plan.target import Target, devices_of, parse_target
+from train.plan.target import Target, parse_target, target_devices
 
 STEP = CompiledStep(1, 2, 3, 4, 5, 6, 7, 8, (), 0.5, engine=object(), program=object())
 TARGET = Target("v5e:1x1", CHIPS["v5e"], (1, 1))
@@ -43,7 +43,9 @@ def test_what_is_compiled_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(compile_process, "compile_step", compile_step)
     experiment = tiny(tmp_path)
-    assert compile_apart(experiment, TARGET) == dataclasses.replace(STEP, engine=None, program=None)
+    assert compile_in_subprocess(experiment, TARGET) == dataclasses.replace(
+        STEP, engine=None, program=None
+    )
     assert seen == [(experiment, TARGET)]
 
 
@@ -64,7 +66,7 @@ def test_a_class_that_the_other_process_lacks_is_compiled_here(
 
     monkeypatch.setattr(pickle, "loads", first_fails)
     monkeypatch.setattr(compile_process, "compile_step", lambda *given: STEP)
-    assert compile_apart(tiny(tmp_path), TARGET) is STEP
+    assert compile_in_subprocess(tiny(tmp_path), TARGET) is STEP
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_its_errors_come_back(
 
     monkeypatch.setattr(compile_process, "compile_step", compile_step)
     with pytest.raises(UserError, match=message):
-        compile_apart(tiny(tmp_path), TARGET)
+        compile_in_subprocess(tiny(tmp_path), TARGET)
 
 
 def test_a_compiler_that_crashes_is_one_line(
@@ -101,9 +103,9 @@ def test_a_compiler_that_crashes_is_one_line(
 
     monkeypatch.setattr(subprocess, "run", crashing)
     versions = {"jax": "0.7.2", "libtpu": "0.0.21.1"}
-    monkeypatch.setattr("train.doctor.versions.installed", versions.get)
+    monkeypatch.setattr("train.doctor.versions.installed_version", versions.get)
     with pytest.raises(UserError) as found:
-        compile_apart(tiny(tmp_path), TARGET)
+        compile_in_subprocess(tiny(tmp_path), TARGET)
     message = str(found.value)
     start = "target v5e:1x1: its compiler, libtpu 0.0.21.1 with jax 0.7.2, died of SIGSEGV; "
     assert message.startswith(start)
@@ -122,7 +124,7 @@ def test_the_process_may_load_libtpu_beside_others(
 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(KeyboardInterrupt):
-        compile_apart(tiny(tmp_path), TARGET)
+        compile_in_subprocess(tiny(tmp_path), TARGET)
     assert given["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
     assert given.items() >= os.environ.items() - {("PYTHONPATH", os.environ.get("PYTHONPATH"))}
 
@@ -146,7 +148,7 @@ def test_hosts_of_one_chip_are_described(
         asked[topology, platform] = given
         return type("Topology", (), {"devices": []})
 
-    monkeypatch.setattr("train.plan.target.need_compiler", lambda target: None)
+    monkeypatch.setattr("train.plan.target.require_compiler", lambda target: None)
     monkeypatch.setattr("train.plan.target.topologies.get_topology_desc", describe)
-    devices_of(parse_target(name))
+    target_devices(parse_target(name))
     assert asked == {(name, "tpu"): settings}

@@ -6,19 +6,19 @@ import pytest
 
 from bench.drills.plan_time import LARGE, SMALL, settings_of
 from tests.train.support import tiny
-from train.describe.shape import row_shapes, window
-from train.plan.measured import random_rows
+from train.describe.shape import max_batch_shape, unsharded_batch_shapes
+from train.plan.measured import random_batch
 
 
 def test_rows_by_chance_are_such_as_a_step_takes(tmp_path: Path) -> None:
     experiment = tiny(tmp_path)
     model = dataclasses.replace(experiment.model, vocab_size=24)
-    rows = random_rows(dataclasses.replace(experiment, model=model))
-    shapes = row_shapes(experiment, experiment.batch_size)
+    rows = random_batch(dataclasses.replace(experiment, model=model))
+    shapes = unsharded_batch_shapes(experiment, experiment.batch_size)
     assert {name: (row.shape, row.dtype) for name, row in rows.items()} == {
         name: (shape.shape, shape.dtype) for name, shape in shapes.items()
     }
-    length = window(experiment)[1]
+    length = max_batch_shape(experiment)[1]
     assert set(np.unique(rows["tokens"])) <= set(range(24))
     assert len(np.unique(rows["tokens"])) > 12
     assert (rows["positions"] == np.arange(length)[None, :]).all()

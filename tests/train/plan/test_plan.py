@@ -9,17 +9,17 @@ from rich.console import Console
 
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import tiny
-from train.describe.shape import window, with_sizes
+from train.describe.shape import max_batch_shape, resolve_sizes
 from train.errors import UserError
 from train.experiment import Experiment
-from train.plan import Options, Plan, plan
-from train.plan.candidate import sizes_of
+from train.plan import Plan, PlanOptions, make_plan
+from train.plan.candidate import mesh_sizes
 from train.plan.chips import CHIPS
-from train.plan.plan import measured
-from train.plan.prices import price
+from train.plan.plan import measure_if_local
+from train.plan.prices import chip_price
 from train.plan.published import PUBLISHED
-from train.plan.search import Ranked
-from train.plan.tables import in_words, show
+from train.plan.search import RankedCandidate
+from train.plan.tables import format_duration, print_plan
 from train.plan.target import Target, parse_target
 from train.sharding import MeshConfig
 
@@ -38,7 +38,7 @@ CONTRACT = {
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
-    return with_sizes(tiny(tmp_path_factory.mktemp("text"), batch_size=16))[0]
+    return resolve_sizes(tiny(tmp_path_factory.mktemp("text"), batch_size=16))[0]
 
 
 @pytest.fixture(scope="module")
@@ -48,63 +48,65 @@ def here() -> Target:
 
 @pytest.fixture(scope="module")
 def found(experiment: Experiment, here: Target) -> Plan:
-    return plan(experiment, here, Options(tokens=1e6))
+    return make_plan(experiment, here, PlanOptions(tokens=1e6))
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_the_step_is_compiled_for_all_devices(found: Plan) -> None:
-    compiled = found.compiled
+    compiled = found.compiled_step
     assert compiled is not None
-    size = found.chosen.footprint
+    size = found.best.estimate_footprint
     assert compiled.weights == size.weights
     assert compiled.optimizer == size.optimizer
     assert compiled.peak >= compiled.arguments + compiled.temporaries > size.weights
     assert found.fits
-    assert found.memory == compiled.peak
-    assert compiled.collectives
-    sizes = sizes_of(found.chosen.candidate.mesh)
-    used = {axis for one in compiled.collectives for axis in one.axes}
+    assert found.memory_bytes == compiled.peak
+    assert compiled.find_collectives
+    sizes = mesh_sizes(found.best.candidate.mesh)
+    used = {axis for one in compiled.find_collectives for axis in one.axes}
     assert used <= {axis for axis, size in sizes.items() if size > 1}
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_steps_are_measured_where_they_can_be_run(found: Plan, here: Target) -> None:
-    assert found.measured is not None
-    assert 0 < found.measured < 600
-    chosen, compiled = found.chosen, found.compiled
+    assert found.measured_seconds is not None
+    assert 0 < found.measured_seconds < 600
+    chosen, compiled = found.best, found.compiled_step
     assert compiled is not None
     ways = {
         "elsewhere": (chosen, compiled, parse_target("v5e:2x2")),
         "not compiled": (chosen, None, here),
-        "too large": (chosen, dataclasses.replace(compiled, peak=here.memory + 1), here),
+        "too large": (chosen, dataclasses.replace(compiled, peak=here.memory_bytes + 1), here),
         "too long": (_of_seconds(chosen, 11.0), compiled, here),
     }
     for name, way in ways.items():
-        assert measured(found.experiment, *way) is None, name
+        assert measure_if_local(found.experiment, *way) is None, name
 
 
-def _of_seconds(chosen: Ranked, seconds: float) -> Ranked:
-    return chosen._replace(time=dataclasses.replace(chosen.time, compute=seconds))
+def _of_seconds(chosen: RankedCandidate, seconds: float) -> RankedCandidate:
+    return chosen._replace(time=dataclasses.replace(chosen.time, compute_seconds=seconds))
 
 
 def test_what_it_costs(found: Plan) -> None:
     assert found.tokens == 1e6
-    assert found.measured is not None
-    assert found.expected.seconds == found.measured  # what was timed is the best forecast
-    assert found.dollars(found.measured) == 0  # here costs nothing
+    assert found.measured_seconds is not None
+    assert found.expected.seconds == found.measured_seconds  # what was timed is the best forecast
+    assert found.dollars(found.measured_seconds) == 0  # here costs nothing
     assert 0 < found.expected.mfu <= found.mfu_bound
 
 
 def test_figures_of_one_time_belong_together(experiment: Experiment) -> None:
-    plain = plan(
-        experiment, parse_target("h100:8"), Options(compile=0, tokens=1e9, precisions=False)
+    plain = make_plan(
+        experiment,
+        parse_target("h100:8"),
+        PlanOptions(compile_best=0, tokens=1e9, precisions=False),
     ).as_dict()
-    rows, length = window(experiment)
+    rows, length = max_batch_shape(experiment)
     for suffix in ("", "_bound"):
         step, speed = plain[f"step_seconds{suffix}"], plain[f"tokens_per_second{suffix}"]
         assert speed * step == pytest.approx(rows * length)
         assert plain[f"hours{suffix}"] == pytest.approx(1e9 / speed / 3600)
-        dollars = plain[f"hours{suffix}"] * 8 * price(CHIPS["h100"])
+        dollars = plain[f"hours{suffix}"] * 8 * chip_price(CHIPS["h100"])
         assert plain[f"dollars{suffix}"] == pytest.approx(dollars)
     assert plain["mfu"] * plain["step_seconds"] == pytest.approx(
         plain["mfu_bound"] * plain["step_seconds_bound"]
@@ -116,38 +118,40 @@ def test_figures_of_one_time_belong_together(experiment: Experiment) -> None:
 def test_numbers_for_programs(found: Plan) -> None:
     plain = json.loads(json.dumps(found.as_dict()))
     assert plain.keys() >= CONTRACT
-    assert plain["flags"] == found.chosen.candidate.flags()
-    assert plain["candidates"] == found.tried > 10
+    assert plain["flags"] == found.best.candidate.flags()
+    assert plain["candidates"] == found.num_candidates > 10
     assert plain["precision"] == "float32"
     assert plain["precisions"].keys() == {"bfloat16", "pure_bfloat16"}
 
 
 def test_tables_for_people(found: Plan) -> None:
     console = Console(width=100, record=True, file=io.StringIO())
-    show(found, console)
+    print_plan(found, console)
     text = console.export_text()
     assert "fits" in text
-    assert found.chosen.candidate.shown() in text
+    assert found.best.candidate.mesh_text() in text
     assert "Memory of one chip" in text
     assert text.index("expected: ") < text.index("at most: ")
     assert "Sent in one step, as compiled" in text
     assert "measured" in text
-    for each in found.precisions:
+    for each in found.other_precisions:
         assert f"{each.precision.name}: python -m train fit ... {each.flags()}\n" in text
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_step_that_does_not_fit(experiment: Experiment, here: Target) -> None:
-    small = dataclasses.replace(here, chip=dataclasses.replace(here.chip, memory=10_000))
-    found = plan(experiment, small, Options(compile=0, precisions=False))
+    small = dataclasses.replace(here, chip=dataclasses.replace(here.chip, memory_bytes=10_000))
+    found = make_plan(experiment, small, PlanOptions(compile_best=0, precisions=False))
     assert not found.fits
-    assert found.memory > 10_000
+    assert found.memory_bytes > 10_000
 
 
 def test_the_experiment_as_it_is(experiment: Experiment, here: Target) -> None:
     cut = dataclasses.replace(experiment, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
-    found = plan(cut, here, Options(search=False, compile=0, precisions=False))
-    assert found.tried == 1
+    found = make_plan(
+        cut, here, PlanOptions(search_candidates=False, compile_best=0, precisions=False)
+    )
+    assert found.num_candidates == 1
     assert found.experiment == cut
 
 
@@ -155,10 +159,10 @@ def test_a_missing_compiler_is_told_before_the_search(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    module = sys.modules[plan.__module__]  # the package has a function of that name
+    module = sys.modules[make_plan.__module__]  # the package has a function of that name
     monkeypatch.setattr(module, "search", lambda quantities: pytest.fail("has searched"))
     with pytest.raises(UserError, match="is not installed"):
-        plan(experiment, parse_target("v5e:2x2"))
+        make_plan(experiment, parse_target("v5e:2x2"))
 
 
 @pytest.mark.parametrize(
@@ -166,18 +170,18 @@ def test_a_missing_compiler_is_told_before_the_search(
     [(10 / 3600, "10 seconds"), (0.5, "30 minutes"), (47, "47.0 hours"), (240, "10 days")],
 )
 def test_how_long_it_takes_in_words(hours: float, shown: str) -> None:
-    assert in_words(hours) == shown
+    assert format_duration(hours) == shown
 
 
 def test_prices(tmp_path: Path) -> None:
-    assert all(price(chip) > 0 for chip in CHIPS.values())
+    assert all(chip_price(chip) > 0 for chip in CHIPS.values())
     own = tmp_path / "prices.toml"
     own.write_text("v5e = 0.5\n")
-    assert price(CHIPS["v5e"], str(own)) == 0.5
+    assert chip_price(CHIPS["v5e"], str(own)) == 0.5
     with pytest.raises(UserError, match=r"has no price for v5p; add v5p = 1.20, say"):
-        price(CHIPS["v5p"], str(own))
+        chip_price(CHIPS["v5p"], str(own))
     own.write_text("v5e: 1")
     with pytest.raises(UserError, match="is not TOML"):
-        price(CHIPS["v5e"], str(own))
+        chip_price(CHIPS["v5e"], str(own))
     with pytest.raises(UserError, match="No such file"):
-        price(CHIPS["v5e"], str(tmp_path / "none.toml"))
+        chip_price(CHIPS["v5e"], str(tmp_path / "none.toml"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from train.plan.compiled import CompiledStep, refusal
+from train.plan.compiled import CompiledStep, parse_rejection
 
 GIB = 2**30
 MEMORY = 32 * GIB
@@ -25,13 +25,13 @@ ALL = (
     ],
 )
 def test_what_a_compiler_refuses_does_not_fit(message: str, peak: int, why: str) -> None:
-    told = refusal(message, 4 * GIB, MEMORY)
+    told = parse_rejection(message, 4 * GIB, MEMORY)
     assert told["peak"] == peak
     assert told["arguments"] + told["temporaries"] == peak
     assert why in told["refused"]
     assert "HLO module" not in told["refused"]
     step = CompiledStep(
-        weights=GIB, optimizer=2 * GIB, other_state=0, batch=GIB, seconds=1.0, **told
+        weights=GIB, optimizer=2 * GIB, other_state=0, batch=GIB, compile_seconds=1.0, **told
     )
     assert not step.fits(MEMORY)
     assert not step.fits(100 * MEMORY)  # whatever the sizes seem to be

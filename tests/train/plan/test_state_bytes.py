@@ -6,7 +6,7 @@ import pytest
 
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import tiny
-from train.describe.compiler import on_one_device
+from train.describe.compiler import bytes_per_device
 from train.engines import make_engine
 from train.errors import UsageError
 from train.experiment import EmaConfig
@@ -27,20 +27,20 @@ def test_a_chip_has_what_the_engine_gives_it(tmp_path: Path, kind: Any, mesh: Me
     experiment = dataclasses.replace(
         experiment, model=dataclasses.replace(experiment.model, vocab_size=24)
     )
-    found = StateShapes.of(experiment).on(mesh)
-    state = make_engine(experiment, HARDWARE).shapes()
-    assert found.weights == on_one_device(state.params)
-    assert found.optimizer == on_one_device(state.optimizer)
-    assert found.other == on_one_device(state.ema)
+    found = StateShapes.from_experiment(experiment).bytes_per_chip(mesh)
+    state = make_engine(experiment, HARDWARE).abstract_state()
+    assert found.weights == bytes_per_device(state.params)
+    assert found.optimizer == bytes_per_device(state.optimizer)
+    assert found.other == bytes_per_device(state.ema)
     assert found.gradients == found.weights  # parameters are float32
 
 
 def test_a_mesh_that_does_not_divide(tmp_path: Path) -> None:
     experiment = tiny(tmp_path)
     model = dataclasses.replace(experiment.model, vocab_size=24)
-    states = StateShapes.of(dataclasses.replace(experiment, model=model))
+    states = StateShapes.from_experiment(dataclasses.replace(experiment, model=model))
     with pytest.raises(UsageError, match="does not divide into 3 parts"):
-        states.on(MeshConfig(data=1, tensor=3))
+        states.bytes_per_chip(MeshConfig(data=1, tensor=3))
 
 
 def test_what_a_processor_cannot_keep_with_its_host_is_planned_for_others(tmp_path: Path) -> None:
@@ -48,9 +48,9 @@ def test_what_a_processor_cannot_keep_with_its_host_is_planned_for_others(tmp_pa
     experiment = tiny(tmp_path)
     sized = dataclasses.replace(experiment.model, vocab_size=24)
     plain, kept = (
-        StateShapes.of(
+        StateShapes.from_experiment(
             dataclasses.replace(experiment, model=dataclasses.replace(sized, remat=remat))
         )
         for remat in ("none", "offload")
     )
-    assert kept.on(MeshConfig(2, fsdp=4)) == plain.on(MeshConfig(2, fsdp=4))
+    assert kept.bytes_per_chip(MeshConfig(2, fsdp=4)) == plain.bytes_per_chip(MeshConfig(2, fsdp=4))

@@ -4,7 +4,7 @@ import pytest
 
 from train.errors import UsageError, UserError
 from train.plan.chips import CHIPS, GIB
-from train.plan.target import ELSEWHERE, devices_of, parse_target
+from train.plan.target import ABSENT_HARDWARE_ENVIRONMENT, parse_target, target_devices
 
 COUNTED_DEVICES = 8
 
@@ -25,10 +25,10 @@ COUNTED_DEVICES = 8
 )
 def test_targets(name: str, count: int, platform: str) -> None:
     target = parse_target(name)
-    assert target.count == count
+    assert target.num_chips == count
     assert target.hardware.platform == platform
     assert target.hardware.count == count
-    assert 0 < target.memory <= target.chip.memory
+    assert 0 < target.memory_bytes <= target.chip.memory_bytes
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,15 @@ def test_a_compiler_that_is_not_installed(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=f"^target {name}: {message}"):
-        devices_of(parse_target(name))
+        target_devices(parse_target(name))
 
 
 @pytest.mark.parametrize(
     ("name", "platforms", "told"),
     [
-        ("v5e:2x2", "cpu", ELSEWHERE["tpu"]),
+        ("v5e:2x2", "cpu", ABSENT_HARDWARE_ENVIRONMENT["tpu"]),
         ("v5e:2x2", "tpu", {}),
-        ("h200:8", "cpu", ELSEWHERE["gpu"]),
+        ("h200:8", "cpu", ABSENT_HARDWARE_ENVIRONMENT["gpu"]),
         ("h200:8", "cuda", {}),
     ],
 )
@@ -82,7 +82,9 @@ def test_compilers_need_not_look_for_their_hardware(
     own = {"TPU_WORKER_HOSTNAMES": "own"}
     for variable, value in {"JAX_PLATFORMS": platforms, **own}.items():
         monkeypatch.setenv(variable, value)
-    variables = {variable for each in ELSEWHERE.values() for variable in each} - own.keys()
+    variables = {
+        variable for each in ABSENT_HARDWARE_ENVIRONMENT.values() for variable in each
+    } - own.keys()
     for variable in variables:
         monkeypatch.setenv(variable, "")  # so that what was there before comes back
         monkeypatch.delenv(variable)
@@ -93,13 +95,13 @@ def test_compilers_need_not_look_for_their_hardware(
 
 def test_here_is_measured() -> None:
     target = parse_target("here")
-    assert target.here
-    assert target.count == 8  # of this test process
+    assert target.is_local
+    assert target.num_chips == 8  # of this test process
     assert target.chip.platform == "cpu"
     # A core does at least a billion operations a second and no chip a quintillion.
-    assert 1e8 < target.chip.flops < 1e18
-    assert 1e7 < target.chip.bandwidth < 1e15
-    assert target.memory > GIB / 64
+    assert 1e8 < target.chip.bf16_flops_per_second < 1e18
+    assert 1e7 < target.chip.memory_bandwidth < 1e15
+    assert target.memory_bytes > GIB / 64
 
 
 def test_chips_are_described_for_the_compiler_of_gpus() -> None:
@@ -108,5 +110,5 @@ def test_chips_are_described_for_the_compiler_of_gpus() -> None:
     for chip in CHIPS.values():
         if chip.platform == "gpu":
             text = (resources.files("train.plan") / "targets" / f"{chip.name}.txtpb").read_text()
-            assert f"device_memory_size: {chip.memory}" in text
-            assert f'device_description_str: "{chip.kind}"' in text
+            assert f"device_memory_size: {chip.memory_bytes}" in text
+            assert f'device_description_str: "{chip.device_kind}"' in text

@@ -23,7 +23,7 @@ from train.report import Report
 from train.schedules import ScheduleConfig
 from train.state import TrainState
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.beta_slow
 
 STEPS = 96
 POISON = Fault(first=25, count=3, words=20)
@@ -39,9 +39,9 @@ def an_experiment(folder: Path, **changes: Any) -> Experiment:
     """With checkpoints 8, 16, 24, ...: of trouble at step 26, four steps back is 16."""
     settings = {
         "steps": STEPS,
-        "schedule": ScheduleConfig("cosine", learning_rate=3e-2, warmup=3),
-        "checkpoint": CheckpointConfig(every=8, keep=2, best=True),
-        "evaluation": EvaluationConfig(every=8, batches=1),
+        "schedule": ScheduleConfig("cosine", learning_rate=3e-2, warmup_steps=3),
+        "checkpoint": CheckpointConfig(every=8, keep_last=2, keep_best=True),
+        "evaluation": EvaluationConfig(every=8, num_batches=1),
         "recovery": RecoveryConfig(window=16, warmup=8, patience=2, back=4, skip=3, tries=2),
     }
     return tiny(folder, **{**settings, **changes})
@@ -59,7 +59,7 @@ def events(workdir: Path, *names: str) -> list[dict[str, Any]]:
 def last_state(run: train.Run) -> TrainState:
     engine = make_engine(run.experiment, local_hardware())
     with Checkpoints(run.folder.checkpoints, read_only=True) as checkpoints:
-        state: TrainState = checkpoints.restore(STEPS, engine.shapes()).state
+        state: TrainState = checkpoints.restore(STEPS, engine.abstract_state()).state
     return state
 
 
@@ -113,7 +113,7 @@ def test_a_loss_that_rises_slowly_is_rolled_back(runs: Runs) -> None:
     """Gradients point the wrong way for a while, and no step is called a spike."""
     uphill = Fault(first=25, count=20, factor=-1.0)
     recovery = RecoveryConfig(window=16, warmup=8, threshold=1e3, back=4, skip=10, tries=2)
-    often = CheckpointConfig(every=24, keep=2)
+    often = CheckpointConfig(every=24, keep_last=2)
     run = fit(runs.folder, "uphill", uphill, recovery=recovery, checkpoint=often)
     [skipped] = events(runs.folder / "uphill", "skipped")
     assert skipped["why"].startswith("median loss ")
@@ -131,7 +131,7 @@ def test_the_evidence_is_kept(runs: Runs) -> None:
     assert [path.name for path in (workdir / "spikes").iterdir()] == ["28"]
     engine = make_engine(runs.poisoned.experiment, local_hardware())
     with Checkpoints(workdir / "spikes", read_only=True) as spikes:
-        state = spikes.restore(28, engine.shapes()).state
+        state = spikes.restore(28, engine.abstract_state()).state
     assert int(state.watch.strikes) == 3
     assert sorted(losses(workdir)) == list(range(1, STEPS + 1))
     aside = lines_of(workdir / "metrics.jsonl.beyond-16")
@@ -249,7 +249,7 @@ def test_without_a_checkpoint_it_begins_anew(runs: Runs) -> None:
     with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.steps() == [0, 34]
         engine = make_engine(experiment_of(workdir), local_hardware())
-        first, last = (checkpoints.restore(step, engine.shapes()).state for step in (0, 34))
+        first, last = (checkpoints.restore(step, engine.abstract_state()).state for step in (0, 34))
     start = jax.tree.map(np.asarray, engine.init().params)
     assert_same_bits(first.params, start)
     assert int(last.cursor) == 30 + 34

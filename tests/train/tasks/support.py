@@ -7,13 +7,13 @@ from typing import Any
 
 from tests.train.support import LENGTH, tiny, write_text
 from train.data.config import TokenizerConfig
-from train.data.labelled_config import LabelledDataConfig
-from train.data.parallel_config import ParallelDataConfig
-from train.data.tagged_config import TaggedDataConfig
+from train.data.labelled_config import ClassificationDataConfig
+from train.data.parallel_config import BitextDataConfig
+from train.data.tagged_config import TokenLabelDataConfig
 from train.experiment import EvaluationConfig, Experiment
 from train.tasks.config import (
     Classification,
-    MaskedLanguageModelling,
+    MaskedLanguageModeling,
     Tagging,
     Translation,
 )
@@ -89,12 +89,12 @@ def tiny_masked(folder: Path, **changes: Any) -> Experiment:
     experiment = tiny_language(folder)
     model = dataclasses.replace(experiment.model, causal=False)
     return dataclasses.replace(
-        experiment, task=MaskedLanguageModelling(rate=0.3), model=model, **changes
+        experiment, task=MaskedLanguageModeling(mlm_probability=0.3), model=model, **changes
     )
 
 
 def tiny_classifier(folder: Path, **changes: Any) -> Experiment:
-    data = LabelledDataConfig(
+    data = ClassificationDataConfig(
         path=str(labelled(folder / "train.tsv", lines=200, seed=0)),
         test_path=str(labelled(folder / "test.tsv", lines=21, seed=1)),
         max_length=LENGTH,
@@ -106,7 +106,7 @@ def tiny_classifier(folder: Path, **changes: Any) -> Experiment:
 
 
 def tiny_tagger(folder: Path, **changes: Any) -> Experiment:
-    data = TaggedDataConfig(
+    data = TokenLabelDataConfig(
         path=str(tagged(folder / "train.txt", sentences=200, seed=0)),
         test_path=str(tagged(folder / "test.txt", sentences=21, seed=1)),
         format="columns",
@@ -117,7 +117,7 @@ def tiny_tagger(folder: Path, **changes: Any) -> Experiment:
 
 
 def tiny_translator(folder: Path, **changes: Any) -> Experiment:
-    data = ParallelDataConfig(
+    data = BitextDataConfig(
         path=str(parallel(folder / "train", pairs=200, seed=0)),
         test_path=str(parallel(folder / "test", pairs=21, seed=1)),
         max_length=LENGTH,
@@ -125,19 +125,19 @@ def tiny_translator(folder: Path, **changes: Any) -> Experiment:
         tokenizer=TokenizerConfig("word", lowercase=True),
     )
     experiment = tiny(folder)
-    [block] = experiment.model.pattern
+    [block] = experiment.model.layer_pattern
     model = dataclasses.replace(
         experiment.model,
-        layers=1,
-        encoder=EncoderConfig(layers=1, pattern=(block,)),
-        pattern=(dataclasses.replace(block, cross=AttentionConfig(heads=2)),),
+        num_layers=1,
+        encoder=EncoderConfig(num_layers=1, layer_pattern=(block,)),
+        layer_pattern=(dataclasses.replace(block, cross_attention=AttentionConfig(num_heads=2)),),
     )
     return dataclasses.replace(
         experiment,
-        task=Translation(beams=2, extra_length=3),
+        task=Translation(num_beams=2, extra_length=3),
         data=data,
         model=model,
-        evaluation=EvaluationConfig(every=0, batches=1),
+        evaluation=EvaluationConfig(every=0, num_batches=1),
         **{"batch_size": 0, **changes},
     )
 

@@ -10,23 +10,23 @@ import pytest
 from train.data.config import TokenizerConfig
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
-from train.tasks.continuation import continue_texts
+from train.tasks.continuation import complete_texts
 from transformer.attention import AttentionConfig
 from transformer.block import BlockConfig
 from transformer.config import TransformerConfig
 from transformer.decoding import generate
 from transformer.language_model import LanguageModel
 from transformer.positions import LearnedPositions
-from transformer.sampling import ANCESTRAL, SamplingConfig
+from transformer.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 END = 256
 GREEDY = SamplingConfig(temperature=0)
 CONFIG = TransformerConfig(
     vocab_size=257,
-    width=20,
-    layers=1,
-    pattern=(BlockConfig(mixer=AttentionConfig(heads=5)),),
-    position=LearnedPositions(64),
+    d_model=20,
+    num_layers=1,
+    layer_pattern=(BlockConfig(mixer=AttentionConfig(num_heads=5)),),
+    position_embedding=LearnedPositions(64),
 )
 
 
@@ -47,14 +47,14 @@ def run() -> Any:
 def words(run: Any, prompt: str, count: int, seed: int = 0) -> list[int]:
     """What the model makes of the end of a text and then the prompt, by itself."""
     row = [END, *prompt.encode()]
-    made = generate(run.model, run.params, [row], max_new_tokens=count, seed=seed, stop=END)
+    made = generate(run.model, run.params, [row], max_new_tokens=count, seed=seed, stop_token=END)
     return made.tokens[0]
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_text_follows_each_prompt(run: Any) -> None:
     prompts = ["ab", "", "héé"]
-    texts = continue_texts(run, prompts, max_new_tokens=23, seed=4)
+    texts = complete_texts(run, prompts, max_new_tokens=23, seed=4)
     expected = [bytes(words(run, prompt, 23, 4)).decode(errors="replace") for prompt in prompts]
     assert texts == expected
     assert len(set(texts)) == 3
@@ -71,22 +71,22 @@ def test_the_text_ends_with_the_end_of_text(run: Any) -> None:
         }
         other: Any = SimpleNamespace(model=run.model, params=params, tokenizer=run.tokenizer)
         pieces: list[str] = []
-        continue_texts(other, ["x"], max_new_tokens=30, stream=pieces.append)
+        complete_texts(other, ["x"], max_new_tokens=30, on_text=pieces.append)
         assert len("".join(pieces)) <= expected
         assert bool(pieces) == bool(expected)
 
 
 def test_pieces_of_the_stream_join_to_the_text(run: Any) -> None:
     pieces: list[str] = []
-    [text] = continue_texts(run, ["ab"], max_new_tokens=40, seed=2, stream=pieces.append)
+    [text] = complete_texts(run, ["ab"], max_new_tokens=40, seed=2, on_text=pieces.append)
     assert "".join(pieces) == text
     assert len(pieces) > 3
     assert all(pieces)
     with pytest.raises(ValueError, match="give 1 prompt, not 2"):
-        continue_texts(run, ["a", "b"], max_new_tokens=1, stream=pieces.append)
+        complete_texts(run, ["a", "b"], max_new_tokens=1, on_text=pieces.append)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_word_keeps_the_space_before_it() -> None:
     """WordPiece says by `##` that there is none, and the first word of a text never has one."""
     texts = ["the cat sat on the mat"] * 9
@@ -94,8 +94,8 @@ def test_a_word_keeps_the_space_before_it() -> None:
     run = made(dataclasses.replace(CONFIG, vocab_size=tokenizer.vocab_size))
     run.tokenizer = tokenizer
     pieces: list[str] = []
-    [text] = continue_texts(run, ["the cat"], max_new_tokens=9, seed=3, stream=pieces.append)
-    row = [tokenizer.end_of_text, *tokenizer.encode("the cat")]
+    [text] = complete_texts(run, ["the cat"], max_new_tokens=9, seed=3, on_text=pieces.append)
+    row = [tokenizer.eos_token_id, *tokenizer.encode("the cat")]
     new = generate(run.model, run.params, [row], max_new_tokens=9, seed=3).tokens[0]
     assert "the cat" + text == tokenizer.decode([*row, *new])
     assert text == "".join(pieces)
@@ -104,7 +104,7 @@ def test_a_word_keeps_the_space_before_it() -> None:
 
 def test_positions_that_are_used_up_are_used_again(run: Any) -> None:
     """Of 64, 61 are free after "ab" and its beginning; then the newest 32 tokens are read anew."""
-    [text] = continue_texts(run, ["ab"], max_new_tokens=100, sampling=GREEDY)
+    [text] = complete_texts(run, ["ab"], max_new_tokens=100, sampling=GREEDY)
     tokens = [END, *b"ab"]
     for count in (61, 32, 7):
         seen = tokens if len(tokens) < 64 else tokens[-32:]
@@ -115,17 +115,17 @@ def test_positions_that_are_used_up_are_used_again(run: Any) -> None:
     assert text == bytes(tokens[3:]).decode(errors="replace")
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_used_up_positions_do_not_tie_prompts_together(run: Any) -> None:
     prompts = ["ab", "abcd", "ab", "xy"]
-    texts = continue_texts(run, prompts, max_new_tokens=80, seed=1)
+    texts = complete_texts(run, prompts, max_new_tokens=80, seed=1)
     assert len(set(texts)) == 4  # equal prompts differ too
-    assert continue_texts(run, ["abcd"], max_new_tokens=80, seed=1) == [texts[1]]
-    assert continue_texts(run, ["xy", "ab"], max_new_tokens=80, seed=1) == [texts[3], texts[0]]
+    assert complete_texts(run, ["abcd"], max_new_tokens=80, seed=1) == [texts[1]]
+    assert complete_texts(run, ["xy", "ab"], max_new_tokens=80, seed=1) == [texts[3], texts[0]]
 
 
 def test_no_prompts_give_no_texts(run: Any) -> None:
-    assert continue_texts(run, [], max_new_tokens=3) == []
+    assert complete_texts(run, [], max_new_tokens=3) == []
 
 
 POSITIONS = "among the model's 64 learned positions"
@@ -141,7 +141,7 @@ POSITIONS = "among the model's 64 learned positions"
 )
 def test_errors_are_for_people(run: Any, prompt: str, count: int, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        continue_texts(run, [prompt], max_new_tokens=count, sampling=ANCESTRAL)
+        complete_texts(run, [prompt], max_new_tokens=count, sampling=ANCESTRAL_SAMPLING)
     assert str(caught.value) == message
 
 
@@ -149,4 +149,4 @@ def test_characters_that_the_tokenizer_lacks_are_named(run: Any) -> None:
     tokenizer = train_tokenizer(TokenizerConfig(kind="character"), ["abc"])
     other: Any = SimpleNamespace(model=run.model, params=run.params, tokenizer=tokenizer)
     with pytest.raises(UserError, match="'z'"):
-        continue_texts(other, ["abz"], max_new_tokens=3)
+        complete_texts(other, ["abz"], max_new_tokens=3)

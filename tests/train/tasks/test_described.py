@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import pytest
 
 from bench.mixer_costs import products
-from train.registry import find
+from train.registry import find_experiment
 from train.tasks.registry import make_task
-from transformer.costs import count_flops
+from transformer.costs import count_token_flops
 from transformer.hardware import Hardware
 from transformer.shared import unconstrained
-from transformer.sizes import abstract
+from transformer.sizes import abstract_parameters
 
 B, T = 4, 40
 
@@ -48,7 +48,7 @@ def test_operations_are_those_of_the_loss(
     name: str, vocabulary: int, classes: int, batch: dict[str, Any], head: float
 ) -> None:
     """To the last one, but for the logits of classes, which are not counted: `head` a token."""
-    experiment = find(name)
+    experiment = find_experiment(name)
     experiment = dataclasses.replace(
         experiment, model=dataclasses.replace(experiment.model, vocab_size=vocabulary)
     )
@@ -63,8 +63,10 @@ def test_operations_are_those_of_the_loss(
             experiment, data=dataclasses.replace(data, sequence_length=T)
         )
     learned = make_task(experiment)
-    model = learned.model(Hardware(), unconstrained)
+    model = learned.make_model(Hardware(), unconstrained)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), B))
-    program = jax.make_jaxpr(learned.loss(model))(abstract(model).shapes, batch, keys)
-    counted = count_flops(model, T, learned.told).total(causal=False)
+    program = jax.make_jaxpr(learned.make_loss_fn(model))(
+        abstract_parameters(model).shapes, batch, keys
+    )
+    counted = count_token_flops(model, T, learned.target_fraction).total(causal=False)
     assert products(program.jaxpr) / (B * T) == pytest.approx(counted + head, rel=1e-6)

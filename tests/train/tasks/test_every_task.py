@@ -25,7 +25,7 @@ from train.experiment import CheckpointConfig, EmaConfig, Experiment
 from train.preemption import PreemptedError
 from train.report import Report
 from train.sample import sample
-from train.settings import as_text, from_plain, to_plain
+from train.settings import experiment_from_dict, experiment_to_dict, experiment_to_text
 from train.sharding import MeshConfig
 from train.tasks.registry import make_task
 from transformer.sampling import SamplingConfig
@@ -63,7 +63,7 @@ def an_experiment(name: str, folder: Path, **changes: Any) -> Experiment:
     settings = {
         "steps": STEPS[name],
         "ema": EmaConfig(0.5),
-        "checkpoint": CheckpointConfig(every=4, keep=9),
+        "checkpoint": CheckpointConfig(every=4, keep_last=9),
     }
     return TINY[name](folder, **{**settings, **changes})
 
@@ -73,7 +73,7 @@ QUICK = "classification"  # the others have their runs in `make test`
 
 @pytest.fixture(
     scope="module",
-    params=[QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in TINY if n != QUICK)],
+    params=[QUICK, *(pytest.param(n, marks=pytest.mark.beta_slow) for n in TINY if n != QUICK)],
 )
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     name = request.param
@@ -83,7 +83,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Trained(name, experiment, folder / "run", run)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_the_metrics_have_the_promised_names(trained: Trained) -> None:
     assert set(trained.run.metrics) == METRICS[trained.name]
     last = lines_of(trained.workdir / "metrics.jsonl")[-1]
@@ -92,7 +92,7 @@ def test_the_metrics_have_the_promised_names(trained: Trained) -> None:
     assert (trained.workdir / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_it_learns(trained: Trained) -> None:
     curve = losses(trained.workdir)
     assert curve[STEPS[trained.name]] < curve[1] - 0.2
@@ -103,7 +103,7 @@ def test_it_counts_tokens(trained: Trained) -> None:
     assert all(line["tokens_per_second"] > 0 for line in lines[1:])
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_it_is_loaded_as_it_was(trained: Trained) -> None:
     run = train.load(str(trained.workdir))
     assert_same_bits(run.params, trained.run.params)
@@ -114,7 +114,7 @@ def test_it_is_loaded_as_it_was(trained: Trained) -> None:
     assert found == pytest.approx(trained.run.metrics, rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_evaluate(capsys: Capture, trained: Trained) -> None:
     found = command(capsys, "evaluate", str(trained.workdir), "--split", "test", "--json")
     assert (found.status, found.error) == (0, "")
@@ -124,7 +124,7 @@ def test_evaluate(capsys: Capture, trained: Trained) -> None:
     assert metrics["loss"] != trained.run.metrics["loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_sample(capsys: Capture, trained: Trained) -> None:
     prompt = PROMPTS[trained.name]
     goes_on = trained.name == "language"
@@ -150,7 +150,7 @@ HEEDED = {
 
 def test_a_sample_refuses_what_would_change_nothing(capsys: Capture, trained: Trained) -> None:
     heeded = HEEDED.get(trained.name, set())
-    assert set(make_task(trained.experiment).heeded) == heeded
+    assert set(make_task(trained.experiment).supported_options) == heeded
     for name in SAMPLING:
         line = ("sample", str(trained.workdir), "--prompt", PROMPTS[trained.name], name)
         flag = f"--{name.replace('_', '-')}"
@@ -161,13 +161,15 @@ def test_a_sample_refuses_what_would_change_nothing(capsys: Capture, trained: Tr
             assert found.error.startswith(message + "leave it out")
             assert found.error.count("\n") == 1
     with pytest.raises(UsageError, match="beams -1: give 1 or more, or 0"):
-        sample(trained.run, [PROMPTS[trained.name]], beams=-1)
+        sample(trained.run, [PROMPTS[trained.name]], num_beams=-1)
 
 
 def test_its_settings_are_read_back(trained: Trained) -> None:
     for experiment in (trained.experiment, trained.run.experiment):
-        assert from_plain(to_plain(experiment), "here") == experiment
-    assert f'task.kind = "{type(trained.experiment.task).__name__}"' in as_text(trained.experiment)
+        assert experiment_from_dict(experiment_to_dict(experiment), "here") == experiment
+    assert f'task.kind = "{type(trained.experiment.task).__name__}"' in experiment_to_text(
+        trained.experiment
+    )
 
 
 def test_it_has_the_promised_options(trained: Trained) -> None:
@@ -180,7 +182,7 @@ def test_it_has_the_promised_options(trained: Trained) -> None:
     assert type(found.data) is type(trained.experiment.data)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("language", "classification")
 def test_a_broken_run_is_an_unbroken_one(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -202,7 +204,7 @@ def test_a_broken_run_is_an_unbroken_one(
     assert_same_bits(run.params, trained.run.params)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("[language-a mesh")
 @pytest.mark.parametrize(
     ("devices", "changes"),

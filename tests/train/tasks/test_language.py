@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 from tests.train.support import LENGTH, tiny
-from train.data.batches import share
+from train.data.batches import host_rows
 from train.data.streams import TokenStream
 from train.engine import Engine, Metrics
 from train.errors import UsageError
@@ -17,7 +17,7 @@ from train.experiment import EvaluationConfig, Experiment
 from train.sharding import MeshConfig, make_mesh
 from train.state import TrainState
 from train.step import Batch
-from train.tasks.language import LanguageTask
+from train.tasks.language import LanguageModelTask
 from transformer.losses import Loss
 
 
@@ -28,7 +28,7 @@ class Pretender(Engine):
         self.mesh = mesh
         self.batches: list[dict[str, np.ndarray]] = []
 
-    def put(self, rows: dict[str, np.ndarray]) -> Any:
+    def put_batch(self, rows: dict[str, np.ndarray]) -> Any:
         self.batches.append(rows)
         return rows
 
@@ -39,20 +39,20 @@ class Pretender(Engine):
     def init(self) -> TrainState:
         raise NotImplementedError
 
-    def shapes(self) -> TrainState:
+    def abstract_state(self) -> TrainState:
         raise NotImplementedError
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         raise NotImplementedError
 
-    def choices(self) -> dict[str, str]:
+    def auto_choices(self) -> dict[str, str]:
         raise NotImplementedError
 
 
 def a_stream(tokens: int, size: int) -> TokenStream:
     numbers = np.random.RandomState(0).randint(1, 9, tokens).astype(np.uint16)
     numbers[[0, -1]] = 0
-    return TokenStream("validation", numbers, np.array([0]), bytes=size)
+    return TokenStream("validation", numbers, np.array([0]), num_bytes=size)
 
 
 def an_experiment(folder: Path, **evaluation: Any) -> Experiment:
@@ -73,7 +73,9 @@ def evaluate_stream(
     engine: Engine, params: Any, stream: TokenStream, experiment: Experiment, *, whole: bool
 ) -> dict[str, float]:
     corpus: Any = Streams(stream)
-    return LanguageTask(experiment).evaluate(engine, params, corpus, "validation", whole=whole)
+    return LanguageModelTask(experiment).evaluate(
+        engine, params, corpus, "validation", full_split=whole
+    )
 
 
 def on(devices: int) -> Pretender:
@@ -88,7 +90,7 @@ def test_every_token_counts_once(tmp_path: Path) -> None:
     loss = 0.25 * float(stream.tokens[1:].mean(dtype=np.float64))
     assert found["loss"] == pytest.approx(loss, rel=1e-12)
     assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-12)
-    bits = loss * stream.targets / math.log(2) / 700
+    bits = loss * stream.num_targets / math.log(2) / 700
     assert found["bits_per_byte"] == pytest.approx(bits, rel=1e-12)
     assert set(found) == {"loss", "perplexity", "bits_per_byte"}
     assert {type(value) for value in found.values()} == {float}
@@ -138,7 +140,7 @@ def test_a_host_reads_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(jax, "process_count", lambda: 4)
     monkeypatch.setattr(jax, "process_index", lambda: 2)
     evaluate_stream(quarter, 1.0, stream, an_experiment(tmp_path), whole=True)
-    assert share(8, 2, 4) == (4, 6)
+    assert host_rows(8, 2, 4) == (4, 6)
     for mine, all_rows in zip(quarter.batches, whole.batches, strict=True):
         np.testing.assert_array_equal(mine["tokens"], all_rows["tokens"][4:6])
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests.train.support import light_compiler as light_compiler
-from train.tasks.losses import auxiliary, class_loss, wanted
+from train.tasks.losses import auxiliary_losses, label_loss, requested_outputs
 from transformer import Classifier, TransformerConfig
 
-MODEL = Classifier(TransformerConfig(vocab_size=3, width=8, layers=1, causal=False))
+MODEL = Classifier(TransformerConfig(vocab_size=3, d_model=8, num_layers=1, causal=False))
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 3)])
@@ -21,7 +21,7 @@ def test_classes_by_the_formula(shape: tuple[int, ...]) -> None:
     weights = drawn.uniform(0, 2, shape).astype(np.float32)
     weights.flat[1] = 0
     batch: Any = {"targets": targets, "weights": weights}
-    found = jax.jit(lambda logits: class_loss(MODEL, logits, batch))(logits)
+    found = jax.jit(lambda logits: label_loss(MODEL, logits, batch))(logits)
     chances = np.exp(logits.astype(np.float64))
     chances /= chances.sum(axis=-1, keepdims=True)
     of_target = np.take_along_axis(chances, targets[..., None], axis=-1)[..., 0]
@@ -38,14 +38,14 @@ def test_losses_of_a_model_are_summed_over_its_layers() -> None:
         {"loss/balance": jnp.array([1.0, 2.0]), "weights": jnp.ones((2, 3))},
         {"loss/balance": jnp.array([4.0]), "loss/z": jnp.array([0.5])},
     )
-    found = auxiliary(places, jnp.float32(3))
+    found = auxiliary_losses(places, jnp.float32(3))
     assert {name: (float(x.total), float(x.weight)) for name, x in found.items()} == {
         "loss/balance": (21.0, 3.0),
         "loss/z": (1.5, 3.0),
     }
-    assert auxiliary((), jnp.float32(3)) == {}
+    assert auxiliary_losses((), jnp.float32(3)) == {}
 
 
 def test_models_are_asked_for_their_losses_in_training_alone() -> None:
-    assert wanted(None) == frozenset()
-    assert wanted(jax.random.key(0)) == {"losses"}
+    assert requested_outputs(None) == frozenset()
+    assert requested_outputs(jax.random.key(0)) == {"losses"}

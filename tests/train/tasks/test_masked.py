@@ -16,8 +16,8 @@ from train.data.tokenizer_training import train_tokenizer
 from train.describe import describe
 from train.errors import UserError
 from train.experiment import SampleConfig
-from train.registry import find
-from train.tasks.masked import MaskedTask, chosen, masked_tokens
+from train.registry import find_experiment
+from train.tasks.masked import MaskedLanguageModelTask, encode_masked_prompt, gather_targets
 from train.tasks.task import SampleOptions
 from transformer import Precision
 from transformer.hardware import Hardware
@@ -28,7 +28,7 @@ END, MASK = 256, 257
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train_tokenizer(TokenizerConfig("byte"), []).with_mask()
+    return train_tokenizer(TokenizerConfig("byte"), []).with_mask_token()
 
 
 def test_what_is_chosen_keeps_its_place_and_its_weight() -> None:
@@ -37,30 +37,35 @@ def test_what_is_chosen_keeps_its_place_and_its_weight() -> None:
         "weights": jnp.array([[0.0, 1, 0, 0, 1], [0, 0, 0, 0, 0]]),
         "targets": jnp.arange(10).reshape(2, 5),
     }
-    found, rest = chosen(hidden, batch, 3)
+    found, rest = gather_targets(hidden, batch, 3)
     np.testing.assert_array_equal(rest["weights"], [[1, 1, 0], [0, 0, 0]])
     np.testing.assert_array_equal(rest["targets"][0, :2], [1, 4])
     np.testing.assert_array_equal(found[0, :2], hidden[0, np.array([1, 4])])
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize(
     ("name", "dead"), [("base", {"pooler", "pooler_bias", "types"}), ("base-mlm", set())]
 )
 def test_what_gets_no_gradient_is_told_and_left_out_of_what_starts_from_scratch(
     name: str, dead: set[str]
 ) -> None:
-    published = find(f"bert:{name}")
+    published = find_experiment(f"bert:{name}")
     model = dataclasses.replace(
-        published.model, vocab_size=11, width=24, layers=1, precision=Precision(), dropout=0.0
+        published.model,
+        vocab_size=11,
+        d_model=24,
+        num_layers=1,
+        precision=Precision(),
+        embedding_dropout=0.0,
     )
-    data = dataclasses.replace(published.text, sequence_length=8)
-    task = MaskedTask(dataclasses.replace(published, model=model, data=data))
-    made = task.model(Hardware(), unconstrained)
+    data = dataclasses.replace(published.text_data, sequence_length=8)
+    task = MaskedLanguageModelTask(dataclasses.replace(published, model=model, data=data))
+    made = task.make_model(Hardware(), unconstrained)
     rows = {"tokens": jnp.arange(8).reshape(1, 8), "positions": jnp.arange(8)[None]}
     batch = {**rows, "targets": rows["tokens"], "weights": jnp.ones((1, 8))}
     batch["segments"] = jnp.ones((1, 8), jnp.int32)
-    loss = task.loss(made)
+    loss = task.make_loss_fn(made)
     params = jax.jit(made.init)(jax.random.key(0), rows["tokens"])["params"]
     gradients = jax.jit(jax.grad(lambda p: loss(p, batch, None)["loss"].total))(params)
 
@@ -88,39 +93,45 @@ def test_what_gets_no_gradient_is_told_and_left_out_of_what_starts_from_scratch(
 def test_a_mask_stands_for_a_word_and_the_space_before_it(
     tokenizer: Tokenizer, prompt: str, tokens: list[int]
 ) -> None:
-    assert masked_tokens(tokenizer, prompt).tolist() == tokens
+    assert encode_masked_prompt(tokenizer, prompt).tolist() == tokens
 
 
 def test_a_prompt_hides_a_word(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match=r"prompt 'MASK': hides no word; write \[MASK\]"):
-        masked_tokens(tokenizer, "MASK")
+        encode_masked_prompt(tokenizer, "MASK")
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> MaskedTask:
+def task(tmp_path_factory: pytest.TempPathFactory) -> MaskedLanguageModelTask:
     experiment = tiny_masked(tmp_path_factory.mktemp("masked"))
-    return MaskedTask(MaskedTask(experiment).resolved(MaskedTask(experiment).prepare()))
+    return MaskedLanguageModelTask(
+        MaskedLanguageModelTask(experiment).resolve_experiment(
+            MaskedLanguageModelTask(experiment).prepare_corpus()
+        )
+    )
 
 
-def test_a_tokenizer_gets_a_mask_once(task: MaskedTask) -> None:
+def test_a_tokenizer_gets_a_mask_once(task: MaskedLanguageModelTask) -> None:
     """So that a run that is gone on with finds what it was trained on."""
-    first = task.prepare()
-    again = task.prepare(first.tokenizer)
-    assert first.tokenizer.mask is not None
+    first = task.prepare_corpus()
+    again = task.prepare_corpus(first.tokenizer)
+    assert first.tokenizer.mask_token_id is not None
     assert again.digest == first.digest
     assert again.tokenizer.vocab_size == task.experiment.model.vocab_size
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("training", [True, False])
-def test_the_loss_is_that_of_the_hidden_words(task: MaskedTask, training: bool) -> None:
+def test_the_loss_is_that_of_the_hidden_words(
+    task: MaskedLanguageModelTask, training: bool
+) -> None:
     """By the plain formula over the logits of all places."""
-    model = task.model(Hardware(), unconstrained)
-    params = jax.jit(model.initial)(jax.random.key(0))
-    batch: Any = task.batches(task.prepare()).host(0, 0, 1)
+    model = task.make_model(Hardware(), unconstrained)
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    batch: Any = task.training_batches(task.prepare_corpus()).host_batch(0, 0, 1)
     keys = jax.random.split(jax.random.key(1), 8) if training else None
-    found = jax.jit(task.loss(model))(params, batch, keys)
+    found = jax.jit(task.make_loss_fn(model))(params, batch, keys)
     given = {name: batch[name] for name in ("positions", "segments")}
     logits = model.apply({"params": params}, batch["tokens"], dropout_rngs=keys, **given).logits
     assert logits is not None
@@ -141,11 +152,11 @@ def test_a_prompt_of_samples_on_the_way_is_checked_before_the_first_step(tmp_pat
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_a_prompt_that_is_too_long(task: MaskedTask) -> None:
-    model = task.model(Hardware(), unconstrained)
+def test_a_prompt_that_is_too_long(task: MaskedLanguageModelTask) -> None:
+    model = task.make_model(Hardware(), unconstrained)
 
     class Run:
-        tokenizer = task.prepare().tokenizer
+        tokenizer = task.prepare_corpus().tokenizer
 
     run: Any = Run()
     run.model = model

@@ -7,10 +7,10 @@ import pytest
 
 from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import tiny_tagger
-from train.data.tagged import TaggedSplit
+from train.data.tagged import TokenLabelSplit
 from train.errors import UserError
 from train.tasks.config import Tagging
-from train.tasks.tagging import TaggingTask, f1
+from train.tasks.tagging import TaggingTask, span_f1
 from train.tasks.task import Metric
 
 
@@ -20,29 +20,29 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> TaggingTask:
 
 
 def test_spans_are_judged_by_f1_and_other_tags_by_accuracy(task: TaggingTask) -> None:
-    assert task.metric(task.prepare()) == Metric("f1", lower_is_better=False)
+    assert task.selection_metric(task.prepare_corpus()) == Metric("f1", lower_is_better=False)
     words: Any = type("Corpus", (), {"labels": ("NOUN", "VERB")})
-    assert task.metric(words) == Metric("accuracy", lower_is_better=False)
+    assert task.selection_metric(words) == Metric("accuracy", lower_is_better=False)
 
 
-def some_answers(split: TaggedSplit, seed: int) -> dict[int, np.ndarray]:
+def some_answers(split: TokenLabelSplit, seed: int) -> dict[int, np.ndarray]:
     drawn = np.random.default_rng(seed)
-    rows = range(len(split.sentence))
+    rows = range(len(split.sentence_indices))
     return {row: drawn.integers(0, len(split.labels), len(split.tokens[row])) for row in rows}
 
 
 def test_f1_of_part_of_a_split_is_that_of_its_sentences(task: TaggingTask) -> None:
-    split = task.prepare().split("validation")
+    split = task.prepare_corpus().split("validation")
     given = some_answers(split, 0)
-    whole = f1(split, given)
+    whole = span_f1(split, given)
     right = {row: np.where(split.targets[row] < 0, 0, split.targets[row]) for row in given}
-    assert f1(split, right) == 1.0
+    assert span_f1(split, right) == 1.0
     assert 0 < whole < 1
     some = {row: answer for row, answer in right.items() if row % 3}
-    assert f1(split, some) == 1.0
+    assert span_f1(split, some) == 1.0
     mixed = {**given, **{row: right[row] for row in list(right)[:5]}}
-    assert f1(split, {row: mixed[row] for row in list(right)[:5]}) == 1.0
-    assert f1(split, mixed) > whole
+    assert span_f1(split, {row: mixed[row] for row in list(right)[:5]}) == 1.0
+    assert span_f1(split, mixed) > whole
 
 
 def test_a_number_of_tags_that_the_data_do_not_have(tmp_path: Path) -> None:
@@ -50,4 +50,4 @@ def test_a_number_of_tags_that_the_data_do_not_have(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"task\.classes 9: the data have 3 \(B-ANIMAL, I-ANIMAL, O"
     ):
-        wrong.resolved(wrong.prepare())
+        wrong.resolve_experiment(wrong.prepare_corpus())

@@ -25,7 +25,7 @@ SMOOTHING = 0.1
 def task(tmp_path_factory: pytest.TempPathFactory) -> TranslationTask:
     experiment = tiny_translator(tmp_path_factory.mktemp("translation"))
     asked = TranslationTask(experiment)
-    return TranslationTask(asked.resolved(asked.prepare()))
+    return TranslationTask(asked.resolve_experiment(asked.prepare_corpus()))
 
 
 def test_a_source_s_own_table_has_the_tokenizer_s_words(task: TranslationTask) -> None:
@@ -38,24 +38,24 @@ def test_a_source_s_own_table_has_the_tokenizer_s_words(task: TranslationTask) -
         model = dataclasses.replace(task.experiment.model, encoder=encoder, vocab_size=0)
         asked = TranslationTask(dataclasses.replace(task.experiment, model=model))
         if own == words:
-            assert asked.resolved(asked.prepare()).model.encoder == encoder
+            assert asked.resolve_experiment(asked.prepare_corpus()).model.encoder == encoder
             continue
         with pytest.raises(
             UserError, match=rf"model\.encoder\.vocab_size {own}: .* {words} tokens"
         ):
-            asked.resolved(asked.prepare())
+            asked.resolve_experiment(asked.prepare_corpus())
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("training", [True, False])
 def test_targets_are_smoothed_in_training_alone(task: TranslationTask, training: bool) -> None:
     """By the plain formula over the logits of all places."""
-    model = task.model(Hardware(), unconstrained)
-    params = jax.jit(model.initial)(jax.random.key(0))
-    batch: Any = task.batches(task.prepare()).host(0, 0, 1)
+    model = task.make_model(Hardware(), unconstrained)
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    batch: Any = task.training_batches(task.prepare_corpus()).host_batch(0, 0, 1)
     rows = len(batch["tokens"])
     keys = jax.random.split(jax.random.key(1), rows) if training else None
-    found = jax.jit(task.loss(model))(params, batch, keys)["loss"]
+    found = jax.jit(task.make_loss_fn(model))(params, batch, keys)["loss"]
     given = {name: batch[name] for name in ("source_segments", "segments")}
     output = model.apply(
         {"params": params}, batch["source"], batch["tokens"], dropout_rngs=keys, **given
@@ -70,54 +70,54 @@ def test_targets_are_smoothed_in_training_alone(task: TranslationTask, training:
     assert float(found.weight) == batch["segments"].sum()
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_bleu_is_that_of_the_translations(task: TranslationTask) -> None:
     """Of all pairs at the end; on the way the loss alone, unless it is asked for."""
     engine = make_engine(task.experiment, Hardware(count=8))
-    corpus, params = task.prepare(), engine.init().params
-    found = task.evaluate(engine, params, corpus, "test", whole=True)
+    corpus, params = task.prepare_corpus(), engine.init().params
+    found = task.evaluate(engine, params, corpus, "test", full_split=True)
     split = corpus.split("test")
     sources = [split.source[number] for number in range(len(split.pairs))]
-    texts = task.translated(engine.model, params, corpus.tokenizer, sources)
+    texts = task.translate_sources(engine.model, params, corpus.tokenizer, sources)
     references = [pair.target for pair in split.pairs]
     assert len(texts) == 21
     assert found["bleu"] == sacre_bleu(texts, references).score
     assert found["tokenised_bleu"] == tokenised_bleu(texts, references, "de").score
     assert found["perplexity"] == pytest.approx(np.exp(found["loss"]))
-    on_the_way = task.evaluate(engine, params, corpus, "test", whole=False)
+    on_the_way = task.evaluate(engine, params, corpus, "test", full_split=False)
     assert set(on_the_way) == {"loss", "perplexity"}
 
 
 def test_a_prompt_that_is_too_long(task: TranslationTask) -> None:
     with pytest.raises(UserError, match="prompt: has 18 tokens and the model reads 16; shorten"):
-        task.check_prompt("the " * 17, task.prepare().tokenizer)
+        task.check_prompt("the " * 17, task.prepare_corpus().tokenizer)
 
 
 def test_what_it_is_judged_by(task: TranslationTask) -> None:
-    corpus = task.prepare()
-    assert task.metric(corpus) == Metric("loss", lower_is_better=True)
-    assert "tok:13a" in task.quoted["bleu_signature"]
-    assert "case:lc" in task.quoted["bleu_signature"]
+    corpus = task.prepare_corpus()
+    assert task.selection_metric(corpus) == Metric("loss", lower_is_better=True)
+    assert "tok:13a" in task.metric_notes["bleu_signature"]
+    assert "case:lc" in task.metric_notes["bleu_signature"]
 
 
 def test_batches_do_not_depend_on_the_devices(task: TranslationTask) -> None:
     """Rows are a multiple of 8, whatever there is to cut them for."""
-    batches = task.batches(task.prepare())
+    batches = task.training_batches(task.prepare_corpus())
     for cursor in range(9):
-        batch = batches.host(cursor, 0, 1)
+        batch = batches.host_batch(cursor, 0, 1)
         assert len(batch["tokens"]) % 8 == 0
         longer = max(batch["tokens"].shape[1], batch["source"].shape[1])
         assert len(batch["tokens"]) * longer <= task.data.batch_tokens
-    assert task.experiment.rows == ("data.row_multiple", 8)
-    assert MeshConfig().sizes(8)["data"] == 8
+    assert task.experiment.row_multiple == ("data.row_multiple", 8)
+    assert MeshConfig().axis_sizes(8)["data"] == 8
 
 
 def test_batches_of_a_number_of_pairs(task: TranslationTask) -> None:
     data = dataclasses.replace(task.data, batch_tokens=0)
     fixed = TranslationTask(dataclasses.replace(task.experiment, data=data, batch_size=12))
-    corpus = fixed.prepare()
-    batches = fixed.batches(corpus)
-    found = [batches.host(cursor, 0, 1) for cursor in range(batches.batches_per_epoch)]
+    corpus = fixed.prepare_corpus()
+    batches = fixed.training_batches(corpus)
+    found = [batches.host_batch(cursor, 0, 1) for cursor in range(batches.batches_per_epoch)]
     assert {len(batch["tokens"]) for batch in found} == {12}
     assert len({batch["tokens"].shape[1] for batch in found}) > 1
     assert sum(int(batch["weights"].any(axis=1).sum()) for batch in found) == len(
@@ -129,23 +129,23 @@ def test_pairs_and_tokens_are_both_limits(task: TranslationTask) -> None:
     data = dataclasses.replace(task.data, batch_tokens=400)
     for most, rows in ((0, 400), (16, 16)):
         limited = TranslationTask(dataclasses.replace(task.experiment, data=data, batch_size=most))
-        batches = limited.batches(limited.prepare())
-        found = [batches.host(cursor, 0, 1) for cursor in range(batches.batches_per_epoch)]
+        batches = limited.training_batches(limited.prepare_corpus())
+        found = [batches.host_batch(cursor, 0, 1) for cursor in range(batches.batches_per_epoch)]
         assert 16 <= max(len(batch["tokens"]) for batch in found) <= rows
         for batch in found:
             longer = max(batch["tokens"].shape[1], batch["source"].shape[1])
             assert len(batch["tokens"]) * longer <= 400
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_batches_are_compared_with_those_of_like_length_of_the_target(
     task: TranslationTask,
 ) -> None:
     engine = make_engine(task.experiment, Hardware(count=8))
-    batch: Any = task.batches(task.prepare()).host(0, 0, 1)
+    batch: Any = task.training_batches(task.prepare_corpus()).host_batch(0, 0, 1)
     for name in ("source", "source_segments"):  # sources that are longer than their translations
         batch[name] = np.pad(batch[name], ((0, 0), (0, 3)))
-    state, _ = engine.step(engine.init(), engine.put(batch))
+    state, _ = engine.step(engine.init(), engine.put_batch(batch))
     watch: Any = state.watch
     assert watch.lengths[-1] == batch["tokens"].shape[1]
 
@@ -157,12 +157,15 @@ def test_all_words_at_once(task: TranslationTask) -> None:
     other = TranslationTask(dataclasses.replace(task.experiment, model=config))
     engine = make_engine(other.experiment, Hardware(count=8))
     assert isinstance(engine.model, NonAutoregressive)
-    assert (task.heeded, other.heeded) == (("beams",), ())  # nothing is searched for
-    corpus, params = other.prepare(), engine.init().params
-    batch: Any = other.batches(corpus).host(0, 0, 1)
+    assert (task.supported_options, other.supported_options) == (
+        ("beams",),
+        (),
+    )  # nothing is searched for
+    corpus, params = other.prepare_corpus(), engine.init().params
+    batch: Any = other.training_batches(corpus).host_batch(0, 0, 1)
     keys = jax.random.split(jax.random.key(1), len(batch["tokens"]))
-    losses = jax.jit(other.loss(engine.model))(params, batch, keys)
+    losses = jax.jit(other.make_loss_fn(engine.model))(params, batch, keys)
     assert set(losses) == {"loss", "loss/length"}
     assert float(losses["loss/length"].total) > 0
-    found = other.evaluate(engine, params, corpus, "test", whole=True)
+    found = other.evaluate(engine, params, corpus, "test", full_split=True)
     assert set(found) == {"loss", "perplexity", "bleu", "tokenised_bleu"}

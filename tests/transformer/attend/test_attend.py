@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal, softmax
-from transformer import Hardware, Mask, Pattern
-from transformer.attend import Scoring
+from transformer import Hardware, Mask, MaskPattern
+from transformer.attend import ScoreSpec
 from transformer.attend import attend as attend_by_scoring
 from transformer.attend.additive import additive_scores
-from transformer.attend.query_blocks import block_count
-from transformer.masks import dense
+from transformer.attend.query_blocks import num_query_blocks
+from transformer.masks import dense_mask
 from transformer.positions import RelativeTables, alibi_bias
-from transformer.testing.select import softmax_attention
+from transformer.testing.select import reference_softmax_attention
 
 B, T, S, N, K, H, VALUES = 2, 5, 7, 6, 3, 11, 13
 
@@ -32,7 +32,7 @@ def attend_eagerly(
     """`attend` with what scores are made of given one by one."""
     how: Any = dict(form=form, hardware=hardware, outputs=outputs, sinks=sinks)
     q, k, v, mask = arrays
-    return attend_by_scoring(q, k, v, mask, Scoring(**scoring), **how)
+    return attend_by_scoring(q, k, v, mask, ScoreSpec(**scoring), **how)
 
 
 attend = jax.jit(
@@ -67,24 +67,26 @@ def test_the_reference_against_the_formula(scale: float) -> None:
     mask = Mask(segments=segments, key_segments=array([[1, 2, 2, 1, 0, 0, 2], [1] * 7]))
     output = attended(mask, T, S, scale=scale, form="reference", outputs=frozenset({"weights"}))
     q, k, v = inputs(T, S)
-    seen = np.asarray(dense(mask, T, S))[:, None]
+    seen = np.asarray(dense_mask(mask, T, S))[:, None]
     # The formula divides by sqrt(H) itself.
-    assert_close(output.y, softmax_attention(q * scale * H**0.5, k, v, seen))
+    assert_close(output.y, reference_softmax_attention(q * scale * H**0.5, k, v, seen))
     weights = np.asarray(output.aux["weights"])
     assert weights.shape == (B, N, T, S)
     v_of_heads = np.repeat(v, N // K, axis=2)
     assert_close(output.y, np.einsum("BNTS,BSNH->BTNH", weights, v_of_heads))
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("form", ["reference", "query_blocks", "blockwise"])
 def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(form: Any) -> None:
     length = T if form == "reference" else 131
     segments: Any = np.where(np.arange(length) % 3 == 1, 0, 1)[None].repeat(B, 0)
-    mask = Mask(Pattern(causal=True), segments=segments)
+    mask = Mask(MaskPattern(causal=True), segments=segments)
 
     def total(arrays: Any, chosen: Any) -> Any:
-        return (attend(*arrays, mask, form=form, hardware=Hardware(), scale=1.0).y * chosen).sum()
+        return (
+            attend(*arrays, mask, backend=form, hardware=Hardware(), scale=1.0).y * chosen
+        ).sum()
 
     empty = (segments == 0)[..., None, None]
     y = attended(mask, length, length, form=form).y
@@ -101,19 +103,23 @@ def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(form: Any) 
     ("length", "blocks"), [(1, 1), (127, 1), (128, 2), (191, 2), (192, 3), (257, 4), (4096, 4)]
 )
 def test_queries_are_cut_into_a_few_blocks(length: int, blocks: int) -> None:
-    assert block_count(length) == blocks
+    assert num_query_blocks(length) == blocks
 
 
 MASKS: dict[str, Any] = {
-    "causal": lambda length: Mask(Pattern(causal=True)),
-    "segments": lambda length: Mask(Pattern(causal=True), segments=documents(length)),
-    "window": lambda length: Mask(Pattern(causal=True, window=37, dilation=3)),
+    "causal": lambda length: Mask(MaskPattern(causal=True)),
+    "segments": lambda length: Mask(MaskPattern(causal=True), segments=documents(length)),
+    "window": lambda length: Mask(MaskPattern(causal=True, window=37, dilation=3)),
     "lengths and globals": lambda length: Mask(
-        Pattern(causal=True, window=5), lengths=array([length, 71]), globals=array([[3, 70]])
+        MaskPattern(causal=True, window=5),
+        key_lengths=array([length, 71]),
+        global_positions=array([[3, 70]]),
     ),
-    "an array": lambda length: Mask(Pattern(causal=True), allowed=some_of(length)),
+    "an array": lambda length: Mask(MaskPattern(causal=True), allowed=some_of(length)),
     "a prefix": lambda length: Mask(
-        Pattern(causal=True, prefix=True), prefix=array([97, 0]), segments=documents(length)
+        MaskPattern(causal=True, prefix=True),
+        prefix_lengths=array([97, 0]),
+        segments=documents(length),
     ),
 }
 
@@ -143,7 +149,7 @@ EXTRAS: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("segments-3-plain", "lengths and globals", "an MLP")
 @pytest.mark.parametrize(
     ("length", "masks", "kv_heads", "extras"),
@@ -198,9 +204,9 @@ def test_a_sink_is_one_more_key_without_a_value(form: Any) -> None:
     length = 131
     q, k, v = inputs(length, length, N)
     sinks = normal(7, N)
-    mask = Mask(Pattern(causal=True), segments=documents(length))
-    y = attend(q, k, v, mask, form=form, hardware=Hardware(), scale=0.3, sinks=sinks).y
-    seen = np.asarray(dense(mask, length, length))[:, None]
+    mask = Mask(MaskPattern(causal=True), segments=documents(length))
+    y = attend(q, k, v, mask, backend=form, hardware=Hardware(), scale=0.3, sink_logits=sinks).y
+    seen = np.asarray(dense_mask(mask, length, length))[:, None]
     raised = np.where(seen, np.exp(0.3 * np.einsum("BTNH,BSNH->BNTS", q, k)), 0)
     weights = raised / (raised.sum(-1, keepdims=True) + np.exp(sinks)[None, :, None, None])
     assert_close(y, np.einsum("BNTS,BSNH->BTNH", weights, v))
@@ -213,22 +219,22 @@ def test_a_prefix_is_seen_whole_by_blocks_that_end_before_it(
     mask = MASKS["a prefix"](131)
     with caplog.at_level(logging.WARNING):
         y = attended(mask, 131, 131, form=form).y
-    seen = np.asarray(dense(mask, 131, 131))[:, None]
+    seen = np.asarray(dense_mask(mask, 131, 131))[:, None]
     assert seen[0, 0, 64, 90]  # of one document, ahead, and in the prefix
-    assert_close(y, softmax_attention(*inputs(131, 131), seen))
+    assert_close(y, reference_softmax_attention(*inputs(131, 131), seen))
     reason = "query_blocks cannot serve: a prefix is seen by earlier queries; using reference"
     assert caplog.messages == ([f"attention: {reason}"] if form == "query_blocks" else [])
 
 
-@pytest.mark.parametrize("pattern", [Pattern(causal=True), Pattern(window=3)])
-def test_a_query_before_all_other_keys_gets_zeros(pattern: Pattern) -> None:
+@pytest.mark.parametrize("pattern", [MaskPattern(causal=True), MaskPattern(window=3)])
+def test_a_query_before_all_other_keys_gets_zeros(pattern: MaskPattern) -> None:
     """A causal mask, or a window, over keys that are not the queries' own."""
-    mask = Mask(pattern, positions=array([[0, 3, 9, 11, 12]])).over(array([np.arange(7) + 9]))
-    seen = np.asarray(dense(mask, T, S))
+    mask = Mask(pattern, positions=array([[0, 3, 9, 11, 12]])).with_keys(array([np.arange(7) + 9]))
+    seen = np.asarray(dense_mask(mask, T, S))
     assert seen[0].any(-1).tolist() == [False, False, True, True, True]
     y = attended(mask, T, S).y
     assert not np.any(y[:, :2])
-    assert_close(y, softmax_attention(*inputs(T, S), seen[:, None]))
+    assert_close(y, reference_softmax_attention(*inputs(T, S), seen[:, None]))
 
 
 def test_any_array_of_zeros_and_infinities_is_added() -> None:
@@ -246,7 +252,7 @@ def test_any_array_of_zeros_and_infinities_is_added() -> None:
 def test_a_bias_is_added_to_the_scores() -> None:
     """Of the positions that the mask speaks of, for each head."""
     queries, keys = array([[3, 0, 1, 2, 9], [0, 1, 2, 3, 4]]), array([[0, 5, 1, 7, 2, 4, 3]])
-    mask = Mask(positions=queries).over(keys)
+    mask = Mask(positions=queries).with_keys(keys)
 
     def bias(queries: jax.Array, keys: jax.Array) -> jax.Array:
         slopes = jax.numpy.arange(N)[None, :, None, None] / 10
@@ -303,7 +309,7 @@ def test_a_form_without_biases_falls_back_aloud(caplog: pytest.LogCaptureFixture
 
 def test_auto_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        attended(Mask(Pattern(window=2)), T, T)
+        attended(Mask(MaskPattern(window=2)), T, T)
     assert not caplog.messages
 
 

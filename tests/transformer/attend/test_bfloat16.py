@@ -20,20 +20,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train.sharding import MeshConfig, constrain_to, make_mesh
-from transformer import Hardware, Mask, Pattern
-from transformer.attend import Scoring, attend, attend_blockwise, merge
+from train.sharding import MeshConfig, make_mesh, make_sharding_constraint
+from transformer import Hardware, Mask, MaskPattern
+from transformer.attend import ScoreSpec, attend, attend_blockwise, merge_partials
 from transformer.attend.additive import additive_scores
 from transformer.attend.ring import attend_ring
-from transformer.attend.sparse.balanced import attend_balanced
-from transformer.attend.sparse.chosen_blocks import attend_chosen_blocks
+from transformer.attend.sparse.balanced import attend_balanced_clusters
+from transformer.attend.sparse.chosen_blocks import attend_selected_blocks
 from transformer.attend.sparse.global_tokens import attend_to_globals
 from transformer.attend.sparse.grouped_window import attend_grouped
-from transformer.attend.sparse.last_members import attend_last_members
-from transformer.attend.sparse.packed_globals import to_packed, with_packed_rows
+from transformer.attend.sparse.last_members import attend_last_group_members
+from transformer.attend.sparse.packed_globals import (
+    attend_from_packed_globals,
+    attend_to_packed_globals,
+)
 from transformer.attend.sparse.top_k import attend_top_k
 from transformer.attend.splash import attend_splash
-from transformer.masks import dense
+from transformer.masks import dense_mask
 from transformer.positions import RelativeTables
 
 Array = np.ndarray[Any, Any]
@@ -109,44 +112,48 @@ def formula(
 
 
 def window(width: int) -> Mask:
-    return Mask(Pattern(causal=True, window=width))
+    return Mask(MaskPattern(causal=True, window=width))
 
 
 def by_form(form: Any, **scoring: Any) -> Any:
     how = {"scale": SCALE, **scoring}
 
     def run(q: Any, k: Any, v: Any, width: int) -> Any:
-        return attend(q, k, v, window(width), Scoring(**how), form=form, hardware=CPU).y
+        return attend(q, k, v, window(width), ScoreSpec(**how), backend=form, hardware=CPU).y
 
     return run
 
 
 def in_ring(q: Any, k: Any, v: Any, width: int) -> Any:
-    constrain = constrain_to(make_mesh(MeshConfig(data=1, context=4), jax.devices()[:4]))
+    constrain = make_sharding_constraint(
+        make_mesh(MeshConfig(data=1, context=4), jax.devices()[:4])
+    )
     mask = window(width).replace(positions=jnp.tile(jnp.arange(T), (B, 1)))
-    return attend_ring(q, k, v, mask, Scoring(SCALE), constrain, block=16).y
+    return attend_ring(q, k, v, mask, ScoreSpec(SCALE), constrain, block_size=16).y
 
 
 def splash(q: Any, k: Any, v: Any, width: int) -> Any:
-    return attend_splash(q, k, v, window(width), Scoring(SCALE), interpret=True)
+    return attend_splash(q, k, v, window(width), ScoreSpec(SCALE), interpret=True)
 
 
 def merged(q: Any, k: Any, v: Any, width: int) -> Any:
     """Even and odd keys by themselves, then as one softmax."""
-    scoring, given = Scoring(SCALE).widened(q, k, v)
+    scoring, given = ScoreSpec(SCALE).widen(q, k, v)
     ones, odd = jnp.ones((1, T), int), (jnp.arange(T) % 2)[None]
     masks = [window(width).replace(segments=ones, key_segments=each) for each in (odd, 1 - odd)]
-    return merge([attend_blockwise(*given, mask, scoring) for mask in masks]).y.astype(v.dtype)
+    return merge_partials([attend_blockwise(*given, mask, scoring) for mask in masks]).y.astype(
+        v.dtype
+    )
 
 
 def top_k(q: Any, k: Any, v: Any, width: int) -> Any:
-    return attend_top_k(q, k, v, window(width), Scoring(SCALE), T, block=64)
+    return attend_top_k(q, k, v, window(width), ScoreSpec(SCALE), T, block_size=64)
 
 
 def chosen(q: Any, k: Any, v: Any, width: int) -> Any:
     """All blocks are chosen for each."""
     blocks = jnp.broadcast_to(jnp.arange(T // 16), (1, 1, T // 16, T // 16))
-    return attend_chosen_blocks(q, k, v, window(width), Scoring(SCALE), blocks, 16).y
+    return attend_selected_blocks(q, k, v, window(width), ScoreSpec(SCALE), blocks, 16).y
 
 
 def grouped(q: Any, k: Any, v: Any, width: int) -> Any:
@@ -159,7 +166,7 @@ def last_members(q: Any, k: Any, v: Any, width: int) -> Any:
     k, v = (jnp.repeat(each, N // each.shape[2], axis=2) for each in (k, v))
     groups = jnp.zeros((B, T, N), int)
     places = jnp.tile(jnp.arange(T), (B, 1))
-    return attend_last_members(q, k, v, groups, groups, places, width, scale=SCALE)
+    return attend_last_group_members(q, k, v, groups, groups, places, width, scale=SCALE)
 
 
 BACKENDS: dict[str, Any] = {
@@ -197,10 +204,10 @@ def check(found: tuple[Array, ...], expected: tuple[Array, ...]) -> None:
 
 
 def all_pairs(width: int) -> Array:  # [1, 1, T, T]
-    return np.asarray(dense(window(width), T, T))[:, None]
+    return np.asarray(dense_mask(window(width), T, T))[:, None]
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled(*(f"7-4.0-{name}" for name in BACKENDS))
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize(("width", "offset"), [(7, 4.0), (T, 0.0), (T, 4.0)])
@@ -212,7 +219,7 @@ def test_each_is_the_formula_within_its_roundings(name: str, width: int, offset:
     check(both(run, given), formula(given, all_pairs(width)))
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_query_that_sees_itself_alone_has_no_gradient(name: str) -> None:
     """A softmax over one key is 1 whatever the score.
@@ -231,7 +238,7 @@ def test_a_query_that_sees_itself_alone_has_no_gradient(name: str) -> None:
     assert np.abs(dk).max() <= ds * SCALE * q.max() * N / K < 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("form", ["reference", "blockwise"])
 @pytest.mark.parametrize(
     ("scores", "scoring"),
@@ -248,28 +255,28 @@ def test_scores_of_other_kinds(scores: Any, scoring: Any, form: Any) -> None:
 
 
 def to_globals(q: Any, k: Any, v: Any) -> Any:
-    scoring, given = Scoring(SCALE).widened(q, k, v)
+    scoring, given = ScoreSpec(SCALE).widen(q, k, v)
     return attend_to_globals(*given, PACK, scoring, jnp.array(GLOBALS)).y.astype(v.dtype)
 
 
 def to_globals_of_packs(q: Any, k: Any, v: Any) -> Any:
-    return to_packed(q, k, v, PACK, Scoring(SCALE), jnp.array(GLOBALS)).y
+    return attend_to_packed_globals(q, k, v, PACK, ScoreSpec(SCALE), jnp.array(GLOBALS)).y
 
 
 def rows_of_globals(q: Any, k: Any, v: Any) -> Any:
     zeros = jnp.zeros_like(q)
-    return with_packed_rows(zeros, q, k, v, PACK, Scoring(SCALE), jnp.array(GLOBALS))
+    return attend_from_packed_globals(zeros, q, k, v, PACK, ScoreSpec(SCALE), jnp.array(GLOBALS))
 
 
 PACK = Mask(
-    Pattern(causal=True),
+    MaskPattern(causal=True),
     positions=np.arange(T)[None],  # type: ignore[arg-type]
     segments=np.ones((1, T), int),  # type: ignore[arg-type]
     key_segments=np.ones((1, T), int),  # type: ignore[arg-type]
 )
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("run", [to_globals, to_globals_of_packs, rows_of_globals])
 def test_global_tokens(run: Any) -> None:
     given = inputs(K, 4.0)
@@ -278,19 +285,19 @@ def test_global_tokens(run: Any) -> None:
     check(both(run, given), formula(given, all_pairs(T) & shown))
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_clusters_that_overlap() -> None:
     """Every token is in two of them: each counts for a half."""
     given = inputs(N, 1.0)
     members = jnp.broadcast_to(jnp.arange(T), (B, N, 2, T))
 
     def run(q: Any, k: Any, v: Any) -> Any:
-        return attend_balanced(q, k, v, members, members, jnp.ones((1, T), bool))
+        return attend_balanced_clusters(q, k, v, members, members, jnp.ones((1, T), bool))
 
     check(both(run, given), formula(given, np.ones((1, 1, T, T), bool)))
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_tables_of_relative_positions() -> None:
     """Rows of the tables are rounded once more, in scores and in values: one U more for each."""
     given = inputs(K, 0.0)
@@ -309,8 +316,8 @@ def test_tables_of_relative_positions() -> None:
 
     def run(q: Any, k: Any, v: Any) -> Any:
         relative = RelativeTables(*map(jnp.asarray, tables))
-        scoring = Scoring(SCALE, relative=relative)
-        return attend(q, k, v, window(T), scoring, form="reference", hardware=CPU).y
+        scoring = ScoreSpec(SCALE, relative_tables=relative)
+        return attend(q, k, v, window(T), scoring, backend="reference", hardware=CPU).y
 
     found = both(run, given)
     for got, expected, bound in zip(found, (y, dq), (3, 4), strict=False):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
-from transformer import Mask, Pattern
-from transformer.attend import Scoring, attend_blockwise, merge, sink
+from transformer import Mask, MaskPattern
+from transformer.attend import ScoreSpec, add_sinks, attend_blockwise, merge_partials
 from transformer.attend.additive import additive_scores
 from transformer.attend.reference import attend_reference
-from transformer.positions import BucketedBias, alibi_bias, bucketed_bias
+from transformer.positions import T5RelativeBias, alibi_bias, t5_relative_bias
 
 B, N, K, H, VALUES = 2, 6, 3, 11, 13
 
@@ -39,48 +39,52 @@ def some_of(queries: int, keys: int) -> Any:  # [B, T, S]
 
 MASKS: dict[str, Any] = {
     "all": lambda t, s: Mask(),
-    "causal": lambda t, s: Mask(Pattern(causal=True)),
-    "segments": lambda t, s: Mask(Pattern(causal=True), segments=documents(t)),
-    "window": lambda t, s: Mask(Pattern(causal=True, window=7)),
-    "window both ways": lambda t, s: Mask(Pattern(window=5, dilation=3)),
-    "lengths": lambda t, s: Mask(lengths=array([s, 17])),
-    "globals": lambda t, s: Mask(Pattern(causal=True, window=5), globals=array([[3, 70]])),
+    "causal": lambda t, s: Mask(MaskPattern(causal=True)),
+    "segments": lambda t, s: Mask(MaskPattern(causal=True), segments=documents(t)),
+    "window": lambda t, s: Mask(MaskPattern(causal=True, window=7)),
+    "window both ways": lambda t, s: Mask(MaskPattern(window=5, dilation=3)),
+    "lengths": lambda t, s: Mask(key_lengths=array([s, 17])),
+    "globals": lambda t, s: Mask(
+        MaskPattern(causal=True, window=5), global_positions=array([[3, 70]])
+    ),
     "an array": lambda t, s: Mask(allowed=some_of(t, s)),
     "a prefix": lambda t, s: Mask(
-        Pattern(causal=True, prefix=True), prefix=array([t - 3, 0]), segments=documents(t)
+        MaskPattern(causal=True, prefix=True),
+        prefix_lengths=array([t - 3, 0]),
+        segments=documents(t),
     ),
     "tokens in another order": lambda t, s: Mask(
-        Pattern(causal=True, ordered=False), positions=array([np.arange(t)[::-1]])
+        MaskPattern(causal=True, ordered=False), positions=array([np.arange(t)[::-1]])
     ),
 }
 
 
-def plain(positions: Any, extra: Any) -> Scoring:
-    return Scoring(0.3)
+def plain(positions: Any, extra: Any) -> ScoreSpec:
+    return ScoreSpec(0.3)
 
 
-def capped(positions: Any, extra: Any) -> Scoring:
-    return Scoring(3.0, soft_cap=2.0)
+def capped(positions: Any, extra: Any) -> ScoreSpec:
+    return ScoreSpec(3.0, soft_cap=2.0)
 
 
-def sloped(positions: Any, extra: Any) -> Scoring:
-    return Scoring(0.3, bias=functools.partial(alibi_bias, N))
+def sloped(positions: Any, extra: Any) -> ScoreSpec:
+    return ScoreSpec(0.3, bias=functools.partial(alibi_bias, N))
 
 
-def bucketed(positions: Any, extra: Any) -> Scoring:
+def bucketed(positions: Any, extra: Any) -> ScoreSpec:
     """A bias that learns."""
-    config = BucketedBias(buckets=8)
-    return Scoring(0.3, bias=lambda q, k: bucketed_bias(extra[:8], config, q, k))
+    config = T5RelativeBias(num_buckets=8)
+    return ScoreSpec(0.3, bias=lambda q, k: t5_relative_bias(extra[:8], config, q, k))
 
 
-def met(positions: Any, extra: Any) -> Scoring:
-    return Scoring(0.3, meet=functools.partial(additive_scores, extra.T[:, :H]))
+def met(positions: Any, extra: Any) -> ScoreSpec:
+    return ScoreSpec(0.3, score_fn=functools.partial(additive_scores, extra.T[:, :H]))
 
 
 EXTRAS = {"plain": plain, "capped": capped, "slopes": sloped, "buckets": bucketed, "an MLP": met}
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled(
     "causal-6-plain",
     "segments-3-plain",
@@ -122,7 +126,7 @@ def test_values_and_gradients(
         q, k, v = arrays
         scoring = make(mask.positions, extra)
         if blocks:
-            return attend_blockwise(q, k, v, mask, scoring, block=16).y
+            return attend_blockwise(q, k, v, mask, scoring, block_size=16).y
         return attend_reference(q, k, v, mask, scoring)[0]
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -142,7 +146,7 @@ def test_values_and_gradients(
         assert_close(got, want)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_what_is_merged_is_one_softmax() -> None:
     """Keys in two parts, each looked at by itself, and a sink: values and gradients."""
     arrays = inputs(19, 37)
@@ -158,16 +162,16 @@ def test_what_is_merged_is_one_softmax() -> None:
                 k,
                 v,
                 Mask(segments=jnp.ones((B, 19), int), key_segments=array(part)),
-                Scoring(0.3),
-                block=16,
+                ScoreSpec(0.3),
+                block_size=16,
             )
             for part in (hidden, 1 - hidden)
         ]
-        return sink(merge(parts), sinks).y
+        return add_sinks(merge_partials(parts), sinks).y
 
     def whole(arrays: Any, sinks: Any) -> Any:
         q, k, v = arrays
-        return attend_reference(q, k, v, Mask(), Scoring(0.3), sinks)[0]
+        return attend_reference(q, k, v, Mask(), ScoreSpec(0.3), sinks)[0]
 
     def both(run: Any) -> tuple[Array, Any]:
         def inner(*given: Any) -> Any:
@@ -182,32 +186,32 @@ def test_what_is_merged_is_one_softmax() -> None:
         assert_close(got, want)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_part_that_shows_nothing_adds_nothing() -> None:
     q, k, v = inputs(5, 7)
     nothing = Mask(segments=jnp.ones((B, 5), int), key_segments=jnp.zeros((B, 7), int))
 
     def run(mask: Mask) -> Any:
-        return attend_blockwise(q, k, v, mask, Scoring(0.3))
+        return attend_blockwise(q, k, v, mask, ScoreSpec(0.3))
 
     alone, none = run(Mask()), run(nothing)
     assert not np.any(none.y)
     assert np.isneginf(none.lse).all()
-    assert_close(merge([alone, none]).y, alone.y)
-    assert not np.any(merge([none, none]).y)
+    assert_close(merge_partials([alone, none]).y, alone.y)
+    assert not np.any(merge_partials([none, none]).y)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_dropped_weights_are_dropped_again_in_the_backward_pass() -> None:
     """The gradient is that of the function: it is what finite differences find."""
     q, k, v = inputs(19, 23)
     keys = jax.random.split(jax.random.key(0), B)
-    scoring = Scoring(0.3, rate=0.5, dropout_rngs=keys)
+    scoring = ScoreSpec(0.3, dropout_rate=0.5, dropout_rngs=keys)
     chosen = normal(5, B, 19, N, VALUES)
 
     @jax.jit
     def total(q: Any, v: Any) -> Any:
-        return (attend_blockwise(q, k, v, Mask(), scoring, block=8).y * chosen).sum()
+        return (attend_blockwise(q, k, v, Mask(), scoring, block_size=8).y * chosen).sum()
 
     gradient_q, gradient_v = jax.jit(jax.grad(total, (0, 1)))(q, v)
     step = normal(6, *v.shape)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import assert_close, normal
-from train.sharding import MeshConfig, constrain_to, in_turn, make_mesh
-from transformer import Hardware, Mask, Pattern
-from transformer.attend import Scoring, attend
+from train.sharding import MeshConfig, make_mesh, make_sharding_constraint, zigzag_reorder
+from transformer import Hardware, Mask, MaskPattern
+from transformer.attend import ScoreSpec, attend
 from transformer.attend.reference import attend_reference
 from transformer.attend.ring import attend_ring
-from transformer.masks import dense
+from transformer.masks import dense_mask
 
 B, T, N, H, VALUES = 2, 32, 4, 5, 7
 DOCUMENTS = np.array([[1] * 11 + [2] * 14 + [3] * 7, [1] * 28 + [0] * 4])
@@ -25,7 +25,7 @@ def inputs(kv_heads: int) -> tuple[Any, Any, Any]:
     return normal(0, B, T, N, H), normal(1, B, T, kv_heads, H), normal(2, B, T, kv_heads, VALUES)
 
 
-def mask_of(pattern: Pattern, packed: bool) -> Mask:
+def mask_of(pattern: MaskPattern, packed: bool) -> Mask:
     if packed:
         return Mask(pattern, positions=jnp.array(PLACES), segments=jnp.array(DOCUMENTS))
     return Mask(pattern, positions=jnp.tile(jnp.arange(T), (B, 1)))
@@ -33,35 +33,35 @@ def mask_of(pattern: Pattern, packed: bool) -> Mask:
 
 def in_ring_order(tree: Any, count: int) -> Any:
     """[B, T, ...] with tokens as `count` devices take them."""
-    return jax.tree.map(lambda x: jnp.array(in_turn({"x": np.asarray(x)}, count)["x"]), tree)
+    return jax.tree.map(lambda x: jnp.array(zigzag_reorder({"x": np.asarray(x)}, count)["x"]), tree)
 
 
-CAUSAL = Pattern(causal=True)
+CAUSAL = MaskPattern(causal=True)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("packed", "capped")
 @pytest.mark.parametrize(
     ("mesh", "kv_heads", "pattern", "packed", "scoring"),
     [
-        (MeshConfig(data=2, context=4), N, CAUSAL, True, Scoring(0.3)),
-        (MeshConfig(data=1, context=2, tensor=4), 2, CAUSAL, False, Scoring(0.3)),
+        (MeshConfig(data=2, context=4), N, CAUSAL, True, ScoreSpec(0.3)),
+        (MeshConfig(data=1, context=2, tensor=4), 2, CAUSAL, False, ScoreSpec(0.3)),
         (
             MeshConfig(data=1, expert=2, context=2, tensor=2),
             2,
             CAUSAL,
             True,
-            Scoring(3, soft_cap=2),
+            ScoreSpec(3, soft_cap=2),
         ),
-        (MeshConfig(data=1, context=8), 1, Pattern(window=6), True, Scoring(0.3)),
+        (MeshConfig(data=1, context=8), 1, MaskPattern(window=6), True, ScoreSpec(0.3)),
     ],
     ids=["packed", "shared keys", "capped", "window"],
 )
 def test_reference(
-    mesh: MeshConfig, kv_heads: int, pattern: Pattern, packed: bool, scoring: Scoring
+    mesh: MeshConfig, kv_heads: int, pattern: MaskPattern, packed: bool, scoring: ScoreSpec
 ) -> None:
     """The keys and values of two heads go to four parts, each with a head of the queries."""
-    constrain = constrain_to(make_mesh(mesh))
+    constrain = make_sharding_constraint(make_mesh(mesh))
     mask, given = mask_of(pattern, packed), inputs(kv_heads)
     g = normal(3, B, T, N, VALUES)
 
@@ -70,7 +70,7 @@ def test_reference(
         return jnp.sum(y * g), y
 
     def around(q: Any, k: Any, v: Any, g: Any, mask: Mask) -> Any:
-        y = attend_ring(q, k, v, mask, scoring, constrain, block=3).y
+        y = attend_ring(q, k, v, mask, scoring, constrain, block_size=3).y
         return jnp.sum(y * g), y
 
     values = (*given, g, mask)
@@ -81,9 +81,12 @@ def test_reference(
 
 
 def test_sinks() -> None:
-    constrain, mask = constrain_to(make_mesh(MeshConfig(context=4))), mask_of(CAUSAL, True)
+    constrain, mask = (
+        make_sharding_constraint(make_mesh(MeshConfig(context=4))),
+        mask_of(CAUSAL, True),
+    )
     sinks = normal(4, N)
-    given, scoring = (*inputs(2), mask), Scoring(0.3)
+    given, scoring = (*inputs(2), mask), ScoreSpec(0.3)
     expected, _ = jax.jit(lambda q, k, v, mask: attend_reference(q, k, v, mask, scoring, sinks))(
         *given
     )
@@ -93,37 +96,41 @@ def test_sinks() -> None:
     assert_close(found, in_ring_order(expected, 4), 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_weights_are_dropped_alike_forward_and_backward() -> None:
     """The layer is linear in the values: its derivative along them is itself."""
-    constrain = constrain_to(make_mesh(MeshConfig(data=2, context=4)))
+    constrain = make_sharding_constraint(make_mesh(MeshConfig(data=2, context=4)))
     q, k, v = inputs(N)
-    scoring = Scoring(0.3, rate=0.5, dropout_rngs=jax.random.split(jax.random.key(0), B))
-    look = functools.partial(attend_ring, mask=mask_of(CAUSAL, False), scoring=scoring, block=8)
+    scoring = ScoreSpec(0.3, dropout_rate=0.5, dropout_rngs=jax.random.split(jax.random.key(0), B))
+    look = functools.partial(
+        attend_ring, mask=mask_of(CAUSAL, False), score_spec=scoring, block_size=8
+    )
     total = lambda v: jnp.sum(look(q, k, v, constrain=constrain).y ** 2)  # noqa: E731
     value, gradient = jax.jit(jax.value_and_grad(total))(v)
     assert_close(jnp.sum(gradient * v), 2 * value, 1e-5)
-    whole, _ = attend_reference(q, k, v, mask_of(CAUSAL, False), Scoring(0.3))
+    whole, _ = attend_reference(q, k, v, mask_of(CAUSAL, False), ScoreSpec(0.3))
     assert np.abs(np.asarray(jnp.sum(whole**2) - value)) > 0.1
 
 
 def test_a_causal_mask_leaves_as_much_to_each_part() -> None:
     """Pairs of a query and a key that it sees, of the tokens that a device has."""
     turned = in_ring_order(mask_of(CAUSAL, False), 4)
-    seen = np.asarray(dense(turned.over(turned.positions), T, T))[0]
+    seen = np.asarray(dense_mask(turned.with_keys(turned.positions), T, T))[0]
     each = seen.reshape(4, T // 4, T).sum((1, 2))
     assert set(each.tolist()) == {T * (T + 1) // 2 // 4}
 
 
 def test_what_cannot_go_around() -> None:
-    constrain = constrain_to(make_mesh(MeshConfig(context=8)))
+    constrain = make_sharding_constraint(make_mesh(MeshConfig(context=8)))
     q, k, v = inputs(N)
     how: Any = dict(hardware=Hardware(), constrain=constrain)
-    biased = Scoring(0.3, bias=lambda q, k: jnp.zeros((1, N, T, T)))
+    biased = ScoreSpec(0.3, bias=lambda q, k: jnp.zeros((1, N, T, T)))
     with pytest.raises(ValueError, match="spread over 8 devices: its scores are products alone"):
         attend(q, k, v, Mask(), biased, **how)
     with pytest.raises(ValueError, match=r"attention.form cudnn: .* set mesh.context to 1"):
-        attend(q, k, v, Mask(), Scoring(0.3), form="cudnn", **how)
+        attend(q, k, v, Mask(), ScoreSpec(0.3), backend="cudnn", **how)
     # What does not divide is not spread.
     few = attend(q[:, :3], k[:, :3], v[:, :3], Mask(), biased._replace(bias=None), **how)
-    assert_close(few.y, attend_reference(q[:, :3], k[:, :3], v[:, :3], Mask(), Scoring(0.3))[0], 0)
+    assert_close(
+        few.y, attend_reference(q[:, :3], k[:, :3], v[:, :3], Mask(), ScoreSpec(0.3))[0], 0
+    )

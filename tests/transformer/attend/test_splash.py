@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import assert_close, normal
-from train.sharding import MeshConfig, constrain_to, make_mesh
-from transformer import Hardware, Mask, Pattern
-from transformer.attend import Scoring
-from transformer.attend.choose import Case, choose
+from train.sharding import MeshConfig, make_mesh, make_sharding_constraint
+from transformer import Hardware, Mask, MaskPattern
+from transformer.attend import ScoreSpec
+from transformer.attend.choose import AttentionSpec, choose_backend
 from transformer.attend.reference import attend_reference
 from transformer.attend.splash import attend_splash
 
@@ -27,16 +27,16 @@ def documents() -> Any:  # [B, T]
 
 
 CASES: dict[str, Any] = {
-    "causal": (Mask(Pattern(causal=True)), 4, Scoring(0.3)),
-    "causal documents": (Mask(Pattern(causal=True), segments=documents()), 2, Scoring(0.3)),
-    "both ways, padded": (Mask(segments=documents()), 4, Scoring(0.3)),
-    "both ways": (Mask(), 1, Scoring(0.3)),
-    "window": (Mask(Pattern(causal=True, window=37)), 2, Scoring(0.3)),
-    "window both ways, capped": (Mask(Pattern(window=21)), 4, Scoring(3.0, soft_cap=2.0)),
+    "causal": (Mask(MaskPattern(causal=True)), 4, ScoreSpec(0.3)),
+    "causal documents": (Mask(MaskPattern(causal=True), segments=documents()), 2, ScoreSpec(0.3)),
+    "both ways, padded": (Mask(segments=documents()), 4, ScoreSpec(0.3)),
+    "both ways": (Mask(), 1, ScoreSpec(0.3)),
+    "window": (Mask(MaskPattern(causal=True, window=37)), 2, ScoreSpec(0.3)),
+    "window both ways, capped": (Mask(MaskPattern(window=21)), 4, ScoreSpec(3.0, soft_cap=2.0)),
 }
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("causal documents", "window both")
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_interpreted_is_the_reference(name: str) -> None:
@@ -61,35 +61,39 @@ def test_the_kernel_interpreted_is_the_reference(name: str) -> None:
         assert_close(got, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_each_of_several_devices_runs_the_kernel_on_its_rows_and_heads() -> None:
     """Two heads of keys for four parts of the queries' heads."""
-    constrain = constrain_to(make_mesh(MeshConfig(data=2, tensor=4)))
+    constrain = make_sharding_constraint(make_mesh(MeshConfig(data=2, tensor=4)))
     arrays = normal(0, B, T, N, H), normal(1, B, T, 2, H), normal(2, B, T, 2, H)
-    mask = Mask(Pattern(causal=True), segments=jnp.array(documents()))
+    mask = Mask(MaskPattern(causal=True), segments=jnp.array(documents()))
 
     def run(q: Any, k: Any, v: Any) -> Any:
-        return attend_splash(q, k, v, mask, Scoring(0.3), constrain=constrain, interpret=True)
+        return attend_splash(q, k, v, mask, ScoreSpec(0.3), constrain=constrain, interpret=True)
 
     found = jax.jit(lambda *x: jax.vjp(run, *x)[1](arrays[0]))(*arrays)
 
     def plain(q: Any, k: Any, v: Any) -> Any:
-        return attend_reference(q, k, v, mask, Scoring(0.3))[0]
+        return attend_reference(q, k, v, mask, ScoreSpec(0.3))[0]
 
     expected = jax.jit(lambda *x: jax.vjp(plain, *x)[1](arrays[0]))(*arrays)
     for got, wanted in zip(found, expected, strict=True):
         assert_close(got, wanted)
 
 
-CASE = Case(Hardware("tpu", "TPU v5e"), Pattern(causal=True), "bfloat16", 4096, 4096, 128, 128)
+CASE = AttentionSpec(
+    Hardware("tpu", "TPU v5e"), MaskPattern(causal=True), "bfloat16", 4096, 4096, 128, 128
+)
 
 
 def test_auto_takes_it_on_one_tpu() -> None:
-    assert choose("auto", CASE).form == "splash"
+    assert choose_backend("auto", CASE).backend == "splash"
     several = dataclasses.replace(CASE, hardware=Hardware("tpu", "TPU v5e", 8))
-    assert choose("auto", several).form == "blockwise"
-    assert choose("auto", several).why.startswith("splash cannot serve: its kernel is for one chip")
-    assert choose("auto", dataclasses.replace(several, meshed=True)).form == "splash"
+    assert choose_backend("auto", several).backend == "blockwise"
+    assert choose_backend("auto", several).reason.startswith(
+        "splash cannot serve: its kernel is for one chip"
+    )
+    assert choose_backend("auto", dataclasses.replace(several, mesh_known=True)).backend == "splash"
 
 
 @pytest.mark.parametrize(
@@ -105,5 +109,5 @@ def test_auto_takes_it_on_one_tpu() -> None:
     ],
 )
 def test_obstacles(fields: Any, obstacle: str) -> None:
-    choice = choose("splash", CASE.__class__(**{**vars(CASE), **fields}))
-    assert (choice.form, choice.why) == ("reference", f"splash cannot serve: {obstacle}")
+    choice = choose_backend("splash", CASE.__class__(**{**vars(CASE), **fields}))
+    assert (choice.backend, choice.reason) == ("reference", f"splash cannot serve: {obstacle}")

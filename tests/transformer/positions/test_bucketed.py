@@ -9,28 +9,28 @@ import pytest
 
 from tests.fixtures.positions import BUCKETS, FURTHEST
 from tests.transformer.formulas import array, normal
-from transformer import BucketedBias
-from transformer.positions import bucketed_bias
+from transformer import T5RelativeBias
+from transformer.positions import t5_relative_bias
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "positions.npz"
 
 
 @pytest.mark.parametrize("name", BUCKETS)
 def test_buckets_are_hugging_face_s(name: str) -> None:
-    config = BucketedBias(*BUCKETS[name])
+    config = T5RelativeBias(*BUCKETS[name])
     ours = [config.bucket(distance) for distance in range(-FURTHEST, FURTHEST + 1)]
     assert ours == np.load(FIXTURES)[f"buckets/{name}"].tolist()
 
 
 def test_buckets_by_hand() -> None:
     """Two of four are exact; the others begin at 2 and 2 * sqrt(8 / 2) = 4. Ahead is as here."""
-    config = BucketedBias(buckets=4, furthest=8)
+    config = T5RelativeBias(num_buckets=4, max_distance=8)
     distances = (5, 0, -1, -2, -3, -4, -7, -8, -1000)
     assert [config.bucket(each) for each in distances] == [0, 0, 1, 2, 2, 3, 3, 3, 3]
 
 
 def test_half_of_the_buckets_are_for_keys_ahead() -> None:
-    config = BucketedBias(buckets=8, furthest=8, bidirectional=True)
+    config = T5RelativeBias(num_buckets=8, max_distance=8, bidirectional=True)
     behind = [config.bucket(-distance) for distance in (0, 1, 2, 4, 9)]
     ahead = [config.bucket(distance) for distance in (1, 2, 4, 9)]
     assert behind == [0, 1, 2, 3, 3]
@@ -39,10 +39,10 @@ def test_half_of_the_buckets_are_for_keys_ahead() -> None:
 
 @pytest.mark.parametrize("examples", [1, 2])
 def test_each_head_has_its_numbers(examples: int) -> None:
-    config, table = BucketedBias(buckets=4, furthest=8), normal(0, 4, 3)
+    config, table = T5RelativeBias(num_buckets=4, max_distance=8), normal(0, 4, 3)
     queries = array([[0, 1, 2, 3, 50], [7, 0, 2, 9, 1]])[:examples]
     keys = array([[0, 1, 2, 3, 4, 5, 6], [7, 3, 1, 2, 0, 9, 4]])[:examples]
-    bias = jax.jit(bucketed_bias, static_argnums=1)(table, config, queries, keys)
+    bias = jax.jit(t5_relative_bias, static_argnums=1)(table, config, queries, keys)
     expected = np.zeros((examples, 3, 5, 7), np.float32)
     for b, n, t, s in np.ndindex(expected.shape):
         expected[b, n, t, s] = table[config.bucket(keys[b, s] - queries[b, t]), n]
@@ -63,4 +63,4 @@ def test_each_head_has_its_numbers(examples: int) -> None:
 )
 def test_errors(fields: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
-        BucketedBias(**fields)
+        T5RelativeBias(**fields)

@@ -8,7 +8,7 @@ from tests.transformer.formulas import array, assert_close, normal
 from transformer.positions import RelativePositions, RelativeTables
 
 B, T, S, N, H, VALUES = 2, 5, 7, 3, 11, 13
-CONFIG = RelativePositions(clip=2)
+CONFIG = RelativePositions(max_distance=2)
 TABLES: Any = RelativeTables(normal(0, 5, H), normal(1, 5, VALUES))
 POSITIONS = {
     "for all": (array([[0, 1, 2, 3, 9]]), array([[0, 1, 2, 3, 4, 5, 6]])),
@@ -34,11 +34,11 @@ def test_scores_and_values_gain_what_the_tables_say(name: str) -> None:
         scores[b, n, t, s] = q[b, t, n] @ TABLES.keys[at]
         found[b, t, n] += weights[b, n, t, s] * TABLES.values[at]
     assert_close(
-        jax.jit(RelativeTables.scores, static_argnums=4)(TABLES, q, queries, keys, "float32"),
+        jax.jit(RelativeTables.score_terms, static_argnums=4)(TABLES, q, queries, keys, "float32"),
         scores,
     )
     assert_close(
-        jax.jit(RelativeTables.look_up, static_argnums=4)(
+        jax.jit(RelativeTables.value_terms, static_argnums=4)(
             TABLES, weights, queries, keys, "float32"
         ),
         found,
@@ -46,7 +46,7 @@ def test_scores_and_values_gain_what_the_tables_say(name: str) -> None:
 
 
 def test_rows_of_a_table() -> None:
-    assert CONFIG.distances == 5
-    assert RelativePositions(0).distances == 1
+    assert CONFIG.num_distances == 5
+    assert RelativePositions(0).num_distances == 1
     with pytest.raises(ValueError, match=r"^relative_positions.clip -1: give 0 or more$"):
         RelativePositions(-1)

@@ -12,42 +12,42 @@ from transformer import (
     Llama3Scaling,
     NoScaling,
     NTKScaling,
-    Rotary,
+    RoPE,
     YaRNScaling,
 )
-from transformer.positions import Scaling, rotary_angles
-from transformer.positions import rotate as rotate_eagerly
+from transformer.positions import RopeScaling, rope_angles
+from transformer.positions import apply_rope as rotate_eagerly
 
-HALVES, INTERLEAVED = Rotary(base=100.0), Rotary(base=100.0, layout="interleaved")
+HALVES, INTERLEAVED = RoPE(theta=100.0), RoPE(theta=100.0, layout="interleaved")
 POSITIONS: Any = np.array([[0, 1, 5, 3, 29], [7, 8, 9, 10, 1000]])
 
 
 rotate = jax.jit(rotate_eagerly, static_argnames="config")
 
 
-def by_pairs(x: Array, positions: Array, config: Rotary) -> Array:
+def by_pairs(x: Array, positions: Array, config: RoPE) -> Array:
     """Pair by pair; the rest of the head is as it was."""
-    width = config.rotated(x.shape[-1])
+    width = config.rotary_dim(x.shape[-1])
     y = x.astype(np.float64)
     for b, t, n, pair in np.ndindex(*x.shape[:3], width // 2):
         halves = config.layout == "halves"
         both = [pair, pair + width // 2] if halves else [2 * pair, 2 * pair + 1]
-        angle = positions[b, t] / config.base ** (2 * pair / width)
+        angle = positions[b, t] / config.theta ** (2 * pair / width)
         y[b, t, n, both] = turned(x[b, t, n, both], angle)
     return y
 
 
 def test_by_hand() -> None:
     x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
-    y = rotate(x, jnp.array([[2]]), Rotary())
+    y = rotate(x, jnp.array([[2]]), RoPE())
     assert_close(y, np.array([np.cos(2), np.sin(2)]).reshape(1, 1, 1, 2), 1e-6)
 
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 @pytest.mark.parametrize(("fraction", "rotated"), [(1.0, 14), (0.5, 6), (0.2, 2)])
 def test_against_numpy(layout: str, fraction: float, rotated: int) -> None:
-    config = Rotary(100.0, fraction, "halves" if layout == "halves" else "interleaved")
-    assert config.rotated(14) == rotated
+    config = RoPE(100.0, fraction, "halves" if layout == "halves" else "interleaved")
+    assert config.rotary_dim(14) == rotated
     x = normal(0, 2, 5, 3, 14)
     y = np.asarray(rotate(x, POSITIONS, config))
     assert_close(y, by_pairs(x, POSITIONS, config), 1e-6)
@@ -66,14 +66,14 @@ def test_against_numpy(layout: str, fraction: float, rotated: int) -> None:
     ids=lambda scaling: type(scaling).__name__,
 )
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_angles_are_exact_at_any_position(scaling: Scaling, fraction: float) -> None:
+def test_angles_are_exact_at_any_position(scaling: RopeScaling, fraction: float) -> None:
     """Against float64, of which 2^31 turns leave 22 bits: 1e-6 at the last position."""
-    config = Rotary(base=500_000.0, fraction=fraction, scaling=scaling)
+    config = RoPE(theta=500_000.0, fraction=fraction, scaling=scaling)
     positions = np.array([[0, 1, 4095, 131_071, 1_048_575, 2**24 + 1, 2**31 - 1, -1, -1_048_575]])
-    width = config.rotated(128)
-    angles = jax.jit(rotary_angles, static_argnums=(1, 2))(positions, width, config)
+    width = config.rotary_dim(128)
+    angles = jax.jit(rope_angles, static_argnums=(1, 2))(positions, width, config)
     cos, sin = jax.jit(lambda x: (jnp.cos(x), jnp.sin(x)))(angles)
-    expected = positions[..., None] * np.asarray(scaling.frequencies(config.base, width))
+    expected = positions[..., None] * np.asarray(scaling.frequencies(config.theta, width))
     assert_close(cos, np.cos(expected), 1e-6)
     assert_close(sin, np.sin(expected), 1e-6)
 
@@ -102,7 +102,7 @@ def test_layouts_differ_by_the_order_of_entries_alone() -> None:
 
 
 @pytest.mark.parametrize("config", [HALVES, INTERLEAVED], ids=["halves", "interleaved"])
-def test_scores_depend_on_the_distance_alone(config: Rotary) -> None:
+def test_scores_depend_on_the_distance_alone(config: RoPE) -> None:
     q, k = normal(0, 1, 1, 1, 14), normal(1, 1, 1, 1, 14)
 
     def score(m: int, n: int) -> float:
@@ -143,4 +143,4 @@ def test_sixteen_bits_turn_by_exact_angles() -> None:
 )
 def test_errors(fields: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
-        Rotary(**fields)
+        RoPE(**fields)

@@ -17,28 +17,30 @@ from transformer import (
     Llama3Scaling,
     NoScaling,
     NTKScaling,
-    Rotary,
+    RoPE,
     YaRNScaling,
 )
-from transformer.positions import Scaling
-from transformer.positions import rotate as rotate_eagerly
+from transformer.positions import RopeScaling
+from transformer.positions import apply_rope as rotate_eagerly
 
 rotate = jax.jit(rotate_eagerly, static_argnums=2)
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "positions.npz"
 
-OURS: dict[str, Scaling] = {
+OURS: dict[str, RopeScaling] = {
     "plain": NoScaling(),
     "linear": LinearScaling(3.0),
     "ntk": NTKScaling(5.0),
     "yarn": YaRNScaling(4.0, 4096),
-    "yarn of other bounds": YaRNScaling(7.0, 64, fast=5.0, slow=2.0, attention_factor=1.25),
+    "yarn of other bounds": YaRNScaling(
+        7.0, 64, beta_fast=5.0, beta_slow=2.0, attention_factor=1.25
+    ),
     "llama3": Llama3Scaling(8.0, 1.0, 4.0, 8192),
     "llama3 of other bounds": Llama3Scaling(3.0, 2.0, 11.0, 512),
 }
 
 
-def frequencies(config: Scaling, base: float, width: int) -> Array:  # [R / 2]
+def frequencies(config: RopeScaling, base: float, width: int) -> Array:  # [R / 2]
     return np.asarray(jax.jit(config.frequencies, static_argnums=(0, 1))(base, width))
 
 
@@ -55,9 +57,9 @@ def yarn(config: YaRNScaling, base: float, width: int) -> list[float]:
     """A pair's number from which a ramp falls, and one at which it has fallen."""
 
     def pair(turns: float) -> float:
-        return width / 2 * math.log(config.length / (2 * math.pi * turns), base)
+        return width / 2 * math.log(config.original_max_length / (2 * math.pi * turns), base)
 
-    start, end = max(0, math.floor(pair(config.fast))), math.ceil(pair(config.slow))
+    start, end = max(0, math.floor(pair(config.beta_fast))), math.ceil(pair(config.beta_slow))
     made = []
     for i in range(width // 2):
         plain = base ** (-2 * i / width)
@@ -72,12 +74,14 @@ def llama3(config: Llama3Scaling, base: float, width: int) -> list[float]:
     for i in range(width // 2):
         plain = base ** (-2 * i / width)
         wavelength = 2 * math.pi / plain
-        if wavelength < config.length / config.high:
+        if wavelength < config.original_max_length / config.high_freq_factor:
             made.append(plain)
-        elif wavelength > config.length / config.low:
+        elif wavelength > config.original_max_length / config.low_freq_factor:
             made.append(plain / config.factor)
         else:
-            smooth = (config.length / wavelength - config.low) / (config.high - config.low)
+            smooth = (config.original_max_length / wavelength - config.low_freq_factor) / (
+                config.high_freq_factor - config.low_freq_factor
+            )
             made.append((1 - smooth) * plain / config.factor + smooth * plain)
     return made
 
@@ -117,13 +121,13 @@ def test_yarn_sharpens_the_softmax() -> None:
     assert YaRNScaling(1.0).amplitude == 1
     assert YaRNScaling(16.0).amplitude == pytest.approx(0.1 * math.log(16) + 1)
     x = normal(0, 2, 5, 3, 14)
-    y = rotate(x, array([[0, 1, 2, 3, 4]]), Rotary(scaling=YaRNScaling(16.0)))
+    y = rotate(x, array([[0, 1, 2, 3, 4]]), RoPE(scaling=YaRNScaling(16.0)))
     assert_close(np.linalg.norm(y, axis=-1), (0.1 * math.log(16) + 1) * np.linalg.norm(x, axis=-1))
 
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 def test_interpolated_positions_are_those_between(layout: Any) -> None:
-    x, config = normal(0, 1, 4, 3, 14), Rotary(layout=layout)
+    x, config = normal(0, 1, 4, 3, 14), RoPE(layout=layout)
     far, near = array([[0, 6, 12, 27]]), array([[0, 2, 4, 9]])
     scaled = dataclasses.replace(config, scaling=LinearScaling(3.0))
     assert_close(rotate(x, far, scaled), rotate(x, near, config))
@@ -147,7 +151,7 @@ def test_interpolated_positions_are_those_between(layout: Any) -> None:
         ),
     ],
 )
-def test_errors(make: Callable[..., Scaling], fields: dict[str, Any], message: str) -> None:
+def test_errors(make: Callable[..., RopeScaling], fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         make(**fields)
 

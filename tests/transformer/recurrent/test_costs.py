@@ -12,7 +12,7 @@ from transformer import (
     LSTMConfig,
     TransformerConfig,
 )
-from transformer.costs import count_flops
+from transformer.costs import count_token_flops
 from transformer.recurrent import BahdanauConfig, LuongConfig, Seq2SeqConfig
 
 V, D, T = 17, 6, 23
@@ -21,24 +21,24 @@ PLAIN = BlockConfig(mixer=LSTMConfig(), feed_forward=None, norm=None)
 
 def model(*blocks: BlockConfig) -> TransformerConfig:
     return TransformerConfig(
-        vocab_size=V, width=D, layers=len(blocks), pattern=blocks, final_norm=None
+        vocab_size=V, d_model=D, num_layers=len(blocks), layer_pattern=blocks, final_norm=None
     )
 
 
 def test_products_with_weights_are_all_there_is() -> None:
-    mixers = (LSTMConfig(hidden=5), ElmanConfig(), ConvolutionConfig(taps=3))
+    mixers = (LSTMConfig(hidden_size=5), ElmanConfig(), ConvolutionConfig(kernel_size=3))
     blocks = [dataclasses.replace(PLAIN, mixer=mixer) for mixer in mixers]
-    flops = count_flops(LanguageModel(model(*blocks)), T)
+    flops = count_token_flops(LanguageModel(model(*blocks)), T)
     lstm, elman, convolution = 4 * 5 * (D + 5) + 5 * D, 2 * D * D, 3 * D * D
     assert flops.projections == 2 * (lstm + elman + convolution)
     assert (flops.scores, flops.scores_causal, flops.uncounted) == (0, 0, ())
 
 
 def test_an_attentional_decoder_looks_at_all_of_the_source_at_each_step() -> None:
-    mixers = (BahdanauConfig(hidden=5, score=3), LuongConfig(), Seq2SeqConfig())
+    mixers = (BahdanauConfig(hidden_size=5, score_size=3), LuongConfig(), Seq2SeqConfig())
     blocks = [dataclasses.replace(PLAIN, mixer=mixer) for mixer in mixers]
-    encoder = EncoderConfig(layers=1, pattern=(PLAIN,), final_norm=None)
+    encoder = EncoderConfig(num_layers=1, layer_pattern=(PLAIN,), final_norm=None)
     config = dataclasses.replace(model(*blocks), encoder=encoder)
-    flops = count_flops(EncoderDecoder(config), T)
+    flops = count_token_flops(EncoderDecoder(config), T)
     assert flops.scores == flops.scores_causal == 2 * T * ((3 + D) + (D + D))
     assert flops.uncounted == ()

@@ -11,7 +11,7 @@ from tests.fixtures.recurrent import LENGTHS, WIDTH, drawn, inputs
 from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from tests.transformer.recurrent import formulas
-from transformer import Mask, Pattern
+from transformer import Mask, MaskPattern
 from transformer.mixers import MixerInputs
 from transformer.recurrent import ElmanConfig
 from transformer.testing import check_mixer
@@ -22,16 +22,18 @@ B, T, D, H = 2, 7, 5, 3
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_it_is_its_formula(depth: int) -> None:
-    mixer, params = made(ElmanConfig(hidden=H, depth=depth), D)
+    mixer, params = made(ElmanConfig(hidden_size=H, transition_depth=depth), D)
     x = normal(1, B, T, D)
-    y = applied(mixer, params, x, mask=Mask(Pattern(causal=True))).y
+    y = applied(mixer, params, x, mask=Mask(MaskPattern(causal=True))).y
     states = np.stack([formulas.elman(row, params, depth) for row in x])
     assert_close(y, states @ params["output"] + params["output_bias"])
 
 
 @pytest.mark.full
 def test_the_contract_of_a_deep_transition() -> None:
-    check_mixer(ElmanConfig(hidden=7, depth=2), width=6, length=17, lengths=(1, 17, 23))
+    check_mixer(
+        ElmanConfig(hidden_size=7, transition_depth=2), d_model=6, length=17, lengths=(1, 17, 23)
+    )
 
 
 def test_the_states_are_those_of_pytorch() -> None:
@@ -39,7 +41,7 @@ def test_the_states_are_those_of_pytorch() -> None:
     square = {part: drawn(f"rnn.weight_{part}_l0", (WIDTH, WIDTH)) for part in ("ih", "hh")}
     biases = [drawn(f"rnn.bias_{part}_l0", (WIDTH,)) for part in ("ih", "hh")]
     params = {"input": square["ih"].T, "recurrent": square["hh"].T, "input_bias": sum(biases)}
-    y = applied(mixer, params, inputs(), mask=Mask(lengths=array(LENGTHS))).y
+    y = applied(mixer, params, inputs(), mask=Mask(key_lengths=array(LENGTHS))).y
     there = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
     with np.load(FIXTURES) as expected:
         assert_close(np.asarray(y)[there], expected["rnn"][there])
@@ -47,7 +49,7 @@ def test_the_states_are_those_of_pytorch() -> None:
 
 
 def test_axes() -> None:
-    assert axes(ElmanConfig(depth=2), D) == {
+    assert axes(ElmanConfig(transition_depth=2), D) == {
         "input": ("embed", "hidden"),
         "input_bias": ("hidden",),
         "recurrent": ("state", "hidden"),

@@ -10,9 +10,9 @@ import pytest
 from tests.transformer.formulas import array, assert_close, normal, weights_of
 from tests.transformer.mixers import applied, made
 from tests.transformer.recurrent import formulas
-from transformer import EncoderDecoder, Mask, Pattern
-from transformer.costs import count_flops
-from transformer.gnmt import gnmt
+from transformer import EncoderDecoder, Mask, MaskPattern
+from transformer.costs import count_token_flops
+from transformer.gnmt import gnmt_config
 from transformer.recurrent import GNMTDecoderConfig, GNMTEncoderConfig
 from transformer.sizes import count_parameters
 
@@ -33,9 +33,9 @@ def test_the_encoder_reads_both_ways_and_adds_from_the_third_layer_on() -> None:
 
 def test_all_layers_of_the_decoder_get_what_the_first_has_looked_at() -> None:
     one = np.zeros((1, 1, D), np.float32)
-    mixer, params = made(GNMTDecoderConfig(L, score=A), D, memory=one)
+    mixer, params = made(GNMTDecoderConfig(L, score_size=A), D, memory=one)
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
-    mask = Mask(Pattern(ordered=False), segments=SEGMENTS, key_segments=MEMORY_SEGMENTS)
+    mask = Mask(MaskPattern(ordered=False), segments=SEGMENTS, key_segments=MEMORY_SEGMENTS)
     output = applied(mixer, params, x, frozenset({"weights"}), memory=memory, mask=mask)
     y, weights = np.asarray(output.y), np.zeros((B, 1, T, S))
     for row, document in DOCUMENTS:
@@ -48,12 +48,12 @@ def test_all_layers_of_the_decoder_get_what_the_first_has_looked_at() -> None:
 
 @pytest.fixture(scope="module")
 def model() -> EncoderDecoder:
-    return EncoderDecoder(gnmt(D, layers=3, vocab_size=13, vocab_multiple=1))
+    return EncoderDecoder(gnmt_config(D, num_layers=3, vocab_size=13, vocab_multiple=1))
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_cached_decoding_is_the_full_pass(model: EncoderDecoder) -> None:
-    shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
     params, run = {"params": weights_of(shapes)}, jax.jit(model.apply, static_argnames="outputs")
     source, tokens = array(np.arange(B * S).reshape(B, S) % 13), array([[3, 1, 4], [1, 5, 9]])
     given: Any = dict(source_segments=array([[1] * S, [1, 1, 0, 0, 0, 0]]))
@@ -68,10 +68,10 @@ def test_cached_decoding_is_the_full_pass(model: EncoderDecoder) -> None:
 
 def test_the_published_size() -> None:
     """Eight layers of 1,024 on each side, and words of 32,000 pieces."""
-    config = gnmt(vocab_size=32_000)
-    encoder = EncoderDecoder(config).encoder.pattern[0].mixer
+    config = gnmt_config(vocab_size=32_000)
+    encoder = EncoderDecoder(config).encoder_config.layer_pattern[0].mixer
     assert isinstance(encoder, GNMTEncoderConfig)
-    assert (encoder.layers, encoder.dropout) == (8, 0.2)
+    assert (encoder.num_layers, encoder.dropout) == (8, 0.2)
     lstm = lambda inputs: 4 * 1024 * (inputs + 1024 + 1)  # noqa: E731
     encoding = 2 * lstm(1024) + lstm(2048) + 6 * lstm(1024)
     score = 2 * 1024**2 + 1024
@@ -81,7 +81,7 @@ def test_the_published_size() -> None:
 
 
 def test_costs(model: EncoderDecoder) -> None:
-    flops = count_flops(model, 23)
+    flops = count_token_flops(model, 23)
     assert flops.scores == flops.scores_causal == 2 * 23 * (D + D)
     assert flops.uncounted == ()
 

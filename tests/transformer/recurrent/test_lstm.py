@@ -11,10 +11,10 @@ from tests.fixtures.recurrent import LENGTHS, WIDTH, drawn, inputs
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from tests.transformer.recurrent import formulas
-from transformer import Hardware, Mask, Pattern
+from transformer import Hardware, Mask, MaskPattern
 from transformer.mixers import MixerInputs
 from transformer.recurrent import LSTMConfig, lstm
-from transformer.recurrent.scan import timeline
+from transformer.recurrent.scan import document_boundaries
 from transformer.testing import check_mixer, make_trial
 from transformer.testing.abilities import check_cached
 
@@ -35,12 +35,12 @@ def each_document(x: Array, run: Any) -> Array:  # [B, T, D] -> [B, T, ...]
 def test_an_lstm_is_its_formula() -> None:
     mixer, params = made(LSTMConfig(), D)
     x = normal(1, B, T, D)
-    y = applied(mixer, params, x, mask=Mask(Pattern(causal=True))).y
+    y = applied(mixer, params, x, mask=Mask(MaskPattern(causal=True))).y
     assert_close(y, np.stack([formulas.lstm(row, params["forward"]) for row in x]))
 
 
 def test_documents_are_read_one_by_one_from_both_ends() -> None:
-    mixer, params = made(LSTMConfig(hidden=H, bidirectional=True), D)
+    mixer, params = made(LSTMConfig(hidden_size=H, bidirectional=True), D)
     x = normal(1, B, T, D)
 
     def both(x: Array) -> Array:
@@ -52,20 +52,20 @@ def test_documents_are_read_one_by_one_from_both_ends() -> None:
     assert_close(y, each_document(x, both) @ params["output"] + params["output_bias"])
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_the_contract_in_both_directions() -> None:
-    check_mixer(LSTMConfig(bidirectional=True), width=6, length=17, lengths=(1, 17, 23))
+    check_mixer(LSTMConfig(bidirectional=True), d_model=6, length=17, lengths=(1, 17, 23))
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_state_that_reads_padding_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def deaf(mask: Mask, positions: Any, **given: Any) -> Any:
-        return timeline(mask, abs(positions), **given)
+        return document_boundaries(mask, abs(positions), **given)
 
     monkeypatch.setattr(lstm, "timeline", deaf)
     message = "^mixer lstm: cached: a token after padded ones differs from the full pass"
     with pytest.raises(AssertionError, match=message):
-        check_cached(make_trial(LSTMConfig(hidden=4), 6, 17, (17,), Hardware()))
+        check_cached(make_trial(LSTMConfig(hidden_size=4), 6, 17, (17,), Hardware()))
 
 
 def torch_weights(name: str, side: str, width: int, hidden: int) -> dict[str, Array]:
@@ -90,13 +90,13 @@ def test_the_states_are_those_of_pytorch(name: str) -> None:
     params["forward"] = torch_weights(name, "", WIDTH, hidden)
     if both:
         params["backward"] = torch_weights(name, "_reverse", WIDTH, hidden)
-    y = applied(mixer, params, inputs(), mask=Mask(lengths=array(LENGTHS))).y
+    y = applied(mixer, params, inputs(), mask=Mask(key_lengths=array(LENGTHS))).y
     with np.load(FIXTURES) as expected:
         assert_close(y, expected[name])
 
 
 def test_the_axes_and_the_bias_of_the_forget_gate() -> None:
-    assert axes(LSTMConfig(hidden=H), D) == {
+    assert axes(LSTMConfig(hidden_size=H), D) == {
         "forward/input": ("embed", "gates", "hidden"),
         "forward/recurrent": ("state", "gates", "hidden"),
         "forward/bias": ("gates", "hidden"),
@@ -130,21 +130,24 @@ def test_the_gradient_fades_no_faster_than_the_forget_gate(forget_bias: float) -
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"mask": Mask(Pattern(causal=True))}, "bidirectional reads what comes later, so cannot"),
-        ({"mask": Mask(Pattern(window=3))}, "cannot obey a window; use a mixer of attention"),
+        (
+            {"mask": Mask(MaskPattern(causal=True))},
+            "bidirectional reads what comes later, so cannot",
+        ),
+        ({"mask": Mask(MaskPattern(window=3))}, "cannot obey a window; use a mixer of attention"),
         ({"memory": np.zeros((1, 1, D), np.float32)}, "reads its own input alone, no memory"),
     ],
     ids=["causal", "window", "memory"],
 )
 def test_refusals(given: Any, message: str) -> None:
-    mixer, params = made(LSTMConfig(hidden=H, bidirectional=True), D)
+    mixer, params = made(LSTMConfig(hidden_size=H, bidirectional=True), D)
     with pytest.raises(ValueError, match=f"^mixer lstm: {message}"):
         applied(mixer, params, normal(0, B, T, D), **given)
 
 
 def test_widths() -> None:
-    assert LSTMConfig(bidirectional=True).state_width(6) == 3
+    assert LSTMConfig(bidirectional=True).resolved_hidden_size(6) == 3
     with pytest.raises(ValueError, match=r"^lstm.bidirectional: would halve the width 5; set an"):
-        LSTMConfig(bidirectional=True).check(5)
+        LSTMConfig(bidirectional=True).check_d_model(5)
     with pytest.raises(ValueError, match=r"^lstm.hidden -1: give 0 or more$"):
-        LSTMConfig(hidden=-1)
+        LSTMConfig(hidden_size=-1)

@@ -8,9 +8,9 @@ import pytest
 from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from tests.transformer.recurrent import formulas
-from transformer import Hardware, Mask, MixerConfig, Pattern
+from transformer import Hardware, Mask, MaskPattern, MixerConfig
 from transformer.recurrent import BahdanauConfig, LuongConfig, Seq2SeqConfig
-from transformer.recurrent.memory import first_seen, last_seen, looked_at
+from transformer.recurrent.memory import first_visible, last_visible, memory_mask
 from transformer.scores import AdditiveScore, BilinearScore, DotScore
 from transformer.testing import check_mixer, make_trial
 from transformer.testing.abilities import check_cross, check_segments
@@ -19,18 +19,18 @@ B, T, S, D, H, A = 2, 7, 6, 5, 3, 4
 SEGMENTS = array([[1, 1, 1, 2, 2, 0, 0], [0, 4, 4, 4, 4, 4, 4]])
 MEMORY_SEGMENTS = array([[2, 2, 2, 2, 1, 1], [4, 4, 4, 0, 0, 0]])
 DOCUMENTS = ((0, 1), (0, 2), (1, 4))
-MASK = Mask(Pattern(ordered=False), segments=SEGMENTS, key_segments=MEMORY_SEGMENTS)
+MASK = Mask(MaskPattern(ordered=False), segments=SEGMENTS, key_segments=MEMORY_SEGMENTS)
 WEIGHTS = frozenset({"weights"})
 ATTENTIONAL = {
-    "bahdanau": BahdanauConfig(hidden=H, score=A),
+    "bahdanau": BahdanauConfig(hidden_size=H, score_size=A),
     "dot": LuongConfig(score=DotScore()),
-    "general": LuongConfig(hidden=H),
-    "concat": LuongConfig(hidden=H, score=AdditiveScore(A)),
+    "general": LuongConfig(hidden_size=H),
+    "concat": LuongConfig(hidden_size=H, score=AdditiveScore(A)),
 }
 ONE = np.zeros((1, 1, D), np.float32)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("name", ATTENTIONAL)
 def test_attention_inside_the_recurrence(name: str) -> None:
     config = ATTENTIONAL[name]
@@ -62,40 +62,42 @@ def test_a_source_in_one_vector() -> None:
     assert_close(y, np.stack([formulas.seq2seq(*each, params) for each in zip(x, memory)]))  # noqa: B905
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_the_ends_of_what_is_seen() -> None:
-    seen = looked_at(MASK, T, S)
+    seen = memory_mask(MASK, T, S)
     assert seen.shape == (B, T, S)
-    assert not looked_at(MASK, T, S)[0, 5].any()
+    assert not memory_mask(MASK, T, S)[0, 5].any()
     memory: Any = np.arange(B * S).reshape(B, S, 1) + 1
-    firsts, lasts = (np.asarray(each(memory, seen))[..., 0] for each in (first_seen, last_seen))
+    firsts, lasts = (
+        np.asarray(each(memory, seen))[..., 0] for each in (first_visible, last_visible)
+    )
     assert firsts.tolist() == [[5, 5, 5, 1, 1, 0, 0], [0, 7, 7, 7, 7, 7, 7]]
     assert lasts.tolist() == [[6, 6, 6, 4, 4, 0, 0], [0, 9, 9, 9, 9, 9, 9]]
-    lengths = Mask(lengths=array([2, 6]))
-    assert np.asarray(last_seen(memory, looked_at(lengths, 1, S))).ravel().tolist() == [2, 12]
+    lengths = Mask(key_lengths=array([2, 6]))
+    assert np.asarray(last_visible(memory, memory_mask(lengths, 1, S))).ravel().tolist() == [2, 12]
 
 
 @pytest.mark.full
 def test_the_contract_of_an_additive_score() -> None:
-    check_mixer(ATTENTIONAL["concat"], width=6, length=17, lengths=(1, 17, 23))
+    check_mixer(ATTENTIONAL["concat"], d_model=6, length=17, lengths=(1, 17, 23))
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_mixer_that_is_deaf_to_the_memory_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = lambda scores, seen, values, dtype: (0 * values[:, 0], 0 * scores)  # noqa: E731
-    nothing = lambda memory, seen: first_seen(0 * memory, seen)  # noqa: E731
+    nothing = lambda memory, seen: first_visible(0 * memory, seen)  # noqa: E731
     monkeypatch.setattr("transformer.recurrent.bahdanau.align", silent)
     monkeypatch.setattr("transformer.recurrent.bahdanau.first_seen", nothing)
     message = "^mixer bahdanau: cross: memory is not what is looked at$"
     with pytest.raises(AssertionError, match=message):
-        check_cross(make_trial(BahdanauConfig(hidden=2), 6, 9, (1,), Hardware()))
+        check_cross(make_trial(BahdanauConfig(hidden_size=2), 6, 9, (1,), Hardware()))
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_mixer_that_sees_padding_of_the_memory_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     everything: Any = lambda mask, queries, size: np.ones((1, queries, size), bool)  # noqa: E731
     monkeypatch.setattr("transformer.recurrent.luong.looked_at", everything)
-    trial = make_trial(LuongConfig(hidden=2), 6, 9, (1,), Hardware())
+    trial = make_trial(LuongConfig(hidden_size=2), 6, 9, (1,), Hardware())
     with pytest.raises(
         AssertionError, match=r"^mixer luong: cross: padding of the memory is seen$"
     ):
@@ -128,11 +130,11 @@ def test_without_a_memory_there_is_nothing_to_read(config: MixerConfig) -> None:
 
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^luong.hidden 3: the dot score needs states as wide as"):
-        LuongConfig(hidden=3, score=DotScore()).check(D)
-    LuongConfig(hidden=D, score=DotScore()).check(D)
-    LuongConfig(hidden=3, score=BilinearScore()).check(D)
+        LuongConfig(hidden_size=3, score=DotScore()).check_d_model(D)
+    LuongConfig(hidden_size=D, score=DotScore()).check_d_model(D)
+    LuongConfig(hidden_size=3, score=BilinearScore()).check_d_model(D)
     with pytest.raises(ValueError, match=r"^bahdanau.score -1: give 0 or more$"):
-        BahdanauConfig(score=-1)
+        BahdanauConfig(score_size=-1)
     mixer, _ = made(LuongConfig(), D, memory=ONE)
     with pytest.raises(ValueError, match=r"^mixer luong: its cache holds a memory; ask init_mem"):
         mixer.init_cache(B, T)

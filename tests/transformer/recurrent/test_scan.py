@@ -9,7 +9,7 @@ import pytest
 
 from tests.transformer.formulas import array
 from transformer import Mask
-from transformer.recurrent.scan import Timeline, recur, timeline
+from transformer.recurrent.scan import DocumentBoundaries, document_boundaries, scan_cell
 
 SEGMENTS = array([[1, 1, 0, 1, 2, 2, 0], [0, 3, 3, 3, 0, 5, 5]])
 POSITIONS = array([[0, 1, 2, 3, 4, 5, 6]])
@@ -19,18 +19,20 @@ def add(total: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return total + x, total + x
 
 
-def summed(line: Timeline | None, x: Any, state: Any, seeds: Any = None) -> tuple[Any, Any]:
-    return jax.jit(lambda *given: recur(add, *given))(state, x, line, seeds)
+def summed(
+    line: DocumentBoundaries | None, x: Any, state: Any, seeds: Any = None
+) -> tuple[Any, Any]:
+    return jax.jit(lambda *given: scan_cell(add, *given))(state, x, line, seeds)
 
 
 def test_one_document_from_its_beginning_needs_no_timeline() -> None:
-    assert timeline(Mask(), POSITIONS) is None
+    assert document_boundaries(Mask(), POSITIONS) is None
     after, y = summed(None, array([[[1], [2], [4]]]), array([[10]]))
     assert (after.tolist(), y[..., 0].tolist()) == ([[17]], [[11, 13, 17]])
 
 
 def test_documents_begin_anew_and_padding_stands_still() -> None:
-    line = timeline(Mask(segments=SEGMENTS), POSITIONS)
+    line = document_boundaries(Mask(segments=SEGMENTS), POSITIONS)
     after, y = summed(
         line, 2 ** np.arange(7)[None, :, None] * np.ones((2, 1, 1), int), array([[9]] * 2)
     )
@@ -39,17 +41,17 @@ def test_documents_begin_anew_and_padding_stands_still() -> None:
 
 
 def test_a_document_begins_with_its_seed() -> None:
-    line = timeline(Mask(segments=SEGMENTS[:1]), POSITIONS)
+    line = document_boundaries(Mask(segments=SEGMENTS[:1]), POSITIONS)
     seeds = 100 * SEGMENTS[:1, :, None]
     _, y = summed(line, np.ones((1, 7, 1), int), array([[9]]), seeds)
     assert y[..., 0].tolist() == [[101, 102, 0, 103, 201, 202, 0]]
 
 
 def test_from_the_end_of_a_row_documents_begin_where_they_ended() -> None:
-    line = timeline(Mask(segments=SEGMENTS[:1]), POSITIONS, backward=True)
+    line = document_boundaries(Mask(segments=SEGMENTS[:1]), POSITIONS, backward=True)
     assert line is not None
-    assert np.flatnonzero(line.begins).tolist() == [1, 3]
-    assert np.flatnonzero(~line.real).tolist() == [0, 4]
+    assert np.flatnonzero(line.is_start).tolist() == [1, 3]
+    assert np.flatnonzero(~line.is_token).tolist() == [0, 4]
 
 
 @pytest.mark.parametrize(
@@ -58,18 +60,18 @@ def test_from_the_end_of_a_row_documents_begin_where_they_ended() -> None:
     ids=["goes on", "begins", "ends and begins", "padding"],
 )
 def test_decoding_goes_by_positions(positions: list[int], sums: list[int]) -> None:
-    line = timeline(Mask(), array([positions]), cached=True)
+    line = document_boundaries(Mask(), array([positions]), cached=True)
     after, y = summed(line, array([[[1], [2]]]), array([[9]]))
     assert y[0, :, 0].tolist() == sums
     assert after.tolist() == [[max(sums[-1], sums[-2] * (positions[-1] < 0))]]
 
 
 def test_padding_gets_no_gradient_even_if_it_is_not_finite() -> None:
-    line = timeline(Mask(segments=array([[0, 1, 0, 1]])), array([[0, 1, 2, 3]]))
+    line = document_boundaries(Mask(segments=array([[0, 1, 0, 1]])), array([[0, 1, 2, 3]]))
 
     def total(x: jax.Array) -> jax.Array:
         cell = lambda h, x: (h + 1 / x, h + 1 / x)  # noqa: E731
-        return jnp.sum(recur(cell, jnp.zeros((1, 1)), jnp.where(x == 0, 1, x), line)[1])
+        return jnp.sum(scan_cell(cell, jnp.zeros((1, 1)), jnp.where(x == 0, 1, x), line)[1])
 
     x = array([[[0.0], [2.0], [0.0], [4.0]]])
     assert jax.grad(total)(x).ravel().tolist() == [0, -0.5, 0, -0.0625]

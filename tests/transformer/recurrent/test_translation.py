@@ -9,7 +9,7 @@ import pytest
 
 from tests.transformer.formulas import assert_close, weights_of
 from transformer import BlockConfig, EncoderConfig, EncoderDecoder, MixerConfig, TransformerConfig
-from transformer.beam_search import BeamConfig
+from transformer.beam_search import BeamSearchConfig
 from transformer.recurrent import BahdanauConfig, LSTMConfig, LuongConfig, Seq2SeqConfig
 from transformer.translation import translate
 
@@ -26,19 +26,19 @@ def made(mixer: MixerConfig) -> tuple[EncoderDecoder, Any, Any]:
     """One layer that reads both ways; an LSTM under the layer that reads the memory."""
     config = TransformerConfig(
         vocab_size=V,
-        vocab_multiple=1,
-        width=D,
-        layers=2,
-        pattern=(PLAIN, dataclasses.replace(PLAIN, mixer=mixer)),
+        pad_vocab_to_multiple=1,
+        d_model=D,
+        num_layers=2,
+        layer_pattern=(PLAIN, dataclasses.replace(PLAIN, mixer=mixer)),
         final_norm=None,
-        encoder=EncoderConfig(layers=1, pattern=(BOTH_WAYS,), final_norm=None),
+        encoder=EncoderConfig(num_layers=1, layer_pattern=(BOTH_WAYS,), final_norm=None),
     )
     model = EncoderDecoder(config)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example())["params"]
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
     return model, jax.jit(model.apply, static_argnames="outputs"), {"params": weights_of(shapes)}
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("mixer1")
 @pytest.mark.parametrize("mixer", [Seq2SeqConfig(), BahdanauConfig(), LuongConfig()])
 def test_cached_decoding_is_the_full_pass(mixer: MixerConfig) -> None:
@@ -58,7 +58,7 @@ def test_cached_decoding_is_the_full_pass(mixer: MixerConfig) -> None:
         assert_close(out.logits[:, 0], full[:, t])
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_the_best_of_many_beams_is_the_best_of_all_translations() -> None:
     """Of up to three of V words, with every beginning kept: nothing can be missed."""
     model, run, params = made(LuongConfig())
@@ -68,11 +68,11 @@ def test_the_best_of_many_beams_is_the_best_of_all_translations() -> None:
         model,
         params["params"],
         [source],
-        begin=begin,
-        stop=stop,
-        beams=BeamConfig(beams=V * V, length_penalty=0.0),
-        extra=limit,
-        factor=0.0,
+        start_token=begin,
+        stop_token=stop,
+        beam_search_config=BeamSearchConfig(num_beams=V * V, length_penalty=0.0),
+        extra_length=limit,
+        length_factor=0.0,
         batch_size=1,
     )
     words = np.stack(np.meshgrid(*[np.arange(V)] * limit, indexing="ij"), -1).reshape(-1, limit)

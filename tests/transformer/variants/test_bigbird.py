@@ -15,9 +15,9 @@ from tests.fixtures.tiny import drawn
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.layouts import attention, linear
 from tests.transformer.mixers import applied, made
-from transformer import BigBirdConfig, Hardware, Mask, Pattern, Rotary
-from transformer.heads import Heads
-from transformer.masks import dense
+from transformer import BigBirdConfig, Hardware, Mask, MaskPattern, RoPE
+from transformer.heads import QKV
+from transformer.masks import dense_mask
 from transformer.mixers import MixerInputs
 from transformer.testing import make_trial
 from transformer.testing.abilities import (
@@ -28,13 +28,15 @@ from transformer.testing.abilities import (
 )
 from transformer.testing.select import check_select
 from transformer.variants.bigbird import BigBird
-from transformer.variants.keys_seen import in_bigbird
+from transformer.variants.keys_seen import bigbird_visible_keys
 
 FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "long.npz")
 
 B, T, D, N, BLOCK = 2, 43, 8, 4, 4
 BLOCKS = -(-T // BLOCK)
-CONFIG = BigBirdConfig(heads=N, kv_heads=2, block=BLOCK, random_blocks=2, span=44)
+CONFIG = BigBirdConfig(
+    num_heads=N, num_kv_heads=2, block_size=BLOCK, num_random_blocks=2, random_block_span=44
+)
 SEGMENTS = array(np.repeat([[1, 2, 0], [1, 2, 3]], [15, 20, 8], axis=1))
 
 
@@ -56,17 +58,17 @@ def softmax(params: Any, x: Any, seen: Any) -> Any:
     return jnp.einsum("BTNH,NHD->BTD", y, params["output"]) + params["output_bias"][None, None]
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [False, True])
 def test_values_and_gradients_are_those_of_softmax_under_the_pattern(causal: bool) -> None:
     mixer, params = made(CONFIG, D, constants=table(CONFIG))
     x = 0.5 * normal(1, B, T, D)
     positions = array([np.concatenate([np.arange(15), np.arange(20), np.arange(8)])])
-    mask = Mask(Pattern(causal=causal), positions=positions, segments=SEGMENTS)
+    mask = Mask(MaskPattern(causal=causal), positions=positions, segments=SEGMENTS)
     given: Any = dict(positions=positions, mask=mask, constants=table(CONFIG))
-    chosen: Any = cast(Any, mixer).select(Heads(x, x, x), MixerInputs(**given))
-    seen = chosen & dense(mask, T, T)[:, None]
+    chosen: Any = cast(Any, mixer).select(QKV(x, x, x), MixerInputs(**given))
+    seen = chosen & dense_mask(mask, T, T)[:, None]
 
     def both(run: Any) -> Any:
         def inner(params: Any, x: Any) -> Any:
@@ -97,7 +99,12 @@ def test_the_contract_where_blocks_are_many() -> None:
 def test_what_a_cache_holds_is_what_a_full_pass_sees(length: int) -> None:
     """Also where the table's rows start again, and where two first blocks are global."""
     config = BigBirdConfig(
-        heads=N, block=3, global_blocks=2, window_blocks=1, span=12, position=Rotary()
+        num_heads=N,
+        block_size=3,
+        num_global_blocks=2,
+        num_window_blocks=1,
+        random_block_span=12,
+        position=RoPE(),
     )
     check_cached(make_trial(config, D, length, (1,), Hardware()))
 
@@ -105,9 +112,11 @@ def test_what_a_cache_holds_is_what_a_full_pass_sees(length: int) -> None:
 def test_a_token_reads_the_blocks_that_it_sees_alone() -> None:
     """Of a long cache nothing is computed but with the blocks chosen."""
     length = 4096
-    config = BigBirdConfig(heads=N, head_width=64, block=BLOCK, random_blocks=2, span=length)
+    config = BigBirdConfig(
+        num_heads=N, head_dim=64, block_size=BLOCK, num_random_blocks=2, random_block_span=length
+    )
     mixer, params = made(config, D, constants=table(config))
-    given: Any = dict(mask=Mask(Pattern(causal=True)), constants=table(config))
+    given: Any = dict(mask=Mask(MaskPattern(causal=True)), constants=table(config))
 
     def step(x: Any, cache: Any, positions: Any) -> Any:
         output: Any = mixer.apply(
@@ -126,9 +135,9 @@ def seen_blocks(config: BigBirdConfig, length: int, layer: int = 0, **mask: Any)
     mixer, _ = made(config, D, constants=table(config))
     positions, x = array(np.arange(length)[None]), array(np.zeros((1, length, D), np.float32))
     inputs = MixerInputs(positions, Mask(**mask), constants=table(config, layer))
-    seen = np.asarray(cast(Any, mixer).select(Heads(x, x, x), inputs))
-    blocks = seen[:, :, :: config.block, :: config.block]
-    repeated = blocks.repeat(config.block, 2).repeat(config.block, 3)
+    seen = np.asarray(cast(Any, mixer).select(QKV(x, x, x), inputs))
+    blocks = seen[:, :, :: config.block_size, :: config.block_size]
+    repeated = blocks.repeat(config.block_size, 2).repeat(config.block_size, 3)
     assert np.array_equal(seen, repeated[:, :, :length, :length])  # alike in all of a block
     return np.asarray(blocks)
 
@@ -154,9 +163,9 @@ def test_the_last_block_is_the_last_with_a_token() -> None:
     assert seen[0, :, :, -1].all()
     assert seen[1, :, :, 2].all()
     assert not seen[1, :, :, -1].all()
-    alone = seen_blocks(dataclasses.replace(CONFIG, last_is_global=False), T)
+    alone = seen_blocks(dataclasses.replace(CONFIG, last_block_is_global=False), T)
     assert not alone[:, :, :, -1].all()
-    assert not seen_blocks(CONFIG, T, pattern=Pattern(causal=True))[..., -1].all()
+    assert not seen_blocks(CONFIG, T, pattern=MaskPattern(causal=True))[..., -1].all()
 
 
 def test_random_blocks_follow_from_seed_and_layer() -> None:
@@ -175,13 +184,13 @@ def test_random_blocks_are_neither_near_nor_global_nor_alike() -> None:
     assert (np.abs(drawn_blocks - rows[None, :, None]) > 1).all()
     assert ((drawn_blocks >= 1) & (drawn_blocks < 11)).all()
     assert (drawn_blocks[..., 0] != drawn_blocks[..., 1]).all()
-    few = table(dataclasses.replace(CONFIG, span=12))
+    few = table(dataclasses.replace(CONFIG, random_block_span=12))
     assert few[0].tolist() == [[2, -1], [-1, -1], [-1, -1]]  # there are not so many
 
 
 def test_a_longer_input_repeats_the_draw() -> None:
     """Each stretch of 44 tokens draws from itself, as the first does."""
-    config = dataclasses.replace(CONFIG, global_blocks=0, last_is_global=False)
+    config = dataclasses.replace(CONFIG, num_global_blocks=0, last_block_is_global=False)
     seen = seen_blocks(config, 88)[0]
     assert np.array_equal(seen[:, :10, :11], seen[:, 11:21, 11:])
     apart = np.abs(np.arange(22)[:, None] - np.arange(22)) > 1
@@ -191,7 +200,9 @@ def test_a_longer_input_repeats_the_draw() -> None:
 def test_it_computes_what_hugging_face_computes() -> None:
     """Made by tests/fixtures/make_long.py, where the same blocks are drawn."""
     sizes, d = BIGBIRD, BIGBIRD.width
-    config = BigBirdConfig(heads=sizes.heads, block=sizes.block, random_blocks=sizes.random)
+    config = BigBirdConfig(
+        num_heads=sizes.heads, block_size=sizes.block, num_random_blocks=sizes.random
+    )
     inner = [linear(drawn, name, d, d) for name in ("query", "key", "value")]
     same = (np.eye(d, dtype=np.float32), np.zeros(d, np.float32))
     params = attention(inner, same, sizes.heads)
@@ -204,11 +215,11 @@ def test_it_computes_what_hugging_face_computes() -> None:
 
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^bigbird.window_blocks 2: give an odd number, of a bl"):
-        BigBirdConfig(window_blocks=2)
+        BigBirdConfig(num_window_blocks=2)
     with pytest.raises(ValueError, match=r"^bigbird.span 16: give 64 or more$"):
-        BigBirdConfig(span=16)
+        BigBirdConfig(random_block_span=16)
     mixer, params = made(CONFIG, D, constants=table(CONFIG))
-    window: Any = dict(mask=Mask(Pattern(window=3)), constants=table(CONFIG))
+    window: Any = dict(mask=Mask(MaskPattern(window=3)), constants=table(CONFIG))
     with pytest.raises(ValueError, match=r"^mixer bigbird: cannot obey a window; use a mixer of"):
         applied(mixer, params, normal(0, B, T, D), **window)
     cached: Any = dict(cache=mixer.init_cache(B, T), constants=table(CONFIG))
@@ -217,10 +228,10 @@ def test_errors() -> None:
 
 
 def test_flops_count_the_keys_that_are_seen() -> None:
-    counted = in_bigbird(CONFIG, T)
+    counted = bigbird_visible_keys(CONFIG, T)
     tokens = lambda seen: seen.repeat(BLOCK, 1).repeat(BLOCK, 2)[:, :T, :T]  # noqa: E731
     seen = tokens(seen_blocks(CONFIG, T)[0])
-    assert counted.all == pytest.approx(seen.sum() / (N * T))
-    causal = tokens(seen_blocks(CONFIG, T, pattern=Pattern(causal=True))[0])
+    assert counted.bidirectional == pytest.approx(seen.sum() / (N * T))
+    causal = tokens(seen_blocks(CONFIG, T, pattern=MaskPattern(causal=True))[0])
     causal = causal & np.tri(T, dtype=bool)
     assert counted.causal == pytest.approx(causal.sum() / (N * T))

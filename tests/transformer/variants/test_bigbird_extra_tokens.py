@@ -15,7 +15,7 @@ from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import made
 from transformer import BigBirdConfig, Mask
 from transformer.mixers import MixerInputs
-from transformer.testing.select import softmax_attention
+from transformer.testing.select import reference_softmax_attention
 from transformer.variants.bigbird import BigBird
 
 B, D, N, BLOCK, T = 2, 6, 3, 4, 43
@@ -25,13 +25,13 @@ BLOCKS = -(-T // BLOCK)  # of the input
 def config(extra: int) -> BigBirdConfig:
     """With so many blocks of extra tokens. Nothing of the input itself is global."""
     return BigBirdConfig(
-        heads=N,
-        head_width=5,
-        block=BLOCK,
-        global_blocks=extra,
-        last_is_global=False,
-        random_blocks=2,
-        span=extra * BLOCK + T,
+        num_heads=N,
+        head_dim=5,
+        block_size=BLOCK,
+        num_global_blocks=extra,
+        last_block_is_global=False,
+        num_random_blocks=2,
+        random_block_span=extra * BLOCK + T,
     )
 
 
@@ -59,11 +59,11 @@ def softmax(w: Any, x: Array, seen: Array) -> Array:  # [B, T, D] -> [B, T, D]
         np.einsum("BTD,DNH->BTNH", x, w[name]) + w[f"{name}_bias"]
         for name in ("query", "key", "value")
     )
-    y = softmax_attention(q, k, v, seen)
+    y = reference_softmax_attention(q, k, v, seen)
     return np.asarray(np.einsum("BTNH,NHD->BTD", y, w["output"]) + w["output_bias"])
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("1")
 @pytest.mark.parametrize("extra", [1, 2])
 def test_the_input_is_softmax_under_the_pattern_of_extra_tokens(extra: int) -> None:
@@ -81,7 +81,7 @@ def test_the_input_is_softmax_under_the_pattern_of_extra_tokens(extra: int) -> N
         both = jnp.concatenate([before, x], axis=1)
         given: Any = dict(
             positions=jnp.arange(both.shape[1])[None],
-            mask=Mask(lengths=extra * BLOCK + lengths),
+            mask=Mask(key_lengths=extra * BLOCK + lengths),
             constants=table,
         )
         output: Any = mixer.apply({"params": w}, both, MixerInputs(**given))
@@ -98,7 +98,7 @@ def test_the_input_is_softmax_under_the_pattern_of_extra_tokens(extra: int) -> N
     assert np.any(of_tokens, axis=-1)[there].all()
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_extra_tokens_see_everything_and_gather_what_is_far() -> None:
     """An input token knows of a far one that it does not see, in the second layer."""
     table = drawn(1, 0)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.transformer.formulas import Array, assert_close, normal
 from tests.transformer.kernels import FORMULAS
-from transformer.variants.features import FeatureKind, draw_directions, random_features
+from transformer.variants.features import FeatureMapKind, draw_random_vectors, make_feature_map
 
 H, SEEDS = 8, 500
 
@@ -18,9 +18,9 @@ H, SEEDS = 8, 500
 @pytest.mark.parametrize("kind", ["positive", "trigonometric", "relu"])
 def test_features_are_those_of_the_formula(kind: Any) -> None:
     """And so is the factor that is taken out."""
-    directions, x = draw_directions(13, H, orthogonal=True, seed=(1,)), normal(0, 2, 3, 5, H)
-    found = random_features(kind, directions)(x)
-    factor = 1 if found.log_factor is None else np.exp(found.log_factor)[..., None]
+    directions, x = draw_random_vectors(13, H, orthogonal=True, seed=(1,)), normal(0, 2, 3, 5, H)
+    found = make_feature_map(kind, directions)(x)
+    factor = 1 if found.log_scale is None else np.exp(found.log_scale)[..., None]
     assert_close(found.values * factor, FORMULAS[kind](np.float64(x), directions))
     if kind == "positive":
         assert_close(found.values.max(-1), np.ones((2, 3, 5)))
@@ -28,29 +28,32 @@ def test_features_are_those_of_the_formula(kind: Any) -> None:
 
 def test_positive_features_keep_their_digits_where_the_formula_overflows() -> None:
     """Their logarithms, in float64, against those of the values and the factor."""
-    directions, x = draw_directions(13, H, orthogonal=True, seed=(1,)), 100 * normal(0, 1, 7, 1, H)
-    found = random_features("positive", directions)(x)
+    directions, x = (
+        draw_random_vectors(13, H, orthogonal=True, seed=(1,)),
+        100 * normal(0, 1, 7, 1, H),
+    )
+    found = make_feature_map("positive", directions)(x)
     y = np.float64(x) / H**0.25
     log = y @ directions.T - (y * y).sum(-1)[..., None] / 2 - np.log(13) / 2
     top = log.max(-1, keepdims=True)
-    assert_close(found.log_factor, top[..., 0])
+    assert_close(found.log_scale, top[..., 0])
     assert_close(np.log(found.values), np.maximum(log - top, -60), tolerance=1e-4)
 
 
 def test_orthogonal_directions_are_so_in_blocks_with_lengths_of_normal_vectors() -> None:
-    drawn = draw_directions(3 * H - 2, H, orthogonal=True, seed=(5, 0, 0))
+    drawn = draw_random_vectors(3 * H - 2, H, orthogonal=True, seed=(5, 0, 0))
     for block in (drawn[:H], drawn[H : 2 * H], drawn[2 * H :]):
         gram = block @ block.T
         assert_close(gram, np.diag(np.diag(gram)))
     lengths = np.linalg.norm(drawn, axis=1)
     assert lengths.std() > 0.1
-    many = draw_directions(4000, H, orthogonal=True, seed=(5,))
+    many = draw_random_vectors(4000, H, orthogonal=True, seed=(5,))
     assert np.abs(many.mean(0)).max() < 0.06  # four standard errors
     assert_close(many.T @ many / 4000, np.eye(H), tolerance=0.09)
 
 
 def test_directions_are_a_function_of_the_seed() -> None:
-    draw = functools.partial(draw_directions, 5, 3, orthogonal=True)
+    draw = functools.partial(draw_random_vectors, 5, 3, orthogonal=True)
     assert np.array_equal(draw(seed=(0, 1, 2)), draw(seed=(0, 1, 2)))
     others = [(1, 1, 2), (0, 0, 2), (0, 1, 0), (2, 1, 0)]
     assert not any(np.allclose(draw(seed=(0, 1, 2)), draw(seed=other)) for other in others)
@@ -68,28 +71,30 @@ def pair(product: float) -> Any:
     return (length * H**0.25 * np.array([x, y])).astype(np.float32)
 
 
-AT_HOME: dict[FeatureKind, float] = {"positive": -0.25, "trigonometric": 0.5}
+AT_HOME: dict[FeatureMapKind, float] = {"positive": -0.25, "trigonometric": 0.5}
 """Products at which errors are not ruled by a few seeds."""
 
 
 @functools.lru_cache
 def estimates(
-    kind: FeatureKind, orthogonal: bool, features: int, product: float
+    kind: FeatureMapKind, orthogonal: bool, features: int, product: float
 ) -> Array:  # [seeds]
     """Of exp(x . y / sqrt(H)), one of each seed."""
     count = features // 2 if kind == "trigonometric" else features
-    drawn = [draw_directions(count, H, orthogonal=orthogonal, seed=(7, s)) for s in range(SEEDS)]
+    drawn = [
+        draw_random_vectors(count, H, orthogonal=orthogonal, seed=(7, s)) for s in range(SEEDS)
+    ]
 
     def estimate(directions: Any) -> Any:
-        found = random_features(kind, directions)(pair(product)[None])
-        assert found.log_factor is not None
-        vectors = found.values * jnp.exp(found.log_factor)[..., None]
+        found = make_feature_map(kind, directions)(pair(product)[None])
+        assert found.log_scale is not None
+        vectors = found.values * jnp.exp(found.log_scale)[..., None]
         return vectors[0, 0] @ vectors[0, 1]
 
     return np.asarray(jax.jit(jax.vmap(estimate))(np.array(drawn)))
 
 
-def error(kind: FeatureKind, orthogonal: bool, features: int, product: float) -> float:
+def error(kind: FeatureMapKind, orthogonal: bool, features: int, product: float) -> float:
     """Root mean square."""
     off = estimates(kind, orthogonal, features, product) - np.exp(product)
     return float(np.sqrt(np.mean(np.float64(off) ** 2)))
@@ -97,15 +102,15 @@ def error(kind: FeatureKind, orthogonal: bool, features: int, product: float) ->
 
 @pytest.mark.parametrize("orthogonal", [True, False])
 @pytest.mark.parametrize("kind", ["positive", "trigonometric"])
-def test_estimates_are_right_on_average(kind: FeatureKind, orthogonal: bool) -> None:
+def test_estimates_are_right_on_average(kind: FeatureMapKind, orthogonal: bool) -> None:
     for product in (-2.0, 0.5):
         found = estimates(kind, orthogonal, 16, product)
         assert abs(found.mean() - np.exp(product)) < 4 * found.std() / SEEDS**0.5
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("kind", ["positive", "trigonometric"])
-def test_the_error_falls_as_one_over_the_root_of_the_features(kind: FeatureKind) -> None:
+def test_the_error_falls_as_one_over_the_root_of_the_features(kind: FeatureMapKind) -> None:
     counts = [16, 64, 256]
     for orthogonal in (True, False):
         errors = [error(kind, orthogonal, count, AT_HOME[kind]) for count in counts]
@@ -114,13 +119,13 @@ def test_the_error_falls_as_one_over_the_root_of_the_features(kind: FeatureKind)
 
 
 @pytest.mark.parametrize("kind", ["positive", "trigonometric"])
-def test_orthogonal_directions_are_nearer(kind: FeatureKind) -> None:
+def test_orthogonal_directions_are_nearer(kind: FeatureMapKind) -> None:
     for features in (16, 64):
         found = [error(kind, each, features, AT_HOME[kind]) for each in (True, False)]
         assert found[0] < 0.95 * found[1]
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_positive_features_are_nearer_where_weights_are_small_and_only_there() -> None:
     for orthogonal in (True, False):
         small = [error(kind, orthogonal, 64, -2.0) for kind in ("positive", "trigonometric")]

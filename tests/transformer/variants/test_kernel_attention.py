@@ -11,24 +11,24 @@ import pytest
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.kernels import FORMULAS, dense_attention
 from tests.transformer.mixers import applied, made
-from transformer import LinearAttentionConfig, Mask, Pattern, PerformerConfig
-from transformer.masks import dense
+from transformer import LinearAttentionConfig, Mask, MaskPattern, PerformerConfig
+from transformer.masks import dense_mask
 from transformer.mixers import MixerConfig
-from transformer.recurrent.scan import timeline
+from transformer.recurrent.scan import document_boundaries
 from transformer.variants import prefix_sums as sums
-from transformer.variants.features import draw_directions, random_features
-from transformer.variants.kernel_attention import everywhere
+from transformer.variants.features import draw_random_vectors, make_feature_map
+from transformer.variants.kernel_attention import attend_bidirectional
 from transformer.variants.linear_attention import elu_features
 
 B, T, S, N, K, H, VALUES, M = 2, 29, 19, 6, 3, 5, 7, 13
-DIRECTIONS = draw_directions(M, H, orthogonal=True, seed=(3,))
+DIRECTIONS = draw_random_vectors(M, H, orthogonal=True, seed=(3,))
 SEGMENTS = array([np.repeat([1, 2, 3, 0], [3, 9, 13, 4]), np.repeat([7, 0, 5], [17, 2, 10])])
 OTHERS = array([np.repeat([3, 0, 1, 2], [6, 2, 7, 4]), np.repeat([5, 7, 0], [8, 9, 2])])
 LENGTHS = array([23, 0])
 
 
 def feature_map(kind: Any) -> sums.FeatureMap:
-    return elu_features if kind == "elu" else random_features(kind, DIRECTIONS)
+    return elu_features if kind == "elu" else make_feature_map(kind, DIRECTIONS)
 
 
 def inputs(keys: int = T, scale: float = 1.0) -> tuple[Any, Any, Any]:
@@ -37,12 +37,12 @@ def inputs(keys: int = T, scale: float = 1.0) -> tuple[Any, Any, Any]:
 
 
 def in_chunks(kind: str, mask: Mask, q: Any, k: Any, v: Any) -> jax.Array:
-    line = timeline(mask, jnp.arange(T)[None])
-    return sums.causal(q, k, v, feature_map(kind), line)[0]
+    line = document_boundaries(mask, jnp.arange(T)[None])
+    return sums.attend_causal(q, k, v, feature_map(kind), line)[0]
 
 
 def at_once(kind: str, mask: Mask, q: Any, k: Any, v: Any) -> jax.Array:
-    return everywhere(q, k, v, feature_map(kind), mask)
+    return attend_bidirectional(q, k, v, feature_map(kind), mask)
 
 
 def by_pairs(kind: str, seen: Array, q: Any, k: Any, v: Any, xp: Any = np) -> Any:
@@ -50,22 +50,22 @@ def by_pairs(kind: str, seen: Array, q: Any, k: Any, v: Any, xp: Any = np) -> An
     return dense_attention(phi(q), phi(k), v, seen, xp)
 
 
-CAUSAL = Pattern(causal=True)
+CAUSAL = MaskPattern(causal=True)
 CASES = [
     ("positive", Mask(CAUSAL, segments=SEGMENTS)),
     ("positive", Mask(CAUSAL)),
     ("trigonometric", Mask(CAUSAL, segments=SEGMENTS)),
-    ("relu", Mask(CAUSAL, lengths=LENGTHS)),
+    ("relu", Mask(CAUSAL, key_lengths=LENGTHS)),
     ("elu", Mask(CAUSAL, segments=SEGMENTS)),
     ("positive", Mask()),
     ("positive", Mask(segments=SEGMENTS)),
-    ("trigonometric", Mask(lengths=LENGTHS)),
+    ("trigonometric", Mask(key_lengths=LENGTHS)),
     ("elu", Mask(segments=array(SEGMENTS != 0) * 4)),
     ("positive", Mask(segments=SEGMENTS, key_segments=OTHERS)),
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("0", "3", "5", "7")
 @pytest.mark.parametrize(("kind", "mask"), CASES, ids=range(len(CASES)))
 def test_sums_equal_all_pairs(kind: str, mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_sums_equal_all_pairs(kind: str, mask: Mask, monkeypatch: pytest.MonkeyP
     # With smaller vectors, trigonometric weights have no sums near zero: no digits are lost there.
     scale = 0.3 if kind == "trigonometric" else 1.0
     q, k, v = inputs(T if mask.key_segments is None else S, scale)
-    seen = np.broadcast_to(dense(mask, T, k.shape[1]), (B, T, k.shape[1]))
+    seen = np.broadcast_to(dense_mask(mask, T, k.shape[1]), (B, T, k.shape[1]))
     expected = by_pairs(kind, seen, *(np.float64(each) for each in (q, k, v)))
     real = np.ones((B, T)) if mask.segments is None else mask.segments != 0
     if mask.pattern.causal:
@@ -121,7 +121,9 @@ def test_what_trigonometric_weights_leave_near_zero_stays_a_number() -> None:
     assert_close(y[:, 0], [3e6, -3e6, -1.5, 0.0])
 
 
-@pytest.mark.parametrize("config", [PerformerConfig(heads=2), LinearAttentionConfig(heads=2)])
+@pytest.mark.parametrize(
+    "config", [PerformerConfig(num_heads=2), LinearAttentionConfig(num_heads=2)]
+)
 def test_what_is_kept_does_not_grow(config: MixerConfig) -> None:
     mixer, _ = made(config, 6)
     for make in (mixer.init_cache, mixer.init_memory_cache):
@@ -130,7 +132,7 @@ def test_what_is_kept_does_not_grow(config: MixerConfig) -> None:
 
 
 def test_errors() -> None:
-    mixer, params = made(LinearAttentionConfig(heads=2), 6)
+    mixer, params = made(LinearAttentionConfig(num_heads=2), 6)
     x = normal(0, 1, 3, 6)
     whole = r"^mixer linear: looks at a memory as a whole; give a mask that is not causal"
     with pytest.raises(ValueError, match=whole):
@@ -140,4 +142,4 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^mixer linear: decodes under a causal mask alone"):
         applied(mixer, params, x, cache=mixer.init_cache(1, 3))
     with pytest.raises(ValueError, match=r"^mixer linear: cannot obey a window"):
-        applied(mixer, params, x, mask=Mask(Pattern(causal=True, window=2)))
+        applied(mixer, params, x, mask=Mask(MaskPattern(causal=True, window=2)))

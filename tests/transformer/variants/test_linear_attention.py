@@ -8,13 +8,13 @@ import numpy as np
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, made
 from transformer import BlockConfig, LanguageModel, LinearAttentionConfig, Mask, TransformerConfig
-from transformer.costs import count_flops
-from transformer.masks import Pattern
-from transformer.variants.linear_attention import FLOOR, elu_features
+from transformer.costs import count_token_flops
+from transformer.masks import MaskPattern
+from transformer.variants.linear_attention import FEATURE_FLOOR, elu_features
 
 B, T, D, N, H = 2, 7, 6, 3, 5
-CONFIG = LinearAttentionConfig(heads=N, head_width=H, bias=False)
-CAUSAL = Mask(Pattern(causal=True))
+CONFIG = LinearAttentionConfig(num_heads=N, head_dim=H, bias=False)
+CAUSAL = Mask(MaskPattern(causal=True))
 
 
 def phi(x: Array) -> Array:
@@ -60,7 +60,7 @@ def test_another_document_starts_anew_where_positions_do() -> None:
 
 def test_features() -> None:
     x = array([-200.0, -3.0, 0.0, 0.5, 300.0])
-    assert_close(elu_features(x).values, [FLOOR, np.exp(-3), 1, 1.5, 301])
+    assert_close(elu_features(x).values, [FEATURE_FLOOR, np.exp(-3), 1, 1.5, 301])
 
 
 def test_the_slope_of_features_has_no_step_at_zero() -> None:
@@ -70,12 +70,12 @@ def test_the_slope_of_features_has_no_step_at_zero() -> None:
     y, pull = jax.vjp(lambda x: elu_features(x).values, x)
     (slope,) = pull(np.ones_like(x))
     exact = np.where(x > 0, 1, np.exp(np.minimum(x, 0)))
-    assert_close(slope, np.where(exact < FLOOR, 0, exact))
+    assert_close(slope, np.where(exact < FEATURE_FLOOR, 0, exact))
     np.testing.assert_allclose(y[1], np.exp(x[1]), rtol=1e-5)
 
 
 def test_costs() -> None:
     block = BlockConfig(mixer=CONFIG, feed_forward=None)
-    config = TransformerConfig(vocab_size=17, width=D, layers=1, pattern=(block,))
-    flops = count_flops(LanguageModel(config), 1000)
+    config = TransformerConfig(vocab_size=17, d_model=D, num_layers=1, layer_pattern=(block,))
+    flops = count_token_flops(LanguageModel(config), 1000)
     assert flops.scores == flops.scores_causal == 2 * 2 * N * H * (H + 1)

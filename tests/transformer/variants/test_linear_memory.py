@@ -22,44 +22,50 @@ from transformer import (
     LinformerConfig,
     LongformerConfig,
     Mask,
+    MaskPattern,
     MixerConfig,
-    Pattern,
     PerformerConfig,
     ReformerConfig,
-    RoutingConfig,
+    RoutingAttentionConfig,
     SlidingWindowConfig,
-    SparseConfig,
+    SparseTransformerConfig,
     TopKConfig,
 )
-from transformer.mixers import MixerInputs, mixer_type
+from transformer.mixers import MixerInputs, mixer_class
 
 T, D = 1021, 6
 """A prime, which no other size equals: what is padded to blocks is longer. All else is small, so
 that what is kept of a token comes to a tenth of T at most; tiles have 128 x S."""
 
 CONFIGS: dict[str, MixerConfig] = {
-    "full in tiles": AttentionConfig(heads=1, form="blockwise"),
-    "sliding_window": SlidingWindowConfig(heads=1, window=16, sinks=True),
-    "sliding_window, dilated": SlidingWindowConfig(heads=1, window=16, dilation=3),
-    "longformer": LongformerConfig(heads=2, window=16, dilations=(2, 1), global_tokens=3),
-    "bigbird": BigBirdConfig(heads=1, block=8, span=T),
-    "sparse, strided": SparseConfig(heads=1, pattern="strided", stride=32),
-    "sparse, fixed": SparseConfig(heads=1, pattern="fixed", stride=32, summary=2),
-    "performer": PerformerConfig(heads=1, features=10),
-    "linear": LinearAttentionConfig(heads=1),
-    "linformer": LinformerConfig(heads=1, length=T, rank=8),
-    "routing": RoutingConfig(heads=1, clusters=32, window=16),
-    "routing, balanced": RoutingConfig(heads=1, clusters=32, window=32, balanced=True),
-    "reformer": ReformerConfig(heads=1, buckets=32, rounds=2, window=8),
-    "top_k": TopKConfig(heads=1, chosen=8),
+    "full in tiles": AttentionConfig(num_heads=1, backend="blockwise"),
+    "sliding_window": SlidingWindowConfig(num_heads=1, window=16, sinks=True),
+    "sliding_window, dilated": SlidingWindowConfig(num_heads=1, window=16, dilation=3),
+    "longformer": LongformerConfig(
+        num_heads=2, one_sided_window=16, dilations=(2, 1), num_global_tokens=3
+    ),
+    "bigbird": BigBirdConfig(num_heads=1, block_size=8, random_block_span=T),
+    "sparse, strided": SparseTransformerConfig(num_heads=1, pattern="strided", stride=32),
+    "sparse, fixed": SparseTransformerConfig(
+        num_heads=1, pattern="fixed", stride=32, num_summary_tokens=2
+    ),
+    "performer": PerformerConfig(num_heads=1, num_features=10),
+    "linear": LinearAttentionConfig(num_heads=1),
+    "linformer": LinformerConfig(num_heads=1, max_length=T, rank=8),
+    "routing": RoutingAttentionConfig(num_heads=1, num_clusters=32, window=16),
+    "routing, balanced": RoutingAttentionConfig(
+        num_heads=1, num_clusters=32, window=32, balanced=True
+    ),
+    "reformer": ReformerConfig(num_heads=1, num_buckets=32, num_hashes=2, window=8),
+    "top_k": TopKConfig(num_heads=1, keys_per_query=8),
 }
-QUADRATIC = AttentionConfig(heads=1, form="reference")
-CAUSAL, FULL = Pattern(causal=True), Pattern()
+QUADRATIC = AttentionConfig(num_heads=1, backend="reference")
+CAUSAL, FULL = MaskPattern(causal=True), MaskPattern()
 DOCUMENTS = array(1 + np.arange(T)[None] // 400)
 
 
 def able(name: str) -> Any:
-    return mixer_type(CONFIGS[name]).abilities(CONFIGS[name])
+    return mixer_class(CONFIGS[name]).abilities(CONFIGS[name])
 
 
 BOTH_WAYS = [
@@ -73,7 +79,7 @@ CACHED = [name for name in CONFIGS if able(name).cached]
 
 def called(config: MixerConfig) -> Any:
     """The mixer as a function of weights, x and what else is given, and its weights."""
-    constants: Any = mixer_type(config).constants(config, 0, D)
+    constants: Any = mixer_class(config).constants(config, 0, D)
     mixer, params = made(config, D, constants=constants)
     positions = jnp.arange(T)[None]
 
@@ -108,7 +114,7 @@ def prefill(config: MixerConfig) -> str:
     return program_of(read, params, normal(0, 1, T, D), mixer.init_cache(1, T))
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled(
     "[sliding_window, causal",
     "[bigbird, causal",
@@ -119,7 +125,7 @@ def prefill(config: MixerConfig) -> str:
     "[top_k, causal",
 )
 @pytest.mark.parametrize(("name", "pattern"), BOTH_WAYS)
-def test_nothing_of_pairs_of_tokens_exists(name: str, pattern: Pattern) -> None:
+def test_nothing_of_pairs_of_tokens_exists(name: str, pattern: MaskPattern) -> None:
     """In a row of one document, and in a pack where the variant takes one."""
     masks = [Mask(pattern)]
     if able(name).segments:
@@ -130,14 +136,14 @@ def test_nothing_of_pairs_of_tokens_exists(name: str, pattern: Pattern) -> None:
         assert any(T in shape for shape in shapes_in(program))  # it is the program of so many
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("name", CACHED)
 def test_reading_a_prompt_makes_nothing_of_pairs_of_tokens(name: str) -> None:
     assert pairs_of_tokens(prefill(CONFIGS[name]), T) == []
 
 
 @pytest.mark.parametrize("pattern", [CAUSAL, FULL], ids=["causal", "both ways"])
-def test_pairs_of_tokens_would_be_seen(pattern: Pattern) -> None:
+def test_pairs_of_tokens_would_be_seen(pattern: MaskPattern) -> None:
     """Of full attention with all scores at once: as they are, and as the cache has them."""
     assert (1, 1, T, T) in pairs_of_tokens(training(QUADRATIC, Mask(pattern)), T)
     if pattern.causal:

@@ -16,10 +16,10 @@ from transformer import (
     LanguageModel,
     LinformerConfig,
     Mask,
-    Pattern,
+    MaskPattern,
     TransformerConfig,
 )
-from transformer.costs import count_flops
+from transformer.costs import count_token_flops
 from transformer.mixers import MixerInputs
 
 B, T, S, D, N, K, H, R = 2, 11, 9, 6, 4, 2, 3, 5
@@ -33,7 +33,10 @@ def config(**given: Any) -> LinformerConfig:
 
 def seen_and_places(mask: Mask, queries: int, keys: int) -> tuple[Array, Array]:
     """Which keys each query sees [B, T, S], and the place of each key in its document [B, S]."""
-    there = np.arange(keys) < (np.full(B, keys) if mask.lengths is None else mask.lengths)[:, None]
+    there = (
+        np.arange(keys)
+        < (np.full(B, keys) if mask.key_lengths is None else mask.key_lengths)[:, None]
+    )
     if mask.segments is None:
         return there[:, None].repeat(queries, 1), np.arange(keys)[None].repeat(B, 0)
     ours = np.asarray(mask.segments)
@@ -64,9 +67,9 @@ OTHERS = array([[2, 2, 2, 0, 4, 4, 4, 4, 4], [1, 0, 0, 0, 0, 0, 0, 0, 0]])
 CASES = [
     (dict(sharing="heads"), Mask(), T),
     (dict(sharing="none"), Mask(segments=SEGMENTS), T),
-    (dict(sharing="key_value"), Mask(lengths=array([10, 1])), T),
+    (dict(sharing="key_value"), Mask(key_lengths=array([10, 1])), T),
     (dict(sharing="heads"), Mask(segments=SEGMENTS, key_segments=OTHERS), S),
-    (dict(documents=1), Mask(lengths=array([3, 11])), T),
+    (dict(documents=1), Mask(key_lengths=array([3, 11])), T),
 ]
 
 
@@ -109,7 +112,7 @@ def test_weights_and_their_axes() -> None:
     assert axes(config(sharing="none"), D)["key_rows"] == ("kv_heads", "positions", "rank")
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_each_document_of_a_pack_is_as_if_alone_and_too_many_are_not_a_number() -> None:
     mixer, w = made(config(), D)
     x = normal(0, B, T, D)
@@ -122,11 +125,13 @@ def test_each_document_of_a_pack_is_as_if_alone_and_too_many_are_not_a_number() 
     assert np.isfinite(y[1]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_a_classifier_pads() -> None:
     block = BlockConfig(mixer=config(documents=2))
     model = Classifier(
-        TransformerConfig(vocab_size=17, width=D, layers=1, pattern=(block,), causal=False),
+        TransformerConfig(
+            vocab_size=17, d_model=D, num_layers=1, layer_pattern=(block,), causal=False
+        ),
         pooling="mean",
     )
     tokens = array(np.arange(8)[None])
@@ -142,9 +147,11 @@ def test_a_classifier_pads() -> None:
 def test_costs() -> None:
     block = BlockConfig(mixer=config(sharing="none"), feed_forward=None)
     model = LanguageModel(
-        TransformerConfig(vocab_size=17, width=D, layers=1, pattern=(block,), causal=False)
+        TransformerConfig(
+            vocab_size=17, d_model=D, num_layers=1, layer_pattern=(block,), causal=False
+        )
     )
-    flops = count_flops(model, LENGTH)
+    flops = count_token_flops(model, LENGTH)
     assert flops.scores == 2 * (2 * K * H * R + 2 * N * H * R)
     assert flops.projections == 2 * D * H * (2 * N + 2 * K)
 
@@ -155,7 +162,7 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^mixer linformer: 14 tokens are more than the 13 col"):
         applied(mixer, w, x)
     with pytest.raises(ValueError, match=r"^mixer linformer: cannot obey a causal mask, as each"):
-        applied(mixer, w, x[:, :3], mask=Mask(Pattern(causal=True)))
+        applied(mixer, w, x[:, :3], mask=Mask(MaskPattern(causal=True)))
     with pytest.raises(ValueError, match=r"^mixer linformer: cannot decode, as each of its keys"):
         mixer.init_cache(1, 3)
     alone, _ = made(config(documents=1), D)

@@ -15,7 +15,7 @@ from tests.fixtures.tiny import drawn
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.layouts import attention, linear
 from tests.transformer.mixers import applied, made
-from transformer import Hardware, LongformerConfig, Mask, NormConfig, Pattern, Rotary
+from transformer import Hardware, LongformerConfig, Mask, MaskPattern, NormConfig, RoPE
 from transformer.mixers import MixerInputs
 from transformer.testing import make_trial
 from transformer.testing.abilities import (
@@ -24,7 +24,7 @@ from transformer.testing.abilities import (
     check_causal,
     check_segments,
 )
-from transformer.variants.keys_seen import in_longformer
+from transformer.variants.keys_seen import longformer_visible_keys
 
 FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "long.npz")
 
@@ -36,9 +36,9 @@ LISTED = array([[3, 0, 3, -1], [39, -1, 5, 8]])
 
 def window(config: LongformerConfig, positions: Array) -> Array:  # [B or 1, N, T, T] booleans
     """Distances 0, d, ..., window d."""
-    steps = np.broadcast_to(config.dilations, (config.heads,))[:, None, None]
+    steps = np.broadcast_to(config.dilations, (config.num_heads,))[:, None, None]
     distance = np.abs(positions[:, None, :, None] - positions[:, None, None, :])
-    return np.asarray((distance % steps == 0) & (distance <= config.window * steps))
+    return np.asarray((distance % steps == 0) & (distance <= config.one_sided_window * steps))
 
 
 def passes(params: Any, x: Any, shown: Array, near: Array, is_global: Array) -> Any:  # [B, T, D]
@@ -70,30 +70,32 @@ def shown(mask: Mask, positions: Array) -> Array:  # [B or 1, T, T] booleans
     if mask.segments is not None:
         segments = np.asarray(mask.segments)
         seen = seen & (segments[:, :, None] == segments[:, None]) & (segments[:, None] != 0)
-    if mask.lengths is not None:
-        seen = seen & (np.arange(T) < np.asarray(mask.lengths)[:, None, None])
+    if mask.key_lengths is not None:
+        seen = seen & (np.arange(T) < np.asarray(mask.key_lengths)[:, None, None])
     return seen
 
 
 INDEX = array([np.arange(T)])
 CASES: dict[str, Any] = {
-    "listed, of two lengths": (Mask(lengths=array([T, 29]), globals=LISTED), INDEX),
-    "listed, causal": (Mask(Pattern(causal=True), globals=LISTED), INDEX),
+    "listed, of two lengths": (Mask(key_lengths=array([T, 29]), global_positions=LISTED), INDEX),
+    "listed, causal": (Mask(MaskPattern(causal=True), global_positions=LISTED), INDEX),
     "packed": (Mask(segments=PACKED), RESTARTED),
     "packed, listed, causal": (
-        Mask(Pattern(causal=True), segments=PACKED, globals=LISTED[:1]),
+        Mask(MaskPattern(causal=True), segments=PACKED, global_positions=LISTED[:1]),
         RESTARTED,
     ),
 }
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("[listed, causal")
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_two_dense_passes(case: str) -> None:
     mask, positions = CASES[case]
     dilations = (3, 1, 1, 2) if "listed" in case else (1,)
-    config = LongformerConfig(heads=N, kv_heads=K, window=3, dilations=dilations, global_tokens=2)
+    config = LongformerConfig(
+        num_heads=N, num_kv_heads=K, one_sided_window=3, dilations=dilations, num_global_tokens=2
+    )
     mixer, params = made(config, D)
     x = 0.5 * normal(1, B, T, D)
     listed = np.array([[0, 1]]) if mask.globals is None else np.asarray(mask.globals)
@@ -122,7 +124,9 @@ def test_values_and_gradients_are_those_of_two_dense_passes(case: str) -> None:
 
 @pytest.mark.full
 def test_the_contract_where_the_window_is_short() -> None:
-    config = LongformerConfig(heads=N, window=3, dilations=(1, 3, 1, 3), position=Rotary())
+    config = LongformerConfig(
+        num_heads=N, one_sided_window=3, dilations=(1, 3, 1, 3), position=RoPE()
+    )
     trial = make_trial(config, D, T, (1, T + 6), Hardware())
     for check in (check_causal, check_segments, check_any_length, check_cached):
         check(trial)
@@ -145,10 +149,12 @@ def test_what_a_cache_holds_is_what_a_full_pass_sees(length: int, settings: dict
 
 
 def test_its_cache_does_not_grow_with_the_length() -> None:
-    mixer, _ = made(LongformerConfig(heads=N, window=5, dilations=(3,), global_tokens=2), D)
+    mixer, _ = made(
+        LongformerConfig(num_heads=N, one_sided_window=5, dilations=(3,), num_global_tokens=2), D
+    )
     sizes = [jax.tree.map(np.shape, mixer.init_cache(B, length)) for length in (16, 17, 100_000)]
     assert sizes[0] == sizes[1] == sizes[2]
-    assert (sizes[0].near.keys[1], sizes[0].seeing.keys[1]) == (5 * 3 + 1, 2)
+    assert (sizes[0].near.keys[1], sizes[0].global_query_kv.keys[1]) == (5 * 3 + 1, 2)
 
 
 def influence(config: LongformerConfig, mask: Mask) -> Array:  # [T, T] booleans
@@ -166,12 +172,12 @@ def influence(config: LongformerConfig, mask: Mask) -> Array:  # [T, T] booleans
 @pytest.mark.full
 def test_how_many_keys_each_query_sees() -> None:
     """2 w + 1 and the global ones; a global query all; under a causal mask those behind."""
-    sees = influence(LongformerConfig(heads=N, window=3, dilations=(2,) * N), Mask())
+    sees = influence(LongformerConfig(num_heads=N, one_sided_window=3, dilations=(2,) * N), Mask())
     assert sees[0].all()
     assert sees[:, 0].all()
     assert np.flatnonzero(sees[20]).tolist() == [0, 14, 16, 18, 20, 22, 24, 26]
-    config = LongformerConfig(heads=N, window=3, global_tokens=0)
-    seen = influence(config, Mask(Pattern(causal=True), globals=array([[5, 30]])))
+    config = LongformerConfig(num_heads=N, one_sided_window=3, num_global_tokens=0)
+    seen = influence(config, Mask(MaskPattern(causal=True), global_positions=array([[5, 30]])))
     assert np.flatnonzero(seen[20]).tolist() == [5, 17, 18, 19, 20]
     assert np.flatnonzero(seen[30]).tolist() == list(range(31))
     assert influence(config, Mask()).sum() == 7 * T - 2 * (1 + 2 + 3)
@@ -186,20 +192,22 @@ WITH_A_PACK = array(np.concatenate([7 * ROWS, PACKED[1:]]))
     "settings",
     [
         dict(head_width=16),  # of few global queries: less is projected
-        dict(head_width=16, qk_norm=NormConfig(), position=Rotary(), global_tokens=2),
+        dict(head_width=16, qk_norm=NormConfig(), position=RoPE(), global_tokens=2),
     ],
 )
 def test_one_document_a_row_is_the_same_as_beside_a_pack(settings: dict[str, Any]) -> None:
     """Global tokens are found in another way as soon as one row is a pack, which is seen as the
     program runs: the same numbers and gradients."""
-    config = LongformerConfig(heads=N, kv_heads=K, window=3, **settings)
+    config = LongformerConfig(num_heads=N, num_kv_heads=K, one_sided_window=3, **settings)
     mixer, params = made(config, D)
     x, real = normal(1, 3, T, D), jnp.asarray(ROWS)[..., None]
     listed = None if "global_tokens" in settings else LISTED[[0, 1, 1]]
 
     @jax.jit
     def both(params: Any, x: Any, segments: Any) -> Any:
-        mask = Mask(segments=segments, globals=None if listed is None else listed[: len(x)])
+        mask = Mask(
+            segments=segments, global_positions=None if listed is None else listed[: len(x)]
+        )
 
         def run(params: Any, x: Any) -> Any:
             output: Any = mixer.apply({"params": params}, x, MixerInputs(array(INDEX), mask))
@@ -212,16 +220,16 @@ def test_one_document_a_row_is_the_same_as_beside_a_pack(settings: dict[str, Any
     apart, beside = both(params, x[:2], WITH_A_PACK[:2]), both(params, x, WITH_A_PACK)
     for got, expected in zip(*map(jax.tree.leaves, (apart, beside)), strict=True):
         assert_close(got, expected)
-    known = Mask(lengths=array([T, 29]), globals=None if listed is None else LISTED)
+    known = Mask(key_lengths=array([T, 29]), global_positions=None if listed is None else LISTED)
     y = applied(mixer, params, x[:2], mask=known).y  # where it is known when compiled
     assert_close(apart[0], np.where(ROWS[..., None], y, 0))
-    told = known.replace(lengths=None, segments=7 * ROWS, one_document=True)
+    told = known.replace(lengths=None, segments=7 * ROWS, single_document=True)
     y = applied(mixer, params, x[:2], mask=told).y
     assert_close(apart[0], np.where(ROWS[..., None], y, 0))
 
 
 def test_what_is_dropped_does_not_depend_on_other_rows() -> None:
-    config = LongformerConfig(heads=N, window=3, dropout=0.5)
+    config = LongformerConfig(num_heads=N, one_sided_window=3, dropout=0.5)
     mixer, params = made(config, D)
     x, keys = normal(1, 3, T, D), jax.random.split(jax.random.key(0), 3)
     apart, beside = (
@@ -234,7 +242,7 @@ def test_what_is_dropped_does_not_depend_on_other_rows() -> None:
 def test_it_computes_what_hugging_face_computes() -> None:
     """Made by tests/fixtures/make_long.py."""
     sizes, d = LONGFORMER, LONGFORMER.width
-    config = LongformerConfig(heads=sizes.heads, window=sizes.window)
+    config = LongformerConfig(num_heads=sizes.heads, one_sided_window=sizes.window)
     same = (np.eye(d, dtype=np.float32), np.zeros(d, np.float32))
     params = {}
     for suffix in ("_global", ""):
@@ -243,46 +251,50 @@ def test_it_computes_what_hugging_face_computes() -> None:
             base, bias = name.removesuffix("_bias"), name.endswith("_bias")
             params[f"{base}{suffix if base != 'output' else ''}{'_bias' * bias}"] = leaf
     there = real(sizes)
-    mask = Mask(segments=array(there), globals=array(sizes.globals))
+    mask = Mask(segments=array(there), global_positions=array(sizes.globals))
     y = np.asarray(applied(made(config, d)[0], params, stream(sizes), mask=mask).y)
     assert_close(y[there == 1], FIXTURES["longformer"][there == 1])
 
 
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^longformer.dilations \(1, 2\): give one number from 1"):
-        LongformerConfig(heads=3, dilations=(1, 2))
+        LongformerConfig(num_heads=3, dilations=(1, 2))
     with pytest.raises(ValueError, match=r"^longformer.window -1: give 0 or more$"):
-        LongformerConfig(window=-1)
-    mixer, params = made(LongformerConfig(heads=N), D)
+        LongformerConfig(one_sided_window=-1)
+    mixer, params = made(LongformerConfig(num_heads=N), D)
     x, cache = normal(0, B, T, D), mixer.init_cache(B, T)
     with pytest.raises(ValueError, match=r"^mixer longformer: decodes under a causal mask; give"):
         applied(mixer, params, x, cache=cache)
-    listed = Mask(Pattern(causal=True), globals=LISTED)
+    listed = Mask(MaskPattern(causal=True), global_positions=LISTED)
     with pytest.raises(ValueError, match=r"^mixer longformer: decodes with the first tokens as"):
         applied(mixer, params, x, cache=cache, mask=listed)
 
 
 @pytest.mark.parametrize("dilations", [(1,), (1, 3)])
 def test_flops_count_the_keys_that_are_seen(dilations: tuple[int, ...]) -> None:
-    config = LongformerConfig(heads=2, window=3, dilations=dilations, global_tokens=2)
+    config = LongformerConfig(
+        num_heads=2, one_sided_window=3, dilations=dilations, num_global_tokens=2
+    )
     near, first = window(config, INDEX)[0], np.arange(T) < 2
     seen = near | first | first[:, None]
-    counted = in_longformer(config, T)
-    assert counted.all == pytest.approx(seen.sum() / (2 * T))
+    counted = longformer_visible_keys(config, T)
+    assert counted.bidirectional == pytest.approx(seen.sum() / (2 * T))
     assert counted.causal == pytest.approx((seen & np.tri(T, dtype=bool)).sum() / (2 * T))
 
 
 @pytest.mark.full
 def test_a_few_global_queries_need_no_keys_and_values_of_all_tokens() -> None:
     """The same numbers, gradients and dropped weights' share, as with every token projected."""
-    config = LongformerConfig(heads=N, kv_heads=K, head_width=16, window=5, global_tokens=2)
+    config = LongformerConfig(
+        num_heads=N, num_kv_heads=K, head_dim=16, one_sided_window=5, num_global_tokens=2
+    )
     mixer, params = made(config, D)
     x, positions = normal(0, B, T, D), np.arange(T)[None]
     ones = jnp.ones((1, T), int)
 
     @functools.partial(jax.jit, static_argnums=2)
     def both(params: Any, x: Any, segments: bool) -> Any:
-        pattern = Pattern(causal=True)  # with segments, any row is then taken for a pack
+        pattern = MaskPattern(causal=True)  # with segments, any row is then taken for a pack
         mask = Mask(pattern, segments=ones if segments else None)
 
         def run(params: Any, x: Any) -> Any:

@@ -18,29 +18,29 @@ from transformer import (
     Initialization,
     LanguageModel,
     Mask,
-    Pattern,
+    MaskPattern,
     PerformerConfig,
     Precision,
     TransformerConfig,
 )
 from transformer.block import Memory
-from transformer.costs import count_flops
+from transformer.costs import count_token_flops
 from transformer.mixers import MixerInputs
-from transformer.shared import Shared
+from transformer.shared import ModelContext
 from transformer.stack import Stack, init_cache
-from transformer.testing import CHECKS, make_trial
+from transformer.testing import ABILITY_CHECKS, make_trial
 from transformer.variants.performer import Performer
 
 B, T, D, N, K, H, M = 2, 11, 6, 4, 2, 3, 7
-CONFIG = PerformerConfig(heads=N, kv_heads=K, head_width=H, features=M, seed=5)
-CAUSAL = Mask(Pattern(causal=True))
+CONFIG = PerformerConfig(num_heads=N, num_kv_heads=K, head_dim=H, num_features=M, seed=5)
+CAUSAL = Mask(MaskPattern(causal=True))
 
 
 @pytest.mark.parametrize("kind", ["positive", "relu"])
 def test_the_whole_mixer_against_the_formula(kind: Any) -> None:
     """Four heads of queries on two of keys."""
     config = PerformerConfig(
-        heads=N, kv_heads=K, head_width=H, features=M, feature_map=kind, seed=5
+        num_heads=N, num_kv_heads=K, head_dim=H, num_features=M, feature_map=kind, seed=5
     )
     mixer, w = made(config, D)
     x, directions = normal(0, B, T, D), Performer.constants(config, 2, D)
@@ -56,15 +56,15 @@ def test_the_whole_mixer_against_the_formula(kind: Any) -> None:
     assert_close(y, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_many_features_are_nearly_softmax_and_so_is_the_mean_over_seeds() -> None:
     """The constants are arguments: all of these are one program."""
-    config = PerformerConfig(heads=2, head_width=H, features=64)
+    config = PerformerConfig(num_heads=2, head_dim=H, num_features=64)
     mixer, w = made(config, D)
     x = 0.4 * normal(0, 1, T, D)  # small, so that no few directions rule the errors
     softmax, _ = attention(x, x, w, np.tri(T, dtype=bool)[None])
     drawn = [
-        Performer.constants(PerformerConfig(head_width=H, features=64, redraw=each), 0, D)
+        Performer.constants(PerformerConfig(head_dim=H, num_features=64, redraw_index=each), 0, D)
         for each in range(64)
     ]
 
@@ -83,20 +83,20 @@ def test_many_features_are_nearly_softmax_and_so_is_the_mean_over_seeds() -> Non
 
 def test_constants_are_a_function_of_seed_layer_and_redraw() -> None:
     def drawn(layer: int = 0, **given: Any) -> Any:
-        return Performer.constants(PerformerConfig(features=M, head_width=H, **given), layer, D)
+        return Performer.constants(PerformerConfig(num_features=M, head_dim=H, **given), layer, D)
 
     assert drawn().shape == (M, H)
     assert np.array_equal(drawn(3, seed=1, redraw=2), drawn(3, seed=1, redraw=2))
     others = [drawn(1), drawn(seed=1), drawn(redraw=1)]
     assert not any(np.allclose(drawn(), other) for other in others)
-    config = PerformerConfig(features=10, head_width=H, feature_map="trigonometric")
+    config = PerformerConfig(num_features=10, head_dim=H, feature_map="trigonometric")
     assert Performer.constants(config, 0, D).shape == (5, H)
 
 
 def test_called_by_itself_it_has_the_features_of_layer_0() -> None:
     mixer, w = made(CONFIG, D)
     x, memory = normal(0, B, T, D), normal(1, B, T + 2, D)
-    given: Any = dict(memory=memory, mask=Mask(lengths=array([T + 2, 5])))
+    given: Any = dict(memory=memory, mask=Mask(key_lengths=array([T + 2, 5])))
     first = Performer.constants(CONFIG, 0, D)
     y = applied(mixer, w, x, **given).y
     assert_close(y, applied(mixer, w, x, constants=first, **given).y)
@@ -104,19 +104,19 @@ def test_called_by_itself_it_has_the_features_of_layer_0() -> None:
     assert not np.allclose(y, applied(mixer, w, x, constants=other, **given).y, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("loop", ["scan", "unroll"])
 def test_in_cross_attention_it_has_the_features_of_its_layer(loop: Any) -> None:
     """Three layers of nothing else, against the formula: with a memory, and with what is kept of
     it."""
     only = BlockConfig(
-        mixer=IdentityConfig(), cross=CONFIG, feed_forward=None, norm=None, residual=False
+        mixer=IdentityConfig(), cross_attention=CONFIG, feed_forward=None, norm=None, residual=False
     )
-    shared = Shared(D, 3, Precision(), Initialization(), Hardware())
+    shared = ModelContext(D, 3, Precision(), Initialization(), Hardware())
     stack = Stack((only,), shared, loop)
     x, memory = normal(0, B, T, D), normal(1, B, T + 2, D)
     positions = np.arange(T)[None]
-    looks = Memory(memory, Mask(Pattern(ordered=False)))
+    looks = Memory(memory, Mask(MaskPattern(ordered=False)))
     given: Any = dict(positions=positions, mask=CAUSAL)
     make = lambda x: stack.init(jax.random.key(0), x, memory=looks, **given)  # noqa: E731
     params = weights_of(meta.unbox(jax.eval_shape(make, x))["params"])
@@ -145,17 +145,19 @@ def test_in_cross_attention_it_has_the_features_of_its_layer(loop: Any) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["trigonometric", "relu"])
 def test_other_features_keep_the_contract(kind: Any) -> None:
-    config = PerformerConfig(heads=2, kv_heads=1, features=10, feature_map=kind)
+    config = PerformerConfig(num_heads=2, num_kv_heads=1, num_features=10, feature_map=kind)
     trial = make_trial(config, 6, 17, (1, 17), Hardware())
     for ability in ("causal", "cached"):
-        CHECKS[ability](trial)
+        ABILITY_CHECKS[ability](trial)
 
 
 def test_costs() -> None:
     def scores(**given: Any) -> int:
-        block = BlockConfig(mixer=PerformerConfig(heads=N, **given), feed_forward=None)
-        config = TransformerConfig(vocab_size=17, width=N * H, layers=1, pattern=(block,))
-        flops = count_flops(LanguageModel(config), 1000)
+        block = BlockConfig(mixer=PerformerConfig(num_heads=N, **given), feed_forward=None)
+        config = TransformerConfig(
+            vocab_size=17, d_model=N * H, num_layers=1, layer_pattern=(block,)
+        )
+        flops = count_token_flops(LanguageModel(config), 1000)
         assert flops.scores == flops.scores_causal
         return flops.scores
 

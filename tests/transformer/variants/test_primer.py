@@ -9,15 +9,15 @@ import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal, softmax
 from tests.transformer.mixers import applied, axes, made
-from transformer import LanguageModel, Mask, Pattern, Rotary, TransformerConfig
+from transformer import LanguageModel, Mask, MaskPattern, RoPE, TransformerConfig
 from transformer.block import BlockConfig
-from transformer.costs import count_flops
+from transformer.costs import count_token_flops
 from transformer.mixers import MixerInputs
-from transformer.positions import rotate
+from transformer.positions import apply_rope
 from transformer.variants.primer import PrimerConfig
 
 B, T, D, N, H = 2, 7, 6, 3, 4
-CONFIG = PrimerConfig(heads=N, head_width=H)
+CONFIG = PrimerConfig(num_heads=N, head_dim=H)
 SEGMENTS = array([[1, 1, 1, 2, 2, 2, 0], [0, 4, 4, 4, 4, 4, 4]])
 WEIGHTS = frozenset({"weights"})
 
@@ -48,7 +48,7 @@ def attended(q: Array, k: Array, v: Array, seen: Array) -> tuple[Array, Array]:
 def test_each_projection_is_convolved_within_its_document(causal: bool) -> None:
     mixer, params = made(CONFIG, D)
     x = normal(1, B, T, D)
-    mask = Mask(Pattern(causal=causal), segments=SEGMENTS)
+    mask = Mask(MaskPattern(causal=causal), segments=SEGMENTS)
     output = applied(mixer, params, x, WEIGHTS, mask=mask)
     q, k, v = (
         convolved(
@@ -66,16 +66,16 @@ def test_each_projection_is_convolved_within_its_document(causal: bool) -> None:
 
 
 def test_what_is_convolved_is_turned_by_its_position() -> None:
-    rotary = Rotary(base=50.0)
-    mixer, params = made(PrimerConfig(heads=N, head_width=H, position=rotary), D)
+    rotary = RoPE(theta=50.0)
+    mixer, params = made(PrimerConfig(num_heads=N, head_dim=H, position=rotary), D)
     x = normal(1, B, T, D)
-    output = applied(mixer, params, x, WEIGHTS, mask=Mask(Pattern(causal=True)))
+    output = applied(mixer, params, x, WEIGHTS, mask=Mask(MaskPattern(causal=True)))
     whole: Any = np.ones((B, T))
 
     def turned(name: str) -> Array:
         made: Any = np.einsum("BTD,DNH->BTNH", x, params[name])
         heads: Any = np.float32(convolved(made, params[f"{name}_taps"], 2, whole))
-        return np.asarray(rotate(heads, array([np.arange(T)]), rotary))
+        return np.asarray(apply_rope(heads, array([np.arange(T)]), rotary))
 
     seen = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
     q, k = turned("query"), turned("key")
@@ -87,7 +87,7 @@ def test_it_starts_as_half_of_each_token_and_a_sixth_of_its_neighbours() -> None
     given: Any = dict(positions=np.zeros((1, 1), int))
     x = normal(0, 1, 1, D)
     for causal, taps in ((True, [1 / 6, 1 / 6, 1 / 2]), (False, [1 / 6, 1 / 2, 1 / 6])):
-        mask = Mask(Pattern(causal=causal))
+        mask = Mask(MaskPattern(causal=causal))
         init = lambda key, mask=mask: mixer.init(key, x, MixerInputs(mask=mask, **given))  # noqa: E731
         params = jax.jit(init)(jax.random.key(0))["params"]
         for name in ("query", "key", "value"):
@@ -99,8 +99,10 @@ def test_axes_and_costs() -> None:
     assert names["key_taps"] == ("taps", "heads", "head")
     assert names["output"] == ("heads", "head", "embed")
     block = BlockConfig(mixer=CONFIG, feed_forward=None)
-    model = LanguageModel(TransformerConfig(vocab_size=17, width=D, layers=1, pattern=(block,)))
-    flops = count_flops(model, T)
+    model = LanguageModel(
+        TransformerConfig(vocab_size=17, d_model=D, num_layers=1, layer_pattern=(block,))
+    )
+    flops = count_token_flops(model, T)
     assert (flops.projections, flops.scores) == (2 * 4 * D * N * H, 2 * N * 2 * H * T)
     assert flops.scores_causal == N * 2 * H * (T + 1)
 
@@ -109,9 +111,9 @@ def test_errors() -> None:
     with pytest.raises(
         ValueError, match=r"^primer.heads 4: does not divide the width 6; give a di"
     ):
-        PrimerConfig(heads=4).check(D)
+        PrimerConfig(num_heads=4).check_d_model(D)
     with pytest.raises(ValueError, match=r"^primer.heads 0: give 1 or more$"):
-        PrimerConfig(heads=0)
+        PrimerConfig(num_heads=0)
     mixer, params = made(CONFIG, D)
     with pytest.raises(ValueError, match=r"^mixer primer: decodes under a causal mask alone"):
         applied(mixer, params, normal(0, B, T, D), cache=mixer.init_cache(B, T))

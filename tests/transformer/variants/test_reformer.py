@@ -10,14 +10,16 @@ import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
-from transformer import Mask, Pattern, ReformerConfig
+from transformer import Mask, MaskPattern, ReformerConfig
 from transformer.mixers import MixerInputs
 from transformer.testing import check_mixer
 from transformer.testing.select import projections
-from transformer.variants.reformer import Reformer, buckets
+from transformer.variants.reformer import Reformer, hash_buckets
 
 B, T, D, N, H, WINDOW, ROUNDS = 2, 71, 7, 2, 5, 3, 3
-CONFIG = ReformerConfig(heads=N, head_width=H, buckets=4, rounds=ROUNDS, window=WINDOW, seed=5)
+CONFIG = ReformerConfig(
+    num_heads=N, head_dim=H, num_buckets=4, num_hashes=ROUNDS, window=WINDOW, seed=5
+)
 DOCUMENTS = array([[1] * 40 + [2] * 30 + [0], [0] + [3] * 3 + [7] * 67])
 CONSTANTS = Reformer.constants(CONFIG, 1, D)
 
@@ -76,13 +78,15 @@ def dense(params: Any, x: Any, documents: Any, causal: bool) -> Any:
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [True, False])
 def test_values_and_gradients_round_by_round(causal: bool) -> None:
     mixer, params = made(CONFIG, D, constants=CONSTANTS)
     x = normal(1, B, T, D)
-    given: Any = dict(mask=Mask(Pattern(causal=causal), segments=DOCUMENTS), constants=CONSTANTS)
+    given: Any = dict(
+        mask=Mask(MaskPattern(causal=causal), segments=DOCUMENTS), constants=CONSTANTS
+    )
 
     def probed(f: Any) -> Any:  # y and the gradients
         def probe(p: Any) -> tuple[jax.Array, jax.Array]:
@@ -101,8 +105,8 @@ def test_values_and_gradients_round_by_round(causal: bool) -> None:
 
 @pytest.mark.full
 def test_the_contract_with_many_tokens_to_a_bucket() -> None:
-    config = ReformerConfig(heads=3, head_width=4, buckets=2, rounds=2, window=5)
-    check_mixer(config, width=7, length=71, lengths=(1, 71))
+    config = ReformerConfig(num_heads=3, head_dim=4, num_buckets=2, num_hashes=2, window=5)
+    check_mixer(config, d_model=7, length=71, lengths=(1, 71))
 
 
 def chunked(bucket: Array, t: int, size: int) -> set[int]:
@@ -129,7 +133,7 @@ def test_chunks_of_the_sorted_row_leak_the_future_and_the_last_members_do_not() 
 def test_a_token_sees_itself_only_where_there_is_nothing_else() -> None:
     mixer, params = made(CONFIG, D, constants=CONSTANTS)
     x = normal(1, B, T, D)
-    mask = Mask(Pattern(causal=True))
+    mask = Mask(MaskPattern(causal=True))
     inputs = MixerInputs(array([np.arange(T)]), mask, constants=CONSTANTS)
     heads = projections(mixer, params, x, inputs)
     seen = np.asarray(jax.jit(cast(Any, mixer).select)(heads, inputs))
@@ -147,7 +151,7 @@ def recall(rounds: int) -> float:
     middles = random.normal(size=(32, width))
     q = middles[random.integers(0, 32, count)] + 0.3 * random.normal(size=(count, width))
     rotations = random.normal(size=(rounds, 1, width, 8)).astype(np.float32)
-    found = np.asarray(buckets(array(np.float32(q))[None, :, None], jnp.asarray(rotations)))
+    found = np.asarray(hash_buckets(array(np.float32(q))[None, :, None], jnp.asarray(rotations)))
     alike = (found[:, 0, 0, :, None] == found[:, 0, 0, None, :]).any(0)
     scores = q @ (q / np.linalg.norm(q, axis=-1, keepdims=True)).T * 2
     weights = np.exp(scores) * ~np.eye(count, dtype=bool)
@@ -163,7 +167,7 @@ def test_more_rounds_find_more_of_what_full_attention_weighs() -> None:
 
 def test_rotations_are_a_function_of_seed_and_layer() -> None:
     make = lambda seed, layer: Reformer.constants(  # noqa: E731
-        ReformerConfig(heads=N, head_width=H, seed=seed), layer, D
+        ReformerConfig(num_heads=N, head_dim=H, seed=seed), layer, D
     )["rotations"]
     assert make(0, 0).shape == (4, N, H, 16)
     assert np.array_equal(make(3, 2), make(3, 2))
@@ -194,6 +198,6 @@ def test_weights_and_errors() -> None:
     mixer, params = made(CONFIG, D, constants=CONSTANTS)
     with pytest.raises(ValueError, match=r"^mixer reformer: has no cache; decode with"):
         mixer.init_cache(B, T)
-    window = Mask(Pattern(window=3))
+    window = Mask(MaskPattern(window=3))
     with pytest.raises(ValueError, match=r"^mixer reformer: cannot obey a window"):
         applied(mixer, params, normal(0, B, T, D), mask=window, constants=CONSTANTS)

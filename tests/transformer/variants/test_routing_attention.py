@@ -15,20 +15,20 @@ from transformer import (
     BlockConfig,
     Classifier,
     Mask,
-    Pattern,
-    Rotary,
-    RoutingConfig,
+    MaskPattern,
+    RoPE,
+    RoutingAttentionConfig,
     TransformerConfig,
 )
-from transformer.attend.sparse.last_members import attend_last_members
+from transformer.attend.sparse.last_members import attend_last_group_members
 from transformer.mixers import MixerInputs
 from transformer.testing import check_mixer
 from transformer.testing.select import projections
-from transformer.variants.clusters import affinity, distance
+from transformer.variants.clusters import centroid_affinity, kmeans_loss
 from transformer.variants.routing_attention import RoutingAttention
 
 B, T, D, N, H, E, WINDOW = 2, 71, 7, 2, 5, 3, 4
-CONFIG = RoutingConfig(heads=N, head_width=H, clusters=E, window=WINDOW)
+CONFIG = RoutingAttentionConfig(num_heads=N, head_dim=H, num_clusters=E, window=WINDOW)
 BALANCED = dataclasses.replace(CONFIG, balanced=True, window=11)
 DOCUMENTS = array([[1] * 40 + [2] * 30 + [0], [0] + [3] * 3 + [7] * 67])
 LOSSES = frozenset({"losses"})
@@ -91,7 +91,9 @@ def dense(seen: Array, keys: str, x: Array) -> Any:
     return run
 
 
-def assert_same(config: RoutingConfig, params: Any, x: Array, mask: Mask, run: Any) -> None:
+def assert_same(
+    config: RoutingAttentionConfig, params: Any, x: Array, mask: Mask, run: Any
+) -> None:
     """Values, and the gradients of all weights."""
     mixer, _ = made(config, D)
 
@@ -111,12 +113,12 @@ def assert_same(config: RoutingConfig, params: Any, x: Array, mask: Mask, run: A
     assert not np.any(got["centroids"])
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [True, False])
 def test_each_token_in_its_nearest_cluster(causal: bool) -> None:
     _, params = made(CONFIG, D)
-    x, mask = normal(1, B, T, D), Mask(Pattern(causal=causal), segments=DOCUMENTS)
+    x, mask = normal(1, B, T, D), Mask(MaskPattern(causal=causal), segments=DOCUMENTS)
     seen = own_cluster(params, x, DOCUMENTS, causal)
     assert 0.02 < seen.mean() < 0.5
     assert_same(CONFIG, params, x, mask, dense(seen, "query", x))
@@ -129,7 +131,7 @@ PADDED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("[between")
 @pytest.mark.parametrize("padded", PADDED)
 def test_balanced_clusters_take_the_nearest_tokens_that_are_there(padded: str) -> None:
@@ -139,23 +141,23 @@ def test_balanced_clusters_take_the_nearest_tokens_that_are_there(padded: str) -
     seen = any_cluster(params, x, there)
     assert not seen.any(-1).all()
     assert seen.sum(-1).max() > BALANCED.window or padded == "fewer than a cluster has"
-    mask = Mask(segments=array(3 * there), one_document=True)
+    mask = Mask(segments=array(3 * there), single_document=True)
     inputs = MixerInputs(array(np.arange(T)[None]), mask)
     chosen = cast(Any, mixer).select(projections(mixer, params, x, inputs), inputs)
     assert np.array_equal(chosen, seen)
     assert_same(BALANCED, params, x, mask, dense(seen, "key", x))
     if padded != "between":
-        lengths = Mask(lengths=array(there.sum(1)))
+        lengths = Mask(key_lengths=array(there.sum(1)))
         assert_same(BALANCED, params, x, lengths, dense(seen, "key", x))
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_padding_takes_no_place_in_balanced_clusters() -> None:
     """It is near to the centroids, or far: others are as if it were not there, bit for bit where
     the same program computes it, and it has no gradient. Of 40 tokens and of fewer than a cluster
     would hold."""
     mixer, params = made(BALANCED, D)
-    mask = Mask(segments=array(np.ones((1, T), int)), one_document=True)
+    mask = Mask(segments=array(np.ones((1, T), int)), single_document=True)
     x, others = normal(1, B, T, D), (0, 100)
 
     @jax.jit
@@ -185,7 +187,9 @@ def test_a_classifier_pads_in_balanced_clusters() -> None:
     """Logits and gradients are those of the examples alone; one row is empty."""
     block = BlockConfig(mixer=BALANCED)
     model = Classifier(
-        TransformerConfig(vocab_size=17, width=D, layers=2, pattern=(block,), causal=False),
+        TransformerConfig(
+            vocab_size=17, d_model=D, num_layers=2, layer_pattern=(block,), causal=False
+        ),
         pooling="mean",
     )
     tokens = array(np.random.default_rng(2).integers(0, 17, (3, 29)))
@@ -206,12 +210,12 @@ def test_a_classifier_pads_in_balanced_clusters() -> None:
 @pytest.mark.full
 def test_the_contract() -> None:
     small: dict[str, Any] = dict(width=7, length=71, lengths=(1, 71))
-    check_mixer(dataclasses.replace(CONFIG, position=Rotary()), **small)
+    check_mixer(dataclasses.replace(CONFIG, position=RoPE()), **small)
 
 
 @pytest.mark.full
 def test_the_contract_of_balanced_clusters() -> None:
-    check_mixer(BALANCED, width=7, length=31, lengths=(1, 31))
+    check_mixer(BALANCED, d_model=7, length=31, lengths=(1, 31))
 
 
 def test_the_last_members_of_a_cache() -> None:
@@ -222,7 +226,7 @@ def test_the_last_members_of_a_cache() -> None:
 
     def ask(own: int, at: list[int]) -> list[float]:
         owns, places = array([[[own], [own]]]), array([at])
-        y = attend_last_members(q, k, v, owns, groups, places, 2, scale=1.0)
+        y = attend_last_group_members(q, k, v, owns, groups, places, 2, scale=1.0)
         found: list[float] = y[0, :, 0, 0].tolist()
         return found
 
@@ -230,10 +234,10 @@ def test_the_last_members_of_a_cache() -> None:
     assert ask(1, [3, -1]) == [2, 0]
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_the_auxiliary_loss_is_the_distance_to_the_nearest_centroid() -> None:
     mixer, params = made(CONFIG, D)
-    x, mask = normal(1, B, T, D), Mask(Pattern(causal=True), segments=DOCUMENTS)
+    x, mask = normal(1, B, T, D), Mask(MaskPattern(causal=True), segments=DOCUMENTS)
     q, real = normed(params, x, "query"), DOCUMENTS != 0
     nearest = [
         far(q[b, :, n], params["centroids"][n]).min(-1)[real[b]] for b, n in np.ndindex(B, N)
@@ -254,7 +258,7 @@ def test_the_auxiliary_loss_moves_centroids_to_planted_clusters() -> None:
     start = array(np.float32(0.3 * middles + 0.1 * random.normal(size=(N, E, H))))
 
     def loss(centroids: Any) -> jax.Array:
-        return distance([affinity(x, centroids)], None)
+        return kmeans_loss([centroid_affinity(x, centroids)], None)
 
     def step(centroids: Any, _: Any) -> Any:
         return centroids - 0.5 * N * E * jax.grad(loss)(centroids), None
@@ -286,13 +290,13 @@ def test_weights_and_errors() -> None:
     )
     for given, message in wrong:
         with pytest.raises(ValueError, match=message):
-            RoutingConfig(**given)
+            RoutingAttentionConfig(**given)
     mixer, params = made(CONFIG, D)
     x, cache = normal(0, B, T, D), mixer.init_cache(B, T)
     with pytest.raises(ValueError, match=r"^mixer routing: decodes under a causal mask alone"):
         applied(mixer, params, x, cache=cache)
     mixer, params = made(BALANCED, D)
     with pytest.raises(ValueError, match=r"^mixer routing: balanced clusters see the whole row"):
-        applied(mixer, params, x, mask=Mask(Pattern(causal=True)))
+        applied(mixer, params, x, mask=Mask(MaskPattern(causal=True)))
     with pytest.raises(ValueError, match=r"^mixer routing: documents of a pack .* set balanced"):
         applied(mixer, params, x, mask=Mask(segments=DOCUMENTS))

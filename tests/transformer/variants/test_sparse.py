@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
-from transformer import Hardware, Mask, Pattern, Rotary, SparseConfig
-from transformer.masks import dense
+from transformer import Hardware, Mask, MaskPattern, RoPE, SparseTransformerConfig
+from transformer.masks import dense_mask
 from transformer.testing import Trial, check_mixer, make_trial
-from transformer.testing.abilities import packed
-from transformer.testing.select import projections, softmax_attention
-from transformer.testing.trial import run
-from transformer.variants.sparse_patterns import sees
+from transformer.testing.abilities import pack_two_documents
+from transformer.testing.select import projections, reference_softmax_attention
+from transformer.testing.trial import run_mixer
+from transformer.variants.sparse_patterns import pattern_mask
 
 T = 67
 
 
-def on_trial(config: SparseConfig, length: int = T) -> Trial:
+def on_trial(config: SparseTransformerConfig, length: int = T) -> Trial:
     return make_trial(config, 12, length, (length,), Hardware())
 
 
@@ -36,8 +36,8 @@ KINDS = [
 @pytest.mark.full
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
 def test_it_keeps_the_contract(kind: dict[str, Any]) -> None:
-    config = SparseConfig(heads=4, kv_heads=2, position=Rotary(), **kind)
-    check_mixer(config, width=12, length=T, lengths=(1, T, 71))
+    config = SparseTransformerConfig(num_heads=4, num_kv_heads=2, position=RoPE(), **kind)
+    check_mixer(config, d_model=12, length=T, lengths=(1, T, 71))
 
 
 def test_the_patterns_by_hand() -> None:
@@ -45,7 +45,7 @@ def test_the_patterns_by_hand() -> None:
     index = array([np.arange(9)])
 
     def rows(kind: Any, part: Any) -> list[list[int]]:
-        seen = np.tril(np.asarray(sees(kind, 3, 1, part, index, index))[0])
+        seen = np.tril(np.asarray(pattern_mask(kind, 3, 1, part, index, index))[0])
         return [np.flatnonzero(row).tolist() for row in seen]
 
     assert rows("strided", "local")[8] == [5, 6, 7, 8]
@@ -56,7 +56,7 @@ def test_the_patterns_by_hand() -> None:
     assert rows("fixed", "merged")[8] == [2, 5, 6, 7, 8]
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled(
     "'stride': 8, 'factor': 'local'}-True",
     "{'pattern': 'strided', 'stride': 6, 'factor': 'far'}-False",
@@ -69,18 +69,18 @@ def test_the_patterns_by_hand() -> None:
 )
 def test_values_and_gradients_against_the_dense_pattern(kind: dict[str, Any], causal: bool) -> None:
     """With documents packed and padding, at a length that is no multiple of the stride."""
-    segments, positions = map(array, packed(T))
-    mask = Mask(Pattern(causal=causal), positions=positions, segments=segments)
-    trial = on_trial(SparseConfig(heads=4, **kind))
+    segments, positions = map(array, pack_two_documents(T))
+    mask = Mask(MaskPattern(causal=causal), positions=positions, segments=segments)
+    trial = on_trial(SparseTransformerConfig(num_heads=4, **kind))
     inputs = trial.mixer_inputs(T, mask=mask, positions=positions)
     chosen = normal(5, 3, T, 12)
 
     def total(params: Any, x: Any) -> Any:
-        return (run(trial.mixer, params, x, inputs).y * chosen).sum()
+        return (run_mixer(trial.mixer, params, x, inputs).y * chosen).sum()
 
     mixer: Any = trial.mixer
     heads = projections(mixer, trial.params, trial.inputs(0), inputs)
-    seen = np.asarray(mixer.select(heads, inputs)) & np.asarray(dense(mask, T, T))[:, None]
+    seen = np.asarray(mixer.select(heads, inputs)) & np.asarray(dense_mask(mask, T, T))[:, None]
 
     def expected_total(params: Any, x: Any) -> Any:
         q, k, v = projections(mixer, params, x, inputs)
@@ -96,20 +96,22 @@ def test_values_and_gradients_against_the_dense_pattern(kind: dict[str, Any], ca
     )
     for one, other in zip(*(jax.tree.leaves(each) for each in (got, expected)), strict=True):
         assert_close(one, other)
-    y = np.asarray(run(trial.mixer, trial.params, trial.inputs(0), inputs).y)
+    y = np.asarray(run_mixer(trial.mixer, trial.params, trial.inputs(0), inputs).y)
     q, k, v = (np.asarray(each) for each in heads)
-    assert_close(y, outputs(trial, softmax_attention(q, k, v, seen)))
+    assert_close(y, outputs(trial, reference_softmax_attention(q, k, v, seen)))
 
 
 def outputs(trial: Trial, y: Array) -> Array:
     return np.einsum("BTNH,NHD->BTD", y, trial.params["output"]) + trial.params["output_bias"]
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_padding_by_lengths_is_not_seen() -> None:
-    trial = on_trial(SparseConfig(heads=2, pattern="fixed", stride=5, summary=2))
+    trial = on_trial(
+        SparseTransformerConfig(num_heads=2, pattern="fixed", stride=5, num_summary_tokens=2)
+    )
     x, lengths = trial.inputs(0), array([T, 23, 1])
-    mask = Mask(lengths=lengths)
+    mask = Mask(key_lengths=lengths)
     there = np.arange(T)[None, :, None] < lengths[:, None, None]
     before = trial(x, mask=mask).y
     after = trial(np.where(there, x, 100 * trial.inputs(1)), mask=mask).y
@@ -126,30 +128,35 @@ def test_positions_may_begin_anywhere(pattern: Any, length: int, offset: int, ca
 
     So has one whose first document goes on from elsewhere.
     """
-    trial = on_trial(SparseConfig(heads=2, pattern=pattern, stride=16, summary=8), length)
+    trial = on_trial(
+        SparseTransformerConfig(num_heads=2, pattern=pattern, stride=16, num_summary_tokens=8),
+        length,
+    )
     x, first = trial.inputs(0), length // 2 - 1
     alone = offset + np.arange(length)[None]
     packed = np.where(np.arange(length) < first, alone, np.arange(length) - first)
     documents = array(1 + (np.arange(length)[None] >= first))
     for positions, segments in ((alone, None), (packed, documents)):
-        mask = Mask(Pattern(causal=causal), positions=array(positions), segments=segments)
+        mask = Mask(MaskPattern(causal=causal), positions=array(positions), segments=segments)
         inputs = trial.mixer_inputs(length, mask=mask, positions=positions)
         mixer: Any = trial.mixer
         heads = projections(mixer, trial.params, x, inputs)
-        shown = np.asarray(dense(mask, length, length))[:, None]
+        shown = np.asarray(dense_mask(mask, length, length))[:, None]
         seen = np.asarray(mixer.select(heads, inputs)) & shown
         q, k, v = (np.asarray(each) for each in heads)
-        y = run(trial.mixer, trial.params, x, inputs).y
-        assert_close(y, outputs(trial, softmax_attention(q, k, v, seen)))
+        y = run_mixer(trial.mixer, trial.params, x, inputs).y
+        assert_close(y, outputs(trial, reference_softmax_attention(q, k, v, seen)))
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("kind0")
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
 def test_chunks_of_several_blocks_equal_the_full_pass(kind: dict[str, Any]) -> None:
     """Queries meet a cache a block at a time, of which the last is not full."""
     length = 300
-    trial = on_trial(SparseConfig(heads=4, kv_heads=2, position=Rotary(), **kind), length)
+    trial = on_trial(
+        SparseTransformerConfig(num_heads=4, num_kv_heads=2, position=RoPE(), **kind), length
+    )
     x = trial.inputs(0)
     full, cache, start = trial(x).y, trial.init_cache(length + 5), 0
     for size in (5, 150, 1, 144):
@@ -174,4 +181,4 @@ def test_chunks_of_several_blocks_equal_the_full_pass(kind: dict[str, Any]) -> N
 )
 def test_bad_settings_are_named(given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        SparseConfig(**given)
+        SparseTransformerConfig(**given)

@@ -5,33 +5,33 @@ import math
 import jax
 import jax.numpy as jnp
 
-from transformer.contract import contract, wide
+from transformer.contract import accumulation_dtype, precise_einsum
 
 
-def nearest(
+def nearest_tokens(
     affinity: jax.Array,  # [B, N, T, E] larger where nearer; -inf: not there
-    count: int,  # C
+    cluster_size: int,  # C
 ) -> jax.Array:  # [B, N, E, C] indices of tokens
     """The tokens nearest to each cluster; of equal ones the first."""
-    return jax.lax.top_k(affinity.swapaxes(2, 3), count)[1]
+    return jax.lax.top_k(affinity.swapaxes(2, 3), cluster_size)[1]
 
 
-def belongs(
-    chosen: jax.Array,  # [B, N, E, C]
+def membership_mask(
+    members: jax.Array,  # [B, N, E, C]
     length: int,
 ) -> jax.Array:  # [B, N, E, T] booleans
     """Which tokens each cluster has."""
-    none = jnp.zeros((*chosen.shape[:3], length), bool)
-    return jnp.put_along_axis(none, chosen, True, axis=-1, inplace=False)
+    none = jnp.zeros((*members.shape[:3], length), bool)
+    return jnp.put_along_axis(none, members, True, axis=-1, inplace=False)
 
 
-def attend_balanced(
+def attend_balanced_clusters(
     q: jax.Array,  # [B, T, N, H] of length sqrt(H), as are keys
     k: jax.Array,  # [B, T, N, H]
     v: jax.Array,  # [B, T, N, H of values]
-    of_queries: jax.Array,  # [B, N, E, C]
-    of_keys: jax.Array,  # [B, N, E, C]
-    there: jax.Array,  # [B or 1, T] booleans; False: neither sees nor is seen
+    query_members: jax.Array,  # [B, N, E, C]
+    key_members: jax.Array,  # [B, N, E, C]
+    is_token: jax.Array,  # [B or 1, T] booleans; False: neither sees nor is seen
     softmax_dtype: str = "float32",
 ) -> jax.Array:  # [B, T, N, H of values]
     """Softmax over the keys of all clusters that a query is in; zeros where it is in none.
@@ -40,27 +40,30 @@ def attend_balanced(
     that is taken off in place of their maximum, which clusters would have to agree on.
     """
     bound, length = math.sqrt(q.shape[-1]), q.shape[1]
-    operands, sums, dtype = q.dtype, wide(q.dtype, softmax_dtype), v.dtype
+    operands, sums, dtype = q.dtype, accumulation_dtype(q.dtype, softmax_dtype), v.dtype
     # A token is in several clusters, whose gradients are added: as float32, rounded once.
     q, k, v = (each.astype(sums) for each in (q, k, v))
     rows_q, rows_k, rows_v = (
         _rows(x.swapaxes(1, 2), chosen)
-        for x, chosen in ((q, of_queries), (k, of_keys), (v, of_keys))
+        for x, chosen in ((q, query_members), (k, key_members), (v, key_members))
     )
-    scores = contract("BNECH,BNEDH->BNECD", rows_q, rows_k, operands, sums)
+    scores = precise_einsum("BNECH,BNEDH->BNECD", rows_q, rows_k, operands, sums)
     scores = scores.astype(softmax_dtype) / bound
-    raised = jnp.exp(scores - bound) / _together(of_queries, of_keys, length).astype(softmax_dtype)
+    raised = jnp.exp(scores - bound) / _together(query_members, key_members, length).astype(
+        softmax_dtype
+    )
     seen = _rows(
-        jnp.broadcast_to(there[:, None, :, None], (*k.shape[:1], k.shape[2], length, 1)), of_keys
+        jnp.broadcast_to(is_token[:, None, :, None], (*k.shape[:1], k.shape[2], length, 1)),
+        key_members,
     )
     raised = jnp.where(seen[..., 0][..., None, :], raised, 0)
-    total = _summed(raised.sum(-1, keepdims=True), of_queries, length)
-    some = (total > 0) & there[:, None, :, None]
+    total = _summed(raised.sum(-1, keepdims=True), query_members, length)
+    some = (total > 0) & is_token[:, None, :, None]
     # Weights are divided by their sum before they meet the values: divided after, the gradients of
     # the two would not cancel, as one is rounded on its way through the product.
-    weights = (raised / _rows(jnp.where(some, total, 1), of_queries)).astype(sums)
-    found = contract("BNECD,BNEDH->BNECH", weights, rows_v, operands, sums)
-    y = jnp.where(some, _summed(found, of_queries, length), 0)
+    weights = (raised / _rows(jnp.where(some, total, 1), query_members)).astype(sums)
+    found = precise_einsum("BNECD,BNEDH->BNECH", weights, rows_v, operands, sums)
+    y = jnp.where(some, _summed(found, query_members, length), 0)
     return y.astype(dtype).swapaxes(1, 2)
 
 
@@ -68,7 +71,7 @@ def _together(of_queries: jax.Array, of_keys: jax.Array, length: int) -> jax.Arr
     """[B, N, E, C, C]: how many clusters have both, for the queries and keys of each."""
     both = []
     for chosen in (of_queries, of_keys):
-        own = belongs(chosen, length).swapaxes(2, 3).astype(jnp.float32)  # [B, N, T, E]
+        own = membership_mask(chosen, length).swapaxes(2, 3).astype(jnp.float32)  # [B, N, T, E]
         both.append(_rows(own, chosen))
     return jnp.einsum("BNECF,BNEDF->BNECD", *both)
 

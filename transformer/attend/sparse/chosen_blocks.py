@@ -10,73 +10,75 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer.attend.blockwise import Looked
-from transformer.attend.scoring import Scoring
+from transformer.attend.blockwise import PartialAttention
+from transformer.attend.scoring import ScoreSpec
 from transformer.attend.sparse.gathering import (
-    Marks,
-    Step,
-    cut,
-    gathered,
+    BlockTokens,
+    GatherStep,
+    block_indices,
+    gather_blocks,
+    gathered_mask,
     heads_first,
-    in_steps,
-    marks,
-    places,
-    shown,
+    query_and_key_tokens,
+    split_blocks,
+    split_steps,
 )
 from transformer.attend.sparse.softmax_where import softmax_where
-from transformer.contract import contract, wide
-from transformer.dropout import dropout, fold
-from transformer.masks import Mask, Pattern
+from transformer.contract import accumulation_dtype, precise_einsum
+from transformer.dropout import dropout, fold_in
+from transformer.masks import Mask, MaskPattern
 
-ROWS = 128
+QUERIES_PER_STEP = 128
 """Queries of a step, if a block has no more."""
 
 
-def attend_chosen_blocks(
+def attend_selected_blocks(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, S, K, H]
     v: jax.Array,  # [B, S, K, H of values]
     mask: Mask,
-    scoring: Scoring,
-    chosen: jax.Array,  # [B or 1, N or 1, blocks of queries, m] blocks of keys; -1: none
-    block: int,  # tokens of a block
-    rows: int = 0,  # queries of a block, if not as many
-) -> Looked:
+    scoring: ScoreSpec,
+    selected: jax.Array,  # [B or 1, N or 1, blocks of queries, m] blocks of keys; -1: none
+    block_size: int,  # tokens of a block
+    query_block_size: int = 0,  # queries of a block, if not as many
+) -> PartialAttention:
     """One softmax over the keys in the chosen blocks, as far as the mask shows them.
 
     No block may be chosen twice for the same queries. Raises ValueError for scores that are more
     than products, and for a mask that is more than a pattern, segments and lengths.
     """
-    if not scoring.plain:
+    if not scoring.dot_product_only:
         raise ValueError("chosen blocks: have scores of products alone; leave out biases and caps")
-    if any(array is not None for array in (mask.prefix, mask.globals, mask.allowed)):
+    if any(
+        array is not None for array in (mask.prefix_lengths, mask.global_positions, mask.allowed)
+    ):
         raise ValueError("chosen blocks: obey no prefix, globals or array; choose blocks by them")
-    queries, blocks, size = q.shape[1], chosen.shape[2], rows or block
-    group = min(max(1, ROWS // block), blocks)
+    queries, blocks, size = q.shape[1], selected.shape[2], query_block_size or block_size
+    group = min(max(1, QUERIES_PER_STEP // block_size), blocks)
     steps = -(-blocks // group)
-    theirs, columns = marks(mask, queries, k.shape[1])
+    theirs, columns = query_and_key_tokens(mask, queries, k.shape[1])
     spare = ((0, 0), (0, 0), (0, steps * group - blocks), (0, 0))
-    stepped = functools.partial(in_steps, steps=steps)
-    given = Step(
+    stepped = functools.partial(split_steps, num_steps=steps)
+    given = GatherStep(
         jnp.arange(steps),
-        stepped(heads_first(cut(q, size, steps * group)), axis=2),
-        Marks(*(stepped(cut(each, size, steps * group), axis=1) for each in theirs)),
-        stepped(jnp.pad(chosen, spare, constant_values=-1), axis=2),
+        stepped(heads_first(split_blocks(q, size, steps * group)), axis=2),
+        BlockTokens(*(stepped(split_blocks(each, size, steps * group), axis=1) for each in theirs)),
+        stepped(jnp.pad(selected, spare, constant_values=-1), axis=2),
     )
-    k, v = (heads_first(cut(each, block)) for each in (k, v))
-    columns = Marks(*(cut(each, block) for each in columns))
-    operands = scoring.operands_of(q)
-    how = _How(mask.pattern, scoring.scale, scoring.softmax_dtype, scoring.rate, operands)
+    k, v = (heads_first(split_blocks(each, block_size)) for each in (k, v))
+    columns = BlockTokens(*(split_blocks(each, block_size) for each in columns))
+    operands = scoring.operand_dtype_of(q)
+    how = _How(mask.pattern, scoring.scale, scoring.softmax_dtype, scoring.dropout_rate, operands)
     y, lse = _chosen(how, k, v, given, columns, scoring.dropout_rngs)
     y = jnp.moveaxis(y, 0, 2).reshape(*q.shape[:1], q.shape[2], -1, v.shape[-1])
     lse = jnp.moveaxis(lse, 0, 2).reshape(*y.shape[:3])
-    return Looked(y[:, :, :queries].swapaxes(1, 2), lse[:, :, :queries])
+    return PartialAttention(y[:, :, :queries].swapaxes(1, 2), lse[:, :, :queries])
 
 
 class _How(NamedTuple):
     """What a pass does; hashable."""
 
-    pattern: Pattern
+    pattern: MaskPattern
     scale: float
     softmax_dtype: str
     rate: float
@@ -85,7 +87,7 @@ class _How(NamedTuple):
     @property
     def sums(self) -> Any:
         """Dtype of sums of products."""
-        return wide(self.operands, self.softmax_dtype)
+        return accumulation_dtype(self.operands, self.softmax_dtype)
 
 
 def _look(
@@ -97,12 +99,12 @@ def _look(
     dropout_rngs: jax.Array | None,  # [B]
 ) -> tuple[jax.Array, jax.Array]:  # [B, N, group, block, H of values], [B, N, group, block]
     """Softmax attention, and the logarithm of the softmax's sum."""
-    scores = contract("...TH,...SH->...TS", q, k, how.operands, how.sums)
+    scores = precise_einsum("...TH,...SH->...TS", q, k, how.operands, how.sums)
     # Weights are divided by their sum before they meet the values: divided after, the gradients of
     # the two would not cancel, as one is rounded on its way through the product.
     weights, lse = softmax_where(scores.astype(how.softmax_dtype) * how.scale, seen)
     dropped = dropout(weights, how.rate, dropout_rngs).astype(how.sums)
-    return contract("...TS,...SH->...TH", dropped, v, how.operands, how.sums), lse
+    return precise_einsum("...TS,...SH->...TH", dropped, v, how.operands, how.sums), lse
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -110,13 +112,16 @@ def _chosen(
     how: _How,
     k: jax.Array,  # [B, K, blocks, block, H]
     v: jax.Array,  # [B, K, blocks, block, H of values]
-    steps: Step,
-    columns: Marks,
+    steps: GatherStep,
+    columns: BlockTokens,
     dropout_rngs: jax.Array | None,
 ) -> Any:
-    def one(step: Step) -> Any:
-        seen, here = shown(how.pattern, step, columns), fold(dropout_rngs, step.number)
-        y, lse = _look(how, step.q, gathered(k, step), gathered(v, step), seen, here)
+    def one(step: GatherStep) -> Any:
+        seen, here = (
+            gathered_mask(how.pattern, step, columns),
+            fold_in(dropout_rngs, step.step_index),
+        )
+        y, lse = _look(how, step.q, gather_blocks(k, step), gather_blocks(v, step), seen, here)
         return y.astype(v.dtype), lse
 
     return jax.lax.map(one, steps)
@@ -132,23 +137,23 @@ def _backward(how: _How, given: Any, cotangents: Any) -> Any:
 
     def one(carry: Any, inputs: Any) -> Any:
         step, cotangent = inputs
-        seen, here = shown(how.pattern, step, columns), fold(dropout_rngs, step.number)
+        seen, here = gathered_mask(how.pattern, step, columns), fold_in(dropout_rngs, step.number)
         look = functools.partial(_look, how, seen=seen, dropout_rngs=here)
-        given = (step.q, gathered(k, step), gathered(v, step))
+        given = (step.q, gather_blocks(k, step), gather_blocks(v, step))
         _, pull = jax.vjp(look, *(each.astype(how.sums) for each in given))
         d_y, d_lse = cotangent
         dq, *found = pull((d_y.astype(how.sums), d_lse))
 
         def add(total: jax.Array, new: jax.Array) -> jax.Array:
             new = new.reshape(*new.shape[:3], -1, *total.shape[3:])
-            return total.at[places(total, step)].add(new.astype(total.dtype), mode="drop")
+            return total.at[block_indices(total, step)].add(new.astype(total.dtype), mode="drop")
 
         return tuple(add(*both) for both in zip(carry, found, strict=True)), dq.astype(step.q.dtype)
 
     start = tuple(jnp.zeros(each.shape, how.sums) for each in (k, v))
     (dk, dv), dq = jax.lax.scan(one, start, (steps, cotangents))
     nothing: Any = None  # for what is no real number
-    d_steps = Step(nothing, dq, nothing, nothing)
+    d_steps = GatherStep(nothing, dq, nothing, nothing)
     return dk.astype(k.dtype), dv.astype(v.dtype), d_steps, nothing, nothing
 
 

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.attend.blockwise import BLOCK, Looked, attend_blockwise
-from transformer.attend.scoring import Scoring
-from transformer.dropout import fold
-from transformer.masks import Mask, Pattern
+from transformer.attend.blockwise import DEFAULT_BLOCK_SIZE, PartialAttention, attend_blockwise
+from transformer.attend.scoring import ScoreSpec
+from transformer.dropout import fold_in
+from transformer.masks import Mask, MaskPattern
 
-SMALLEST_TILE = 64
+MIN_TILE_SIZE = 64
 
 
 def attend_dilated(
@@ -21,29 +21,29 @@ def attend_dilated(
     k: jax.Array,  # [B, S, K, H]
     v: jax.Array,  # [B, S, K, H of values]
     mask: Mask,  # causal or not; with positions, segments and key_segments
-    scoring: Scoring,
-    window: int,  # keys on each side, beside the query's own
+    scoring: ScoreSpec,
+    one_sided_window: int,  # keys on each side, beside the query's own
     dilations: Sequence[int],  # of each head, or one for all
-    tile: int = BLOCK,  # the most queries, and keys, that are scored at once
-) -> Looked:
+    max_tile_size: int = DEFAULT_BLOCK_SIZE,  # the most queries, and keys, that are scored at once
+) -> PartialAttention:
     """Keys 0, d, 2 d, ..., window * d positions away; only those behind under a causal mask.
 
     The positions of a document count up by one. O(T window), whatever the dilation. Keys with
     `key_positions` of their own, as those of a cache, may be in any order: O(T S).
     """
     if len(set(dilations)) == 1:
-        return _dilated(q, k, v, mask, scoring, window, dilations[0], tile)
+        return _dilated(q, k, v, mask, scoring, one_sided_window, dilations[0], max_tile_size)
     each, group = np.array(dilations), q.shape[2] // k.shape[2]
     parts, order = [], []
     for dilation in sorted(set(dilations)):
         heads = np.flatnonzero(each == dilation)
         theirs = (q[:, :, heads], k[:, :, heads // group], v[:, :, heads // group])
-        again = scoring._replace(dropout_rngs=fold(scoring.dropout_rngs, dilation))
-        parts.append(_dilated(*theirs, mask, again, window, dilation, tile))
+        again = scoring._replace(dropout_rngs=fold_in(scoring.dropout_rngs, dilation))
+        parts.append(_dilated(*theirs, mask, again, one_sided_window, dilation, max_tile_size))
         order += list(heads)
     back = np.argsort(order)
     y = jnp.concatenate([part.y for part in parts], axis=2)[:, :, back]
-    return Looked(y, jnp.concatenate([part.lse for part in parts], axis=1)[:, back])
+    return PartialAttention(y, jnp.concatenate([part.lse for part in parts], axis=1)[:, back])
 
 
 def _dilated(
@@ -51,23 +51,23 @@ def _dilated(
     k: jax.Array,
     v: jax.Array,
     mask: Mask,
-    scoring: Scoring,
+    scoring: ScoreSpec,
     window: int,
     dilation: int,
     tile: int,
-) -> Looked:
+) -> PartialAttention:
     """All heads alike: of d tokens in a row each goes into a row of its own, d steps from the next.
 
     There the window has no gaps.
     """
     batch, length = q.shape[:2]
-    block = min(max(window, SMALLEST_TILE), tile)
-    pattern = Pattern(causal=mask.pattern.causal, window=window + 1)
+    block = min(max(window, MIN_TILE_SIZE), tile)
+    pattern = MaskPattern(causal=mask.pattern.causal, window=window + 1)
     if mask.key_positions is not None:
         pattern = dataclasses.replace(pattern, dilation=dilation, ordered=False)
         return attend_blockwise(q, k, v, mask.replace(pattern=pattern), scoring)
     if dilation == 1:
-        return attend_blockwise(q, k, v, mask.replace(pattern=pattern), scoring, block=block)
+        return attend_blockwise(q, k, v, mask.replace(pattern=pattern), scoring, block_size=block)
 
     def rows(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B d, T / d, ...]
         spare = [(0, 0)] * x.ndim
@@ -94,6 +94,11 @@ def _dilated(
         key_segments=marks(mask.key_segments),
     )
     looked = attend_blockwise(
-        rows(q), rows(k), rows(v), apart, scoring._replace(dropout_rngs=dropout_rngs), block=block
+        rows(q),
+        rows(k),
+        rows(v),
+        apart,
+        scoring._replace(dropout_rngs=dropout_rngs),
+        block_size=block,
     )
-    return Looked(back(looked.y), back(looked.lse.swapaxes(1, 2)).swapaxes(1, 2))
+    return PartialAttention(back(looked.y), back(looked.lse.swapaxes(1, 2)).swapaxes(1, 2))

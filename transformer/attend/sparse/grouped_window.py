@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer.attend.blockwise import Looked
+from transformer.attend.blockwise import PartialAttention
 from transformer.attend.sparse.softmax_where import softmax_where
-from transformer.contract import contract, wide
+from transformer.contract import accumulation_dtype, precise_einsum
 
-CHUNK = 64
+CHUNK_SIZE = 64
 """Queries that are looked at together."""
 
-Gain = Callable[[jax.Array, jax.Array], jax.Array]
+ScoreBiasFn = Callable[[jax.Array, jax.Array], jax.Array]
 """Marks of queries [B, N, R, F] and of keys [B, N, C, F] -> what scores gain [B, N, R, C]."""
 
 
@@ -34,12 +34,12 @@ class _How(NamedTuple):
     scale: float
     softmax_dtype: str
     operands: str
-    gain: Gain | None
+    gain: ScoreBiasFn | None
 
     @property
     def sums(self) -> Any:
         """Dtype of sums of products."""
-        return wide(self.operands, self.softmax_dtype)
+        return accumulation_dtype(self.operands, self.softmax_dtype)
 
 
 def attend_grouped(
@@ -52,10 +52,10 @@ def attend_grouped(
     causal: bool,
     scale: float,
     softmax_dtype: str = "float32",
-    operands: str = "",  # as `Scoring.operands`
-    gain: Gain | None = None,
-    marks: jax.Array | None = None,  # [B, N, T, F] integers that `gain` goes by
-) -> Looked:
+    operand_dtype: str = "",  # as `Scoring.operands`
+    score_bias_fn: ScoreBiasFn | None = None,
+    bias_inputs: jax.Array | None = None,  # [B, N, T, F] integers that `gain` goes by
+) -> PartialAttention:
     """Softmax over the last `window` members of each query's group, itself among them.
 
     Not causal, also over the window - 1 members after it. Memory is linear in T, forward and
@@ -65,23 +65,27 @@ def attend_grouped(
     how = _How(
         window=window,
         ahead=0 if causal else window,
-        chunk=min(CHUNK, length),
+        chunk=min(CHUNK_SIZE, length),
         scale=scale,
         softmax_dtype=softmax_dtype,
-        operands=operands or q.dtype.name,
-        gain=gain,
+        operands=operand_dtype or q.dtype.name,
+        gain=score_bias_fn,
     )
     order = jnp.argsort(groups, axis=-1, stable=True)
     back = jnp.argsort(order, axis=-1)
     rows = [_picked(each.swapaxes(1, 2), order) for each in (q, k, v)]
-    tags = groups[..., None] if marks is None else jnp.concatenate([groups[..., None], marks], -1)
+    tags = (
+        groups[..., None]
+        if bias_inputs is None
+        else jnp.concatenate([groups[..., None], bias_inputs], -1)
+    )
     found = _grouped(how, *rows, _picked(tags, order))
-    return Looked(
+    return PartialAttention(
         _picked(found.y, back).swapaxes(1, 2), _picked(found.lse[..., None], back)[..., 0]
     )
 
 
-def places(
+def group_positions(
     groups: jax.Array,  # [B, N, T]
     window: int,
 ) -> jax.Array:  # [B, N, T]
@@ -94,16 +98,16 @@ def places(
     return jnp.argsort(order, axis=-1) + window * groups
 
 
-def within_documents(
+def split_groups_by_document(
     groups: jax.Array,  # [B, N, T] numbers below `count`
-    count: int,
+    num_groups: int,
     documents: jax.Array | None,  # [B or 1, T] 0 is padding; None: one document
 ) -> jax.Array:  # [B, N, T]
     """Groups of each document's own. Padding has none."""
     if documents is None:
         return groups
     here = documents[:, None, :]
-    return jnp.where(here == 0, -1, here * count + groups)
+    return jnp.where(here == 0, -1, here * num_groups + groups)
 
 
 def _picked(x: jax.Array, index: jax.Array) -> jax.Array:  # [B, N, T, F], [B, N, T]
@@ -117,30 +121,32 @@ def _grouped(
     k: jax.Array,  # [B, N, T, H]
     v: jax.Array,  # [B, N, T, H of values]
     tags: jax.Array,  # [B, N, T, 1 + F] the group, then marks
-) -> Looked:  # y [B, N, T, H of values]
+) -> PartialAttention:  # y [B, N, T, H of values]
     starts, count = _chunks(tags[..., 0], how.chunk)
     cut = _Cut(how, q, k, v, tags)
 
-    def body(chunk: Any, found: Looked) -> Looked:
+    def body(chunk: Any, found: PartialAttention) -> PartialAttention:
         start = starts[..., chunk]
         y, lse = _look(how, *cut.arrays(start), *cut.tags_of(start))
         # Rows behind the end of the group are overwritten by the next one's first chunk.
-        return Looked(_put(found.y, y.astype(v.dtype), start), _put(found.lse, lse, start))
+        return PartialAttention(
+            _put(found.y, y.astype(v.dtype), start), _put(found.lse, lse, start)
+        )
 
     batch, heads, length = q.shape[:3]
     room = (batch, heads, length + how.chunk)
-    empty = Looked(
+    empty = PartialAttention(
         jnp.zeros((*room, v.shape[-1]), v.dtype), jnp.full(room, -jnp.inf, how.softmax_dtype)
     )
     found = jax.lax.fori_loop(0, count, body, empty)
-    return Looked(found.y[:, :, :length], found.lse[:, :, :length])
+    return PartialAttention(found.y[:, :, :length], found.lse[:, :, :length])
 
 
 def _forward(how: _How, q: Any, k: Any, v: Any, tags: Any) -> Any:
     return _grouped(how, q, k, v, tags), (q, k, v, tags)
 
 
-def _backward(how: _How, kept: Any, cotangent: Looked) -> Any:
+def _backward(how: _How, kept: Any, cotangent: PartialAttention) -> Any:
     q, k, v, tags = kept
     starts, count = _chunks(tags[..., 0], how.chunk)
     cut = _Cut(how, q, k, v, tags)
@@ -154,7 +160,9 @@ def _backward(how: _How, kept: Any, cotangent: Looked) -> Any:
         _, pull = jax.vjp(look, *(each.astype(how.sums) for each in cut.arrays(start)))
         own = (tags_q[..., 0] == tags_q[..., :1, 0]) & (tags_q[..., 0] >= 0)
         here = _take(d_y, start, how.chunk).astype(how.sums), _take(d_lse, start, how.chunk)
-        found = pull(Looked(jnp.where(own[..., None], here[0], 0), jnp.where(own, here[1], 0)))
+        found = pull(
+            PartialAttention(jnp.where(own[..., None], here[0], 0), jnp.where(own, here[1], 0))
+        )
         at = (start + how.window, start, start)
         return tuple(map(_add, sums, found, at))
 
@@ -199,9 +207,9 @@ def _look(
     v: jax.Array,  # [B, N, C, H of values]
     tags_q: jax.Array,  # [B, N, R, 1 + F]
     tags_k: jax.Array,  # [B, N, C, 1 + F]
-) -> Looked:  # y [B, N, R, H of values], not rounded
+) -> PartialAttention:  # y [B, N, R, H of values], not rounded
     """One chunk: the key in column `window` stands where the first query does."""
-    scores = contract("BNRH,BNCH->BNRC", q, k, how.operands, how.sums)
+    scores = precise_einsum("BNRH,BNCH->BNRC", q, k, how.operands, how.sums)
     scores = scores.astype(how.softmax_dtype) * how.scale
     if how.gain is not None:
         gained = how.gain(tags_q[..., 1:], tags_k[..., 1:])
@@ -212,7 +220,9 @@ def _look(
     seen = near[None, None] & (theirs == tags_k[..., 0][..., None, :]) & (theirs >= 0)
     weights, lse = softmax_where(scores, seen)
     weights = weights.astype(how.sums)
-    return Looked(contract("BNRC,BNCH->BNRH", weights, v, how.operands, how.sums), lse)
+    return PartialAttention(
+        precise_einsum("BNRC,BNCH->BNRH", weights, v, how.operands, how.sums), lse
+    )
 
 
 def _chunks(

@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 
-from transformer.attend.scoring import averages, products
-from transformer.attend.sparse.map_queries import map_queries
+from transformer.attend.scoring import dot_product_scores, weighted_values
+from transformer.attend.sparse.map_queries import map_query_blocks
 from transformer.attend.sparse.softmax_where import softmax_where
-from transformer.contract import wide
+from transformer.contract import accumulation_dtype
 
 
-def attend_last_members(
+def attend_last_group_members(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, S, N, H] in row s the key at position s
     v: jax.Array,  # [B, S, N, H of values]
@@ -24,7 +24,7 @@ def attend_last_members(
     """What `attend_grouped` computes under a causal mask, for queries behind those of a cache."""
     theirs = jnp.swapaxes(key_groups, 1, 2)[:, :, None]  # [B, N, 1, S]
     index = jnp.arange(k.shape[1])[None, None, None, :]
-    operands, sums = q.dtype, wide(q.dtype, softmax_dtype)
+    operands, sums = q.dtype, accumulation_dtype(q.dtype, softmax_dtype)
 
     def one(
         row: jax.Array,
@@ -36,8 +36,8 @@ def attend_last_members(
         before = same & (index <= positions[:, None, :, None])
         count = jnp.cumsum(before, axis=-1)
         last = before & (count[..., -1:] - count < window)
-        scores = products(q, k, operands, sums).astype(softmax_dtype) * scale
+        scores = dot_product_scores(q, k, operands, sums).astype(softmax_dtype) * scale
         weights = softmax_where(scores, last)[0].astype(sums)
-        return averages(weights, v, operands, sums).astype(v.dtype)
+        return weighted_values(weights, v, operands, sums).astype(v.dtype)
 
-    return map_queries(one, (q, groups, positions))
+    return map_query_blocks(one, (q, groups, positions))

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer.attend.blockwise import Looked
-from transformer.attend.scoring import Scoring
-from transformer.attend.sparse.rows import take_rows
-from transformer.contract import contract, wide
-from transformer.dropout import dropout, fold
+from transformer.attend.blockwise import PartialAttention
+from transformer.attend.scoring import ScoreSpec
+from transformer.attend.sparse.rows import gather_tokens
+from transformer.contract import accumulation_dtype, precise_einsum
+from transformer.dropout import dropout, fold_in
 from transformer.masks import Mask
 
 
@@ -39,22 +39,22 @@ def _find(
     index = jnp.arange(length)[None, :] + ahead
     there = (index >= 0) & (index < length) & (position >= 0)[:, None] & (segments != 0)
     index = jnp.clip(index, 0, length - 1)
-    there &= take_rows(segments, index) == segments
-    there &= take_rows(positions, index) == position[:, None]
+    there &= gather_tokens(segments, index) == segments
+    there &= gather_tokens(positions, index) == position[:, None]
     return _Found(index, there, ahead)
 
 
-def to_packed(
+def attend_to_packed_globals(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H of values]
     mask: Mask,  # causal or not; with positions and key_segments [B or 1, T]
-    scoring: Scoring,
-    listed: jax.Array,  # [B or 1, n] distinct positions; -1: none
-) -> Looked:
+    scoring: ScoreSpec,
+    global_positions: jax.Array,  # [B or 1, n] distinct positions; -1: none
+) -> PartialAttention:
     """What queries find over the global keys of their document alone."""
-    dtype, operands = v.dtype, scoring.operands_of(q)
-    sums = wide(operands, scoring.softmax_dtype)
+    dtype, operands = v.dtype, scoring.operand_dtype_of(q)
+    sums = accumulation_dtype(operands, scoring.softmax_dtype)
     grouped = _grouped(q, k).astype(sums)
     keys, values = (each.astype(sums) for each in (k, v))
 
@@ -62,17 +62,17 @@ def to_packed(
     def score(position: jax.Array) -> jax.Array:  # [B, T, K, G]
         found = _find(mask, position)
         seen = found.there & (found.ahead <= 0) if mask.pattern.causal else found.there
-        there = take_rows(keys, found.place)
-        scores = contract("BTKGH,BTKH->BTKG", grouped, there, operands, sums)
+        there = gather_tokens(keys, found.place)
+        scores = precise_einsum("BTKGH,BTKH->BTKG", grouped, there, operands, sums)
         scores = scores.astype(scoring.softmax_dtype) * scoring.scale
         return jnp.where(seen[..., None, None], scores, -jnp.inf)
 
     @jax.checkpoint
     def share(position: jax.Array, weights: jax.Array) -> jax.Array:  # [B, T, K, G, H of values]
-        there = take_rows(values, _find(mask, position).place)
+        there = gather_tokens(values, _find(mask, position).place)
         return weights[..., None] * there[:, :, :, None]
 
-    positions = listed.T
+    positions = global_positions.T
     scores = jax.lax.map(score, positions)  # [n, B, T, K, G]
     largest = _finite(jax.lax.stop_gradient(scores.max(0)))
     raised = jnp.exp(scores - largest[None])
@@ -80,7 +80,7 @@ def to_packed(
     some = total > 0
     total = jnp.where(some, total, 1)
     weights = jnp.moveaxis(raised / total[None], 0, 1)
-    weights = jnp.moveaxis(dropout(weights, scoring.rate, scoring.dropout_rngs), 1, 0)
+    weights = jnp.moveaxis(dropout(weights, scoring.dropout_rate, scoring.dropout_rngs), 1, 0)
 
     def add(y: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
         return y + share(*inputs), None
@@ -89,23 +89,23 @@ def to_packed(
     y, _ = jax.lax.scan(add, start, (positions, weights))
     lse = jnp.where(some, largest + jnp.log(total), -jnp.inf)
     heads = (*q.shape[:3], v.shape[-1])
-    return Looked(y.reshape(heads).astype(dtype), lse.reshape(heads[:3]).swapaxes(1, 2))
+    return PartialAttention(y.reshape(heads).astype(dtype), lse.reshape(heads[:3]).swapaxes(1, 2))
 
 
-def with_packed_rows(
+def attend_from_packed_globals(
     y: jax.Array,  # [B, T, N, H of values] of all queries
     q: jax.Array,  # [B, T, N, H]; those of global tokens are looked at
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H of values]
     mask: Mask,  # causal or not; with positions and key_segments [B or 1, T]
-    scoring: Scoring,
-    listed: jax.Array,  # [B or 1, n] distinct positions; -1: none
+    scoring: ScoreSpec,
+    global_positions: jax.Array,  # [B or 1, n] distinct positions; -1: none
 ) -> jax.Array:  # [B, T, N, H of values]
     """`y` with the rows of global tokens as they find them over all of their document."""
     batch, length = q.shape[:2]
     example = jnp.arange(batch)[:, None]
-    operands = scoring.operands_of(q)
-    sums = wide(operands, scoring.softmax_dtype)
+    operands = scoring.operand_dtype_of(q)
+    sums = accumulation_dtype(operands, scoring.softmax_dtype)
     queries, keys, values = (each.astype(sums) for each in (q, k, v))
 
     @jax.checkpoint
@@ -118,14 +118,14 @@ def with_packed_rows(
         def total(x: jax.Array) -> jax.Array:  # of each global token, at its place
             return jnp.zeros_like(x).at[example, index].add(x, mode="drop")
 
-        theirs = _grouped(take_rows(queries, found.place), k)
-        scores = contract("BTKGH,BTKH->BTKG", theirs, keys, operands, sums)
+        theirs = _grouped(gather_tokens(queries, found.place), k)
+        scores = precise_einsum("BTKGH,BTKH->BTKG", theirs, keys, operands, sums)
         scores = scores.astype(scoring.softmax_dtype) * scoring.scale
         scores = jnp.where(seen[..., None, None], scores, -jnp.inf)
         alone = jax.lax.stop_gradient(scores)
         largest = jnp.full_like(alone, -jnp.inf).at[example, index].max(alone, mode="drop")
-        raised = jnp.exp(scores - _finite(take_rows(largest, found.place)))
-        dropped = dropout(raised, scoring.rate, fold(scoring.dropout_rngs, number))
+        raised = jnp.exp(scores - _finite(gather_tokens(largest, found.place)))
+        dropped = dropout(raised, scoring.dropout_rate, fold_in(scoring.dropout_rngs, number))
         totals = total(raised)
         rows = total(dropped[..., None] * values[:, :, :, None])
         rows = rows / jnp.where(totals > 0, totals, 1)[..., None]
@@ -136,7 +136,7 @@ def with_packed_rows(
         here = (mask.positions == position[:, None]) & (mask.key_segments != 0)
         return jnp.where(here[..., None, None], look(position, number), y), None
 
-    return jax.lax.scan(put, y, (listed.T, jnp.arange(listed.shape[1])))[0]
+    return jax.lax.scan(put, y, (global_positions.T, jnp.arange(global_positions.shape[1])))[0]
 
 
 def _grouped(q: jax.Array, k: jax.Array) -> jax.Array:  # [B, T, N, H] -> [B, T, K, G, H]

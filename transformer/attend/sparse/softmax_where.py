@@ -6,13 +6,13 @@ import jax.numpy as jnp
 
 def softmax_where(
     scores: jax.Array,  # [..., S]
-    chosen: jax.Array,  # [..., S] booleans
+    where: jax.Array,  # [..., S] booleans
 ) -> tuple[jax.Array, jax.Array]:  # [..., S], [...]
     """Weights, and the logarithm of the sum of the exponents of what is chosen.
 
     Of a query that has chosen nothing: zeros and -inf, and no gradient.
     """
-    scores = jnp.where(chosen, scores, -jnp.inf)
+    scores = jnp.where(where, scores, -jnp.inf)
     largest = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
     largest = jnp.where(jnp.isfinite(largest), largest, 0)
     raised = jnp.exp(scores - largest)

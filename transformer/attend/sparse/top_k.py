@@ -4,14 +4,18 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from transformer.attend.scoring import Scoring, averages
-from transformer.attend.sparse.map_queries import BLOCK, KEPT, map_queries
+from transformer.attend.scoring import ScoreSpec, weighted_values
+from transformer.attend.sparse.map_queries import (
+    QUERY_BLOCK_SIZE,
+    SAVED_QUERY_BLOCK_RESIDUALS,
+    map_query_blocks,
+)
 from transformer.attend.sparse.nth_largest import nth_largest
 from transformer.attend.sparse.softmax_where import softmax_where
-from transformer.attend.tiles import Tiling, tile_mask, whole
-from transformer.contract import wide
-from transformer.dropout import dropout, fold
-from transformer.masks import Mask, dense
+from transformer.attend.tiles import Tiling, pad_mask, tile_mask
+from transformer.contract import accumulation_dtype
+from transformer.dropout import dropout, fold_in
+from transformer.masks import Mask, dense_mask
 
 
 def attend_top_k(
@@ -19,60 +23,62 @@ def attend_top_k(
     k: jax.Array,  # [B, S, K, H]
     v: jax.Array,  # [B, S, K, H of values]
     mask: Mask,
-    scoring: Scoring,
-    count: int,
+    scoring: ScoreSpec,
+    keys_per_query: int,
     *,
-    block: int = BLOCK,
+    block_size: int = QUERY_BLOCK_SIZE,
 ) -> jax.Array:  # [B, T, N, H of values]
-    """Each query averages the values of its `count` keys, in blocks of queries (section 2)."""
+    """Each query averages the values of its `keys_per_query` keys, in blocks of queries (section 2)."""
     queries, keys = q.shape[1], k.shape[1]
-    tiling = Tiling(queries, keys, min(block, queries), keys, behind=None, ahead=None)
-    given, dtype = whole(mask, tiling), v.dtype
+    tiling = Tiling(queries, keys, min(block_size, queries), keys, lookback=None, lookahead=None)
+    given, dtype = pad_mask(mask, tiling), v.dtype
     # All blocks of queries add to the gradients of the keys: as float32, rounded once.
-    scoring, (q, k, v) = scoring.widened(q, k, v)
+    scoring, (q, k, v) = scoring.widen(q, k, v)
 
     def one(row: jax.Array, q: jax.Array) -> jax.Array:
-        weights = top_weights(q, k, tile_mask(given, tiling, row, 0), scoring, count)
-        return top_values(
-            weights, v, scoring._replace(dropout_rngs=fold(scoring.dropout_rngs, row))
+        weights = top_k_weights(q, k, tile_mask(given, tiling, row, 0), scoring, keys_per_query)
+        return apply_top_k_weights(
+            weights, v, scoring._replace(dropout_rngs=fold_in(scoring.dropout_rngs, row))
         )
 
-    return map_queries(one, (q,), block=block).astype(dtype)
+    return map_query_blocks(one, (q,), block_size=block_size).astype(dtype)
 
 
-def top_values(
+def apply_top_k_weights(
     weights: jax.Array,  # [B, N, T, S]
     v: jax.Array,  # [B, S, K, H of values]
-    scoring: Scoring,
+    scoring: ScoreSpec,
 ) -> jax.Array:  # [B, T, N, H of values]
     """The average of the values under the weights, some of which are dropped."""
-    operands = scoring.operands_of(v)
-    sums = wide(operands, scoring.softmax_dtype)
-    dropped = dropout(weights, scoring.rate, scoring.dropout_rngs).astype(sums)
-    return averages(dropped, v, operands, sums).astype(v.dtype)
+    operands = scoring.operand_dtype_of(v)
+    sums = accumulation_dtype(operands, scoring.softmax_dtype)
+    dropped = dropout(weights, scoring.dropout_rate, scoring.dropout_rngs).astype(sums)
+    return weighted_values(dropped, v, operands, sums).astype(v.dtype)
 
 
-def top_weights(
+def top_k_weights(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, S, K, H]
     mask: Mask,
-    scoring: Scoring,
-    count: int,
+    scoring: ScoreSpec,
+    keys_per_query: int,
 ) -> jax.Array:  # [B, N, T, S]
-    """The softmax over the `count` highest scores that the mask shows; of all others zero."""
-    scores = scoring.scores(q, k, *mask.places(q.shape[1], k.shape[1]))
-    chosen = top(scores, dense(mask, q.shape[1], k.shape[1])[:, None], count)
+    """The softmax over the `keys_per_query` highest scores that the mask shows; of all others zero."""
+    scores = scoring.compute_scores(q, k, *mask.resolved_positions(q.shape[1], k.shape[1]))
+    chosen = top_k_mask(scores, dense_mask(mask, q.shape[1], k.shape[1])[:, None], keys_per_query)
     return softmax_where(scores, chosen)[0]
 
 
-def top(
+def top_k_mask(
     scores: jax.Array,  # [B, N, T, S]
-    seen: jax.Array,  # [B or 1, 1, T, S] booleans
-    count: int,
+    visible: jax.Array,  # [B or 1, 1, T, S] booleans
+    keys_per_query: int,
 ) -> jax.Array:  # [B, N, T, S] booleans
-    """The `count` highest scores of each query, of those seen; of equal ones the first keys."""
-    scores = jnp.where(seen, jax.lax.stop_gradient(scores), -jnp.inf)
-    least = checkpoint_name(nth_largest(scores, min(count, scores.shape[-1])), KEPT)
+    """The `keys_per_query` highest scores of each query, of those seen; of equal ones the first keys."""
+    scores = jnp.where(visible, jax.lax.stop_gradient(scores), -jnp.inf)
+    least = checkpoint_name(
+        nth_largest(scores, min(keys_per_query, scores.shape[-1])), SAVED_QUERY_BLOCK_RESIDUALS
+    )
     above, equal = scores > least, scores == least
-    room = count - above.sum(-1, keepdims=True)
-    return seen & (above | (equal & (jnp.cumsum(equal, axis=-1) <= room)))
+    room = keys_per_query - above.sum(-1, keepdims=True)
+    return visible & (above | (equal & (jnp.cumsum(equal, axis=-1) <= room)))

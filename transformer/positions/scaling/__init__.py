@@ -15,8 +15,8 @@ __all__ = [
     "Llama3Scaling",
     "NTKScaling",
     "NoScaling",
-    "Scaling",
+    "RopeScaling",
     "YaRNScaling",
 ]
 
-Scaling = NoScaling | LinearScaling | NTKScaling | YaRNScaling | Llama3Scaling
+RopeScaling = NoScaling | LinearScaling | NTKScaling | YaRNScaling | Llama3Scaling

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
-from transformer.checks import check_least
-from transformer.positions.scaling.none import plain_frequencies
+from transformer.checks import check_at_least
+from transformer.positions.scaling.none import unscaled_frequencies
 
 if TYPE_CHECKING:
     from transformer.positions.scaling.none import Frequencies
@@ -21,7 +21,7 @@ class LinearScaling:
     amplitude: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        check_least("linear_scaling.factor", self.factor, 1)
+        check_at_least("linear_scaling.factor", self.factor, 1)
 
-    def frequencies(self, base: float, width: int) -> Frequencies:  # [R / 2]
-        return plain_frequencies(base, width) / self.factor
+    def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
+        return unscaled_frequencies(theta, width) / self.factor

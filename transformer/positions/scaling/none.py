@@ -13,12 +13,12 @@ Frequencies: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 position; they are known before a program is compiled."""
 
 
-def plain_frequencies(base: float, width: int) -> Frequencies:  # [R / 2]
+def unscaled_frequencies(theta: float, width: int) -> Frequencies:  # [R / 2]
     """base^(-2i/R) for a width R (Su et al. 2021, section 3.2.2)."""
     import numpy as np
 
     exponents = np.arange(0, width, 2, dtype=np.float64) / width
-    return np.float64(base) ** -exponents
+    return np.float64(theta) ** -exponents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,5 +27,5 @@ class NoScaling:
 
     amplitude: ClassVar[float] = 1.0
 
-    def frequencies(self, base: float, width: int) -> Frequencies:  # [R / 2]
-        return plain_frequencies(base, width)
+    def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
+        return unscaled_frequencies(theta, width)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
-from transformer.checks import check_least
-from transformer.positions.scaling.none import plain_frequencies
+from transformer.checks import check_at_least
+from transformer.positions.scaling.none import unscaled_frequencies
 
 if TYPE_CHECKING:
     from transformer.positions.scaling.none import Frequencies
@@ -24,13 +24,13 @@ class NTKScaling:
     amplitude: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        check_least("ntk_scaling.factor", self.factor, 1)
+        check_at_least("ntk_scaling.factor", self.factor, 1)
 
-    def frequencies(self, base: float, width: int) -> Frequencies:  # [R / 2]
+    def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
         """Raises ValueError for a single pair: it cannot be the fastest and the slowest."""
         if width < 4:
             raise ValueError(
                 f"rotary.scaling NTKScaling: needs 4 rotated entries or more, not {width}; "
                 "give wider heads, or LinearScaling"
             )
-        return plain_frequencies(base * self.factor ** (width / (width - 2)), width)
+        return unscaled_frequencies(theta * self.factor ** (width / (width - 2)), width)

@@ -6,8 +6,8 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from transformer.checks import check_least
-from transformer.positions.scaling.none import plain_frequencies
+from transformer.checks import check_at_least
+from transformer.positions.scaling.none import unscaled_frequencies
 
 if TYPE_CHECKING:
     from transformer.positions.scaling.none import Frequencies
@@ -24,38 +24,42 @@ class YaRNScaling:
 
     factor: float = 4.0
     """s, how many times longer the context becomes."""
-    length: int = 4096
+    original_max_length: int = 4096
     """L, the context of training."""
-    fast: float = 32.0
+    beta_fast: float = 32.0
     """beta: pairs that make more turns within L are kept."""
-    slow: float = 1.0
+    beta_slow: float = 1.0
     """alpha: pairs that make fewer turns within L are interpolated."""
     attention_factor: float = 0.0
     """sqrt(1/t), by which queries and keys are multiplied each; 0 means 0.1 ln(s) + 1."""
 
     def __post_init__(self) -> None:
-        check_least("yarn_scaling.factor", self.factor, 1)
-        check_least("yarn_scaling.length", self.length, 1)
-        check_least("yarn_scaling.attention_factor", self.attention_factor, 0)
-        if not 0 < self.slow < self.fast:
+        check_at_least("yarn_scaling.factor", self.factor, 1)
+        check_at_least("yarn_scaling.length", self.original_max_length, 1)
+        check_at_least("yarn_scaling.attention_factor", self.attention_factor, 0)
+        if not 0 < self.beta_slow < self.beta_fast:
             raise ValueError(
-                f"yarn_scaling.slow {self.slow}: give more than 0 and less than fast, {self.fast}"
+                f"yarn_scaling.slow {self.beta_slow}: give more than 0 and less than fast, {self.beta_fast}"
             )
 
     @property
     def amplitude(self) -> float:
         return self.attention_factor or 0.1 * math.log(self.factor) + 1
 
-    def frequencies(self, base: float, width: int) -> Frequencies:  # [R / 2]
+    def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
         import numpy as np
 
-        plain = plain_frequencies(base, width)
-        first = max(math.floor(self._pair(self.fast, base, width)), 0)
-        last = min(math.ceil(self._pair(self.slow, base, width)), width - 1)
+        plain = unscaled_frequencies(theta, width)
+        first = max(math.floor(self._pair(self.beta_fast, theta, width)), 0)
+        last = min(math.ceil(self._pair(self.beta_slow, theta, width)), width - 1)
         pairs = np.arange(width // 2)
         interpolated = np.clip((pairs - first) / max(last - first, 1e-3), 0, 1)
         return (1 - interpolated) * plain + interpolated * plain / self.factor
 
     def _pair(self, turns: float, base: float, width: int) -> float:
         """i of the pair that makes so many turns within L: L base^(-2i/R) = 2 pi turns."""
-        return width * math.log(self.length / (2 * math.pi * turns)) / (2 * math.log(base))
+        return (
+            width
+            * math.log(self.original_max_length / (2 * math.pi * turns))
+            / (2 * math.log(base))
+        )

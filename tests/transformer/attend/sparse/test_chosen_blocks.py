@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
-from transformer import Mask, Pattern
-from transformer.attend import Scoring, attend_blockwise, merge
+from transformer import Mask, MaskPattern
+from transformer.attend import ScoreSpec, attend_blockwise, merge_partials
 from transformer.attend.sparse import chosen_blocks
-from transformer.attend.sparse.chosen_blocks import attend_chosen_blocks
-from transformer.masks import dense
-from transformer.testing.select import softmax_attention
+from transformer.attend.sparse.chosen_blocks import attend_selected_blocks
+from transformer.masks import dense_mask
+from transformer.testing.select import reference_softmax_attention
 
 B, N, K, H, VALUES, BLOCK = 2, 4, 2, 4, 3, 5
 
@@ -50,8 +50,8 @@ def documents(length: int) -> Any:  # [B, T]
 
 CASES: dict[str, Any] = {
     "a table for each head of each example": (37, 37, Mask(), (B, N)),
-    "packed and causal": (37, 37, Mask(Pattern(causal=True), segments=documents(37)), (1, N)),
-    "lengths, keys of another source": (23, 41, Mask(lengths=array([41, 18])), (1, 1)),
+    "packed and causal": (37, 37, Mask(MaskPattern(causal=True), segments=documents(37)), (1, N)),
+    "lengths, keys of another source": (23, 41, Mask(key_lengths=array([41, 18])), (1, 1)),
 }
 
 
@@ -64,7 +64,7 @@ def softmax(q: Any, k: Any, v: Any, seen: Any) -> Any:
     return jnp.einsum("BNTS,BSNH->BTNH", raised / jnp.where(total > 0, total, 1), v)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_softmax(
     case: str, monkeypatch: pytest.MonkeyPatch
@@ -73,10 +73,10 @@ def test_values_and_gradients_are_those_of_softmax(
     monkeypatch.setattr(chosen_blocks, "ROWS", 3 * BLOCK)
     queries, keys, mask, tables = CASES[case]
     arrays, table = inputs(queries, keys), chosen(tables, queries, keys)
-    seen = shown(table, queries, keys) & np.asarray(dense(mask, queries, keys))[:, None]
+    seen = shown(table, queries, keys) & np.asarray(dense_mask(mask, queries, keys))[:, None]
 
     def blocks(q: Any, k: Any, v: Any) -> Any:
-        return attend_chosen_blocks(q, k, v, mask, Scoring(H**-0.5), table, BLOCK).y
+        return attend_selected_blocks(q, k, v, mask, ScoreSpec(H**-0.5), table, BLOCK).y
 
     def both(run: Any) -> Any:
         def inner(*arrays: Any) -> Any:
@@ -87,12 +87,12 @@ def test_values_and_gradients_are_those_of_softmax(
 
     (y, gradients), (_, wanted) = both(blocks), both(lambda q, k, v: softmax(q, k, v, seen))
     assert not seen.any(-1).all()  # some queries see nothing
-    assert_close(y, softmax_attention(*arrays, seen))
+    assert_close(y, reference_softmax_attention(*arrays, seen))
     for got, want in zip(gradients, wanted, strict=True):
         assert_close(got, want)
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 def test_merged_with_the_other_blocks_it_is_full_attention() -> None:
     """Which also holds the logarithms of the sums, and their gradients."""
     queries = keys = 23
@@ -102,11 +102,11 @@ def test_merged_with_the_other_blocks_it_is_full_attention() -> None:
     )
     parts: Any = (split[..., :2], split[..., 2:])
 
-    scoring = Scoring(H**-0.5)
+    scoring = ScoreSpec(H**-0.5)
 
     def merged(q: Any, k: Any, v: Any) -> Any:
-        looked = [attend_chosen_blocks(q, k, v, Mask(), scoring, part, BLOCK) for part in parts]
-        return merge(looked).y
+        looked = [attend_selected_blocks(q, k, v, Mask(), scoring, part, BLOCK) for part in parts]
+        return merge_partials(looked).y
 
     def loss(run: Any) -> Any:
         return jax.jit(jax.grad(lambda *arrays: jnp.sin(run(*arrays)).sum(), (0, 1, 2)))(*arrays)
@@ -122,11 +122,11 @@ def test_dropped_weights_are_dropped_again_in_the_backward_pass() -> None:
     """The result is linear in the values: a difference is the gradient's, but for rounding."""
     q, k, v = inputs(37, 37)
     table = chosen((1, N), 37, 37)
-    scoring = Scoring(0.3, rate=0.5, dropout_rngs=jax.random.split(jax.random.key(0), B))
+    scoring = ScoreSpec(0.3, dropout_rate=0.5, dropout_rngs=jax.random.split(jax.random.key(0), B))
 
     @jax.jit
     def total(v: Any) -> Any:
-        y = attend_chosen_blocks(q, k, v, Mask(), scoring, table, BLOCK).y
+        y = attend_selected_blocks(q, k, v, Mask(), scoring, table, BLOCK).y
         return (y * normal(5, B, 37, N, VALUES)).sum()
 
     step = normal(6, *v.shape)
@@ -140,7 +140,7 @@ def test_no_square_array_is_ever_made() -> None:
     table = np.arange(length // block)[None, None, :, None] + np.array([-1, 0])
 
     def total(q: Any, k: Any, v: Any) -> Any:
-        return attend_chosen_blocks(q, k, v, Mask(), Scoring(0.3), table, block).y.sum()
+        return attend_selected_blocks(q, k, v, Mask(), ScoreSpec(0.3), table, block).y.sum()
 
     program: Any = jax.jit(jax.grad(total, (0, 1, 2))).lower(q, k, v).compile().as_text()
     assert f"{length},{length}]" not in program
@@ -150,6 +150,8 @@ def test_no_square_array_is_ever_made() -> None:
 def test_refusals() -> None:
     (q, k, v), table = inputs(23, 23), chosen((1, 1), 23, 23)
     with pytest.raises(ValueError, match=r"^chosen blocks: have scores of products alone"):
-        attend_chosen_blocks(q, k, v, Mask(), Scoring(1.0, soft_cap=2.0), table, BLOCK)
+        attend_selected_blocks(q, k, v, Mask(), ScoreSpec(1.0, soft_cap=2.0), table, BLOCK)
     with pytest.raises(ValueError, match=r"^chosen blocks: obey no prefix, globals or array"):
-        attend_chosen_blocks(q, k, v, Mask(globals=array([[1]])), Scoring(1.0), table, BLOCK)
+        attend_selected_blocks(
+            q, k, v, Mask(global_positions=array([[1]])), ScoreSpec(1.0), table, BLOCK
+        )

@@ -10,10 +10,15 @@ import pytest
 
 from tests.transformer.compiled import largest_array
 from tests.transformer.formulas import Array, assert_close, normal, softmax
-from transformer.attend.sparse.grouped_window import CHUNK, attend_grouped, places, within_documents
+from transformer.attend.sparse.grouped_window import (
+    CHUNK_SIZE,
+    attend_grouped,
+    group_positions,
+    split_groups_by_document,
+)
 
 B, N, H, VALUES, WINDOW = 2, 3, 5, 7, 4
-T = CHUNK + 13  # more than a chunk, and no multiple
+T = CHUNK_SIZE + 13  # more than a chunk, and no multiple
 
 
 def grouped(groups: int, length: int = T) -> Any:  # [B, N, T]
@@ -83,7 +88,7 @@ def alike(q_marks: Any, k_marks: Any) -> Any:
     return 0.5 * (q_marks[..., :, None, 0] == k_marks[..., None, :, 0])
 
 
-@pytest.mark.slow
+@pytest.mark.beta_slow
 @pytest.mark.sampled("True-True", "False-False")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("gains", [True, False])
@@ -120,7 +125,7 @@ def test_later_tokens_change_no_bit_wherever_they_are_sorted() -> None:
 
 def test_places_tell_who_sees_whom() -> None:
     groups = grouped(4)
-    where = np.asarray(places(groups, WINDOW))
+    where = np.asarray(group_positions(groups, WINDOW))
     near = np.abs(where[..., :, None] - where[..., None, :]) < WINDOW
     near &= (groups >= 0)[..., None]
     assert np.array_equal(near, dense(groups, WINDOW, causal=False))
@@ -129,8 +134,8 @@ def test_places_tell_who_sees_whom() -> None:
 def test_documents_have_groups_of_their_own() -> None:
     groups: Any = np.array([[[0, 2, 2, 1, 2]]])
     documents: Any = np.array([[1, 1, 2, 2, 0]])
-    assert within_documents(groups, 3, documents).tolist() == [[[3, 5, 8, 7, -1]]]
-    assert within_documents(groups, 3, None) is groups
+    assert split_groups_by_document(groups, 3, documents).tolist() == [[[3, 5, 8, 7, -1]]]
+    assert split_groups_by_document(groups, 3, None) is groups
 
 
 def test_no_array_is_as_large_as_all_pairs() -> None:

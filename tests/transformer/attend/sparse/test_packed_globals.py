@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.transformer.formulas import Array, array, normal
-from transformer.attend import Scoring
-from transformer.attend.sparse.packed_globals import to_packed, with_packed_rows
+from transformer.attend import ScoreSpec
+from transformer.attend.sparse.packed_globals import (
+    attend_from_packed_globals,
+    attend_to_packed_globals,
+)
 from transformer.masks import Mask
 
 T, FIRST, H = 2560, 2048, 4  # of them the first document's; a head's width
@@ -44,7 +47,9 @@ def test_rows_of_global_tokens() -> None:
     @jax.jit
     def both(q: Any, k: Any, v: Any) -> Any:
         def run(q: Any, k: Any, v: Any) -> Any:
-            return with_packed_rows(jnp.zeros_like(q), q, k, v, MASK, Scoring(SCALE), LISTED)
+            return attend_from_packed_globals(
+                jnp.zeros_like(q), q, k, v, MASK, ScoreSpec(SCALE), LISTED
+            )
 
         y, pull = jax.vjp(run, q, k, v)
         return y, pull(jnp.ones_like(y))
@@ -72,7 +77,7 @@ def test_gradients_of_global_keys_and_values() -> None:
     @jax.jit
     def gradients(k: Any, v: Any) -> Any:
         def total(k: Any, v: Any) -> Any:
-            found = to_packed(q, k, v, MASK, Scoring(SCALE), LISTED)
+            found = attend_to_packed_globals(q, k, v, MASK, ScoreSpec(SCALE), LISTED)
             return found.lse.sum() + found.y.astype(jnp.float32).sum()
 
         return jax.grad(total, argnums=(0, 1))(k, v)

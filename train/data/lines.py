@@ -15,7 +15,7 @@ def read_lines(file: TextFile, encoding: str = "utf-8") -> list[str]:
     """
     with open_decompressed(file) as stream:
         encoded = read_text(stream, file, allow_zero_bytes="\0".encode(encoding) != b"\0")
-    text = _decode(encoded, encoding, file).removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
+    text = _decode_line(encoded, encoding, file).removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
     # Not str.splitlines: it also cuts at characters that stand within sentences (U+2028).
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     if not any(map(str.strip, lines)):
@@ -28,7 +28,7 @@ def line_location(file: TextFile, index: int) -> str:
     return f"{file.path}:{index + 1}"
 
 
-def _decode(encoded: bytes, encoding: str, file: TextFile) -> str:
+def _decode_line(encoded: bytes, encoding: str, file: TextFile) -> str:
     try:
         return encoded.decode(encoding)
     except UnicodeDecodeError as error:

@@ -30,7 +30,7 @@ from rich.progress import track
 from rich.table import Table
 
 from bench.machine import machine
-from train.hardware import local_hardware
+from train.runtime.hardware import local_hardware
 from transformer import (
     MIXERS,
     AttentionConfig,
@@ -40,10 +40,10 @@ from transformer import (
     MixerConfig,
     Precision,
 )
-from transformer.mixers import MixerInputs, mixer_class
-from transformer.shared import ModelContext
+from transformer.attention.base import MixerInputs, mixer_class
+from transformer.context import ModelContext
+from transformer.layers.params import is_boxed_weight
 from transformer.testing.trial import default_config
-from transformer.weights import is_boxed_weight
 
 FIRST_OF_SLOPE = 4096
 EXACT = {

@@ -24,18 +24,17 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from train.data.conll import read_sentences
-from train.data.example_corpus import read_splits
-from train.data.parallel import SentencePair, read_pairs
-from train.data.parallel_config import BitextDataConfig
-from train.data.tagged_config import TokenLabelDataConfig
+from train.config.registry import find_experiment
+from train.data.bitext import SentencePair, read_pairs
+from train.data.example_configs import BitextDataConfig, TokenLabelDataConfig
+from train.data.examples import read_splits
+from train.data.token_labels import read_sentences
 from train.errors import UserError
+from train.evaluation.metrics import sacre_bleu
 from train.experiment import Experiment
-from train.registry import find_experiment
-from train.scores.bleu import sacre_bleu
 from train.tasks.classification import ClassificationTask
-from train.tasks.language import LanguageModelTask
-from train.tasks.masked import MaskedLanguageModelTask
+from train.tasks.language_model import LanguageModelTask
+from train.tasks.masked_lm import MaskedLanguageModelTask
 
 Scores = dict[str, str]
 """A baseline's name and its score, as printed."""

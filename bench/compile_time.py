@@ -17,12 +17,12 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from train.engines import JitEngine
+from train.config.registry import find_experiment
+from train.engine import JitEngine
 from train.experiment import Experiment
-from train.hardware import local_hardware
-from train.registry import find_experiment
-from train.sharding import make_mesh
-from transformer.stack import LayerLoop
+from train.parallel.mesh import make_mesh
+from train.runtime.hardware import local_hardware
+from transformer.config import LayerLoop
 
 
 def deepened(layers: int, loop: LayerLoop) -> Experiment:

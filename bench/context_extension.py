@@ -15,9 +15,9 @@ from rich.table import Table
 
 from bench.small_runs import LENGTH, losses_by_position, small, trained, with_mixer
 from train.experiment import Experiment
-from train.schedules import ScheduleConfig
+from train.optim.schedules import ScheduleConfig
 from transformer import RoPE
-from transformer.positions import (
+from transformer.attention.rope_scaling import (
     LinearScaling,
     Llama3Scaling,
     NoScaling,

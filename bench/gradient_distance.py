@@ -34,8 +34,8 @@ from transformer import (
     MaskPattern,
     Precision,
 )
-from transformer.shared import ModelContext
-from transformer.stack import Stack
+from transformer.context import ModelContext
+from transformer.layers.stack import Stack
 
 WIDTH, ROWS, LENGTH, LAYERS = 64, 8, 256, 4
 DISTANCES = (0, 1, 4, 16, 64, 255)

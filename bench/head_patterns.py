@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 import train
-from train.data import make_text_evaluation_batches
+from train.data.batches import make_text_evaluation_batches
 from train.run import Run
-from train.tasks.language import LanguageModelTask
+from train.tasks.language_model import LanguageModelTask
 
 WEIGHTS = frozenset({"weights"})
 

@@ -36,10 +36,10 @@ from transformer import (
     MaskPattern,
     Precision,
 )
-from transformer.block import Block
+from transformer.attention.base import MixerInputs
 from transformer.compat import jaxprs_in_params
-from transformer.mixers import MixerInputs
-from transformer.shared import ModelContext
+from transformer.context import ModelContext
+from transformer.layers.block import Block
 
 TAPS, HEADS = 5, 8
 

@@ -30,7 +30,7 @@ from transformer import (
     SinusoidalPositions,
     TransformerConfig,
 )
-from transformer.block import NormPlacement
+from transformer.config import NormPlacement
 
 WIDTH, WORDS, ROWS, LENGTH = 64, 128, 8, 32
 DEPTHS = (6, 12, 24, 48)

@@ -33,10 +33,9 @@ from bench.pattern_panels import (
     panels,
 )
 from transformer import Hardware, Mask, MaskPattern, MixerConfig
-from transformer.masks import dense_mask
-from transformer.testing import make_trial
-from transformer.testing.select import projections
-from transformer.testing.trial import Trial
+from transformer.attention.masks import dense_mask
+from transformer.testing.oracle import projections
+from transformer.testing.trial import Trial, make_trial
 
 WIDTH, WORDS = 32, 9
 DOCUMENTS = (40, 24)

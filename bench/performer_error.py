@@ -20,9 +20,10 @@ import tyro
 from matplotlib import pyplot
 
 from transformer import Mask
-from transformer.testing.select import reference_softmax_attention
-from transformer.variants.features import FeatureMapKind, draw_random_vectors, make_feature_map
-from transformer.variants.kernel_attention import attend_bidirectional
+from transformer.attention.variants.kernel_attention import attend_bidirectional
+from transformer.attention.variants.kernel_configs import FeatureMapKind
+from transformer.attention.variants.performer import draw_random_vectors, make_feature_map
+from transformer.testing.oracle import reference_softmax_attention
 
 LENGTH, WIDTH, SEEDS = 512, 16, 15
 SIZES = (0.5, 1.0)

@@ -24,7 +24,7 @@ from rich.table import Table
 from bench.small_runs import LENGTH, losses_by_position, small, trained, with_mixer
 from train.experiment import Experiment
 from transformer import LearnedPositions, NoPosition, RoPE, SinusoidalPositions
-from transformer.positions import (
+from transformer.attention.position_config import (
     ALiBi,
     AttentionPosition,
     PositionEmbedding,

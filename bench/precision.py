@@ -29,13 +29,12 @@ from rich.table import Table
 
 from bench.machine import machine
 from bench.small_runs import LENGTH, Trained, losses_by_position, small, trained, with_model
-from train.data import TextCorpus
-from train.engines import JitEngine, make_engine
-from train.experiment import Experiment
-from train.hardware import local_hardware
-from train.loss_scale import LossScaleConfig
-from train.plan.chips import CHIPS
-from train.tasks.language import LanguageModelTask
+from train.data.corpus import TextCorpus
+from train.engine import JitEngine, make_engine
+from train.estimate.chips import CHIPS
+from train.experiment import Experiment, LossScaleConfig
+from train.runtime.hardware import local_hardware
+from train.tasks.language_model import LanguageModelTask
 from transformer.precision import POLICIES, DType, Precision
 
 MIB = 2**20

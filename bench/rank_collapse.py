@@ -28,9 +28,9 @@ from transformer import (
     NormConfig,
     Precision,
 )
-from transformer.block import Block
-from transformer.mixers import MixerInputs
-from transformer.shared import ModelContext
+from transformer.attention.base import MixerInputs
+from transformer.context import ModelContext
+from transformer.layers.block import Block
 
 WIDTH, LENGTH, SEEDS = 64, 32, 5
 

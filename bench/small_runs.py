@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from train.data import TextCorpus, make_text_evaluation_batches
-from train.data.streams import TokenStream
-from train.data.windows import HostBatch
-from train.engines import make_engine
+from train.config.registry import find_experiment
+from train.data.batches import make_text_evaluation_batches
+from train.data.corpus import TextCorpus
+from train.data.streams import HostBatch, TokenStream
+from train.engine import make_engine
 from train.experiment import Experiment
-from train.hardware import local_hardware
-from train.optimizers import Muon
-from train.registry import find_experiment
-from train.tasks.language import LanguageModelTask
+from train.optim.muon import Muon
+from train.runtime.hardware import local_hardware
+from train.tasks.language_model import LanguageModelTask
 from transformer import BlockConfig, LanguageModel, TransformerConfig
 
 LENGTH = 128

@@ -26,7 +26,8 @@ from rich.table import Table
 
 from bench.machine import cores, machine
 from transformer import Mask, MaskPattern
-from transformer.attend import ScoreSpec, attend_blockwise
+from transformer.attention.backends.blockwise import attend_blockwise
+from transformer.attention.score_spec import ScoreSpec
 
 PARTS = {
     "products": r"ynn_fusion|dot",

@@ -25,11 +25,11 @@ from rich.table import Table
 from configs.multi30k import EXPERIMENTS as MULTI30K
 from configs.multi30k_parallel import EXPERIMENTS as PARALLEL
 from configs.multi30k_recurrent import EXPERIMENTS as RECURRENT
-from train.data.parallel_config import BitextDataConfig
-from train.engines import make_engine
+from train.data.example_configs import BitextDataConfig
+from train.engine import make_engine
+from train.evaluation.metrics import sacre_bleu
 from train.experiment import Experiment
-from train.hardware import local_hardware
-from train.scores.bleu import sacre_bleu
+from train.runtime.hardware import local_hardware
 from train.tasks.translation import TranslationTask
 
 SYSTEMS = {

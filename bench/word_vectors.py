@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.trec import EXPERIMENTS as TREC
-from train.engines import make_engine
+from train.engine import make_engine
 from train.experiment import Experiment
-from train.hardware import local_hardware
+from train.runtime.hardware import local_hardware
 from train.tasks.classification import ClassificationTask
 from transformer import BlockConfig, LSTMConfig, TransformerConfig
-from transformer.word_vectors import (
+from transformer.baselines.word_vectors import (
     SkipGram,
     noise_distribution,
     replace_embeddings,

@@ -11,8 +11,8 @@ import dataclasses
 from configs.bert import bert
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optimizers import Muon
-from train.schedules import ScheduleConfig
+from train.optim.muon import Muon
+from train.optim.schedules import ScheduleConfig
 from train.tasks.config import MaskedLanguageModeling
 from transformer import Initialization, Precision
 

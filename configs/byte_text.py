@@ -15,10 +15,10 @@ import dataclasses
 
 from configs.listops import ARENA, SMALL, variant_experiments
 from train.data.config import TokenizerConfig
-from train.data.labelled_config import ClassificationDataConfig
+from train.data.example_configs import ClassificationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.optimizers import AdamW
-from train.schedules import ScheduleConfig
+from train.optim.adam import AdamW
+from train.optim.schedules import ScheduleConfig
 from train.tasks.config import Classification
 from transformer import TransformerConfig
 

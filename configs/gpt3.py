@@ -13,7 +13,7 @@ from configs.gpt2 import EXPERIMENTS as GPT2
 from configs.gpt2 import VOCAB_SIZE
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import Experiment
-from train.schedules import ScheduleConfig
+from train.optim.schedules import ScheduleConfig
 from transformer import AttentionConfig, LearnedPositions
 
 SEQUENCE_LENGTH = 2048

@@ -14,10 +14,10 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from train.data.listops_config import ListOpsDataConfig
+from train.data.example_configs import ListOpsDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.optimizers import AdamW
-from train.schedules import ScheduleConfig
+from train.optim.adam import AdamW
+from train.optim.schedules import ScheduleConfig
 from train.tasks.config import Classification
 from transformer import (
     AttentionConfig,

@@ -11,8 +11,8 @@ from typing import Any
 
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optimizers import AdamW
-from train.schedules import ScheduleConfig
+from train.optim.adam import AdamW
+from train.optim.schedules import ScheduleConfig
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -22,7 +22,7 @@ from transformer import (
     RoPE,
     TransformerConfig,
 )
-from transformer.positions import Llama3Scaling
+from transformer.attention.rope_scaling import Llama3Scaling
 
 
 def llama(

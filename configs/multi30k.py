@@ -12,10 +12,10 @@ averaged.
 import dataclasses
 
 from train.data.config import TokenizerConfig
-from train.data.parallel_config import BitextDataConfig
+from train.data.example_configs import BitextDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optimizers import Muon
-from train.schedules import ScheduleConfig
+from train.optim.muon import Muon
+from train.optim.schedules import ScheduleConfig
 from train.tasks.config import Translation
 from transformer import (
     AttentionConfig,

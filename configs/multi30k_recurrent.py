@@ -18,11 +18,11 @@ import dataclasses
 
 from configs.multi30k import EXPERIMENTS as MULTI30K
 from train.experiment import Experiment
-from train.optimizers import Adam
-from train.schedules import ScheduleConfig
+from train.optim.adam import Adam
+from train.optim.schedules import ScheduleConfig
 from transformer import BlockConfig, EncoderConfig, Initialization, MixerConfig, TransformerConfig
-from transformer.gnmt import gnmt_config
-from transformer.recurrent import BahdanauConfig, LSTMConfig, LuongConfig, Seq2SeqConfig
+from transformer.baselines.config import BahdanauConfig, LSTMConfig, LuongConfig, Seq2SeqConfig
+from transformer.baselines.gnmt import gnmt_config
 
 WIDTH, DROPOUT = 256, 0.3
 

@@ -8,8 +8,8 @@ held out whole. Pre-norm, RMSNorm, SwiGLU, rotary positions, grouped-query atten
 
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optimizers import Muon
-from train.schedules import ScheduleConfig
+from train.optim.muon import Muon
+from train.optim.schedules import ScheduleConfig
 from transformer import (
     AttentionConfig,
     BlockConfig,

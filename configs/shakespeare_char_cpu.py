@@ -9,8 +9,8 @@ to a lower loss than nanoGPT's 2,000.
 
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optimizers import Muon
-from train.schedules import ScheduleConfig
+from train.optim.muon import Muon
+from train.optim.schedules import ScheduleConfig
 from transformer import (
     AttentionConfig,
     BlockConfig,

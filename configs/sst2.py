@@ -11,7 +11,7 @@ import dataclasses
 
 from configs.trec import EXPERIMENTS as TREC
 from train.data.config import TokenizerConfig
-from train.data.labelled_config import ClassificationDataConfig
+from train.data.example_configs import ClassificationDataConfig
 from train.experiment import SampleConfig
 
 EXPERIMENTS = {

@@ -10,10 +10,10 @@ after the last layer, as in the authors' own code.
 import dataclasses
 
 from train.data.config import TokenizerConfig
-from train.data.parallel_config import BitextDataConfig
+from train.data.example_configs import BitextDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.optimizers import Adam
-from train.schedules import ScheduleConfig
+from train.optim.adam import Adam
+from train.optim.schedules import ScheduleConfig
 from train.tasks.config import Translation
 from transformer import (
     AttentionConfig,

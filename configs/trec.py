@@ -10,10 +10,10 @@
 import dataclasses
 
 from train.data.config import TokenizerConfig
-from train.data.labelled_config import ClassificationDataConfig
+from train.data.example_configs import ClassificationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optimizers import AdamW
-from train.schedules import ScheduleConfig
+from train.optim.adam import AdamW
+from train.optim.schedules import ScheduleConfig
 from train.tasks.config import Classification
 from transformer import (
     AttentionConfig,
@@ -24,7 +24,7 @@ from transformer import (
     SinusoidalPositions,
     TransformerConfig,
 )
-from transformer.bag import bag_of_embeddings_config
+from transformer.baselines.bag import bag_of_embeddings_config
 
 WIDTH = 128
 

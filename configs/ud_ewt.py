@@ -9,10 +9,10 @@
 """
 
 from train.data.config import TokenizerConfig
-from train.data.tagged_config import TokenLabelDataConfig
+from train.data.example_configs import TokenLabelDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optimizers import Muon
-from train.schedules import ScheduleConfig
+from train.optim.muon import Muon
+from train.optim.schedules import ScheduleConfig
 from train.tasks.config import Tagging
 from transformer import (
     AttentionConfig,

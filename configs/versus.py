@@ -20,8 +20,8 @@ import dataclasses
 
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optimizers import AdamW
-from train.schedules import ScheduleConfig
+from train.optim.adam import AdamW
+from train.optim.schedules import ScheduleConfig
 from transformer import (
     AttentionConfig,
     BlockConfig,

@@ -9,8 +9,8 @@ A small LLaMA-style model that two cores can train; most of its work is the voca
 
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optimizers import Muon
-from train.schedules import ScheduleConfig
+from train.optim.muon import Muon
+from train.optim.schedules import ScheduleConfig
 from transformer import (
     AttentionConfig,
     BlockConfig,

@@ -28,7 +28,7 @@ import jax
 import pytest
 
 from tests_device.support import Meter
-from train.hardware import local_hardware
+from train.runtime.hardware import local_hardware
 from transformer import Hardware
 
 NO_ACCELERATOR = (

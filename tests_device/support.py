@@ -9,10 +9,9 @@ import jax
 import numpy as np
 
 from tests.train.support import random_rows, tiny
-from train.engine import Engine
-from train.engines import JitEngine
+from train.engine import Engine, JitEngine
 from train.experiment import Experiment
-from train.sharding import MeshConfig, make_mesh
+from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import (
     AttentionConfig,
     BlockConfig,

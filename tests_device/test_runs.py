@@ -10,9 +10,9 @@ import pytest
 import train
 from tests.train.support import losses, tiny
 from tests_device.support import Meter, rows_for
+from train.config.registry import find_experiment
 from train.data.config import TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.registry import find_experiment
 from transformer import Hardware
 
 

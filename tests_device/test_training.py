@@ -9,19 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from tests_device.support import (
-    Meter,
-    batch,
-    engine_on,
-    float32_tolerance,
-    kernel_experiment,
-)
+from tests_device.support import Meter, batch, engine_on, float32_tolerance, kernel_experiment
 from train.engine import Engine
-from train.experiment import Experiment
-from train.loss_scale import LossScaleConfig
-from train.optimizers import Sgd
-from train.schedules import ScheduleConfig
-from train.sharding import MeshConfig
+from train.experiment import Experiment, LossScaleConfig
+from train.optim.schedules import ScheduleConfig
+from train.optim.sgd import Sgd
+from train.parallel.mesh import MeshConfig
 from transformer import Hardware
 from transformer.compat import CPU_TRAINS_IN_BFLOAT16
 

@@ -4,11 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from train.experiment import Experiment
-    from train.loading import load
     from train.loop import fit
-    from train.run import Run
+    from train.run import Run, load
 
-_HOMES = {"Experiment": "make_experiment", "Run": "run_mixer", "fit": "loop", "load": "loading"}
+_HOMES = {"Experiment": "make_experiment", "Run": "run_mixer", "fit": "loop", "load": "run"}
 
 __all__ = ["Experiment", "Run", "fit", "load"]
 

@@ -3,9 +3,9 @@
 import io
 import sys
 
-from train.allocator import restart_with_huge_pages
-from train.cli import HELP_FLAGS, MODEL_VERBS, main
-from train.standard_error import make_lenient
+from train.cli.main import HELP_FLAGS, MODEL_VERBS, main
+from train.runtime.allocator import restart_with_huge_pages
+from train.runtime.standard_error import make_lenient
 
 if __name__ == "__main__":
     make_lenient()

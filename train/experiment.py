@@ -4,15 +4,18 @@ import dataclasses
 from typing import Any, Literal
 
 from train.data.config import TextDataConfig
-from train.data.labelled_config import ClassificationDataConfig
-from train.data.listops_config import ListOpsDataConfig
-from train.data.parallel_config import BitextDataConfig
-from train.data.tagged_config import TokenLabelDataConfig
+from train.data.example_configs import (
+    BitextDataConfig,
+    ClassificationDataConfig,
+    ListOpsDataConfig,
+    TokenLabelDataConfig,
+)
 from train.errors import UsageError
-from train.optimizers import AdamW, OptimizerConfig
+from train.optim.adam import AdamW
+from train.optim.registry import OptimizerConfig
+from train.optim.schedules import ScheduleConfig
+from train.parallel.mesh import MeshConfig
 from train.recovery.config import RecoveryConfig
-from train.schedules import ScheduleConfig
-from train.sharding.mesh import MeshConfig
 from train.tasks.config import (
     Classification,
     LanguageModeling,
@@ -21,10 +24,10 @@ from train.tasks.config import (
     TaskConfig,
     Translation,
 )
-from transformer.checks import MAX_INTEGER, check_fraction, check_numbers
-from transformer.checks import check_seed as check_jax_seed
 from transformer.config import TransformerConfig
-from transformer.sampling import SamplingConfig
+from transformer.generation.sampling import SamplingConfig
+from transformer.validation import MAX_INTEGER, check_fraction, check_numbers
+from transformer.validation import check_seed as check_jax_seed
 
 AnyDataConfig = (
     TextDataConfig
@@ -34,6 +37,7 @@ AnyDataConfig = (
     | BitextDataConfig
 )
 """What there is to learn from."""
+
 
 TASK_DATA_CONFIGS: dict[type, tuple[type, ...]] = {
     LanguageModeling: (TextDataConfig,),

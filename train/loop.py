@@ -10,29 +10,23 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from train.checkpoints import Checkpoints, PassedOver
-from train.choices import resolve_precision, unavailable_backends
-from train.data import Tokenizer
-from train.data.prefetch import prefetch
-from train.doctor import accelerator_warnings
-from train.engine import Metrics
-from train.engines import check_batch_sharding, make_engine
+from train.checkpoint.discovery import PassedOver
+from train.checkpoint.manager import Checkpoints
+from train.checkpoint.provenance import RUN, provenance
+from train.config.io import diff_experiments
+from train.config.resolve import resolve_precision, unavailable_backends
+from train.data.batches import prefetch
+from train.data.tokenizer import Tokenizer
+from train.doctor.report import accelerator_warnings
+from train.engine import Metrics, check_batch_sharding, make_engine
 from train.errors import UserError
+from train.evaluation.early_stopping import Best
+from train.evaluation.evaluator import Judge
 from train.experiment import Experiment
-from train.goodput import Timesheet
-from train.hardware import enable_compilation_cache, local_hardware
-from train.judge import Judge
-from train.kernels import mark_broken_kernels
-from train.memory import check_room, explain_exhaustion, smaller
-from train.preemption import PreemptedError, StopRequest
-from train.progress import Progress
-from train.provenance import RUN, provenance
-from train.recovery.lookout import Lookout
-from train.recovery.plan import Trouble
-from train.recovery.recovery import Recovery, for_rollbacks
-from train.recovery.watch import REPORT
-from train.report import Report
-from train.resuming import (
+from train.recovery.detector import REPORT
+from train.recovery.monitor import Lookout
+from train.recovery.rollback import Recovery, Trouble, for_rollbacks
+from train.resume import (
     check_resumable,
     pin_previous_choices,
     read_final_metrics,
@@ -41,14 +35,19 @@ from train.resuming import (
     write_run_config,
 )
 from train.run import Run
-from train.run_lock import RunLock, locked
-from train.runfolder import RunFolder
-from train.settings import diff_experiments
+from train.run_folder.folder import RunFolder
+from train.run_folder.lock import RunLock, locked
+from train.runtime.attention_kernels import mark_broken_kernels
+from train.runtime.hardware import enable_compilation_cache, local_hardware
+from train.runtime.oom import check_room, explain_exhaustion, smaller
+from train.runtime.signals import PreemptedError, StopRequest
 from train.state import TrainState
 from train.step import Batch
-from train.stopping import Best
+from train.tasks.base import HostBatch, Task
 from train.tasks.registry import make_task
-from train.tasks.task import HostBatch, Task
+from train.telemetry.goodput import Timesheet
+from train.telemetry.progress import Progress
+from train.telemetry.reporter import Report
 from transformer.hardware import Hardware
 
 

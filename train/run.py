@@ -1,20 +1,50 @@
-"""A run that was trained: its model, weights and tokenizer, read from its folder."""
+"""The names of a run's classes or tags, by number.
+
+A run that was trained: its model, weights and tokenizer, read from its folder.
+
+A run read from its folder, with the weights that it is judged by.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from train.config.io import experiment_from_dict
 from train.errors import UserError
 from train.experiment import Experiment
-from train.labels import Labels
-from train.runfolder import RunFolder, read_json
-from train.settings import experiment_from_dict
+from train.run_folder.folder import RunFolder, read_json, reading
+from train.run_folder.regular_files import VOCABULARY_BYTES
 
 if TYPE_CHECKING:
-    from train.data import Tokenizer
+    from train.data.tokenizer import Tokenizer
     from transformer.hardware import Hardware
-    from transformer.model import Model
+    from transformer.models.base import Model
+
+from train.checkpoint.manager import Checkpoints
+from train.checkpoint.provenance import check_provenance
+from train.data.tokenizer import Tokenizer
+from train.engine import make_engine
+from train.evaluation.eval_weights import serve
+from train.parallel.mesh import MeshConfig
+from train.runtime.attention_kernels import mark_broken_kernels
+from train.runtime.hardware import local_hardware
+from train.tasks.registry import check_vocab_size
+
+Labels = tuple[str, ...]
+
+
+def read_labels(folder: RunFolder) -> Labels:
+    """The names of a run's classes or tags; none of a run that has no such."""
+    with reading(folder.labels):
+        try:
+            folder.labels.stat()  # not `exists`, which takes a loop of links for no file
+        except FileNotFoundError:
+            return ()
+    names = read_json(folder.labels, VOCABULARY_BYTES)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{folder.labels}: is no list of names; put the file back as it was")
+    return tuple(names)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,3 +86,48 @@ def _saved(folder: RunFolder, part: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{folder.config_json}: has no {part} in it; put the file back as it was")
     return found
+
+
+def load(workdir: str, *, step: int | None = None, average_checkpoints: int | None = None) -> Run:
+    """Reads a run, with the weights that it is judged by.
+
+    Args:
+      workdir: The run's folder.
+      step: Which checkpoint. If not given: what the run's settings say, the newest unless they ask
+        for the best one or for a mean.
+      average: The mean of so many checkpoints, `step` or the newest and those before it.
+
+    Raises:
+      UserError: there is no run, no such checkpoint, or it does not fit the run's model.
+    """
+    folder = RunFolder.existing(workdir)
+    hardware = local_hardware()
+    saved = read_experiment(folder)
+    experiment = for_local_devices(saved)
+    tokenizer, labels = Tokenizer.load(folder.tokenizer), read_labels(folder)
+    check_vocab_size(experiment, tokenizer, str(folder.tokenizer))
+    engine = make_engine(experiment, mark_broken_kernels(experiment, hardware))
+    verify = experiment.checkpoint.verify
+
+    def check(step: int, extra: dict[str, Any]) -> None:
+        check_provenance(extra, step, folder, saved, tokenizer, labels)
+
+    with Checkpoints(folder.checkpoints, read_only=True, verify=verify) as checkpoints:
+        params, steps = serve(
+            checkpoints, engine, experiment, step=step, average=average_checkpoints, check=check
+        )
+    return Run(experiment, folder, engine.model, params, tokenizer, steps[-1], labels=labels)
+
+
+def for_local_devices(experiment: Experiment) -> Experiment:
+    """The experiment on whatever devices are here: a run is often looked at elsewhere."""
+    model = experiment.model
+    if model.remat == "offload":  # a CPU has no other memory, and nothing is differentiated here
+        model = dataclasses.replace(model, remat="none")
+    return dataclasses.replace(
+        experiment,
+        model=model,
+        mesh=MeshConfig(),
+        compile="jit",
+        grad_accum_steps=1,
+    )

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 from flax import struct
 
-from train.loss_scale import LossScale
-from train.recovery.watch import Watch
+from train.optim.loss_scale import LossScale
+from train.recovery.detector import Watch
 
 
 class TrainState(struct.PyTreeNode):

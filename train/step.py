@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from train.loss_scale import LossScaleConfig
-from train.optimizers.guarded import tree_where
+from train.experiment import LossScaleConfig
+from train.optim.base import tree_where
+from train.optim.schedules import Schedule
 from train.recovery.config import RecoveryConfig
-from train.recovery.watch import SEEN, judge
-from train.schedules import Schedule
+from train.recovery.detector import SEEN, judge
 from train.state import TrainState
 from transformer.losses import Loss
 
@@ -20,10 +20,12 @@ Batch = dict[str, jax.Array]
 """Arrays with the batch in front; `examples` [B] are the examples' numbers in the run, `weights`
 those of the targets."""
 
+
 LossFn = Callable[[Any, Batch, jax.Array | None], dict[str, Loss]]
 """(params, batch, dropout_rngs [B]) -> sums by name. Minimised are `loss` and, where a model has
 losses of its own, those whose names begin with `AUXILIARY`: they have the weight of `loss`. Without
 random keys nothing is trained."""
+
 
 AUX_LOSS_PREFIX = "loss/"
 

@@ -8,134 +8,164 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformer.attention_config import AttentionConfig
-    from transformer.block_config import BlockConfig
-    from transformer.classifier import Classifier
-    from transformer.config import EncoderConfig, TransformerConfig
-    from transformer.decoding import generate
-    from transformer.encoder_decoder import EncoderDecoder
-    from transformer.hardware import Hardware
-    from transformer.initialization import Initialization
-    from transformer.language_model import LanguageModel
-    from transformer.layer_configs import (
-        ConvolutionConfig,
-        FeedForwardConfig,
-        IdentityConfig,
+    from transformer.attention.base import Abilities, Mixer, MixerOutput
+    from transformer.attention.config import (
+        AdditiveScore,
+        AttentionConfig,
+        BilinearScore,
+        DotScore,
         MixerConfig,
-        MoEConfig,
-        NormConfig,
+        ScaledDotScore,
     )
-    from transformer.masked_language_model import MaskedLanguageModel
-    from transformer.masks import Mask, MaskPattern
-    from transformer.mixers import Abilities, Mixer, MixerOutput
-    from transformer.model import Model, ModelOutput
-    from transformer.nonautoregressive import NonAutoregressive
-    from transformer.positions import (
+    from transformer.attention.masks import Mask, MaskPattern
+    from transformer.attention.position_config import (
         ALiBi,
         LearnedPositions,
-        LinearScaling,
-        Llama3Scaling,
         NoPosition,
-        NoScaling,
-        NTKScaling,
         RelativePositions,
         RoPE,
         SinusoidalPositions,
         T5RelativeBias,
+    )
+    from transformer.attention.rope_scaling import (
+        LinearScaling,
+        Llama3Scaling,
+        NoScaling,
+        NTKScaling,
         YaRNScaling,
     )
-    from transformer.precision import Precision
-    from transformer.recurrent import (
+    from transformer.attention.variants.clustered_configs import (
+        ReformerConfig,
+        RoutingAttentionConfig,
+        TopKConfig,
+    )
+    from transformer.attention.variants.kernel_configs import (
+        LinearAttentionConfig,
+        LinformerConfig,
+        PerformerConfig,
+        PrimerConfig,
+    )
+    from transformer.attention.variants.sparse_configs import (
+        BigBirdConfig,
+        LongformerConfig,
+        SlidingWindowConfig,
+        SparseTransformerConfig,
+    )
+    from transformer.baselines.config import (
         BahdanauConfig,
         ChengConfig,
+        ConvolutionConfig,
         ElmanConfig,
         GNMTDecoderConfig,
         GNMTEncoderConfig,
+        IdentityConfig,
         LSTMConfig,
         LuongConfig,
         Seq2SeqConfig,
     )
+    from transformer.baselines.nonautoregressive import NonAutoregressive
+    from transformer.config import BlockConfig, EncoderConfig, Initialization, TransformerConfig
+    from transformer.generation.generate import generate
+    from transformer.hardware import Hardware
+    from transformer.layers.config import FeedForwardConfig, MoEConfig, NormConfig
+    from transformer.models.base import Model, ModelOutput
+    from transformer.models.encoder_decoder import EncoderDecoder
+    from transformer.models.heads import Classifier, Tagger
+    from transformer.models.language_model import LanguageModel
+    from transformer.models.masked_lm import MaskedLanguageModel
+    from transformer.precision import Precision
     from transformer.registry import MIXERS
-    from transformer.scores import AdditiveScore, BilinearScore, DotScore, ScaledDotScore
-    from transformer.tagger import Tagger
-    from transformer.variants.configs import (
-        BigBirdConfig,
-        LinearAttentionConfig,
-        LinformerConfig,
-        LongformerConfig,
-        PerformerConfig,
-        PrimerConfig,
-        ReformerConfig,
-        RoutingAttentionConfig,
-        SlidingWindowConfig,
-        SparseTransformerConfig,
-        TopKConfig,
-    )
 
 _HOMES = {
-    "attention_config": ("AttentionConfig",),
-    "block_config": ("BlockConfig",),
-    "classifier": ("Classifier",),
-    "config": ("EncoderConfig", "TransformerConfig"),
-    "count_decoding_cost": ("generate",),
-    "encoder_decoder": ("EncoderDecoder",),
-    "hardware": ("Hardware",),
-    "initialization": ("Initialization",),
-    "language_model": ("LanguageModel",),
-    "layer_configs": (
-        "ConvolutionConfig",
-        "FeedForwardConfig",
-        "IdentityConfig",
-        "MixerConfig",
-        "MoEConfig",
-        "NormConfig",
+    "attention.base": (
+        "Abilities",
+        "Mixer",
+        "MixerOutput",
     ),
-    "masked_language_model": ("MaskedLanguageModel",),
-    "masks": ("Mask", "MaskPattern"),
-    "attention_variants": ("Abilities", "Mixer", "MixerOutput"),
-    "recurrent_model": ("Model", "ModelOutput"),
-    "nonautoregressive": ("NonAutoregressive",),
-    "positions": (
+    "attention.config": (
+        "AdditiveScore",
+        "AttentionConfig",
+        "BilinearScore",
+        "DotScore",
+        "MixerConfig",
+        "ScaledDotScore",
+    ),
+    "attention.masks": (
+        "Mask",
+        "MaskPattern",
+    ),
+    "attention.position_config": (
         "ALiBi",
-        "T5RelativeBias",
         "LearnedPositions",
-        "LinearScaling",
-        "Llama3Scaling",
-        "NTKScaling",
         "NoPosition",
-        "NoScaling",
         "RelativePositions",
         "RoPE",
         "SinusoidalPositions",
+        "T5RelativeBias",
+    ),
+    "attention.rope_scaling": (
+        "LinearScaling",
+        "Llama3Scaling",
+        "NTKScaling",
+        "NoScaling",
         "YaRNScaling",
     ),
-    "precision": ("Precision",),
-    "recurrent_model": (
+    "attention.variants.clustered_configs": (
+        "ReformerConfig",
+        "RoutingAttentionConfig",
+        "TopKConfig",
+    ),
+    "attention.variants.kernel_configs": (
+        "LinearAttentionConfig",
+        "LinformerConfig",
+        "PerformerConfig",
+        "PrimerConfig",
+    ),
+    "attention.variants.sparse_configs": (
+        "BigBirdConfig",
+        "LongformerConfig",
+        "SlidingWindowConfig",
+        "SparseTransformerConfig",
+    ),
+    "baselines.config": (
         "BahdanauConfig",
         "ChengConfig",
+        "ConvolutionConfig",
         "ElmanConfig",
         "GNMTDecoderConfig",
         "GNMTEncoderConfig",
+        "IdentityConfig",
         "LSTMConfig",
         "LuongConfig",
         "Seq2SeqConfig",
     ),
-    "registry": ("MIXERS",),
-    "scores": ("AdditiveScore", "BilinearScore", "DotScore", "ScaledDotScore"),
-    "tagger": ("Tagger",),
-    "variants.configs": (
-        "BigBirdConfig",
-        "LinearAttentionConfig",
-        "LinformerConfig",
-        "LongformerConfig",
-        "PerformerConfig",
-        "PrimerConfig",
-        "ReformerConfig",
-        "RoutingAttentionConfig",
-        "SlidingWindowConfig",
-        "SparseTransformerConfig",
-        "TopKConfig",
+    "baselines.nonautoregressive": ("NonAutoregressive",),
+    "config": (
+        "BlockConfig",
+        "EncoderConfig",
+        "Initialization",
+        "TransformerConfig",
     ),
+    "generation.generate": ("generate",),
+    "hardware": ("Hardware",),
+    "layers.config": (
+        "FeedForwardConfig",
+        "MoEConfig",
+        "NormConfig",
+    ),
+    "models.base": (
+        "Model",
+        "ModelOutput",
+    ),
+    "models.encoder_decoder": ("EncoderDecoder",),
+    "models.heads": (
+        "Classifier",
+        "Tagger",
+    ),
+    "models.language_model": ("LanguageModel",),
+    "models.masked_lm": ("MaskedLanguageModel",),
+    "precision": ("Precision",),
+    "registry": ("MIXERS",),
 }
 """The names of each module."""
 
@@ -151,7 +181,6 @@ __all__ = [
     "BigBirdConfig",
     "BilinearScore",
     "BlockConfig",
-    "T5RelativeBias",
     "ChengConfig",
     "Classifier",
     "ConvolutionConfig",
@@ -175,6 +204,7 @@ __all__ = [
     "LongformerConfig",
     "LuongConfig",
     "Mask",
+    "MaskPattern",
     "MaskedLanguageModel",
     "Mixer",
     "MixerConfig",
@@ -187,7 +217,6 @@ __all__ = [
     "NoScaling",
     "NonAutoregressive",
     "NormConfig",
-    "MaskPattern",
     "PerformerConfig",
     "Precision",
     "PrimerConfig",
@@ -200,6 +229,7 @@ __all__ = [
     "SinusoidalPositions",
     "SlidingWindowConfig",
     "SparseTransformerConfig",
+    "T5RelativeBias",
     "Tagger",
     "TopKConfig",
     "TransformerConfig",

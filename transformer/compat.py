@@ -11,10 +11,12 @@ from jax.extend import core
 
 JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 
+
 # jaxlib 0.7.2 cannot (and 0.10.2 can) compile a program for CPUs whose results lie in
 # `pinned_host` memory ("No registered implementation for untyped custom call to
 # annotate_device_placement").
 CPU_HAS_PINNED_HOST = JAX_VERSION >= (0, 10)
+
 
 # jaxlib 0.7.2 cannot (and 0.10.2 can) run some products of bfloat16 with float32 sums on CPUs
 # ("DotThunk::Execute: BF16 x BF16 = F32"), such as those of a whole training step.

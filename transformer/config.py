@@ -1,16 +1,98 @@
-"""The configuration of a whole model: frozen, and checked when it is built."""
+"""How weights start. Imports nothing that computes.
+
+Settings of a layer. Imports nothing that computes.
+
+The configuration of a whole model: frozen, and checked when it is built.
+"""
+
+from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from transformer.block_config import BlockConfig
-from transformer.checks import check_at_least, check_fraction, check_numbers
-from transformer.initialization import Initialization
-from transformer.layer_configs import MoEConfig, NormConfig
-from transformer.positions import LearnedPositions, NoPosition, PositionEmbedding
+from transformer.validation import check_at_least
+
+if TYPE_CHECKING:
+    import jax
+from typing import Literal, get_args
+
+from transformer.attention.config import AttentionConfig, MixerConfig
+from transformer.attention.position_config import LearnedPositions, NoPosition, PositionEmbedding
+from transformer.layers.config import FeedForwardConfig, MoEConfig, NormConfig
 from transformer.precision import Precision
+from transformer.validation import check_choice, check_fraction, check_numbers
+
+Initializer = Callable[["jax.Array", tuple[int, ...], Any], "jax.Array"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Initialization:
+    """How weights start: normal, with one standard deviation for all or by fan-in."""
+
+    std: float = 0.02
+    """Standard deviation of every matrix; 0 means 1/sqrt(fan-in), which suits any width."""
+    embedding_std: float = 0.02
+    """Standard deviation of token and position tables."""
+    depth_scaled: bool = True
+    """Divide what is added to the residual stream by sqrt(2 L), as GPT-2 does."""
+
+    def __post_init__(self) -> None:
+        check_at_least("initialization.std", self.std, 0)
+        check_at_least("initialization.embedding_std", self.embedding_std, 0)
+
+    def matrix_initializer(
+        self, inputs: Mapping[str, int], *, num_residual_layers: int = 0
+    ) -> Initializer:
+        """For a matrix; `num_residual_layers` = L if its result is added to the residual stream."""
+        from flax import linen as nn
+
+        std = self.std or 1 / math.sqrt(math.prod(inputs.values()))
+        if self.depth_scaled and num_residual_layers:
+            std /= math.sqrt(2 * num_residual_layers)
+        return nn.initializers.normal(std)
+
+    def embedding_initializer(self) -> Initializer:
+        from flax import linen as nn
+
+        return nn.initializers.normal(self.embedding_std)
+
+
+NormPlacement = Literal["pre", "post", "sandwich"]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockConfig:
+    """One place of the layer pattern."""
+
+    mixer: MixerConfig = AttentionConfig()
+    """What moves information between tokens."""
+    cross_attention: MixerConfig | None = None
+    """What brings information in from the memory (the encoder's output), after the mixer."""
+    feed_forward: FeedForwardConfig | MoEConfig | None = FeedForwardConfig()
+    norm: NormConfig | None = NormConfig()
+    norm_placement: NormPlacement = "pre"
+    """x + f(norm(x)); norm(x + f(x)) as in Vaswani et al. 2017; or x + norm(f(norm(x))) as in
+    Ding et al. 2021."""
+    residual: bool = True
+    """Whether x is added to f(x). Without it deep stacks hardly learn: it is here to be shown."""
+    residual_dropout: float = 0.0
+    """Of what is added to the residual stream."""
+
+    def __post_init__(self) -> None:
+        check_choice("block.placement", self.norm_placement, get_args(NormPlacement))
+        check_fraction("block.dropout", self.residual_dropout)
+
+    @property
+    def needs_memory(self) -> bool:
+        """Whether a layer of this kind works only with the output of an encoder."""
+        return self.cross_attention is not None or self.mixer.reads_memory
+
 
 LayerLoop = Literal["auto", "scan", "unroll"]
+
+
 RematPolicy = Literal["none", "dots", "full", "offload"]
 
 

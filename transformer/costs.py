@@ -13,15 +13,16 @@ import jax
 import jax.numpy as jnp
 from flax.core import meta
 
-from transformer.attention import AttentionConfig
-from transformer.block import Memory
+from transformer.attention.base import MixerInputs, ScoreFlops, mixer_class
+from transformer.attention.config import AttentionConfig
+from transformer.attention.masks import Mask, MaskPattern
 from transformer.config import TransformerConfig
-from transformer.encoder_decoder import EncoderDecoder
 from transformer.hardware import Hardware
-from transformer.masks import Mask, MaskPattern
-from transformer.mixers import MixerInputs, ScoreFlops, mixer_class
-from transformer.model import Model
-from transformer.sizes import (
+from transformer.layers.block import Memory
+from transformer.layers.stack import Stack
+from transformer.models.base import Model
+from transformer.models.encoder_decoder import EncoderDecoder
+from transformer.parameter_counts import (
     LayerMixer,
     ParameterLeaf,
     abstract_parameters,
@@ -29,7 +30,6 @@ from transformer.sizes import (
     count_padding_entries,
     layer_mixers,
 )
-from transformer.stack import Stack
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer.hardware import Hardware
-from transformer.model import mask_padded_logits
+from transformer.models.base import mask_padded_logits
 
 
 class Loss(NamedTuple):

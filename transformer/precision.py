@@ -88,6 +88,7 @@ POLICIES: dict[str, Precision] = {
     "float16": Precision(compute="float16"),
 }
 
+
 AUTO_POLICY = Precision(compute=cast(DType, AUTO))
 """The policy `auto`: not one to compute in until `Precision.on` decides it."""
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 if TYPE_CHECKING:
-    from transformer.layer_configs import MixerConfig
-    from transformer.mixers import Mixer
+    from transformer.attention.base import Mixer
+    from transformer.attention.config import MixerConfig
 
 
 class BuiltinMixer(NamedTuple):
@@ -24,45 +24,95 @@ class BuiltinMixer(NamedTuple):
     """Where that is defined: a module that imports nothing that computes."""
 
 
-_RECURRENT, _VARIANTS = "transformer.recurrent", "transformer.variants"
-
 BUILTIN_MIXERS = {
     "full": BuiltinMixer(
-        "transformer.attention", "AttentionConfig", "transformer.attention_config"
+        "transformer.attention.full", "AttentionConfig", "transformer.attention.config"
     ),
-    "identity": BuiltinMixer("transformer.identity", "IdentityConfig", "transformer.layer_configs"),
+    "identity": BuiltinMixer(
+        "transformer.baselines.bag", "IdentityConfig", "transformer.baselines.config"
+    ),
     "convolution": BuiltinMixer(
-        "transformer.convolution", "ConvolutionConfig", "transformer.layer_configs"
+        "transformer.baselines.convolution", "ConvolutionConfig", "transformer.baselines.config"
     ),
-    **{
-        kind: BuiltinMixer(f"{_RECURRENT}.{module}", config, f"{_RECURRENT}.configs")
-        for kind, module, config in (
-            ("elman", "elman", "ElmanConfig"),
-            ("lstm", "lstm", "LSTMConfig"),
-            ("bahdanau", "bahdanau", "BahdanauConfig"),
-            ("luong", "luong", "LuongConfig"),
-            ("cheng", "cheng", "ChengConfig"),
-            ("seq2seq", "seq2seq", "Seq2SeqConfig"),
-            ("gnmt_encoder", "gnmt_encoder", "GNMTEncoderConfig"),
-            ("gnmt_decoder", "gnmt_decoder", "GNMTDecoderConfig"),
-        )
-    },
-    **{
-        kind: BuiltinMixer(f"{_VARIANTS}.{module}", config, f"{_VARIANTS}.configs")
-        for kind, module, config in (
-            ("bigbird", "bigbird", "BigBirdConfig"),
-            ("linear", "linear_attention", "LinearAttentionConfig"),
-            ("linformer", "linformer", "LinformerConfig"),
-            ("longformer", "longformer", "LongformerConfig"),
-            ("performer", "performer", "PerformerConfig"),
-            ("primer", "primer", "PrimerConfig"),
-            ("reformer", "reformer", "ReformerConfig"),
-            ("routing", "routing_attention", "RoutingConfig"),
-            ("sliding_window", "sliding_window", "SlidingWindowConfig"),
-            ("sparse", "sparse", "SparseConfig"),
-            ("top_k", "top_k", "TopKConfig"),
-        )
-    },
+    "elman": BuiltinMixer(
+        "transformer.baselines.elman", "ElmanConfig", "transformer.baselines.config"
+    ),
+    "lstm": BuiltinMixer(
+        "transformer.baselines.lstm", "LSTMConfig", "transformer.baselines.config"
+    ),
+    "bahdanau": BuiltinMixer(
+        "transformer.baselines.bahdanau", "BahdanauConfig", "transformer.baselines.config"
+    ),
+    "luong": BuiltinMixer(
+        "transformer.baselines.luong", "LuongConfig", "transformer.baselines.config"
+    ),
+    "cheng": BuiltinMixer(
+        "transformer.baselines.cheng", "ChengConfig", "transformer.baselines.config"
+    ),
+    "seq2seq": BuiltinMixer(
+        "transformer.baselines.seq2seq", "Seq2SeqConfig", "transformer.baselines.config"
+    ),
+    "gnmt_encoder": BuiltinMixer(
+        "transformer.baselines.gnmt", "GNMTEncoderConfig", "transformer.baselines.config"
+    ),
+    "gnmt_decoder": BuiltinMixer(
+        "transformer.baselines.gnmt", "GNMTDecoderConfig", "transformer.baselines.config"
+    ),
+    "bigbird": BuiltinMixer(
+        "transformer.attention.variants.bigbird",
+        "BigBirdConfig",
+        "transformer.attention.variants.sparse_configs",
+    ),
+    "linear": BuiltinMixer(
+        "transformer.attention.variants.linear_attention",
+        "LinearAttentionConfig",
+        "transformer.attention.variants.kernel_configs",
+    ),
+    "linformer": BuiltinMixer(
+        "transformer.attention.variants.linformer",
+        "LinformerConfig",
+        "transformer.attention.variants.kernel_configs",
+    ),
+    "longformer": BuiltinMixer(
+        "transformer.attention.variants.longformer",
+        "LongformerConfig",
+        "transformer.attention.variants.sparse_configs",
+    ),
+    "performer": BuiltinMixer(
+        "transformer.attention.variants.performer",
+        "PerformerConfig",
+        "transformer.attention.variants.kernel_configs",
+    ),
+    "primer": BuiltinMixer(
+        "transformer.attention.variants.primer",
+        "PrimerConfig",
+        "transformer.attention.variants.kernel_configs",
+    ),
+    "reformer": BuiltinMixer(
+        "transformer.attention.variants.reformer",
+        "ReformerConfig",
+        "transformer.attention.variants.clustered_configs",
+    ),
+    "routing": BuiltinMixer(
+        "transformer.attention.variants.routing_attention",
+        "RoutingAttentionConfig",
+        "transformer.attention.variants.clustered_configs",
+    ),
+    "sliding_window": BuiltinMixer(
+        "transformer.attention.variants.sliding_window",
+        "SlidingWindowConfig",
+        "transformer.attention.variants.sparse_configs",
+    ),
+    "sparse": BuiltinMixer(
+        "transformer.attention.variants.sparse_transformer",
+        "SparseTransformerConfig",
+        "transformer.attention.variants.sparse_configs",
+    ),
+    "top_k": BuiltinMixer(
+        "transformer.attention.variants.top_k",
+        "TopKConfig",
+        "transformer.attention.variants.clustered_configs",
+    ),
 }
 """The mixers of this package by kind."""
 

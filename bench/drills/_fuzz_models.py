@@ -6,15 +6,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from train.cli.kinds import kind_options
-from train.describe import describe
-from train.registry import find_experiment
-from train.settings import (
+from train.cli.parsing import kind_options
+from train.config.io import (
     experiment_from_dict,
     experiment_to_dict,
     flatten_experiment,
     flatten_fields,
 )
+from train.config.registry import find_experiment
+from train.estimate.description import describe
 
 BASES = (
     "quickstart",

@@ -20,25 +20,27 @@ from typing import Any, NamedTuple
 
 from bench.drills import _fuzz_targets
 from bench.drills._fuzz_models import put
-from train.cli import main as command
-from train.cli.kinds import kind_options
+from train.cli.main import main as command
+from train.cli.parsing import kind_options
+from train.config.io import experiment_from_dict, experiment_to_dict
+from train.config.registry import find_experiment, list_experiments
+from train.data.bitext import prepare_bitext
+from train.data.classification import prepare_classification
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.data.corpus import prepare_text
-from train.data.labelled import prepare_classification
-from train.data.labelled_config import ClassificationDataConfig
-from train.data.parallel import prepare_bitext
-from train.data.parallel_config import BitextDataConfig
-from train.data.tagged import prepare_token_labels
-from train.data.tagged_config import TokenLabelDataConfig
+from train.data.example_configs import (
+    BitextDataConfig,
+    ClassificationDataConfig,
+    TokenLabelDataConfig,
+)
+from train.data.token_labels import prepare_token_labels
 from train.data.tokenizer import Tokenizer
-from train.describe import describe
 from train.errors import UserError
+from train.estimate.description import describe
+from train.estimate.published import load_prices
 from train.experiment import Experiment
-from train.loading import load
-from train.plan.prices import load_prices
-from train.registry import find_experiment, list_experiments
-from train.runfolder import RunFolder
-from train.settings import experiment_from_dict, experiment_to_dict
+from train.run import load
+from train.run_folder.folder import RunFolder
 
 INTEGERS = (-(2**63), -1, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 10**40)
 FLOATS = (float("inf"), float("-inf"), float("nan"), 1e308, -1e308, -0.0)

@@ -11,34 +11,32 @@ import numpy as np
 from hypothesis import strategies as st
 
 from bench.drills import _fuzz_models
-from train.checkpoints import Checkpoints
+from train.checkpoint.manager import Checkpoints
 from train.cli.fit import FitArguments
-from train.cli.kinds import kinds_help, select_kinds
-from train.cli.parsing import as_usage_errors, parse
+from train.cli.parsing import as_usage_errors, kinds_help, parse, select_kinds
+from train.config.io import experiment_to_dict, flatten_experiment
+from train.config.registry import find_experiment
+from train.data.bitext import prepare_bitext
+from train.data.classification import prepare_classification
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.data.corpus import prepare_text
-from train.data.labelled import prepare_classification
-from train.data.labelled_config import ClassificationDataConfig
-from train.data.parallel import prepare_bitext
-from train.data.parallel_config import BitextDataConfig
-from train.data.tagged import prepare_token_labels
-from train.data.tagged_config import TokenLabelDataConfig
+from train.data.example_configs import (
+    BitextDataConfig,
+    ClassificationDataConfig,
+    TokenLabelDataConfig,
+)
+from train.data.token_labels import prepare_token_labels
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.experiment import Experiment
-from train.goodput import Timesheet, furthest, read_lines, shown
-from train.labels import read_labels
-from train.metrics import MetricsLog, read_metrics
-from train.plot import plot_losses
 from train.recovery.config import RecoveryConfig
-from train.recovery.plan import Trouble, plan
-from train.recovery.record import Record
-from train.registry import find_experiment
-from train.resuming import read_final_metrics
-from train.run import read_auto_choices, read_experiment
-from train.runfolder import RunFolder
-from train.settings import experiment_to_dict, flatten_experiment
-from train.timelog import TimeLog
+from train.recovery.rollback import Record, Trouble, plan
+from train.resume import read_final_metrics
+from train.run import read_auto_choices, read_experiment, read_labels
+from train.run_folder.folder import RunFolder
+from train.telemetry.goodput import TimeLog, Timesheet, furthest, read_lines, shown
+from train.telemetry.loss_plot import plot_losses
+from train.telemetry.metrics_log import MetricsLog, read_metrics
 from transformer.hardware import Hardware
 
 Use = Callable[[pathlib.Path, Any], None]

@@ -25,13 +25,13 @@ from rich.console import Console
 from rich.table import Table
 
 import train
-from train.checkpoints import Checkpoints
+from train.checkpoint.manager import Checkpoints
 from train.data.config import TextDataConfig, TokenizerConfig
-from train.engines import make_engine
+from train.engine import make_engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.hardware import local_hardware
 from train.run import read_experiment
-from train.runfolder import RunFolder
+from train.run_folder.folder import RunFolder
+from train.runtime.hardware import local_hardware
 from transformer import TransformerConfig
 
 OLDER, NEWER = 4, 8

@@ -3,7 +3,7 @@
     python -m bench.drills.devices [--runs 10] [--only pmap] [--cores 2] [--limit 600]
 
 XLA's collectives on a CPU block threads of a pool that all devices share, so programs that starve
-one another show here first (`train/dispatch.py`). A small model trains a few steps on eight devices
+one another show here first (`train/runtime/dispatch_limit.py`). A small model trains a few steps on eight devices
 over several meshes and by `pmap`, with evaluations and samples on the way, checkpoints, a moving
 average of the weights, and at the end an evaluation over the whole held-out split: 293
 batches. A process that burns a core runs beside it. Every run of every kind must end well, with the

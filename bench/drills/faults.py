@@ -11,12 +11,11 @@ from unittest import mock
 import jax
 import numpy as np
 
-from train.engine import Metrics
-from train.engines import JitEngine
+from train.engine import JitEngine, Metrics
 from train.loop import _TrainingRun
 from train.state import TrainState
 from train.step import Batch, TrainStep
-from train.tasks.task import HostBatch, TrainingBatches
+from train.tasks.base import HostBatch, TrainingBatches
 
 _FACTOR = "gradient_factor"
 

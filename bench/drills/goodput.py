@@ -21,9 +21,9 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from train.goodput import MEANING, goodput, read_lines, spell
-from train.jsonl import Record
-from train.runfolder import RunFolder
+from train.run_folder.folder import RunFolder
+from train.telemetry.event_log import Record
+from train.telemetry.goodput import MEANING, goodput, read_lines, spell
 
 
 def run_killed(command: Sequence[str], every: float) -> int:

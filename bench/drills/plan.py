@@ -21,18 +21,16 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import nnls
 
-from train.cli.kinds import select_kinds
-from train.cli.parsing import parse
-from train.describe.layout import format_bytes
-from train.describe.shape import resolve_sizes
+from train.cli.parsing import parse, select_kinds
+from train.config.registry import find_experiment
 from train.errors import UserError
+from train.estimate.compile import compile_step
+from train.estimate.footprint import Coefficients, apply_coefficients, footprint_terms
+from train.estimate.memory_tables import format_bytes
+from train.estimate.quantities import Quantities, resolve_sizes
+from train.estimate.search import Candidate
+from train.estimate.target import parse_target
 from train.experiment import Experiment
-from train.plan.candidate import Candidate
-from train.plan.compiled import compile_step
-from train.plan.footprint import Coefficients, apply_coefficients, footprint_terms
-from train.plan.quantities import Quantities
-from train.plan.target import parse_target
-from train.registry import find_experiment
 
 FILE = Path("tests/train/plan/cases.json")
 

@@ -17,18 +17,15 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from train.cli.kinds import select_kinds
-from train.cli.parsing import parse
-from train.describe.shape import resolve_sizes
+from train.cli.parsing import parse, select_kinds
+from train.config.registry import find_experiment
+from train.estimate.compile import compile_step
+from train.estimate.local_chip import Clock, time_step
+from train.estimate.quantities import Quantities, resolve_sizes
+from train.estimate.roofline import StepTime, estimate_step_time
+from train.estimate.search import Candidate
+from train.estimate.target import Target, local_target
 from train.experiment import Experiment
-from train.plan.candidate import Candidate
-from train.plan.compiled import compile_step
-from train.plan.here import Clock
-from train.plan.measured import time_step
-from train.plan.quantities import Quantities
-from train.plan.roofline import StepTime, estimate_step_time
-from train.plan.target import Target, local_target
-from train.registry import find_experiment
 
 TOY = "gpt2:small --model.precision float32 --accumulate 1 --model.vocab-size 2048"
 

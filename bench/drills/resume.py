@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 import train
-import train.cli
+import train.cli.main
 
 SETTINGS = (
     "--batch-size=8",
@@ -61,7 +61,13 @@ STEPS_A_LIFE = 20
 OFTEN, SELDOM = 3, 500
 """Steps between the saves of the run that is killed, and of the one that is not."""
 
-PRELOADED = ["train.loop", "train.hosts", "train.cli.fit", "train.tasks.language", "bench.drills"]
+PRELOADED = [
+    "train.loop",
+    "train.parallel.distributed",
+    "train.cli.fit",
+    "train.tasks.language_model",
+    "bench.drills",
+]
 """Modules that lives are born with. None of them starts a backend of JAX."""
 
 
@@ -124,7 +130,7 @@ def live(
     jax.config.update("jax_num_cpu_devices", devices)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-    train.cli.main(command)
+    train.cli.main.main(command)
 
 
 def finish(machine: Machine, workdir: pathlib.Path, steps: int, every: int) -> None:

@@ -26,11 +26,11 @@ from rich.table import Table
 import train
 from bench.drills.faults import Fault, planted
 from train.data.config import TextDataConfig, TokenizerConfig
-from train.data.parallel_config import BitextDataConfig
+from train.data.example_configs import BitextDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.optimizers import AdamW8bit
+from train.optim.adamw_8bit import AdamW8bit
+from train.optim.schedules import ScheduleConfig
 from train.recovery.config import RecoveryConfig
-from train.schedules import ScheduleConfig
 from train.tasks.config import Translation
 from transformer import (
     AttentionConfig,

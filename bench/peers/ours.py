@@ -11,20 +11,18 @@ import jax
 import numpy as np
 
 from bench.protocol import Work, serve
-from train.allocator import restart_with_huge_pages
 from train.data.config import TextDataConfig
-from train.engines import make_engine
+from train.engine import make_engine
 from train.experiment import Experiment
-from train.hardware import local_hardware
-from train.optimizers import AdamW
-from train.schedules import ScheduleConfig
-from transformer.activations import Activation
-from transformer.attention import AttentionConfig
-from transformer.block import BlockConfig
-from transformer.config import TransformerConfig
-from transformer.feedforward import FeedForwardConfig
-from transformer.positions import LearnedPositions
-from transformer.sizes import count_parameters
+from train.optim.adam import AdamW
+from train.optim.schedules import ScheduleConfig
+from train.runtime.allocator import restart_with_huge_pages
+from train.runtime.hardware import local_hardware
+from transformer.attention.config import AttentionConfig
+from transformer.attention.position_config import LearnedPositions
+from transformer.config import BlockConfig, TransformerConfig
+from transformer.layers.config import Activation, FeedForwardConfig
+from transformer.parameter_counts import count_parameters
 
 ACTIVATIONS: dict[str, Activation] = {"erf": "gelu", "tanh": "gelu_tanh"}
 

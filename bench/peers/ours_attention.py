@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.protocol import Work, peak_resident_bytes, resident_bytes, serve
-from train.allocator import restart_with_huge_pages
-from train.hardware import local_hardware
+from train.runtime.allocator import restart_with_huge_pages
+from train.runtime.hardware import local_hardware
 from transformer import Mask, MaskPattern
-from transformer.attend import ScoreSpec, attend
+from transformer.attention.attend import attend
+from transformer.attention.score_spec import ScoreSpec
 
 
 def build(settings: dict[str, Any]) -> Work:

@@ -8,16 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.protocol import Work, serve
-from train.allocator import restart_with_huge_pages
-from train.hardware import local_hardware
-from transformer.attention import AttentionConfig
-from transformer.block import BlockConfig
-from transformer.config import TransformerConfig
-from transformer.decoding import generate
-from transformer.language_model import LanguageModel
-from transformer.positions import LearnedPositions
-from transformer.sampling import SamplingConfig
-from transformer.sizes import count_parameters
+from train.runtime.allocator import restart_with_huge_pages
+from train.runtime.hardware import local_hardware
+from transformer.attention.config import AttentionConfig
+from transformer.attention.position_config import LearnedPositions
+from transformer.config import BlockConfig, TransformerConfig
+from transformer.generation.generate import generate
+from transformer.generation.sampling import SamplingConfig
+from transformer.models.language_model import LanguageModel
+from transformer.parameter_counts import count_parameters
 
 
 def build(settings: dict[str, Any]) -> Work:

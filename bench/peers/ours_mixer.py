@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from bench.protocol import Work, peak_resident_bytes, resident_bytes, serve
-from train.allocator import restart_with_huge_pages
-from train.hardware import local_hardware
+from train.runtime.allocator import restart_with_huge_pages
+from train.runtime.hardware import local_hardware
 from transformer import BigBirdConfig, Initialization, LongformerConfig, Mask, Precision
-from transformer.mixers import MixerConfig, MixerInputs, mixer_class
-from transformer.shared import ModelContext
-from transformer.weights import is_boxed_weight
+from transformer.attention.base import MixerInputs, mixer_class
+from transformer.attention.config import MixerConfig
+from transformer.context import ModelContext
+from transformer.layers.params import is_boxed_weight
 
 
 def config_of(settings: dict[str, Any]) -> MixerConfig:

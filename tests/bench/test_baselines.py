@@ -10,10 +10,9 @@ import pytest
 
 from bench import baselines
 from bench.baselines import KneserNey, MostFrequentTag, NaiveBayes, WordByWord
-from train.data.labelled_config import ClassificationDataConfig
-from train.data.tagged_config import TokenLabelDataConfig
+from train.config.registry import find_experiment
+from train.data.example_configs import ClassificationDataConfig, TokenLabelDataConfig
 from train.errors import UserError
-from train.registry import find_experiment
 
 
 def test_naive_bayes_is_the_example_of_manning_raghavan_and_schutze() -> None:

@@ -7,20 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.long_range import (
-    PUBLISHED,
-    SMALL,
-    Options,
-    Outcome,
-    chosen,
-    guesses,
-    table,
-    trained,
-)
-from tests.train.support import light_compiler as light_compiler
+from bench.long_range import PUBLISHED, SMALL, Options, Outcome, chosen, guesses, table, trained
+from train.data.example_configs import ListOpsDataConfig
 from train.data.listops import prepare_listops
-from train.data.listops_config import ListOpsDataConfig
-from transformer.mixers import MIXERS
+from transformer.registry import MIXERS
 
 DATA = ListOpsDataConfig(
     train_examples=40,

@@ -8,12 +8,11 @@ import pytest
 from bench import precision
 from bench.precision import Measured, in_precision, underflow
 from bench.small_runs import small
-from tests.train.support import light_compiler as light_compiler
 from train.data.config import TextDataConfig, TokenizerConfig
-from train.engines import make_engine
+from train.engine import make_engine
 from train.experiment import Experiment
-from train.hardware import local_hardware
-from train.tasks.language import LanguageModelTask
+from train.runtime.hardware import local_hardware
+from train.tasks.language_model import LanguageModelTask
 from transformer.precision import POLICIES
 
 

@@ -9,11 +9,10 @@ import pytest
 from bench import word_vectors
 from bench.word_vectors import accuracy, learned, read
 from configs.trec import EXPERIMENTS as TREC
-from tests.train.support import light_compiler as light_compiler
 from train.data.config import TokenizerConfig
-from train.data.labelled_config import ClassificationDataConfig
+from train.data.example_configs import ClassificationDataConfig
 from train.experiment import Experiment
-from transformer.bag import bag_of_embeddings_config
+from transformer.baselines.bag import bag_of_embeddings_config
 
 
 def questions(folder: Path) -> Experiment:

@@ -19,11 +19,11 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
 import train
+from train.config.registry import find_experiment
 from train.experiment import Experiment
-from train.logbook import Logbook
-from train.metrics import read_metrics
-from train.registry import find_experiment
-from train.runfolder import RunFolder
+from train.run_folder.folder import RunFolder
+from train.telemetry.event_log import Logbook
+from train.telemetry.metrics_log import read_metrics
 from transformer import Precision
 
 ROOT = pathlib.Path(__file__).parents[2]

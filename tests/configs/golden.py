@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from train.config.io import classes_by_kind, kind_name
+from train.config.registry import find_experiment, list_experiments
 from train.experiment import Experiment
-from train.kinds import classes_by_kind, kind_name
-from train.registry import find_experiment, list_experiments
 from transformer.precision import Precision
 
 FOLDER = Path(__file__).parent / "golden"

@@ -14,16 +14,15 @@ import pytest
 import train
 from configs import byte_text, listops
 from tests.train.support import command, losses
-from tests.train.support import light_compiler as light_compiler
-from train.data.listops_config import ListOpsDataConfig
+from train.config.registry import find_experiment
+from train.data.example_configs import ListOpsDataConfig
 from train.experiment import Experiment
-from train.registry import find_experiment
-from train.sample import sample
-from train.schedules import ScheduleConfig
+from train.optim.schedules import ScheduleConfig
 from train.tasks.registry import make_task
+from train.tasks.text_completion import sample
 from transformer import MIXERS, Hardware
-from transformer.shared import unconstrained
-from transformer.sizes import count_parameters
+from transformer.context import unconstrained
+from transformer.parameter_counts import count_parameters
 
 VARIANTS = tuple(listops.attention_variants(listops.SMALL))
 

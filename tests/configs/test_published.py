@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from train.registry import find_experiment
+from train.config.registry import find_experiment
 from train.tasks.registry import make_task
 from transformer import AttentionConfig, Hardware, LanguageModel
-from transformer.shared import unconstrained
-from transformer.sizes import count_parameters
+from transformer.context import unconstrained
+from transformer.parameter_counts import count_parameters
 
 EXACT = {
     "gpt2:small": 124_439_808,

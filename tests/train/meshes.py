@@ -12,11 +12,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tests.train.support import random_rows, tiny
-from train.collectives import Collective, find_collectives
-from train.data.parallel_config import BitextDataConfig
-from train.engines import JitEngine
+from train.data.example_configs import BitextDataConfig
+from train.engine import JitEngine
+from train.estimate.hlo import Collective, find_collectives
 from train.experiment import Experiment
-from train.sharding import MeshConfig, make_mesh
+from train.parallel.mesh import MeshConfig, make_mesh
 from train.tasks.config import Translation
 from transformer import (
     ALiBi,
@@ -28,7 +28,7 @@ from transformer import (
     NoPosition,
     RoPE,
 )
-from transformer.mixture import MoEConfig
+from transformer.layers.config import MoEConfig
 
 VOCAB, STEPS, ROWS, LENGTH = 30, 20, 8, 16
 

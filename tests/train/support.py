@@ -11,11 +11,11 @@ import jax
 import numpy as np
 import pytest
 
-from train.cli import main
+from train.cli.main import main
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.loss_scale import LossScale
-from train.schedules import ScheduleConfig
+from train.optim.loss_scale import LossScale
+from train.optim.schedules import ScheduleConfig
 from train.state import TrainState
 from transformer import (
     AttentionConfig,

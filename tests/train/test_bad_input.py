@@ -23,13 +23,12 @@ from tests.train.support import (
     tiny,
     write_config,
 )
-from tests.train.support import light_compiler as light_compiler
-from train.checkpoints import Checkpoints
-from train.cli import main
-from train.data import Tokenizer
-from train.engines import JitEngine
+from train.checkpoint.manager import Checkpoints
+from train.cli.main import main
+from train.data.tokenizer import Tokenizer
+from train.engine import JitEngine
 from train.errors import UserError
-from train.report import Report
+from train.telemetry.reporter import Report
 
 Capture = pytest.CaptureFixture[str]
 
@@ -383,6 +382,6 @@ def test_an_error_in_the_report_does_not_hide_what_stopped_the_run(
         raise UserError("loss.png: cannot be written")
 
     monkeypatch.setattr(Report, "train", fail)
-    monkeypatch.setattr("train.report.plot_losses", also_fail)
+    monkeypatch.setattr("train.telemetry.loss_plot.plot_losses", also_fail)
     with pytest.raises(UserError, match="this stopped it"):
         train.fit(tiny(whole.folder), str(tmp_path / "run"), quiet=True)

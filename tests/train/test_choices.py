@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from train.choices import pin_auto, resolve_auto, resolve_precision, unavailable_backends
+from train.config.resolve import pin_auto, resolve_auto, resolve_precision, unavailable_backends
 from train.data.config import TextDataConfig
 from train.experiment import Experiment
 from transformer import AttentionConfig, BlockConfig, Hardware, Precision, TransformerConfig
-from transformer.attend import Backend
+from transformer.attention.config import Backend
 
 FORM = "model.pattern.0.mixer.form"
 

@@ -12,13 +12,12 @@ from typing import NamedTuple
 import pytest
 
 from tests.train.support import command, lines_of, losses, write_config
-from tests.train.support import light_compiler as light_compiler
-from train.cli import main, print_error
 from train.cli.fit import FitArguments
+from train.cli.main import main, print_error
 from train.cli.parsing import parse
+from train.config.registry import find_experiment, list_experiments
 from train.errors import UsageError, UserError
-from train.registry import find_experiment, list_experiments
-from train.report import Report
+from train.telemetry.reporter import Report
 from transformer import AttentionConfig, Precision
 
 Capture = pytest.CaptureFixture[str]
@@ -165,7 +164,7 @@ def test_signs_that_the_output_cannot_show_are_spelt_out(monkeypatch: pytest.Mon
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, "ascii"))
     monkeypatch.setattr(sys, "argv", ["train", "--help"])
-    monkeypatch.setattr("train.cli.usage", lambda: "2 × 3")
+    monkeypatch.setattr("train.cli.main.usage", lambda: "2 × 3")
     with pytest.raises(SystemExit) as stop:
         runpy.run_module("train", run_name="__main__")
     sys.stdout.flush()

@@ -10,17 +10,16 @@ import pytest
 from rich.console import Console
 
 from tests.train.support import LENGTH, tiny
-from tests.train.support import light_compiler as light_compiler
 from train.data.config import TextDataConfig, TokenizerConfig
-from train.describe import Description, describe, describe_model
-from train.describe.compiler import trace_residual_bytes
-from train.describe.memory_tables import temporaries_differences
-from train.describe.shape import sharded_batch_shapes
-from train.engines import JitEngine, make_engine
+from train.engine import JitEngine, make_engine
 from train.errors import UserError
+from train.estimate.compile import trace_residual_bytes
+from train.estimate.description import Description, describe, describe_model
+from train.estimate.memory_tables import temporaries_differences
+from train.estimate.quantities import sharded_batch_shapes
 from train.experiment import Experiment
-from train.optimizers import Muon
-from train.sharding import MeshConfig
+from train.optim.muon import Muon
+from train.parallel.mesh import MeshConfig
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -402,5 +401,5 @@ def test_an_experiment_whose_words_are_the_characters_of_its_text(tmp_path: Path
 
 
 def test_importing_it_imports_no_jax() -> None:
-    command = "import sys, train.describe, train.doctor; sys.exit('jax' in sys.modules)"
+    command = "import sys, train.estimate.description, train.doctor.report; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0

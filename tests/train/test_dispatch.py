@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from tests.train.support import tiny
-from train.dispatch import MAX_PROGRAMS_IN_FLIGHT, DispatchLimit
-from train.engines import JitEngine, PmapEngine, make_engine
-from train.served import weights_of
+from train.engine import JitEngine, PmapEngine, make_engine
+from train.evaluation.eval_weights import weights_of
+from train.runtime.dispatch_limit import MAX_PROGRAMS_IN_FLIGHT, DispatchLimit
 from train.state import TrainState
-from train.tasks.measuring import mean_losses
+from train.tasks.base import mean_losses
 from transformer import Hardware
 from transformer.losses import Loss
 

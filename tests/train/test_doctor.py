@@ -10,10 +10,15 @@ import pytest
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from train.doctor import Finding, Machine, Report, accelerator_warnings, run_checks
 from train.doctor.accelerator import check_accelerator, report_devices, start_backend
-from train.doctor.machine import inspect_machine
-from train.doctor.surroundings import check_compilation_cache, check_environment
+from train.doctor.environment import (
+    Finding,
+    Machine,
+    check_compilation_cache,
+    check_environment,
+    inspect_machine,
+)
+from train.doctor.report import Report, accelerator_warnings, run_checks
 from train.doctor.trial import check_bfloat16, check_speed, feed_forward_flops
 from train.doctor.versions import check_package, check_plugin, check_project, check_python
 
@@ -123,7 +128,7 @@ def test_pairs_that_colab_and_kaggle_have_are_left_alone() -> None:
 def test_what_is_wrong_with_the_accelerator_is_a_line_for_a_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("train.doctor.examine", lambda: GPU)
+    monkeypatch.setattr("train.doctor.report.examine", lambda: GPU)
     monkeypatch.setattr("train.doctor.versions.installed_plugins", lambda: ())
     [line] = accelerator_warnings("cpu")
     assert line.startswith("accelerator: a GPU is here (/dev/nvidia0), but JAX computes on the CPU")
@@ -131,7 +136,7 @@ def test_what_is_wrong_with_the_accelerator_is_a_line_for_a_run(
     stale = Finding("libtpu", "warning", "1 is not ==2, which jax 3 asks for", "pip install it")
     monkeypatch.setattr("train.doctor.versions.check_plugins", lambda: iter([stale]))
     assert accelerator_warnings("tpu") == [f"libtpu: {stale.detail}; {stale.remedy}"]
-    monkeypatch.setattr("train.doctor.examine", Machine)
+    monkeypatch.setattr("train.doctor.report.examine", Machine)
     assert accelerator_warnings("cpu") == []
 
 

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
-from tests.train.support import light_compiler as light_compiler
-from train.engine import Engine
-from train.engines import JitEngine, PmapEngine, check_batch_sharding, make_engine
+from train.engine import Engine, JitEngine, PmapEngine, check_batch_sharding, make_engine
 from train.errors import UsageError
-from train.experiment import Experiment
-from train.loss_scale import LossScale, LossScaleConfig
-from train.optimizers import OPTIMIZERS
-from train.recovery.watch import REPORT
-from train.sharding import MeshConfig, make_mesh
+from train.experiment import Experiment, LossScaleConfig
+from train.optim.loss_scale import LossScale
+from train.optim.registry import OPTIMIZERS
+from train.parallel.mesh import MeshConfig, make_mesh
+from train.recovery.detector import REPORT
 from train.state import TrainState
 from transformer import Hardware, Precision
 

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from train.errors import UsageError, UserError
-from train.preemption import PreemptedError
+from train.runtime.signals import PreemptedError
 
 
 @pytest.mark.parametrize("kind", [UserError, UsageError, PreemptedError])
@@ -27,7 +27,7 @@ def test_a_notebook_shows_one_line(kind: type[Exception]) -> None:
 
 @pytest.mark.beta_slow
 def test_a_platform_that_is_not_here_is_told_in_one_line() -> None:
-    program = "from train.hardware import local_hardware; local_hardware()"
+    program = "from train.runtime.hardware import local_hardware; local_hardware()"
     ran = subprocess.run(
         [sys.executable, "-c", program],
         env={"JAX_PLATFORMS": "rocm", "PYTHONPATH": "."},

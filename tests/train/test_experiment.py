@@ -8,17 +8,12 @@ import pytest
 
 from tests.train.support import tiny
 from tests.train.tasks.support import tiny_classifier, tiny_translator
-from train.data.parallel_config import BitextDataConfig
-from train.describe.shape import max_batch_shape
+from train.data.example_configs import BitextDataConfig
 from train.errors import UsageError
+from train.estimate.quantities import max_batch_shape
 from train.experiment import EvaluationConfig, Experiment
-from train.loading import for_local_devices
-from train.tasks.config import (
-    Classification,
-    MaskedLanguageModeling,
-    Tagging,
-    Translation,
-)
+from train.run import for_local_devices
+from train.tasks.config import Classification, MaskedLanguageModeling, Tagging, Translation
 from transformer import EncoderConfig
 
 

@@ -5,12 +5,18 @@ import time
 
 import pytest
 
-from tests.train.object_store import bucket as bucket
-from train.cli import main
+from train.cli.main import main
 from train.errors import UserError
-from train.goodput import Timesheet, goodput, process_began, read_lines, shown, spell
-from train.runfolder import RunFolder
-from train.timelog import TimeLog
+from train.run_folder.folder import RunFolder
+from train.telemetry.goodput import (
+    TimeLog,
+    Timesheet,
+    goodput,
+    process_began,
+    read_lines,
+    shown,
+    spell,
+)
 
 
 class Clock:

@@ -5,7 +5,7 @@ import time
 import pytest
 from jax.errors import JaxRuntimeError
 
-from train.heartbeats import Heartbeats
+from train.parallel.heartbeats import Heartbeats
 
 
 class Store:

@@ -9,8 +9,8 @@ import pytest
 
 import configs
 from tests.train.support import command
-from train.cli import VERBS, usage
-from train.registry import find_experiment
+from train.cli.main import VERBS, usage
+from train.config.registry import find_experiment
 
 Capture = pytest.CaptureFixture[str]
 
@@ -79,8 +79,10 @@ def test_help_does_not_start_python_twice(
     arguments: list[str], starts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = []
-    monkeypatch.setattr("train.allocator.restart_with_huge_pages", lambda: started.append(True))
-    monkeypatch.setattr("train.cli.main", lambda: None)
+    monkeypatch.setattr(
+        "train.runtime.allocator.restart_with_huge_pages", lambda: started.append(True)
+    )
+    monkeypatch.setattr("train.cli.main.main", lambda: None)
     monkeypatch.setattr(sys, "argv", ["train", *arguments])
     runpy.run_module("train", run_name="__main__")
     assert bool(started) == starts

@@ -1,6 +1,6 @@
 import pytest
 
-from train.hlo import Program, array_bytes, array_shapes
+from train.estimate.hlo import Program, array_bytes, array_shapes
 
 LOOPS = """HloModule loops, num_partitions=2
 

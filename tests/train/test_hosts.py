@@ -15,7 +15,7 @@ import pytest
 
 from tests.train.support import lines_of, write_config
 from train.errors import UserError
-from train.hosts import Meeting, meeting, together
+from train.parallel.distributed import Meeting, meeting, together
 
 TWO = {"JAX_COORDINATOR_ADDRESS": "there:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
 
@@ -64,7 +64,7 @@ def test_if_the_first_is_killed_the_other_ends_with_a_word() -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    wait = "import sys, time; from train.hosts import join; join(); print(); sys.stdout.flush();"
+    wait = "import sys, time; from train.parallel.distributed import join; join(); print(); sys.stdout.flush();"
     both = []
     for index in ("0", "1"):
         meet = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}

@@ -7,7 +7,7 @@ from types import FrameType
 
 import pytest
 
-from train.cli.interrupts import AGAIN, heeded
+from train.runtime.signals import AGAIN, heeded
 
 
 @pytest.fixture(autouse=True)

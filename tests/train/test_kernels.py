@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 
 import train
-from tests.train.support import light_compiler as light_compiler
 from tests.train.support import lines_of, tiny
-from train import kernels
 from train.experiment import Experiment
-from train.kernels import mark_broken_kernels
-from transformer import AttentionConfig, BlockConfig, FeedForwardConfig, Hardware, TransformerConfig
+from train.runtime import attention_kernels
+from train.runtime.attention_kernels import mark_broken_kernels
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    Hardware,
+    TransformerConfig,
+)
 
 TPU = Hardware("tpu", "TPU v5 lite")
 
@@ -35,8 +40,10 @@ def test_only_a_kernel_that_would_be_used_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[str] = []
-    for name in kernels.KERNEL_PROBES:
-        monkeypatch.setitem(kernels.KERNEL_PROBES, name, functools.partial(compiled.append, name))
+    for name in attention_kernels.KERNEL_PROBES:
+        monkeypatch.setitem(
+            attention_kernels.KERNEL_PROBES, name, functools.partial(compiled.append, name)
+        )
     experiment = without_dropout(tmp_path)
     assert mark_broken_kernels(experiment, Hardware()) == Hardware()
     assert mark_broken_kernels(tiny(tmp_path), TPU) == TPU  # its dropout is not for kernels
@@ -48,7 +55,7 @@ def test_only_a_kernel_that_would_be_used_is_compiled(
 def test_a_broken_kernel_is_named_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(kernels.KERNEL_PROBES, "splash", fail)
+    monkeypatch.setitem(attention_kernels.KERNEL_PROBES, "splash", fail)
     found = mark_broken_kernels(without_dropout(tmp_path), TPU)
     why = "Failed to deserialize the Mosaic module: expected <= 7 but got 8"
     assert found.broken_kernels == (("splash", why),)

@@ -4,14 +4,16 @@ from typing import Any
 import pytest
 
 from tests.train.support import Outcome, command, write_config
-from train.cli.kinds import kind_options, kinds_help, select_kinds
+from train.cli.parsing import kind_options, kinds_help, select_kinds
+from train.config.io import classes_by_kind, kind_name
 from train.errors import UsageError
 from train.experiment import Experiment
-from train.kinds import classes_by_kind, kind_name
-from train.optimizers import OPTIMIZERS, AdamW, Lion, OptimizerConfig
+from train.optim.adam import AdamW
+from train.optim.lion import Lion
+from train.optim.registry import OPTIMIZERS, OptimizerConfig
 from transformer import BlockConfig, LearnedPositions, NoPosition, NormConfig, TransformerConfig
-from transformer.attention import AttentionConfig
-from transformer.mixers import MIXERS, MixerConfig
+from transformer.attention.config import AttentionConfig, MixerConfig
+from transformer.registry import MIXERS
 
 TWO = Experiment(
     model=TransformerConfig(num_layers=2, layer_pattern=(BlockConfig(), BlockConfig())),

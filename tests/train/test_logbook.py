@@ -5,11 +5,10 @@ import pathlib
 import jax.numpy as jnp
 import pytest
 
-from tests.train.object_store import bucket as bucket
-from train import jsonl
 from train.data.files import expand_path
 from train.errors import UserError
-from train.logbook import Logbook
+from train.telemetry import event_log
+from train.telemetry.event_log import Logbook
 
 
 def test_events_are_lines_with_their_time(tmp_path: pathlib.Path) -> None:
@@ -63,5 +62,5 @@ def test_a_logbook_that_cannot_be_written_is_one_line(tmp_path: pathlib.Path) ->
 def test_an_object_store_has_whole_lines_too(bucket: str) -> None:
     path = expand_path(f"{bucket}/logbook.jsonl")
     path.write_text('{"event": "started"}\n{"ev')
-    jsonl.append(path, [{"event": "resumed"}, {"event": "finished"}])
-    assert [line["event"] for line in jsonl.read(path)] == ["started", "resumed", "finished"]
+    event_log.append(path, [{"event": "resumed"}, {"event": "finished"}])
+    assert [line["event"] for line in event_log.read(path)] == ["started", "resumed", "finished"]

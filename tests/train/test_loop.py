@@ -12,17 +12,15 @@ import pytest
 
 import train
 from tests.train.support import assert_same_bits, lines_of, losses, tiny
-from tests.train.support import light_compiler as light_compiler
-from train.checkpoints import Checkpoints
-from train.data import Tokenizer
+from train.checkpoint.manager import Checkpoints
+from train.config.io import experiment_to_text
+from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.evaluation import evaluate_run
+from train.evaluation.evaluator import due, evaluate_run
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.goodput import goodput, read_lines
-from train.judge import due
 from train.run import read_experiment
-from train.runfolder import RunFolder
-from train.settings import experiment_to_text
+from train.run_folder.folder import RunFolder
+from train.telemetry.goodput import goodput, read_lines
 
 STEPS = 12
 

@@ -3,7 +3,8 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from train.loss_scale import LossScale, LossScaleConfig
+from train.experiment import LossScaleConfig
+from train.optim.loss_scale import LossScale
 
 CONFIG = LossScaleConfig(init_scale=8.0, growth_interval=3, max_scale=32.0)
 

@@ -6,8 +6,8 @@ import pytest
 
 from train.errors import UserError
 from train.experiment import Experiment
-from train.memory import advice, exhausted, explain_exhaustion, known_to_help
-from train.sharding import MeshConfig
+from train.parallel.mesh import MeshConfig
+from train.runtime.oom import advice, exhausted, explain_exhaustion, known_to_help
 from transformer import TransformerConfig
 
 MODEL = TransformerConfig(d_model=768, num_layers=12)

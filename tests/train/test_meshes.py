@@ -22,17 +22,15 @@ from tests.train.meshes import (
     largest_weight,
     train,
 )
-from tests.train.support import light_compiler as light_compiler
-from train.collectives import find_collectives
-from train.context import check_context_parallelism
-from train.engines import make_engine
+from train.engine import make_engine
 from train.errors import UsageError
-from train.hlo import Program, array_shapes
-from train.optimizers import OPTIMIZERS
-from train.sharding import MeshConfig, make_mesh
+from train.estimate.hlo import Program, array_shapes, find_collectives
+from train.optim.registry import OPTIMIZERS
+from train.parallel.batches import check_context_parallelism
+from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import FeedForwardConfig, Hardware
-from transformer.mixture import MoEConfig
-from transformer.variants.sliding_window import SlidingWindowConfig
+from transformer.attention.variants.sparse_configs import SlidingWindowConfig
+from transformer.layers.config import MoEConfig
 
 
 @pytest.fixture(scope="module")

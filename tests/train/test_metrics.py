@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import pytest
 from tensorboardX.proto import event_pb2
 
-from tests.train.object_store import bucket as bucket
-from train.metrics import FLUSH_SECONDS, MetricsLog, read_metrics
-from train.runfolder import RunFolder
+from train.run_folder.folder import RunFolder
+from train.telemetry.metrics_log import FLUSH_SECONDS, MetricsLog, read_metrics
 
 
 @pytest.fixture
@@ -94,8 +93,8 @@ def test_a_torn_last_line_is_moved_aside_as_it_is(run: RunFolder) -> None:
 def test_a_process_that_is_killed_loses_no_line(run: RunFolder) -> None:
     program = (
         "import os, signal, sys\n"
-        "from train.metrics import MetricsLog\n"
-        "from train.runfolder import RunFolder\n"
+        "from train.telemetry.metrics_log import MetricsLog\n"
+        "from train.run_folder.folder import RunFolder\n"
         "log = MetricsLog(RunFolder.create(sys.argv[1]))\n"
         "for step in range(17):\n"
         "    log.write(step, 'train', {'loss': 1.5})\n"

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 
 from tests.train.support import assert_close, random_rows, tiny
-from tests.train.support import light_compiler as light_compiler
-from train.engine import Engine
-from train.engines import JitEngine, make_engine
+from train.engine import Engine, JitEngine, make_engine
 from train.experiment import Experiment
-from train.sharding import MeshConfig, make_mesh
+from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import FeedForwardConfig, Hardware
-from transformer.mixture import MoEConfig
+from transformer.layers.config import MoEConfig
 
 VOCAB = 30
 LOSSES = {"loss/load_balance", "loss/router_z"}

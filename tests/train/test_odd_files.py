@@ -8,32 +8,34 @@ from typing import Any
 
 import pytest
 
-from tests.train.object_store import bucket as bucket
 from tests.train.support import command, tiny, write_config
-from tests.train.support import light_compiler as light_compiler
-from train import jsonl
-from train.checkpoints import manifest
-from train.checkpoints.folder import located
+from train.checkpoint import manifest
+from train.checkpoint.discovery import located
+from train.config.registry import find_experiment
 from train.data.cache import cache_folder
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.data.corpus import prepare_text
 from train.data.files import TextFile, expand_path
-from train.data.lines import read_lines
-from train.data.text import read_documents
+from train.data.text import read_documents, read_lines
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
-from train.goodput import Timesheet, goodput
-from train.goodput import read_lines as read_times
-from train.labels import read_labels
-from train.metrics import MetricsLog
-from train.plan.prices import load_prices
-from train.recovery.record import Record
-from train.registry import find_experiment
-from train.regular_files import LINE_BYTES, lines_of, open_regular, read_bytes, shown_bytes
-from train.report import Report
-from train.run import read_experiment
-from train.runfolder import RunFolder
-from train.tensorboard import EventFile
+from train.estimate.published import load_prices
+from train.recovery.rollback import Record
+from train.run import read_experiment, read_labels
+from train.run_folder.folder import RunFolder
+from train.run_folder.regular_files import (
+    LINE_BYTES,
+    lines_of,
+    open_regular,
+    read_bytes,
+    shown_bytes,
+)
+from train.telemetry import event_log
+from train.telemetry.goodput import Timesheet, goodput
+from train.telemetry.goodput import read_lines as read_times
+from train.telemetry.metrics_log import MetricsLog
+from train.telemetry.reporter import Report
+from train.telemetry.tensorboard import EventFile
 
 Read = Callable[[Path], Any]
 
@@ -46,7 +48,7 @@ READERS: dict[str, Read] = {
     "config.json": lambda path: read_experiment(RunFolder(path.parent)),
     "labels.json": lambda path: read_labels(RunFolder(path.parent)),
     "recovery.json": Record.read,
-    "metrics.jsonl": jsonl.read,
+    "metrics.jsonl": event_log.read,
     "tokenizer.json": Tokenizer.load,
     "vocab.txt": Tokenizer.load,
     "prices.toml": lambda path: load_prices(str(path)),
@@ -112,7 +114,7 @@ def test_a_line_of_a_log_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"{}\n" + b"x" * LINE_BYTES + b"x\n")
     with pytest.raises(UserError, match=r"metrics.jsonl:2: is a line of more than 16 MiB"):
-        jsonl.read(path)
+        event_log.read(path)
     with open_regular(path) as stream:
         lines = lines_of(stream, path, LINE_BYTES + 2)
         assert [len(line) for line in lines] == [3, LINE_BYTES + 2]
@@ -155,7 +157,7 @@ def test_nothing_is_appended_where_a_link_leads(tmp_path: Path, leads_to: str) -
         outside.write_text("mine\n")
     path.symlink_to(outside)
     with pytest.raises(UserError, match=r"time.jsonl: is a link, and a run writes in its own"):
-        jsonl.append(path, [{"a": 1}])
+        event_log.append(path, [{"a": 1}])
     if leads_to == "another's":
         assert outside.read_text() == "mine\n"
     assert leads_to != "nothing" or not outside.exists()
@@ -164,7 +166,7 @@ def test_nothing_is_appended_where_a_link_leads(tmp_path: Path, leads_to: str) -
 def test_a_fifo_is_not_appended_to(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "time.jsonl")
     with pytest.raises(UserError, match=r"time.jsonl: is a FIFO and no regular file"):
-        jsonl.append(tmp_path / "time.jsonl", [{"a": 1}])
+        event_log.append(tmp_path / "time.jsonl", [{"a": 1}])
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "samples.txt", "spikes"])
@@ -275,7 +277,7 @@ def test_a_step_of_a_metric_is_one_that_a_run_can_have(tmp_path: Path) -> None:
     path.write_text('{"step": 1, "split": "train"}\n{"step": 1' + "0" * 400 + ', "split": "train"}')
     with MetricsLog(RunFolder(tmp_path)) as log:
         assert log.resume(5) == tmp_path / "metrics.jsonl.beyond-5"
-    assert jsonl.read(path) == [{"step": 1, "split": "train"}]
+    assert event_log.read(path) == [{"step": 1, "split": "train"}]
 
 
 def test_samples_are_added_to_whatever_is_there(tmp_path: Path) -> None:

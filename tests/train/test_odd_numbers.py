@@ -14,16 +14,16 @@ import pytest
 
 from bench.drills._fuzz_models import put
 from tests.train.support import command, tiny, write_config
-from train import memory
 from train.cli.parsing import parse
 from train.cli.plan import PlanArguments
 from train.cli.sample import SampleArguments
-from train.data.parallel_config import BitextDataConfig
-from train.engines import make_engine
+from train.config.io import experiment_from_dict, experiment_to_dict
+from train.config.registry import find_experiment
+from train.data.example_configs import BitextDataConfig
+from train.engine import make_engine
 from train.errors import UsageError, UserError
 from train.experiment import Experiment
-from train.registry import find_experiment
-from train.settings import experiment_from_dict, experiment_to_dict
+from train.runtime import oom
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -32,7 +32,7 @@ from transformer import (
     LanguageModel,
     TransformerConfig,
 )
-from transformer.checks import (
+from transformer.validation import (
     MAX_FLOAT,
     MAX_INTEGER_BY_FIELD,
     check_at_least,
@@ -160,7 +160,7 @@ def test_a_weight_that_no_memory_has() -> None:
 def test_what_no_memory_holds_is_refused_before_it_is_built(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], what: str
 ) -> None:
-    monkeypatch.setattr(memory, "host_memory", lambda: 2**33)
+    monkeypatch.setattr(oom, "host_memory", lambda: 2**33)
     plain = experiment_to_dict(tiny(tmp_path))
     for path, value in changes.items():
         put(plain, path, value)
@@ -168,10 +168,10 @@ def test_what_no_memory_holds_is_refused_before_it_is_built(
     experiment = experiment_from_dict(plain, "an experiment")
     engine = make_engine(experiment, Hardware(count=jax.device_count()))
     with pytest.raises(UserError, match=rf"^memory: {what} would take .*, and there are 8.*iB; "):
-        memory.check_room(engine, experiment)
+        oom.check_room(engine, experiment)
     fits = tiny(tmp_path)
     fits = dataclasses.replace(fits, model=dataclasses.replace(fits.model, vocab_size=32))
-    memory.check_room(make_engine(fits, Hardware(count=jax.device_count())), fits)
+    oom.check_room(make_engine(fits, Hardware(count=jax.device_count())), fits)
 
 
 @pytest.mark.beta_slow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from train.errors import UserError
-from train.plot import _points, _smoothed, marks, plot_losses
+from train.telemetry.loss_plot import _points, _smoothed, marks, plot_losses
 
 TRAINING: list[dict[str, Any]] = [
     {"step": step, "split": "train", "loss": 9 / step + 2} for step in range(1, 101)

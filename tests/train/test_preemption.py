@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from train.preemption import EARLY_SIGNALS, PREEMPTED, SIGNALS, StopRequest, early_stop
+from train.runtime.signals import EARLY_SIGNALS, PREEMPTED, SIGNALS, StopRequest, early_stop
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -46,7 +46,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone() -> None:
 def test_a_second_signal_ends_the_process_at_once(second: signal.Signals) -> None:
     program = (
         "import os, signal\n"
-        "from train.preemption import EARLY_SIGNALS, PREEMPTED, SIGNALS, StopRequest\n"
+        "from train.runtime.signals import EARLY_SIGNALS, PREEMPTED, SIGNALS, StopRequest\n"
         "with StopRequest() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    print(stop.signal, flush=True)\n"
@@ -118,7 +118,7 @@ def test_a_hangup_that_was_ignored_at_the_start_stays_ignored() -> None:
     """By nohup."""
     ran = run(
         "import os, signal\n"
-        "from train.preemption import StopRequest, early_stop\n"
+        "from train.runtime.signals import StopRequest, early_stop\n"
         "with early_stop(), StopRequest() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGHUP)\n"
         "    print(stop.asked())\n",
@@ -131,7 +131,7 @@ def test_a_hangup_that_was_ignored_at_the_start_stays_ignored() -> None:
 def test_a_signal_before_training_ends_with_a_word(number: signal.Signals) -> None:
     ran = run(
         "import os\n"
-        "from train.preemption import early_stop\n"
+        "from train.runtime.signals import early_stop\n"
         "with early_stop():\n"
         f"    os.kill(os.getpid(), {number:d})\n"
         "    print('still here')\n"

@@ -8,16 +8,14 @@ from pathlib import Path
 import pytest
 
 import train
-from tests.train.support import light_compiler as light_compiler
 from tests.train.support import lines_of, tiny
+from train.checkpoint.provenance import other_library
 from train.errors import UserError
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.logbook import Logbook
-from train.provenance import other_library
-from train.recovery.plan import Rollback
-from train.recovery.record import Record
-from train.resuming import read_final_metrics
-from train.runfolder import RunFolder
+from train.recovery.rollback import Record, Rollback
+from train.resume import read_final_metrics
+from train.run_folder.folder import RunFolder
+from train.telemetry.event_log import Logbook
 
 pytestmark = pytest.mark.beta_slow
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from train.config.registry import find_experiment, list_experiments
 from train.errors import UsageError
-from train.registry import find_experiment, list_experiments
 
 OWN = """
 from __future__ import annotations

@@ -12,22 +12,29 @@ import numpy as np
 import pytest
 
 import train
-from tests.train.support import assert_close, assert_same_bits, lines_of, losses, tiny, write_text
-from tests.train.support import light_compiler as light_compiler
-from train.checkpoints import Checkpoints
-from train.engines import JitEngine, make_engine
+from tests.train.support import (
+    assert_close,
+    assert_same_bits,
+    lines_of,
+    losses,
+    tiny,
+    write_text,
+)
+from train.checkpoint.manager import Checkpoints
+from train.engine import JitEngine, make_engine
 from train.errors import UserError
 from train.experiment import CheckpointConfig, Experiment
-from train.hardware import local_hardware
-from train.optimizers import AdamW, Lion
-from train.preemption import PreemptedError
-from train.report import Report
+from train.optim.adam import AdamW
+from train.optim.lion import Lion
+from train.optim.schedules import ScheduleConfig
+from train.parallel.mesh import MeshConfig
 from train.run import read_experiment
-from train.runfolder import RunFolder
-from train.schedules import ScheduleConfig
-from train.sharding import MeshConfig
+from train.run_folder.folder import RunFolder
+from train.runtime.hardware import local_hardware
+from train.runtime.signals import PreemptedError
 from train.state import TrainState
 from train.tasks.registry import make_task
+from train.telemetry.reporter import Report
 from transformer import AttentionConfig, BlockConfig
 
 STEPS = 12

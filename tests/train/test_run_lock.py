@@ -11,11 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.object_store import bucket as bucket
 from train.errors import UserError
-from train.lease import Lease, LeaseStore, lease_store, new_lease, owner_state, this_machine
-from train.run_lock import LEASE_SECONDS, RunLock
-from train.runfolder import RunFolder
+from train.run_folder.folder import RunFolder
+from train.run_folder.lease import (
+    Lease,
+    LeaseStore,
+    lease_store,
+    new_lease,
+    owner_state,
+    this_machine,
+)
+from train.run_folder.lock import LEASE_SECONDS, RunLock
 
 ELSEWHERE = Lease("other", "node7", 4121, "another machine", "1", "2026-11-23T20:11:03+00:00")
 
@@ -226,8 +232,8 @@ def test_a_killed_run_is_followed_at_once(tmp_path: Path) -> None:
     """By another process of this machine, which need not wait for the lease to run out."""
     hold = (
         "import sys, time\n"
-        "from train.run_lock import RunLock\n"
-        "from train.runfolder import RunFolder\n"
+        "from train.run_folder.lock import RunLock\n"
+        "from train.run_folder.folder import RunFolder\n"
         "lock = RunLock(RunFolder.create(sys.argv[1]), say=print).__enter__()\n"
         "print('held', flush=True)\n"
         "time.sleep(100)\n"

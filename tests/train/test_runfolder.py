@@ -5,9 +5,8 @@ import resource
 
 import pytest
 
-from tests.train.object_store import bucket as bucket
 from train.errors import UserError
-from train.runfolder import RunFolder, write_atomically
+from train.run_folder.folder import RunFolder, write_atomically
 
 
 def test_a_new_folder_is_made_with_its_parents(tmp_path: pathlib.Path) -> None:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train.schedules import ScheduleConfig, inverse_sqrt_schedule, make_schedule
+from train.optim.schedules import ScheduleConfig, inverse_sqrt_schedule, make_schedule
 
 KINDS = ("cosine", "linear", "inverse_sqrt", "warmup_stable_decay", "constant")
 

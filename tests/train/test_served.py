@@ -13,12 +13,19 @@ import numpy as np
 import pytest
 
 import train
-from tests.train.support import assert_close, assert_same_bits, command, lines_of, losses, tiny
-from tests.train.support import light_compiler as light_compiler
-from train.checkpoints import Checkpoints
-from train.engines import make_engine
+from tests.train.support import (
+    assert_close,
+    assert_same_bits,
+    command,
+    lines_of,
+    losses,
+    tiny,
+)
+from train.checkpoint.manager import Checkpoints
+from train.engine import make_engine
 from train.errors import UsageError, UserError
-from train.evaluation import evaluate_run
+from train.evaluation.eval_weights import averaged_steps
+from train.evaluation.evaluator import evaluate_run
 from train.experiment import (
     CheckpointConfig,
     EarlyStoppingConfig,
@@ -26,15 +33,14 @@ from train.experiment import (
     EvaluationConfig,
     Experiment,
 )
-from train.hardware import local_hardware
-from train.preemption import PreemptedError
-from train.report import Report
+from train.optim.schedules import ScheduleConfig
+from train.parallel.mesh import MeshConfig
 from train.run import read_experiment
-from train.runfolder import RunFolder
-from train.schedules import ScheduleConfig
-from train.served import averaged_steps
-from train.sharding import MeshConfig
+from train.run_folder.folder import RunFolder
+from train.runtime.hardware import local_hardware
+from train.runtime.signals import PreemptedError
 from train.state import TrainState
+from train.telemetry.reporter import Report
 
 STEPS = 8
 

@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 
 from tests.train.support import tiny
-from train.data.config import TextDataConfig, TokenizerConfig
-from train.errors import UserError
-from train.experiment import Experiment
-from train.optimizers import Muon
-from train.settings import (
+from train.config.io import (
     diff_experiments,
     experiment_from_dict,
     experiment_to_dict,
@@ -18,6 +14,10 @@ from train.settings import (
     flatten_experiment,
     forbidden_changes,
 )
+from train.data.config import TextDataConfig, TokenizerConfig
+from train.errors import UserError
+from train.experiment import Experiment
+from train.optim.muon import Muon
 from transformer import (
     AdditiveScore,
     ALiBi,

@@ -8,22 +8,19 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from tests.train.support import light_compiler as light_compiler
 from tests.train.support import random_rows, tiny
-from train.engine import Engine
-from train.engines import make_engine
+from train.engine import Engine, make_engine
 from train.errors import UsageError
-from train.optimizers import OPTIMIZERS
-from train.sharding import (
-    MeshConfig,
+from train.optim.registry import OPTIMIZERS
+from train.parallel.batches import shard_batch
+from train.parallel.mesh import MeshConfig, make_mesh
+from train.parallel.sharding import (
     host_memory_shardings,
     logical_to_sharding,
-    make_mesh,
     make_sharding_constraint,
-    shard_batch,
 )
 from transformer import Hardware
-from transformer.weights import LogicalAxes
+from transformer.layers.params import LogicalAxes
 
 VOCAB = 30
 

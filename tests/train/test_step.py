@@ -8,17 +8,18 @@ import optax
 import pytest
 
 from tests.train.support import assert_close, assert_same_bits, state_of
-from tests.train.support import light_compiler as light_compiler
-from train.loss_scale import LossScale, LossScaleConfig
-from train.optimizers import AdamW, make_step_optimizer
-from train.optimizers.guarded import apply_if_accepted
+from train.experiment import LossScaleConfig
+from train.optim.adam import AdamW
+from train.optim.base import apply_if_accepted
+from train.optim.loss_scale import LossScale
+from train.optim.registry import make_step_optimizer
 from train.recovery.config import RecoveryConfig
-from train.recovery.watch import Watch
+from train.recovery.detector import Watch
 from train.state import TrainState
 from train.step import Batch, TrainStep, example_rngs, weighted_mean
-from transformer.dropout import dropout
+from transformer.layers.dropout import dropout
+from transformer.layers.params import LogicalAxes
 from transformer.losses import Loss
-from transformer.weights import LogicalAxes
 
 WIDTH, LENGTH, BATCH = 5, 3, 12
 

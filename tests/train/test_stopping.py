@@ -4,8 +4,8 @@ import math
 import pytest
 
 from train.errors import UserError
-from train.stopping import Best
-from train.tasks.task import Metric
+from train.evaluation.early_stopping import Best
+from train.tasks.base import Metric
 
 LOSS, ACCURACY = Metric("loss", lower_is_better=True), Metric("accuracy", lower_is_better=False)
 

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from train.xla_flags import GPU_FLAGS, TPU_FLAGS, guess_platform, set_overlap_flags
+from train.runtime.xla_flags import GPU_FLAGS, TPU_FLAGS, guess_platform, set_overlap_flags
 
 
 def test_each_platform_has_its_variable() -> None:

@@ -8,8 +8,8 @@ from flax.core import meta
 
 from tests.transformer.formulas import Array, weights_of
 from transformer import Hardware, Initialization, Mask, Mixer, MixerConfig, Precision
-from transformer.mixers import NO_OUTPUTS, MixerInputs, Outputs, mixer_class
-from transformer.shared import ModelContext
+from transformer.attention.base import NO_OUTPUTS, MixerInputs, Outputs, mixer_class
+from transformer.context import ModelContext
 
 
 def shared(width: int) -> ModelContext:

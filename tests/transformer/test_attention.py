@@ -11,11 +11,11 @@ import pytest
 from tests.transformer import formulas, mixers
 from tests.transformer.formulas import Array, array, assert_close, normal
 from transformer import AttentionConfig, Mask, MaskPattern, MixerConfig, NormConfig, RoPE
-from transformer.attend import Backend
-from transformer.attention import Attention
-from transformer.cache import MemoryCache
-from transformer.mixers import MixerInputs, mixer_class
-from transformer.positions import apply_rope
+from transformer.attention.base import MixerInputs, mixer_class
+from transformer.attention.cache import MemoryCache
+from transformer.attention.config import Backend
+from transformer.attention.full import Attention
+from transformer.attention.rope import apply_rope
 
 B, T, S, D = 2, 5, 7, 12
 WEIGHTS = frozenset({"weights"})

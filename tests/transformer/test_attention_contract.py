@@ -14,7 +14,7 @@ from transformer import (
     T5RelativeBias,
     YaRNScaling,
 )
-from transformer.testing import check_mixer
+from transformer.testing.contract import check_mixer
 
 CONFIGS = {
     "rotary": AttentionConfig(

@@ -8,8 +8,8 @@ import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, feed_forward, weights_of
 from transformer import Classifier
-from transformer.bag import bag_of_embeddings_config
-from transformer.testing import check_mixer
+from transformer.baselines.bag import bag_of_embeddings_config
+from transformer.testing.contract import check_mixer
 
 V, D, F, C, L = 11, 5, 7, 3, 2
 TOKENS = array([[3, 9, 4, 4, 1], [8, 2, 10, 0, 0]])

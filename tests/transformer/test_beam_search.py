@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer.beam_search import NO_TOKEN, BeamSearchConfig, Hypotheses, beam_search
+from transformer.generation.beam_search import NO_TOKEN, BeamSearchConfig, Hypotheses, beam_search
 
 V, T, STOP = 5, 4, 3
 

@@ -11,21 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.fixtures.tiny import (
-    BERT,
-    PAIR_LENGTHS,
-    SHORT,
-    drawn,
-    pair_types,
-    real,
-    tokens,
-)
+from tests.fixtures.tiny import BERT, PAIR_LENGTHS, SHORT, drawn, pair_types, real, tokens
 from tests.transformer.bert import bert_config, bert_params, class_head, masked_head, pooler
 from tests.transformer.formulas import array, assert_close
 from tests.transformer.layouts import Params
 from transformer import Classifier, Mask, MaskedLanguageModel, Model, Tagger
-from transformer.block import Block
-from transformer.mixers import MixerInputs
+from transformer.attention.base import MixerInputs
+from transformer.layers.block import Block
 
 FIXTURES = np.load(Path(__file__).parents[1] / "fixtures" / "bert.npz")
 OF_A_LAYER, OF_A_MODEL = 1e-5, 1e-4

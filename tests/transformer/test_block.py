@@ -20,10 +20,10 @@ from transformer import (
     Precision,
     TransformerConfig,
 )
-from transformer.block import Block
-from transformer.mixers import MixerInputs
-from transformer.mixture import MoEConfig
-from transformer.shared import ModelContext
+from transformer.attention.base import MixerInputs
+from transformer.context import ModelContext
+from transformer.layers.block import Block
+from transformer.layers.config import MoEConfig
 
 B, T, D = 2, 5, 12
 SHARED = ModelContext(D, 3, Precision(), Initialization(), Hardware())

@@ -16,8 +16,8 @@ from transformer import (
     RoPE,
     TransformerConfig,
 )
-from transformer.cache import KVCache
-from transformer.stack import unstack_layers
+from transformer.attention.cache import KVCache
+from transformer.layers.stack import unstack_layers
 
 B, T, V = 3, 11, 13
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from transformer.checks import check_at_least, check_choice, check_fraction
+from transformer.validation import check_at_least, check_choice, check_fraction
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 0.5, math.nextafter(1, 0)])

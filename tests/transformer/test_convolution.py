@@ -8,8 +8,8 @@ import pytest
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import Mask, MaskPattern
-from transformer.convolution import ConvolutionConfig
-from transformer.testing import check_mixer
+from transformer.baselines.config import ConvolutionConfig
+from transformer.testing.contract import check_mixer
 
 B, T, D = 2, 7, 5
 SEGMENTS = array([[1, 1, 1, 2, 2, 0, 0], [0, 4, 4, 4, 4, 4, 4]])

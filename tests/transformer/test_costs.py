@@ -17,7 +17,10 @@ from transformer import (
     LearnedPositions,
     TransformerConfig,
 )
-from transformer.attention import Attention
+from transformer.attention.base import Mixer
+from transformer.attention.config import AdditiveScore, BilinearScore
+from transformer.attention.full import Attention
+from transformer.attention.position_config import RelativePositions
 from transformer.compat import jaxprs_in_params
 from transformer.costs import (
     attention_traffic,
@@ -26,10 +29,7 @@ from transformer.costs import (
     decode_step_weight_bytes,
     estimate_training_flops,
 )
-from transformer.mixers import Mixer
-from transformer.mixture import MoEConfig
-from transformer.positions import RelativePositions
-from transformer.scores import AdditiveScore, BilinearScore
+from transformer.layers.config import MoEConfig
 
 # D 7, N 3, K 1, H 5 and 11, F 13, V 17 in 24 rows, 19 positions, L 3.
 MIXER = AttentionConfig(num_heads=3, num_kv_heads=1, head_dim=5, value_head_dim=11)

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import assert_close
-from transformer import decoding
 from transformer import generate as exported
-from transformer.attention import Attention, AttentionConfig
-from transformer.block import BlockConfig
-from transformer.config import TransformerConfig
-from transformer.convolution import ConvolutionConfig
-from transformer.decoding import (
+from transformer.attention.base import Abilities
+from transformer.attention.config import AttentionConfig
+from transformer.attention.full import Attention
+from transformer.attention.position_config import LearnedPositions, NoPosition, RoPE
+from transformer.baselines.config import ConvolutionConfig, ElmanConfig, LSTMConfig
+from transformer.config import BlockConfig, TransformerConfig
+from transformer.generation import generate as generate_module
+from transformer.generation.generate import (
     bucket_length,
     decode_step,
     generate,
@@ -24,13 +26,10 @@ from transformer.decoding import (
     unstack_for_decoding,
     unstack_for_decoding_without_copy,
 )
-from transformer.feedforward import FeedForwardConfig
-from transformer.language_model import LanguageModel
-from transformer.mixers import MIXERS, Abilities
-from transformer.norms import NormConfig
-from transformer.positions import LearnedPositions, NoPosition, RoPE
-from transformer.recurrent import ElmanConfig, LSTMConfig
-from transformer.sampling import SamplingConfig
+from transformer.generation.sampling import SamplingConfig
+from transformer.layers.config import FeedForwardConfig, NormConfig
+from transformer.models.language_model import LanguageModel
+from transformer.registry import MIXERS
 
 GREEDY = SamplingConfig(temperature=0)
 PROMPTS = ([7, 3, 5], [11], [2, 13, 17, 4, 19, 23, 29], [11, 3])
@@ -181,14 +180,14 @@ def test_stacks_are_sliced_one_layer_at_a_time() -> None:
     tokens, lengths = np.ones((1, 2), np.int32), np.array([2], np.int32)
     keys = jax.random.split(jax.random.key(0), 1)
     how: Any = dict(model=model, sampling=GREEDY)
-    begin = decoding._begin.lower(
+    begin = generate_module._begin.lower(
         params, tokens, lengths, lengths, keys, np.int32(-1), cache_length=41, **how
     )
     state = jax.eval_shape(
-        functools.partial(decoding._begin, cache_length=41, **how),
+        functools.partial(generate_module._begin, cache_length=41, **how),
         *(params, tokens, lengths, lengths, keys, np.int32(-1)),
     )[0]
-    go_on = decoding._continue.lower(params, state, np.int32(-1), np.int32(8), **how)
+    go_on = generate_module._continue.lower(params, state, np.int32(-1), np.int32(8), **how)
     cache = sum(leaf.nbytes for leaf in jax.tree.leaves(model.init_cache(1, 41)))
     for lowered in (begin, go_on):
         needed: Any = lowered.compile().memory_analysis()
@@ -290,8 +289,8 @@ def test_decoding_ends_when_all_examples_have_ended(
     gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    decode = noted(decoding._continue, calls)
-    monkeypatch.setattr(decoding, "_continue", decode)
+    decode = noted(generate_module._continue, calls)
+    monkeypatch.setattr(generate, "_continue", decode)
     prompts = [[5], [5], [7]]
     tokens = generate(*gpt, prompts, max_new_tokens=36, seed=1, on_tokens=print).tokens
     assert len(calls) == 5  # of 8 tokens, after the first
@@ -319,7 +318,7 @@ def test_prefill_and_decode_are_compiled_once(
     """Each call loads the model anew, with other prompts, counts, seeds and stop tokens."""
     traced: list[str] = []
     for function in (prefill, decode_step):
-        monkeypatch.setattr(decoding, function.__name__, noted(function, traced))
+        monkeypatch.setattr(generate, function.__name__, noted(function, traced))
     config = dataclasses.replace(GPT, position_embedding=LearnedPositions(97))
     for prompts, count, seed, stop in (
         ([[1, 2, 3], [5]], 3, 0, None),

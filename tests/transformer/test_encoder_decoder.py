@@ -18,8 +18,8 @@ from transformer import (
     SinusoidalPositions,
     TransformerConfig,
 )
-from transformer.beam_search import BeamSearchConfig
-from transformer.translation import translate
+from transformer.generation.beam_search import BeamSearchConfig
+from transformer.generation.translate import translate
 
 B, S, T, V, D = 3, 7, 5, 13, 12
 BLOCK = BlockConfig(

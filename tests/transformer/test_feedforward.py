@@ -9,9 +9,8 @@ from flax.core import meta
 from tests.transformer import formulas
 from tests.transformer.formulas import assert_close, normal, weights_of
 from transformer import FeedForwardConfig, Hardware, Initialization, Precision
-from transformer.activations import ACTIVATIONS, swish
-from transformer.feedforward import FeedForward
-from transformer.shared import ModelContext
+from transformer.context import ModelContext
+from transformer.layers.feedforward import ACTIVATIONS, FeedForward, swish
 
 B, T, D, F = 2, 3, 5, 7
 SHARED = ModelContext(D, 3, Precision(), Initialization(), Hardware())

@@ -28,8 +28,8 @@ from tests.transformer.formulas import array, assert_close
 from tests.transformer.huggingface import gpt2_config, gpt2_params, llama_config, llama_params
 from tests.transformer.layouts import Params
 from transformer import LanguageModel, Mask, MaskPattern, ModelOutput
-from transformer.block import Block
-from transformer.mixers import MixerInputs
+from transformer.attention.base import MixerInputs
+from transformer.layers.block import Block
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "huggingface.npz"
 OF_A_LAYER, OF_A_MODEL = 1e-5, 1e-4

@@ -24,8 +24,9 @@ from transformer import (
     T5RelativeBias,
     TransformerConfig,
 )
-from transformer.attend import ScoreSpec, attend
-from transformer.positions import sinusoidal_embedding
+from transformer.attention.attend import attend
+from transformer.attention.score_spec import ScoreSpec
+from transformer.layers.embedding import sinusoidal_embedding
 
 WEIGHTS = frozenset({"weights"})
 

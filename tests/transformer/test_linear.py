@@ -7,9 +7,8 @@ from flax import linen as nn
 
 from tests.transformer.formulas import assert_close, normal, weights_of
 from transformer import Hardware, Initialization, Precision
-from transformer.linear import apply_linear, apply_matrix
-from transformer.shared import ModelContext
-from transformer.weights import LogicalAxes
+from transformer.context import ModelContext
+from transformer.layers.params import LogicalAxes, apply_linear, apply_matrix
 
 
 @pytest.mark.parametrize("flatten", [True, False])

@@ -25,8 +25,8 @@ from tests.fixtures.tiny import (
 from tests.transformer.formulas import assert_close
 from tests.transformer.marian import marian_config, marian_params
 from transformer import EncoderDecoder
-from transformer.beam_search import BeamSearchConfig
-from transformer.translation import translate
+from transformer.generation.beam_search import BeamSearchConfig
+from transformer.generation.translate import translate
 
 FIXTURES = np.load(Path(__file__).parents[1] / "fixtures" / "marian.npz")
 OF_A_MODEL = 1e-4

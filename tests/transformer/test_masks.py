@@ -8,7 +8,7 @@ import pytest
 
 from tests.transformer.formulas import Array, array
 from transformer import Mask, MaskPattern
-from transformer.masks import dense_mask
+from transformer.attention.masks import dense_mask
 
 
 def drawing(*rows: str) -> Array:

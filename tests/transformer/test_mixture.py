@@ -11,9 +11,10 @@ from flax.core import meta
 from tests.transformer import formulas
 from tests.transformer.formulas import assert_close, normal, weights_of
 from transformer import FeedForwardConfig, Hardware, Initialization, Precision
-from transformer.mixture import DispatcherKind, MixtureOfExperts, MoEConfig
-from transformer.shared import ModelContext
-from transformer.weights import LogicalAxes, unbox_axes
+from transformer.context import ModelContext
+from transformer.layers.config import DispatcherKind, MoEConfig
+from transformer.layers.moe import MixtureOfExperts
+from transformer.layers.params import LogicalAxes, unbox_axes
 
 B, T, D, F, E = 3, 11, 5, 7, 4
 SHARED = ModelContext(D, 3, Precision(), Initialization(), Hardware())

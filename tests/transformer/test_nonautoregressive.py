@@ -23,14 +23,14 @@ from transformer import (
     Model,
     TransformerConfig,
 )
-from transformer.nonautoregressive import (
+from transformer.baselines.nonautoregressive import (
     NonAutoregressive,
     copy_source_uniformly,
     length_loss,
     predict_lengths,
+    translate_nonautoregressive,
 )
-from transformer.parallel_translation import translate_nonautoregressive
-from transformer.sizes import count_parameters
+from transformer.parameter_counts import count_parameters
 
 B, S, T, V, D, R = 2, 5, 7, 13, 12, 3
 BLOCK = BlockConfig(

@@ -17,7 +17,7 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.losses import ChunkedCrossEntropy
-from transformer.model import get_output_matrix
+from transformer.models.base import get_output_matrix
 from transformer.precision import POLICIES, finfo_min
 
 CONFIG = TransformerConfig(

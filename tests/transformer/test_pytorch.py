@@ -30,7 +30,7 @@ from tests.transformer.pytorch import (
     transformer_params,
 )
 from transformer import EncoderDecoder, LanguageModel
-from transformer.block import NormPlacement
+from transformer.config import NormPlacement
 
 FIXTURES = np.load(Path(__file__).parents[1] / "fixtures" / "pytorch.npz")
 OF_A_MODEL = 1e-4

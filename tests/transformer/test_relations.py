@@ -19,8 +19,8 @@ from transformer import (
     RelativePositions,
     T5RelativeBias,
 )
-from transformer.masks import dense_mask
-from transformer.positions.alibi import alibi_slopes
+from transformer.attention.masks import dense_mask
+from transformer.attention.position_bias import alibi_slopes
 
 B, T, S, D, N, H, VALUES = 2, 5, 7, 12, 3, 11, 13
 WEIGHTS = frozenset({"weights"})

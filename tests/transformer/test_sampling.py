@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer.precision import finfo_min
-from transformer.sampling import (
+from transformer.generation.sampling import (
     SamplingConfig,
     apply_temperature,
     apply_top_p,
@@ -17,6 +16,7 @@ from transformer.sampling import (
     sample_tokens,
     select_top_k,
 )
+from transformer.precision import finfo_min
 
 DRAWS = 20_000
 SAMPLE = jax.jit(sample_tokens, static_argnums=3)

@@ -21,8 +21,8 @@ from transformer import (
     RoPE,
     ScaledDotScore,
 )
-from transformer.attention import Attention
-from transformer.scores import AttentionScore
+from transformer.attention.config import AttentionScore
+from transformer.attention.full import Attention
 
 B, T, S, D = 2, 5, 7, 12
 WEIGHTS = frozenset({"weights"})

@@ -13,8 +13,8 @@ from transformer import (
     RoPE,
     TransformerConfig,
 )
-from transformer.mixture import MoEConfig
-from transformer.sizes import cache_bytes, count_parameters, estimate_parameters
+from transformer.layers.config import MoEConfig
+from transformer.parameter_counts import cache_bytes, count_parameters, estimate_parameters
 
 # D 7, N 3, K 1, H 5 and 11, F 13, V 17 in 24 rows, 19 positions, L 3.
 MIXER = AttentionConfig(num_heads=3, num_kv_heads=1, head_dim=5, value_head_dim=11)

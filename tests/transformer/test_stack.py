@@ -28,12 +28,13 @@ from transformer import (
     NormConfig,
     Precision,
 )
-from transformer.block import Block, Memory
-from transformer.dropout import fold_in
-from transformer.mixers import MixerInputs
-from transformer.shared import ModelContext
-from transformer.stack import LayerLoop, RematPolicy, Stack, unstack_layers
-from transformer.weights import declare_weight
+from transformer.attention.base import MixerInputs
+from transformer.config import LayerLoop, RematPolicy
+from transformer.context import ModelContext
+from transformer.layers.block import Block, Memory
+from transformer.layers.dropout import fold_in
+from transformer.layers.params import declare_weight
+from transformer.layers.stack import Stack, unstack_layers
 
 B, T, D = 2, 3, 6
 KEYS = jax.random.split(jax.random.key(0), B)

@@ -9,24 +9,23 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from transformer import (
-    MIXERS,
-    Abilities,
-    AttentionConfig,
-    Hardware,
-    Mask,
-    Mixer,
-    MixerOutput,
+from transformer import MIXERS, Abilities, AttentionConfig, Hardware, Mask, Mixer, MixerOutput
+from transformer.attention.base import MixerInputs
+from transformer.attention.config import MixerConfig
+from transformer.attention.full import Attention
+from transformer.attention.masks import dense_mask
+from transformer.attention.projections import QKV
+from transformer.layers.params import apply_linear
+from transformer.testing.contract import (
+    ABILITY_CHECKS,
+    UNSUPPORTED_CALLS,
+    check_constants,
+    check_dropout,
+    check_mixer,
+    check_rejected,
 )
-from transformer.attention import Attention
-from transformer.heads import QKV
-from transformer.linear import apply_linear
-from transformer.masks import dense_mask
-from transformer.mixers import MixerConfig, MixerInputs
-from transformer.testing import ABILITY_CHECKS, Trial, check_mixer, make_trial
-from transformer.testing.always import check_constants, check_dropout
-from transformer.testing.refusals import UNSUPPORTED_CALLS, check_rejected
-from transformer.testing.select import check_select, reference_softmax_attention
+from transformer.testing.oracle import check_select, reference_softmax_attention
+from transformer.testing.trial import Trial, make_trial
 
 
 @pytest.mark.beta_slow

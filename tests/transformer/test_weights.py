@@ -8,7 +8,7 @@ from flax import linen as nn
 from flax.core import meta
 
 from transformer import Initialization
-from transformer.weights import BoxedWeight, LogicalAxes, declare_weight, unbox_axes
+from transformer.layers.params import BoxedWeight, LogicalAxes, declare_weight, unbox_axes
 
 MATRIX = LogicalAxes(inputs=("heads", "head"), outputs=("embed",))
 

@@ -9,15 +9,15 @@ import optax
 import pytest
 
 from tests.transformer.formulas import array, assert_close, normal
-from transformer.bag import bag_of_embeddings_config
-from transformer.classifier import Classifier
-from transformer.word_vectors import (
+from transformer.baselines.bag import bag_of_embeddings_config
+from transformer.baselines.word_vectors import (
     SkipGram,
     noise_distribution,
     replace_embeddings,
     skip_gram_pairs,
     subsample_frequent_words,
 )
+from transformer.models.heads import Classifier
 
 V, D, M = 11, 5, 3
 

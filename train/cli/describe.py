@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 
-from train.cli.kinds import kinds_help, select_kinds
-from train.cli.parsing import as_usage_errors, parse, pop_flag, pop_json_flag, pop_positional
+from train.cli.parsing import (
+    as_usage_errors,
+    kinds_help,
+    parse,
+    pop_flag,
+    pop_json_flag,
+    pop_positional,
+    select_kinds,
+)
+from train.config.registry import find_experiment
 from train.experiment import Experiment
-from train.registry import find_experiment
 
 ASK_COMPILER_HELP = (
     "--ask-compiler also compiles the step, and shows the memory that the compiler reserves."
@@ -23,12 +30,12 @@ def main(arguments: list[str]) -> int:
         default, left = select_kinds(find_experiment(name), arguments)
         verb, more = f"describe {name}", f"{ASK_COMPILER_HELP}\n\n{kinds_help(default)}"
         experiment = parse(Experiment, left, verb=verb, default=default, extra_help=more)
-    from train.describe import describe
-    from train.hardware import enable_compilation_cache, local_hardware
+    from train.estimate.description import describe
+    from train.runtime.hardware import enable_compilation_cache, local_hardware
     from transformer.precision import AUTO_POLICY
 
     if compiled or experiment.model.precision == AUTO_POLICY:
-        from train.choices import resolve_precision
+        from train.config.resolve import resolve_precision
 
         enable_compilation_cache()
         hardware = local_hardware()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from train.cli.parsing import pop_json_flag
-from train.doctor import run_checks
+from train.doctor.report import run_checks
 from train.errors import UsageError
 
 

@@ -26,8 +26,8 @@ def main(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "evaluate")
     given = parse(EvaluateArguments, arguments, verb="evaluate W")
-    from train.evaluation import evaluate_run
-    from train.loading import load
+    from train.evaluation.evaluator import evaluate_run
+    from train.run import load
     from train.tasks.registry import make_task
 
     run = load(workdir, step=given.step, average_checkpoints=given.average_checkpoints)

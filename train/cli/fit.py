@@ -10,10 +10,17 @@ from typing import Annotated
 
 import tyro
 
-from train.cli.kinds import kinds_help, select_kinds
-from train.cli.parsing import as_usage_errors, parse, pop_flag, pop_json_flag, pop_positional
+from train.cli.parsing import (
+    as_usage_errors,
+    kinds_help,
+    parse,
+    pop_flag,
+    pop_json_flag,
+    pop_positional,
+    select_kinds,
+)
+from train.config.registry import find_experiment
 from train.experiment import Experiment
-from train.registry import find_experiment
 
 MESH_AUTO_HELP = "--mesh auto takes the mesh that `plan` finds best for the devices that are here."
 
@@ -38,9 +45,9 @@ def main(arguments: list[str]) -> int:
         experiment, left = select_kinds(find_experiment(name), arguments)
         default, more = FitArguments(experiment), f"{MESH_AUTO_HELP}\n\n{kinds_help(experiment)}"
         given = parse(FitArguments, left, verb=f"fit {name}", default=default, extra_help=more)
-    from train.goodput import process_began
-    from train.hosts import join, together
     from train.loop import fit
+    from train.parallel.distributed import join, together
+    from train.telemetry.goodput import process_began
 
     join()
     experiment = _planned(given) if planned else given.experiment
@@ -63,8 +70,8 @@ def _wants_auto(arguments: list[str]) -> bool:
 
 def _planned(given: FitArguments) -> Experiment:
     """On the mesh that suits the devices that are here."""
-    from train.plan.automatic import with_best_mesh
-    from train.plan.target import local_target
+    from train.estimate.search import with_best_mesh
+    from train.estimate.target import local_target
 
     experiment, candidate = with_best_mesh(given.experiment, local_target())
     if not given.quiet:

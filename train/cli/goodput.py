@@ -19,8 +19,8 @@ def main(arguments: list[str]) -> int:
     workdir = pop_positional(arguments, "W", "goodput")
     parse(GoodputArguments, arguments, verb="goodput W")
     from train.errors import UserError
-    from train.goodput import MEANING, goodput, read_lines, spell
-    from train.runfolder import RunFolder
+    from train.run_folder.folder import RunFolder
+    from train.telemetry.goodput import MEANING, goodput, read_lines, spell
 
     folder = RunFolder.existing(workdir)
     lines = read_lines(folder.times)

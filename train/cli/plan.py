@@ -8,10 +8,16 @@ from typing import Annotated
 
 import tyro
 
-from train.cli.kinds import kinds_help, select_kinds
-from train.cli.parsing import as_usage_errors, parse, pop_json_flag, pop_positional
+from train.cli.parsing import (
+    as_usage_errors,
+    kinds_help,
+    parse,
+    pop_json_flag,
+    pop_positional,
+    select_kinds,
+)
+from train.config.registry import find_experiment
 from train.experiment import Experiment
-from train.registry import find_experiment
 
 TARGET_HELP = """TARGET is a TPU slice (v4, v5e, v5p or v6e with its chips: v5e:4x4, v5p:8x8x16), a number
 of GPUs (h100, h200, b200: h200:8), or here. With --mesh given, nothing is searched."""
@@ -52,11 +58,11 @@ def main(arguments: list[str]) -> int:
         given = parse(PlanArguments, left, verb=f"plan {name}", default=default, extra_help=more)
     fixed = any(argument.startswith("--mesh.") for argument in left)
 
-    from train.describe.shape import resolve_sizes
-    from train.plan import PlanOptions, make_plan
-    from train.plan.prices import load_prices
-    from train.plan.tables import print_plan
-    from train.plan.target import parse_target
+    from train.estimate.plan import PlanOptions, make_plan
+    from train.estimate.plan_tables import print_plan
+    from train.estimate.published import load_prices
+    from train.estimate.quantities import resolve_sizes
+    from train.estimate.target import parse_target
 
     load_prices(given.prices)  # before the devices are measured, and all else that takes a while
     options = PlanOptions(

@@ -41,13 +41,12 @@ def main(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "sample")
     given = parse(SampleArguments, arguments, verb="sample W")
-    from train.loading import load
-    from train.memory import ELSEWHERE, explain_exhaustion
-    from train.run import read_experiment
-    from train.runfolder import RunFolder
-    from train.sample import sample
+    from train.run import load, read_experiment
+    from train.run_folder.folder import RunFolder
+    from train.runtime.oom import ELSEWHERE, explain_exhaustion
     from train.tasks.registry import make_task
-    from transformer.sampling import SamplingConfig
+    from train.tasks.text_completion import sample
+    from transformer.generation.sampling import SamplingConfig
 
     task = make_task(read_experiment(RunFolder.existing(workdir)))
     check_supported_options(arguments, task.supported_options)

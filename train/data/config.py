@@ -6,7 +6,10 @@ from typing import Literal, get_args
 from train.errors import UsageError
 
 TokenizerKind = Literal["byte", "character", "word", "bpe", "wordpiece", "file"]
+
+
 SplitMethod = Literal["documents", "tail"]
+
 
 NUM_BYTE_VALUES = 256
 

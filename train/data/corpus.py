@@ -1,25 +1,197 @@
-"""From what the data settings say to token streams: found, split, encoded, kept."""
+"""What one path setting stands for: documents in a fixed order, readable as often as needed.
+
+Which text belongs to which split: held out as whole documents, or as the tail of the text.
+
+From what the data settings say to token streams: found, split, encoded, kept.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import json
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 from train.data.cache import cache_folder, cache_key, get_or_create
-from train.data.compression import compressed_bits_per_byte
 from train.data.config import TextDataConfig
-from train.data.splits import TextSplits
+from train.data.files import TextFile, find_files
+from train.data.library import LIBRARY_PATH, library_documents, library_files
 from train.data.streams import TokenStream, read_stream, stream_is_complete, write_stream
+from train.data.text import Document, read_documents, truncate_documents
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
+from train.evaluation.compression import compressed_bits_per_byte
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSource:
+    """The documents that one setting names. Nothing is kept in memory: each pass reads anew."""
+
+    setting: str
+    path: str
+    files: tuple[TextFile, ...]
+    text_field: str
+    max_bytes: int
+
+    @classmethod
+    def find(
+        cls, setting: str, path: str, *, text_field: str = "text", max_bytes: int = 0
+    ) -> TextSource:
+        """Finds the files that ``path``, the value of ``setting``, means (UserError: none)."""
+        files = library_files() if path == LIBRARY_PATH else find_files(path, setting)
+        return cls(setting, path, files, text_field, max_bytes)
+
+    def documents(self) -> Iterator[Document]:
+        """The documents, never empty ones (UserError: there is no text at all)."""
+        if self.path == LIBRARY_PATH:
+            documents = library_documents(self.files)
+        else:
+            documents = read_documents(self.files, text_field=self.text_field)
+        nothing = True
+        for document in truncate_documents(documents, self.max_bytes):
+            nothing = False
+            yield document
+        if nothing:
+            raise UserError(f"{self.setting} {self.path}: is empty; give a path that holds text")
+
+    def fingerprint(self) -> list[object]:
+        """What tells whether the text may have changed, as JSON: files, sizes and times."""
+        version = [*sys.version_info] if self.path == LIBRARY_PATH else []
+        files = [file.fingerprint() for file in self.files]
+        return [version, self.text_field, self.max_bytes, files]
+
+
+class Holdout(Protocol):
+    """Divides documents into those to train on and those held out."""
+
+    def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
+        """The documents of one of the two parts, in order."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentHoldout:
+    """Documents are held out whole, those with these numbers."""
+
+    held_out: frozenset[int]
+
+    def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
+        """See `Cut`."""
+        for number, document in enumerate(documents):
+            if (number in self.held_out) == held_out:
+                yield document
+
+
+@dataclasses.dataclass(frozen=True)
+class TailHoldout:
+    """The characters from ``start`` on are held out, counted over all documents."""
+
+    start: int
+
+    def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
+        """See `Cut`."""
+        before = 0
+        for name, text in documents:
+            cut = min(max(self.start - before, 0), len(text))
+            before += len(text)
+            if kept := text[cut:] if held_out else text[:cut]:
+                yield Document(name, kept)
+
+
+class TextSplits:
+    """The documents of every split that a DataConfig has.
+
+    Attributes:
+      names: The splits there are: "train", "validation" and, if it was asked for, "test".
+    """
+
+    def __init__(self, config: TextDataConfig):
+        self._config = config
+        self._sources = {
+            split: TextSource.find(
+                f"data.{setting}", path, text_field=config.text_field, max_bytes=config.max_bytes
+            )
+            for split, setting, path in (
+                ("train", "path", config.path),
+                ("validation", "validation_path", config.validation_path),
+                ("test", "test_path", config.test_path),
+            )
+            if path or split == "train"
+        }
+        self.names = ("train", "validation", *(["test"] if config.test_path else []))
+
+    def documents(self, split: str) -> Iterator[Document]:
+        """The documents of a split; reads the files anew each time."""
+        if split in ("train", "validation") and "validation" not in self._sources:
+            documents = self._sources["train"].documents()
+            return self.holdout.select(documents, held_out=split == "validation")
+        return self._sources[split].documents()
+
+    @functools.cached_property
+    def holdout(self) -> Holdout:
+        """How ``data.path`` is divided (reads all of it once, to measure it)."""
+        source, fraction = self._sources["train"], self._config.validation_fraction
+        sizes = [(document.name, len(document.text)) for document in source.documents()]
+        if self._config.split_method == "documents" and len(sizes) > 1:
+            return DocumentHoldout(choose_held_out_documents(sizes, fraction))
+        total = sum(size for _, size in sizes)
+        start = int(total * (1 - fraction))
+        if not 0 < start < total:
+            raise UserError(
+                f"{source.setting} {source.path}: {total} characters are too few to hold out "
+                f"{fraction:g} of them; give more text or set data.validation_path"
+            )
+        return TailHoldout(start)
+
+    def fingerprint(self) -> dict[str, object]:
+        """What tells whether any split may have changed, as JSON."""
+        prints: dict[str, object] = {
+            split: source.fingerprint() for split, source in self._sources.items()
+        }
+        if "validation" not in self._sources:
+            prints["held out"] = [self._config.split_method, self._config.validation_fraction]
+        return prints
+
+
+def choose_held_out_documents(sizes: list[tuple[str, int]], fraction: float) -> frozenset[int]:
+    """Draws documents by a hash of their names, up to a fraction of all characters.
+
+    The same documents are drawn wherever the corpus lies and however often it is read. At least
+    one is drawn (the smallest, if none fits) and at least one is not.
+
+    Args:
+      sizes: The name and the number of characters of each document, at least two of them.
+      fraction: The part of all characters to draw at most, between 0 and 1.
+
+    Returns:
+      The numbers of the documents drawn.
+    """
+    left = fraction * sum(size for _, size in sizes)
+    drawn = set()
+    for number in sorted(range(len(sizes)), key=lambda number: _hash(sizes[number][0])):
+        if sizes[number][1] <= left:
+            left -= sizes[number][1]
+            drawn.add(number)
+    smallest = min(range(len(sizes)), key=lambda number: (sizes[number][1], sizes[number][0]))
+    return frozenset(drawn or {smallest})
+
+
+def _hash(name: str) -> bytes:
+    return hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest()
+
 
 # Raise it when what is written changes, so that what is there is not taken for it.
 _FORMAT = 1
+
+
 _FACTS = "corpus.json"
+
+
 _TOKENIZER = "tokenizer.json"
 
 

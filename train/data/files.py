@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 AnyPath: TypeAlias = "pathlib.Path | epath.Path"
 
+
 _MAGIC = re.compile(r"[*?[]")
 
 

@@ -15,6 +15,7 @@ from train.errors import UserError
 
 LIBRARY_PATH = "python:library"
 
+
 # Not the library itself: other people's packages, tests, whole applications, tables that a
 # program wrote, and the topics, which are read as texts and not as the source that quotes them.
 _LEFT_OUT = frozenset(

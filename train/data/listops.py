@@ -12,18 +12,23 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from train.data.example_corpus import ExampleCorpus, read_splits
-from train.data.labelled import ClassificationSplit, make_classification_corpus
-from train.data.labelled_config import ClassificationDataConfig
-from train.data.labelled_files import LabeledText, read_labeled_texts
-from train.data.listops_config import ListOpsDataConfig
+from train.data.classification import (
+    ClassificationSplit,
+    LabeledText,
+    make_classification_corpus,
+    read_labeled_texts,
+)
+from train.data.example_configs import ClassificationDataConfig, ListOpsDataConfig
+from train.data.examples import ExampleCorpus, read_splits
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 
 OPERATOR_PROBABILITY = 0.25
 
+
 MAX_FAILED_DRAWS = 100_000
 """So many drawn in a row of which none could be used: it is taken that there are no more."""
+
 
 DIGITS = tuple("0123456789")
 
@@ -40,6 +45,8 @@ OPERATORS: dict[str, Callable[[list[int]], int]] = {
     "[MED": median,
     "[SM": lambda values: sum(values) % 10,
 }
+
+
 OPERATOR_NAMES = tuple(OPERATORS)
 
 

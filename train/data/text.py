@@ -1,4 +1,7 @@
-"""Documents out of files: plain text and JSON lines, either of them gzip or not."""
+"""Documents out of files: plain text and JSON lines, either of them gzip or not.
+
+Files of which each line is something, so that a message can say which line is wrong.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import IO, Any, NamedTuple, cast
 
 from train.data.files import TextFile, as_user_error
 from train.errors import UserError
-from train.regular_files import (
+from train.run_folder.regular_files import (
     DOCUMENT_BYTES,
     lines_of,
     most_in_memory,
@@ -23,8 +26,13 @@ from train.regular_files import (
 
 _JSON_LINES = (".jsonl", ".ndjson")
 
+
 _RATIO, _SMALL = 200, 2**26  # text is packed to a twentieth, say; zeros to a thousandth
+
+
 _BUFFER = 2**17
+
+
 _FEW = 64  # bytes that are 0, which a text may have
 
 
@@ -179,3 +187,36 @@ def _field(line: str, field: str, place: str) -> str:
     except UnicodeEncodeError as error:
         raise UserError(f"{place}: half a surrogate pair in {field!r}; mend the escape") from error
     return text
+
+
+def read_lines(file: TextFile, encoding: str = "utf-8") -> list[str]:
+    """The lines of a file, without their ends. Line n of the file is element n - 1.
+
+    Raises:
+      UserError: The file is unreadable, damaged, otherwise encoded, or has nothing but white space.
+    """
+    with open_decompressed(file) as stream:
+        encoded = read_text(stream, file, allow_zero_bytes="\0".encode(encoding) != b"\0")
+    text = _decode_line(encoded, encoding, file).removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
+    # Not str.splitlines: it also cuts at characters that stand within sentences (U+2028).
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    if not any(map(str.strip, lines)):
+        raise UserError(f"{file.path}: is empty; give a file that has something in it")
+    return lines if lines[-1] else lines[:-1]
+
+
+def line_location(file: TextFile, index: int) -> str:
+    """What messages call element ``index`` of the lines of a file."""
+    return f"{file.path}:{index + 1}"
+
+
+def _decode_line(encoded: bytes, encoding: str, file: TextFile) -> str:
+    try:
+        return encoded.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = encoded.count(b"\n", 0, error.start)
+        raise UserError(
+            f"{line_location(file, line)}: not {encoding} at byte {error.start} of the file "
+            f"(0x{encoded[error.start]:02x}); convert it (iconv -f latin1 -t utf-8, say), or set "
+            "data.encoding where there is one"
+        ) from error

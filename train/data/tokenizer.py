@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from train.data.pieces import can_be_chunked, component_spec, is_character_model, split_into_chunks
+from train.data.subwords import (
+    can_be_chunked,
+    component_spec,
+    is_character_model,
+    split_into_chunks,
+)
 from train.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,8 +25,10 @@ if TYPE_CHECKING:
 # The name that each family of tokenizers has for what stands between documents.
 _END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]", "<|im_end|>")
 
+
 # The name that each family has for what hides a token; the first is added where there is none.
 _MASK = ("[MASK]", "<mask>")
+
 
 _BATCH_CHARACTERS = 1 << 22
 

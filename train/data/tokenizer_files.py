@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from train.data.files import AnyPath, as_user_error, expand_path
 from train.errors import UserError
-from train.regular_files import VOCABULARY_BYTES, read_bytes
+from train.run_folder.regular_files import VOCABULARY_BYTES, read_bytes
 
 if TYPE_CHECKING:
     import tokenizers
 
 BERT_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
 GPT2_END_OF_TEXT = "<|endoftext|>"
 
 

@@ -7,9 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from train.data.config import TokenizerConfig
-from train.data.pieces import NEWLINE_REPLACEMENT, split_into_chunks
+from train.data.subwords import NEWLINE_REPLACEMENT, split_into_chunks
 from train.data.tokenizer import Tokenizer
-from train.data.tokenizer_files import BERT_SPECIAL_TOKENS, GPT2_END_OF_TEXT, make_wordpiece_backend
+from train.data.tokenizer_files import (
+    BERT_SPECIAL_TOKENS,
+    GPT2_END_OF_TEXT,
+    make_wordpiece_backend,
+)
 from train.errors import UserError
 
 if TYPE_CHECKING:

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from train.doctor.finding import Finding
+from train.doctor.environment import Finding
 
 if TYPE_CHECKING:
-    from train.doctor.machine import Machine
+    from train.doctor.environment import Machine
 
 GIB = 2**30
+
 
 NOTEBOOK_REMEDIES = {
     "Colab": "choose Runtime > Change runtime type > a GPU or TPU",

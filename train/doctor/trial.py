@@ -3,11 +3,14 @@
 import time
 from typing import Any
 
-from train.doctor.finding import Finding
+from train.doctor.environment import Finding
 
 TIMED_SIZES = {"cpu": (1024, 512, 2048)}
 """Rows, D and F of the timed feed-forward, by platform."""
+
+
 ACCELERATOR_SIZES = (8192, 4096, 16384)
+
 
 MAX_BFLOAT16_ERROR = 2.0**-6
 """Of a product in bfloat16, relative to the largest entry: it has 8 bits."""

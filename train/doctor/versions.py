@@ -5,17 +5,22 @@ import platform
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from train.doctor.finding import Finding
+from train.doctor.environment import Finding
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
 
 PROJECT = "linen-transformer"
+
+
 FALLBACK_REQUIREMENTS = ("jax", "flax", "optax", "orbax-checkpoint", "chex", "grain", "tokenizers")
 """What is looked for where the project itself was not installed."""
+
+
 PLUGINS = ("libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin")
 """What lets JAX use TPUs and GPUs."""
+
 
 PREINSTALLED_MISMATCHES = {
     ("0.7.2", "libtpu", "0.0.21.1"): "Colab",

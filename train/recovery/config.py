@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from transformer.checks import check_at_least
+from transformer.validation import check_at_least
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Literal
 
-from transformer.checks import check_at_least, check_fraction
 from transformer.config import Pooling
+from transformer.validation import check_at_least, check_fraction
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from train.step import AUX_LOSS_PREFIX, Batch
+from transformer.attention.base import NO_OUTPUTS, Outputs
 from transformer.losses import ChunkedCrossEntropy, Loss, choose_num_chunks
-from transformer.mixers import NO_OUTPUTS, Outputs
-from transformer.model import Model, get_output_matrix
+from transformer.models.base import Model, get_output_matrix
 
 LOSS_OUTPUTS: Outputs = frozenset({"losses"})
 

@@ -9,21 +9,24 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from train.data.example_batches import ExampleEvaluationBatches
-from train.data.example_corpus import ExampleCorpus
-from train.data.ragged import RaggedArray
-from train.data.tagged import TokenLabelSplit, encode_words, prepare_token_labels, split_into_rows
-from train.data.tagged_config import TokenLabelDataConfig
+from train.data.buckets import RaggedArray
+from train.data.example_configs import TokenLabelDataConfig
+from train.data.examples import ExampleCorpus, ExampleEvaluationBatches
+from train.data.token_labels import (
+    TokenLabelSplit,
+    encode_words,
+    prepare_token_labels,
+    split_into_rows,
+)
 from train.data.tokenizer import Tokenizer
-from train.labels import Labels
-from train.scores.spans import score_spans, spell_spans
-from train.tasks.classes import LabelPredictionTask, predict_labels
+from train.evaluation.metrics import score_spans, spell_spans
+from train.run import Labels
+from train.tasks.base import Metric, SampleOptions, TextCallback, gather_to_host, mean_losses
+from train.tasks.classification import LabelPredictionTask, predict_labels
 from train.tasks.config import Tagging
-from train.tasks.measuring import gather_to_host, mean_losses
-from train.tasks.task import Metric, SampleOptions, TextCallback
+from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
-from transformer.shared import ActivationConstraint
-from transformer.tagger import Tagger
+from transformer.models.heads import Tagger
 
 if TYPE_CHECKING:
     from train.engine import Engine

@@ -10,41 +10,43 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from train.data.bitext import BitextSplit, decode_sentence, encode_sentences, prepare_bitext
 from train.data.buckets import Bucket, bucket_by_rows, bucket_by_tokens
-from train.data.example_batches import ExampleEvaluationBatches, ExampleTrainingBatches
-from train.data.example_corpus import ExampleCorpus
-from train.data.parallel import (
-    BitextSplit,
-    decode_sentence,
-    encode_sentences,
-    prepare_bitext,
-)
-from train.data.parallel_config import BitextDataConfig
+from train.data.example_configs import BitextDataConfig
+from train.data.examples import ExampleCorpus, ExampleEvaluationBatches, ExampleTrainingBatches
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
+from train.evaluation.metrics import sacre_bleu, tokenised_bleu
 from train.experiment import Experiment
-from train.labels import Labels
-from train.scores.bleu import sacre_bleu, tokenised_bleu
+from train.run import Labels
 from train.step import Batch, LossFn
+from train.tasks.base import (
+    Metric,
+    SampleOptions,
+    Task,
+    TextCallback,
+    max_eval_batches,
+    mean_losses,
+    round_up_batch_size,
+)
 from train.tasks.config import Translation
 from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
-from train.tasks.measuring import max_eval_batches, mean_losses, round_up_batch_size
-from train.tasks.task import Metric, SampleOptions, Task, TextCallback
-from train.tasks.vocabulary import resolve_vocab_size
-from transformer.beam_search import BeamSearchConfig
-from transformer.encoder_decoder import EncoderDecoder
+from train.tasks.registry import resolve_vocab_size
+from transformer.baselines.nonautoregressive import NonAutoregressive, translate_nonautoregressive
+from transformer.context import ActivationConstraint
+from transformer.generation.beam_search import BeamSearchConfig
+from transformer.generation.translate import translate
 from transformer.hardware import Hardware
 from transformer.losses import Loss
-from transformer.nonautoregressive import NonAutoregressive
-from transformer.parallel_translation import translate_nonautoregressive
-from transformer.shared import ActivationConstraint
-from transformer.translation import translate
+from transformer.models.encoder_decoder import EncoderDecoder
 
 if TYPE_CHECKING:
     from train.engine import Engine
     from train.run import Run
 
 Corpus = ExampleCorpus[BitextSplit]
+
+
 Translator = EncoderDecoder | NonAutoregressive
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.masks import Mask, MaskPattern, dense_mask
+from transformer.attention.masks import Mask, MaskPattern, dense_mask
 from transformer.testing.trial import BATCH_SIZE, Array, Trial, run_mixer
 
 DEFAULT_LENGTHS = (1, 63, 129, 257)

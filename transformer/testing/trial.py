@@ -9,26 +9,25 @@ import jax
 import numpy as np
 from flax.core import meta
 
+from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, mixer_class
+from transformer.attention.config import MixerConfig
+from transformer.attention.masks import Mask, MaskPattern
+from transformer.config import Initialization
+from transformer.context import ModelContext
 from transformer.hardware import Hardware
-from transformer.masks import Mask, MaskPattern
-from transformer.mixers import (
-    MIXERS,
-    Abilities,
-    Mixer,
-    MixerConfig,
-    MixerInputs,
-    MixerOutput,
-    mixer_class,
-)
 from transformer.precision import Precision
-from transformer.shared import ModelContext
-from transformer.weights import Initialization
+from transformer.registry import MIXERS
 
 Array = np.ndarray[Any, Any]
 
+
 BATCH_SIZE = 3
+
+
 MEMORY_SEGMENT_LENGTHS = (7, 5, 4)
 """Of the memory: what belongs to the first document of a pack, to the second, and padding."""
+
+
 TOLERANCE = 1e-5
 
 

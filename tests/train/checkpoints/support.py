@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from flax import struct
 
-from train.checkpoints import Checkpoints
+from train.checkpoint.manager import Checkpoints
 
 
 class State(struct.PyTreeNode):

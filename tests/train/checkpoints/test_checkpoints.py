@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tests.train.checkpoints.support import abstract, assert_same, make_state, save
-from train.checkpoints import Checkpoints
+from train.checkpoint.manager import Checkpoints
 from train.errors import UserError
 
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 from etils import epath
 
-from train import leaves
-from train.checkpoints import Checkpoints
-from train.checkpoints.completeness import check_complete
+from train.checkpoint import tree_paths
+from train.checkpoint.manager import Checkpoints
+from train.checkpoint.storage import check_complete
 from train.errors import UserError
 
 STATE = {
@@ -37,13 +37,13 @@ def arrays(written: Path, tmp_path: Path) -> Path:
 
 
 def check(folder: Path, state: Any = STATE) -> None:
-    check_complete(epath.Path(folder), leaves.named(state))
+    check_complete(epath.Path(folder), tree_paths.named(state))
 
 
 def test_what_is_whole_passes(arrays: Path) -> None:
     check(arrays)
     for host in range(3):
-        check_complete(epath.Path(arrays), leaves.named(STATE), host=host, hosts=3)
+        check_complete(epath.Path(arrays), tree_paths.named(STATE), host=host, hosts=3)
 
 
 def test_an_index_that_is_missing_is_noticed(arrays: Path) -> None:

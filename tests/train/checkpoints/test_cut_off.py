@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.train.checkpoints.support import assert_same
-from train.checkpoints import Checkpoints
+from train.checkpoint.manager import Checkpoints
 from train.errors import UserError
 
 
@@ -63,12 +63,12 @@ checkpoints.save(2, state, {"step": 2})
 checkpoints.wait()
 """,
     "before its manifest is written": """
-train.checkpoints.manifest.write = die
+train.checkpoint.manifest.write = die
 checkpoints.save(2, state, {"step": 2})
 checkpoints.wait()
 """,
     "before its manifest has its name": """
-train.runfolder.os.fsync = die
+train.run_folder.folder.os.fsync = die
 checkpoints.save(2, state, {"step": 2})
 checkpoints.wait()
 """,

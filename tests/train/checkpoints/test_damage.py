@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench.drills.damage import KINDS, apply, cases
-from train.checkpoints import Checkpoints
+from train.checkpoint.manager import Checkpoints
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,9 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from tests.train.object_store import bucket as bucket
-from train.checkpoints import manifest
-from train.checkpoints.folder import remove, saved_steps
-from train.checkpoints.manifest import File
+from train.checkpoint import manifest
+from train.checkpoint.discovery import remove, saved_steps
+from train.checkpoint.manifest import File
 
 FILES = {"a/b": b"three", "c": b"", "d/e/ü": bytes(range(256))}
 DIGEST = "0" * 64

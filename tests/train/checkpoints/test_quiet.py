@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from train.checkpoints import Checkpoints
+from train.checkpoint.manager import Checkpoints
 
 
 def through(file: str) -> Exception:

@@ -1,6 +1,6 @@
 import pytest
 
-from train.checkpoints.retention import Retention
+from train.checkpoint.discovery import Retention
 
 STEPS = [3, 6, 9, 12, 15, 18, 20]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from train.checkpoints import manifest
-from train.checkpoints.sealing import seal
+from train.checkpoint import manifest
+from train.checkpoint.commit import seal
 
 PROGRAM = """
 import sys, jax, jax.numpy as jnp

@@ -8,8 +8,10 @@ import pytest
 from etils import epath
 
 from tests.train.checkpoints.support import abstract, assert_same, make_state, save
-from train.checkpoints import Checkpoints, Found, manifest
-from train.checkpoints.sealing import seal
+from train.checkpoint import manifest
+from train.checkpoint.commit import seal
+from train.checkpoint.discovery import Found
+from train.checkpoint.manager import Checkpoints
 from train.errors import UserError
 
 

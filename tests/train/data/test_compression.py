@@ -3,7 +3,7 @@ import lzma
 
 import pytest
 
-from train.data.compression import compressed_bits_per_byte
+from train.evaluation.compression import compressed_bits_per_byte
 
 
 def test_bits_are_those_of_the_files_that_the_tools_write() -> None:

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from train.data.conll import read_sentences
-from train.data.tagged_config import TokenLabelDataConfig
+from train.data.example_configs import TokenLabelDataConfig
+from train.data.token_labels import read_sentences
 from train.errors import UserError
 
 CONLLU = """\

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from train.data.evaluation import make_text_evaluation_batches
+from train.data.batches import make_text_evaluation_batches
 from train.data.streams import TokenStream
 
 MakeStream = Callable[..., TokenStream]

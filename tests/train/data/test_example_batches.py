@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from train.data.buckets import Bucket, bucket_by_rows, bucket_by_tokens
-from train.data.example_batches import (
+from train.data.examples import (
     BatchSlice,
     ExampleEvaluationBatches,
     ExampleTrainingBatches,
     batch_slices,
 )
-from train.data.windows import HostBatch
+from train.data.streams import HostBatch
 from train.errors import UserError
 
 

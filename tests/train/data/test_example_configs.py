@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 
 from train.data.config import TokenizerConfig
-from train.data.example_config import ExampleDataConfig
-from train.data.labelled_config import ClassificationDataConfig
-from train.data.listops_config import ListOpsDataConfig
-from train.data.parallel_config import BitextDataConfig
-from train.data.tagged_config import TokenLabelDataConfig
+from train.data.example_configs import (
+    BitextDataConfig,
+    ClassificationDataConfig,
+    ExampleDataConfig,
+    ListOpsDataConfig,
+    TokenLabelDataConfig,
+)
 from train.errors import UsageError
 
 
@@ -80,8 +82,8 @@ def test_settings_have_the_tokenizer_that_their_task_asks_for() -> None:
 def test_the_settings_import_nothing_heavy() -> None:
     heavy = "{'numpy', 'grain', 'tokenizers', 'etils', 'jax', 'sacrebleu', 'sacremoses'}"
     files = (
-        "import train.data.labelled_config, train.data.listops_config, "
-        "train.data.parallel_config, train.data.tagged_config"
+        "import train.data.example_configs, train.data.example_configs, "
+        "train.data.example_configs, train.data.example_configs"
     )
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; {files}; print({heavy} & set(sys.modules))"],

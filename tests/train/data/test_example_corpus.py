@@ -1,8 +1,8 @@
 import pytest
 
 from train.data.config import TokenizerConfig
-from train.data.example_config import ExampleDataConfig
-from train.data.example_corpus import (
+from train.data.example_configs import ExampleDataConfig
+from train.data.examples import (
     ExampleCorpus,
     choose_held_out_examples,
     corpus_digest,

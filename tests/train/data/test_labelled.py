@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 
 from train.data.buckets import bucket_by_rows
+from train.data.classification import ClassificationSplit, encode_texts, prepare_classification
 from train.data.config import TokenizerConfig
-from train.data.example_batches import ExampleEvaluationBatches
-from train.data.example_corpus import ExampleCorpus
-from train.data.labelled import ClassificationSplit, encode_texts, prepare_classification
-from train.data.labelled_config import ClassificationDataConfig
+from train.data.example_configs import ClassificationDataConfig
+from train.data.examples import ExampleCorpus, ExampleEvaluationBatches
 from train.errors import UserError
 
 TRAIN = "text\tid\tlabel\ngood good film\t1\tpos\nbad\t2\tneg\n\nso good\t3\tpos\n"

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from train.data.files import TextFile, find_file
-from train.data.lines import line_location, read_lines
+from train.data.text import line_location, read_lines
 from train.errors import UserError
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from train.data import listops
+from train.data.example_configs import ListOpsDataConfig
 from train.data.listops import draw_expression, generate_examples, prepare_listops
-from train.data.listops_config import ListOpsDataConfig
 from train.errors import UserError
 
 PYTHON = {

@@ -4,15 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from train.data.batches import TextTrainingBatches
+from train.data.batches import TextTrainingBatches, make_text_evaluation_batches
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.data.corpus import prepare_text
-from train.data.evaluation import make_text_evaluation_batches
-from train.data.masked import MaskedEvaluationBatches, MaskedTrainingBatches, Masking
-from train.data.streams import TokenStream
+from train.data.masking import MaskedEvaluationBatches, MaskedTrainingBatches, Masking
+from train.data.streams import HostBatch, TokenStream
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
-from train.data.windows import HostBatch
 
 MakeStream = Callable[..., TokenStream]
 

@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from train.data.bitext import BitextSplit, decode_sentence, encode_sentences, prepare_bitext
 from train.data.buckets import bucket_by_tokens
 from train.data.config import TokenizerConfig
-from train.data.example_batches import ExampleEvaluationBatches, ExampleTrainingBatches
-from train.data.example_corpus import ExampleCorpus
-from train.data.parallel import BitextSplit, decode_sentence, encode_sentences, prepare_bitext
-from train.data.parallel_config import BitextDataConfig
+from train.data.example_configs import BitextDataConfig
+from train.data.examples import ExampleCorpus, ExampleEvaluationBatches, ExampleTrainingBatches
 from train.errors import UserError
 
 ENGLISH = ["A dog .", "two dogs run", "a man runs", "two men"]

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from train.data.prefetch import prefetch
+from train.data.batches import prefetch
 
 
 def threads() -> list[str]:

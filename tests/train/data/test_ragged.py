@@ -1,6 +1,6 @@
 import numpy as np
 
-from train.data.ragged import RaggedArray
+from train.data.buckets import RaggedArray
 
 SEQUENCES = [np.array(tokens, np.int64) for tokens in ([5, 6, 7], [], [8], [9, 10])]
 

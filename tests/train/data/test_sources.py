@@ -3,7 +3,7 @@ import pathlib
 import pytest
 
 from train.data import library
-from train.data.sources import TextSource
+from train.data.corpus import TextSource
 from train.errors import UserError
 
 

@@ -4,7 +4,7 @@ import pathlib
 import pytest
 
 from train.data.config import TextDataConfig
-from train.data.splits import TextSplits, choose_held_out_documents
+from train.data.corpus import TextSplits, choose_held_out_documents
 from train.errors import UserError
 
 

@@ -6,16 +6,15 @@ import pytest
 
 from train.data.buckets import bucket_by_rows
 from train.data.config import TokenizerConfig
-from train.data.example_batches import ExampleEvaluationBatches, ExampleTrainingBatches
-from train.data.example_corpus import ExampleCorpus
-from train.data.tagged import (
+from train.data.example_configs import TokenLabelDataConfig
+from train.data.examples import ExampleCorpus, ExampleEvaluationBatches, ExampleTrainingBatches
+from train.data.token_labels import (
     TokenLabelSplit,
     encode_words,
     make_token_label_split,
     prepare_token_labels,
     split_into_rows,
 )
-from train.data.tagged_config import TokenLabelDataConfig
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
 

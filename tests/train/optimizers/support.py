@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from train.optimizers import OptimizerConfig, make_optimizer
-from transformer.weights import LogicalAxes
+from train.optim.registry import OptimizerConfig, make_optimizer
+from transformer.layers.params import LogicalAxes
 
 Tree = dict[str, Any]
 Array = np.ndarray[Any, Any]

@@ -14,9 +14,9 @@ from tests.train.optimizers.support import (
     drawn,
     updated,
 )
-from tests.train.support import light_compiler as light_compiler
-from train.optimizers import Adafactor, make_optimizer
-from transformer.weights import LogicalAxes
+from train.optim.adafactor import Adafactor
+from train.optim.registry import make_optimizer
+from transformer.layers.params import LogicalAxes
 
 
 def size(x: Array) -> float:

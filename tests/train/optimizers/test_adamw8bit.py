@@ -14,9 +14,10 @@ from tests.train.optimizers.support import (
     updated,
 )
 from tests.train.optimizers.test_eight_bits import blocks
-from tests.train.support import light_compiler as light_compiler
-from train.optimizers import AdamW, AdamW8bit, make_optimizer
-from transformer.weights import LogicalAxes
+from train.optim.adam import AdamW
+from train.optim.adamw_8bit import AdamW8bit
+from train.optim.registry import make_optimizer
+from transformer.layers.params import LogicalAxes
 
 AXES = {
     "large": LogicalAxes(inputs=("vocab",), outputs=("embed",)),

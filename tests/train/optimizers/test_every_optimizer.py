@@ -11,20 +11,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tests.train.optimizers.support import AXES as SMALL
 from tests.train.optimizers.support import MATRICES, SHAPES, drawn, gradients
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
-from tests.train.support import light_compiler as light_compiler
-from train.checkpoints import Checkpoints
-from train.engines import make_engine
-from train.optimizers import OPTIMIZERS, make_optimizer, matrix_mask
-from train.schedules import ScheduleConfig
-from train.sharding import (
-    MeshConfig,
-    make_mesh,
+from train.checkpoint.manager import Checkpoints
+from train.engine import make_engine
+from train.optim.base import matrix_mask
+from train.optim.registry import OPTIMIZERS, make_optimizer
+from train.optim.schedules import ScheduleConfig
+from train.parallel.mesh import MeshConfig, make_mesh
+from train.parallel.sharding import (
     optimizer_state_shardings,
     parameter_shardings,
     replicated_sharding,
 )
 from transformer import Hardware
-from transformer.weights import LogicalAxes
+from transformer.layers.params import LogicalAxes
 
 KINDS = sorted(OPTIMIZERS)
 
@@ -113,7 +112,7 @@ def test_a_model_is_trained_on_a_mesh_and_goes_on_from_a_checkpoint(
 
     With 8 bits for parameters of a tiny model too, where they fill a block.
     """
-    monkeypatch.setattr("train.optimizers.adamw8bit.MIN_QUANTIZED_SIZE", 256)
+    monkeypatch.setattr("train.optim.adamw_8bit.MIN_QUANTIZED_SIZE", 256)
     experiment = tiny(
         tmp_path,
         optimizer=OPTIMIZERS[kind](),

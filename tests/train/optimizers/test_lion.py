@@ -2,16 +2,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.train.optimizers.support import (
-    MATRICES,
-    Array,
-    assert_like,
-    by_layers,
-    drawn,
-    updated,
-)
-from tests.train.support import light_compiler as light_compiler
-from train.optimizers import Lion
+from tests.train.optimizers.support import MATRICES, Array, assert_like, by_layers, drawn, updated
+from train.optim.lion import Lion
 
 
 def lion(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Array:

@@ -14,8 +14,8 @@ from tests.train.optimizers.support import (
     drawn,
     updated,
 )
-from tests.train.support import light_compiler as light_compiler
-from train.optimizers import Sgd, make_optimizer
+from train.optim.registry import make_optimizer
+from train.optim.sgd import Sgd
 
 
 def sgd(momentum: float, nesterov: bool, l2: float) -> Layer:

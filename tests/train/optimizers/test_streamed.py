@@ -11,13 +11,13 @@ from jax.sharding import SingleDeviceSharding
 
 from tests.train.optimizers.support import AXES, SHAPES, Tree, assert_like, drawn, gradients
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
-from tests.train.support import light_compiler as light_compiler
-from train.engines import make_engine
-from train.optimizers import OPTIMIZERS, AdamW, make_step_optimizer
-from train.sharding import MeshConfig
+from train.engine import make_engine
+from train.optim.adam import AdamW
+from train.optim.registry import OPTIMIZERS, make_step_optimizer
+from train.parallel.mesh import MeshConfig
 from transformer import Hardware
 from transformer.compat import CPU_HAS_PINNED_HOST
-from transformer.weights import LogicalAxes
+from transformer.layers.params import LogicalAxes
 
 KINDS = sorted(OPTIMIZERS)
 DEEP = {**AXES, "other": LogicalAxes(stack=("layers",), inputs=("embed",), outputs=("mlp",))}
@@ -50,7 +50,7 @@ def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
 )
 def test_layer_by_layer_is_all_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update in between is not made."""
-    monkeypatch.setattr("train.optimizers.adamw8bit.MIN_QUANTIZED_SIZE", 16)
+    monkeypatch.setattr("train.optim.adamw_8bit.MIN_QUANTIZED_SIZE", 16)
     (found, state), (expected, wanted) = (
         after(kind, memory, (True, False, True)) for memory in MEMORIES
     )
@@ -68,7 +68,7 @@ def test_an_update_that_is_not_fine_leaves_the_state_as_it_was() -> None:
 @pytest.mark.full
 def test_a_model_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a mesh, its moments in the other memory before and after each step."""
-    monkeypatch.setattr("train.engines.check_memory", lambda *_: None)  # a CPU has it, for nothing
+    monkeypatch.setattr("train.engine.check_memory", lambda *_: None)  # a CPU has it, for nothing
     experiment = tiny(tmp_path, optimizer=AdamW(), mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     model = dataclasses.replace(experiment.model, vocab_size=30, layer_loop="scan")
     losses: dict[str, list[float]] = {}

@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 
 from bench.drills.plan import CASES, ratio
-from train.cli.kinds import select_kinds
-from train.cli.parsing import parse
-from train.describe.shape import resolve_sizes
+from train.cli.parsing import parse, select_kinds
+from train.config.registry import find_experiment
+from train.estimate.footprint import footprint_terms
+from train.estimate.quantities import Quantities, resolve_sizes
+from train.estimate.search import Candidate
+from train.estimate.target import parse_target
 from train.experiment import Experiment
-from train.plan.candidate import Candidate
-from train.plan.footprint import footprint_terms
-from train.plan.quantities import Quantities
-from train.plan.target import parse_target
-from train.registry import find_experiment
 
 COMPILED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("cases.json").read_text())
 

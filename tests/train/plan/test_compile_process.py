@@ -13,11 +13,11 @@ import pytest
 
 from tests.train.support import tiny
 from train.errors import UsageError, UserError
-from train.plan import compile_process
-from train.plan.chips import CHIPS
-from train.plan.compile_process import compile_in_subprocess, main
-from train.plan.compiled import CompiledStep
-from train.plan.target import Target, parse_target, target_devices
+from train.estimate import compile_process
+from train.estimate.chips import CHIPS
+from train.estimate.compile import CompiledStep
+from train.estimate.compile_process import compile_in_subprocess, main
+from train.estimate.target import Target, parse_target, target_devices
 
 STEP = CompiledStep(1, 2, 3, 4, 5, 6, 7, 8, (), 0.5, engine=object(), program=object())
 TARGET = Target("v5e:1x1", CHIPS["v5e"], (1, 1))
@@ -148,7 +148,7 @@ def test_hosts_of_one_chip_are_described(
         asked[topology, platform] = given
         return type("Topology", (), {"devices": []})
 
-    monkeypatch.setattr("train.plan.target.require_compiler", lambda target: None)
-    monkeypatch.setattr("train.plan.target.topologies.get_topology_desc", describe)
+    monkeypatch.setattr("train.estimate.target.require_compiler", lambda target: None)
+    monkeypatch.setattr("train.estimate.target.topologies.get_topology_desc", describe)
     target_devices(parse_target(name))
     assert asked == {(name, "tpu"): settings}

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from train.data.config import TextDataConfig
+from train.estimate.chips import ATTAINABLE_FRACTION, Chip
+from train.estimate.footprint import estimate_footprint
+from train.estimate.quantities import Quantities
+from train.estimate.roofline import axis_ring, estimate_step_time
+from train.estimate.search import Candidate
+from train.estimate.target import Target
+from train.estimate.traffic import GATHERS_PER_MICROBATCH, bytes_sent
 from train.experiment import Experiment
-from train.optimizers import Muon
-from train.plan.candidate import Candidate
-from train.plan.chips import ATTAINABLE_FRACTION, Chip
-from train.plan.footprint import estimate_footprint
-from train.plan.quantities import Quantities
-from train.plan.roofline import axis_ring, estimate_step_time
-from train.plan.target import Target
-from train.plan.traffic import GATHERS_PER_MICROBATCH, bytes_sent
-from train.sharding import MeshConfig
+from train.optim.muon import Muon
+from train.parallel.mesh import MeshConfig
 from transformer import (
     AttentionConfig,
     BlockConfig,

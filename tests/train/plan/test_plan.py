@@ -7,21 +7,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.train.support import light_compiler as light_compiler
 from tests.train.support import tiny
-from train.describe.shape import max_batch_shape, resolve_sizes
 from train.errors import UserError
+from train.estimate.chips import CHIPS
+from train.estimate.plan import Plan, PlanOptions, make_plan, measure_if_local
+from train.estimate.plan_tables import format_duration, print_plan
+from train.estimate.published import PUBLISHED, chip_price
+from train.estimate.quantities import max_batch_shape, resolve_sizes
+from train.estimate.search import RankedCandidate, mesh_sizes
+from train.estimate.target import Target, parse_target
 from train.experiment import Experiment
-from train.plan import Plan, PlanOptions, make_plan
-from train.plan.candidate import mesh_sizes
-from train.plan.chips import CHIPS
-from train.plan.plan import measure_if_local
-from train.plan.prices import chip_price
-from train.plan.published import PUBLISHED
-from train.plan.search import RankedCandidate
-from train.plan.tables import format_duration, print_plan
-from train.plan.target import Target, parse_target
-from train.sharding import MeshConfig
+from train.parallel.mesh import MeshConfig
 
 COUNTED_DEVICES = 8
 

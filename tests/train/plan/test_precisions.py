@@ -18,21 +18,23 @@ from tests.train.plan.test_estimates import (
     candidate,
 )
 from train.cli.parsing import parse
-from train.experiment import Experiment
-from train.plan.candidate import Candidate
-from train.plan.chips import ATTAINABLE_FRACTION, CHIPS
-from train.plan.precisions import (
+from train.estimate.chips import ATTAINABLE_FRACTION, CHIPS
+from train.estimate.quantities import Quantities
+from train.estimate.remedies import (
+    PRECISION_SETTING,
     PrecisionOption,
     best_by_precision,
+    changed_flags,
+    cheapest_changes,
+    describe_change,
     narrower_precisions,
     replace_precision,
 )
-from train.plan.quantities import Quantities
-from train.plan.remedies import PRECISION_SETTING, changed_flags, cheapest_changes, describe_change
-from train.plan.roofline import estimate_step_time
-from train.plan.search import rank_candidate, search_candidates
-from train.plan.target import Target
-from train.sharding import MeshConfig
+from train.estimate.roofline import estimate_step_time
+from train.estimate.search import Candidate, rank_candidate, search_candidates
+from train.estimate.target import Target
+from train.experiment import Experiment
+from train.parallel.mesh import MeshConfig
 from transformer import Precision
 
 SLOW = dataclasses.replace(CHIP, fp32_flops_per_second=CHIP.bf16_flops_per_second / 2)

@@ -4,17 +4,15 @@ import dataclasses
 
 import pytest
 
-from train.cli.kinds import select_kinds
-from train.cli.parsing import parse
-from train.describe.shape import resolve_sizes
+from train.cli.parsing import parse, select_kinds
+from train.config.registry import find_experiment
+from train.estimate.chips import CHIPS
+from train.estimate.published import CPU_EFFICIENCY, FALLBACK_CHIP, PUBLISHED, expect_step
+from train.estimate.quantities import Quantities, resolve_sizes
+from train.estimate.roofline import estimate_step_time
+from train.estimate.search import Candidate
+from train.estimate.target import parse_target
 from train.experiment import Experiment
-from train.plan.candidate import Candidate
-from train.plan.chips import CHIPS
-from train.plan.published import CPU_EFFICIENCY, FALLBACK_CHIP, PUBLISHED, expect_step
-from train.plan.quantities import Quantities
-from train.plan.roofline import estimate_step_time
-from train.plan.target import parse_target
-from train.registry import find_experiment
 
 
 @pytest.mark.beta_slow

@@ -2,7 +2,7 @@
 
 import pytest
 
-from train.plan.compiled import CompiledStep, parse_rejection
+from train.estimate.compile import CompiledStep, parse_rejection
 
 GIB = 2**30
 MEMORY = 32 * GIB

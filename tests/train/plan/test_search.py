@@ -5,15 +5,24 @@ import pytest
 
 from tests.train.plan.test_estimates import CHIP, EXPERIMENT
 from train.errors import UsageError
+from train.estimate.quantities import Quantities
+from train.estimate.remedies import (
+    PrecisionOption,
+    changed_flags,
+    cheapest_changes,
+    largest_parts,
+    suggest_remedies,
+)
+from train.estimate.search import (
+    MEMORY_MARGIN,
+    Candidate,
+    rank_candidate,
+    search_candidates,
+    with_best_mesh,
+)
+from train.estimate.target import Target
 from train.experiment import Experiment
-from train.plan.automatic import with_best_mesh
-from train.plan.candidate import Candidate
-from train.plan.precisions import PrecisionOption
-from train.plan.quantities import Quantities
-from train.plan.remedies import changed_flags, cheapest_changes, largest_parts, suggest_remedies
-from train.plan.search import MEMORY_MARGIN, rank_candidate, search_candidates
-from train.plan.target import Target
-from train.sharding import MeshConfig
+from train.parallel.mesh import MeshConfig
 from transformer import BlockConfig, TransformerConfig
 
 

@@ -4,15 +4,14 @@ from typing import Any
 
 import pytest
 
-from tests.train.support import light_compiler as light_compiler
 from tests.train.support import tiny
-from train.describe.compiler import bytes_per_device
-from train.engines import make_engine
+from train.engine import make_engine
 from train.errors import UsageError
+from train.estimate.compile import bytes_per_device
+from train.estimate.traffic import StateShapes
 from train.experiment import EmaConfig
-from train.optimizers import OPTIMIZERS
-from train.plan.state_bytes import StateShapes
-from train.sharding import MeshConfig
+from train.optim.registry import OPTIMIZERS
+from train.parallel.mesh import MeshConfig
 from transformer import Hardware
 
 HARDWARE = Hardware("cpu", count=8)

@@ -3,8 +3,8 @@ import os
 import pytest
 
 from train.errors import UsageError, UserError
-from train.plan.chips import CHIPS, GIB
-from train.plan.target import ABSENT_HARDWARE_ENVIRONMENT, parse_target, target_devices
+from train.estimate.chips import CHIPS, GIB
+from train.estimate.target import ABSENT_HARDWARE_ENVIRONMENT, parse_target, target_devices
 
 COUNTED_DEVICES = 8
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from train.recovery.config import RecoveryConfig
-from train.recovery.lookout import Lookout, reason
+from train.recovery.monitor import Lookout, reason
 
 LIMITS = {
     "loss_limit": 3.0,

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from train.recovery.config import RecoveryConfig
-from train.recovery.plan import Rollback, Trouble, plan, target
+from train.recovery.rollback import Rollback, Trouble, plan, target
 
 CONFIG = RecoveryConfig(back=100, skip=200, tries=3, rate=0.5)
 TROUBLE = Trouble(first=1151, step=1153, cursor=1353, why="loss 9, more than 4")

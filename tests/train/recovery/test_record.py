@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.object_store import bucket as bucket
 from train.errors import UserError
-from train.recovery.plan import Rollback
-from train.recovery.record import Record
-from train.runfolder import RunFolder
+from train.recovery.rollback import Record, Rollback
+from train.run_folder.folder import RunFolder
 
 ROLLBACK = Rollback(first=26, step=27, checkpoint=16, cursor=30, rate=0.5, tries=2)
 

@@ -11,17 +11,16 @@ import pytest
 import train
 from bench.drills.faults import Fault, planted
 from tests.train.support import assert_same_bits, lines_of, losses, tiny
-from tests.train.support import light_compiler as light_compiler
-from train.checkpoints import Checkpoints
-from train.engines import make_engine
+from train.checkpoint.manager import Checkpoints
+from train.engine import make_engine
 from train.errors import UserError
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.hardware import local_hardware
+from train.optim.schedules import ScheduleConfig
 from train.recovery.config import RecoveryConfig
-from train.recovery.record import Record
-from train.report import Report
-from train.schedules import ScheduleConfig
+from train.recovery.rollback import Record
+from train.runtime.hardware import local_hardware
 from train.state import TrainState
+from train.telemetry.reporter import Report
 
 pytestmark = pytest.mark.beta_slow
 

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.train.support import light_compiler as light_compiler
 from train.recovery.config import RecoveryConfig
-from train.recovery.watch import LEAST, NO_LIMIT, REPORT, Watch, deviation, judge
+from train.recovery.detector import LEAST, NO_LIMIT, REPORT, Watch, deviation, judge
 
 CONFIG = RecoveryConfig()
 QUIET = RecoveryConfig(window=11, warmup=7, threshold=3.0)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from train.scores.accuracy import accuracy
+from train.evaluation.metrics import accuracy
 
 
 def test_by_hand() -> None:

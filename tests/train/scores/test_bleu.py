@@ -1,6 +1,6 @@
 import pytest
 
-from train.scores.bleu import moses_tokens, sacre_bleu, tokenised_bleu
+from train.evaluation.metrics import moses_tokens, sacre_bleu, tokenised_bleu
 
 TRANSLATIONS = [
     "Ein Mann mit Hut fährt auf der Straße.",

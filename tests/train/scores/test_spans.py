@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from train.scores.spans import Span, score_spans, spans, spell_spans
+from train.evaluation.metrics import Span, score_spans, spans, spell_spans
 
 
 def tagged(prefixes: str) -> tuple[list[list[str]], list[list[str]]]:

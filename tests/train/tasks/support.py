@@ -7,16 +7,13 @@ from typing import Any
 
 from tests.train.support import LENGTH, tiny, write_text
 from train.data.config import TokenizerConfig
-from train.data.labelled_config import ClassificationDataConfig
-from train.data.parallel_config import BitextDataConfig
-from train.data.tagged_config import TokenLabelDataConfig
-from train.experiment import EvaluationConfig, Experiment
-from train.tasks.config import (
-    Classification,
-    MaskedLanguageModeling,
-    Tagging,
-    Translation,
+from train.data.example_configs import (
+    BitextDataConfig,
+    ClassificationDataConfig,
+    TokenLabelDataConfig,
 )
+from train.experiment import EvaluationConfig, Experiment
+from train.tasks.config import Classification, MaskedLanguageModeling, Tagging, Translation
 from transformer import AttentionConfig, EncoderConfig
 
 ANIMALS = {"cat": "Katze", "fish": "Fisch", "dog": "Hund"}

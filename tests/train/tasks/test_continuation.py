@@ -10,14 +10,13 @@ import pytest
 from train.data.config import TokenizerConfig
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
-from train.tasks.continuation import complete_texts
-from transformer.attention import AttentionConfig
-from transformer.block import BlockConfig
-from transformer.config import TransformerConfig
-from transformer.decoding import generate
-from transformer.language_model import LanguageModel
-from transformer.positions import LearnedPositions
-from transformer.sampling import ANCESTRAL_SAMPLING, SamplingConfig
+from train.tasks.text_completion import complete_texts
+from transformer.attention.config import AttentionConfig
+from transformer.attention.position_config import LearnedPositions
+from transformer.config import BlockConfig, TransformerConfig
+from transformer.generation.generate import generate
+from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
+from transformer.models.language_model import LanguageModel
 
 END = 256
 GREEDY = SamplingConfig(temperature=0)

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import pytest
 
 from bench.mixer_costs import products
-from train.registry import find_experiment
+from train.config.registry import find_experiment
 from train.tasks.registry import make_task
+from transformer.context import unconstrained
 from transformer.costs import count_token_flops
 from transformer.hardware import Hardware
-from transformer.shared import unconstrained
-from transformer.sizes import abstract_parameters
+from transformer.parameter_counts import abstract_parameters
 
 B, T = 4, 40
 

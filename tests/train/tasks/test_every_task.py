@@ -14,21 +14,26 @@ import numpy as np
 import pytest
 
 import train
-from tests.train.support import assert_close, assert_same_bits, command, lines_of, losses
-from tests.train.support import light_compiler as light_compiler
+from tests.train.support import (
+    assert_close,
+    assert_same_bits,
+    command,
+    lines_of,
+    losses,
+)
 from tests.train.tasks.support import TINY
 from train.cli.fit import FitArguments
 from train.cli.parsing import parse
+from train.config.io import experiment_from_dict, experiment_to_dict, experiment_to_text
 from train.errors import UsageError
-from train.evaluation import evaluate_run
+from train.evaluation.evaluator import evaluate_run
 from train.experiment import CheckpointConfig, EmaConfig, Experiment
-from train.preemption import PreemptedError
-from train.report import Report
-from train.sample import sample
-from train.settings import experiment_from_dict, experiment_to_dict, experiment_to_text
-from train.sharding import MeshConfig
+from train.parallel.mesh import MeshConfig
+from train.runtime.signals import PreemptedError
 from train.tasks.registry import make_task
-from transformer.sampling import SamplingConfig
+from train.tasks.text_completion import sample
+from train.telemetry.reporter import Report
+from transformer.generation.sampling import SamplingConfig
 
 Capture = pytest.CaptureFixture[str]
 

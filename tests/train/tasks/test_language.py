@@ -14,10 +14,10 @@ from train.data.streams import TokenStream
 from train.engine import Engine, Metrics
 from train.errors import UsageError
 from train.experiment import EvaluationConfig, Experiment
-from train.sharding import MeshConfig, make_mesh
+from train.parallel.mesh import MeshConfig, make_mesh
 from train.state import TrainState
 from train.step import Batch
-from train.tasks.language import LanguageModelTask
+from train.tasks.language_model import LanguageModelTask
 from transformer.losses import Loss
 
 

@@ -8,20 +8,19 @@ import numpy as np
 import pytest
 
 import train
-from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import tiny_masked
+from train.config.registry import find_experiment
 from train.data.config import TokenizerConfig
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
-from train.describe import describe
 from train.errors import UserError
+from train.estimate.description import describe
 from train.experiment import SampleConfig
-from train.registry import find_experiment
-from train.tasks.masked import MaskedLanguageModelTask, encode_masked_prompt, gather_targets
-from train.tasks.task import SampleOptions
+from train.tasks.base import SampleOptions
+from train.tasks.masked_lm import MaskedLanguageModelTask, encode_masked_prompt, gather_targets
 from transformer import Precision
+from transformer.context import unconstrained
 from transformer.hardware import Hardware
-from transformer.shared import unconstrained
 
 END, MASK = 256, 257
 

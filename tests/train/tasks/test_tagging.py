@@ -5,13 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import tiny_tagger
-from train.data.tagged import TokenLabelSplit
+from train.data.token_labels import TokenLabelSplit
 from train.errors import UserError
+from train.tasks.base import Metric
 from train.tasks.config import Tagging
 from train.tasks.tagging import TaggingTask, span_f1
-from train.tasks.task import Metric
 
 
 @pytest.fixture(scope="module")

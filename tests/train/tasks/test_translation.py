@@ -6,17 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import tiny_translator
-from train.engines import make_engine
+from train.engine import make_engine
 from train.errors import UserError
-from train.scores.bleu import sacre_bleu, tokenised_bleu
-from train.sharding import MeshConfig
-from train.tasks.task import Metric
+from train.evaluation.metrics import sacre_bleu, tokenised_bleu
+from train.parallel.mesh import MeshConfig
+from train.tasks.base import Metric
 from train.tasks.translation import TranslationTask
+from transformer.baselines.nonautoregressive import NonAutoregressive
+from transformer.context import unconstrained
 from transformer.hardware import Hardware
-from transformer.nonautoregressive import NonAutoregressive
-from transformer.shared import unconstrained
 
 SMOOTHING = 0.1
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import assert_close, normal
-from transformer.attend.additive import additive_scores
+from transformer.attention.scores import additive_scores
 
 B, T, S, N, A = 2, 5, 7, 6, 11
 

@@ -10,13 +10,13 @@ import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal, softmax
 from transformer import Hardware, Mask, MaskPattern
-from transformer.attend import ScoreSpec
-from transformer.attend import attend as attend_by_scoring
-from transformer.attend.additive import additive_scores
-from transformer.attend.query_blocks import num_query_blocks
-from transformer.masks import dense_mask
-from transformer.positions import RelativeTables, alibi_bias
-from transformer.testing.select import reference_softmax_attention
+from transformer.attention.attend import attend as attend_by_scoring
+from transformer.attention.backends.query_blocks import num_query_blocks
+from transformer.attention.masks import dense_mask
+from transformer.attention.position_bias import alibi_bias
+from transformer.attention.score_spec import RelativeTables, ScoreSpec
+from transformer.attention.scores import additive_scores
+from transformer.testing.oracle import reference_softmax_attention
 
 B, T, S, N, K, H, VALUES = 2, 5, 7, 6, 3, 11, 13
 

@@ -20,24 +20,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train.sharding import MeshConfig, make_mesh, make_sharding_constraint
+from train.parallel.mesh import MeshConfig, make_mesh
+from train.parallel.sharding import make_sharding_constraint
 from transformer import Hardware, Mask, MaskPattern
-from transformer.attend import ScoreSpec, attend, attend_blockwise, merge_partials
-from transformer.attend.additive import additive_scores
-from transformer.attend.ring import attend_ring
-from transformer.attend.sparse.balanced import attend_balanced_clusters
-from transformer.attend.sparse.chosen_blocks import attend_selected_blocks
-from transformer.attend.sparse.global_tokens import attend_to_globals
-from transformer.attend.sparse.grouped_window import attend_grouped
-from transformer.attend.sparse.last_members import attend_last_group_members
-from transformer.attend.sparse.packed_globals import (
+from transformer.attention.attend import attend
+from transformer.attention.backends.blockwise import attend_blockwise
+from transformer.attention.backends.merge import merge_partials
+from transformer.attention.backends.ring import attend_ring
+from transformer.attention.backends.splash import attend_splash
+from transformer.attention.masks import dense_mask
+from transformer.attention.score_spec import RelativeTables, ScoreSpec
+from transformer.attention.scores import additive_scores
+from transformer.attention.sparse_ops.balanced_clusters import attend_balanced_clusters
+from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
+from transformer.attention.sparse_ops.global_tokens import (
     attend_from_packed_globals,
+    attend_to_globals,
     attend_to_packed_globals,
 )
-from transformer.attend.sparse.top_k import attend_top_k
-from transformer.attend.splash import attend_splash
-from transformer.masks import dense_mask
-from transformer.positions import RelativeTables
+from transformer.attention.sparse_ops.grouped_window import attend_grouped
+from transformer.attention.sparse_ops.top_k_keys import attend_last_group_members, attend_top_k
 
 Array = np.ndarray[Any, Any]
 

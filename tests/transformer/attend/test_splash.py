@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import assert_close, normal
-from train.sharding import MeshConfig, make_mesh, make_sharding_constraint
+from train.parallel.mesh import MeshConfig, make_mesh
+from train.parallel.sharding import make_sharding_constraint
 from transformer import Hardware, Mask, MaskPattern
-from transformer.attend import ScoreSpec
-from transformer.attend.choose import AttentionSpec, choose_backend
-from transformer.attend.reference import attend_reference
-from transformer.attend.splash import attend_splash
+from transformer.attention.backends.choose import AttentionSpec, choose_backend
+from transformer.attention.backends.reference import attend_reference
+from transformer.attention.backends.splash import attend_splash
+from transformer.attention.score_spec import ScoreSpec
 
 B, T, N, H = 2, 193, 4, 24
 

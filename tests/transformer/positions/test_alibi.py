@@ -6,8 +6,7 @@ import pytest
 
 from tests.fixtures.positions import ALIBI_HEADS
 from tests.transformer.formulas import array, assert_close
-from transformer.positions import alibi_bias
-from transformer.positions.alibi import alibi_slopes
+from transformer.attention.position_bias import alibi_bias, alibi_slopes
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "positions.npz"
 

@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.positions import BUCKETS, FURTHEST
 from tests.transformer.formulas import array, normal
 from transformer import T5RelativeBias
-from transformer.positions import t5_relative_bias
+from transformer.attention.position_bias import t5_relative_bias
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "positions.npz"
 

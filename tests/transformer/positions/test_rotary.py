@@ -7,16 +7,10 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, assert_close, normal, turned
-from transformer import (
-    LinearScaling,
-    Llama3Scaling,
-    NoScaling,
-    NTKScaling,
-    RoPE,
-    YaRNScaling,
-)
-from transformer.positions import RopeScaling, rope_angles
-from transformer.positions import apply_rope as rotate_eagerly
+from transformer import LinearScaling, Llama3Scaling, NoScaling, NTKScaling, RoPE, YaRNScaling
+from transformer.attention.rope import apply_rope as rotate_eagerly
+from transformer.attention.rope import rope_angles
+from transformer.attention.rope_scaling import RopeScaling
 
 HALVES, INTERLEAVED = RoPE(theta=100.0), RoPE(theta=100.0, layout="interleaved")
 POSITIONS: Any = np.array([[0, 1, 5, 3, 29], [7, 8, 9, 10, 1000]])

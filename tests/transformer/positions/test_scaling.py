@@ -12,16 +12,9 @@ import pytest
 
 from tests.fixtures.positions import ROTARY
 from tests.transformer.formulas import Array, array, assert_close, normal
-from transformer import (
-    LinearScaling,
-    Llama3Scaling,
-    NoScaling,
-    NTKScaling,
-    RoPE,
-    YaRNScaling,
-)
-from transformer.positions import RopeScaling
-from transformer.positions import apply_rope as rotate_eagerly
+from transformer import LinearScaling, Llama3Scaling, NoScaling, NTKScaling, RoPE, YaRNScaling
+from transformer.attention.rope import apply_rope as rotate_eagerly
+from transformer.attention.rope_scaling import RopeScaling
 
 rotate = jax.jit(rotate_eagerly, static_argnums=2)
 

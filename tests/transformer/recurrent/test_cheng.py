@@ -7,8 +7,8 @@ from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from tests.transformer.recurrent import formulas
 from transformer import BlockConfig, LanguageModel, Mask, MaskPattern, TransformerConfig
+from transformer.baselines.config import ChengConfig
 from transformer.costs import count_token_flops
-from transformer.recurrent import ChengConfig
 
 B, T, D, A = 2, 7, 5, 3
 CONFIG = ChengConfig(score_size=A)

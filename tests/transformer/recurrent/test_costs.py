@@ -12,8 +12,8 @@ from transformer import (
     LSTMConfig,
     TransformerConfig,
 )
+from transformer.baselines.config import BahdanauConfig, LuongConfig, Seq2SeqConfig
 from transformer.costs import count_token_flops
-from transformer.recurrent import BahdanauConfig, LuongConfig, Seq2SeqConfig
 
 V, D, T = 17, 6, 23
 PLAIN = BlockConfig(mixer=LSTMConfig(), feed_forward=None, norm=None)

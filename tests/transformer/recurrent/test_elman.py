@@ -7,14 +7,15 @@ import jax
 import numpy as np
 import pytest
 
-from tests.fixtures.recurrent import LENGTHS, WIDTH, drawn, inputs
+from tests.fixtures.recurrent import LENGTHS, WIDTH, inputs
+from tests.fixtures.tiny import drawn
 from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from tests.transformer.recurrent import formulas
 from transformer import Mask, MaskPattern
-from transformer.mixers import MixerInputs
-from transformer.recurrent import ElmanConfig
-from transformer.testing import check_mixer
+from transformer.attention.base import MixerInputs
+from transformer.baselines.config import ElmanConfig
+from transformer.testing.contract import check_mixer
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "recurrent.npz"
 B, T, D, H = 2, 7, 5, 3

@@ -11,10 +11,10 @@ from tests.transformer.formulas import array, assert_close, normal, weights_of
 from tests.transformer.mixers import applied, made
 from tests.transformer.recurrent import formulas
 from transformer import EncoderDecoder, Mask, MaskPattern
+from transformer.baselines.config import GNMTDecoderConfig, GNMTEncoderConfig
+from transformer.baselines.gnmt import gnmt_config
 from transformer.costs import count_token_flops
-from transformer.gnmt import gnmt_config
-from transformer.recurrent import GNMTDecoderConfig, GNMTEncoderConfig
-from transformer.sizes import count_parameters
+from transformer.parameter_counts import count_parameters
 
 B, T, S, D, A, L = 2, 7, 6, 5, 3, 4
 SEGMENTS = array([[1, 1, 1, 2, 2, 0, 0], [0, 4, 4, 4, 4, 4, 4]])

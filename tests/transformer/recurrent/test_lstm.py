@@ -7,16 +7,19 @@ import jax
 import numpy as np
 import pytest
 
-from tests.fixtures.recurrent import LENGTHS, WIDTH, drawn, inputs
+from tests.fixtures.recurrent import LENGTHS, WIDTH, inputs
+from tests.fixtures.tiny import drawn
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from tests.transformer.recurrent import formulas
 from transformer import Hardware, Mask, MaskPattern
-from transformer.mixers import MixerInputs
-from transformer.recurrent import LSTMConfig, lstm
-from transformer.recurrent.scan import document_boundaries
-from transformer.testing import check_mixer, make_trial
+from transformer.attention.base import MixerInputs
+from transformer.baselines import lstm
+from transformer.baselines.cells import document_boundaries
+from transformer.baselines.config import LSTMConfig
 from transformer.testing.abilities import check_cached
+from transformer.testing.contract import check_mixer
+from transformer.testing.trial import make_trial
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "recurrent.npz"
 B, T, D, H = 2, 7, 5, 3

@@ -9,11 +9,12 @@ from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from tests.transformer.recurrent import formulas
 from transformer import Hardware, Mask, MaskPattern, MixerConfig
-from transformer.recurrent import BahdanauConfig, LuongConfig, Seq2SeqConfig
-from transformer.recurrent.memory import first_visible, last_visible, memory_mask
-from transformer.scores import AdditiveScore, BilinearScore, DotScore
-from transformer.testing import check_mixer, make_trial
+from transformer.attention.config import AdditiveScore, BilinearScore, DotScore
+from transformer.baselines.config import BahdanauConfig, LuongConfig, Seq2SeqConfig
+from transformer.baselines.memory_attention import first_visible, last_visible, memory_mask
 from transformer.testing.abilities import check_cross, check_segments
+from transformer.testing.contract import check_mixer
+from transformer.testing.trial import make_trial
 
 B, T, S, D, H, A = 2, 7, 6, 5, 3, 4
 SEGMENTS = array([[1, 1, 1, 2, 2, 0, 0], [0, 4, 4, 4, 4, 4, 4]])
@@ -86,8 +87,8 @@ def test_the_contract_of_an_additive_score() -> None:
 def test_a_mixer_that_is_deaf_to_the_memory_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = lambda scores, seen, values, dtype: (0 * values[:, 0], 0 * scores)  # noqa: E731
     nothing = lambda memory, seen: first_visible(0 * memory, seen)  # noqa: E731
-    monkeypatch.setattr("transformer.recurrent.bahdanau.align", silent)
-    monkeypatch.setattr("transformer.recurrent.bahdanau.first_seen", nothing)
+    monkeypatch.setattr("transformer.baselines.bahdanau.align", silent)
+    monkeypatch.setattr("transformer.baselines.bahdanau.first_seen", nothing)
     message = "^mixer bahdanau: cross: memory is not what is looked at$"
     with pytest.raises(AssertionError, match=message):
         check_cross(make_trial(BahdanauConfig(hidden_size=2), 6, 9, (1,), Hardware()))
@@ -96,7 +97,7 @@ def test_a_mixer_that_is_deaf_to_the_memory_is_seen(monkeypatch: pytest.MonkeyPa
 @pytest.mark.beta_slow
 def test_a_mixer_that_sees_padding_of_the_memory_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     everything: Any = lambda mask, queries, size: np.ones((1, queries, size), bool)  # noqa: E731
-    monkeypatch.setattr("transformer.recurrent.luong.looked_at", everything)
+    monkeypatch.setattr("transformer.baselines.luong.looked_at", everything)
     trial = make_trial(LuongConfig(hidden_size=2), 6, 9, (1,), Hardware())
     with pytest.raises(
         AssertionError, match=r"^mixer luong: cross: padding of the memory is seen$"

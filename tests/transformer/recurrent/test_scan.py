@@ -9,7 +9,7 @@ import pytest
 
 from tests.transformer.formulas import array
 from transformer import Mask
-from transformer.recurrent.scan import DocumentBoundaries, document_boundaries, scan_cell
+from transformer.baselines.cells import DocumentBoundaries, document_boundaries, scan_cell
 
 SEGMENTS = array([[1, 1, 0, 1, 2, 2, 0], [0, 3, 3, 3, 0, 5, 5]])
 POSITIONS = array([[0, 1, 2, 3, 4, 5, 6]])

@@ -9,9 +9,9 @@ import pytest
 
 from tests.transformer.formulas import assert_close, weights_of
 from transformer import BlockConfig, EncoderConfig, EncoderDecoder, MixerConfig, TransformerConfig
-from transformer.beam_search import BeamSearchConfig
-from transformer.recurrent import BahdanauConfig, LSTMConfig, LuongConfig, Seq2SeqConfig
-from transformer.translation import translate
+from transformer.baselines.config import BahdanauConfig, LSTMConfig, LuongConfig, Seq2SeqConfig
+from transformer.generation.beam_search import BeamSearchConfig
+from transformer.generation.translate import translate
 
 B, S, T, V, D = 3, 7, 5, 13, 6
 RANDOM = np.random.default_rng(0)

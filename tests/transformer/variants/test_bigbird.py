@@ -16,19 +16,19 @@ from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.layouts import attention, linear
 from tests.transformer.mixers import applied, made
 from transformer import BigBirdConfig, Hardware, Mask, MaskPattern, RoPE
-from transformer.heads import QKV
-from transformer.masks import dense_mask
-from transformer.mixers import MixerInputs
-from transformer.testing import make_trial
+from transformer.attention.base import MixerInputs
+from transformer.attention.masks import dense_mask
+from transformer.attention.projections import QKV
+from transformer.attention.variants.bigbird import BigBird
+from transformer.attention.variants.visible_keys import bigbird_visible_keys
 from transformer.testing.abilities import (
     check_any_length,
     check_cached,
     check_causal,
     check_segments,
 )
-from transformer.testing.select import check_select
-from transformer.variants.bigbird import BigBird
-from transformer.variants.keys_seen import bigbird_visible_keys
+from transformer.testing.oracle import check_select
+from transformer.testing.trial import make_trial
 
 FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "long.npz")
 

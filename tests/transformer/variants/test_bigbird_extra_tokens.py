@@ -14,9 +14,9 @@ import pytest
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import made
 from transformer import BigBirdConfig, Mask
-from transformer.mixers import MixerInputs
-from transformer.testing.select import reference_softmax_attention
-from transformer.variants.bigbird import BigBird
+from transformer.attention.base import MixerInputs
+from transformer.attention.variants.bigbird import BigBird
+from transformer.testing.oracle import reference_softmax_attention
 
 B, D, N, BLOCK, T = 2, 6, 3, 4, 43
 BLOCKS = -(-T // BLOCK)  # of the input

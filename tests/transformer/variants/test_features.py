@@ -10,7 +10,8 @@ import pytest
 
 from tests.transformer.formulas import Array, assert_close, normal
 from tests.transformer.kernels import FORMULAS
-from transformer.variants.features import FeatureMapKind, draw_random_vectors, make_feature_map
+from transformer.attention.variants.kernel_configs import FeatureMapKind
+from transformer.attention.variants.performer import draw_random_vectors, make_feature_map
 
 H, SEEDS = 8, 500
 

@@ -12,13 +12,13 @@ from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.kernels import FORMULAS, dense_attention
 from tests.transformer.mixers import applied, made
 from transformer import LinearAttentionConfig, Mask, MaskPattern, PerformerConfig
-from transformer.masks import dense_mask
-from transformer.mixers import MixerConfig
-from transformer.recurrent.scan import document_boundaries
-from transformer.variants import prefix_sums as sums
-from transformer.variants.features import draw_random_vectors, make_feature_map
-from transformer.variants.kernel_attention import attend_bidirectional
-from transformer.variants.linear_attention import elu_features
+from transformer.attention.config import MixerConfig
+from transformer.attention.masks import dense_mask
+from transformer.attention.variants import prefix_sums as sums
+from transformer.attention.variants.kernel_attention import attend_bidirectional
+from transformer.attention.variants.linear_attention import elu_features
+from transformer.attention.variants.performer import draw_random_vectors, make_feature_map
+from transformer.baselines.cells import document_boundaries
 
 B, T, S, N, K, H, VALUES, M = 2, 29, 19, 6, 3, 5, 7, 13
 DIRECTIONS = draw_random_vectors(M, H, orthogonal=True, seed=(3,))

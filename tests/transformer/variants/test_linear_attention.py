@@ -8,9 +8,9 @@ import numpy as np
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, made
 from transformer import BlockConfig, LanguageModel, LinearAttentionConfig, Mask, TransformerConfig
+from transformer.attention.masks import MaskPattern
+from transformer.attention.variants.linear_attention import FEATURE_FLOOR, elu_features
 from transformer.costs import count_token_flops
-from transformer.masks import MaskPattern
-from transformer.variants.linear_attention import FEATURE_FLOOR, elu_features
 
 B, T, D, N, H = 2, 7, 6, 3, 5
 CONFIG = LinearAttentionConfig(num_heads=N, head_dim=H, bias=False)

@@ -19,8 +19,8 @@ from transformer import (
     MaskPattern,
     TransformerConfig,
 )
+from transformer.attention.base import MixerInputs
 from transformer.costs import count_token_flops
-from transformer.mixers import MixerInputs
 
 B, T, S, D, N, K, H, R = 2, 11, 9, 6, 4, 2, 3, 5
 LENGTH = 13

@@ -16,15 +16,15 @@ from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.layouts import attention, linear
 from tests.transformer.mixers import applied, made
 from transformer import Hardware, LongformerConfig, Mask, MaskPattern, NormConfig, RoPE
-from transformer.mixers import MixerInputs
-from transformer.testing import make_trial
+from transformer.attention.base import MixerInputs
+from transformer.attention.variants.visible_keys import longformer_visible_keys
 from transformer.testing.abilities import (
     check_any_length,
     check_cached,
     check_causal,
     check_segments,
 )
-from transformer.variants.keys_seen import longformer_visible_keys
+from transformer.testing.trial import make_trial
 
 FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "long.npz")
 

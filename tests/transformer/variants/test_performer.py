@@ -23,13 +23,14 @@ from transformer import (
     Precision,
     TransformerConfig,
 )
-from transformer.block import Memory
+from transformer.attention.base import MixerInputs
+from transformer.attention.variants.performer import Performer
+from transformer.context import ModelContext
 from transformer.costs import count_token_flops
-from transformer.mixers import MixerInputs
-from transformer.shared import ModelContext
-from transformer.stack import Stack, init_cache
-from transformer.testing import ABILITY_CHECKS, make_trial
-from transformer.variants.performer import Performer
+from transformer.layers.block import Memory
+from transformer.layers.stack import Stack, init_cache
+from transformer.testing.contract import ABILITY_CHECKS
+from transformer.testing.trial import make_trial
 
 B, T, D, N, K, H, M = 2, 11, 6, 4, 2, 3, 7
 CONFIG = PerformerConfig(num_heads=N, num_kv_heads=K, head_dim=H, num_features=M, seed=5)

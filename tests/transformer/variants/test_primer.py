@@ -10,11 +10,11 @@ import pytest
 from tests.transformer.formulas import Array, array, assert_close, normal, softmax
 from tests.transformer.mixers import applied, axes, made
 from transformer import LanguageModel, Mask, MaskPattern, RoPE, TransformerConfig
-from transformer.block import BlockConfig
+from transformer.attention.base import MixerInputs
+from transformer.attention.rope import apply_rope
+from transformer.attention.variants.kernel_configs import PrimerConfig
+from transformer.config import BlockConfig
 from transformer.costs import count_token_flops
-from transformer.mixers import MixerInputs
-from transformer.positions import apply_rope
-from transformer.variants.primer import PrimerConfig
 
 B, T, D, N, H = 2, 7, 6, 3, 4
 CONFIG = PrimerConfig(num_heads=N, head_dim=H)

@@ -11,10 +11,10 @@ import pytest
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import Mask, MaskPattern, ReformerConfig
-from transformer.mixers import MixerInputs
-from transformer.testing import check_mixer
-from transformer.testing.select import projections
-from transformer.variants.reformer import Reformer, hash_buckets
+from transformer.attention.base import MixerInputs
+from transformer.attention.variants.reformer import Reformer, hash_buckets
+from transformer.testing.contract import check_mixer
+from transformer.testing.oracle import projections
 
 B, T, D, N, H, WINDOW, ROUNDS = 2, 71, 7, 2, 5, 3, 3
 CONFIG = ReformerConfig(

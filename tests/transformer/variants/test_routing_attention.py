@@ -20,12 +20,15 @@ from transformer import (
     RoutingAttentionConfig,
     TransformerConfig,
 )
-from transformer.attend.sparse.last_members import attend_last_group_members
-from transformer.mixers import MixerInputs
-from transformer.testing import check_mixer
-from transformer.testing.select import projections
-from transformer.variants.clusters import centroid_affinity, kmeans_loss
-from transformer.variants.routing_attention import RoutingAttention
+from transformer.attention.base import MixerInputs
+from transformer.attention.sparse_ops.top_k_keys import attend_last_group_members
+from transformer.attention.variants.routing_attention import (
+    RoutingAttention,
+    centroid_affinity,
+    kmeans_loss,
+)
+from transformer.testing.contract import check_mixer
+from transformer.testing.oracle import projections
 
 B, T, D, N, H, E, WINDOW = 2, 71, 7, 2, 5, 3, 4
 CONFIG = RoutingAttentionConfig(num_heads=N, head_dim=H, num_clusters=E, window=WINDOW)

@@ -9,12 +9,12 @@ import pytest
 
 from tests.transformer.formulas import array, assert_close, normal
 from transformer import Hardware, Mask, MaskPattern, NormConfig, RoPE, SlidingWindowConfig
-from transformer.heads import QKV
-from transformer.mixers import MixerInputs
-from transformer.ring_cache import ABSENT_POSITION, RollingCache
-from transformer.testing import Trial, check_mixer, make_trial
+from transformer.attention.base import MixerInputs
+from transformer.attention.cache import ABSENT_POSITION, RollingCache
+from transformer.attention.projections import QKV
 from transformer.testing.abilities import pack_two_documents
-from transformer.testing.trial import run_mixer
+from transformer.testing.contract import check_mixer
+from transformer.testing.trial import Trial, make_trial, run_mixer
 
 
 def on_trial(config: SlidingWindowConfig, length: int = 67) -> Trial:

@@ -8,12 +8,12 @@ import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
 from transformer import Hardware, Mask, MaskPattern, RoPE, SparseTransformerConfig
-from transformer.masks import dense_mask
-from transformer.testing import Trial, check_mixer, make_trial
+from transformer.attention.masks import dense_mask
+from transformer.attention.variants.sparse_transformer import pattern_mask
 from transformer.testing.abilities import pack_two_documents
-from transformer.testing.select import projections, reference_softmax_attention
-from transformer.testing.trial import run_mixer
-from transformer.variants.sparse_patterns import pattern_mask
+from transformer.testing.contract import check_mixer
+from transformer.testing.oracle import projections, reference_softmax_attention
+from transformer.testing.trial import Trial, make_trial, run_mixer
 
 T = 67
 

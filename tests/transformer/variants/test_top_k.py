@@ -13,11 +13,11 @@ from tests.transformer.compiled import largest_array
 from tests.transformer.formulas import Array, array, assert_close, attention, normal
 from tests.transformer.mixers import applied, made
 from transformer import Mask, MaskPattern, TopKConfig
-from transformer.attend import ScoreSpec
-from transformer.attend.sparse.top_k import attend_top_k, top_k_mask
-from transformer.masks import dense_mask
-from transformer.testing import check_mixer
-from transformer.variants.top_k import TopKAttention
+from transformer.attention.masks import dense_mask
+from transformer.attention.score_spec import ScoreSpec
+from transformer.attention.sparse_ops.top_k_keys import attend_top_k, top_k_mask
+from transformer.attention.variants.top_k import TopKAttention
+from transformer.testing.contract import check_mixer
 
 B, T, D, N, K, H, CHOSEN = 2, 11, 6, 4, 2, 3, 3
 CONFIG = TopKConfig(num_heads=N, num_kv_heads=K, head_dim=H, keys_per_query=CHOSEN)

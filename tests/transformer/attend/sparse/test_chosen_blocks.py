@@ -9,11 +9,13 @@ import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
 from transformer import Mask, MaskPattern
-from transformer.attend import ScoreSpec, attend_blockwise, merge_partials
-from transformer.attend.sparse import chosen_blocks
-from transformer.attend.sparse.chosen_blocks import attend_selected_blocks
-from transformer.masks import dense_mask
-from transformer.testing.select import reference_softmax_attention
+from transformer.attention.backends.blockwise import attend_blockwise
+from transformer.attention.backends.merge import merge_partials
+from transformer.attention.masks import dense_mask
+from transformer.attention.score_spec import ScoreSpec
+from transformer.attention.sparse_ops import block_gather
+from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
+from transformer.testing.oracle import reference_softmax_attention
 
 B, N, K, H, VALUES, BLOCK = 2, 4, 2, 4, 3, 5
 
@@ -70,7 +72,7 @@ def test_values_and_gradients_are_those_of_softmax(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several steps of several blocks, the last of them not full."""
-    monkeypatch.setattr(chosen_blocks, "ROWS", 3 * BLOCK)
+    monkeypatch.setattr(block_gather, "ROWS", 3 * BLOCK)
     queries, keys, mask, tables = CASES[case]
     arrays, table = inputs(queries, keys), chosen(tables, queries, keys)
     seen = shown(table, queries, keys) & np.asarray(dense_mask(mask, queries, keys))[:, None]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.transformer.compiled import largest_array
 from tests.transformer.formulas import Array, assert_close, normal, softmax
-from transformer.attend.sparse.grouped_window import (
+from transformer.attention.sparse_ops.grouped_window import (
     CHUNK_SIZE,
     attend_grouped,
     group_positions,

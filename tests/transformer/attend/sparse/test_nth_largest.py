@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import normal
-from transformer.attend.sparse.nth_largest import nth_largest
+from transformer.attention.sparse_ops.top_k_keys import nth_largest
 
 ROWS = np.concatenate(
     [

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.transformer.formulas import Array, array, normal
-from transformer.attend import ScoreSpec
-from transformer.attend.sparse.packed_globals import (
+from transformer.attention.masks import Mask
+from transformer.attention.score_spec import ScoreSpec
+from transformer.attention.sparse_ops.global_tokens import (
     attend_from_packed_globals,
     attend_to_packed_globals,
 )
-from transformer.masks import Mask
 
 T, FIRST, H = 2560, 2048, 4  # of them the first document's; a head's width
 SIZES = (FIRST, T - FIRST)

@@ -1,0 +1,179 @@
+"""Sentences and their translations, for encoder-decoders."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from train.data.batches import example_ids
+from train.data.buckets import RaggedArray
+from train.data.example_configs import BitextDataConfig
+from train.data.examples import (
+    ExampleCorpus,
+    corpus_digest,
+    read_splits,
+    tokenizer_for_splits,
+    with_leading_space,
+)
+from train.data.files import find_file
+from train.data.streams import HostBatch
+from train.data.text import read_lines
+from train.data.tokenizer import Tokenizer
+from train.errors import UserError
+
+
+class SentencePair(NamedTuple):
+    """A sentence and its translation."""
+
+    source: str
+    target: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BitextSplit:
+    """The pairs of a split. Each sentence ends with the tokenizer's end of text."""
+
+    pairs: Sequence[SentencePair]
+    source: RaggedArray
+    target: RaggedArray
+    decoder_start_token_id: int
+    """The token that the decoder is given first: the end of text too."""
+
+    @property
+    def lengths(self) -> np.ndarray:  # [n, 2]
+        """Tokens of source and target."""
+        return np.stack([self.source.lengths, self.target.lengths], axis=1)
+
+    def batch(
+        self,
+        indices: np.ndarray,  # [B] int64
+        lengths: tuple[int, ...],
+    ) -> HostBatch:
+        """Some pairs, padded to S and T tokens.
+
+        Returns:
+          source, source_segments: [B, S] int32, the tokens, and 1 where they are no padding.
+          tokens, targets: [B, T] int32, what the decoder is given and what it should say.
+          segments: [B, T] int32, 1 where these are no padding.
+          weights: [B, T] float32, the same.
+          examples: [B] uint32, the numbers of the pairs within the split.
+        """
+        source, source_real = self.source.pad(indices, lengths[0])
+        targets, real = self.target.pad(indices, lengths[1])
+        tokens = np.concatenate(
+            [np.full_like(targets[:, :1], self.decoder_start_token_id), targets[:, :-1]], axis=1
+        )
+        return {
+            "source": source,
+            "source_segments": source_real.astype(np.int32),
+            "tokens": np.where(real, tokens, 0),
+            "targets": targets,
+            "segments": real.astype(np.int32),
+            "weights": real.astype(np.float32),
+            "examples": example_ids(np.maximum(indices, 0)),
+        }
+
+
+def prepare_bitext(
+    config: BitextDataConfig, tokenizer: Tokenizer | None = None
+) -> ExampleCorpus[BitextSplit]:
+    """Reads and encodes the pairs that ``config`` names.
+
+    Args:
+      config: Which files, which tokenizer.
+      tokenizer: Used in place of what ``config.tokenizer`` describes.
+
+    Raises:
+      UserError: A file is missing, empty or not UTF-8, or two files have not as many lines.
+    """
+    splits = read_splits(config, lambda setting, path: read_pairs(config, setting, path))
+    tokenizer = tokenizer or tokenizer_for_splits(
+        config.tokenizer,
+        {
+            name: with_leading_space(text for pair in pairs for text in pair)
+            for name, pairs in splits.items()
+        },
+    )
+    notes: list[str] = []
+    encoded = {
+        name: _encode(name, pairs, tokenizer, config.max_length, notes)
+        for name, pairs in splits.items()
+    }
+    return ExampleCorpus(tokenizer, encoded, corpus_digest(tokenizer, splits), notes=tuple(notes))
+
+
+def read_pairs(config: BitextDataConfig, setting: str, path: str) -> list[SentencePair]:
+    """The pairs of the two files whose names begin with ``path``."""
+    files = [
+        find_file(f"{path}.{ending}", setting)
+        for ending in (config.source_lang, config.target_lang)
+    ]
+    sources, targets = (read_lines(file) for file in files)
+    if len(sources) != len(targets):
+        raise UserError(
+            f"{files[1].path}: has {len(targets)} lines, but {files[0].path} has {len(sources)}; "
+            "each line must be the translation of the same line there"
+        )
+    return list(map(SentencePair, sources, targets))
+
+
+def encode_sentences(
+    tokenizer: Tokenizer, texts: Iterable[str]
+) -> list[np.ndarray]:  # each [T] int32
+    """The tokens of sentences, each with the end of text after it."""
+    end = [tokenizer.eos_token_id]
+    return [
+        np.append(tokens, end).astype(np.int32)
+        for tokens in tokenizer.encode_documents(with_leading_space(texts))
+    ]
+
+
+def decode_sentence(
+    tokenizer: Tokenizer,
+    tokens: np.ndarray,  # [T]
+) -> str:
+    """The text of what a decoder said, up to the first end of text."""
+    ends = np.flatnonzero(tokens == tokenizer.eos_token_id)
+    return tokenizer.decode(tokens[: ends[0]] if len(ends) else tokens).strip()
+
+
+def _encode(
+    name: str, pairs: Sequence[SentencePair], tokenizer: Tokenizer, longest: int, notes: list[str]
+) -> BitextSplit:
+    """Encodes a split; what is said of its pairs goes to ``notes``."""
+    sides = [
+        encode_sentences(tokenizer, [pair[side] for pair in pairs])
+        for side in range(len(SentencePair._fields))
+    ]
+    lengths = np.array([[len(tokens) for tokens in side] for side in sides])  # [2, n]
+    unfit = (lengths > longest).any(axis=0)  # [n]
+    if name == "train":
+        unfit |= (lengths == 1).any(axis=0)  # the end alone
+        kept = np.flatnonzero(~unfit).tolist()
+        if not kept:
+            raise UserError(
+                f"the train split: all its pairs are longer than data.max_length {longest} tokens "
+                "or have an empty side; raise it, or give other text"
+            )
+        pairs = [pairs[number] for number in kept]
+        sides = [[side[number] for number in kept] for side in sides]
+    if unfit.any():
+        what = "or have an empty side: they are left out" if name == "train" else "and are cut"
+        notes.append(
+            f"the {name} split: {unfit.sum():,} of {unfit.size:,} pairs are longer than "
+            f"data.max_length {longest} tokens {what}"
+        )
+    source, target = (
+        RaggedArray.from_sequences([_cut(tokens, longest) for tokens in side]) for side in sides
+    )
+    return BitextSplit(pairs, source, target, tokenizer.eos_token_id)
+
+
+def _cut(tokens: np.ndarray, longest: int) -> np.ndarray:
+    """The tokens, or the first of them and the end."""
+    if len(tokens) <= longest:
+        return tokens
+    return np.append(tokens[: longest - 1], tokens[-1:])

@@ -1,0 +1,212 @@
+"""Files of texts with their labels: tab-separated columns, or the label as the first word.
+
+Texts and the classes that they belong to, for classifiers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from train.data.batches import example_ids
+from train.data.buckets import RaggedArray
+from train.data.example_configs import ClassificationDataConfig, ExampleDataConfig
+from train.data.examples import (
+    ExampleCorpus,
+    corpus_digest,
+    label_indices,
+    preview_names,
+    read_splits,
+    tokenizer_for_splits,
+    with_leading_space,
+)
+from train.data.files import find_file
+from train.data.streams import HostBatch
+from train.data.text import line_location, read_lines
+from train.data.tokenizer import Tokenizer
+from train.errors import UserError
+
+
+class LabeledText(NamedTuple):
+    """A text, the name of its class, and what messages call the line that it is from."""
+
+    label: str
+    text: str
+    location: str
+
+
+def read_labeled_texts(
+    config: ClassificationDataConfig, setting: str, path: str
+) -> Iterator[LabeledText]:
+    """The texts of a file, one for each line that is not empty."""
+    file = find_file(path, setting)
+    lines = read_lines(file, config.encoding)
+    columns = _columns(config, lines[0], line_location(file, 0)) if config.format == "tsv" else None
+    skip = 1 if config.format == "tsv" and config.header else 0
+    for index, line in enumerate(lines[skip:], start=skip):
+        if line.strip():
+            where = line_location(file, index)
+            label, text = _by_columns(line, columns, where) if columns else _first_word(line, where)
+            if not label:
+                raise UserError(f"{where}: its label is empty; mend the line, or leave it out")
+            yield LabeledText(
+                label.partition(":")[0] if config.coarse_labels else label, text, where
+            )
+
+
+def _columns(config: ClassificationDataConfig, first: str, where: str) -> tuple[int, int]:
+    """The numbers of the columns of label and text."""
+    if not config.header:
+        return int(config.label_column), int(config.text_column)
+    names = first.split("\t")
+    found = []
+    for setting, column in (("label", config.label_column), ("text", config.text_column)):
+        if column in names:
+            found.append(names.index(column))
+        elif column.isdecimal():
+            found.append(int(column))
+        else:
+            raise UserError(
+                f"{where}: the header has no column {column!r} (it has {preview_names(names)}); set "
+                f"data.{setting}, or data.header to False if this line is an example"
+            )
+    return found[0], found[1]
+
+
+def _by_columns(line: str, columns: tuple[int, int], where: str) -> tuple[str, str]:
+    cells = line.split("\t")
+    if max(columns) >= len(cells):
+        raise UserError(
+            f"{where}: has {len(cells)} columns, but data.label and data.text ask for column "
+            f"{max(columns)}, from 0 on; mend the line or these settings (a tab stands between "
+            "columns)"
+        )
+    return cells[columns[0]].strip(), cells[columns[1]]
+
+
+def _first_word(line: str, where: str) -> tuple[str, str]:
+    label, _, text = line.strip().partition(" ")
+    if not text:
+        raise UserError(f"{where}: has one word only; it should have a label and then a text")
+    return label, text
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClassificationSplit:
+    """The texts of a split, each with a token before it whose vector can stand for the whole."""
+
+    texts: Sequence[str]
+    tokens: RaggedArray
+    targets: np.ndarray  # [n] int32
+    """The number of each text's class."""
+
+    @property
+    def lengths(self) -> np.ndarray:  # [n, 1]
+        """Tokens of each text."""
+        return self.tokens.lengths[:, None]
+
+    def batch(
+        self,
+        indices: np.ndarray,  # [B] int64
+        lengths: tuple[int, ...],
+    ) -> HostBatch:
+        """Some texts, padded to T tokens.
+
+        Returns:
+          tokens: [B, T] int32.
+          segments: [B, T] int32, 1 where they are no padding.
+          targets: [B] int32, the classes.
+          weights: [B] float32, 1 unless the row is empty.
+          examples: [B] uint32, the numbers of the texts within the split.
+        """
+        tokens, real = self.tokens.pad(indices, lengths[0])
+        return {
+            "tokens": tokens,
+            "segments": real.astype(np.int32),
+            "targets": np.where(indices < 0, 0, self.targets[indices]),
+            "weights": (indices >= 0).astype(np.float32),
+            "examples": example_ids(np.maximum(indices, 0)),
+        }
+
+
+def prepare_classification(
+    config: ClassificationDataConfig,
+    tokenizer: Tokenizer | None = None,
+    labels: Sequence[str] | None = None,
+) -> ExampleCorpus[ClassificationSplit]:
+    """Reads and encodes the texts that ``config`` names.
+
+    Args:
+      config: Which files, which tokenizer.
+      tokenizer: Used in place of what ``config.tokenizer`` describes.
+      labels: The names of the classes by number; those of ``config.path``, sorted, if None.
+
+    Raises:
+      UserError: A file is missing, empty or not encoded as the settings say, a line is not as
+        they say, or a label is none of the classes.
+    """
+    splits = read_splits(
+        config, lambda setting, path: list(read_labeled_texts(config, setting, path))
+    )
+    training = [*splits["train"], *([] if config.validation_path else splits["validation"])]
+    names = labels or sorted({example.label for example in training})
+    return make_classification_corpus(config, splits, names, tokenizer)
+
+
+def make_classification_corpus(
+    config: ExampleDataConfig,
+    splits: Mapping[str, Sequence[LabeledText]],
+    label_names: Sequence[str],
+    tokenizer: Tokenizer | None = None,
+) -> ExampleCorpus[ClassificationSplit]:
+    """Encodes texts that have been read; ``label_names`` are those of the classes, by number."""
+    tokenizer = tokenizer or tokenizer_for_splits(
+        config.tokenizer,
+        {
+            split: with_leading_space(example.text for example in found)
+            for split, found in splits.items()
+        },
+    )
+    notes: list[str] = []
+    encoded = {
+        split: _encode(split, found, tokenizer, label_names, config.max_length, notes)
+        for split, found in splits.items()
+    }
+    content = {split: [example[:2] for example in found] for split, found in splits.items()}
+    digest = corpus_digest(tokenizer, {"labels": tuple(label_names), **content})
+    return ExampleCorpus(tokenizer, encoded, digest, tuple(label_names), tuple(notes))
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Iterable[str]) -> list[np.ndarray]:  # each [T] int32
+    """The tokens of texts as a classifier reads them: after the one that stands for the whole."""
+    first = np.array([tokenizer.cls_token_id])
+    return [
+        np.concatenate([first, tokens]).astype(np.int32)
+        for tokens in tokenizer.encode_documents(with_leading_space(texts))
+    ]
+
+
+def _encode(
+    split: str,
+    examples: Sequence[LabeledText],
+    tokenizer: Tokenizer,
+    names: Sequence[str],
+    longest: int,
+    notes: list[str],
+) -> ClassificationSplit:
+    """Encodes a split; what is said of its texts goes to ``notes``."""
+    labels = ((example.label, example.location) for example in examples)
+    targets = np.array(label_indices(labels, names, "label"), np.int32)
+    texts = [example.text for example in examples]
+    tokens = encode_texts(tokenizer, texts)
+    if beyond := sum(len(text) > longest for text in tokens):
+        notes.append(
+            f"the {split} split: {beyond:,} of {len(texts):,} texts are longer than "
+            f"data.max_length {longest} tokens and are cut"
+        )
+    return ClassificationSplit(
+        texts, RaggedArray.from_sequences([text[:longest] for text in tokens]), targets
+    )

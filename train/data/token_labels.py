@@ -1,0 +1,306 @@
+"""Files of sentences whose words have tags: CoNLL-U, and the columns of older shared tasks.
+
+Sentences whose words have tags, for taggers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from train.data.batches import example_ids
+from train.data.buckets import RaggedArray
+from train.data.example_configs import TokenLabelDataConfig
+from train.data.examples import (
+    ExampleCorpus,
+    corpus_digest,
+    label_indices,
+    read_splits,
+    tokenizer_for_splits,
+    with_leading_space,
+)
+from train.data.files import TextFile, find_file
+from train.data.streams import HostBatch
+from train.data.text import line_location, read_lines
+from train.data.tokenizer import Tokenizer
+from train.errors import UserError
+
+CONLLU_COLUMNS = 10
+
+
+_UPOS = 3
+
+
+_NEITHER_WORD = re.compile(r"\d+-\d+|\d+\.\d+")
+
+
+_DOCUMENT_START = "-DOCSTART-"
+
+
+class TaggedWord(NamedTuple):
+    """A word, its tag, and the line that it is from, counted from 0."""
+
+    text: str
+    tag: str
+    line: int
+
+
+class TaggedSentence(NamedTuple):
+    """Some words, and the file that they are from."""
+
+    words: Sequence[TaggedWord]
+    file: TextFile
+
+    def tag_locations(self) -> Iterator[tuple[str, str]]:
+        """Each tag, and what messages call its line."""
+        return ((word.tag, line_location(self.file, word.line)) for word in self.words)
+
+
+def read_sentences(config: TokenLabelDataConfig, setting: str, path: str) -> list[TaggedSentence]:
+    """The sentences of a file (UserError: it is missing, or a line is not as it should be)."""
+    file = find_file(path, setting)
+    read = _columns_word if config.format == "columns" else _conllu_word(config)
+    sentences: list[list[TaggedWord]] = [[]]
+    for index, line in enumerate(read_lines(file)):
+        if not line.strip():
+            sentences.append([])
+        elif found := read(line, line_location(file, index)):
+            sentences[-1].append(TaggedWord(*found, index))
+    return [TaggedSentence(words, file) for words in sentences if words]
+
+
+def _columns_word(line: str, where: str) -> tuple[str, str] | None:
+    """The first column and the last."""
+    cells = line.split()
+    if cells[0] == _DOCUMENT_START:
+        return None
+    if len(cells) < 2:
+        raise UserError(
+            f"{where}: has one column only; a word must be the first and its tag the last"
+        )
+    return cells[0], cells[-1]
+
+
+def _conllu_word(config: TokenLabelDataConfig) -> Callable[[str, str], tuple[str, str] | None]:
+    """A reader of CoNLL-U's lines (universaldependencies.org/format.html).
+
+    Comments are no words, nor are the surface forms of several words (3-4), of which each comes on
+    its own line, nor words that the text leaves out (8.1).
+    """
+    column = _UPOS + (config.tag_column == "xpos")
+
+    def word(line: str, where: str) -> tuple[str, str] | None:
+        if line.startswith("#"):
+            return None
+        cells = line.split("\t")
+        if len(cells) != CONLLU_COLUMNS:
+            raise UserError(
+                f"{where}: has {len(cells)} columns, not the {CONLLU_COLUMNS} of CoNLL-U; mend it, "
+                "or set data.format to columns"
+            )
+        if _NEITHER_WORD.fullmatch(cells[0]):
+            return None
+        if not cells[0].isdecimal():
+            raise UserError(f"{where}: {cells[0]!r} is no word's number; mend it")
+        if cells[column] == "_":
+            raise UserError(
+                f"{where}: word {cells[1]!r} has no {config.tag_column}; tag it, or set data.tag to other "
+                "tags that the file has"
+            )
+        return cells[1], cells[column]
+
+    return word
+
+
+NO_TAG = -1
+"""What the later pieces of a word have in place of a tag's number."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenLabelSplit:
+    """The sentences of a split in pieces of words. A long sentence takes several rows."""
+
+    tokens: RaggedArray
+    targets: RaggedArray
+    """For each token the number of its word's tag if it is the first piece, else `NO_TAG`."""
+    sentence_indices: np.ndarray  # [n] int64
+    """Which sentence each row is of, in order."""
+    labels: tuple[str, ...]
+
+    @property
+    def lengths(self) -> np.ndarray:  # [n, 1]
+        """Tokens of each row."""
+        return self.tokens.lengths[:, None]
+
+    def batch(
+        self,
+        indices: np.ndarray,  # [B] int64
+        lengths: tuple[int, ...],
+    ) -> HostBatch:
+        """Some rows, padded to T tokens.
+
+        Returns:
+          tokens: [B, T] int32, the pieces of words.
+          segments: [B, T] int32, 1 where they are no padding.
+          targets: [B, T] int32, the tag of each word at its first piece; 0 elsewhere.
+          weights: [B, T] float32, 1 at first pieces.
+          examples: [B] uint32, the numbers of the rows within the split.
+        """
+        tokens, real = self.tokens.pad(indices, lengths[0])
+        targets, _ = self.targets.pad(indices, lengths[0])
+        first = real & (targets != NO_TAG)
+        return {
+            "tokens": tokens,
+            "segments": real.astype(np.int32),
+            "targets": np.where(first, targets, 0),
+            "weights": first.astype(np.float32),
+            "examples": example_ids(np.maximum(indices, 0)),
+        }
+
+    def tags(self, predictions: Sequence[np.ndarray] | None = None) -> list[list[str]]:
+        """The tags of every sentence.
+
+        Args:
+          answers: For each row, by its number, what a tagger says of each token: [T] or longer.
+            None: the true tags.
+        """
+        sentences: list[list[str]] = [[] for _ in range(self.sentence_indices[-1] + 1)]
+        for row, sentence in enumerate(self.sentence_indices):
+            targets = self.targets[row]
+            given = targets if predictions is None else predictions[row]
+            first = np.flatnonzero(targets != NO_TAG)
+            sentences[sentence] += [self.labels[number] for number in given[first]]
+        return sentences
+
+
+def prepare_token_labels(
+    config: TokenLabelDataConfig,
+    tokenizer: Tokenizer | None = None,
+    labels: Sequence[str] | None = None,
+) -> ExampleCorpus[TokenLabelSplit]:
+    """Reads and encodes the sentences that ``config`` names.
+
+    Args:
+      config: Which files, which tags, which tokenizer.
+      tokenizer: Used in place of what ``config.tokenizer`` describes.
+      labels: The names of the tags by number; those of ``config.path``, sorted, if None.
+
+    Raises:
+      UserError: A file is missing, empty or not UTF-8, a line is not as it should be, or a tag is
+        none of those of training.
+    """
+    splits = read_splits(config, lambda setting, path: read_sentences(config, setting, path))
+    training = [*splits["train"], *([] if config.validation_path else splits["validation"])]
+    names = tuple(labels or sorted({word.tag for found in training for word in found.words}))
+    tokenizer = tokenizer or tokenizer_for_splits(
+        config.tokenizer,
+        {
+            split: (f" {' '.join(word.text for word in sentence.words)}" for sentence in found)
+            for split, found in splits.items()
+        },
+    )
+    notes: list[str] = []
+    encoded = {
+        split: _encode(split, found, tokenizer, names, config.max_length, notes)
+        for split, found in splits.items()
+    }
+    content = {
+        split: [[word[:2] for word in sentence.words] for sentence in found]
+        for split, found in splits.items()
+    }
+    digest = corpus_digest(tokenizer, {"labels": names, **content})
+    return ExampleCorpus(tokenizer, encoded, digest, names, tuple(notes))
+
+
+def make_token_label_split(
+    tokenizer: Tokenizer,
+    sentences: Sequence[Sequence[str]],
+    tags: Sequence[Sequence[int]],
+    *,
+    labels: tuple[str, ...],
+    max_length: int,
+) -> TokenLabelSplit:
+    """The rows of sentences.
+
+    Args:
+      tokenizer: Cuts words into pieces.
+      sentences: The words of each.
+      tags: The number of each word's tag.
+      labels: The names of the tags by number.
+      max_length: The most tokens of a row.
+    """
+    known = encode_words(tokenizer, itertools.chain.from_iterable(sentences))
+    tokens, targets, sentence = [], [], []
+    for number, words in enumerate(sentences):
+        pieces = [known[word] for word in words]
+        marks = [
+            np.array([tag, *[NO_TAG] * (len(word) - 1)])
+            for tag, word in zip(tags[number], pieces, strict=True)
+        ]
+        for begin, end in split_into_rows([len(word) for word in pieces], max_length):
+            tokens.append(np.concatenate(pieces[begin:end])[:max_length])
+            targets.append(np.concatenate(marks[begin:end])[:max_length])
+            sentence.append(number)
+    return TokenLabelSplit(
+        RaggedArray.from_sequences(tokens),
+        RaggedArray.from_sequences(targets),
+        np.array(sentence),
+        labels,
+    )
+
+
+def encode_words(
+    tokenizer: Tokenizer, words: Iterable[str]
+) -> Mapping[str, np.ndarray]:  # each [t] int32
+    """The pieces of each word, with the space before it; at least one, whatever the word is."""
+    different = list(dict.fromkeys(words))
+    nothing = np.array([tokenizer.eos_token_id], np.int32)
+    pieces = tokenizer.encode_documents(with_leading_space(different))
+    return {
+        word: tokens if len(tokens) else nothing
+        for word, tokens in zip(different, pieces, strict=True)
+    }
+
+
+def split_into_rows(sizes: Sequence[int], max_length: int) -> Iterator[tuple[int, int]]:
+    """Cuts a sentence between words into rows of at most ``max_length`` tokens.
+
+    Args:
+      sizes: The tokens of each word.
+      longest: The most of a row. A word of more has a row of its own all the same.
+
+    Yields:
+      The first word of each row, and the one after its last.
+    """
+    begin = length = 0
+    for word, size in enumerate(sizes):
+        if length + size > max_length and word > begin:
+            yield begin, word
+            begin, length = word, 0
+        length += size
+    yield begin, len(sizes)
+
+
+def _encode(
+    split: str,
+    sentences: Sequence[TaggedSentence],
+    tokenizer: Tokenizer,
+    labels: tuple[str, ...],
+    longest: int,
+    notes: list[str],
+) -> TokenLabelSplit:
+    """Encodes a split; what is said of its sentences goes to ``notes``."""
+    words = [[word.text for word in found.words] for found in sentences]
+    tags = [label_indices(found.tag_locations(), labels, "tag") for found in sentences]
+    encoded = make_token_label_split(tokenizer, words, tags, labels=labels, max_length=longest)
+    if more := len(encoded.sentence_indices) - len(sentences):
+        notes.append(
+            f"the {split} split: sentences of more than data.max_length {longest} tokens go on in "
+            f"further rows, {more:,} beside the {len(sentences):,} of one for each sentence"
+        )
+    return encoded

@@ -1,0 +1,313 @@
+"""Reading a compiled program's text: computations, instructions, and how often each runs.
+
+The text is XLA's, as `jax.stages.Compiled.as_text` gives it, of any platform.
+
+What a compiled program sends between devices: every collective, its size and its mesh axes.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from jax.sharding import Mesh
+
+_HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+
+
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\((.*)$")
+
+
+_ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
+
+
+_CALLED = re.compile(r"\b(?:body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+
+
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+
+
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+
+
+_CONSTANT = re.compile(r"^(\d+)\)")
+
+
+class Instruction(NamedTuple):
+    """One line of a program."""
+
+    name: str
+    type: str  # of the result, with layout
+    opcode: str
+    operands_and_attributes: str  # operands and attributes, after the opening parenthesis
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The names of what it is given."""
+        return tuple(re.findall(r"%([\w.\-]+)", self.operands_and_attributes.split(")", 1)[0]))
+
+    def attribute(self, name: str) -> str:
+        """The value of `name=`: up to the next attribute. Empty if there is none."""
+        found = re.search(rf"\b{name}=(.*?)(?=, [a-z_]+=|$)", self.operands_and_attributes)
+        return found[1] if found else ""
+
+
+Computation = dict[str, Instruction]
+"""Instructions by name."""
+
+
+class Program(NamedTuple):
+    """A module."""
+
+    computations: dict[str, Computation]
+    entry: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Program":
+        """Raises ValueError for a text without an entry computation."""
+        computations: dict[str, Computation] = {}
+        entry, current = "", None
+        for line in text.splitlines():
+            if current is None:
+                if header := _HEADER.match(line):
+                    current = computations.setdefault(header[1], {})
+                    entry = header[1] if line.startswith("ENTRY") else entry
+            elif line.startswith("}"):
+                current = None
+            elif found := _INSTRUCTION.match(line):
+                current[found[1]] = Instruction(*found.groups())
+        if not entry:
+            raise ValueError("program: has no ENTRY; give the text of a compiled program")
+        return cls(computations, entry)
+
+    def execution_counts(self) -> dict[str, int]:
+        """How often each computation runs, by name; in one run of the program.
+
+        A loop whose number of turns is not to be seen counts once; of a choice each branch does.
+        """
+        counts = dict.fromkeys(self.computations, 0)
+        waiting = [(self.entry, 1)]
+        while waiting:
+            name, times = waiting.pop()
+            counts[name] += times
+            for instruction in self.computations[name].values():
+                each = times * self._turns(instruction)
+                waiting += [(called, each) for called in self._called(instruction)]
+        return counts
+
+    def fused_computations(self) -> set[str]:
+        """The names of computations that are fusions."""
+        return {
+            name
+            for computation in self.computations.values()
+            for instruction in computation.values()
+            if instruction.opcode == "fusion"
+            for name in self._called(instruction)
+        }
+
+    def _called(self, instruction: Instruction) -> Iterator[str]:
+        if instruction.opcode in ("async-update", "async-done"):
+            return  # they name what async-start has started
+        names = _CALLED.findall(instruction.operands_and_attributes)
+        for branches in _BRANCHES.findall(instruction.operands_and_attributes):
+            names += re.findall(r"[\w.\-]+", branches)
+        yield from (name for name in names if name in self.computations)
+
+    def _turns(self, instruction: Instruction) -> int:
+        """Of a loop, as the compiler has noted it; else the only number its condition knows."""
+        if instruction.opcode != "while":
+            return 1
+        if noted := _TRIPS.search(instruction.operands_and_attributes):
+            return int(noted[1])
+        condition = self.computations.get(instruction.attribute("condition").lstrip("%"), {})
+        bounds = [
+            int(found[1])
+            for each in condition.values()
+            if each.opcode == "constant"
+            and (found := _CONSTANT.match(each.operands_and_attributes))
+        ]
+        return bounds[0] if len(bounds) == 1 else 1
+
+
+def array_bytes(type_: str) -> int:
+    """Bytes of the arrays of a type, such as `(f32[2,3]{1,0}, pred[])`, without padding."""
+    total = 0.0
+    for name, bits, sizes in _ARRAY.findall(type_):
+        count = math.prod(int(size) for size in sizes.split(",") if size)
+        total += count * (1 if name == "pred" else int(bits) / 8)
+    return math.ceil(total)
+
+
+def array_shapes(type_: str) -> tuple[tuple[int, ...], ...]:
+    """The shapes of the arrays of a type."""
+    return tuple(
+        tuple(int(size) for size in sizes.split(",") if size)
+        for _, _, sizes in _ARRAY.findall(type_)
+    )
+
+
+COLLECTIVE_KINDS = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+
+
+WHOLE_ARRAY_KINDS = ("collective-permute", "collective-broadcast")
+"""Those that send an array whole."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective instruction."""
+
+    kind: str
+    """One of `KINDS`."""
+    axes: tuple[str, ...]
+    """The mesh axes along which data travel."""
+    group_size: int
+    """Devices that take part together."""
+    bytes: int
+    """Of the array on one device where it is whole: what an all-gather ends with, and a
+    reduce-scatter begins with; of the others, what each device puts in."""
+    count: int
+    """Times that it runs in one run of the program."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Of what each device puts in."""
+    op_name: str
+    """The operation of the program before compilation that it comes from, as XLA has it."""
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes that each device sends in one run of it, around a ring.
+
+        An all-reduce is a reduce-scatter and an all-gather.
+        """
+        if self.kind in WHOLE_ARRAY_KINDS:
+            return self.bytes
+        share = (self.group_size - 1) / self.group_size
+        return self.bytes * share * (2 if self.kind == "all-reduce" else 1)
+
+
+def find_collectives(text: str, mesh: Mesh) -> tuple[Collective, ...]:
+    """All that the program of `text` sends over `mesh`; what stays on one device is left out.
+
+    Args:
+      text: Of a program compiled for CPU, GPU or TPU (`Compiled.as_text()`).
+      mesh: What it was compiled over.
+
+    Starts and ends of asynchronous ones count once; inside a loop they count as often as it turns.
+    """
+    program = Program.parse(text)
+    runs, fused = program.execution_counts(), program.fused_computations()
+    found: list[Collective] = []
+    seen: set[str] = set()
+    for name, computation in program.computations.items():
+        for instruction in computation.values():
+            if not runs[name] or instruction.opcode.removesuffix("-start") not in COLLECTIVE_KINDS:
+                continue
+            if name in fused:  # a TPU's start, middle and end of one, which share its channel
+                channel = instruction.attribute("channel_id")
+                if channel in seen:
+                    continue
+                seen.add(channel)
+            one = _collective(name, instruction, computation, runs[name], mesh)
+            found += [one] if one.axes else []
+    return tuple(found)
+
+
+def total_collectives(
+    found: Iterable[Collective],
+) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
+    """By kind and axes: how many run, and their bytes together."""
+    sums: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
+    for one in found:
+        count, size = sums.get((one.kind, one.axes), (0, 0))
+        sums[one.kind, one.axes] = count + one.count, size + one.count * one.bytes
+    return sums
+
+
+def _collective(
+    name: str, instruction: Instruction, computation: Computation, count: int, mesh: Mesh
+) -> Collective:
+    kind = instruction.opcode.removesuffix("-start")
+    if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
+        kind = "reduce-scatter"  # a TPU's fusion of it with the slice that each device keeps
+    given = ", ".join(computation[operand].type for operand in instruction.operands)
+    groups = _groups(instruction, mesh.size)
+    parts = mesh.size if kind in WHOLE_ARRAY_KINDS else len(groups[0])
+    origin = re.search(r'op_name="([^"]*)"', instruction.operands_and_attributes)
+    return Collective(
+        kind=kind,
+        axes=_axes(groups, mesh),
+        group_size=parts,
+        bytes=array_bytes(given) * (parts if kind == "all-gather" else 1),
+        count=count,
+        shapes=array_shapes(given),
+        op_name=origin[1] if origin else "",
+    )
+
+
+def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
+    """Which devices exchange data, by their places in the mesh."""
+    if found := _NAMED.search(instruction.operands_and_attributes):
+        return _groups_of_mesh(found[1], found[2], found[3])
+    pairs = instruction.attribute("source_target_pairs")
+    text = pairs or instruction.attribute("replica_groups")
+    if found := re.match(r"\[([\d,]+)\]<=(\[.*)", text):
+        groups: list[list[int]] = _iota(found[2]).reshape(_numbers(found[1])).tolist()
+        return groups
+    listed = [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", text)]
+    return listed or [list(range(devices))]
+
+
+_NAMED = re.compile(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?\)?)\))? \{(.*?)\}")
+
+
+def _groups_of_mesh(sizes: str, ids: str | None, along: str) -> list[list[int]]:
+    """Those of `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b':(1)2}`.
+
+    The last are the first two of the four along b, as if it were two axes of two.
+    """
+    shape: list[int] = []
+    chosen: list[int] = []
+    parts = {
+        name: (pre, size) for name, pre, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", along)
+    }
+    for name, size in re.findall(r"'(\w+)'=(\d+)", sizes):
+        before, some = (int(each or 0) for each in parts.get(name, ("", "")))
+        cut = [before, some, int(size) // (before * some)] if some else [int(size)]
+        chosen += [len(shape) + (1 if some else 0)] if name in parts else []
+        shape += cut
+    devices = np.arange(math.prod(shape)) if ids is None else _iota(ids)
+    order = [place for place in range(len(shape)) if place not in chosen] + chosen
+    members = math.prod(shape[place] for place in chosen)
+    groups: list[list[int]] = devices.reshape(shape).transpose(order).reshape(-1, members).tolist()
+    return groups
+
+
+def _iota(text: str) -> np.ndarray:
+    """The numbers of `[2,4]T(1,0)`: 0 to 7 as [2, 4], with its axes in this order."""
+    found = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    if found is None:
+        raise ValueError(f"replica groups {text}: are written in a way that is not known")
+    numbers = np.arange(math.prod(_numbers(found[1]))).reshape(_numbers(found[1]))
+    return numbers.transpose(_numbers(found[2])) if found[2] else numbers
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def _axes(groups: list[list[int]], mesh: Mesh) -> tuple[str, ...]:
+    """Those along which members of a group differ."""
+    sizes = tuple(mesh.shape.values())
+    places = [np.stack(np.unravel_index(group, sizes)) for group in groups]  # [axes, members]
+    differ = np.any([(place != place[:, :1]).any(1) for place in places], axis=0)
+    return tuple(name for name, some in zip(mesh.shape, differ, strict=True) if some)

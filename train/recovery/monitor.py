@@ -1,0 +1,80 @@
+"""Reads what the watch says of each step, one step late: then nothing waits for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from train.engine import Metrics
+from train.recovery.config import RecoveryConfig
+from train.recovery.detector import REPORT, SEEN
+from train.recovery.rollback import Trouble
+from train.telemetry.reporter import Report
+
+
+class _Seen(NamedTuple):
+    """A step that was dispatched."""
+
+    step: int
+    cursor: int
+    metrics: Metrics
+
+
+class Lookout:
+    """Tells of every update that was skipped, and of trouble."""
+
+    def __init__(self, config: RecoveryConfig, report: Report):
+        self._config, self._report = config, report
+        self._waiting: _Seen | None = None
+
+    def look(self, step: int, cursor: int, metrics: Metrics, *, now: bool) -> Trouble | None:
+        """Looks at the step before this one; `now`: at this one too, which waits for its end.
+
+        Args:
+          step: Its number.
+          cursor: The number of its batch.
+          metrics: What the engine said of it.
+          now: Whether its state is about to be saved or judged.
+        """
+        waiting = self._waiting
+        self._waiting = _Seen(step, cursor, metrics)
+        trouble = self._read(waiting) if waiting else None
+        if now and not trouble:
+            trouble, self._waiting = self._read(self._waiting), None
+        return trouble
+
+    def _read(self, seen: _Seen) -> Trouble | None:
+        if "strikes" not in seen.metrics or not float(seen.metrics["skipped"]):
+            return None
+        told = {name: float(seen.metrics[name]) for name in (*SEEN, *REPORT)}
+        why = reason(told)
+        self._report.event(
+            "skipped",
+            step=seen.step,
+            batch=seen.cursor,
+            **{name: told[name] for name in SEEN},
+            why=why,
+        )
+        self._report.say(f"step {seen.step}: the update of batch {seen.cursor} is skipped: {why}")
+        risen = told["usual_loss"] > told["usual_loss_limit"]
+        # What is in the weights is not helped by an update that is skipped.
+        at_once = risen or not told["param_norm"] <= told["param_norm_limit"]
+        if told["strikes"] < self._config.patience and not at_once:
+            return None
+        # A median has risen when half its window has.
+        for_long = self._config.window // 2 if risen else int(told["strikes"]) - 1
+        return Trouble(max(seen.step - for_long, 1), seen.step, seen.cursor + 1, why)
+
+
+def reason(told: Mapping[str, float]) -> str:
+    """What is wrong with a step, in words; `told` has `SEEN` and `REPORT`."""
+    wrong = []
+    for name in (*SEEN, "usual_loss"):
+        value, most = told[name], told[f"{name}_limit"]
+        called = "median loss" if name == "usual_loss" else name
+        if not math.isfinite(value):
+            wrong.append(f"{called} {value}")
+        elif value > most:
+            wrong.append(f"{called} {value:.4g}, more than {most:.4g}")
+    return " and ".join(wrong)

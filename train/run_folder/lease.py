@@ -1,0 +1,271 @@
+"""The lease files of a run's folder: who owns it, and whether that process is still alive.
+
+A lease is `owner/<number>.json`. The highest number is the current one; taking the folder means to
+create the next number exclusively, which only one process can do, on every file system and object
+store. The owner rewrites its file every few seconds, and removes it when it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import re
+import secrets
+import socket
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol
+
+from train.data.files import AnyPath
+from train.run_folder.regular_files import read_bytes
+
+_NAME = re.compile(r"([1-9][0-9]{0,8})\.json")
+
+
+_MOST_BYTES = 65_536
+
+
+State = Literal["alive", "gone", "unknown"]
+
+
+_HELD: set[str] = set()
+"""Tokens of the leases that this process holds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lease:
+    """One process's claim on a run's folder."""
+
+    token: str = ""
+    """Random: tells this process from every other."""
+    host: str = ""
+    process: int = 0
+    """Process id."""
+    machine: str = ""
+    """Boot id and PID namespace: where `process` and `started` mean something. Empty: unknown."""
+    started: str = ""
+    """When the process started, in ticks since the machine's boot."""
+    since: str = ""
+    """When the lease was taken (UTC, ISO 8601)."""
+    renewals: int = 0
+
+    def next(self) -> Lease:
+        """Return the lease as its next renewal writes it."""
+        return dataclasses.replace(self, renewals=self.renewals + 1)
+
+    def describe(self) -> str:
+        """Return `process 4121 on node7, since 2026-11-23T20:11:03+00:00`."""
+        if not self.token:
+            return "another process"
+        return f"process {self.process} on {self.host}, since {self.since}"
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Lease:
+        """Parse a lease; one that is torn or damaged is a lease of nobody known."""
+        try:
+            plain = json.loads(data.decode())
+            lease = cls(**plain)
+        except (ValueError, TypeError, RecursionError):
+            return cls()
+        kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)}
+        sound = all(type(getattr(lease, name)) is kind for name, kind in kinds.items())
+        return lease if sound else cls()
+
+
+def new_lease() -> Lease:
+    """Return a lease of this process, starting now."""
+    return Lease(
+        token=secrets.token_hex(8),
+        host=socket.gethostname(),
+        process=os.getpid(),
+        machine=this_machine(),
+        started=_start_ticks(os.getpid()) or "",
+        since=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+@contextlib.contextmanager
+def held(lease: Lease) -> Iterator[None]:
+    """Count a lease as held by this process while inside."""
+    _HELD.add(lease.token)
+    try:
+        yield
+    finally:
+        _HELD.discard(lease.token)
+
+
+def this_machine() -> str:
+    """Return what two processes share that can look each other up in /proc; empty if nothing."""
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {pathlib.Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def owner_state(lease: Lease) -> State:
+    """Return whether the owner's process still runs, as far as this machine can tell.
+
+    A host name proves nothing: a container that is started again elsewhere keeps it. The boot id
+    and the PID namespace do, and the start time rules out a number that was given out again.
+    """
+    if lease.token in _HELD:
+        return "alive"
+    if not lease.machine or lease.machine != this_machine() or lease.process <= 0:
+        return "unknown"
+    if lease.process == os.getpid():
+        return "gone"  # this process gave it up, and could not write that down
+    try:
+        os.kill(lease.process, 0)
+    except ProcessLookupError:
+        return "gone"
+    except (PermissionError, OverflowError):
+        return "unknown"  # of another user, whose /proc entry may be hidden (hidepid)
+    started = _start_ticks(lease.process)
+    if started is None:
+        return "gone"  # a zombie: it ended, and its parent has not noticed
+    return "alive" if started == lease.started else "gone"
+
+
+def _start_ticks(process: int) -> str | None:
+    """Return field 22 of /proc/<process>/stat; None for a process that has ended."""
+    try:
+        text = pathlib.Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()  # the name before them may have spaces
+    return None if fields[0] in "ZX" else fields[19]
+
+
+class LeaseStore(Protocol):
+    """Where leases are kept. OSError where it cannot be reached."""
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all leases, in order."""
+        ...
+
+    def read(self, number: int) -> Lease | None:
+        """Return a lease; None if it is not there."""
+        ...
+
+    def create(self, number: int, lease: Lease) -> bool:
+        """Write a lease that is not there yet; return False if another process was faster."""
+        ...
+
+    def replace(self, number: int, lease: Lease) -> None:
+        """Overwrite a lease of one's own."""
+        ...
+
+    def remove(self, number: int) -> None:
+        """Remove a lease, and the folder with the last of them."""
+        ...
+
+
+def lease_store(folder: AnyPath) -> LeaseStore:
+    """Return the store of a run's `owner` folder, local or remote."""
+    return LocalStore(folder) if isinstance(folder, pathlib.Path) else RemoteStore(str(folder))
+
+
+class LocalStore:
+    """Leases in a local (or network) file system: `O_EXCL` makes creation exclusive."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
+
+    def numbers(self) -> list[int]:
+        try:
+            return _numbers([path.name for path in self._folder.iterdir()])
+        except FileNotFoundError:
+            return []
+
+    def read(self, number: int) -> Lease | None:
+        try:
+            return Lease.from_bytes(read_bytes(self._path(number), _MOST_BYTES))
+        except FileNotFoundError:
+            return None
+
+    def create(self, number: int, lease: Lease) -> bool:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            file = self._path(number).open("xb")
+        except FileExistsError:
+            return False
+        try:
+            with file:
+                file.write(lease.to_bytes())
+        except OSError:  # a full disk: without its content it would keep others waiting
+            self.remove(number)
+            raise
+        return True
+
+    def replace(self, number: int, lease: Lease) -> None:
+        # No fsync: a lease only has to be seen, and on a busy disk a sync takes seconds.
+        path = self._path(number)
+        temporary = path.with_name(f".{path.name}.{lease.token}")
+        temporary.write_bytes(lease.to_bytes())
+        temporary.replace(path)
+
+    def remove(self, number: int) -> None:
+        self._path(number).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # others are in it
+            self._folder.rmdir()
+
+    def _path(self, number: int) -> pathlib.Path:
+        return self._folder / f"{number}.json"
+
+
+class RemoteStore:
+    """Leases in an object store, through fsspec: a conditional write makes creation exclusive."""
+
+    def __init__(self, folder: str):
+        from fsspec.core import url_to_fs
+
+        self._files: Any
+        self._files, self._folder = url_to_fs(folder)
+
+    def numbers(self) -> list[int]:
+        self._files.invalidate_cache()  # gcsfs and s3fs would list what they saw before
+        try:
+            found = self._files.ls(self._folder, detail=False)
+        except FileNotFoundError:
+            return []
+        return _numbers([str(path).rpartition("/")[2] for path in found])
+
+    def read(self, number: int) -> Lease | None:
+        try:
+            return Lease.from_bytes(self._files.cat_file(self._path(number)))
+        except FileNotFoundError:
+            return None
+
+    def create(self, number: int, lease: Lease) -> bool:
+        if number in self.numbers():
+            return False
+        refused: Exception | None = None
+        try:
+            self._files.pipe_file(self._path(number), lease.to_bytes(), mode="create")
+        except Exception as error:  # noqa: BLE001, each store reports a failed condition in its own way
+            refused = error
+        found = self.read(number)
+        if found is None and refused is not None:
+            raise refused if isinstance(refused, OSError) else OSError(str(refused))
+        return found is not None and found.token == lease.token
+
+    def replace(self, number: int, lease: Lease) -> None:
+        self._files.pipe_file(self._path(number), lease.to_bytes())
+
+    def remove(self, number: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rm_file(self._path(number))
+
+    def _path(self, number: int) -> str:
+        return f"{self._folder}/{number}.json"
+
+
+def _numbers(names: list[str]) -> list[int]:
+    return sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))

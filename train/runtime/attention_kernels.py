@@ -1,0 +1,66 @@
+"""Detection of attention kernels that cannot be compiled on the devices at hand.
+
+A jaxlib and a libtpu, or a CUDA plugin and a driver, that do not belong together may run everything
+but kernels: "Failed to deserialize the Mosaic module ... expected version <= 7 but got 8".
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from train.config.resolve import resolve_auto
+from train.experiment import Experiment
+from transformer.attention.masks import Mask, MaskPattern
+from transformer.attention.score_spec import ScoreSpec
+from transformer.hardware import Hardware
+
+
+def _compile_gradient(attend: Callable[..., jax.Array], shape: tuple[int, ...]) -> None:
+    """Compile an attention kernel, forward and backward, for the first device."""
+
+    def total(*arrays: jax.Array) -> jax.Array:
+        return jnp.sum(attend(*arrays).astype(jnp.float32))
+
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16)] * 3
+    jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(*arrays).compile()
+
+
+def _compile_splash() -> None:
+    from transformer.attention.backends.splash import attend_splash
+
+    def attend(q: Any, k: Any, v: Any) -> jax.Array:
+        return attend_splash(q, k, v, Mask(MaskPattern(causal=True)), ScoreSpec(1.0))
+
+    _compile_gradient(attend, (1, 128, 1, 128))
+
+
+def _compile_cudnn() -> None:
+    from transformer.attention.backends.cudnn import attend_cudnn
+
+    def attend(q: Any, k: Any, v: Any) -> jax.Array:
+        return attend_cudnn(q, k, v, MaskPattern(causal=True), scale=1.0)
+
+    _compile_gradient(attend, (1, 128, 1, 64))
+
+
+KERNEL_PROBES: dict[str, Callable[[], None]] = {"splash": _compile_splash, "cudnn": _compile_cudnn}
+"""Compilation of a small case of each kernel, by the name of its attention backend."""
+
+
+def mark_broken_kernels(experiment: Experiment, hardware: Hardware) -> Hardware:
+    """Return the hardware with those kernels named broken that the experiment would use.
+
+    Only a kernel that would be used is compiled: on a CPU, none.
+    """
+    forms = {choice.partition(" ")[0] for choice in resolve_auto(experiment, hardware).values()}
+    broken = []
+    for name in sorted(forms & KERNEL_PROBES.keys()):
+        try:
+            KERNEL_PROBES[name]()
+        except Exception as error:  # noqa: BLE001 (compilers fail in ways of their own)
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            broken.append((name, reason))
+    return dataclasses.replace(hardware, broken_kernels=tuple(broken)) if broken else hardware

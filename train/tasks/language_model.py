@@ -1,0 +1,155 @@
+"""Language modelling: the next token of every token."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from train.data.batches import TextTrainingBatches, make_text_evaluation_batches
+from train.data.config import TextDataConfig
+from train.data.corpus import TextCorpus, prepare_text
+from train.data.tokenizer import Tokenizer
+from train.experiment import Experiment
+from train.run import Labels
+from train.step import Batch, LossFn
+from train.tasks.base import (
+    Metric,
+    SampleOptions,
+    Task,
+    TextCallback,
+    max_eval_batches,
+    mean_losses,
+    round_up_batch_size,
+)
+from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
+from train.tasks.registry import resolve_vocab_size
+from train.tasks.text_completion import complete_texts
+from transformer.context import ActivationConstraint
+from transformer.hardware import Hardware
+from transformer.losses import Loss
+from transformer.models.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from train.engine import Engine
+    from train.run import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModelTask(Task):
+    """A causal model of text, judged by its loss."""
+
+    experiment: Experiment
+
+    @property
+    def data(self) -> TextDataConfig:
+        return self.experiment.text_data
+
+    @property
+    def continues_prompt(self) -> bool:
+        return True
+
+    @property
+    def supported_options(self) -> tuple[str, ...]:
+        return "max_new_tokens", "temperature", "top_k", "top_p", "seed"
+
+    def selection_metric(self, corpus: TextCorpus) -> Metric:
+        return Metric("loss", lower_is_better=True)
+
+    def prepare_corpus(
+        self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
+    ) -> TextCorpus:
+        return prepare_text(self.data, tokenizer=tokenizer)
+
+    def resolve_experiment(self, corpus: TextCorpus) -> Experiment:
+        return resolve_vocab_size(self.experiment, corpus.tokenizer)
+
+    def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> LanguageModel:
+        return LanguageModel(self.experiment.model, hardware, constrain)
+
+    def make_loss_fn(self, model: LanguageModel) -> LossFn:
+        """The cross entropy of a batch of windows.
+
+        A batch has `tokens`, `targets` and `weights` [B, T], and where documents are kept apart
+        `segments` and `positions` [B, T].
+        """
+        segments = self.data.document_masking
+        spread = model.constrain.num_shards("length") > 1  # then tokens do not lie in order
+
+        def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
+            output = model.apply(
+                {"params": params},
+                batch["tokens"],
+                positions=batch["positions"] if segments or spread else None,
+                segments=batch["segments"] if segments else None,
+                dropout_rngs=dropout_rngs,
+                outputs=requested_outputs(dropout_rngs),
+            )
+            found = token_loss(model, params, output.hidden, batch)
+            return {**found, **auxiliary_losses(output.aux, found["loss"].weight)}
+
+        return loss
+
+    def training_batches(self, corpus: TextCorpus) -> TextTrainingBatches:
+        return TextTrainingBatches(
+            corpus.split("train"),
+            batch_size=self.experiment.batch_size,
+            sequence_length=self.data.sequence_length,
+            seed=self.experiment.seed,
+            document_masking=self.data.document_masking,
+        )
+
+    def describe_training_data(self, corpus: TextCorpus) -> str:
+        return f"{len(corpus.split('train').tokens):,} tokens of text"
+
+    def evaluate(
+        self, engine: Engine, params: Any, corpus: TextCorpus, split: str, *, full_split: bool
+    ) -> dict[str, float]:
+        """Loss in nats a token, perplexity, and bits per byte of the text.
+
+        With `evaluation.compression_baselines`, at the end what compressors make of the same text too.
+        """
+        settings, stream = self.experiment.evaluation, corpus.split(split)
+        batches = make_text_evaluation_batches(
+            stream,
+            batch_size=round_up_batch_size(
+                settings.batch_size or self.experiment.batch_size, engine.mesh
+            ),
+            sequence_length=self.data.sequence_length,
+            stride=settings.stride or None,
+            document_masking=self.data.document_masking,
+            max_batches=max_eval_batches(settings, full_split),
+        )
+        loss = mean_losses(engine, params, batches)["loss"]
+        bits_per_nat = stream.num_targets / stream.num_bytes / math.log(2)
+        metrics = {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "bits_per_byte": loss * bits_per_nat,
+        }
+        if full_split and settings.compression_baselines:
+            needed = corpus.compressed_bits_per_byte(split)
+            metrics |= {f"bits_per_byte_{name.split()[0]}": x for name, x in needed.items()}
+        return metrics
+
+    def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
+        tokenizer.encode(prompt)
+
+    def sample(
+        self,
+        run: Run,
+        prompts: Sequence[str],
+        options: SampleOptions,
+        on_text: TextCallback | None = None,
+    ) -> list[str]:
+        return complete_texts(
+            run,
+            prompts,
+            max_new_tokens=options.max_new_tokens,
+            sampling=options.sampling,
+            seed=options.seed,
+            on_text=on_text,
+        )

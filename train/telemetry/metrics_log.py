@@ -1,0 +1,164 @@
+"""metrics.jsonl: what was measured at each step. TensorBoard's files mirror it."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeGuard
+
+from train.data.files import AnyPath
+from train.run_folder.folder import RunFolder, unused_name, write_atomically
+from train.telemetry import event_log
+from train.telemetry.tensorboard import EventFile
+
+FLUSH_SECONDS = 30.0
+
+
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+
+
+class MetricsLog:
+    """Writes the metrics of a run. One process does, and begins with `resume`.
+
+    A line is ``{"step": 120, "split": "train", "loss": 3.25, ...}``. On a local disk it is in the
+    file when `write` returns, so that a process that is killed loses none. What is remote, and
+    TensorBoard's files, are written every `FLUSH_SECONDS` and by `close`.
+    """
+
+    def __init__(self, run: RunFolder, *, clock: Callable[[], float] = time.monotonic):
+        self._path = run.metrics
+        self._tensorboard = run.tensorboard
+        self._local = isinstance(run.path, pathlib.Path)
+        self._clock = clock
+        self._flushed = clock()
+        self._waiting: list[Mapping[str, Any]] = []
+        self._mirrors: dict[str, EventFile] = {}
+        self._resumed_at: int | None = None
+
+    def resume(self, step: int | None) -> AnyPath | None:
+        """Moves what was written beyond ``step`` aside, and lines that a kill has torn.
+
+        Args:
+          step: The step of the state that training goes on from; None if there is none, and all
+            lines go.
+
+        Returns:
+          The file beside metrics.jsonl that now has those lines; None if there were none.
+        """
+        last = -1 if step is None else step
+        self._resumed_at = last
+        lines = event_log.read_lines(self._path)
+        kept = [line for line in lines if _is_at_most(line, last)]
+        if len(kept) == len(lines):
+            return None
+        beyond = [line for line in lines if not _is_at_most(line, last)]
+        aside = unused_name(self._path, f"beyond-{max(last, 0)}")
+        # In this order a kill in between leaves a line twice and never loses one.
+        write_atomically(aside, _text(beyond))
+        write_atomically(self._path, _text(kept))
+        return aside
+
+    def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
+        """Adds a line.
+
+        Args:
+          step: Updates made so far.
+          split: "train", "validation", ...
+          metrics: By name: ``loss`` (nats a token), ``grad_norm``, ``learning_rate``,
+            ``tokens_per_second`` (since the line before, evaluations and saves left out; the
+            first step after a start, a resume or a rollback has none, for it also compiles or
+            waits for data), ... See `train.telemetry.event_log.to_line` for what is not finite.
+
+        Raises:
+          UserError: The disk is full, say; the lines before are still there.
+        """
+        self._waiting.append({"step": step, "split": split, **metrics})
+        late = self._clock() - self._flushed >= FLUSH_SECONDS
+        if late or self._local:
+            self._append()
+        self._mirror(split).write(step, _scalars(metrics))
+        if late:
+            self._flush_mirrors()
+
+    def close(self) -> None:
+        """Writes what waits, and closes TensorBoard's files."""
+        self._append()
+        while self._mirrors:
+            self._mirrors.popitem()[1].close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _append(self) -> None:
+        if self._waiting:
+            event_log.append(self._path, self._waiting)
+            self._waiting = []
+
+    def _mirror(self, split: str) -> EventFile:
+        if split not in self._mirrors:
+            hidden_from = None if self._resumed_at is None else self._resumed_at + 1
+            self._mirrors[split] = EventFile(self._tensorboard / split, hidden_from)
+        return self._mirrors[split]
+
+    def _flush_mirrors(self) -> None:
+        for mirror in self._mirrors.values():
+            mirror.flush()
+        self._flushed = self._clock()
+
+
+def read_metrics(path: AnyPath) -> list[event_log.Record]:
+    """The lines of a metrics.jsonl as they were written: what is not finite is a float again.
+
+    What no run has written (a line without a step or a split, a value that is no number) is left
+    out.
+    """
+    return [
+        {name: _value(value) for name, value in line.items() if _is_measured(name, value)}
+        for line in event_log.read(path)
+        if isinstance(line.get("split"), str) and is_step(line.get("step"))
+    ]
+
+
+def is_step(value: Any) -> TypeGuard[int]:
+    """Return True for what a run can write as the number of a step."""
+    return type(value) is int and 0 <= value < 2**31
+
+
+def _value(value: Any) -> Any:
+    return float(value) if value in _NOT_FINITE else value
+
+
+def _is_measured(name: str, value: Any) -> bool:
+    if name == "split" or value in _NOT_FINITE:
+        return True
+    return isinstance(value, int | float) and abs(value) < sys.float_info.max
+
+
+def _is_at_most(line: str, step: int) -> bool:
+    """Whether a line belongs to a step up to ``step``; a torn one belongs to none."""
+    record = event_log.parse(line)
+    found = None if record is None else record.get("step")
+    return is_step(found) and found <= step
+
+
+def _scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float) or hasattr(value, "item")
+    }
+
+
+def _text(lines: list[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)

@@ -1,1 +1,0 @@
-"""Softmax over a few keys of each query: ways of finding them without looking at all."""

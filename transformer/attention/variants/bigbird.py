@@ -1,0 +1,264 @@
+"""Which blocks of keys a block of queries sees in BigBird (Zaheer et al. 2020, section 2).
+
+Blocks go by the index of their tokens: global ones, a window, and some at random.
+
+BigBird: global, window and random blocks (Zaheer et al. 2020).
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from transformer.attention.base import (
+    Abilities,
+    Mixer,
+    MixerInputs,
+    MixerOutput,
+    ScoreFlops,
+    reject_mask_patterns,
+    reject_memory,
+    reject_weights,
+)
+from transformer.attention.cache import KVCache
+from transformer.attention.masks import Mask, token_segments
+from transformer.attention.projections import QKV, project_output, project_qkv
+from transformer.attention.score_spec import ScoreSpec
+from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
+from transformer.attention.sparse_ops.global_tokens import (
+    attend_from_tokens,
+    gather_tokens,
+    scatter_tokens,
+)
+from transformer.attention.variants.sparse_configs import BigBirdConfig
+from transformer.attention.variants.visible_keys import bigbird_visible_keys
+from transformer.layers.dropout import fold_in
+from transformer.registry import MIXERS
+
+
+@functools.lru_cache(maxsize=64)
+def draw_random_blocks(
+    seed: int,
+    layer: int,
+    num_heads: int,  # N
+    num_blocks: int,  # R, blocks of the span that is drawn from
+    num_random_blocks: int,  # r, drawn for each block of queries
+    num_window_blocks: int,  # blocks of the window: these are not drawn,
+    num_global_blocks: int,  # nor the first ones, which are global
+) -> np.ndarray:  # [N, R, r] ints; -1 where there are not so many
+    """The same for the same seed and layer, on every machine and version of NumPy."""
+    random = np.random.RandomState([seed, layer])  # the legacy generator never changes its stream
+    table = np.full((num_heads, num_blocks, num_random_blocks), -1, np.int32)
+    every = np.arange(num_blocks)
+    for head, row in np.ndindex(num_heads, num_blocks):
+        others = every[
+            (np.abs(every - row) > num_window_blocks // 2) & (every >= num_global_blocks)
+        ]
+        drawn = random.permutation(others)[:num_random_blocks]
+        table[head, row, : len(drawn)] = drawn
+    return table
+
+
+def select_blocks(
+    random_blocks: Any,  # [N, R, r]
+    num_blocks: int,
+    num_window_blocks: int,
+    num_global_blocks: int,
+    global_last_block: jax.Array | None,  # [B or 1] the block that is global beside the first ones
+    causal: bool,
+) -> jax.Array:  # [B or 1, N, blocks, m], none of them twice; -1: none
+    """Of each block of queries: the global blocks, its window, and its row of the table.
+
+    Behind the table's R rows it starts again: each stretch of R blocks draws from itself.
+    """
+    own, rows = jnp.arange(num_blocks), random_blocks.shape[1]
+    drawn = jnp.asarray(random_blocks)[:, own % rows]
+    drawn = jnp.where(drawn < 0, -1, drawn + (own // rows * rows)[None, :, None])
+    near = (
+        own[:, None]
+        + jnp.arange(-(num_window_blocks // 2), 1 if causal else num_window_blocks // 2 + 1)[
+            None, :
+        ]
+    )
+    parts = [jnp.arange(num_global_blocks)[None, None, None, :], near[None, None], drawn[None]]
+    if global_last_block is not None:
+        parts.append(global_last_block[:, None, None, None])
+    batch = 1 if global_last_block is None else len(global_last_block)
+    shape = (batch, len(random_blocks), num_blocks)
+    chosen = jnp.concatenate(
+        [jnp.broadcast_to(part, (*shape, part.shape[-1])) for part in parts], axis=-1
+    )
+    chosen = jnp.where((chosen >= 0) & (chosen < num_blocks), chosen, -1)
+    same = chosen[..., :, None] == chosen[..., None, :]
+    earlier = jnp.tri(chosen.shape[-1], k=-1, dtype=bool)[None, None, None]
+    return jnp.where((same & earlier).any(-1), -1, chosen)
+
+
+def last_nonempty_block(
+    segments: jax.Array | None,  # [B or 1, T]; 0 is padding
+    length: int,  # T
+    block_size: int,
+) -> jax.Array:  # [B or 1]
+    """The last block with a token that is no padding."""
+    if segments is None:
+        return jnp.full((1,), (length - 1) // block_size)
+    index = jnp.where(segments != 0, jnp.arange(length)[None, :], 0)
+    return index.max(1) // block_size
+
+
+class BigBird(Mixer):
+    """Softmax attention over chosen blocks; of global queries, over all."""
+
+    config: BigBirdConfig
+
+    @staticmethod
+    def abilities(config: BigBirdConfig) -> Abilities:
+        return Abilities(cross=False, weights=False)
+
+    @staticmethod
+    def constants(config: BigBirdConfig, layer: int, width: int) -> np.ndarray:  # [N, R, r]
+        """The random blocks of a layer."""
+        rows = -(-config.random_block_span // config.block_size)
+        counts = (config.num_random_blocks, config.num_window_blocks, config.num_global_blocks)
+        return draw_random_blocks(config.seed, layer, config.num_heads, rows, *counts)
+
+    @staticmethod
+    def score_flops(config: BigBirdConfig, width: int, length: int) -> ScoreFlops:
+        return bigbird_visible_keys(config, length).flops(config, width)
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> KVCache:
+        """Of all tokens: which blocks a later one will see is not known before."""
+        config, dtype = self.config, self.context.precision.compute
+        shape = (
+            batch,
+            length,
+            config.resolved_num_kv_heads,
+            config.resolved_head_dim(self.context.d_model),
+        )
+        return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        cache = inputs.cache
+        config, shared = self.config, self.context
+        reject_memory(config.kind, inputs.memory)
+        reject_weights(config.kind, inputs.outputs)
+        reject_mask_patterns(config.kind, inputs.mask)
+        q, k, v = self.project(x, inputs)
+        scoring = ScoreSpec(
+            scale=1 / math.sqrt(q.shape[-1]),
+            softmax_dtype=shared.precision.softmax,
+            dropout_rate=config.dropout,
+            dropout_rngs=fold_in(inputs.dropout_rngs, 0),
+        )
+        if cache is not None:
+            if not inputs.mask.pattern.causal:
+                raise ValueError("mixer bigbird: decodes under a causal mask; give one")
+            cache = cache.write(k, v, inputs.positions)
+            y = self.attend_cached(
+                q, inputs.positions, inputs.mask, scoring, cache, inputs.constants
+            )
+            return MixerOutput(project_output(self, y, config, shared), cache, {})
+        length = x.shape[1]
+        chosen = self.selected_blocks(inputs.mask, length, inputs.constants)
+        y = attend_selected_blocks(q, k, v, inputs.mask, scoring, chosen, config.block_size).y
+        index = self.global_token_indices(inputs.mask, length)
+        if index.size:
+            again = scoring._replace(dropout_rngs=fold_in(inputs.dropout_rngs, 1))
+            rows = attend_from_tokens(gather_tokens(q, index), k, v, inputs.mask, again, index)
+            y = scatter_tokens(y, rows, index)
+        return MixerOutput(project_output(self, y, config, shared), None, {})
+
+    def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
+        """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
+        return project_qkv(self, x, inputs.positions, self.config, self.context)
+
+    @nn.nowrap
+    def attend_cached(
+        self,
+        q: jax.Array,  # [B, T, N, H]
+        positions: jax.Array,  # [B or 1, T]; -1: padding
+        mask: Mask,
+        scoring: ScoreSpec,
+        cache: KVCache,  # of S tokens, the new ones among them
+        random_blocks: Any,  # [N, R, r]
+    ) -> jax.Array:  # [B, T, N, H]
+        """A few queries each gather the blocks they see; many go by blocks, as without a cache."""
+        (batch, tokens), length, block = q.shape[:2], cache.keys.shape[1], self.config.block_size
+        here = jnp.broadcast_to(positions, (batch, tokens))
+        chosen = self.selected_blocks(mask, length, random_blocks)
+        kept = cache.keys, cache.values
+        if tokens <= -(-length // block):
+            mask = mask.replace(positions=here).with_keys(
+                cache.positions, keys_include_queries=True
+            )
+            own = jnp.moveaxis(chosen[0][:, jnp.maximum(here, 0) // block], 1, 0)
+            return attend_selected_blocks(q, *kept, mask, scoring, own, block, query_block_size=1).y
+        # Each stands in a row of S queries where its key does: the others find nothing of interest.
+        index = jnp.where(here < 0, length, here)
+        row = scatter_tokens(jnp.zeros((batch, length, *q.shape[2:]), q.dtype), q, index)
+        mask = mask.replace(positions=cache.positions)
+        return gather_tokens(
+            attend_selected_blocks(row, *kept, mask, scoring, chosen, block).y, index
+        )
+
+    @nn.nowrap
+    def global_last_block(self, mask: Mask, length: int) -> jax.Array | None:  # [B or 1]
+        """The last block, if it is global."""
+        if mask.pattern.causal or not self.config.last_block_is_global:
+            return None
+        return last_nonempty_block(token_segments(mask, length), length, self.config.block_size)
+
+    @nn.nowrap
+    def selected_blocks(
+        self, mask: Mask, length: int, random_blocks: jax.Array
+    ) -> jax.Array:  # [B or 1, N, blocks, m]
+        """The blocks that each block of queries sees."""
+        config = self.config
+        counts = (
+            -(-length // config.block_size),
+            config.num_window_blocks,
+            config.num_global_blocks,
+        )
+        last = self.global_last_block(mask, length)
+        return select_blocks(random_blocks, *counts, last, mask.pattern.causal)
+
+    @nn.nowrap
+    def global_token_indices(self, mask: Mask, length: int) -> jax.Array:  # [B or 1, n]
+        """The tokens of global blocks; T where there is none."""
+        block, last = self.config.block_size, self.global_last_block(mask, length)
+        # Under a causal mask the first blocks see but themselves, which all blocks have chosen.
+        first = 0 if mask.pattern.causal and mask.pattern.ordered else self.config.num_global_blocks
+        index = jnp.arange(first * block)[None, :]
+        if last is not None:
+            ends = last[:, None] * block + jnp.arange(block)[None, :]
+            index = jnp.broadcast_to(index, (len(ends), index.shape[1]))
+            index = jnp.concatenate([index, ends], axis=1)
+        return jnp.minimum(index, length)
+
+    @nn.nowrap
+    def select(
+        self,
+        heads: QKV,
+        inputs: MixerInputs,
+    ) -> jax.Array:  # [B or 1, N, T, T] booleans
+        """Chosen blocks token by token, and the rows of global ones."""
+        length, block = heads.q.shape[1], self.config.block_size
+        chosen = self.selected_blocks(inputs.mask, length, inputs.constants)
+        blocks = jnp.arange(chosen.shape[2])
+        seen = (chosen[..., None] == blocks[None, None, None, None, :]).any(-2)
+        for axis in (2, 3):
+            seen = jnp.repeat(seen, block, axis)
+        rows = (
+            self.global_token_indices(inputs.mask, length)[:, :, None]
+            == jnp.arange(length)[None, None, :]
+        )
+        return seen[:, :, :length, :length] | rows.any(1)[:, None, :, None]
+
+
+MIXERS[BigBirdConfig.kind] = BigBird

@@ -1,0 +1,188 @@
+"""What mixers of kernel attention have in common: which keys a query reads, and what is kept.
+
+They differ in their maps from queries and keys to features alone.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from transformer.attention.base import (
+    Mixer,
+    MixerInputs,
+    Outputs,
+    ScoreFlops,
+    reject_mask_patterns,
+    reject_weights,
+)
+from transformer.attention.config import MultiHeadConfig
+from transformer.attention.masks import Mask, token_segments
+from transformer.attention.projections import (
+    project_keys,
+    project_qkv,
+    project_queries,
+    project_values,
+)
+from transformer.attention.variants.prefix_sums import (
+    ACCUMULATION_DTYPE,
+    FeatureMap,
+    KernelState,
+    attend_causal,
+    read_state,
+    sum_keys,
+)
+from transformer.baselines.cells import DocumentBoundaries, document_boundaries
+
+
+class MemoryKernelState(struct.PyTreeNode):
+    """Sums over a memory of one document: what one layer of cross attention keeps of it."""
+
+    state: KernelState
+
+
+def kernel_score_flops(
+    config: MultiHeadConfig,
+    width: int,  # D
+    features: int,  # M
+    directions: int,  # random vectors that each query and key meets; 0: none
+) -> ScoreFlops:
+    """Features, their sums with values, and what a query reads of them, at whatever length."""
+    head = config.resolved_head_dim(width)
+    each = (config.num_heads + config.resolved_num_kv_heads) * (
+        directions * head + features * (head + 1)
+    )
+    return ScoreFlops(full=2 * each, causal=2 * each)
+
+
+def attend_with_kernel(
+    module: Mixer,
+    x: jax.Array,  # [B, T, D]
+    feature_map: FeatureMap,
+    inputs: MixerInputs,
+) -> tuple[jax.Array, Any]:  # [B, T, N, H], the cache
+    """Declares the weights of queries, keys and values of `module`, and applies them.
+
+    Under a causal mask the documents of a row are contiguous. Raises ValueError for weights, for
+    masks of more than causality, segments and lengths, and for a cache without a causal mask.
+    """
+    config, shared = module.config, module.context
+    mask, memory, cache = inputs.mask, inputs.memory, inputs.cache
+    _refuse(config, mask, inputs.outputs)
+    if memory is not None or isinstance(cache, MemoryKernelState):
+        if mask.pattern.causal or isinstance(cache, KernelState):
+            raise ValueError(
+                f"mixer {config.kind}: looks at a memory as a whole; give a mask that is not "
+                "causal, and a cache of init_memory_cache or none"
+            )
+        return _of_memory(module, x, feature_map, mask, memory, cache)
+    q, k, v = project_qkv(module, x, inputs.positions, config, shared)
+    if not mask.pattern.causal:
+        if cache is not None:
+            raise ValueError(f"mixer {config.kind}: decodes under a causal mask alone; give one")
+        return attend_bidirectional(q, k, v, feature_map, mask), None
+    line = document_boundaries(mask, inputs.positions, cached=cache is not None)
+    y, sums = attend_causal(q, k, v, feature_map, line, cache)
+    if mask.segments is not None:
+        y = jnp.where((mask.segments != 0)[:, :, None, None], y, 0)
+    return y, None if cache is None else sums
+
+
+def _refuse(config: MultiHeadConfig, mask: Mask, outputs: Outputs) -> None:
+    reject_weights(config.kind, outputs)
+    if not mask.pattern.causal:  # then their order does not matter
+        mask = mask.replace(pattern=dataclasses.replace(mask.pattern, ordered=True))
+    reject_mask_patterns(config.kind, mask)
+
+
+def _of_memory(
+    module: Mixer,
+    x: jax.Array,  # [B, T, D]
+    feature_map: FeatureMap,
+    mask: Mask,
+    memory: jax.Array | None,  # [B, S, D]
+    cache: Any,  # MemorySums, if there is no memory
+) -> tuple[jax.Array, MemoryKernelState | None]:
+    config, shared = module.config, module.context
+    q = project_queries(module, x, config, shared)
+    if memory is not None:
+        k, v = (heads(module, memory, config, shared) for heads in (project_keys, project_values))
+        if cache is None:
+            return attend_bidirectional(q, k, v, feature_map, mask), None
+        cache = MemoryKernelState(_whole(k, v, feature_map, _theirs(mask, k.shape[1])))
+    return read_state(feature_map(q.astype(ACCUMULATION_DTYPE)), cache.sums).astype(q.dtype), cache
+
+
+def attend_bidirectional(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, S, K, H]
+    v: jax.Array,  # [B, S, K, H of values]
+    feature_map: FeatureMap,
+    mask: Mask,
+) -> jax.Array:  # [B, T, N, H of values]
+    """Each query reads all keys of its document. Rows of several documents cost a causal pass."""
+    theirs = _theirs(mask, k.shape[1])
+
+    def whole() -> jax.Array:
+        sums = _whole(k, v, feature_map, theirs)
+        return read_state(feature_map(q.astype(ACCUMULATION_DTYPE)), sums).astype(v.dtype)
+
+    if mask.segments is None or theirs is None:
+        return whole()
+    ours, only = mask.segments, theirs.max(axis=1, keepdims=True)
+    alike = jnp.all((theirs == only) | (theirs == 0))
+    seeing = ((ours == only) & (only != 0))[:, :, None, None]
+    return jax.lax.cond(
+        alike,
+        lambda: jnp.where(seeing, whole(), 0),
+        lambda: _by_document(q, k, v, feature_map, ours, theirs),
+    )
+
+
+def _whole(
+    k: jax.Array,  # [B, S, K, H]
+    v: jax.Array,  # [B, S, K, H of values]
+    feature_map: FeatureMap,
+    theirs: jax.Array | None,  # [B or 1, S]
+) -> KernelState:
+    """Over all keys but padding."""
+    return sum_keys(
+        feature_map(k.astype(ACCUMULATION_DTYPE)), v, None if theirs is None else theirs != 0
+    )
+
+
+def _theirs(mask: Mask, length: int) -> jax.Array | None:  # [B or 1, S]
+    """Documents of the keys, 0 for padding; None: all are of one."""
+    if mask.segments is None:
+        return token_segments(mask, length)
+    own = mask.segments if mask.key_segments is None else mask.key_segments
+    return token_segments(mask.replace(segments=own), length)
+
+
+def _by_document(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, S, K, H]
+    v: jax.Array,  # [B, S, K, H of values]
+    feature_map: FeatureMap,
+    ours: jax.Array,  # [B or 1, T]
+    theirs: jax.Array,  # [B or 1, S]
+) -> jax.Array:  # [B, T, N, H of values]
+    """Keys and queries sorted by document, in each the keys first: then a causal pass sees all."""
+    batch, keys, queries = len(q), k.shape[1], q.shape[1]
+    each = [jnp.broadcast_to(one, (batch, one.shape[1])) for one in (theirs, ours)]
+    numbers = jnp.concatenate(each, axis=1)
+    order = jnp.argsort(numbers, axis=1, stable=True)
+
+    def placed(x: jax.Array, before: int, after: int) -> jax.Array:
+        x = jnp.pad(x, ((0, 0), (before, after), (0, 0), (0, 0)))
+        return jnp.take_along_axis(x, order[:, :, None, None], axis=1)
+
+    q, k, v = placed(q, keys, 0), placed(k, 0, queries), placed(v, 0, queries)
+    numbers = jnp.take_along_axis(numbers, order, axis=1)
+    begins = numbers != jnp.pad(numbers, ((0, 0), (1, 0)))[:, :-1]
+    line = DocumentBoundaries(begins, (numbers != 0) & (order < keys))
+    y, _ = attend_causal(q, k, v, feature_map, line)
+    back = jnp.argsort(order, axis=1)[:, keys:]
+    return jnp.take_along_axis(y, back[:, :, None, None], axis=1)

@@ -1,0 +1,199 @@
+"""Keys and values projected along the length: a few mixtures for each document of a row.
+
+Linformer: softmax attention to keys and values that are projected along the length to fewer.
+
+Wang et al. 2020 (Linformer: Self-Attention with Linear Complexity).
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.attention.attend import attend
+from transformer.attention.base import (
+    Abilities,
+    Mixer,
+    MixerInputs,
+    MixerOutput,
+    Outputs,
+    ScoreFlops,
+    reject_mask_patterns,
+    reject_weights,
+)
+from transformer.attention.masks import Mask, previous_segments, token_segments
+from transformer.attention.projections import (
+    project_keys,
+    project_output,
+    project_qkv,
+    project_queries,
+    project_values,
+)
+from transformer.attention.score_spec import ScoreSpec
+from transformer.attention.variants.kernel_configs import LinformerConfig
+from transformer.layers.dropout import fold_in
+from transformer.layers.params import declare_weight
+from transformer.registry import MIXERS
+
+
+class KeyPlacement(NamedTuple):
+    """Where each key of a row goes: to the mixtures of its document, by its place in it."""
+
+    in_document: jax.Array  # [B, S, documents] True where the key is of the document
+    positions: jax.Array | None = None  # [B, S] its place in the document; None: in the row
+    segments: jax.Array | None = None  # [B, documents] what the mask calls them; None: there is one
+    too_many_documents: jax.Array | None = None  # [B] whether there are more
+
+
+def place_keys(
+    mask: Mask,
+    batch_size: int,  # B
+    length: int,  # S
+    max_documents: int,  # of documents
+) -> KeyPlacement:
+    """Numbers the documents of each row of keys in their order. Padding is of none of them."""
+    own = mask.segments if mask.key_segments is None else mask.key_segments
+    own = None if mask.segments is None else own
+    found = token_segments(mask.replace(segments=own), length)
+    if found is None:
+        return KeyPlacement(jnp.ones((batch_size, length, 1), bool))
+    segments = jnp.broadcast_to(found, (batch_size, length))
+    if own is None:
+        return KeyPlacement((segments != 0)[:, :, None])
+    begins = (segments != 0) & (segments != previous_segments(segments))
+    index = jnp.arange(length)[None, :]
+    places = index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
+    numbers = jnp.cumsum(begins, axis=1)[:, :, None]
+    members = (numbers == 1 + jnp.arange(max_documents)[None, None, :]) & (segments != 0)[
+        :, :, None
+    ]
+    called = jnp.max(jnp.where(members, segments[:, :, None], 0), axis=1)
+    return KeyPlacement(members, places, called, numbers[:, -1, 0] > max_documents)
+
+
+def project_length(
+    projection: jax.Array,  # [length, rank], or [K, length, rank] with one for each head
+    x: jax.Array,  # [B, S, K, H]
+    placement: KeyPlacement,
+) -> jax.Array:  # [B, documents * rank, K, H]
+    """Sums over the length, each key times the row of its place: rank of them a document."""
+    apart = jnp.where(placement.in_document[..., None, None], x[:, :, None], 0)
+    heads = "K" if projection.ndim == 3 else ""
+    if placement.positions is None:
+        rows, axes = projection[..., : x.shape[1], :], f"{heads}SR"
+    else:
+        rows, axes = projection[..., placement.positions, :], f"{heads}BSR"
+    summed = jnp.einsum(f"{axes},BSCKH->BCRKH", rows, apart)
+    return summed.reshape(x.shape[0], -1, *x.shape[2:])
+
+
+class Linformer(Mixer):
+    """Attention to `rank` mixtures of a sequence's keys."""
+
+    config: LinformerConfig
+
+    @staticmethod
+    def abilities(config: LinformerConfig) -> Abilities:
+        packs = config.max_documents > 1
+        return Abilities(
+            causal=False, cached=False, segments=packs, any_length=False, weights=False
+        )
+
+    @staticmethod
+    def constants(config: LinformerConfig, layer: int, width: int) -> None:
+        return None
+
+    @staticmethod
+    def score_flops(config: LinformerConfig, width: int, length: int) -> ScoreFlops:
+        """A key and a value into `rank` others, which a query meets; of one document a row."""
+        each = (
+            2
+            * (config.num_heads + config.resolved_num_kv_heads)
+            * config.resolved_head_dim(width)
+            * config.rank
+        )
+        return ScoreFlops(full=2 * each, causal=2 * each)
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> Any:
+        raise ValueError(
+            "mixer linformer: cannot decode, as each of its keys is of all tokens; "
+            "use it in an encoder"
+        )
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        config, shared = self.config, self.context
+        if inputs.memory is None:
+            q, k, v = project_qkv(self, x, inputs.positions, config, shared)
+        else:
+            q = project_queries(self, x, config, shared)
+            k, v = (
+                heads(self, inputs.memory, config, shared)
+                for heads in (project_keys, project_values)
+            )
+        self.check_inputs(inputs.mask, k.shape[1], inputs.outputs)
+        if inputs.cache is not None:
+            self.init_cache(*x.shape[:2])
+        slots = place_keys(inputs.mask, k.shape[0], k.shape[1], config.max_documents)
+        rows = self.projection_matrices()
+        k, v = project_length(rows[0], k, slots), project_length(rows[1], v, slots)
+        scoring = ScoreSpec(
+            scale=1 / math.sqrt(q.shape[-1]),
+            softmax_dtype=shared.precision.softmax,
+            dropout_rate=config.dropout,
+            dropout_rngs=fold_in(inputs.dropout_rngs, 0),
+        )
+        theirs = Mask()
+        if slots.segments is not None:
+            numbers = jnp.repeat(slots.segments, config.rank, axis=1)
+            theirs = Mask(segments=inputs.mask.segments, key_segments=numbers)
+        y = attend(q, k, v, theirs, scoring, hardware=shared.hardware).y
+        if slots.too_many_documents is not None:
+            y = jnp.where(slots.too_many_documents[:, None, None, None], jnp.nan, y)
+        return MixerOutput(project_output(self, y, config, shared), None, {})
+
+    @nn.nowrap
+    def check_inputs(self, mask: Mask, length: int, outputs: Outputs) -> None:
+        config = self.config
+        if mask.pattern.causal:
+            raise ValueError(
+                "mixer linformer: cannot obey a causal mask, as each of its keys is of all tokens; "
+                "use it in an encoder"
+            )
+        if length > config.max_length:
+            raise ValueError(
+                f"mixer linformer: {length:,} tokens are more than the {config.max_length:,} columns "
+                f"of its projections; set length to {length:,} or more"
+            )
+        if config.max_documents == 1 and mask.segments is not None:
+            raise ValueError(
+                "mixer linformer: of one document a row cannot keep segments apart; "
+                "give lengths, or set documents to 2 or more"
+            )
+        pattern = dataclasses.replace(mask.pattern, ordered=True)  # any order will do
+        reject_mask_patterns(config.kind, mask.replace(pattern=pattern))
+        reject_weights(config.kind, outputs)
+
+    def projection_matrices(self) -> tuple[jax.Array, jax.Array]:
+        """E and F: [length, rank] for all heads, or [K, length, rank].
+
+        They start as a matrix that sums over the length does, but their axes are not declared as
+        those of one: a token meets one row of them.
+        """
+        config, shared = self.config, self.context
+        heads = {"kv_heads": config.resolved_num_kv_heads} if config.sharing == "none" else {}
+        axes = {**heads, "positions": config.max_length, "rank": config.rank}
+        init = shared.initialization.matrix_initializer({"positions": config.max_length})
+        declared = [
+            declare_weight(self, name, outputs=axes, init=init, dtype=shared.precision.parameters)
+            for name in ("key_rows", "value_rows")[: 1 if config.sharing == "key_value" else 2]
+        ]
+        dtype = shared.precision.compute
+        return declared[0].astype(dtype), declared[-1].astype(dtype)
+
+
+MIXERS[LinformerConfig.kind] = Linformer

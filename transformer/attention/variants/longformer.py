@@ -1,0 +1,355 @@
+"""Longformer token by token: a window's tokens are kept, and the global ones twice.
+
+Longformer: a window for every token, and a few global tokens (Beltagy et al. 2020).
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+
+from transformer.attention.backends.blockwise import PartialAttention, attend_blockwise
+from transformer.attention.backends.merge import merge_partials
+from transformer.attention.base import (
+    Abilities,
+    Mixer,
+    MixerInputs,
+    MixerOutput,
+    ScoreFlops,
+    reject_mask_patterns,
+    reject_memory,
+    reject_weights,
+)
+from transformer.attention.cache import RollingCache, mark_padding, prepend_cached_keys
+from transformer.attention.masks import Mask, token_segments
+from transformer.attention.position_config import RoPE
+from transformer.attention.projections import (
+    QKV,
+    attend_with_absorbed_projections,
+    project_output,
+    project_qkv,
+    project_queries,
+)
+from transformer.attention.score_spec import ScoreSpec
+from transformer.attention.sparse_ops.dilated_window import attend_dilated
+from transformer.attention.sparse_ops.global_tokens import (
+    as_single_document,
+    attend_from_packed_globals,
+    attend_from_tokens,
+    attend_to_globals,
+    attend_to_packed_globals,
+    find_global_tokens,
+    gather_tokens,
+    has_single_document_rows,
+    is_global_token,
+    mask_duplicates,
+    scatter_tokens,
+)
+from transformer.attention.variants.sparse_configs import LongformerConfig
+from transformer.attention.variants.visible_keys import longformer_visible_keys
+from transformer.layers.dropout import fold_in
+from transformer.registry import MIXERS
+
+
+class GlobalTokenCache(struct.PyTreeNode):
+    """Keys and values of the first n tokens alone: those of position p stand in slot p."""
+
+    keys: jax.Array  # [B, n, K, H]
+    values: jax.Array  # [B, n, K, H]
+
+    def append(
+        self,
+        keys: jax.Array,  # [B, T, K, H]
+        values: jax.Array,  # [B, T, K, H]
+        positions: jax.Array,  # [B, T], negative for padding
+    ) -> "GlobalTokenCache":
+        """With those of T more tokens that are among the first n."""
+        slots = jnp.where(positions < 0, self.keys.shape[1], positions)  # beyond: nowhere
+        return GlobalTokenCache(
+            scatter_tokens(self.keys, keys.astype(self.keys.dtype), slots),
+            scatter_tokens(self.values, values.astype(self.values.dtype), slots),
+        )
+
+
+class LongformerCache(struct.PyTreeNode):
+    """Its size does not grow with the length."""
+
+    window: RollingCache
+    """The tokens that a window reaches."""
+    global_kv: GlobalTokenCache
+    """Global tokens as others see them."""
+    global_query_kv: GlobalTokenCache
+    """The same by projections of their own: as they see each other."""
+
+    @classmethod
+    def empty(
+        cls,
+        batch: int,
+        window_length: int,  # R
+        num_global_tokens: int,  # n, global tokens
+        num_kv_heads: int,  # K
+        head_dim: int,  # H
+        dtype: str,
+    ) -> "LongformerCache":
+        """Room for R and n tokens, and none of them there."""
+        zeros = jnp.zeros((batch, num_global_tokens, num_kv_heads, head_dim), dtype)
+        few = GlobalTokenCache(zeros, zeros)
+        return cls(
+            RollingCache.empty(batch, window_length, num_kv_heads, head_dim, dtype), few, few
+        )
+
+
+def attend_cached(
+    mixer: Mixer,  # Longformer, whose projections it reads
+    x: jax.Array,  # [B, T, D]
+    positions: jax.Array,  # [B or 1, T]; -1: padding
+    own: QKV,
+    mask: Mask,  # causal
+    scoring: ScoreSpec,
+    cache: LongformerCache,
+) -> tuple[jax.Array, LongformerCache]:  # [B, T, N, H]
+    """New tokens after those of a cache, whose global tokens are the first ones.
+
+    Raises ValueError for a mask that is not causal, and for one that lists other global tokens.
+    """
+    if not mask.pattern.causal:
+        raise ValueError("mixer longformer: decodes under a causal mask; give one")
+    if mask.global_positions is not None:
+        raise ValueError(
+            "mixer longformer: decodes with the first tokens as global ones; give a mask without "
+            "globals, and longformer.global_tokens"
+        )
+    here = mark_padding(positions, len(x))
+    first = cache.global_kv.keys.shape[1]
+    scoring = scoring._replace(operand_dtype=own.q.dtype.name)
+    near = _near(mixer, own, mask, scoring, cache.window, here, first)
+    ring, seen = cache.window.append(own.k, own.v, here), cache.global_kv.append(own.k, own.v, here)
+    if not first:
+        return near.y.astype(own.v.dtype), cache.replace(near=ring, seen=seen)
+    far, last = (
+        scoring._replace(dropout_rngs=fold_in(scoring.dropout_rngs, part)) for part in (1, 2)
+    )
+    mask = Mask(mask.pattern, positions=here).with_keys(jnp.arange(first)[None, :])
+    far, wide = far.widen(own.q, seen.keys, seen.values)
+    y = merge_partials([near, attend_blockwise(*wide, mask, far)]).y.astype(own.v.dtype)
+    are_global = (here >= 0) & (here < first)
+
+    def rows(mixer: Mixer) -> tuple[jax.Array, GlobalTokenCache]:
+        theirs = project_qkv(mixer, x, positions, mixer.config, mixer.context, "_global")
+        seeing = cache.global_query_kv.append(theirs.k, theirs.v, here)
+        found = attend_blockwise(theirs.q, seeing.keys, seeing.values, mask, last).y
+        return jnp.where(are_global[:, :, None, None], found, y), seeing
+
+    if mixer.is_initializing():
+        y, seeing = rows(mixer)
+    else:  # hardly ever is there one among the new tokens
+        y, seeing = nn.cond(are_global.any(), rows, lambda mixer: (y, cache.global_query_kv), mixer)
+    return y, LongformerCache(ring, seen, seeing)
+
+
+def _near(
+    mixer: Mixer,
+    own: QKV,
+    mask: Mask,
+    scoring: ScoreSpec,
+    ring: RollingCache,
+    here: jax.Array,  # [B, T]
+    first: int,
+) -> PartialAttention:
+    """What new tokens find in their window, global keys left out."""
+    config: LongformerConfig = mixer.config
+    q, k, v, mask, places, before = prepend_cached_keys(ring, *own, mask, here)
+    there = jnp.ones_like(places) if mask.segments is None else mask.segments
+    hidden = (places >= 0) & (places < first)
+    mask = mask.replace(
+        segments=jnp.ones_like(here) if mask.segments is None else mask.segments,
+        key_segments=jnp.where(hidden, 0, there),
+    )
+    again = scoring._replace(dropout_rngs=fold_in(scoring.dropout_rngs, 0))
+    sizes = config.one_sided_window, config.dilations, mixer.context.hardware.tile_size
+    again, (q, k, v) = again.widen(q, k, v)
+    looked = attend_dilated(q, k, v, mask, again, *sizes)
+    return PartialAttention(looked.y[:, before:], looked.lse[:, :, before:])
+
+
+class _Given(NamedTuple):
+    """What both ways of looking at global tokens, and from them, start with."""
+
+    x: jax.Array  # [B, T, D]
+    positions: jax.Array  # [B or 1, T]
+    own: QKV
+    near: PartialAttention  # in the window
+    mask: Mask  # with positions, segments and key_segments [B or 1, T]
+    listed: jax.Array  # [B or 1, n] positions of global tokens; -1: none
+    far: ScoreSpec  # of global keys
+    last: ScoreSpec  # of global queries
+
+
+class Longformer(Mixer):
+    """One softmax over window and global keys; of global queries, over all keys."""
+
+    config: LongformerConfig
+
+    @staticmethod
+    def abilities(config: LongformerConfig) -> Abilities:
+        return Abilities(cross=False, weights=False)
+
+    @staticmethod
+    def constants(config: LongformerConfig, layer: int, width: int) -> None:
+        return None
+
+    @staticmethod
+    def score_flops(config: LongformerConfig, width: int, length: int) -> ScoreFlops:
+        return longformer_visible_keys(config, length).flops(config, width)
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> LongformerCache:
+        """Of a window's reach and the global tokens, however many tokens will come."""
+        config, shared = self.config, self.context
+        first, reach = min(config.num_global_tokens, length), min(config.receptive_field, length)
+        heads = config.resolved_num_kv_heads, config.resolved_head_dim(shared.d_model)
+        return LongformerCache.empty(batch, reach, first, *heads, shared.precision.compute)
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        mask, cache = inputs.mask, inputs.cache
+        config, shared = self.config, self.context
+        reject_memory(config.kind, inputs.memory)
+        reject_weights(config.kind, inputs.outputs)
+        reject_mask_patterns(config.kind, mask.replace(globals=None))
+        own = project_qkv(self, x, inputs.positions, config, shared)
+        scoring = ScoreSpec(
+            scale=1 / math.sqrt(own.q.shape[-1]),
+            softmax_dtype=shared.precision.softmax,
+            dropout_rate=config.dropout,
+            dropout_rngs=inputs.dropout_rngs,
+        )
+        if cache is not None:
+            y, cache = attend_cached(self, x, inputs.positions, own, mask, scoring, cache)
+            return MixerOutput(project_output(self, y, config, shared), cache, {})
+        mask, listed, packed = self.prepare_mask(mask, inputs.positions)
+        scoring, wide = scoring.widen(*own)  # to merge two parts, and add up their gradients
+        own = QKV(*wide)
+        near = self.attend_window(own, mask, scoring, listed)
+        if not listed.shape[1]:
+            if self.is_initializing():  # another mask may list some
+                project_qkv(self, x, inputs.positions, config, shared, "_global")
+            y = near.y.astype(shared.precision.compute)
+            return MixerOutput(project_output(self, y, config, shared), None, {})
+        far, last = (
+            scoring._replace(dropout_rngs=fold_in(inputs.dropout_rngs, part)) for part in (1, 2)
+        )
+        given = _Given(x, inputs.positions, own, near, mask, listed, far, last)
+        if not packed:
+            y = self.attend_single_document(given)
+        elif self.is_initializing() or not _may_choose(mask, scoring):
+            y = self.attend_packed(given)
+        else:  # Flax's `cond`, as both branches read weights of the module
+            # What a branch keeps for its gradient takes room though the other one runs: of packs,
+            # projections of every token, which are made again instead.
+            y = nn.cond(
+                has_single_document_rows(mask),
+                lambda module: module.attend_single_document(
+                    given._replace(mask=as_single_document(mask))
+                ),
+                nn.remat(lambda module: module.attend_packed(given)),
+                self,
+            )
+        return MixerOutput(project_output(self, y, config, shared), None, {})
+
+    def attend_single_document(self, given: _Given) -> jax.Array:  # [B, T, N, H]
+        """Window and global tokens in one softmax, and the global rows, of rows of one document."""
+        x, positions, own, near, mask, listed, far, last = given
+        index = find_global_tokens(mask, listed)
+        y = merge_partials([near, attend_to_globals(*own, mask, far, index)]).y
+        last = last._replace(operand_dtype="")  # of other projections, which are not wide
+        y = y.astype(self.context.precision.compute)
+        return scatter_tokens(y, self.attend_from_globals(x, positions, mask, last, index), index)
+
+    def attend_packed(self, given: _Given) -> jax.Array:  # [B, T, N, H]
+        """The same, however many documents there are in a row."""
+        x, positions, own, near, mask, listed, far, last = given
+        y = merge_partials([near, attend_to_packed_globals(*own, mask, far, listed)]).y
+        last = last._replace(operand_dtype="")  # of other projections, which are not wide
+        y = y.astype(self.context.precision.compute)
+        theirs = project_qkv(self, x, positions, self.config, self.context, "_global")
+        return attend_from_packed_globals(y, *theirs, mask, last, listed)
+
+    @nn.nowrap
+    def prepare_mask(
+        self, mask: Mask, positions: jax.Array
+    ) -> tuple[Mask, jax.Array, bool]:  # [B or 1, n] positions of global tokens
+        """The mask with its arrays filled in, and whether there may be several documents."""
+        length = positions.shape[1]
+        first = jnp.arange(self.config.num_global_tokens)[None, :]
+        listed = (
+            first
+            if mask.global_positions is None
+            else mask_duplicates(jnp.asarray(mask.global_positions))
+        )
+        ones = jnp.ones((1, length), jnp.int32)
+        real = token_segments(mask, length)
+        filled = mask.replace(
+            positions=jnp.asarray(positions if mask.positions is None else mask.positions),
+            segments=ones if mask.segments is None else mask.segments,
+            key_segments=ones if real is None else real,
+            lengths=None,
+            globals=None,
+        )
+        if mask.single_document:
+            return as_single_document(filled), listed, False
+        return filled, listed, mask.segments is not None
+
+    @nn.nowrap
+    def attend_window(
+        self, heads: QKV, mask: Mask, scoring: ScoreSpec, global_positions: jax.Array
+    ) -> PartialAttention:
+        """What queries find in their window, global keys left out."""
+        config = self.config
+        segments: Any = mask.key_segments
+        hidden = is_global_token(mask, global_positions)
+        mask = mask.replace(key_segments=jnp.where(hidden, 0, segments))
+        again = scoring._replace(dropout_rngs=fold_in(scoring.dropout_rngs, 0))
+        sizes = config.one_sided_window, config.dilations, self.context.hardware.tile_size
+        return attend_dilated(*heads, mask, again, *sizes)
+
+    def attend_from_globals(
+        self,
+        x: jax.Array,  # [B, T, D]
+        positions: jax.Array,  # [B or 1, T]
+        mask: Mask,
+        scoring: ScoreSpec,
+        index: jax.Array,  # [B or 1, n]
+    ) -> jax.Array:  # [B, n, N, H]
+        """What the global tokens find, by projections of their own."""
+        config, shared = self.config, self.context
+        rows = gather_tokens(x, jnp.broadcast_to(index, (len(x), index.shape[1])))
+        projected = config.resolved_num_kv_heads * config.resolved_head_dim(shared.d_model)
+        few = 2 * index.shape[1] * config.num_heads <= projected
+        if few and config.qk_norm is None and not isinstance(config.position, RoPE):
+            q = project_queries(self, rows, config, shared, "_global")
+
+            def look(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+                return attend_from_tokens(q, k, v, mask, scoring, index)
+
+            return attend_with_absorbed_projections(self, q, x, look, config, shared, "_global")
+        heads = project_qkv(self, x, positions, config, shared, "_global")
+        q = gather_tokens(heads.q, index)
+        return attend_from_tokens(q, heads.k, heads.v, mask, scoring, index)
+
+
+def _may_choose(mask: Mask, scoring: ScoreSpec) -> bool:
+    """Whether the cheaper way may be taken where, as the program runs, no row is a pack.
+
+    Not under a causal mask, where a later document would change how earlier ones are rounded. Nor
+    with dropout: the two ways drop different weights, and what is dropped follows from an example's
+    key alone, not from what else is in the batch.
+    """
+    drops = scoring.dropout_rate > 0 and scoring.dropout_rngs is not None
+    return not mask.pattern.causal and not drops
+
+
+MIXERS[LongformerConfig.kind] = Longformer

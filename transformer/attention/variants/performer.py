@@ -1,0 +1,152 @@
+"""Random features: vectors whose products are an estimate of exp(q . k / sqrt(H)).
+
+Choromanski et al. 2021 (Rethinking Attention with Performers). With w drawn from N(0, I) and x, y
+the query and the key, each over H^(1/4):
+
+    positive       exp(x . y) = E exp(w . x - |x|^2 / 2) exp(w . y - |y|^2 / 2)
+    trigonometric  exp(x . y) = exp(|x|^2 / 2) exp(|y|^2 / 2) E cos(w . (x - y))
+
+Performer: softmax attention estimated by random features (Choromanski et al. 2021).
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
+from transformer.attention.projections import project_output
+from transformer.attention.variants.kernel_attention import (
+    MemoryKernelState,
+    attend_with_kernel,
+    kernel_score_flops,
+)
+from transformer.attention.variants.kernel_configs import FeatureMapKind, PerformerConfig
+from transformer.attention.variants.prefix_sums import FeatureMap, Features, KernelState
+from transformer.registry import MIXERS
+
+POSITIVE_FEATURE_FLOOR = math.exp(-60)
+"""Of a positive feature, beside the largest of its token: two tokens without a feature in common
+still have a weight, where 0 / 0 would be the quotient. It is beyond float32's digits wherever the
+product of two vectors is more than exp(-40)."""
+
+
+RELU_FEATURE_OFFSET = 1e-3
+"""What the paper's code adds to each ReLU feature, so that weights are not zero."""
+
+
+def draw_random_vectors(
+    num_vectors: int, head_dim: int, *, orthogonal: bool, seed: tuple[int, ...]
+) -> np.ndarray[Any, Any]:  # [count, H]
+    """Vectors of N(0, I), as a function of the seed alone.
+
+    Orthogonal ones come in blocks of H at right angles to each other: rows of a random rotation,
+    with lengths drawn anew as those of normal vectors (section 2.4). Each by itself is distributed
+    as before, so the estimate stays unbiased, and its variance is less.
+    """
+    random = np.random.default_rng(seed)
+    normal = random.normal(size=(num_vectors, head_dim))
+    if orthogonal:
+        lengths = np.linalg.norm(normal, axis=1, keepdims=True)
+        blocks = random.normal(size=(-(-num_vectors // head_dim), head_dim, head_dim))
+        q, r = np.linalg.qr(blocks)
+        signs = np.sign(np.diagonal(r, axis1=1, axis2=2))  # without them no rotation is uniform
+        normal = (q * signs[:, None, :]).reshape(-1, head_dim)[:num_vectors] * lengths
+    return normal.astype(np.float32)
+
+
+def make_feature_map(
+    kind: FeatureMapKind,
+    random_vectors: Any,  # array [M, H], or [M / 2, H] for trigonometric ones
+) -> FeatureMap:
+    """The map of queries and of keys."""
+    return functools.partial(FEATURE_MAPS[kind], random_vectors)
+
+
+def _scaled(x: jax.Array) -> jax.Array:
+    """What makes x . y of q . k / sqrt(H)."""
+    return x * x.shape[-1] ** -0.25
+
+
+def _positive(directions: jax.Array, x: jax.Array) -> Features:
+    """exp(w . x - |x|^2 / 2) / sqrt(M) (lemma 1), over the largest of each token."""
+    x = _scaled(x)
+    log = x @ directions.T - _half_square(x)[..., None]
+    # Exact with any factor, so no gradient has to go through this one.
+    largest = jax.lax.stop_gradient(log.max(axis=-1))
+    values = jnp.maximum(jnp.exp(log - largest[..., None]), POSITIVE_FEATURE_FLOOR)
+    return Features(values, largest - math.log(len(directions)) / 2)
+
+
+def _trigonometric(directions: jax.Array, x: jax.Array) -> Features:
+    """exp(|x|^2 / 2) (sin w . x, cos w . x) / sqrt(M / 2) (section 2.3)."""
+    x = _scaled(x)
+    angles = x @ directions.T
+    values = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    return Features(values, _half_square(x) - math.log(len(directions)) / 2, signed=True)
+
+
+def _relu(directions: jax.Array, x: jax.Array) -> Features:
+    """max(0, w . x) / sqrt(M) + 0.001 (section 2.2): another kernel, no estimate of softmax."""
+    projected = _scaled(x) @ directions.T
+    return Features(jax.nn.relu(projected) / math.sqrt(len(directions)) + RELU_FEATURE_OFFSET)
+
+
+def _half_square(x: jax.Array) -> jax.Array:  # [..., H] -> [...]
+    return jnp.sum(jnp.square(x), axis=-1) / 2
+
+
+FEATURE_MAPS = {"positive": _positive, "trigonometric": _trigonometric, "relu": _relu}
+
+
+class Performer(Mixer):
+    """y = phi(q) (sum of phi(k) v) / phi(q) (sum of phi(k)), in one pass from left to right."""
+
+    config: PerformerConfig
+
+    @staticmethod
+    def abilities(config: PerformerConfig) -> Abilities:
+        return Abilities(weights=False)
+
+    @staticmethod
+    def constants(
+        config: PerformerConfig, layer: int, width: int
+    ) -> np.ndarray[Any, Any]:  # [M, H], or [M / 2, H] of trigonometric features
+        """Random vectors: a function of (seed, layer, redraw)."""
+        return draw_random_vectors(
+            config.num_random_vectors,
+            config.resolved_head_dim(width),
+            orthogonal=config.orthogonal,
+            seed=(config.seed, layer, config.redraw_index),
+        )
+
+    @staticmethod
+    def score_flops(config: PerformerConfig, width: int, length: int) -> ScoreFlops:
+        return kernel_score_flops(config, width, config.num_features, config.num_random_vectors)
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> KernelState:
+        config = self.config
+        head = config.resolved_head_dim(self.context.d_model)
+        return KernelState.zeros(batch, config.resolved_num_kv_heads, config.num_features, head)
+
+    @nn.nowrap
+    def init_memory_cache(self, batch: int, length: int) -> MemoryKernelState:
+        return MemoryKernelState(self.init_cache(batch, length))
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        constants = inputs.constants
+        config, shared = self.config, self.context
+        if constants is None:  # called by itself: a stack gives each layer its own
+            constants = self.constants(config, 0, shared.d_model)
+        feature_map = make_feature_map(config.feature_map, constants)
+        y, cache = attend_with_kernel(self, x, feature_map, inputs)
+        return MixerOutput(project_output(self, y, config, shared), cache, {})
+
+
+MIXERS[PerformerConfig.kind] = Performer

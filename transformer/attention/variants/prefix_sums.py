@@ -1,0 +1,200 @@
+"""Attention by a kernel: sums over keys, each key's features times its value, that queries read.
+
+Where a weight is a product of features, phi(q) . phi(k), the sum over keys can be taken before the
+query is known (Katharopoulos et al. 2020, section 3.2): nothing of T x S ever exists.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from transformer.baselines.cells import DocumentBoundaries
+
+CHUNK_SIZE = 64
+"""Tokens that a causal pass takes at once: within it products of matrices, between them a sum."""
+
+
+ACCUMULATION_DTYPE = jnp.float32
+"""Of features and sums, whatever the policy: sums grow with T."""
+
+
+MIN_ABS_NORMALIZER = 1e-6
+"""Of signed features: nearer to zero, a sum of weights is rounding alone."""
+
+
+class Features(NamedTuple):
+    """Feature vectors: `values * exp(log_factor)`, the factor kept apart as it may overflow."""
+
+    values: jax.Array  # [..., M]
+    log_scale: jax.Array | None = None  # [...]; None: 0
+    signed: bool = False
+    """Whether values, and so weights, may be negative."""
+
+
+FeatureMap = Callable[[jax.Array], Features]
+"""Queries or keys [..., H] -> their features [..., M]."""
+
+
+class KernelState(struct.PyTreeNode):
+    """All that later queries need of the keys so far: its size does not depend on their number."""
+
+    kv_sums: jax.Array  # [B, K, M, H of values + 1] features times values, and times 1
+    log_scale: jax.Array  # [B, K] logarithm of the factor that is left out of the totals
+
+    @staticmethod
+    def zeros(batch: int, num_kv_heads: int, num_features: int, head_dim: int) -> "KernelState":
+        """Of no keys."""
+        totals = jnp.zeros((batch, num_kv_heads, num_features, head_dim + 1), ACCUMULATION_DTYPE)
+        return KernelState(totals, jnp.full((batch, num_kv_heads), -jnp.inf, ACCUMULATION_DTYPE))
+
+
+def sum_keys(
+    k: Features,  # of [B, S, K]
+    v: jax.Array,  # [B, S, K, H of values]
+    is_token: jax.Array | None,  # [B or 1, S] False for padding
+) -> KernelState:
+    """Over all keys. What is left out is the largest factor among them."""
+    log = jnp.zeros(v.shape[:3], ACCUMULATION_DTYPE) if k.log_scale is None else k.log_scale
+    if is_token is not None:
+        log = jnp.where(is_token[:, :, None], log, -jnp.inf)
+    largest = jax.lax.stop_gradient(log.max(axis=1))
+    weighed = k.values * jnp.exp(log - _finite(largest)[:, None])[..., None]
+    return KernelState(jnp.einsum("BSKM,BSKH->BKMH", weighed, _counted(v)), largest)
+
+
+def read_state(
+    q: Features,  # of [B, T, N]
+    state: KernelState,
+) -> jax.Array:  # [B, T, N, H of values]
+    """What queries find in the sums. What factors both have in common cancel."""
+    b, t, n, m = q.values.shape
+    grouped = q.values.reshape(b, t, state.kv_sums.shape[1], -1, m)
+    found = jnp.einsum("BTKGM,BKMH->BTKGH", grouped, state.kv_sums)
+    return _quotient(found, q.signed).reshape(b, t, n, -1)
+
+
+def attend_causal(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, T, K, H]
+    v: jax.Array,  # [B, T, K, H of values]
+    feature_map: FeatureMap,
+    boundaries: DocumentBoundaries | None,
+    state: KernelState | None = None,  # of the tokens before; None: there are none
+) -> tuple[jax.Array, KernelState]:  # [B, T, N, H of values], the sums behind the last token
+    """Each query reads the keys of its document up to its own.
+
+    Chunk by chunk; the backward pass computes each again from its inputs and the sums before it, so
+    that memory is T (M / `CHUNK` + a few) H in both directions. Features exist for a chunk alone.
+    """
+    (batch, length, heads, _), count = k.shape, -(-k.shape[1] // CHUNK_SIZE)
+    if state is None:
+        features = jax.eval_shape(feature_map, k).values.shape[-1]
+        state = KernelState.zeros(batch, heads, features, v.shape[-1])
+    size = -(-length // count)
+    cut = functools.partial(_cut, count=count, size=size)
+    grouped = q.reshape(batch, length, heads, -1, q.shape[-1])
+    chunks = _Chunk(cut(grouped), cut(k), cut(v), *_spans(boundaries, length, count, size))
+    step = jax.checkpoint(functools.partial(_chunk, feature_map), prevent_cse=False)
+    after, y = jax.lax.scan(step, state, chunks)  # y [chunks, B, K, G, C, H of values]
+    y = jnp.moveaxis(jnp.moveaxis(y, 0, 1), -2, 2).reshape(batch, count * size, q.shape[2], -1)
+    return y[:, :length].astype(v.dtype), after
+
+
+class _Chunk(NamedTuple):
+    """C tokens; all chunks of a sequence stand along one more axis in front."""
+
+    q: jax.Array  # [B, K, G, C, H]
+    k: jax.Array  # [B, K, C, H]
+    v: jax.Array  # [B, K, C, H of values]
+    run: jax.Array  # [B or 1, C] which document of the row, counted
+    real: jax.Array  # [B or 1, C]
+    before: jax.Array  # [B or 1] the document that the sums before the chunk are of
+
+
+def _chunk(
+    feature_map: FeatureMap, sums: KernelState, chunk: _Chunk
+) -> tuple[KernelState, jax.Array]:
+    q, k = (feature_map(each.astype(ACCUMULATION_DTYPE)) for each in (chunk.q, chunk.k))
+    v = _counted(chunk.v)
+    same = chunk.run[:, :, None] == chunk.run[:, None, :]
+    seen = same & chunk.real[:, None, :] & jnp.tri(same.shape[1], dtype=bool)[None]
+    kept = chunk.run == chunk.before[:, None]
+    weights, shrink, largest = _factors(k.log_scale, sums.log_scale, seen, kept)
+    scores = jnp.einsum("BKGTM,BKSM->BKGTS", q.values, k.values) * weights[:, :, None]
+    found = jnp.einsum("BKGTS,BKSH->BKGTH", scores, v)
+    carried = jnp.einsum("BKGTM,BKMH->BKGTH", q.values, sums.kv_sums)
+    found = found + carried * shrink[:, :, None, :, None]
+    # What the last token sees is what goes on.
+    added = jnp.einsum("BKSM,BKSH->BKMH", k.values * weights[:, :, -1, :, None], v)
+    totals = sums.kv_sums * shrink[:, :, -1, None, None] + added
+    return KernelState(totals, largest), _quotient(found, q.signed)
+
+
+def _factors(
+    log: jax.Array | None,  # [B, K, C] of the chunk's keys
+    before: jax.Array,  # [B, K] of the sums
+    seen: jax.Array,  # [B or 1, C, C] which keys of the chunk each token sees
+    kept: jax.Array,  # [B or 1, C] whether it sees those before
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # of keys [B, K, C, C], of sums [B, K, C], [B, K]
+    """Each factor over the largest that the token sees: a running maximum.
+
+    One over all keys, or over the chunk, would do for the quotient; but where it is far larger than
+    all that a token sees, the token's sums vanish: it would tell of the future.
+    """
+    if log is None:
+        return (
+            seen[:, None].astype(ACCUMULATION_DTYPE),
+            kept[:, None].astype(ACCUMULATION_DTYPE),
+            before,
+        )
+    own = jnp.where(seen[:, None], log[:, :, None, :], -jnp.inf)
+    earlier = jnp.where(kept[:, None], before[:, :, None], -jnp.inf)
+    largest = jax.lax.stop_gradient(jnp.maximum(own.max(axis=-1), earlier))
+    finite = _finite(largest)
+    return jnp.exp(own - finite[..., None]), jnp.exp(earlier - finite), largest[:, :, -1]
+
+
+def _spans(
+    line: DocumentBoundaries | None, length: int, count: int, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # `run`, `real`, `before` of all chunks
+    begins, real = (jnp.zeros((1, length), bool), jnp.ones((1, length), bool))
+    if line is not None:
+        begins, real = line
+    rest = ((0, 0), (0, count * size - length))
+    run = jnp.pad(jnp.cumsum(begins, axis=1), rest, mode="edge").reshape(-1, count, size)
+    real = jnp.pad(jnp.broadcast_to(real, begins.shape), rest).reshape(run.shape)
+    before = jnp.pad(run[:, :-1, -1], ((0, 0), (1, 0)))
+    return run.swapaxes(0, 1), real.swapaxes(0, 1), before.swapaxes(0, 1)
+
+
+def _cut(x: jax.Array, count: int, size: int) -> jax.Array:
+    """[B, T, K, ..., H] -> [chunks, B, K, ..., C, H], with zeros behind the last token."""
+    rest = [(0, 0), (0, count * size - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
+    cut = jnp.pad(x, rest).reshape(x.shape[0], count, size, *x.shape[2:])
+    return jnp.moveaxis(jnp.moveaxis(cut, 2, -2), 1, 0)
+
+
+def _counted(v: jax.Array) -> jax.Array:  # [..., H of values] -> [..., H of values + 1]
+    """With a column of ones: its sum is that of the weights."""
+    return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1).astype(ACCUMULATION_DTYPE)
+
+
+def _quotient(found: jax.Array, signed: bool) -> jax.Array:  # [..., H + 1] -> [..., H]
+    """Weighed values over the sum of the weights; zeros where nothing was seen."""
+    total = found[..., -1:]
+    if signed:
+        sign = jnp.where(total < 0, -1.0, 1.0)
+        total = sign * jnp.maximum(jnp.abs(total), MIN_ABS_NORMALIZER)
+    else:
+        total = jnp.where(total > 0, total, 1)
+    # First scaled, so that the square in the gradient of a quotient does not underflow.
+    scale = jax.lax.stop_gradient(1 / total)
+    return found[..., :-1] * scale / (total * scale)
+
+
+def _finite(x: Any) -> jax.Array:
+    return jnp.where(jnp.isfinite(x), x, 0)

@@ -1,0 +1,148 @@
+"""Primer's attention: a convolution over three tokens after each projection (So et al. 2021)."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+
+from transformer.attention.attend import attend
+from transformer.attention.base import (
+    Abilities,
+    Mixer,
+    MixerInputs,
+    MixerOutput,
+    ScoreFlops,
+    reject_memory,
+)
+from transformer.attention.cache import KVCache
+from transformer.attention.masks import Mask
+from transformer.attention.position_bias import position_terms
+from transformer.attention.position_config import RoPE
+from transformer.attention.rope import apply_rope
+from transformer.attention.score_spec import ScoreSpec
+from transformer.attention.variants.kernel_configs import PrimerConfig
+from transformer.baselines.convolution import neighbor_window, update_history
+from transformer.layers.dropout import fold_in
+from transformer.layers.params import apply_linear, declare_weight
+from transformer.registry import MIXERS
+
+KERNEL_SIZE = 3
+
+
+PROJECTIONS = ("query", "key", "value")
+
+
+class PrimerCache(struct.PyTreeNode):
+    """Keys and values after the convolution, and the last two of each projection before it."""
+
+    kv: KVCache
+    history: tuple[jax.Array, ...]  # [B, 2, N, H] of queries, keys and values
+
+
+class Primer(Mixer):
+    """Softmax attention among convolved queries, keys and values."""
+
+    config: PrimerConfig
+
+    @staticmethod
+    def abilities(config: PrimerConfig) -> Abilities:
+        return Abilities(cross=False)
+
+    @staticmethod
+    def constants(config: PrimerConfig, layer: int, width: int) -> None:
+        return None
+
+    @staticmethod
+    def score_flops(config: PrimerConfig, width: int, length: int) -> ScoreFlops:
+        each = config.num_heads * 2 * config.resolved_head_dim(width)
+        return ScoreFlops(full=2 * each * length, causal=each * (length + 1))
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> PrimerCache:
+        heads = (self.config.num_heads, self.config.resolved_head_dim(self.context.d_model))
+        room = lambda size: jnp.zeros((batch, size, *heads), self.context.precision.compute)  # noqa: E731
+        past = tuple(room(KERNEL_SIZE - 1) for _ in PROJECTIONS)
+        return PrimerCache(KVCache(room(length), room(length)), past)
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        mask, cache = inputs.mask, inputs.cache
+        config, shared = self.config, self.context
+        reject_memory(config.kind, inputs.memory)
+        head = config.resolved_head_dim(shared.d_model)
+        axes, embed = {"heads": config.num_heads, "head": head}, {"embed": shared.d_model}
+        project = functools.partial(apply_linear, self, inputs=embed, outputs=axes, context=shared)
+        made = [project(name, x, bias=config.bias) for name in PROJECTIONS]
+        past = [None] * len(made) if cache is None else cache.history
+        q, k, v = (
+            self.depthwise_convolution(name, each, before, inputs.positions, mask)
+            for name, each, before in zip(PROJECTIONS, made, past, strict=True)
+        )
+        if isinstance(config.position, RoPE):
+            q, k = (apply_rope(each, inputs.positions, config.position) for each in (q, k))
+        if cache is not None:
+            kv = cache.kv.write(k, v, inputs.positions)
+            last = (
+                update_history(*both, inputs.positions)
+                for both in zip(cache.history, made, strict=True)
+            )
+            cache = PrimerCache(kv, tuple(last))
+            k, v, mask = kv.keys, kv.values, mask.with_keys(kv.positions, keys_include_queries=True)
+        related = position_terms(
+            self,
+            config.position,
+            shared,
+            num_heads=config.num_heads,
+            key_head_dim=head,
+            value_head_dim=head,
+        )
+        scoring = ScoreSpec(
+            scale=1 / math.sqrt(head),
+            **related._asdict(),
+            softmax_dtype=shared.precision.softmax,
+            dropout_rate=config.dropout,
+            dropout_rngs=fold_in(inputs.dropout_rngs, 0),
+        )
+        how: Any = dict(
+            hardware=shared.hardware, constrain=shared.constrain, outputs=inputs.outputs
+        )
+        attended = attend(q, k, v, mask, scoring, **how)
+        y = apply_linear(
+            self, "output", attended.y, axes, embed, shared, bias=config.bias, residual=True
+        )
+        return MixerOutput(y, cache, attended.aux)
+
+    def depthwise_convolution(
+        self,
+        name: str,
+        x: jax.Array,  # [B, T, N, H]
+        history: jax.Array | None,  # [B, 2, N, H]
+        positions: jax.Array,  # [B or 1, T]
+        mask: Mask,
+    ) -> jax.Array:  # [B, T, N, H]
+        """A weighted sum of each token and the two before it, channel by channel.
+
+        Without a causal mask it is one on each side. It starts as half of the token itself, and a
+        sixth of each neighbour.
+        """
+        ahead = 0 if mask.pattern.causal else 1
+        behind = KERNEL_SIZE - 1 - ahead
+        if history is not None and ahead:
+            raise ValueError("mixer primer: decodes under a causal mask alone; give one")
+
+        def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+            return jnp.full(shape, 0.5 / KERNEL_SIZE, dtype).at[behind].set(0.5)
+
+        outputs = {"taps": KERNEL_SIZE, "heads": x.shape[2], "head": x.shape[3]}
+        dtype = self.context.precision.parameters
+        taps = declare_weight(self, f"{name}_taps", outputs=outputs, init=init, dtype=dtype)
+        seen = neighbor_window(x, behind, ahead, positions=positions, mask=mask, history=history)
+        y = jnp.sum(seen * taps.astype(x.dtype)[None, None], axis=2)
+        return self.context.constrain(y, ("batch", "length", "heads", None))
+
+
+MIXERS[PrimerConfig.kind] = Primer

@@ -1,0 +1,202 @@
+"""Reformer's attention: to tokens that hash alike (Kitaev, Kaiser and Levskaya 2020, section 2)."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from transformer.attention.backends.blockwise import PartialAttention
+from transformer.attention.backends.merge import merge_partials
+from transformer.attention.base import (
+    Abilities,
+    Mixer,
+    MixerInputs,
+    MixerOutput,
+    ScoreFlops,
+    reject_mask_patterns,
+    reject_memory,
+    reject_weights,
+)
+from transformer.attention.masks import Mask, dense_mask, token_segments
+from transformer.attention.position_config import RoPE
+from transformer.attention.projections import QKV, project_output, project_queries, project_values
+from transformer.attention.rope import apply_rope
+from transformer.attention.sparse_ops.grouped_window import (
+    attend_grouped,
+    group_positions,
+    split_groups_by_document,
+)
+from transformer.attention.variants.clustered_configs import ReformerConfig
+from transformer.attention.variants.visible_keys import grouped_visible_keys
+from transformer.layers.precise_einsum import accumulation_dtype
+from transformer.registry import MIXERS
+
+SELF_ATTENTION_PENALTY = 1e4
+"""What a token's score of itself loses: nothing else has so little. The paper's 1e5 is more than
+float16 can hold."""
+
+
+KEY_NORM_EPSILON = 1e-6
+
+
+class Reformer(Mixer):
+    """It has no cache: a token would have to be found in the buckets of every round."""
+
+    config: ReformerConfig
+
+    @staticmethod
+    def abilities(config: ReformerConfig) -> Abilities:
+        return Abilities(cached=False, cross=False, weights=False)
+
+    @staticmethod
+    def constants(config: ReformerConfig, layer: int, width: int) -> dict[str, np.ndarray]:
+        """Rotations [rounds, N, H, buckets / 2], a function of seed and layer."""
+        sizes = (
+            config.num_hashes,
+            config.num_heads,
+            config.resolved_head_dim(width),
+            config.num_buckets // 2,
+        )
+        random = np.random.default_rng([config.seed, layer])
+        return {"rotations": random.normal(size=sizes).astype(np.float32)}
+
+    @staticmethod
+    def score_flops(config: ReformerConfig, width: int, length: int) -> ScoreFlops:
+        """Of each round, products with the rotation and with the members of a bucket, at most."""
+        each = config.num_heads * config.resolved_head_dim(width) * config.num_buckets
+        found = grouped_visible_keys(config.window, length).flops(config, width)
+        return ScoreFlops(*(config.num_hashes * (each + members) for members in found))
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> Any:
+        raise ValueError("mixer reformer: has no cache; decode with mixer full or routing")
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        config, shared = self.config, self.context
+        reject_memory(config.kind, inputs.memory)
+        reject_weights(config.kind, inputs.outputs)
+        reject_mask_patterns(config.kind, inputs.mask)
+        q, k, v = self.project(x, inputs)
+        groups = self.bucket_ids(q, inputs.mask, inputs.constants)
+        y = self.attend_hashed(q, k, v, groups, inputs.mask.pattern.causal)
+        return MixerOutput(project_output(self, y, config, shared), None, {})
+
+    def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:  # [B, T, N, H] each
+        """Declare the projections; keys are normalized queries."""
+        config = self.config
+        q = project_queries(self, x, config, self.context)
+        if isinstance(config.position, RoPE):
+            q = apply_rope(q, inputs.positions, config.position)
+        return QKV(q, normalize_keys(q), project_values(self, x, config, self.context))
+
+    def attend_hashed(
+        self,
+        q: jax.Array,  # [B, T, N, H]
+        k: jax.Array,  # [B, T, N, H]
+        v: jax.Array,  # [B, T, N, H]
+        groups: jax.Array,  # [rounds, B, N, T]
+        causal: bool,
+    ) -> jax.Array:  # [B, T, N, H]
+        """All rounds at once, each as N heads more, then merged (equation 5)."""
+        config, (rounds, batch, heads, length) = self.config, groups.shape
+        operands, softmax_dtype = v.dtype, self.context.precision.softmax
+        sums = accumulation_dtype(
+            operands, softmax_dtype
+        )  # to merge the rounds, and add up their gradients
+        many = lambda each: jnp.tile(each.astype(sums), (1, 1, rounds, 1))  # noqa: E731
+        marks = jnp.moveaxis(self.bucket_positions(groups), 0, -1)  # [B, N, T, rounds]
+        looked = attend_grouped(
+            many(q),
+            many(k),
+            many(v),
+            jnp.moveaxis(groups, 0, 1).reshape(batch, rounds * heads, length),
+            config.window,
+            causal=causal,
+            scale=1 / math.sqrt(q.shape[-1]),
+            softmax_dtype=softmax_dtype,
+            operand_dtype=operands.name,
+            score_bias_fn=functools.partial(duplicate_correction, config.window),
+            bias_inputs=jnp.tile(marks, (1, rounds, 1, 1)),
+        )
+        y, lse = jnp.split(looked.y, rounds, axis=2), jnp.split(looked.lse, rounds, axis=1)
+        return merge_partials(
+            [PartialAttention(*each) for each in zip(y, lse, strict=True)]
+        ).y.astype(operands)
+
+    def bucket_ids(
+        self,
+        q: jax.Array,  # [B, T, N, H]
+        mask: Mask,
+        constants: Any,
+    ) -> jax.Array:  # [rounds, B, N, T]
+        """The bucket of each token in each round, one for each document."""
+        found = hash_buckets(q, jnp.asarray(constants["rotations"]))
+        here = token_segments(mask, q.shape[1])
+        apart = functools.partial(
+            split_groups_by_document, num_groups=self.config.num_buckets, documents=here
+        )
+        return jax.vmap(apart)(found)
+
+    def bucket_positions(self, groups: jax.Array) -> jax.Array:  # [rounds, B, N, T] each
+        """What tells, round by round, who sees whom."""
+        return jax.vmap(functools.partial(group_positions, window=self.config.window))(groups)
+
+    @nn.nowrap
+    def select(
+        self,
+        heads: QKV,
+        inputs: MixerInputs,
+    ) -> jax.Array:  # [B, N, T, T] booleans
+        """What any round shows, and a token itself where there is nothing else."""
+        length = heads.q.shape[1]
+        where = self.bucket_positions(self.bucket_ids(heads.q, inputs.mask, inputs.constants))
+        near = jnp.abs(where[..., :, None] - where[..., None, :]) < self.config.window
+        itself = jnp.eye(length, dtype=bool)[None, None]
+        shown = dense_mask(inputs.mask, length, length)[:, None]
+        others = near.any(0) & shown & ~itself
+        return others | (itself & ~others.any(-1, keepdims=True))
+
+
+def normalize_keys(q: jax.Array) -> jax.Array:  # [B, T, N, H] -> [B, T, N, H]
+    """Keys: queries of length sqrt(H), so that scores times 1/sqrt(H) are q_i q_j / |q_j|.
+
+    This is the paper's score; its equations leave out the root.
+    """
+    wide = q.astype(jnp.float32)
+    square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    return (wide * jax.lax.rsqrt(square + KEY_NORM_EPSILON)).astype(q.dtype)
+
+
+def hash_buckets(
+    q: jax.Array,  # [B, T, N, H]
+    rotations: jax.Array,  # [rounds, N, H, buckets / 2]
+) -> jax.Array:  # [rounds, B, N, T]
+    """argmax([q R; -q R]) (section 2, locality sensitive hashing)."""
+    wide = jax.lax.stop_gradient(q).astype(jnp.float32)
+
+    def one(rotation: jax.Array) -> jax.Array:  # [N, H, buckets / 2] -> [B, N, T]
+        turned = jnp.einsum("BTNH,NHM->BNTM", wide, rotation)
+        return jnp.argmax(jnp.concatenate([turned, -turned], axis=-1), axis=-1)
+
+    return jax.lax.map(one, rotations)
+
+
+def duplicate_correction(
+    window: int,
+    q_positions: jax.Array,  # [B, N, R, rounds]
+    k_positions: jax.Array,  # [B, N, C, rounds]
+) -> jax.Array:  # [B, N, R, C]
+    """-log of the number of rounds that show the key; of a token itself, -1e4 (equation 6)."""
+    gap = lambda r: jnp.abs(q_positions[..., :, None, r] - k_positions[..., None, :, r])  # noqa: E731
+    count = sum(gap(r) < window for r in range(q_positions.shape[-1]))
+    return -jnp.where(
+        gap(0) == 0, SELF_ATTENTION_PENALTY, jnp.log(jnp.maximum(count, 1).astype(jnp.float32))
+    )
+
+
+MIXERS[ReformerConfig.kind] = Reformer

@@ -1,0 +1,319 @@
+"""Centroids of k-means as weights: which of them is near, and the loss that moves them.
+
+Routing attention: tokens meet within clusters that k-means finds (Roy et al. 2021).
+
+Not to be confused with the routing of tokens to experts.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+
+from transformer.attention.base import (
+    Abilities,
+    Mixer,
+    MixerInputs,
+    MixerOutput,
+    ScoreFlops,
+    reject_mask_patterns,
+    reject_memory,
+    reject_weights,
+)
+from transformer.attention.cache import KVCache
+from transformer.attention.masks import Mask, token_segments
+from transformer.attention.position_config import RoPE
+from transformer.attention.projections import (
+    QKV,
+    project_keys,
+    project_output,
+    project_queries,
+    project_values,
+)
+from transformer.attention.rope import apply_rope
+from transformer.attention.sparse_ops.balanced_clusters import (
+    attend_balanced_clusters,
+    membership_mask,
+    nearest_tokens,
+)
+from transformer.attention.sparse_ops.grouped_window import (
+    attend_grouped,
+    group_positions,
+    split_groups_by_document,
+)
+from transformer.attention.sparse_ops.top_k_keys import attend_last_group_members
+from transformer.attention.variants.clustered_configs import RoutingAttentionConfig
+from transformer.attention.variants.visible_keys import grouped_visible_keys
+from transformer.context import ModelContext
+from transformer.layers.norms import layer_norm
+from transformer.layers.params import declare_weight
+from transformer.registry import MIXERS
+
+LAYER_NORM_EPSILON = 1e-5
+
+
+def layer_norm_without_affine(
+    x: jax.Array, context: ModelContext
+) -> jax.Array:  # [B, T, N, H] -> [B, T, N, H]
+    """Layer norm without gain and bias: vectors of length sqrt(H), so that near is alike."""
+    wide = x.astype(context.precision.norm)
+    ones = jnp.ones(x.shape[-1:], wide.dtype)
+    return layer_norm(wide, ones, None, LAYER_NORM_EPSILON).astype(x.dtype)
+
+
+def centroid_weights(
+    module: nn.Module,
+    num_heads: int,  # N
+    num_clusters: int,  # E
+    head_dim: int,  # H
+    context: ModelContext,
+) -> jax.Array:  # [N, E, H]
+    """Declares them. They start about as long as the vectors that they are to stand for."""
+    outputs = {"heads": num_heads, "clusters": num_clusters, "head": head_dim}
+    init, dtype = nn.initializers.normal(1.0), context.precision.parameters
+    return declare_weight(module, "centroids", outputs=outputs, init=init, dtype=dtype)
+
+
+def centroid_affinity(
+    x: jax.Array,  # [B, T, N, H]
+    centroids: jax.Array,  # [N, E, H]
+) -> jax.Array:  # [B, N, T, E] float32
+    """-|x - c|^2 / 2 for each centroid c: largest of the nearest. No gradient reaches x."""
+    wide, centroids = (each.astype(jnp.float32) for each in (jax.lax.stop_gradient(x), centroids))
+    products = jnp.einsum("BTNH,NEH->BNTE", wide, centroids)
+    square = lambda each: jnp.sum(jnp.square(each), axis=-1)  # noqa: E731
+    return (
+        products - (square(wide).swapaxes(1, 2)[..., None] + square(centroids)[None, :, None]) / 2
+    )
+
+
+def kmeans_loss(
+    affinities: Sequence[jax.Array],  # affinities [B, N, T, E]
+    documents: jax.Array | None,  # [B or 1, T] 0 is padding; None: there is none
+) -> jax.Array:  # a number
+    """The mean over tokens and heads of the squared distance to the nearest centroid.
+
+    What k-means minimises. Its gradient draws each centroid to the mean of its tokens.
+    """
+    squares = jnp.concatenate(
+        [-2 * each.max(-1) for each in affinities]
+    )  # [B, N, T] or [2 B, N, T]
+    if documents is None:
+        return jnp.mean(squares)
+    shape = (len(affinities), len(affinities[0]), *documents.shape[1:])
+    real = jnp.broadcast_to(documents != 0, shape).reshape(len(squares), 1, -1)
+    return jnp.sum(squares * real) / jnp.maximum(jnp.sum(real) * squares.shape[1], 1)
+
+
+class ClusterCache(struct.PyTreeNode):
+    """Keys and values of all tokens, and their clusters."""
+
+    kv: KVCache
+    clusters: jax.Array  # [B, S, N]
+
+    def append(
+        self,
+        k: jax.Array,  # [B, T, N, H]
+        v: jax.Array,  # [B, T, N, H]
+        clusters: jax.Array,  # [B, T, N]
+        positions: jax.Array,  # [B, T], consecutive within a row
+    ) -> "ClusterCache":
+        """The cache with T more tokens, at the positions given."""
+        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
+        kept = jax.vmap(put)(self.clusters, clusters, positions[:, 0])
+        return ClusterCache(self.kv.append(k, v, positions), kept)
+
+
+class ClusteredHeads(NamedTuple):
+    """Queries, keys and values, and how near the tokens are to each centroid."""
+
+    q: jax.Array  # [B, T, N, H]
+    k: jax.Array  # [B, T, N, H]
+    v: jax.Array  # [B, T, N, H]
+    centroid_affinity: list[
+        jax.Array
+    ]  # [B, N, T, E] of the queries; of balanced clusters, of the keys too
+
+
+class RoutingAttention(Mixer):
+    """Softmax attention within clusters."""
+
+    config: RoutingAttentionConfig
+
+    @staticmethod
+    def abilities(config: RoutingAttentionConfig) -> Abilities:
+        free = not config.balanced
+        return Abilities(causal=free, cached=free, segments=free, cross=False, weights=False)
+
+    @staticmethod
+    def constants(config: RoutingAttentionConfig, layer: int, width: int) -> None:
+        return None
+
+    @staticmethod
+    def score_flops(config: RoutingAttentionConfig, width: int, length: int) -> ScoreFlops:
+        """Products with centroids, and with the members of a cluster, at most `window`."""
+        each, vectors = (
+            2 * config.num_heads * config.resolved_head_dim(width) * config.num_clusters,
+            1 + config.balanced,
+        )
+        if config.balanced:
+            size = min(config.window, length)
+            members = 2 * each * size * size // length
+            return ScoreFlops(full=vectors * each + members, causal=vectors * each + members)
+        found = grouped_visible_keys(config.window, length).flops(config, width)
+        return ScoreFlops(full=each + found.full, causal=each + found.causal)
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> ClusterCache:
+        config, shared = self.config, self.context
+        if config.balanced:
+            raise ValueError("mixer routing: decodes without balanced clusters alone; unset that")
+        shape = (batch, length, config.num_heads, config.resolved_head_dim(shared.d_model))
+        zeros = jnp.zeros(shape, shared.precision.compute)
+        return ClusterCache(KVCache(zeros, zeros), jnp.zeros(shape[:3], jnp.int32))
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        cache = inputs.cache
+        config, shared = self.config, self.context
+        reject_memory(config.kind, inputs.memory)
+        reject_weights(config.kind, inputs.outputs)
+        reject_mask_patterns(config.kind, inputs.mask)
+        self.check_inputs(inputs.mask, cache)
+        q, k, v, near = self.project(x, inputs)
+        heads, aux = QKV(q, k, v), {}
+        if "losses" in inputs.outputs:
+            far = kmeans_loss(near, token_segments(inputs.mask, x.shape[1]))
+            aux["loss/centroids"] = config.centroid_loss_weight * far
+        near = [jax.lax.stop_gradient(each) for each in near]
+        if config.balanced:
+            y = self.attend_balanced(heads, near, inputs.mask)
+        elif cache is None:
+            y = self.attend_clusters(heads, near[0], inputs.mask)
+        else:
+            at = jnp.broadcast_to(inputs.positions, x.shape[:2])
+            y, cache = self.attend_cached(heads, near[0], cache, at)
+        return MixerOutput(project_output(self, y, config, shared), cache, aux)
+
+    def project(self, x: jax.Array, inputs: MixerInputs) -> ClusteredHeads:
+        """Declare the projections and the centroids; clusters do not depend on positions."""
+        config, shared = self.config, self.context
+        q = layer_norm_without_affine(project_queries(self, x, config, shared), shared)
+        k = (
+            layer_norm_without_affine(project_keys(self, x, config, shared), shared)
+            if config.balanced
+            else q
+        )
+        v = project_values(self, x, config, shared)
+        middle = centroid_weights(self, config.num_heads, config.num_clusters, q.shape[-1], shared)
+        near = [centroid_affinity(each, middle) for each in ((q, k) if config.balanced else (q,))]
+        if isinstance(config.position, RoPE):
+            q, k = (apply_rope(each, inputs.positions, config.position) for each in (q, k))
+        return ClusteredHeads(q, k, v, near)
+
+    @nn.nowrap
+    def check_inputs(self, mask: Mask, cache: Any) -> None:
+        """Raises ValueError for what the configuration cannot do."""
+        causal = mask.pattern.causal
+        if self.config.balanced and causal:
+            raise ValueError(
+                "mixer routing: balanced clusters see the whole row, so a causal mask is not "
+                "obeyed; set balanced to False"
+            )
+        if self.config.balanced and mask.segments is not None and not mask.single_document:
+            raise ValueError(
+                "mixer routing: documents of a pack would take each other's places in balanced "
+                "clusters; set balanced to False, or give padding by lengths or a Classifier's "
+                "segments"
+            )
+        if cache is not None and not causal:
+            raise ValueError("mixer routing: decodes under a causal mask alone; give one")
+
+    @nn.nowrap
+    def softmax_options(self, q: jax.Array) -> dict[str, Any]:
+        return dict(scale=1 / math.sqrt(q.shape[-1]), softmax_dtype=self.context.precision.softmax)
+
+    @nn.nowrap
+    def cluster_ids(self, near: jax.Array, mask: Mask) -> jax.Array:  # [B, N, T, E] -> [B, N, T]
+        """The cluster of each token; of equally near ones the first. Documents have their own."""
+        here = token_segments(mask, near.shape[2])
+        return split_groups_by_document(jnp.argmax(near, axis=-1), self.config.num_clusters, here)
+
+    @nn.nowrap
+    def attend_clusters(self, heads: QKV, near: jax.Array, mask: Mask) -> jax.Array:  # [B, T, N, H]
+        groups, causal = self.cluster_ids(near, mask), mask.pattern.causal
+        how = self.softmax_options(heads.q)
+        return attend_grouped(*heads, groups, self.config.window, causal=causal, **how).y
+
+    @nn.nowrap
+    def attend_cached(
+        self,
+        heads: QKV,
+        near: jax.Array,  # [B, N, T, E]
+        cache: ClusterCache,
+        positions: jax.Array,  # [B, T]
+    ) -> tuple[jax.Array, ClusterCache]:  # [B, T, N, H]
+        own = jnp.argmax(near, axis=-1).swapaxes(1, 2).astype(jnp.int32)
+        cache = cache.append(heads.k, heads.v, own, positions)
+        kept = cache.kv.keys, cache.kv.values, own, cache.clusters
+        how = self.softmax_options(heads.q)
+        return attend_last_group_members(
+            heads.q, *kept, positions, self.config.window, **how
+        ), cache
+
+    @nn.nowrap
+    def attend_balanced(
+        self,
+        heads: QKV,
+        near: list[jax.Array],  # [B, N, T, E] of queries and of keys
+        mask: Mask,
+    ) -> jax.Array:  # [B, T, N, H]
+        there = self.is_token(mask, heads.q.shape[1])
+        of_queries, of_keys = self.cluster_members(near, there)
+        dtype = self.context.precision.softmax
+        return attend_balanced_clusters(*heads, of_queries, of_keys, there, dtype)
+
+    @nn.nowrap
+    def cluster_members(self, near: list[jax.Array], there: jax.Array) -> list[jax.Array]:
+        """Of each cluster the queries and the keys, [B, N, E, window] indices of tokens.
+
+        Padding comes behind all others: it fills the places of rows shorter than `window`, where
+        it is neither seen nor sees.
+        """
+        count = min(self.config.window, there.shape[1])
+        return [
+            nearest_tokens(jnp.where(there[:, None, :, None], each, -jnp.inf), count)
+            for each in near
+        ]
+
+    @nn.nowrap
+    def is_token(self, mask: Mask, length: int) -> jax.Array:  # [B or 1, T] booleans
+        """Which tokens are no padding."""
+        here = token_segments(mask, length)
+        return jnp.ones((1, length), bool) if here is None else here != 0
+
+    @nn.nowrap
+    def select(
+        self,
+        heads: ClusteredHeads,
+        inputs: MixerInputs,
+    ) -> jax.Array:  # [B, N, T, T] booleans
+        """Those of a query's cluster, or of all that it is in."""
+        mask, near, length = inputs.mask, heads.centroid_affinity, heads.q.shape[1]
+        if self.config.balanced:
+            there = self.is_token(mask, length)
+            queries, keys = (
+                membership_mask(each, length) & there[:, None, None]
+                for each in self.cluster_members(near, there)
+            )
+            return (queries[..., :, None] & keys[..., None, :]).any(2)
+        where = group_positions(self.cluster_ids(near[0], mask), self.config.window)
+        return jnp.abs(where[..., :, None] - where[..., None, :]) < self.config.window
+
+
+MIXERS[RoutingAttentionConfig.kind] = RoutingAttention

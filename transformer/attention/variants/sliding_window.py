@@ -1,0 +1,108 @@
+"""Attention within a window that slides along the tokens, dilated or not (Beltagy et al. 2020)."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from transformer.attention.attend import attend
+from transformer.attention.backends.merge import declare_sink_logits
+from transformer.attention.base import (
+    Abilities,
+    Mixer,
+    MixerInputs,
+    MixerOutput,
+    ScoreFlops,
+    reject_memory,
+)
+from transformer.attention.cache import RollingCache, mark_padding, prepend_cached_keys
+from transformer.attention.masks import Mask, MaskPattern, dense_mask
+from transformer.attention.projections import QKV, project_output, project_qkv
+from transformer.attention.score_spec import ScoreSpec
+from transformer.attention.variants.sparse_configs import SlidingWindowConfig
+from transformer.attention.variants.visible_keys import sliding_window_visible_keys
+from transformer.layers.dropout import fold_in
+from transformer.registry import MIXERS
+
+
+class SlidingWindowAttention(Mixer):
+    """Softmax attention under the mask and the window."""
+
+    config: SlidingWindowConfig
+
+    @staticmethod
+    def abilities(config: SlidingWindowConfig) -> Abilities:
+        return Abilities(cross=False)
+
+    @staticmethod
+    def constants(config: SlidingWindowConfig, layer: int, width: int) -> None:
+        return None
+
+    @staticmethod
+    def score_flops(config: SlidingWindowConfig, width: int, length: int) -> ScoreFlops:
+        return sliding_window_visible_keys(config, length).flops(config, width)
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> RollingCache:
+        """Of as many tokens as the window reaches, however many will come."""
+        config, size = self.config, min(self.config.receptive_field, length)
+        width = config.resolved_head_dim(self.context.d_model)
+        return RollingCache.empty(
+            batch, size, config.resolved_num_kv_heads, width, self.context.precision.compute
+        )
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        mask, cache = inputs.mask, inputs.cache
+        config, shared = self.config, self.context
+        reject_memory(config.kind, inputs.memory)
+        mask = mask.replace(pattern=self.add_window(mask.pattern))
+        q, k, v = self.project(x, inputs)
+        before = 0  # queries that stand in for tokens of the ring, and are of no interest
+        if cache is not None:
+            if not mask.pattern.causal:
+                raise ValueError("mixer sliding_window: decodes under a causal mask; give one")
+            here = mark_padding(inputs.positions, len(x))
+            ring, cache = cache, cache.write(k, v, here)
+            q, k, v, mask, _, before = prepend_cached_keys(ring, q, k, v, mask, here)
+        scoring = ScoreSpec(
+            scale=1 / math.sqrt(q.shape[-1]),
+            soft_cap=config.soft_cap,
+            softmax_dtype=shared.precision.softmax,
+            dropout_rate=config.dropout,
+            dropout_rngs=fold_in(inputs.dropout_rngs, 0),
+        )
+        sinks = declare_sink_logits(self, config.num_heads, shared) if config.sinks else None
+        how: Any = dict(form=config.backend, hardware=shared.hardware, constrain=shared.constrain)
+        attended = attend(q, k, v, mask, scoring, sink_logits=sinks, outputs=inputs.outputs, **how)
+        y = attended.y[:, before:]
+        aux = {name: each[:, :, before:] for name, each in attended.aux.items()}  # weights
+        return MixerOutput(project_output(self, y, config, shared), cache, aux)
+
+    def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
+        """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
+        return project_qkv(self, x, inputs.positions, self.config, self.context)
+
+    @nn.nowrap
+    def add_window(self, pattern: MaskPattern) -> MaskPattern:
+        """The mask's pattern, with the window."""
+        if pattern.window:
+            raise ValueError("mixer sliding_window: has a window of its own; give a mask without")
+        config = self.config
+        return dataclasses.replace(pattern, window=config.window, dilation=config.dilation)
+
+    @nn.nowrap
+    def select(
+        self,
+        heads: QKV,
+        inputs: MixerInputs,
+    ) -> jax.Array:  # [B or 1, 1, T, T] booleans
+        """The window."""
+        window = Mask(self.add_window(MaskPattern()), positions=inputs.positions)
+        length = heads.q.shape[1]
+        return dense_mask(window, length, length)[:, None]
+
+
+MIXERS[SlidingWindowConfig.kind] = SlidingWindowAttention

@@ -1,0 +1,339 @@
+"""The two patterns of Sparse Transformers, each in a local and a far part (Child et al. 2019).
+
+Distances and blocks go by positions, which begin anew in every document. The far part is reached by
+gathering: of the strided pattern, tokens of one residue modulo the stride become a sequence of
+their own; of the fixed one, the summary tokens of all blocks become a short list of keys.
+
+Sparse Transformer: attention factorised into a local and a far pattern (Child et al. 2019).
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.attention.backends.blockwise import PartialAttention, attend_blockwise
+from transformer.attention.backends.merge import merge_partials
+from transformer.attention.backends.reference import attend_reference
+from transformer.attention.backends.tiling import Tiling, pad_mask, tile_mask
+from transformer.attention.base import (
+    Abilities,
+    Mixer,
+    MixerInputs,
+    MixerOutput,
+    ScoreFlops,
+    reject_mask_patterns,
+    reject_memory,
+    reject_weights,
+)
+from transformer.attention.cache import KVCache
+from transformer.attention.masks import Mask, MaskPattern
+from transformer.attention.projections import QKV, project_output, project_qkv
+from transformer.attention.score_spec import ScoreSpec
+from transformer.attention.sparse_ops.top_k_keys import QUERY_BLOCK_SIZE, map_query_blocks
+from transformer.attention.variants.sparse_configs import (
+    HEAD_GROUPS,
+    Factorization,
+    SparsePattern,
+    SparseTransformerConfig,
+)
+from transformer.attention.variants.visible_keys import sparse_transformer_visible_keys
+from transformer.registry import MIXERS
+
+AttendFn = Callable[[jax.Array, jax.Array, jax.Array, ScoreSpec], PartialAttention]
+
+
+def pattern_mask(
+    pattern: SparsePattern,
+    stride: int,
+    num_summary_tokens: int,
+    component: Factorization,
+    query_positions: jax.Array,  # [B or 1, T] positions
+    key_positions: jax.Array,  # [B or 1, S] positions
+) -> jax.Array:  # [B or 1, T, S] booleans
+    """Which keys a part sees, before any mask (equations 3 and 4)."""
+    q, k = query_positions[:, :, None], key_positions[:, None, :]
+    if pattern == "strided":
+        near, distant = jnp.abs(q - k) <= stride, (q - k) % stride == 0
+    else:
+        near = q // stride == k // stride
+        distant = jnp.broadcast_to(_is_summary(k, stride, num_summary_tokens), near.shape)
+    return {"local": near, "far": distant, "merged": near | distant}[component]
+
+
+def local_mask(pattern: SparsePattern, stride: int, mask: Mask, length: int) -> Mask:
+    """The mask of the local part: a window, of the fixed pattern within blocks."""
+    if pattern == "strided":
+        return _with(mask, window=stride + 1)
+    segments = jnp.ones((1, length), jnp.int32) if mask.segments is None else mask.segments
+    block = mask.resolved_positions(length, length)[0] // stride
+    # Each block of each document is a segment of its own.
+    own = jnp.where(segments == 0, 0, 1 + segments * (length // stride + 2) + block)
+    return _with(mask, window=stride).replace(segments=own)
+
+
+def far_attention(
+    pattern: SparsePattern, stride: int, num_summary_tokens: int, mask: Mask, *, exclude_local: bool
+) -> list[AttendFn]:
+    """How the far part is looked at, in one piece or, behind and ahead, in two.
+
+    `exclude_local` leaves out what the local part sees.
+    """
+    directions = [1] if mask.pattern.causal else [1, -1]
+    if not exclude_local and not mask.pattern.causal:
+        directions = [0]
+
+    def one(direction: int) -> AttendFn:
+        def look(q: jax.Array, k: jax.Array, v: jax.Array, scoring: ScoreSpec) -> PartialAttention:
+            if pattern == "strided":
+                return _columns(stride, direction, exclude_local, mask, q, k, v, scoring)
+            return _summaries(
+                stride, num_summary_tokens, direction, exclude_local, mask, q, k, v, scoring
+            )
+
+        return look
+
+    return [one(direction) for direction in directions]
+
+
+def _columns(
+    stride: int,
+    direction: int,  # 1: keys behind, -1: keys ahead, 0: both
+    apart: bool,
+    mask: Mask,
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, T, K, H]
+    v: jax.Array,  # [B, T, K, H]
+    scoring: ScoreSpec,
+) -> PartialAttention:
+    """Tokens at distances that are multiples of the stride, as rows of T / stride tokens."""
+    batch, length = q.shape[:2]
+    rows = -(-length // stride)
+
+    def split(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B stride, rows, ...]
+        width = [(0, 0)] * x.ndim
+        width[1] = (0, rows * stride - length)
+        x = jnp.pad(x, width).reshape(x.shape[0], rows, stride, *x.shape[2:]).swapaxes(1, 2)
+        return x.reshape(-1, rows, *x.shape[3:])
+
+    segments = _documents(mask, batch, length)
+    index = jnp.arange(rows)[None, :]
+    least = 2 if apart else 0  # in strides: what is nearer is in the local part
+    within = Mask(
+        MaskPattern(causal=direction != 0),
+        positions=direction * index - least if direction else index,
+        segments=split(segments),
+    )
+    within = within.replace(key_positions=direction * index if direction else index)
+    y, lse = attend_blockwise(split(q), split(k), split(v), within, scoring)
+
+    def unsplit(x: jax.Array) -> jax.Array:  # [B stride, rows, ...] -> [B, T, ...]
+        x = x.reshape(batch, stride, rows, *x.shape[2:]).swapaxes(1, 2)
+        return x.reshape(batch, rows * stride, *x.shape[3:])[:, :length]
+
+    return PartialAttention(unsplit(y), unsplit(lse.swapaxes(1, 2)).swapaxes(1, 2))
+
+
+def _summaries(
+    stride: int,
+    summary: int,
+    direction: int,  # 1: keys behind, -1: keys ahead, 0: both
+    apart: bool,
+    mask: Mask,
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, T, K, H]
+    v: jax.Array,  # [B, T, K, H]
+    scoring: ScoreSpec,
+) -> PartialAttention:
+    """The last tokens of all blocks, gathered.
+
+    Of T tokens in documents that begin at position 0 they are never more than T summary / stride.
+    One document of a row may begin elsewhere, as where a long one was cut: then the row can begin
+    and end among the last tokens of a block, which makes summary (stride - summary) / stride more.
+    """
+    batch, length = q.shape[:2]
+    positions = jnp.broadcast_to(mask.resolved_positions(length, length)[0], (batch, length))
+    segments = _documents(mask, batch, length)
+    is_summary = _is_summary(positions, stride, summary) & (segments != 0)
+    count = min(length, summary * (length + stride - summary) // stride)
+    chosen = jnp.argsort(~is_summary, axis=1, stable=True)[:, :count]  # [B, count]
+    k, v = (jnp.take_along_axis(each, chosen[:, :, None, None], axis=1) for each in (k, v))
+    pick = lambda x: jnp.take_along_axis(x, chosen, axis=1)  # noqa: E731
+    theirs = pick(positions)
+    seen = Mask(
+        segments=segments,
+        key_segments=jnp.where(pick(is_summary), pick(segments), 0),
+        positions=positions,
+        key_positions=theirs,
+    )
+    if apart:
+        own, other = positions // stride, theirs // stride
+        seen = seen.replace(
+            pattern=MaskPattern(causal=True),
+            positions=direction * own - 1,
+            key_positions=direction * other,
+        )
+    elif direction:
+        seen = seen.replace(pattern=MaskPattern(causal=True))
+    return attend_blockwise(q, k, v, seen, scoring)
+
+
+def _documents(mask: Mask, batch: int, length: int) -> jax.Array:  # [B, T]
+    """Segments, with 0 where the mask says that no token is."""
+    segments = jnp.ones((1, length), jnp.int32) if mask.segments is None else mask.segments
+    if mask.key_lengths is not None:
+        segments = segments * (jnp.arange(length)[None, :] < mask.key_lengths[:, None])
+    return jnp.broadcast_to(segments, (batch, length))
+
+
+def _is_summary(positions: jax.Array, stride: int, summary: int) -> jax.Array:
+    return positions % stride >= stride - summary
+
+
+def _with(mask: Mask, *, window: int) -> Mask:
+    return mask.replace(pattern=dataclasses.replace(mask.pattern, window=window))
+
+
+class SparseTransformer(Mixer):
+    """Softmax attention over the union of the parts, or each half of the heads over one."""
+
+    config: SparseTransformerConfig
+
+    @staticmethod
+    def abilities(config: SparseTransformerConfig) -> Abilities:
+        return Abilities(cross=False, weights=False)
+
+    @staticmethod
+    def constants(config: SparseTransformerConfig, layer: int, width: int) -> None:
+        return None
+
+    @staticmethod
+    def score_flops(config: SparseTransformerConfig, width: int, length: int) -> ScoreFlops:
+        return sparse_transformer_visible_keys(config, length).flops(config, width)
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> KVCache:
+        config, dtype = self.config, self.context.precision.compute
+        shape = (
+            batch,
+            length,
+            config.resolved_num_kv_heads,
+            config.resolved_head_dim(self.context.d_model),
+        )
+        return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        """With a cache it picks from all keys kept: sparse in what is seen, not in what is done."""
+        mask, cache = inputs.mask, inputs.cache
+        config, shared = self.config, self.context
+        reject_memory(config.kind, inputs.memory)
+        reject_weights(config.kind, inputs.outputs)
+        reject_mask_patterns(config.kind, mask)
+        q, k, v = self.project(x, inputs)
+        mask = mask.replace(positions=inputs.positions)
+        if cache is not None:
+            cache = cache.write(k, v, inputs.positions)
+            k, v, mask = (
+                cache.keys,
+                cache.values,
+                mask.with_keys(cache.positions, keys_include_queries=True),
+            )
+        look: Any = self.attend_uncached if cache is None else self.attend_cached
+        groups = zip(*(self.split_head_groups(each) for each in (q, k, v)), strict=True)
+        found = [
+            look(part, *group, mask)
+            for part, group in zip(HEAD_GROUPS[config.factorization], groups, strict=True)
+        ]
+        y = jnp.concatenate(found, axis=2)
+        return MixerOutput(project_output(self, y, config, shared), cache, {})
+
+    def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
+        """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
+        return project_qkv(self, x, inputs.positions, self.config, self.context)
+
+    @nn.nowrap
+    def split_head_groups(self, heads: jax.Array) -> list[jax.Array]:  # [B, T, N, H]
+        """One group of heads for each part."""
+        return jnp.split(heads, len(HEAD_GROUPS[self.config.factorization]), axis=2)
+
+    @nn.nowrap
+    def attend_uncached(
+        self,
+        component: Factorization,
+        q: jax.Array,  # [B, T, N, H]
+        k: jax.Array,  # [B, T, K, H]
+        v: jax.Array,  # [B, T, K, H]
+        mask: Mask,
+    ) -> jax.Array:  # [B, T, N, H]
+        """The parts, each by itself, as one softmax."""
+        config, dtype = self.config, v.dtype
+        scoring, (q, k, v) = self.score_spec(q).widen(q, k, v)
+        parts: list[PartialAttention] = []
+        if component in ("local", "merged"):
+            nearby = local_mask(config.pattern, config.stride, mask, q.shape[1])
+            tile = self.context.hardware.tile_size
+            parts.append(attend_blockwise(q, k, v, nearby, scoring, block_size=tile))
+        if component in ("far", "merged"):
+            apart = component == "merged"
+            for each in far_attention(
+                config.pattern, config.stride, config.num_summary_tokens, mask, exclude_local=apart
+            ):
+                parts.append(each(q, k, v, scoring))
+        return merge_partials(parts).y.astype(dtype)
+
+    @nn.nowrap
+    def attend_cached(
+        self,
+        component: Factorization,
+        q: jax.Array,  # [B, T, N, H]
+        k: jax.Array,  # [B, S, K, H]
+        v: jax.Array,  # [B, S, K, H]
+        mask: Mask,
+    ) -> jax.Array:  # [B, T, N, H]
+        """Queries over all keys of a cache: densely, but a block of them after the other."""
+        config, dtype = self.config, v.dtype
+        scoring, (q, k, v) = self.score_spec(q).widen(q, k, v)
+        queries, keys = q.shape[1], k.shape[1]
+        tiling = Tiling(
+            queries, keys, min(QUERY_BLOCK_SIZE, queries), keys, lookback=None, lookahead=None
+        )
+        given = pad_mask(mask, tiling)
+
+        def one(row: jax.Array, q: jax.Array) -> jax.Array:  # [B, R, N, H], twice
+            here = tile_mask(given, tiling, row, 0)
+            places = here.resolved_positions(q.shape[1], keys)
+            chosen = pattern_mask(
+                config.pattern, config.stride, config.num_summary_tokens, component, *places
+            )
+            return attend_reference(q, k, v, here.replace(allowed=chosen), scoring)[0]
+
+        return map_query_blocks(one, (q,), block_size=QUERY_BLOCK_SIZE).astype(dtype)
+
+    @nn.nowrap
+    def score_spec(self, q: jax.Array) -> ScoreSpec:
+        return ScoreSpec(1 / math.sqrt(q.shape[-1]), softmax_dtype=self.context.precision.softmax)
+
+    @nn.nowrap
+    def select(
+        self,
+        heads: QKV,
+        inputs: MixerInputs,
+    ) -> jax.Array:  # [B or 1, N, T, T] booleans
+        """The pattern of each head."""
+        config, positions = self.config, inputs.positions
+        parts = HEAD_GROUPS[config.factorization]
+        each = [
+            pattern_mask(
+                config.pattern, config.stride, config.num_summary_tokens, part, positions, positions
+            )
+            for part in parts
+        ]
+        return jnp.repeat(jnp.stack(each, axis=1), config.num_heads // len(parts), axis=1)
+
+
+MIXERS[SparseTransformerConfig.kind] = SparseTransformer

@@ -1,0 +1,142 @@
+"""Top-k attention: each query looks at the keys that score highest for it (Gupta et al. 2021)."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
+from transformer.attention.cache import KVCache, MemoryCache
+from transformer.attention.masks import dense_mask
+from transformer.attention.projections import (
+    QKV,
+    project_keys,
+    project_output,
+    project_qkv,
+    project_queries,
+    project_values,
+)
+from transformer.attention.score_spec import ScoreSpec
+from transformer.attention.sparse_ops.top_k_keys import (
+    apply_top_k_weights,
+    attend_top_k,
+    top_k_mask,
+    top_k_weights,
+)
+from transformer.attention.variants.clustered_configs import TopKConfig
+from transformer.attention.variants.visible_keys import grouped_visible_keys
+from transformer.layers.dropout import fold_in
+from transformer.registry import MIXERS
+
+
+class TopKAttention(Mixer):
+    """Which keys a query sees goes by keys before it alone: the form is exactly causal."""
+
+    config: TopKConfig
+
+    @staticmethod
+    def abilities(config: TopKConfig) -> Abilities:
+        return Abilities()
+
+    @staticmethod
+    def constants(config: TopKConfig, layer: int, width: int) -> None:
+        return None
+
+    @staticmethod
+    def score_flops(config: TopKConfig, width: int, length: int) -> ScoreFlops:
+        """Scores of all keys, values of those chosen."""
+        each = 2 * config.num_heads * config.resolved_head_dim(width)
+        averaged = round(each * grouped_visible_keys(config.keys_per_query, length).causal)
+        return ScoreFlops(
+            full=each * (length + min(config.keys_per_query, length)),
+            causal=each * (length + 1) // 2 + averaged,
+        )
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> KVCache:
+        return KVCache(*self.zero_keys_and_values(batch, length))
+
+    @nn.nowrap
+    def init_memory_cache(self, batch: int, length: int) -> MemoryCache:
+        return MemoryCache(*self.zero_keys_and_values(batch, length))
+
+    @nn.nowrap
+    def zero_keys_and_values(
+        self, batch: int, length: int
+    ) -> tuple[jax.Array, jax.Array]:  # [B, S, K, H] each
+        width = self.config.resolved_head_dim(self.context.d_model)
+        shape = (batch, length, self.config.resolved_num_kv_heads, width)
+        zeros = jnp.zeros(shape, self.context.precision.compute)
+        return zeros, zeros
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        """With a `MemoryCache`, the memory is projected once: later calls do without it."""
+        mask, cache = inputs.mask, inputs.cache
+        config, shared = self.config, self.context
+        if inputs.memory is not None or isinstance(cache, MemoryCache):
+            (q, k, v), cache = self.attend_memory_inputs(x, inputs.memory, cache)
+        else:
+            q, k, v = self.project(x, inputs)
+            if cache is not None:
+                cache = cache.write(k, v, inputs.positions)
+                k, v = cache.keys, cache.values
+                mask = mask.with_keys(cache.positions, keys_include_queries=True)
+        scoring = self.score_spec(q.shape[-1], fold_in(inputs.dropout_rngs, 0))
+        if "weights" in inputs.outputs:
+            weights = top_k_weights(q, k, mask, scoring, config.keys_per_query)
+            y = apply_top_k_weights(weights, v, scoring)
+            return MixerOutput(project_output(self, y, config, shared), cache, {"weights": weights})
+        y = attend_top_k(q, k, v, mask, scoring, config.keys_per_query)
+        return MixerOutput(project_output(self, y, config, shared), cache, {})
+
+    def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
+        """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
+        return project_qkv(self, x, inputs.positions, self.config, self.context)
+
+    def attend_memory_inputs(
+        self,
+        x: jax.Array,  # [B, T, D]
+        memory: jax.Array | None,  # [B, S, D]
+        cache: Any,
+    ) -> tuple[QKV, MemoryCache | None]:
+        """Queries of x, keys and values of the memory or of what a cache has kept of it."""
+        config, shared = self.config, self.context
+        if cache is not None and not isinstance(cache, MemoryCache):
+            raise ValueError("mixer top_k: with a memory, give a cache of init_memory_cache")
+        q = project_queries(self, x, config, shared)
+        if memory is None:
+            kept: Any = cache
+            return QKV(q, kept.keys, kept.values), kept
+        k = project_keys(self, memory, config, shared)
+        v = project_values(self, memory, config, shared)
+        return QKV(q, k, v), None if cache is None else cache.fill(k, v)
+
+    @nn.nowrap
+    def score_spec(self, head_dim: int, dropout_rngs: jax.Array | None = None) -> ScoreSpec:
+        config = self.config
+        return ScoreSpec(
+            scale=1 / math.sqrt(head_dim),
+            softmax_dtype=self.context.precision.softmax,
+            dropout_rate=config.dropout,
+            dropout_rngs=dropout_rngs,
+        )
+
+    @nn.nowrap
+    def select(
+        self,
+        heads: QKV,
+        inputs: MixerInputs,
+    ) -> jax.Array:  # [B, N, T, T] booleans
+        """The keys chosen, of those that the mask shows."""
+        q, k, _ = heads
+        scores = self.score_spec(q.shape[-1]).compute_scores(
+            q, k, inputs.positions, inputs.positions
+        )
+        shown = dense_mask(inputs.mask, q.shape[1], q.shape[1])[:, None]
+        return top_k_mask(scores, shown, self.config.keys_per_query)
+
+
+MIXERS[TopKConfig.kind] = TopKAttention

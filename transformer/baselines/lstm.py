@@ -1,0 +1,77 @@
+"""Long short-term memory (Hochreiter and Schmidhuber 1997), in one direction or both."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.attention.base import (
+    Abilities,
+    Mixer,
+    MixerInputs,
+    MixerOutput,
+    ScoreFlops,
+    reject_mask_patterns,
+    reject_memory,
+    reject_weights,
+)
+from transformer.baselines.cells import LSTMLayer, LSTMState, document_boundaries
+from transformer.baselines.config import LSTMConfig
+from transformer.layers.params import apply_linear
+from transformer.registry import MIXERS
+
+
+class LSTM(Mixer):
+    """The hidden states of each token; those of both directions side by side."""
+
+    config: LSTMConfig
+
+    @staticmethod
+    def abilities(config: LSTMConfig) -> Abilities:
+        forward = not config.bidirectional
+        return Abilities(causal=forward, cached=forward, cross=False, weights=False)
+
+    @staticmethod
+    def constants(config: LSTMConfig, layer: int, width: int) -> None:
+        return None
+
+    @staticmethod
+    def score_flops(config: LSTMConfig, width: int, length: int) -> ScoreFlops:
+        return ScoreFlops(full=0, causal=0)
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> LSTMState:
+        self.check_not_bidirectional("a cache")
+        return LSTMState.zeros(
+            batch, self.config.resolved_hidden_size(self.context.d_model), self.context
+        )
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        config, shared = self.config, self.context
+        reject_memory(config.kind, inputs.memory)
+        reject_weights(config.kind, inputs.outputs)
+        reject_mask_patterns(config.kind, inputs.mask)
+        width = config.resolved_hidden_size(shared.d_model)
+        line = document_boundaries(inputs.mask, inputs.positions, cached=inputs.cache is not None)
+        state, y = LSTMLayer(width, shared, name="forward")(x, line, inputs.cache)
+        if config.bidirectional:
+            if inputs.mask.pattern.causal:
+                self.check_not_bidirectional("a causal mask")
+            line = document_boundaries(inputs.mask, inputs.positions, backward=True)
+            back = LSTMLayer(width, shared, name="backward")(jnp.flip(x, axis=1), line)[1]
+            y = jnp.concatenate([y, jnp.flip(back, axis=1)], axis=-1)
+        if y.shape[-1] != shared.d_model:
+            hidden, embed = {"hidden": y.shape[-1]}, {"embed": shared.d_model}
+            y = apply_linear(self, "output", y, hidden, embed, shared, bias=True, residual=True)
+        return MixerOutput(y, None if inputs.cache is None else state, {})
+
+    @nn.nowrap
+    def check_not_bidirectional(self, requested: str) -> None:
+        if self.config.bidirectional:
+            raise ValueError(
+                f"mixer lstm: bidirectional reads what comes later, so cannot have {requested}; "
+                "use it in an encoder, or set bidirectional to False"
+            )
+
+
+MIXERS[LSTMConfig.kind] = LSTM

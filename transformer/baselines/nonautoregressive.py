@@ -1,0 +1,245 @@
+"""The encoder-decoder that writes all words at once, each without knowing the others.
+
+Given the source, its outputs are independent of one another: decoding is one parallel pass, and
+what two words ought to agree on, they cannot (Gu et al. 2018, section 3.1). It is here to be
+compared.
+
+Decoding of models that write all words at once: a length, then one pass.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from transformer.attention.base import Outputs
+from transformer.attention.masks import Mask, MaskPattern
+from transformer.generation.generate import PROMPT_LENGTH_MULTIPLE, Params, bucket_length
+from transformer.layers.block import Memory
+from transformer.layers.dropout import fold_in
+from transformer.layers.embedding import declare_embedding
+from transformer.layers.params import apply_linear
+from transformer.models.base import (
+    EXAMPLE_TOKENS,
+    LOGITS,
+    Model,
+    ModelOutput,
+    check_tokens,
+    compute_logits,
+    declare_output_matrix,
+)
+from transformer.models.encoder_decoder import Decoder, Encoder
+from transformer.models.heads import masked_mean
+from transformer.validation import check_at_least
+
+
+class NonAutoregressive(Model):
+    """Gu et al. 2018, with a predicted length in place of fertilities (Lee et al. 2018).
+
+    The decoder reads copies of the source's words, spread evenly over the target, without a causal
+    mask. `config` is that of an `EncoderDecoder` with `causal` off.
+    """
+
+    max_length_difference: int = 20  # R: lengths from S - R to S + R can be predicted
+    length_loss_weight: float = 0.1  # of the loss of lengths, beside that of words
+
+    def __post_init__(self) -> None:
+        if self.config.encoder is None:
+            raise ValueError("model.encoder: is missing; give an EncoderConfig")
+        if self.config.causal:
+            raise ValueError(
+                "model.causal True: all words are written at once, so each may see all; "
+                "set it to False"
+            )
+        check_at_least("length_range", self.max_length_difference, 0)
+        super().__post_init__()
+
+    @nn.nowrap
+    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return EXAMPLE_TOKENS, EXAMPLE_TOKENS
+
+    @nn.compact
+    def __call__(
+        self,
+        source: jax.Array,  # [B, S]
+        tokens: jax.Array | None,  # [B, T] of which only the number counts; None: lengths alone
+        *,
+        source_segments: jax.Array | None = None,  # [B, S] 1; 0 is padding
+        segments: jax.Array | None = None,  # [B, T] 1; 0 is padding
+        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        outputs: Outputs = LOGITS,
+    ) -> ModelOutput:
+        """Without `tokens`, `logits` [B, 2 R + 1] are of lengths S - R to S + R.
+
+        Each row has one source and one target. Raises ValueError for inputs too long.
+        """
+        config = self.config
+        assert config.encoder is not None  # as checked when built
+        check_tokens(source, config)
+        there = jnp.ones_like(source) if source_segments is None else source_segments
+        words = declare_embedding(self, "embedding", config.padded_vocab_size, config)
+        source_words = words
+        if config.encoder.vocab_size:
+            rows = config.pad_vocab_size(config.encoder.vocab_size)
+            source_words = declare_embedding(self, "source_embedding", rows, config)
+        encoder = Encoder(config, self.context, name="encoder")
+        memory = encoder(source, source_words, there, fold_in(dropout_rngs, 0), outputs).x
+        length_logits = self.length_logits(memory, there)
+        if tokens is None:
+            return ModelOutput(length_logits, memory)
+        check_tokens(tokens, config)
+        written = jnp.ones_like(tokens) if segments is None else segments
+        copied = copy_source_uniformly(
+            source, jnp.sum(there != 0, axis=1), jnp.sum(written != 0, axis=1), tokens
+        )
+        positions = jnp.arange(tokens.shape[1])[None, :]
+        mask = Mask(MaskPattern(ordered=False), segments=jnp.ones_like(tokens), key_segments=there)
+        decoder = Decoder(config, self.context, name="decoder")
+        looks = Memory(memory, mask)
+        output = decoder(
+            copied, source_words, looks, positions, written, None, fold_in(dropout_rngs, 1), outputs
+        )
+        matrix = words.T if config.tie_embeddings else declare_output_matrix(self, config)
+        logits = compute_logits(output.x, matrix, self) if "logits" in outputs else None
+        aux = output.aux
+        if "losses" in outputs:
+            loss = self.length_loss_weight * length_loss(length_logits, there, written)
+            aux = (*aux, {"loss/length": loss})
+        return ModelOutput(logits, output.x, None, aux)
+
+    def length_logits(
+        self,
+        memory: jax.Array,  # [B, S, D]
+        source_segments: jax.Array,  # [B, S]
+    ) -> jax.Array:  # [B, 2 R + 1] float32
+        """Logits of how much longer the target is than the source, told from the mean."""
+        embed, outputs = (
+            {"embed": self.config.d_model},
+            {"lengths": 2 * self.max_length_difference + 1},
+        )
+        mean = masked_mean(memory, source_segments)
+        logits = apply_linear(self, "length", mean, embed, outputs, self.context, bias=True)
+        return logits[:, 0].astype(jnp.float32)
+
+
+def copy_source_uniformly(
+    source: jax.Array,  # [B, S]
+    source_lengths: jax.Array,  # [B] of the sources
+    target_lengths: jax.Array,  # [B] of the targets
+    target_tokens: jax.Array,  # [B, T]
+) -> jax.Array:  # [B, T]
+    """Word floor(t S / T) of the source at position t (Gu et al. 2018, section 3.2)."""
+    positions = jnp.arange(target_tokens.shape[1])[None, :]
+    index = positions * source_lengths[:, None] // jnp.maximum(target_lengths, 1)[:, None]
+    return jnp.take_along_axis(source, jnp.minimum(index, source.shape[1] - 1), axis=1)
+
+
+def length_loss(
+    logits: jax.Array,  # [B, 2 R + 1]
+    source_segments: jax.Array,  # [B, S]
+    target_segments: jax.Array,  # [B, T]
+) -> jax.Array:  # the mean over rows that have a target
+    """Cross entropy of the differences in length; those beyond R count as R."""
+    difference = jnp.sum(target_segments != 0, axis=1) - jnp.sum(source_segments != 0, axis=1)
+    reach = logits.shape[1] // 2
+    chosen = jnp.clip(difference + reach, 0, 2 * reach)
+    chances = jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), chosen[:, None], axis=1)
+    real = jnp.any(target_segments != 0, axis=1)
+    return -jnp.sum(chances[:, 0] * real) / jnp.maximum(jnp.sum(real), 1)
+
+
+def predict_lengths(
+    logits: jax.Array,  # [B, 2 R + 1]
+    source_lengths: jax.Array,  # [B] of the sources
+) -> jax.Array:  # [B] at least 1
+    """The length of each target."""
+    return jnp.maximum(source_lengths + jnp.argmax(logits, axis=1) - logits.shape[1] // 2, 1)
+
+
+def translate_nonautoregressive(
+    model: NonAutoregressive,
+    params: Params,
+    sources: Sequence[Sequence[int] | np.ndarray],  # B of them, of any lengths
+    *,
+    stop: int,
+    batch_size: int = 32,
+) -> list[list[int]]:
+    """The likeliest word at each position of a target of the likeliest length, up to `stop`.
+
+    Sources are taken in order of length, `batch_size` at a time, and come back in their own order.
+    Raises ValueError for a source that is empty or that the model cannot read.
+    """
+    rows = [np.asarray(source, np.int32) for source in sources]
+    for number, row in enumerate(rows):
+        if not len(row):
+            raise ValueError(f"source {number}: is empty; give it at least one token")
+    order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
+    found: list[list[int]] = [[] for _ in rows]
+    for first in range(0, len(order), batch_size):
+        group = order[first : first + batch_size]
+        written = _batch(model, params, [rows[i] for i in group], batch_size)
+        for i, words in zip(group, written, strict=True):
+            ends = np.flatnonzero(words == stop)
+            found[i] = words[: ends[0] if len(ends) else None].tolist()
+    return found
+
+
+def _batch(
+    model: NonAutoregressive, params: Params, rows: list[np.ndarray], batch_size: int
+) -> list[np.ndarray]:
+    limit = model.config.max_length
+    source = np.zeros(
+        (batch_size, bucket_length(max(map(len, rows)), PROMPT_LENGTH_MULTIPLE, limit)), np.int32
+    )
+    lengths = np.ones(batch_size, np.int32)  # rows that are not there are one token 0
+    for number, row in enumerate(rows):
+        source[number, : len(row)] = row
+        lengths[number] = len(row)
+    targets = np.asarray(_lengths(params, source, lengths, model=model))
+    targets = targets if limit is None else np.minimum(targets, limit)
+    most = bucket_length(int(targets.max()), PROMPT_LENGTH_MULTIPLE, limit)
+    words = np.asarray(_write(params, source, lengths, targets, model=model, length=most))
+    return [words[number, : targets[number]] for number in range(len(rows))]
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _lengths(
+    params: Params,
+    source: jax.Array,  # [B, S]
+    lengths: jax.Array,  # [B]
+    *,
+    model: NonAutoregressive,
+) -> jax.Array:  # [B]
+    segments = _there(lengths, source.shape[1])
+    output = model.apply({"params": params}, source, None, source_segments=segments)
+    assert output.logits is not None
+    return predict_lengths(output.logits, lengths)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "length"))
+def _write(
+    params: Params,
+    source: jax.Array,  # [B, S]
+    lengths: jax.Array,  # [B]
+    targets: jax.Array,  # [B]
+    *,
+    model: NonAutoregressive,
+    length: int,
+) -> jax.Array:  # [B, T]
+    output = model.apply(
+        {"params": params},
+        source,
+        jnp.zeros((len(source), length), jnp.int32),
+        source_segments=_there(lengths, source.shape[1]),
+        segments=_there(targets, length),
+    )
+    assert output.logits is not None
+    return jnp.argmax(output.logits, axis=-1)
+
+
+def _there(lengths: jax.Array, size: int) -> jax.Array:  # [B, size]
+    """Segments of rows with one document."""
+    return (jnp.arange(size)[None, :] < lengths[:, None]).astype(jnp.int32)

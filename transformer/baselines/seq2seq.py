@@ -1,0 +1,71 @@
+"""The LSTM decoder that is told its source in one vector (Sutskever et al. 2014)."""
+
+import jax
+from flax import linen as nn
+
+from transformer.attention.base import (
+    Abilities,
+    Mixer,
+    MixerInputs,
+    MixerOutput,
+    ScoreFlops,
+    reject_weights,
+)
+from transformer.attention.masks import Mask
+from transformer.baselines.cells import LSTMLayer, LSTMState, document_boundaries
+from transformer.baselines.config import Seq2SeqConfig
+from transformer.baselines.memory_attention import (
+    check_has_memory,
+    first_token_state,
+    init_lstm_state,
+    last_visible,
+    memory_mask,
+)
+from transformer.registry import MIXERS
+
+
+class Seq2SeqDecoder(Mixer):
+    """The hidden state at each token."""
+
+    config: Seq2SeqConfig
+
+    @staticmethod
+    def abilities(config: Seq2SeqConfig) -> Abilities:
+        return Abilities(weights=False)
+
+    @staticmethod
+    def constants(config: Seq2SeqConfig, layer: int, width: int) -> None:
+        return None
+
+    @staticmethod
+    def score_flops(config: Seq2SeqConfig, width: int, length: int) -> ScoreFlops:
+        return ScoreFlops(full=0, causal=0)
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> LSTMState:
+        return LSTMState.zeros(batch, self.context.d_model, self.context)
+
+    @nn.nowrap
+    def init_memory_cache(self, batch: int, length: int) -> LSTMState:
+        return self.init_cache(batch, length)  # all that it knows of the memory is its state
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        shared = self.context
+        check_has_memory(self.config.kind, inputs.memory, inputs.cache)
+        reject_weights(self.config.kind, inputs.outputs)
+        line = document_boundaries(
+            Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
+        )
+        seeds, first = None, inputs.cache
+        if inputs.memory is not None:
+            last = last_visible(
+                inputs.memory, memory_mask(inputs.mask, x.shape[1], inputs.memory.shape[1])
+            )
+            seeds = init_lstm_state(self, last, shared.d_model, shared)
+            first = first_token_state(seeds) if inputs.cache is None else inputs.cache
+        after, y = LSTMLayer(shared.d_model, shared, name="forward")(x, line, first, seeds)
+        return MixerOutput(y, None if inputs.cache is None else after, {})
+
+
+MIXERS[Seq2SeqConfig.kind] = Seq2SeqDecoder

@@ -1,0 +1,170 @@
+"""Beam search: the likeliest sequences, several hypotheses at a time.
+
+As in Wu et al. 2016 (section 7, without coverage): a finished hypothesis of n tokens, its stop
+token among them, has the score log P / ((5 + n) / 6)^alpha. The search of an example ends when
+nothing that is still alive could beat its finished ones.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from transformer.layers.block import BlockCache
+
+NO_TOKEN = -1
+"""Stands beyond the end of a hypothesis."""
+
+
+MIN_LOG_PROB = -1e9
+"""The log-probability of what is no hypothesis."""
+
+
+DecodeStepFn = Callable[[Any, jax.Array, jax.Array], tuple[Any, jax.Array]]
+"""(cache, tokens [R], positions [R]) -> (cache, logits [R, V])."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BeamSearchConfig:
+    """How wide, and how length counts."""
+
+    num_beams: int = 4
+    """Hypotheses kept for each example."""
+    length_penalty: float = 0.6
+    """alpha: 0 favours short ones (Vaswani et al. 2017, section 6.1, have 0.6)."""
+
+    def __post_init__(self) -> None:
+        if self.num_beams < 1:
+            raise ValueError(f"beams {self.num_beams}: give 1 or more")
+        if self.length_penalty < 0:
+            raise ValueError(f"length_penalty {self.length_penalty}: is negative; give 0 or more")
+
+
+class Hypotheses(NamedTuple):
+    """The best of each example, best first."""
+
+    tokens: jax.Array  # [B, K, T] without the stop token; NO_TOKEN beyond the end
+    scores: jax.Array  # [B, K]
+
+
+class BeamSearchState(struct.PyTreeNode):
+    """All that a search is at one step. K hypotheses for each example are alive, K finished."""
+
+    step: jax.Array  # tokens made
+    cache: Any  # leaves [B K, ...]
+    logits: jax.Array  # [B K, V] of what follows each that is alive
+    tokens: jax.Array  # [B, K, T] of those alive
+    log_probs: jax.Array  # [B, K] log P of those alive
+    finished: Hypotheses
+
+
+def beam_search(
+    decode_step_fn: DecodeStepFn,
+    cache: Any,  # leaves [B, ...]
+    logits: jax.Array,  # [B, V] of the first token
+    positions: jax.Array,  # [B] of the first token
+    max_lengths: jax.Array,  # [B] most tokens of each example, the stop token among them
+    stop_token: jax.Array | int,
+    *,
+    config: BeamSearchConfig,
+    max_new_tokens: int,  # T: the largest of the limits
+) -> Hypotheses:
+    """Searches on from a prompt, or from the first token of a translation. To be jitted.
+
+    A hypothesis that reaches its limit counts as finished there.
+    """
+    batch, beams = len(logits), config.num_beams
+    repeat = functools.partial(jnp.repeat, repeats=beams, axis=0)
+    none = jnp.full((batch, beams, max_new_tokens), NO_TOKEN, jnp.int32)
+    # At first the hypotheses of an example are all the same: only one of them counts.
+    totals = jnp.full((batch, beams), MIN_LOG_PROB).at[:, 0].set(0.0)
+    start = BeamSearchState(
+        step=jnp.int32(0),
+        cache=jax.tree.map(repeat, cache),
+        logits=repeat(logits),
+        tokens=none,
+        log_probs=totals,
+        finished=Hypotheses(none, jnp.full((batch, beams), MIN_LOG_PROB)),
+    )
+
+    def goes_on(search: BeamSearchState) -> jax.Array:
+        return (search.step < max_new_tokens) & jnp.any(_hopeful(search, max_lengths, config))
+
+    def one_more(search: BeamSearchState) -> BeamSearchState:
+        search, parents = _extended(search, max_lengths, stop_token, config)
+        kept = reorder_cache(search.cache, parents)
+        places = repeat(positions) + search.step - 1
+        newest = jax.lax.dynamic_index_in_dim(search.tokens, search.step - 1, 2, keepdims=False)
+        cache, logits = decode_step_fn(kept, jnp.maximum(newest, 0).reshape(-1), places)
+        return search.replace(cache=cache, logits=logits)
+
+    return jax.lax.while_loop(goes_on, one_more, start).finished
+
+
+def length_penalty_divisor(length: jax.Array, alpha: float) -> jax.Array:
+    """((5 + n) / 6)^alpha (Wu et al. 2016, equation 14)."""
+    return ((5.0 + length) / 6.0) ** alpha
+
+
+def _hopeful(
+    search: BeamSearchState, limits: jax.Array, config: BeamSearchConfig
+) -> jax.Array:  # [B]
+    """Whether something alive may yet beat the worst of the finished ones."""
+    best = jnp.max(search.log_probs, axis=1) / length_penalty_divisor(limits, config.length_penalty)
+    return (best > jnp.min(search.finished.scores, axis=1)) & (search.step < limits)
+
+
+def _extended(
+    search: BeamSearchState, limits: jax.Array, stop: jax.Array | int, config: BeamSearchConfig
+) -> tuple[BeamSearchState, jax.Array]:  # the second: [B, K], whose child each hypothesis alive is
+    """Each hypothesis with one more token: the best go on, those with the stop token finish."""
+    batch, beams, length = search.tokens.shape
+    chances = jax.nn.log_softmax(search.logits.astype(jnp.float32), axis=-1)
+    words = chances.shape[-1]
+    every = (search.log_probs[:, :, None] + chances.reshape(batch, beams, words)).reshape(batch, -1)
+    # Of 2 K candidates at most K end with the stop token, so at least K can go on.
+    totals, index = jax.lax.top_k(every, min(2 * beams, every.shape[-1]))
+    parents, newest = index // words, (index % words).astype(jnp.int32)
+    tokens = jnp.take_along_axis(search.tokens, parents[:, :, None], axis=1)
+    ends = newest == stop
+    here = jnp.arange(length)[None, None, :] == search.step
+    tokens = jnp.where(here & ~ends[:, :, None], newest[:, :, None], tokens)
+    over = (search.step + 1 >= limits)[:, None] | ends
+    real = totals > MIN_LOG_PROB / 2
+    scores = totals / length_penalty_divisor(search.step + 1, config.length_penalty)
+    finished = _best(
+        jnp.concatenate([search.finished.tokens, tokens], axis=1),
+        jnp.concatenate(
+            [search.finished.scores, jnp.where(over & real, scores, MIN_LOG_PROB)], axis=1
+        ),
+        beams,
+    )
+    totals, chosen = jax.lax.top_k(jnp.where(over, MIN_LOG_PROB, totals), beams)
+    alive = jnp.take_along_axis(tokens, chosen[:, :, None], axis=1)
+    search = search.replace(step=search.step + 1, tokens=alive, totals=totals, finished=finished)
+    return search, jnp.take_along_axis(parents, chosen, axis=1)
+
+
+def _best(tokens: jax.Array, scores: jax.Array, count: int) -> Hypotheses:
+    scores, index = jax.lax.top_k(scores, count)
+    return Hypotheses(jnp.take_along_axis(tokens, index[:, :, None], axis=1), scores)
+
+
+def reorder_cache(
+    cache: Any,  # leaves [B K, ...]
+    parents: jax.Array,  # [B, K]
+) -> Any:
+    """The caches of the hypotheses that go on. All of an example have one memory: it stays."""
+    batch, beams = parents.shape
+    rows = (jnp.arange(batch)[:, None] * beams + parents).reshape(-1)
+
+    def one(layer: Any) -> Any:
+        if isinstance(layer, BlockCache):
+            return layer._replace(mixer=one(layer.mixer))
+        return jax.tree.map(lambda leaf: leaf[rows], layer)
+
+    return tuple(map(one, cache))

@@ -95,8 +95,8 @@ class EvaluationConfig:
     those before it at multiples of checkpoint.every. They are kept for it."""
 
     def __post_init__(self) -> None:
-        _at_least(0, "evaluation", self, "every", "batches", "stride", "batch_size")
-        _at_least(1, "evaluation", self, "average")
+        _at_least(0, "evaluation", self, "every", "num_batches", "stride", "batch_size")
+        _at_least(1, "evaluation", self, "average_checkpoints")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,7 @@ class SampleConfig:
 
     def __post_init__(self) -> None:
         _at_least(0, "sample", self, "every")
-        _at_least(1, "sample", self, "tokens")
+        _at_least(1, "sample", self, "max_new_tokens")
         try:
             self.sampling_config()
         except ValueError as error:
@@ -142,7 +142,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         _at_least(0, "checkpoint", self, "every", "keep_every")
-        _at_least(1, "checkpoint", self, "keep")
+        _at_least(1, "checkpoint", self, "keep_last")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,12 +180,12 @@ class LossScaleConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.init_scale <= self.max_scale:
             raise ValueError(
-                f"loss_scale.initial {self.init_scale}: give a scale from 1 to loss_scale.largest "
+                f"loss_scale.init_scale {self.init_scale}: give a scale from 1 to loss_scale.max_scale "
                 f"{self.max_scale}"
             )
         if self.growth_interval < 1:
             raise ValueError(
-                f"loss_scale.growth_every {self.growth_interval}: give 1 or more steps"
+                f"loss_scale.growth_interval {self.growth_interval}: give 1 or more steps"
             )
 
 
@@ -261,7 +261,7 @@ class Experiment:
         return "batch_size", self.batch_size
 
     def __post_init__(self) -> None:
-        _at_least(1, "", self, "steps", "accumulate", "log_every")
+        _at_least(1, "", self, "steps", "grad_accum_steps", "log_every")
         self._check_batch()
         check_seed(self.seed)
         _check_numbers(self)
@@ -337,7 +337,7 @@ class Experiment:
         if longest is not None and self.sequence_length > longest:
             raise UsageError(
                 f"data.{setting} {self.sequence_length}: the model's table of positions "
-                f"has {longest} rows; give at most that, or a longer model.position.length"
+                f"has {longest} rows; give at most that, or a longer model.position.sequence_length"
             )
         if self.evaluation.stride > self.sequence_length:
             raise UsageError(

@@ -81,8 +81,8 @@ class BlockConfig:
     """Of what is added to the residual stream."""
 
     def __post_init__(self) -> None:
-        check_choice("block.placement", self.norm_placement, get_args(NormPlacement))
-        check_fraction("block.dropout", self.residual_dropout)
+        check_choice("block.norm_placement", self.norm_placement, get_args(NormPlacement))
+        check_fraction("block.residual_dropout", self.residual_dropout)
 
     @property
     def needs_memory(self) -> bool:
@@ -159,11 +159,11 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         check_numbers(self, "model")
-        for name in ("width", "layers", "vocab_multiple"):
+        for name in ("d_model", "num_layers", "pad_vocab_to_multiple"):
             check_at_least(f"model.{name}", getattr(self, name), 1)
-        for name in ("vocab_size", "token_types"):
+        for name in ("vocab_size", "num_token_types"):
             check_at_least(f"model.{name}", getattr(self, name), 0)
-        check_fraction("model.dropout", self.embedding_dropout)
+        check_fraction("model.embedding_dropout", self.embedding_dropout)
         _check_stack("model", self.num_layers, self.layer_pattern, self.d_model)
         for block in self.layer_pattern if self.causal else ():
             if isinstance(block.feed_forward, MoEConfig) and not block.feed_forward.causal:
@@ -172,7 +172,7 @@ class TransformerConfig:
                     "what earlier ones lose, and the model is causal; set it to 0"
                 )
         if self.encoder is not None:
-            check_at_least("model.encoder.layers", self.encoder.num_layers, 1)
+            check_at_least("model.encoder.num_layers", self.encoder.num_layers, 1)
             check_at_least("model.encoder.vocab_size", self.encoder.vocab_size, 0)
             _check_stack(
                 "model.encoder", self.encoder.num_layers, self.encoder.layer_pattern, self.d_model

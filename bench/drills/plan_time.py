@@ -19,9 +19,10 @@ from rich.table import Table
 
 from train.cli.parsing import parse, select_kinds
 from train.config.registry import find_experiment
+from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.compile import compile_step
 from train.estimate.local_chip import Clock, time_step
-from train.estimate.quantities import Quantities, resolve_sizes
+from train.estimate.quantities import Quantities
 from train.estimate.roofline import StepTime, estimate_step_time
 from train.estimate.search import Candidate
 from train.estimate.target import Target, local_target

@@ -15,14 +15,7 @@ import pytest
 from orbax.checkpoint import AsyncCheckpointer
 
 import train
-from tests.train.support import (
-    Outcome,
-    assert_same_bits,
-    command,
-    losses,
-    tiny,
-    write_config,
-)
+from tests.train.support import Outcome, assert_same_bits, command, losses, tiny, write_config
 from train.checkpoint.manager import Checkpoints
 from train.cli.main import main
 from train.data.tokenizer import Tokenizer

@@ -13,10 +13,10 @@ from tests.train.support import LENGTH, tiny
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.engine import JitEngine, make_engine
 from train.errors import UserError
+from train.estimate.batch_shapes import sharded_batch_shapes
 from train.estimate.compile import trace_residual_bytes
 from train.estimate.description import Description, describe, describe_model
 from train.estimate.memory_tables import temporaries_differences
-from train.estimate.quantities import sharded_batch_shapes
 from train.experiment import Experiment
 from train.optim.muon import Muon
 from train.parallel.mesh import MeshConfig

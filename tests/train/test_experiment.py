@@ -10,7 +10,7 @@ from tests.train.support import tiny
 from tests.train.tasks.support import tiny_classifier, tiny_translator
 from train.data.example_configs import BitextDataConfig
 from train.errors import UsageError
-from train.estimate.quantities import max_batch_shape
+from train.estimate.batch_shapes import max_batch_shape
 from train.experiment import EvaluationConfig, Experiment
 from train.run import for_local_devices
 from train.tasks.config import Classification, MaskedLanguageModeling, Tagging, Translation

@@ -12,14 +12,7 @@ import numpy as np
 import pytest
 
 import train
-from tests.train.support import (
-    assert_close,
-    assert_same_bits,
-    lines_of,
-    losses,
-    tiny,
-    write_text,
-)
+from tests.train.support import assert_close, assert_same_bits, lines_of, losses, tiny, write_text
 from train.checkpoint.manager import Checkpoints
 from train.engine import JitEngine, make_engine
 from train.errors import UserError

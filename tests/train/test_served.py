@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 
 import train
-from tests.train.support import (
-    assert_close,
-    assert_same_bits,
-    command,
-    lines_of,
-    losses,
-    tiny,
-)
+from tests.train.support import assert_close, assert_same_bits, command, lines_of, losses, tiny
 from train.checkpoint.manager import Checkpoints
 from train.engine import make_engine
 from train.errors import UsageError, UserError

@@ -64,9 +64,7 @@ def parse(
             raise
         raise UsageError(flatten_error(errors.getvalue(), verb)) from None
     if dataclasses.fields(cast("Any", arguments_type)):
-        from transformer.validation import (
-            check_numbers,  # loads JAX, which help and goodput need not
-        )
+        from transformer.validation import check_numbers
 
         with as_usage_errors():
             check_numbers(found)

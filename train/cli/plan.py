@@ -58,10 +58,10 @@ def main(arguments: list[str]) -> int:
         given = parse(PlanArguments, left, verb=f"plan {name}", default=default, extra_help=more)
     fixed = any(argument.startswith("--mesh.") for argument in left)
 
+    from train.estimate.batch_shapes import resolve_sizes
     from train.estimate.plan import PlanOptions, make_plan
     from train.estimate.plan_tables import print_plan
     from train.estimate.published import load_prices
-    from train.estimate.quantities import resolve_sizes
     from train.estimate.target import parse_target
 
     load_prices(given.prices)  # before the devices are measured, and all else that takes a while

@@ -127,7 +127,7 @@ class TextDataConfig:
     linen-transformer under $XDG_CACHE_HOME or ~/.cache."""
 
     def __post_init__(self) -> None:
-        require_one_of("data.split", self.split_method, SplitMethod)
+        require_one_of("data.split_method", self.split_method, SplitMethod)
         require(
             0 < self.validation_fraction < 1,
             f"data.validation_fraction: {self.validation_fraction} is not a part of the text; "
@@ -139,8 +139,9 @@ class TextDataConfig:
         )
         require(
             self.max_bytes >= 0,
-            f"data.limit_bytes: {self.max_bytes} is negative; give 0 to read all",
+            f"data.max_bytes: {self.max_bytes} is negative; give 0 to read all",
         )
         require(
-            bool(self.text_field), "data.field: is empty; name the JSON field that has the text"
+            bool(self.text_field),
+            "data.text_field: is empty; name the JSON field that has the text",
         )

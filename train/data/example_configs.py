@@ -62,7 +62,9 @@ class ExampleDataConfig:
         require(
             self.max_length >= 2, f"data.max_length: {self.max_length} is too short; give 2 or more"
         )
-        require(self.max_buckets >= 1, f"data.shapes: {self.max_buckets} is none; give 1 or more")
+        require(
+            self.max_buckets >= 1, f"data.max_buckets: {self.max_buckets} is none; give 1 or more"
+        )
 
 
 ClassificationFormat = Literal["tsv", "label_first"]
@@ -94,7 +96,9 @@ class ClassificationDataConfig(ExampleDataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_one_of("data.format", self.format, ClassificationFormat)
-        for name in ("label", "text") if self.format == "tsv" and not self.header else ():
+        for name in (
+            ("label_column", "text_column") if self.format == "tsv" and not self.header else ()
+        ):
             column = getattr(self, name)
             require(
                 column.isdecimal(),
@@ -103,7 +107,7 @@ class ClassificationDataConfig(ExampleDataConfig):
             )
         require(
             self.label_column != self.text_column,
-            f"data.text: column {self.text_column} is the label; give another",
+            f"data.text_column: column {self.text_column} is the label; give another",
         )
         try:
             codecs.lookup(self.encoding)
@@ -148,11 +152,11 @@ class BitextDataConfig(ExampleDataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("source", "target"):
+        for name in ("source_lang", "target_lang"):
             require(bool(getattr(self, name)), f"data.{name}: is empty; give en, say")
         require(
             self.source_lang != self.target_lang,
-            f"data.target: {self.target_lang} is the source too; give the ending of the other files",
+            f"data.target_lang: {self.target_lang} is the source too; give the ending of the other files",
         )
         require(
             self.batch_tokens >= 0,
@@ -160,7 +164,7 @@ class BitextDataConfig(ExampleDataConfig):
         )
         require(
             self.batch_size_multiple >= 1,
-            f"data.row_multiple: {self.batch_size_multiple} is no number of rows; give 1 or more",
+            f"data.batch_size_multiple: {self.batch_size_multiple} is no number of rows; give 1 or more",
         )
 
 
@@ -188,7 +192,7 @@ class TokenLabelDataConfig(ExampleDataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_one_of("data.format", self.format, TokenLabelFormat)
-        require_one_of("data.tag", self.tag_column, TagColumn)
+        require_one_of("data.tag_column", self.tag_column, TagColumn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,13 +241,13 @@ class ListOpsDataConfig(ExampleDataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, least in (
-            ("examples", 1),
+            ("train_examples", 1),
             ("validation_examples", 1),
             ("test_examples", 1),
             ("min_length", 0),
             ("max_depth", 2),
             ("max_arguments", 2),
-            ("draw_seed", 0),
+            ("generator_seed", 0),
         ):
             value = getattr(self, name)
             require(value >= least, f"data.{name}: {value} is too little; give {least} or more")

@@ -20,8 +20,8 @@ import jax
 
 from train.engine import JitEngine
 from train.errors import UsageError
+from train.estimate.batch_shapes import sharded_batch_shapes
 from train.estimate.hlo import Collective, find_collectives
-from train.estimate.quantities import sharded_batch_shapes
 from train.estimate.target import Target, target_devices
 from train.experiment import Experiment
 from train.parallel.mesh import make_mesh
@@ -74,7 +74,7 @@ def compile_for_memory(
     It takes as long as compiling does before training; nothing is allocated.
     """
     from train.engine import JitEngine, make_engine
-    from train.estimate.quantities import sharded_batch_shapes
+    from train.estimate.batch_shapes import sharded_batch_shapes
     from train.parallel.batches import num_batch_shards
     from train.parallel.sharding import num_shards
     from train.runtime.oom import explain_exhaustion, smaller

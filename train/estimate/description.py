@@ -192,7 +192,7 @@ def describe(
     number of classes is that of the data, and there are no data; UsageError for a model that
     cannot be made.
     """
-    from train.estimate.quantities import max_batch_shape, resolve_sizes
+    from train.estimate.batch_shapes import max_batch_shape, resolve_sizes
     from train.tasks.registry import make_task
     from transformer.context import unconstrained
     from transformer.hardware import Hardware

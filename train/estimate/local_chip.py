@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from train.estimate.batch_shapes import max_batch_shape, unsharded_batch_shapes
 from train.estimate.chips import ATTAINABLE_FRACTION, CHIPS, Chip
 from train.estimate.compile import CompiledStep
-from train.estimate.quantities import max_batch_shape, unsharded_batch_shapes
 from train.experiment import Experiment
 from train.runtime.hardware import host_memory_bytes
 from transformer.precision import DType

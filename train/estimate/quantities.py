@@ -8,21 +8,15 @@ What of an experiment the estimates are made from, counted once for all candidat
 import dataclasses
 from typing import TYPE_CHECKING
 
-from train.data.example_configs import BitextDataConfig
-from train.errors import UserError
-from train.tasks.config import Classification, Tagging
-
 if TYPE_CHECKING:
-    import jax
-    from jax.sharding import Mesh
-
     from train.experiment import Experiment
 import functools
 import math
 
 import jax.numpy as jnp
 
-from train.estimate.footprint import Residuals, trace_residuals
+from train.estimate.batch_shapes import max_batch_shape
+from train.estimate.residuals import Residuals, trace_residuals
 from train.estimate.search import layer_backend
 from train.estimate.target import Target
 from train.estimate.traffic import StateBytes, StateShapes
@@ -32,89 +26,6 @@ from train.parallel.mesh import MeshConfig
 from transformer.config import RematPolicy
 from transformer.costs import TokenFlops, count_token_flops
 from transformer.parameter_counts import ParameterLeaf, abstract_parameters, layer_mixers
-
-
-def max_batch_shape(experiment: "Experiment") -> tuple[int, int]:
-    """The examples of a batch, and the tokens of each: the most that there may be."""
-    data = experiment.data
-    if isinstance(data, BitextDataConfig) and data.batch_tokens:
-        room = min(data.batch_tokens // data.max_length, experiment.batch_size or data.batch_tokens)
-        return max(1, room // data.batch_size_multiple) * data.batch_size_multiple, data.max_length
-    length: int = getattr(data, "sequence_length", 0) or getattr(data, "max_length", 1)
-    return experiment.batch_size, length
-
-
-def sharded_batch_shapes(
-    experiment: "Experiment", mesh: "Mesh"
-) -> "dict[str, jax.ShapeDtypeStruct]":
-    """What a step is given, by shapes, laid over a mesh.
-
-    Raises UsageError if the mesh cannot cut it.
-    """
-    import jax
-
-    from train.parallel.sharding import logical_to_sharding
-
-    def laid(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        sharding = logical_to_sharding(mesh, ("batch", "length")[: leaf.ndim], leaf.shape)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-    rows, _ = max_batch_shape(experiment)
-    return {name: laid(leaf) for name, leaf in unsharded_batch_shapes(experiment, rows).items()}
-
-
-def unsharded_batch_shapes(
-    experiment: "Experiment", rows: int
-) -> "dict[str, jax.ShapeDtypeStruct]":
-    """So many rows of a batch, by shapes: all that any task's batches have."""
-    import jax
-    import numpy as np
-
-    text = (rows, max_batch_shape(experiment)[1])
-    target = (rows,) if isinstance(experiment.task, Classification) else text
-    names = ("tokens", "segments", "positions", "source", "source_segments")
-    shapes = dict.fromkeys(names, (text, np.int32)) | {
-        "targets": (target, np.int32),
-        "weights": (target, np.float32),
-        "examples": ((rows,), np.uint32),
-    }
-    return {name: jax.ShapeDtypeStruct(*each) for name, each in shapes.items()}
-
-
-def resolve_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ...]]:
-    """The experiment with its V and its number of classes, and what was assumed to know them."""
-    tokenizer, task = experiment.data.tokenizer, experiment.task
-    counts_classes = isinstance(task, Classification | Tagging) and not task.num_labels
-    if counts_classes or (not experiment.model.vocab_size and tokenizer.kind == "character"):
-        return _read(experiment), ()
-    if experiment.model.vocab_size:
-        return experiment, ()
-    if tokenizer.kind in ("byte", "file"):
-        from train.data.tokenizer_training import train_tokenizer
-
-        return _of(experiment, train_tokenizer(tokenizer, ()).vocab_size), ()
-    most = tokenizer.vocab_size
-    note = f"the {tokenizer.kind} tokenizer is taken to learn all of its {most:,} tokens"
-    return _of(experiment, most), (note,)
-
-
-def _of(experiment: "Experiment", words: int) -> "Experiment":
-    model = dataclasses.replace(experiment.model, vocab_size=words)
-    return dataclasses.replace(experiment, model=model)
-
-
-def _read(experiment: "Experiment") -> "Experiment":
-    """As the data make it: they are read."""
-    from train.tasks.registry import make_task
-
-    try:
-        task = make_task(experiment)
-        return task.resolve_experiment(task.prepare_corpus())
-    except UserError as error:
-        known = "--task.classes and " if hasattr(experiment.task, "classes") else ""
-        raise UserError(
-            f"{error}; or give {known}--model.vocab-size, and no text is needed"
-        ) from error
 
 
 def count_optimizer_flops(experiment: Experiment, leaves: list[ParameterLeaf]) -> float:

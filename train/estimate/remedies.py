@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from train.errors import UsageError, UserError
+from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.chips import Chip
 from train.estimate.footprint import Footprint
 from train.estimate.memory_tables import format_bytes
 from train.estimate.published import expect_step
-from train.estimate.quantities import Quantities, resolve_sizes
+from train.estimate.quantities import Quantities
 from train.estimate.search import (
     Candidate,
     RankedCandidate,

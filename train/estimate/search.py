@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from train.config.resolve import resolve_precision
 from train.errors import UsageError
+from train.estimate.batch_shapes import max_batch_shape, resolve_sizes
 from train.estimate.footprint import Footprint, estimate_footprint
-from train.estimate.quantities import Quantities, max_batch_shape, resolve_sizes
+from train.estimate.quantities import Quantities
 from train.estimate.roofline import StepTime, estimate_step_time
 from train.estimate.target import Target
 from train.experiment import Experiment

@@ -43,7 +43,7 @@ class Muon(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("optimizer.iterations", self.ns_steps, 1)
+        check_at_least("optimizer.ns_steps", self.ns_steps, 1)
         known = get_args(Preconditioning)
         check_choice("optimizer.preconditioning", self.preconditioning, known)
 

@@ -37,11 +37,13 @@ class ScheduleConfig:
             raise ValueError("schedule.learning_rate 0: learns nothing; give a positive rate")
         if self.warmup_steps < 0:
             raise ValueError(
-                f"schedule.warmup {self.warmup_steps}: is negative; give 0 or more steps"
+                f"schedule.warmup_steps {self.warmup_steps}: is negative; give 0 or more steps"
             )
         if self.kind == "inverse_sqrt" and self.warmup_steps < 1:
-            raise ValueError("schedule.warmup 0: inverse_sqrt divides by it; give 1 or more steps")
-        for name in ("final", "decay"):
+            raise ValueError(
+                "schedule.warmup_steps 0: inverse_sqrt divides by it; give 1 or more steps"
+            )
+        for name in ("min_lr_ratio", "decay_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"schedule.{name} {getattr(self, name)}: give a share in [0, 1]")
 

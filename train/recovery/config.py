@@ -38,16 +38,16 @@ class RecoveryConfig:
     """What the learning rate is multiplied by, for good, each time but the first of these."""
 
     def __post_init__(self) -> None:
-        for name in ("window", "warmup", "back", "skip", "tries"):
+        for name in ("window", "warmup", "rollback_steps", "skip_batches", "max_rollbacks"):
             check_at_least(f"recovery.{name}", getattr(self, name), 0)
         if self.window == 1:
             raise ValueError("recovery.window 1: is no window; give more, or 0")
         check_at_least("recovery.patience", self.patience, 1)
         if not self.threshold > 0:
             raise ValueError(f"recovery.threshold {self.threshold}: give more than 0")
-        check_at_least("recovery.rise", self.rise, 0)
+        check_at_least("recovery.loss_rise_tolerance", self.rise, 0)
         if not 0 < self.rate <= 1:
-            raise ValueError(f"recovery.rate {self.rate}: give a factor in (0, 1]")
+            raise ValueError(f"recovery.lr_factor {self.rate}: give a factor in (0, 1]")
         if self.window and not 1 <= self.warmup <= self.window:
             raise ValueError(
                 f"recovery.warmup {self.warmup}: give from 1 to recovery.window {self.window}"

@@ -25,13 +25,13 @@ class MaskedLanguageModeling:
 
     def __post_init__(self) -> None:
         if not 0 < self.mlm_probability <= 1:
-            raise ValueError(f"task.rate {self.mlm_probability}: give a share in (0, 1]")
+            raise ValueError(f"task.mlm_probability {self.mlm_probability}: give a share in (0, 1]")
         if (
             min(self.mask_replace_prob, self.random_replace_prob) < 0
             or self.mask_replace_prob + self.random_replace_prob > 1
         ):
             raise ValueError(
-                f"task.masked {self.mask_replace_prob}, task.replaced {self.random_replace_prob}: give shares from 0 on "
+                f"task.mask_replace_prob {self.mask_replace_prob}, task.random_replace_prob {self.random_replace_prob}: give shares from 0 on "
                 "that are at most 1 together"
             )
 
@@ -48,8 +48,8 @@ class Classification:
     """Of the pooled vector."""
 
     def __post_init__(self) -> None:
-        check_at_least("task.classes", self.num_labels, 0)
-        check_fraction("task.dropout", self.classifier_dropout)
+        check_at_least("task.num_labels", self.num_labels, 0)
+        check_fraction("task.classifier_dropout", self.classifier_dropout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Tagging:
     """Of each token's vector."""
 
     def __post_init__(self) -> None:
-        check_at_least("task.classes", self.num_labels, 0)
-        check_fraction("task.dropout", self.classifier_dropout)
+        check_at_least("task.num_labels", self.num_labels, 0)
+        check_fraction("task.classifier_dropout", self.classifier_dropout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Translation:
 
     def __post_init__(self) -> None:
         check_fraction("task.label_smoothing", self.label_smoothing)
-        check_at_least("task.beams", self.num_beams, 1)
+        check_at_least("task.num_beams", self.num_beams, 1)
         check_at_least("task.length_penalty", self.length_penalty, 0)
         check_at_least("task.extra_length", self.extra_length, 0)
 

@@ -10,12 +10,11 @@ import logging
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.choose import AttentionSpec, BackendChoice, choose_backend
 from transformer.attention.backends.cudnn import attend_cudnn
-from transformer.attention.backends.merge import add_sinks
+from transformer.attention.backends.merge import add_sinks, repeat_kv_for_shards
 from transformer.attention.backends.query_blocks import attend_query_blocks
 from transformer.attention.backends.reference import attend_reference
 from transformer.attention.backends.ring import attend_ring
@@ -24,22 +23,6 @@ from transformer.attention.masks import Mask
 from transformer.attention.score_spec import ScoreSpec
 from transformer.context import ActivationConstraint, unconstrained
 from transformer.hardware import Hardware
-
-
-def repeat_kv_for_shards(
-    x: jax.Array, num_shards: int
-) -> jax.Array:  # [B, T, K, H] -> [B, T, K or parts, H]
-    """Keys or values such that K divides into as many parts as the heads of the queries.
-
-    Heads that several parts share are copied, one for each of them.
-    """
-    heads = x.shape[2]
-    return (
-        x
-        if heads % num_shards == 0 or num_shards % heads
-        else jnp.repeat(x, num_shards // heads, axis=2)
-    )
-
 
 log = logging.getLogger(__name__)
 

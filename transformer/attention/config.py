@@ -56,7 +56,7 @@ class AdditiveScore:
     """Width of the hidden layer; 0 means that of queries."""
 
     def __post_init__(self) -> None:
-        check_at_least("additive_score.hidden", self.hidden_dim, 0)
+        check_at_least("additive_score.hidden_dim", self.hidden_dim, 0)
 
 
 AttentionScore = ScaledDotScore | DotScore | BilinearScore | AdditiveScore
@@ -102,12 +102,12 @@ class MultiHeadConfig(MixerConfig):
     """The norm of each head's queries and keys, before they meet (Dehghani et al. 2023)."""
 
     def __post_init__(self) -> None:
-        check_at_least("attention.heads", self.num_heads, 1)
+        check_at_least("attention.num_heads", self.num_heads, 1)
         for name in ("num_kv_heads", "head_dim"):
             check_at_least(f"attention.{name}", getattr(self, name), 0)
         if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(
-                f"attention.kv_heads {self.num_kv_heads}: does not divide heads {self.num_heads}; "
+                f"attention.num_kv_heads {self.num_kv_heads}: does not divide heads {self.num_heads}; "
                 "give a divisor of it"
             )
 
@@ -123,7 +123,7 @@ class MultiHeadConfig(MixerConfig):
         """H for a model of width D. Raises ValueError if D / N is needed and is no integer."""
         if not self.head_dim and d_model % self.num_heads:
             raise ValueError(
-                f"attention.heads {self.num_heads}: does not divide the width {d_model}; "
+                f"attention.num_heads {self.num_heads}: does not divide the width {d_model}; "
                 "give a divisor of it, or set head_width"
             )
         return self.head_dim or d_model // self.num_heads
@@ -156,10 +156,10 @@ class AttentionConfig(MultiHeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("attention.value_width", self.value_head_dim, 0)
+        check_at_least("attention.value_head_dim", self.value_head_dim, 0)
         check_at_least("attention.soft_cap", self.soft_cap, 0)
         check_fraction("attention.dropout", self.dropout)
-        check_choice("attention.form", self.backend, get_args(Backend))
+        check_choice("attention.backend", self.backend, get_args(Backend))
         of_products = isinstance(self.position, RoPE | RelativePositions)
         if of_products and isinstance(self.score, AdditiveScore):
             raise ValueError(

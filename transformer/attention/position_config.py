@@ -51,7 +51,7 @@ class LearnedPositions:
     """Rows of the table."""
 
     def __post_init__(self) -> None:
-        check_at_least("learned_positions.length", self.max_length, 1)
+        check_at_least("learned_positions.max_length", self.max_length, 1)
 
 
 FREQUENCY_BASE = 10_000.0
@@ -83,7 +83,7 @@ class RoPE:
         if not 0 < self.fraction <= 1:
             raise ValueError(f"rotary.fraction {self.fraction}: give a share in (0, 1]")
         if self.theta <= 1:
-            raise ValueError(f"rotary.base {self.theta}: give more than 1")
+            raise ValueError(f"rotary.theta {self.theta}: give more than 1")
         check_choice("rotary.layout", self.layout, get_args(RopeLayout))
 
     def rotary_dim(self, width: int) -> int:
@@ -102,7 +102,7 @@ class RelativePositions:
     """k: keys further away than this are as those at this distance."""
 
     def __post_init__(self) -> None:
-        check_at_least("relative_positions.clip", self.max_distance, 0)
+        check_at_least("relative_positions.max_distance", self.max_distance, 0)
 
     @property
     def num_distances(self) -> int:
@@ -126,14 +126,16 @@ class T5RelativeBias:
     query's own place."""
 
     def __post_init__(self) -> None:
-        check_at_least("bucketed_bias.buckets", self.num_buckets, 4 if self.bidirectional else 2)
+        check_at_least(
+            "bucketed_bias.num_buckets", self.num_buckets, 4 if self.bidirectional else 2
+        )
         if self.num_buckets % (4 if self.bidirectional else 2):
             raise ValueError(
-                f"bucketed_bias.buckets {self.num_buckets}: do not halve; give a multiple of "
+                f"bucketed_bias.num_buckets {self.num_buckets}: do not halve; give a multiple of "
                 f"{4 if self.bidirectional else 2}"
             )
         check_at_least(
-            "bucketed_bias.furthest", self.max_distance, self.buckets_per_direction // 2 + 1
+            "bucketed_bias.max_distance", self.max_distance, self.buckets_per_direction // 2 + 1
         )
 
     @property

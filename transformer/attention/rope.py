@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.attention.position_config import RoPE
-
 from transformer.attention.rope_scaling import Frequencies, RopeScaling
 
 if TYPE_CHECKING:

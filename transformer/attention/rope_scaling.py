@@ -87,10 +87,10 @@ class Llama3Scaling:
 
     def __post_init__(self) -> None:
         check_at_least("llama3_scaling.factor", self.factor, 1)
-        check_at_least("llama3_scaling.length", self.original_max_length, 1)
+        check_at_least("llama3_scaling.original_max_length", self.original_max_length, 1)
         if not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
-                f"llama3_scaling.low {self.low_freq_factor}: give more than 0 and less than high, {self.high_freq_factor}"
+                f"llama3_scaling.low_freq_factor {self.low_freq_factor}: give more than 0 and less than high, {self.high_freq_factor}"
             )
 
     def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
@@ -150,11 +150,11 @@ class YaRNScaling:
 
     def __post_init__(self) -> None:
         check_at_least("yarn_scaling.factor", self.factor, 1)
-        check_at_least("yarn_scaling.length", self.original_max_length, 1)
+        check_at_least("yarn_scaling.original_max_length", self.original_max_length, 1)
         check_at_least("yarn_scaling.attention_factor", self.attention_factor, 0)
         if not 0 < self.beta_slow < self.beta_fast:
             raise ValueError(
-                f"yarn_scaling.slow {self.beta_slow}: give more than 0 and less than fast, {self.beta_fast}"
+                f"yarn_scaling.beta_slow {self.beta_slow}: give more than 0 and less than fast, {self.beta_fast}"
             )
 
     @property

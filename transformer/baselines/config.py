@@ -33,7 +33,7 @@ class ConvolutionConfig(MixerConfig):
     k D + D^2 weights in place of k D^2."""
 
     def __post_init__(self) -> None:
-        check_at_least("convolution.taps", self.kernel_size, 1)
+        check_at_least("convolution.kernel_size", self.kernel_size, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +49,8 @@ class ElmanConfig(MixerConfig):
     transition of Pascanu et al. 2014)."""
 
     def __post_init__(self) -> None:
-        check_at_least("elman.hidden", self.hidden_size, 0)
-        check_at_least("elman.depth", self.transition_depth, 1)
+        check_at_least("elman.hidden_size", self.hidden_size, 0)
+        check_at_least("elman.transition_depth", self.transition_depth, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class LSTMConfig(MixerConfig):
     """Read each document from its end too (Schuster and Paliwal 1997): not under a causal mask."""
 
     def __post_init__(self) -> None:
-        check_at_least("lstm.hidden", self.hidden_size, 0)
+        check_at_least("lstm.hidden_size", self.hidden_size, 0)
 
     def check_d_model(self, d_model: int) -> None:
         self.resolved_hidden_size(d_model)
@@ -99,8 +99,8 @@ class BahdanauConfig(MixerConfig):
     """A, the hidden layer of the score; 0 means H."""
 
     def __post_init__(self) -> None:
-        check_at_least("bahdanau.hidden", self.hidden_size, 0)
-        check_at_least("bahdanau.score", self.score_size, 0)
+        check_at_least("bahdanau.hidden_size", self.hidden_size, 0)
+        check_at_least("bahdanau.score_size", self.score_size, 0)
 
     def resolved_sizes(self, width: int) -> tuple[int, int]:
         """H and A in a model of width D."""
@@ -125,12 +125,12 @@ class LuongConfig(MixerConfig):
     """How well a vector of the memory answers the state: `dot`, `general` or `concat`."""
 
     def __post_init__(self) -> None:
-        check_at_least("luong.hidden", self.hidden_size, 0)
+        check_at_least("luong.hidden_size", self.hidden_size, 0)
 
     def check_d_model(self, d_model: int) -> None:
         if isinstance(self.score, DotScore) and self.hidden_size not in (0, d_model):
             raise ValueError(
-                f"luong.hidden {self.hidden_size}: the dot score needs states as wide as the memory, "
+                f"luong.hidden_size {self.hidden_size}: the dot score needs states as wide as the memory, "
                 f"{d_model}; give 0, or another score"
             )
 
@@ -154,7 +154,7 @@ class ChengConfig(MixerConfig):
     """A, the hidden layer of the score; 0 means D."""
 
     def __post_init__(self) -> None:
-        check_at_least("cheng.score", self.score_size, 0)
+        check_at_least("cheng.score_size", self.score_size, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +181,7 @@ class GNMTEncoderConfig(MixerConfig):
     """Of what each layer reads."""
 
     def __post_init__(self) -> None:
-        check_at_least("gnmt_encoder.layers", self.num_layers, 2)
+        check_at_least("gnmt_encoder.num_layers", self.num_layers, 2)
         check_fraction("gnmt_encoder.dropout", self.dropout)
 
 
@@ -204,8 +204,8 @@ class GNMTDecoderConfig(MixerConfig):
     """Of what each layer reads."""
 
     def __post_init__(self) -> None:
-        check_at_least("gnmt_decoder.layers", self.num_layers, 1)
-        check_at_least("gnmt_decoder.score", self.score_size, 0)
+        check_at_least("gnmt_decoder.num_layers", self.num_layers, 1)
+        check_at_least("gnmt_decoder.score_size", self.score_size, 0)
         check_fraction("gnmt_decoder.dropout", self.dropout)
 
     def resolved_sizes(self, width: int) -> tuple[int, int]:

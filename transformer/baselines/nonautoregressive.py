@@ -54,7 +54,7 @@ class NonAutoregressive(Model):
                 "model.causal True: all words are written at once, so each may see all; "
                 "set it to False"
             )
-        check_at_least("length_range", self.max_length_difference, 0)
+        check_at_least("max_length_difference", self.max_length_difference, 0)
         super().__post_init__()
 
     @nn.nowrap
@@ -118,7 +118,7 @@ class NonAutoregressive(Model):
         """Logits of how much longer the target is than the source, told from the mean."""
         embed, outputs = (
             {"embed": self.config.d_model},
-            {"lengths": 2 * self.max_length_difference + 1},
+            {"length_logits": 2 * self.max_length_difference + 1},
         )
         mean = masked_mean(memory, source_segments)
         logits = apply_linear(self, "length", mean, embed, outputs, self.context, bias=True)

@@ -46,12 +46,12 @@ class FeedForwardConfig:
     """Of `swish`, x sigmoid(beta x), and where that of `learned_swish` starts."""
 
     def __post_init__(self) -> None:
-        check_at_least("feed_forward.hidden", self.d_ff, 0)
+        check_at_least("feed_forward.d_ff", self.d_ff, 0)
         check_choice("feed_forward.activation", self.activation, get_args(Activation))
         check_fraction("feed_forward.dropout", self.dropout)
         if self.swish_beta != 1 and self.activation not in ("swish", "learned_swish"):
             raise ValueError(
-                f"feed_forward.beta {self.swish_beta}: {self.activation} has none; leave it at 1, or set "
+                f"feed_forward.swish_beta {self.swish_beta}: {self.activation} has none; leave it at 1, or set "
                 "activation to swish or learned_swish"
             )
 
@@ -92,23 +92,23 @@ class MoEConfig:
     are sorted first; `auto` sorts on a single accelerator."""
 
     def __post_init__(self) -> None:
-        check_at_least("mixture.experts", self.num_experts, 1)
-        check_at_least("mixture.chosen", self.num_experts_per_token, 1)
-        for name in ("capacity", "load_balance", "router_z"):
+        check_at_least("mixture.num_experts", self.num_experts, 1)
+        check_at_least("mixture.num_experts_per_token", self.num_experts_per_token, 1)
+        for name in ("capacity_factor", "load_balance_loss_weight", "router_z_loss_weight"):
             check_at_least(f"mixture.{name}", getattr(self, name), 0)
-        check_choice("mixture.form", self.dispatcher, get_args(DispatcherKind))
+        check_choice("mixture.dispatcher", self.dispatcher, get_args(DispatcherKind))
         if self.num_experts_per_token > self.num_experts:
             raise ValueError(
-                f"mixture.chosen {self.num_experts_per_token}: there are {self.num_experts} experts; give at most that"
+                f"mixture.num_experts_per_token {self.num_experts_per_token}: there are {self.num_experts} experts; give at most that"
             )
         if self.num_experts_per_token == 1 and self.normalize_gates:
             raise ValueError(
-                "mixture.renormalise True: the gate of one chosen expert is always 1, and the "
+                "mixture.normalize_gates True: the gate of one chosen expert is always 1, and the "
                 "router learns nothing; set it to False"
             )
         if self.capacity_factor and self.dispatcher != "auto":
             raise ValueError(
-                f"mixture.form {self.dispatcher}: experts with a capacity have slots; leave it at auto"
+                f"mixture.dispatcher {self.dispatcher}: experts with a capacity have slots; leave it at auto"
             )
 
     @property

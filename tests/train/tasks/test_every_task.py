@@ -14,13 +14,7 @@ import numpy as np
 import pytest
 
 import train
-from tests.train.support import (
-    assert_close,
-    assert_same_bits,
-    command,
-    lines_of,
-    losses,
-)
+from tests.train.support import assert_close, assert_same_bits, command, lines_of, losses
 from tests.train.tasks.support import TINY
 from train.cli.fit import FitArguments
 from train.cli.parsing import parse

@@ -19,8 +19,7 @@ from transformer import BigBirdConfig, Hardware, Mask, MaskPattern, RoPE
 from transformer.attention.base import MixerInputs
 from transformer.attention.masks import dense_mask
 from transformer.attention.projections import QKV
-from transformer.attention.variants.bigbird import BigBird
-from transformer.attention.variants.visible_keys import bigbird_visible_keys
+from transformer.attention.variants.bigbird import BigBird, bigbird_visible_keys
 from transformer.testing.abilities import (
     check_any_length,
     check_cached,

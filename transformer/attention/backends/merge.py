@@ -1,6 +1,12 @@
 """One softmax over several sets of keys, each looked at by itself.
 
 Attention sinks: each head learns the score of a key that has no value.
+
+Heads of keys and values that are cut for devices.
+
+`attend(q, k, v, mask)`: softmax attention without weights of its own, in several forms.
+
+All forms compute the same numbers; they differ in speed and memory. Each has its file.
 """
 
 from collections.abc import Sequence
@@ -56,3 +62,18 @@ def declare_sink_logits(
     """Declares them. They start at zero, as a key that each query scores zero."""
     zeros, dtype = nn.initializers.zeros, context.precision.parameters
     return declare_weight(module, "sinks", outputs={"heads": num_heads}, init=zeros, dtype=dtype)
+
+
+def repeat_kv_for_shards(
+    x: jax.Array, num_shards: int
+) -> jax.Array:  # [B, T, K, H] -> [B, T, K or parts, H]
+    """Keys or values such that K divides into as many parts as the heads of the queries.
+
+    Heads that several parts share are copied, one for each of them.
+    """
+    heads = x.shape[2]
+    return (
+        x
+        if heads % num_shards == 0 or num_shards % heads
+        else jnp.repeat(x, num_shards // heads, axis=2)
+    )

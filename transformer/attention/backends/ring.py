@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer.attention.attend import repeat_kv_for_shards
 from transformer.attention.backends.blockwise import (
     PartialAttention,
     attend_blockwise,
     blockwise_gradients,
     softmax_grad_delta,
 )
-from transformer.attention.backends.merge import merge_partials
+from transformer.attention.backends.merge import merge_partials, repeat_kv_for_shards
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.attention.score_spec import ScoreSpec
 from transformer.context import ActivationConstraint

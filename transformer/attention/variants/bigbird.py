@@ -3,6 +3,8 @@
 Blocks go by the index of their tokens: global ones, a window, and some at random.
 
 BigBird: global, window and random blocks (Zaheer et al. 2020).
+
+How many keys a query sees under a pattern, on average over a sequence.
 """
 
 import functools
@@ -34,8 +36,10 @@ from transformer.attention.sparse_ops.global_tokens import (
     gather_tokens,
     scatter_tokens,
 )
-from transformer.attention.variants.sparse_configs import BigBirdConfig
-from transformer.attention.variants.visible_keys import bigbird_visible_keys
+from transformer.attention.variants.sparse_configs import (
+    BigBirdConfig,
+)
+from transformer.attention.variants.visible_keys import MeanVisibleKeys
 from transformer.layers.dropout import fold_in
 from transformer.registry import MIXERS
 
@@ -262,3 +266,28 @@ class BigBird(Mixer):
 
 
 MIXERS[BigBirdConfig.kind] = BigBird
+
+
+def bigbird_visible_keys(config: BigBirdConfig, length: int) -> MeanVisibleKeys:
+    """The chosen blocks, as layer 0 draws them, and all of them for the global ones."""
+    own = np.arange(-(-length // config.block_size))
+    sizes = np.minimum(config.block_size, length - own * config.block_size)
+    counts = (config.num_random_blocks, config.num_window_blocks, config.num_global_blocks)
+    rows = -(-config.random_block_span // config.block_size)
+    table = draw_random_blocks(config.seed, 0, config.num_heads, rows, *counts)
+
+    def blocks(causal: bool) -> np.ndarray:  # [N, blocks, blocks] booleans
+        last: Any = own[-1:] if config.last_block_is_global and not causal else None
+        chosen = np.asarray(select_blocks(table, len(own), *counts[1:], last, causal))[0]
+        seen = np.zeros((config.num_heads, len(own), len(own) + 1), bool)
+        np.put_along_axis(seen, chosen, True, axis=-1)  # what is not there goes behind the last
+        seen = seen[..., :-1]
+        seen[:, : config.num_global_blocks] = True
+        seen[:, own[-1:]] |= last is not None
+        return seen
+
+    def mean(keys: np.ndarray) -> float:  # [N, blocks] of each query of a block
+        return float((keys * sizes).sum() / (config.num_heads * length))
+
+    earlier = blocks(True) & (own < own[:, None])
+    return MeanVisibleKeys(mean(blocks(False) @ sizes), mean(earlier @ sizes + (sizes + 1) / 2))

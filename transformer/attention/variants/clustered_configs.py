@@ -54,11 +54,11 @@ class ReformerConfig(SharedQueryKeyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("buckets", 2), ("rounds", 1), ("window", 1), ("seed", 0)):
+        for name, least in (("num_buckets", 2), ("num_hashes", 1), ("window", 1), ("seed", 0)):
             check_at_least(f"reformer.{name}", getattr(self, name), least)
         if self.num_buckets % 2:
             raise ValueError(
-                f"reformer.buckets {self.num_buckets}: half of them are opposite to the others; "
+                f"reformer.num_buckets {self.num_buckets}: half of them are opposite to the others; "
                 "give an even number"
             )
 
@@ -94,7 +94,7 @@ class RoutingAttentionConfig(SharedQueryKeyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("clusters", 1), ("window", 1), ("centroid_loss", 0)):
+        for name, least in (("num_clusters", 1), ("window", 1), ("centroid_loss_weight", 0)):
             check_at_least(f"routing.{name}", getattr(self, name), least)
 
 
@@ -117,5 +117,5 @@ class TopKConfig(MultiHeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("top_k.chosen", self.keys_per_query, 1)
+        check_at_least("top_k.keys_per_query", self.keys_per_query, 1)
         check_fraction("top_k.dropout", self.dropout)

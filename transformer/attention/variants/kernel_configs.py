@@ -51,7 +51,7 @@ class LinformerConfig(MultiHeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("length", "rank", "documents"):
+        for name in ("max_length", "rank", "max_documents"):
             check_at_least(f"linformer.{name}", getattr(self, name), 1)
         check_choice("linformer.sharing", self.sharing, get_args(ProjectionSharing))
         check_fraction("linformer.dropout", self.dropout)
@@ -88,14 +88,14 @@ class PerformerConfig(MultiHeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("performer.features", self.num_features, 1)
+        check_at_least("performer.num_features", self.num_features, 1)
         check_choice("performer.feature_map", self.feature_map, get_args(FeatureMapKind))
         if self.feature_map == "trigonometric" and self.num_features % 2:
             raise ValueError(
-                f"performer.features {self.num_features}: sines and cosines come in pairs; "
+                f"performer.num_features {self.num_features}: sines and cosines come in pairs; "
                 "give an even number"
             )
-        for name in ("seed", "redraw"):
+        for name in ("seed", "redraw_index"):
             check_at_least(f"performer.{name}", getattr(self, name), 0)
 
     @property
@@ -125,8 +125,8 @@ class PrimerConfig(MixerConfig):
     """Of the attention weights."""
 
     def __post_init__(self) -> None:
-        check_at_least("primer.heads", self.num_heads, 1)
-        check_at_least("primer.head_width", self.head_dim, 0)
+        check_at_least("primer.num_heads", self.num_heads, 1)
+        check_at_least("primer.head_dim", self.head_dim, 0)
         check_fraction("primer.dropout", self.dropout)
 
     def check_d_model(self, d_model: int) -> None:
@@ -136,7 +136,7 @@ class PrimerConfig(MixerConfig):
         """H for a model of width D. Raises ValueError if D / N is needed and is no integer."""
         if not self.head_dim and width % self.num_heads:
             raise ValueError(
-                f"primer.heads {self.num_heads}: does not divide the width {width}; "
+                f"primer.num_heads {self.num_heads}: does not divide the width {width}; "
                 "give a divisor of it, or set head_width"
             )
         return self.head_dim or width // self.num_heads

@@ -44,13 +44,18 @@ class BigBirdConfig(MultiHeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("block", 1), ("global_blocks", 0), ("random_blocks", 0), ("seed", 0)):
+        for name, least in (
+            ("block_size", 1),
+            ("num_global_blocks", 0),
+            ("num_random_blocks", 0),
+            ("seed", 0),
+        ):
             check_at_least(f"bigbird.{name}", getattr(self, name), least)
-        check_at_least("bigbird.span", self.random_block_span, self.block_size)
+        check_at_least("bigbird.random_block_span", self.random_block_span, self.block_size)
         check_fraction("bigbird.dropout", self.dropout)
         if self.num_window_blocks < 1 or self.num_window_blocks % 2 == 0:
             raise ValueError(
-                f"bigbird.window_blocks {self.num_window_blocks}: give an odd number, of a block "
+                f"bigbird.num_window_blocks {self.num_window_blocks}: give an odd number, of a block "
                 "itself and as many on each side"
             )
 
@@ -85,8 +90,8 @@ class LongformerConfig(MultiHeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("longformer.window", self.one_sided_window, 0)
-        check_at_least("longformer.global_tokens", self.num_global_tokens, 0)
+        check_at_least("longformer.one_sided_window", self.one_sided_window, 0)
+        check_at_least("longformer.num_global_tokens", self.num_global_tokens, 0)
         check_fraction("longformer.dropout", self.dropout)
         if len(self.dilations) not in (1, self.num_heads) or min(self.dilations) < 1:
             raise ValueError(
@@ -122,7 +127,7 @@ class SlidingWindowConfig(MultiHeadConfig):
         check_at_least("sliding_window.dilation", self.dilation, 1)
         check_at_least("sliding_window.soft_cap", self.soft_cap, 0)
         check_fraction("sliding_window.dropout", self.dropout)
-        check_choice("sliding_window.form", self.backend, get_args(Backend))
+        check_choice("sliding_window.backend", self.backend, get_args(Backend))
 
     @property
     def receptive_field(self) -> int:
@@ -167,15 +172,15 @@ class SparseTransformerConfig(MultiHeadConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("sparse.pattern", self.pattern, get_args(SparsePattern))
-        check_choice("sparse.factor", self.factorization, get_args(Factorization))
+        check_choice("sparse.factorization", self.factorization, get_args(Factorization))
         check_at_least("sparse.stride", self.stride, 1)
-        check_at_least("sparse.summary", self.num_summary_tokens, 1)
+        check_at_least("sparse.num_summary_tokens", self.num_summary_tokens, 1)
         if self.pattern == "fixed" and self.num_summary_tokens > self.stride:
             raise ValueError(
-                f"sparse.summary {self.num_summary_tokens}: is more than the stride; give less"
+                f"sparse.num_summary_tokens {self.num_summary_tokens}: is more than the stride; give less"
             )
         if self.resolved_num_kv_heads % len(HEAD_GROUPS[self.factorization]):
             raise ValueError(
-                f"sparse.heads {self.num_heads} (of keys {self.resolved_num_kv_heads}): are odd, and cannot be "
-                "halved; give an even number, or another sparse.factor"
+                f"sparse.num_heads {self.num_heads} (of keys {self.resolved_num_kv_heads}): are odd, and cannot be "
+                "halved; give an even number, or another sparse.factorization"
             )

@@ -1,15 +1,13 @@
 """How many keys a query sees under a pattern, on average over a sequence."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from transformer.attention.base import ScoreFlops
 from transformer.attention.config import MultiHeadConfig
-from transformer.attention.variants.bigbird import draw_random_blocks, select_blocks
 from transformer.attention.variants.sparse_configs import (
     HEAD_GROUPS,
-    BigBirdConfig,
     LongformerConfig,
     SlidingWindowConfig,
     SparseTransformerConfig,
@@ -75,31 +73,6 @@ def longformer_visible_keys(config: LongformerConfig, length: int) -> MeanVisibl
     behind, ahead = behind / len(config.dilations), ahead / len(config.dilations)
     behind[:first], ahead[:first] = index[:first], length - 1 - index[:first]
     return MeanVisibleKeys(float((behind + ahead).mean()) + 1, float(behind.mean()) + 1)
-
-
-def bigbird_visible_keys(config: BigBirdConfig, length: int) -> MeanVisibleKeys:
-    """The chosen blocks, as layer 0 draws them, and all of them for the global ones."""
-    own = np.arange(-(-length // config.block_size))
-    sizes = np.minimum(config.block_size, length - own * config.block_size)
-    counts = (config.num_random_blocks, config.num_window_blocks, config.num_global_blocks)
-    rows = -(-config.random_block_span // config.block_size)
-    table = draw_random_blocks(config.seed, 0, config.num_heads, rows, *counts)
-
-    def blocks(causal: bool) -> np.ndarray:  # [N, blocks, blocks] booleans
-        last: Any = own[-1:] if config.last_block_is_global and not causal else None
-        chosen = np.asarray(select_blocks(table, len(own), *counts[1:], last, causal))[0]
-        seen = np.zeros((config.num_heads, len(own), len(own) + 1), bool)
-        np.put_along_axis(seen, chosen, True, axis=-1)  # what is not there goes behind the last
-        seen = seen[..., :-1]
-        seen[:, : config.num_global_blocks] = True
-        seen[:, own[-1:]] |= last is not None
-        return seen
-
-    def mean(keys: np.ndarray) -> float:  # [N, blocks] of each query of a block
-        return float((keys * sizes).sum() / (config.num_heads * length))
-
-    earlier = blocks(True) & (own < own[:, None])
-    return MeanVisibleKeys(mean(blocks(False) @ sizes), mean(earlier @ sizes + (sizes + 1) / 2))
 
 
 def _seen(behind: np.ndarray, itself: int) -> MeanVisibleKeys:

@@ -33,7 +33,7 @@ from train.parallel.sharding import (
     parameter_shardings,
     replicated_sharding,
 )
-from train.recovery.detector import Watch
+from train.recovery.detector import AnomalyDetector
 from train.runtime.dispatch_limit import DispatchLimit, max_programs_in_flight
 from train.state import TrainState
 from train.step import Batch, TrainStep
@@ -229,5 +229,5 @@ def init_state(
         key=dropout,
         loss_scale=LossScale.init(experiment.loss_scale) if scaled else None,
         ema=wide if experiment.ema.decay else None,
-        watch=Watch.start(experiment.recovery),
+        anomaly_detector=AnomalyDetector.create(experiment.recovery),
     )

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from train.checkpoint.discovery import PassedOver
-from train.checkpoint.manager import Checkpoints
-from train.checkpoint.provenance import RUN, provenance
+from train.checkpoint.discovery import SkippedCheckpoint
+from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.config.io import diff_experiments
 from train.config.resolve import resolve_precision, unavailable_backends
 from train.data.batches import prefetch
@@ -20,12 +20,12 @@ from train.data.tokenizer import Tokenizer
 from train.doctor.report import accelerator_warnings
 from train.engine import Metrics, check_batch_sharding, make_engine
 from train.errors import UserError
-from train.evaluation.early_stopping import Best
-from train.evaluation.evaluator import Judge
+from train.evaluation.early_stopping import BestEvaluation
+from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
-from train.recovery.detector import REPORT
-from train.recovery.monitor import Lookout
-from train.recovery.rollback import Recovery, Trouble, for_rollbacks
+from train.recovery.detector import DETECTOR_METRICS
+from train.recovery.monitor import AnomalyMonitor
+from train.recovery.rollback import Anomaly, RollbackManager, rollback_retention
 from train.resume import (
     check_resumable,
     pin_previous_choices,
@@ -36,18 +36,18 @@ from train.resume import (
 )
 from train.run import Run
 from train.run_folder.folder import RunFolder
-from train.run_folder.lock import RunLock, locked
+from train.run_folder.lock import RunLock, lock_run_folder
 from train.runtime.attention_kernels import mark_broken_kernels
 from train.runtime.hardware import enable_compilation_cache, local_hardware
-from train.runtime.oom import check_room, explain_exhaustion, smaller
+from train.runtime.oom import check_minimum_memory, explain_oom, suggest_remedies
 from train.runtime.signals import PreemptedError, StopRequest
 from train.state import TrainState
 from train.step import Batch
 from train.tasks.base import HostBatch, Task
 from train.tasks.registry import make_task
-from train.telemetry.goodput import Timesheet
-from train.telemetry.progress import Progress
-from train.telemetry.reporter import Report
+from train.telemetry.goodput import ActivityTimer
+from train.telemetry.progress import ProgressBar
+from train.telemetry.reporter import Reporter
 from transformer.hardware import Hardware
 
 
@@ -72,12 +72,12 @@ def fit(
         example; what was written before is still there.
       PreemptedError: the process was told to stop, and has saved a checkpoint.
     """
-    timesheet, hardware = Timesheet(start_time), local_hardware()
+    timesheet, hardware = ActivityTimer(start_time), local_hardware()
     enable_compilation_cache()
     folder = RunFolder.create(workdir or f"runs/{experiment.name}")
     with (
-        locked(folder, Progress(1, quiet=quiet).print) as lock,
-        explain_exhaustion(lambda: smaller(resolve_precision(experiment, hardware))),
+        lock_run_folder(folder, ProgressBar(1, quiet=quiet).print) as lock,
+        explain_oom(lambda: suggest_remedies(resolve_precision(experiment, hardware))),
     ):
         return _TrainingRun(experiment, folder, hardware, timesheet, lock, quiet).run()
 
@@ -90,7 +90,7 @@ class _TrainingRun:
         experiment: Experiment,
         folder: RunFolder,
         hardware: Hardware,
-        timesheet: Timesheet,
+        timesheet: ActivityTimer,
         lock: RunLock | None,
         quiet: bool,
     ):
@@ -112,43 +112,45 @@ class _TrainingRun:
         self.kept = diff_experiments(self.experiment, chosen)
         self.engine = make_engine(chosen, hardware)
         check_batch_sharding(self.experiment, self.engine.mesh)
-        check_room(self.engine, self.experiment)
-        self.judge = Judge(self.experiment, self.engine, self.corpus, folder)
-        self.recovery = Recovery(self.experiment, folder, begun=before is not None)
+        check_minimum_memory(self.engine, self.experiment)
+        self.judge = Evaluator(self.experiment, self.engine, self.corpus, folder)
+        self.recovery = RollbackManager(self.experiment, folder, resuming=before is not None)
 
     def run(self) -> Run:
         settings, path = self.experiment.checkpoint, self.folder.checkpoints
-        rollbacks = for_rollbacks(self.experiment)
-        with Checkpoints(
+        rollbacks = rollback_retention(self.experiment)
+        with CheckpointManager(
             path,
-            every=settings.every,
-            keep=settings.keep_last,
+            save_every=settings.every,
+            keep_last=settings.keep_last,
             keep_every=settings.keep_every,
-            average=max(self.experiment.evaluation.average_checkpoints, rollbacks.average),
-            apart=rollbacks.apart,
+            average=max(self.experiment.evaluation.average_checkpoints, rollbacks.keep_last_due),
+            keep_min_age=rollbacks.keep_min_age,
             verify=settings.verify,
         ) as checkpoints:
-            with self.timesheet.on("restore"):
+            with self.timesheet.track("restore"):
                 state, done, passed_over = restore_or_init(self.judge, checkpoints, self.recovery)
             speaks = jax.process_index() == 0
-            ended = self.judge.ended(done)
+            ended = self.judge.is_finished(done)
             metrics = read_final_metrics(self.folder, done) if ended else None
             if metrics is not None:
                 quiet = self.quiet or not speaks
                 early = done < self.experiment.steps
-                Progress(done, quiet=quiet).print(
+                ProgressBar(done, quiet=quiet).print(
                     f"{self.experiment.name} is finished: {done} steps are done, and "
                     f"{'evaluations got no better' if early else 'as many were asked for'}; "
                     f"in {self.folder.path}"
                 )
-                return self.judge.result(self.judge.served(state, done, checkpoints), metrics)
+                return self.judge.make_run(
+                    self.judge.final_weights(state, done, checkpoints), metrics
+                )
             if speaks:
                 write_run_config(self.judge, is_new_run=self.anew)
-            report = Report(
+            report = Reporter(
                 self.folder,
                 self.experiment,
                 self.timesheet,
-                done=done,
+                initial_step=done,
                 speaks=speaks,
                 quiet=self.quiet,
             )
@@ -157,16 +159,18 @@ class _TrainingRun:
                 if not ended:
                     state = self.train(state, done, checkpoints, report, stop)
                 with report.pause("evaluate"):
-                    served = self.judge.served(state, int(state.step), checkpoints)
-                    metrics = self.judge.finish(served, int(state.step), report)
-                report.tell_time()
-        return self.judge.result(served, metrics)
+                    served = self.judge.final_weights(state, int(state.step), checkpoints)
+                    metrics = self.judge.report_final_metrics(served, int(state.step), report)
+                report.print_goodput()
+        return self.judge.make_run(served, metrics)
 
-    def announce(self, report: Report, done: int, passed_over: Sequence[PassedOver]) -> None:
+    def announce(
+        self, report: Reporter, done: int, passed_over: Sequence[SkippedCheckpoint]
+    ) -> None:
         self.tell(report, done, passed_over)
         count = sum(leaf.size for leaf in jax.tree.leaves(self.engine.abstract_state().params))
         hardware = self.engine.model.hardware
-        report.event(
+        report.log_event(
             "resumed" if done else "started",
             step=done,
             hardware=dataclasses.asdict(hardware),
@@ -175,41 +179,41 @@ class _TrainingRun:
             kept={name: choice for name, (_, choice) in self.kept.items()},
         )
         for warning in accelerator_warnings(hardware.platform):
-            report.say(warning)
+            report.print_message(warning)
         for kernel, why in hardware.broken_kernels:
-            report.event("fell back", kernel=kernel, why=why)
-            report.say(
+            report.log_event("fell back", kernel=kernel, why=why)
+            report.print_message(
                 f"attention kernel {kernel}: cannot be compiled here ({why}); another is used. "
                 "See python -m train doctor"
             )
         for name, choice in unavailable_backends(
             self.engine.auto_choices(), self.experiment
         ).items():
-            report.event("fell back", setting=name, to=choice)
+            report.log_event("fell back", setting=name, to=choice)
         amount = self.task.describe_training_data(self.corpus)
         verb = f"goes on from step {done}" if done else "begins"
-        report.say(
+        report.print_message(
             f"{self.experiment.name} {verb}: {count:,} parameters, {amount}, "
             f"{hardware.count} {hardware.kind or hardware.platform}; in {self.folder.path}"
         )
         for name, (old, new) in self.differences.items():
-            report.say(f"{name} is {new} from here on, and was {old}")
+            report.print_message(f"{name} is {new} from here on, and was {old}")
         for note in (*self.corpus.notes, *self.task.untrained_parts):
-            report.say(note)
+            report.print_message(note)
 
-    def tell(self, report: Report, done: int, passed_over: Sequence[PassedOver]) -> None:
+    def tell(self, report: Reporter, done: int, passed_over: Sequence[SkippedCheckpoint]) -> None:
         """What has led to the step that is gone on from."""
         for step, why in passed_over:
-            report.event("passed over", step=step, why=why)
-            report.say(f"checkpoint of step {step}: {why}; passed over")
-        self.recovery.tell(done, report)
+            report.log_event("passed over", step=step, why=why)
+            report.print_message(f"checkpoint of step {step}: {why}; passed over")
+        self.recovery.log_rollback(done, report)
 
     def train(
         self,
         state: TrainState,
         done: int,
-        checkpoints: Checkpoints,
-        report: Report,
+        checkpoints: CheckpointManager,
+        report: Reporter,
         stop: StopRequest,
     ) -> TrainState:
         """Stretches of steps, each but the last of which has ended in trouble."""
@@ -219,45 +223,45 @@ class _TrainingRun:
                 return state
             with report.pause("recover"):
                 if self.lock is not None:
-                    self.lock.verify()
-                first = self.extra(Best())
+                    self.lock.verify_ownership()
+                first = self.extra(BestEvaluation())
                 self.recovery.decide(trouble, state, self.engine, checkpoints, first)
                 state, done, passed_over = restore_or_init(self.judge, checkpoints, self.recovery)
-            report.go_back(done)
+            report.rewind(done)
             self.tell(report, done, passed_over)
 
     def stretch(
         self,
         state: TrainState,
         done: int,
-        checkpoints: Checkpoints,
-        report: Report,
+        checkpoints: CheckpointManager,
+        report: Reporter,
         stop: StopRequest,
-    ) -> tuple[TrainState, Trouble | None]:
+    ) -> tuple[TrainState, Anomaly | None]:
         """Steps until the run is at its end, or has trouble."""
         experiment, engine = self.experiment, self.engine
-        lookout = Lookout(experiment.recovery, report)
+        lookout = AnomalyMonitor(experiment.recovery, report)
         with contextlib.closing(prefetch(self.load, int(state.cursor))) as batches:
             for step in range(done + 1, experiment.steps + 1):
                 if self.lock is not None:
-                    self.lock.check()
+                    self.lock.check_ownership()
                 cursor, (tokens, batch) = next(batches)
                 state, metrics = engine.step(state, batch)
-                report.step(step, tokens)
+                report.count_step(step, tokens)
                 if step == done + 1:
                     jax.block_until_ready(metrics)
-                    report.compiled(step)
+                    report.mark_compiled(step)
                 if step % experiment.log_every == 0 or step == experiment.steps:
-                    report.train(step, fetch_metrics(metrics))
-                asked = stop.asked()
+                    report.log_training(step, fetch_metrics(metrics))
+                asked = stop.requested_by()
                 # Nothing is saved or judged before it is known to be in line.
-                now = bool(asked) or self.judge.looks(step) or checkpoints.due(step)
-                if trouble := lookout.look(step, cursor, metrics, now=now):
+                now = bool(asked) or self.judge.evaluates_after(step) or checkpoints.is_due(step)
+                if trouble := lookout.check(step, cursor, metrics, wait=now):
                     return state, trouble
-                self.recovery.passed(step, report)
-                self.judge.look(step, state, report)
-                last = self.judge.ended(step)
-                if last or asked or checkpoints.due(step) or self.judge.is_best(step):
+                self.recovery.log_if_recovered(step, report)
+                self.judge.evaluate_and_sample(step, state, report)
+                last = self.judge.is_finished(step)
+                if last or asked or checkpoints.is_due(step) or self.judge.is_best(step):
                     with report.pause("save"):
                         self.save(step, state, checkpoints)
                 if last:
@@ -266,30 +270,32 @@ class _TrainingRun:
                     self.leave(step, asked, checkpoints, report)
         return state, None
 
-    def leave(self, step: int, asked: str, checkpoints: Checkpoints, report: Report) -> NoReturn:
+    def leave(
+        self, step: int, asked: str, checkpoints: CheckpointManager, report: Reporter
+    ) -> NoReturn:
         """Stops, the checkpoint of this step being on its way."""
         checkpoints.wait()
-        report.event("preempted", step=step, why=asked)
+        report.log_event("preempted", step=step, why=asked)
         raise PreemptedError(
             f"{self.folder.path}: stopped by {asked} at step {step}, "
             "checkpoint saved; the same command goes on from there"
         )
 
-    def save(self, step: int, state: TrainState, checkpoints: Checkpoints) -> None:
+    def save(self, step: int, state: TrainState, checkpoints: CheckpointManager) -> None:
         if self.lock is not None:
-            self.lock.verify()
+            self.lock.verify_ownership()
         if self.judge.is_best(step):
             checkpoints.keep_best(step)
         checkpoints.save(step, state, self.extra(self.judge.best))
 
-    def extra(self, best: Best) -> dict[str, Any]:
+    def extra(self, best: BestEvaluation) -> dict[str, Any]:
         """What a checkpoint holds beside the state."""
         corpus = self.corpus
         return {
-            RUN: provenance(self.experiment, corpus.tokenizer, corpus.labels),
+            PROVENANCE_KEY: collect_provenance(self.experiment, corpus.tokenizer, corpus.labels),
             "corpus": corpus.digest,
-            "best": best.as_plain(),
-            **self.recovery.extra,
+            "best": best.to_json(),
+            **self.recovery.metadata,
         }
 
     def load(self, cursor: int) -> tuple[int, Batch]:
@@ -315,5 +321,5 @@ def count_tokens(rows: HostBatch) -> int:
 
 def fetch_metrics(metrics: Metrics) -> dict[str, float]:
     """Metrics as numbers, without those of the watch: this waits for the step to end."""
-    told = {name: value for name, value in metrics.items() if name not in REPORT}
+    told = {name: value for name, value in metrics.items() if name not in DETECTOR_METRICS}
     return {name: float(value) for name, value in jax.device_get(told).items()}

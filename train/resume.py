@@ -7,10 +7,10 @@ import dataclasses
 import json
 from typing import Any, NamedTuple
 
-from train.checkpoint.discovery import PassedOver
-from train.checkpoint.errors import none_good
-from train.checkpoint.manager import Checkpoints
-from train.checkpoint.provenance import check_provenance, other_library
+from train.checkpoint.discovery import SkippedCheckpoint
+from train.checkpoint.errors import no_valid_checkpoint_error
+from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.provenance import check_provenance, explain_library_mismatch
 from train.config.io import (
     diff_experiments,
     experiment_to_dict,
@@ -20,14 +20,14 @@ from train.config.io import (
 from train.config.resolve import pin_auto
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.evaluation.early_stopping import Best
-from train.evaluation.evaluator import Judge
+from train.evaluation.early_stopping import BestEvaluation
+from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
-from train.recovery.rollback import Recovery
+from train.recovery.rollback import RollbackManager
 from train.run import Labels, read_auto_choices, read_experiment, read_labels
-from train.run_folder.folder import RunFolder, set_aside, write_atomically
+from train.run_folder.folder import RunFolder, set_aside_file, write_atomically
 from train.state import TrainState
-from train.telemetry.event_log import Logbook
+from train.telemetry.event_log import EventLog
 from transformer.hardware import Hardware
 
 
@@ -46,7 +46,7 @@ def read_previous_run(folder: RunFolder, hardware: Hardware) -> PreviousRun | No
 
     One without a checkpoint has nothing to be true to: it begins anew, as it is asked for.
     """
-    with Checkpoints(folder.checkpoints, read_only=True) as checkpoints:
+    with CheckpointManager(folder.checkpoints, read_only=True) as checkpoints:
         if checkpoints.latest_step() is None:
             return None
     return PreviousRun(
@@ -92,10 +92,12 @@ class StartPoint(NamedTuple):
 
     state: TrainState
     step: int
-    skipped_checkpoints: list[PassedOver]
+    skipped_checkpoints: list[SkippedCheckpoint]
 
 
-def restore_or_init(judge: Judge, checkpoints: Checkpoints, recovery: Recovery) -> StartPoint:
+def restore_or_init(
+    judge: Evaluator, checkpoints: CheckpointManager, recovery: RollbackManager
+) -> StartPoint:
     """The newest state that is as it was saved; the judge is told what was best before.
 
     Damaged checkpoints that are newer are set aside, so that their steps can be saved again. A
@@ -104,15 +106,17 @@ def restore_or_init(judge: Judge, checkpoints: Checkpoints, recovery: Recovery) 
     Raises:
       UserError: no checkpoint can be gone on from, or it is not of this run.
     """
-    recovery.clear(checkpoints)
-    found, cut_off = checkpoints.newest_good(), checkpoints.cut_off()
-    lost = [PassedOver(step, "has no manifest") for step in cut_off if step > (found.step or -1)]
-    passed_over = sorted([*found.passed_over, *lost], reverse=True)
+    recovery.set_aside_later_checkpoints(checkpoints)
+    found, cut_off = checkpoints.find_newest_valid(), checkpoints.incomplete_steps()
+    lost = [
+        SkippedCheckpoint(step, "has no manifest") for step in cut_off if step > (found.step or -1)
+    ]
+    passed_over = sorted([*found.skipped, *lost], reverse=True)
     if found.step is not None:
         state, step = _restored(judge, checkpoints, recovery, found.step), found.step
-        aside = found.passed_over  # what was cut off is cleared away by the next save
-    elif found.passed_over or len(lost) > 1:  # one alone may be a first save that was cut off
-        raise none_good(checkpoints.directory, passed_over)
+        aside = found.skipped  # what was cut off is cleared away by the next save
+    elif found.skipped or len(lost) > 1:  # one alone may be a first save that was cut off
+        raise no_valid_checkpoint_error(checkpoints.directory, passed_over)
     else:
         state, step, aside = judge.engine.init(), 0, lost
     for each in aside:
@@ -120,19 +124,21 @@ def restore_or_init(judge: Judge, checkpoints: Checkpoints, recovery: Recovery) 
     return StartPoint(state, step, passed_over)
 
 
-def _restored(judge: Judge, checkpoints: Checkpoints, recovery: Recovery, step: int) -> TrainState:
+def _restored(
+    judge: Evaluator, checkpoints: CheckpointManager, recovery: RollbackManager, step: int
+) -> TrainState:
     if step > judge.experiment.steps:
         raise UserError(
             f"{judge.folder.path}: its run is at step {step} already; "
             f"give --steps {step} or more, or another --workdir"
         )
     # Before the arrays are read, as shapes that differ would be the less helpful error.
-    extra, corpus = checkpoints.extra(step), judge.corpus
+    extra, corpus = checkpoints.read_metadata(step), judge.corpus
     check_provenance(extra, step, judge.folder, judge.experiment, corpus.tokenizer, corpus.labels)
     state = checkpoints.restore(step, judge.engine.abstract_state()).state
     if extra.get("corpus") != corpus.digest:
         path = judge.experiment.data.path
-        if why := other_library(extra, path):
+        if why := explain_library_mismatch(extra, path):
             raise UserError(
                 f"data.path {path}: {why}; resume {judge.folder.path} with that Python, or give "
                 "another --workdir"
@@ -141,13 +147,13 @@ def _restored(judge: Judge, checkpoints: Checkpoints, recovery: Recovery, step: 
             f"data.path {path}: is not the text that "
             f"{judge.folder.path} was trained on; give that text, or another --workdir"
         )
-    judge.remember(Best.from_plain(extra.get("best", {})), checkpoints)
-    return recovery.applied(state, extra)
+    judge.restore_best(BestEvaluation.from_json(extra.get("best", {})), checkpoints)
+    return recovery.apply_rollback(state, extra)
 
 
 def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
     """The metrics that a run has had at its end; None if it has not been there."""
-    for line in reversed(Logbook(folder.logbook).read()):
+    for line in reversed(EventLog(folder.event_log).read()):
         if line.get("event") in ("started", "rolled back"):
             return None  # what was finished before that had other weights
         if line.get("event") == "finished" and line.get("step") == step:
@@ -157,7 +163,7 @@ def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
     return None
 
 
-def write_run_config(judge: Judge, *, is_new_run: bool) -> None:
+def write_run_config(judge: Evaluator, *, is_new_run: bool) -> None:
     """Write all of a run's folder that another program needs beside the weights.
 
     config.json comes last: a folder that has it holds a run.
@@ -168,7 +174,7 @@ def write_run_config(judge: Judge, *, is_new_run: bool) -> None:
         moved aside, as they would be taken for its own when it is resumed.
     """
     if is_new_run:
-        set_aside(judge.folder.recovery, "earlier")
+        set_aside_file(judge.folder.rollback_record, "earlier")
     folder, corpus, hardware = judge.folder, judge.corpus, judge.engine.model.hardware
     chosen = judge.engine.auto_choices()
     plain = {

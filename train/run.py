@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 from train.config.io import experiment_from_dict
 from train.errors import UserError
 from train.experiment import Experiment
-from train.run_folder.folder import RunFolder, read_json, reading
-from train.run_folder.regular_files import VOCABULARY_BYTES
+from train.run_folder.folder import RunFolder, explain_read_errors, read_json
+from train.run_folder.regular_files import MAX_VOCABULARY_BYTES
 
 if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer
     from transformer.hardware import Hardware
     from transformer.models.base import Model
 
-from train.checkpoint.manager import Checkpoints
+from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import check_provenance
 from train.data.tokenizer import Tokenizer
 from train.engine import make_engine
-from train.evaluation.eval_weights import serve
+from train.evaluation.eval_weights import load_eval_weights
 from train.parallel.mesh import MeshConfig
 from train.runtime.attention_kernels import mark_broken_kernels
 from train.runtime.hardware import local_hardware
@@ -36,12 +36,12 @@ Labels = tuple[str, ...]
 
 def read_labels(folder: RunFolder) -> Labels:
     """The names of a run's classes or tags; none of a run that has no such."""
-    with reading(folder.labels):
+    with explain_read_errors(folder.labels):
         try:
             folder.labels.stat()  # not `exists`, which takes a loop of links for no file
         except FileNotFoundError:
             return ()
-    names = read_json(folder.labels, VOCABULARY_BYTES)
+    names = read_json(folder.labels, MAX_VOCABULARY_BYTES)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{folder.labels}: is no list of names; put the file back as it was")
     return tuple(names)
@@ -100,7 +100,7 @@ def load(workdir: str, *, step: int | None = None, average_checkpoints: int | No
     Raises:
       UserError: there is no run, no such checkpoint, or it does not fit the run's model.
     """
-    folder = RunFolder.existing(workdir)
+    folder = RunFolder.open_existing(workdir)
     hardware = local_hardware()
     saved = read_experiment(folder)
     experiment = for_local_devices(saved)
@@ -112,9 +112,14 @@ def load(workdir: str, *, step: int | None = None, average_checkpoints: int | No
     def check(step: int, extra: dict[str, Any]) -> None:
         check_provenance(extra, step, folder, saved, tokenizer, labels)
 
-    with Checkpoints(folder.checkpoints, read_only=True, verify=verify) as checkpoints:
-        params, steps = serve(
-            checkpoints, engine, experiment, step=step, average=average_checkpoints, check=check
+    with CheckpointManager(folder.checkpoints, read_only=True, verify=verify) as checkpoints:
+        params, steps = load_eval_weights(
+            checkpoints,
+            engine,
+            experiment,
+            step=step,
+            average_checkpoints=average_checkpoints,
+            check=check,
         )
     return Run(experiment, folder, engine.model, params, tokenizer, steps[-1], labels=labels)
 

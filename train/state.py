@@ -6,7 +6,7 @@ import jax
 from flax import struct
 
 from train.optim.loss_scale import LossScale
-from train.recovery.detector import Watch
+from train.recovery.detector import AnomalyDetector
 
 
 class TrainState(struct.PyTreeNode):
@@ -19,4 +19,4 @@ class TrainState(struct.PyTreeNode):
     key: jax.Array  # typed random key, the same for the whole run
     loss_scale: LossScale | None = None
     ema: Any = None  # moving average of the parameters, in float32
-    watch: Watch | None = None
+    anomaly_detector: AnomalyDetector | None = None

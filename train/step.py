@@ -12,7 +12,7 @@ from train.experiment import LossScaleConfig
 from train.optim.base import tree_where
 from train.optim.schedules import Schedule
 from train.recovery.config import RecoveryConfig
-from train.recovery.detector import SEEN, judge
+from train.recovery.detector import MONITORED_METRICS, detect_anomaly
 from train.state import TrainState
 from transformer.losses import Loss
 
@@ -63,18 +63,22 @@ class TrainStep:
         metrics = {name: weighted_mean(each) for name, each in sums.items()}
         metrics.update(grad_norm=norm, param_norm=global_norm(state.params))
         known = None if state.loss_scale is None else state.loss_scale.scale
-        seen = jnp.stack([metrics[name] for name in SEEN])
-        verdict = judge(state.watch, seen, padded_length(batch), known, self.recovery)
+        seen = jnp.stack([metrics[name] for name in MONITORED_METRICS])
+        verdict = detect_anomaly(
+            state.anomaly_detector, seen, padded_length(batch), known, self.recovery
+        )
         rate = self.schedule(state.step + 1)
-        if state.watch is not None:
-            rate = rate * state.watch.rate
-        new = self.apply_update(state, self.clip_gradients(grads, norm), rate, verdict.fine)
+        if state.anomaly_detector is not None:
+            rate = rate * state.anomaly_detector.lr_factor
+        new = self.apply_update(
+            state, self.clip_gradients(grads, norm), rate, verdict.accept_update
+        )
         if state.loss_scale is not None:
             scaled = state.loss_scale.update(jnp.isfinite(norm), self.loss_scale)
             new = new.replace(loss_scale=scaled)
-        skipped = 1 - verdict.fine.astype(jnp.float32)
-        metrics.update(learning_rate=rate, skipped=skipped, **verdict.report)
-        return new.replace(watch=verdict.watch), metrics
+        skipped = 1 - verdict.accept_update.astype(jnp.float32)
+        metrics.update(learning_rate=rate, skipped=skipped, **verdict.metrics)
+        return new.replace(watch=verdict.detector), metrics
 
     def accumulate_gradients(
         self, state: TrainState, batch: Batch, loss_scale: jax.Array

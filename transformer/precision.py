@@ -21,7 +21,7 @@ class Precision:
     """What weights are kept in; gradients and moments of optimizers are in float32."""
     compute: DType = "float32"
     """What products of matrices and the residual stream are computed in. In the policy `auto` it is
-    not decided yet: `on` decides it for some hardware."""
+    not decided yet: `track` decides it for some hardware."""
     softmax: DType = "float32"
     """Attention's softmax."""
     norm: DType = "float32"
@@ -90,7 +90,7 @@ POLICIES: dict[str, Precision] = {
 
 
 AUTO_POLICY = Precision(compute=cast(DType, AUTO))
-"""The policy `auto`: not one to compute in until `Precision.on` decides it."""
+"""The policy `auto`: not one to compute in until `Precision.track` decides it."""
 
 
 def finfo_min(dtype: Any) -> Any:

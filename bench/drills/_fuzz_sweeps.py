@@ -196,7 +196,7 @@ def paths() -> Iterator[Case]:
         "translations": (".en", lambda path, _: prepare_bitext(_parallel(path))),
         "config": (".py", lambda path, _: find_experiment(path)),
         "prices": (".toml", lambda path, _: load_prices(path)),
-        "workdir to read": ("", lambda path, _: RunFolder.existing(path)),
+        "workdir to read": ("", lambda path, _: RunFolder.open_existing(path)),
         "workdir to write": ("", lambda path, _: RunFolder.create(path)),
     }
     kinds = [

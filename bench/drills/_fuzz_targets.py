@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from bench.drills import _fuzz_models
-from train.checkpoint.manager import Checkpoints
+from train.checkpoint.manager import CheckpointManager
 from train.cli.fit import FitArguments
 from train.cli.parsing import as_usage_errors, kinds_help, parse, select_kinds
 from train.config.io import experiment_to_dict, flatten_experiment
@@ -30,11 +30,17 @@ from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.experiment import Experiment
 from train.recovery.config import RecoveryConfig
-from train.recovery.rollback import Record, Trouble, plan
+from train.recovery.rollback import Anomaly, RollbackRecord, plan_rollback
 from train.resume import read_final_metrics
 from train.run import read_auto_choices, read_experiment, read_labels
 from train.run_folder.folder import RunFolder
-from train.telemetry.goodput import TimeLog, Timesheet, furthest, read_lines, shown
+from train.telemetry.goodput import (
+    ActivityTimer,
+    TimeLog,
+    format_goodput,
+    last_recorded_step,
+    read_time_records,
+)
 from train.telemetry.loss_plot import plot_losses
 from train.telemetry.metrics_log import MetricsLog, read_metrics
 from transformer.hardware import Hardware
@@ -97,7 +103,7 @@ def _lines(records: Sequence[dict[str, Any]]) -> bytes:
 
 def _config(folder: pathlib.Path, data: bytes) -> None:
     (folder / "config.json").write_bytes(data)
-    found = RunFolder.existing(folder)
+    found = RunFolder.open_existing(folder)
     read_experiment(found)
     read_auto_choices(found, Hardware("cpu"))
 
@@ -110,7 +116,7 @@ def _labels(folder: pathlib.Path, data: bytes) -> None:
 def _metrics(folder: pathlib.Path, data: bytes) -> None:
     (folder / "metrics.jsonl").write_bytes(data)
     with MetricsLog(RunFolder(folder)) as log:
-        log.resume(2)
+        log.set_aside_after(2)
     read_metrics(folder / "metrics.jsonl")
 
 
@@ -126,25 +132,25 @@ def _logbook(folder: pathlib.Path, data: bytes) -> None:
 
 def _recovery(folder: pathlib.Path, data: bytes) -> None:
     (folder / "recovery.json").write_bytes(data)
-    found = Record.read(folder / "recovery.json")
+    found = RollbackRecord.read(folder / "recovery.json")
     for each in found.rollbacks:
         np.int32(each.cursor), np.float32(each.rate)
-    again = Trouble(8, 8, 12, "why")
-    plan(again, found.last, [2, 4], RecoveryConfig())
+    again = Anomaly(8, 8, 12, "why")
+    plan_rollback(again, found.last, [2, 4], RecoveryConfig())
 
 
 def _times(folder: pathlib.Path, data: bytes) -> None:
     (folder / "time.jsonl").write_bytes(data)
     found = RunFolder(folder)
-    log = TimeLog(found, Timesheet(), speaks=True)
-    log.begin(2)
-    assert shown(log.goodput())
-    assert furthest(read_lines(found.times)) >= 0
+    log = TimeLog(found, ActivityTimer(), speaks=True)
+    log.start_compiling(2)
+    assert format_goodput(log.compute_goodput())
+    assert last_recorded_step(read_time_records(found.time_log)) >= 0
 
 
 def _checkpoint(scratch: pathlib.Path) -> Target:
     """A manifest, which is never taken for one that it is not."""
-    with Checkpoints(scratch) as checkpoints:
+    with CheckpointManager(scratch) as checkpoints:
         checkpoints.save(1, {"w": jnp.ones(3)}, {})
     files = {path.relative_to(scratch): path for path in scratch.rglob("*") if path.is_file()}
     whole = (scratch / "1" / "manifest.json").read_bytes()
@@ -154,8 +160,8 @@ def _checkpoint(scratch: pathlib.Path) -> Target:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(path.read_bytes())
         (folder / "1" / "manifest.json").write_bytes(data)
-        with Checkpoints(folder, read_only=True) as checkpoints:
-            found = checkpoints.newest_good().step
+        with CheckpointManager(folder, read_only=True) as checkpoints:
+            found = checkpoints.find_newest_valid().step
         assert found == (1 if data == whole else None) or _fewer(data, whole)
 
     return Target("manifest.json", use, [whole])

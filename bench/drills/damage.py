@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import train
-from train.checkpoint.manager import Checkpoints
+from train.checkpoint.manager import CheckpointManager
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.engine import make_engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
@@ -115,7 +115,7 @@ def copied(run: pathlib.Path, copy: pathlib.Path) -> None:
 
 def state_of(run: pathlib.Path, step: int, shapes: Any) -> list[bytes]:
     """All that a checkpoint holds, bit for bit."""
-    with Checkpoints(run / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(run / "checkpoints", read_only=True) as checkpoints:
         state = checkpoints.restore(step, shapes).state
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state.replace(key=None))]
 
@@ -127,7 +127,7 @@ class Drill:
         self.run, self.copy = folder / "run", folder / "copy"
         self.experiment = experiment(folder)
         train.fit(self.experiment, str(self.run), quiet=True)
-        saved = read_experiment(RunFolder.existing(self.run))
+        saved = read_experiment(RunFolder.open_existing(self.run))
         self.shapes = make_engine(saved, local_hardware()).abstract_state()
         self.older, self.newer = (state_of(self.run, s, self.shapes) for s in (OLDER, NEWER))
 
@@ -137,8 +137,8 @@ class Drill:
         """What went well with one damage."""
         copied(self.run, self.copy)
         apply(kind, self.copy / "checkpoints" / str(NEWER) / file, drawn)
-        with Checkpoints(self.copy / "checkpoints", read_only=True) as checkpoints:
-            noticed = checkpoints.newest_good().step == OLDER
+        with CheckpointManager(self.copy / "checkpoints", read_only=True) as checkpoints:
+            noticed = checkpoints.find_newest_valid().step == OLDER
         went_well = ["noticed"] if noticed else []
         if noticed and state_of(self.copy, OLDER, self.shapes) == self.older:
             went_well.append("recovered")

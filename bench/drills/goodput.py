@@ -22,8 +22,13 @@ from rich.console import Console
 from rich.table import Table
 
 from train.run_folder.folder import RunFolder
-from train.telemetry.event_log import Record
-from train.telemetry.goodput import MEANING, goodput, read_lines, spell
+from train.telemetry.event_log import JsonRecord
+from train.telemetry.goodput import (
+    ACTIVITY_DESCRIPTIONS,
+    compute_goodput,
+    format_duration,
+    read_time_records,
+)
 
 
 def run_killed(command: Sequence[str], every: float) -> int:
@@ -42,7 +47,7 @@ def run_killed(command: Sequence[str], every: float) -> int:
     raise AssertionError
 
 
-def to_first_step(lines: Sequence[Record]) -> list[float]:
+def to_first_step(lines: Sequence[JsonRecord]) -> list[float]:
     """Seconds from the start of each life to the end of its first step, oldest first."""
     lives = {line["began"]: line["seconds"] for line in lines}
     return [sum(lives[b][w] for w in ("start", "restore", "compile")) for b in sorted(lives)]
@@ -64,14 +69,17 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "train", "fit", config, "--workdir", folder, "--quiet"]
         kills = run_killed([*command, *settings], every)
-        lines = read_lines(RunFolder(pathlib.Path(folder)).times)
-    found, starts = goodput(lines), to_first_step(lines)
+        lines = read_time_records(RunFolder(pathlib.Path(folder)).time_log)
+    found, starts = compute_goodput(lines), to_first_step(lines)
     table = Table("what", "share", "time", "", title=f"{config}, killed {kills} times")
     for what, seconds in found.seconds.items():
         share = f"{seconds / found.total:.1%}"
-        table.add_row(what, share, spell(seconds), MEANING[what])
+        table.add_row(what, share, format_duration(seconds), ACTIVITY_DESCRIPTIONS[what])
     table.add_row(
-        "all", "", spell(found.total), f"lives that came to their first step: {len(starts)}"
+        "all",
+        "",
+        format_duration(found.total),
+        f"lives that came to their first step: {len(starts)}",
     )
     Console().print(table)
     if again := starts[1:]:

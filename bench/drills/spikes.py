@@ -92,7 +92,7 @@ def decoder(folder: pathlib.Path, steps: int) -> Experiment:
         batch_size=16,
         evaluation=EvaluationConfig(every=0),
         checkpoint=CheckpointConfig(every=steps // 15),
-        recovery=RecoveryConfig(back=steps // 15, skip=steps // 15),
+        recovery=RecoveryConfig(rollback_steps=steps // 15, skip_batches=steps // 15),
     )
 
 

@@ -48,7 +48,7 @@ import sys
 import train.lease
 machine = sys.argv.pop(1)
 if machine:
-    train.run_folder.lease.this_machine = lambda: machine
+    train.run_folder.lease.machine_id = lambda: machine
 from train.cli import main
 main()
 """

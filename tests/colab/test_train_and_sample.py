@@ -22,7 +22,7 @@ import train
 from train.config.registry import find_experiment
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
-from train.telemetry.event_log import Logbook
+from train.telemetry.event_log import EventLog
 from train.telemetry.metrics_log import read_metrics
 from transformer import Precision
 
@@ -165,7 +165,7 @@ def test_it_runs_whole_and_goes_on_where_it_stopped(tmp_path: pathlib.Path) -> N
 
     first = run_notebook(tmp_path, steps=20)
     check_outputs(first)
-    folder = RunFolder.existing(tmp_path / "runs" / "quickstart")
+    folder = RunFolder.open_existing(tmp_path / "runs" / "quickstart")
     before = read_metrics(folder.metrics)
     assert steps_of(before) == [10, 20]
 
@@ -175,7 +175,7 @@ def test_it_runs_whole_and_goes_on_where_it_stopped(tmp_path: pathlib.Path) -> N
     after = read_metrics(folder.metrics)
     assert after[: len(before)] == before
     assert steps_of(after) == [10, 20, 30]
-    events = [(line["event"], line["step"]) for line in Logbook(folder.logbook).read()]
+    events = [(line["event"], line["step"]) for line in EventLog(folder.event_log).read()]
     assert events == [("started", 0), ("finished", 20), ("resumed", 20), ("finished", 30)]
 
 

@@ -16,12 +16,12 @@ from orbax.checkpoint import AsyncCheckpointer
 
 import train
 from tests.train.support import Outcome, assert_same_bits, command, losses, tiny, write_config
-from train.checkpoint.manager import Checkpoints
+from train.checkpoint.manager import CheckpointManager
 from train.cli.main import main
 from train.data.tokenizer import Tokenizer
 from train.engine import JitEngine
 from train.errors import UserError
-from train.telemetry.reporter import Report
+from train.telemetry.reporter import Reporter
 
 Capture = pytest.CaptureFixture[str]
 
@@ -255,7 +255,7 @@ def test_a_disk_that_is_full_when_a_checkpoint_is_saved(
     problem = "could not be written (No space left on device); make room there"
     words = (f"checkpoint {workdir}/checkpoints/4: {problem}",)
     assert_refused(found, 1, *words)
-    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.steps() == [2]
     assert sorted(losses(workdir)) == [1, 2, 3, 4]
     assert (workdir / "loss.png").exists()
@@ -318,7 +318,7 @@ def test_memory_that_runs_out_on_the_way(
         "lower data.sequence_length (now 16)",
     )
     assert_refused(found, 1, *words)
-    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.steps() == [2, 4]
     assert fit(capsys, whole, workdir).status == 0
     assert losses(workdir) == losses(whole.workdir)
@@ -374,7 +374,7 @@ def test_an_error_in_the_report_does_not_hide_what_stopped_the_run(
     def also_fail(*_: Any) -> None:
         raise UserError("loss.png: cannot be written")
 
-    monkeypatch.setattr(Report, "train", fail)
+    monkeypatch.setattr(Reporter, "train", fail)
     monkeypatch.setattr("train.telemetry.loss_plot.plot_losses", also_fail)
     with pytest.raises(UserError, match="this stopped it"):
         train.fit(tiny(whole.folder), str(tmp_path / "run"), quiet=True)

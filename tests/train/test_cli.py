@@ -17,7 +17,7 @@ from train.cli.main import main, print_error
 from train.cli.parsing import parse
 from train.config.registry import find_experiment, list_experiments
 from train.errors import UsageError, UserError
-from train.telemetry.reporter import Report
+from train.telemetry.reporter import Reporter
 from transformer import AttentionConfig, Precision
 
 Capture = pytest.CaptureFixture[str]
@@ -282,7 +282,7 @@ def test_describe_as_json(capsys: Capture) -> None:
 def test_preemption(
     capsys: Capture, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Report, "train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(Reporter, "train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     line = ("fit", trained.config, "--workdir", str(tmp_path / "run"), "--json")
     found = command(capsys, *line)
     assert (found.status, found.output) == (75, "")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.train.support import tiny
 from train.engine import JitEngine, PmapEngine, make_engine
-from train.evaluation.eval_weights import weights_of
+from train.evaluation.eval_weights import eval_params
 from train.runtime.dispatch_limit import MAX_PROGRAMS_IN_FLIGHT, DispatchLimit
 from train.state import TrainState
 from train.tasks.base import mean_losses
@@ -161,7 +161,7 @@ def test_weights_of_an_average_are_cast_by_one_program() -> None:
         loss_scale=None,
         ema=wide,
     )
-    assert len(jax.make_jaxpr(weights_of)(state).eqns) == 1
-    assert {leaf.dtype for leaf in jax.tree.leaves(weights_of(state))} == {jnp.bfloat16.dtype}
+    assert len(jax.make_jaxpr(eval_params)(state).eqns) == 1
+    assert {leaf.dtype for leaf in jax.tree.leaves(eval_params(state))} == {jnp.bfloat16.dtype}
     same = state.replace(params=wide)
-    assert weights_of(same) is same.ema
+    assert eval_params(same) is same.ema

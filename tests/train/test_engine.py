@@ -14,7 +14,7 @@ from train.experiment import Experiment, LossScaleConfig
 from train.optim.loss_scale import LossScale
 from train.optim.registry import OPTIMIZERS
 from train.parallel.mesh import MeshConfig, make_mesh
-from train.recovery.detector import REPORT
+from train.recovery.detector import DETECTOR_METRICS
 from train.state import TrainState
 from transformer import Hardware, Precision
 
@@ -82,7 +82,7 @@ def assert_same_curve(found: Curve, expected: Curve) -> None:
 @pytest.mark.full
 def test_the_first_loss_is_that_of_chance(expected: Curve) -> None:
     assert expected.metrics[0]["loss"] == pytest.approx(np.log(VOCAB), abs=0.1)
-    named = {"loss", "grad_norm", "param_norm", "learning_rate", "skipped", *REPORT}
+    named = {"loss", "grad_norm", "param_norm", "learning_rate", "skipped", *DETECTOR_METRICS}
     assert set(expected.metrics[0]) == named
 
 

@@ -9,13 +9,13 @@ from train.cli.main import main
 from train.errors import UserError
 from train.run_folder.folder import RunFolder
 from train.telemetry.goodput import (
+    ActivityTimer,
     TimeLog,
-    Timesheet,
-    goodput,
-    process_began,
-    read_lines,
-    shown,
-    spell,
+    compute_goodput,
+    format_duration,
+    format_goodput,
+    process_start_time,
+    read_time_records,
 )
 
 
@@ -34,19 +34,19 @@ def clock() -> Clock:
 
 def life(clock: Clock, folder: RunFolder, first: int, last: int, *, done: bool) -> TimeLog:
     """2 s to start, 1 to restore, 3 to compile, then a second for each step and 5 for each save."""
-    sheet = Timesheet(clock=clock)
+    sheet = ActivityTimer(clock=clock)
     log = TimeLog(folder, sheet, speaks=True)
     clock.now += 2
-    with sheet.on("restore"):
+    with sheet.track("restore"):
         clock.now += 1
-    log.begin(first)
+    log.start_compiling(first)
     clock.now += 3
-    log.step_from(first + 1)
+    log.start_stepping(first + 1)
     for step in range(first + 2, last + 1):
         clock.now += 1
-        log.step(step)
+        log.record_step(step)
         if step % 10 == 0:
-            with sheet.on("save"):
+            with sheet.track("save"):
                 clock.now += 5
         log.write()
     if done:
@@ -59,7 +59,7 @@ def test_what_was_made_twice_is_no_goodput(clock: Clock, tmp_path: pathlib.Path)
     life(clock, folder, 0, 15, done=False)
     clock.now += 7  # dead
     log = life(clock, folder, 10, 21, done=True)
-    found = log.goodput()
+    found = log.compute_goodput()
     assert found.lives == 2
     assert found.seconds == {
         "step": 14 + 6,  # 2 to 15, and 16 to 21
@@ -73,27 +73,29 @@ def test_what_was_made_twice_is_no_goodput(clock: Clock, tmp_path: pathlib.Path)
         "lost": 7,
     }
     assert found.total == clock.now - 1000
-    assert found.share == pytest.approx(20 / 53)
+    assert found.productive_fraction == pytest.approx(20 / 53)
 
 
 def test_a_rollback_makes_steps_again(clock: Clock, tmp_path: pathlib.Path) -> None:
     log = life(clock, RunFolder(tmp_path), 0, 9, done=True)
-    before = log.goodput().seconds["step"]
-    log.step_from(5)
+    before = log.compute_goodput().seconds["step"]
+    log.start_stepping(5)
     for step in range(6, 13):
         clock.now += 1
-        log.step(step)
-    seconds = log.goodput().seconds
+        log.record_step(step)
+    seconds = log.compute_goodput().seconds
     assert seconds["replay"] == 4  # 6 to 9
     assert seconds["step"] - before == 3
 
 
 def test_a_line_that_a_kill_has_torn_is_left_out(clock: Clock, tmp_path: pathlib.Path) -> None:
     folder = RunFolder(tmp_path)
-    whole = life(clock, folder, 0, 4, done=True).goodput()
-    with folder.times.open("a") as file:
+    whole = life(clock, folder, 0, 4, done=True).compute_goodput()
+    with folder.time_log.open("a") as file:
         file.write('{"began": 1, "now": "never"}\n{"began": 17')
-    again = TimeLog(folder, Timesheet(began=clock.now, clock=clock), speaks=True).goodput()
+    again = TimeLog(
+        folder, ActivityTimer(start_time=clock.now, clock=clock), speaks=True
+    ).compute_goodput()
     assert again.lives == 2
     assert again.seconds == whole.seconds
 
@@ -101,24 +103,25 @@ def test_a_line_that_a_kill_has_torn_is_left_out(clock: Clock, tmp_path: pathlib
 def test_an_object_store_has_the_last_line_at_once(clock: Clock, bucket: str) -> None:
     folder = RunFolder.create(f"{bucket}/runs/first")
     log = life(clock, folder, 0, 9, done=True)
-    assert len(read_lines(folder.times)) == 1  # that of the beginning
-    log.write(last=True)
-    assert goodput(read_lines(folder.times)) == log.goodput()
+    assert len(read_time_records(folder.time_log)) == 1  # that of the beginning
+    log.write(final=True)
+    assert compute_goodput(read_time_records(folder.time_log)) == log.compute_goodput()
 
 
 def test_of_several_processes_one_writes(clock: Clock, tmp_path: pathlib.Path) -> None:
-    log = TimeLog(RunFolder(tmp_path), Timesheet(clock=clock), speaks=False)
-    log.begin(0)
+    log = TimeLog(RunFolder(tmp_path), ActivityTimer(clock=clock), speaks=False)
+    log.start_compiling(0)
     log.write()
-    assert not RunFolder(tmp_path).times.exists()
+    assert not RunFolder(tmp_path).time_log.exists()
 
 
 def test_it_is_told_in_a_line(clock: Clock, tmp_path: pathlib.Path) -> None:
     log = life(clock, RunFolder(tmp_path), 0, 9, done=True)
     assert (
-        shown(log.goodput()) == "time: 57% of 14 s made steps; start 14%, restore 7%, compile 21%"
+        format_goodput(log.compute_goodput())
+        == "time: 57% of 14 s made steps; start 14%, restore 7%, compile 21%"
     )
-    assert [spell(x) for x in (59.4, 60, 3599, 3600, 9000)] == [
+    assert [format_duration(x) for x in (59.4, 60, 3599, 3600, 9000)] == [
         "59 s",
         "1 min 0 s",
         "59 min 59 s",
@@ -128,9 +131,9 @@ def test_it_is_told_in_a_line(clock: Clock, tmp_path: pathlib.Path) -> None:
 
 
 def test_the_process_began_before_now() -> None:
-    began = process_began()
+    began = process_start_time()
     assert 0 < time.time() - began < time.clock_gettime(time.CLOCK_MONOTONIC)
-    assert began == pytest.approx(process_began(), abs=0.1)
+    assert began == pytest.approx(process_start_time(), abs=0.1)
 
 
 def test_the_verb_prints_shares(
@@ -153,5 +156,5 @@ def test_the_verb_prints_shares(
 
 def test_no_run_no_time(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match="holds no run"):
-        RunFolder.existing(tmp_path)
-    assert goodput([]).share == 0.0
+        RunFolder.open_existing(tmp_path)
+    assert compute_goodput([]).productive_fraction == 0.0

@@ -39,7 +39,7 @@ class Run:
                 index,
                 self.ended.append,
                 interval=0.01,
-                silence=60.0,
+                timeout=60.0,
                 clock=lambda: self.now,
             )
             for index in range(count)
@@ -71,7 +71,7 @@ def test_one_that_is_silent_ends_the_others() -> None:
 def test_one_that_fails_says_why_and_ends_the_others() -> None:
     run = Run(3)
     run.beat(0, 1, 2)
-    run.processes[1].tell("disk full: make room")
+    run.processes[1].announce_exit("disk full: make room")
     assert run.beat(2, 0) == ["process 1 has ended (disk full: make room)"] * 2
 
 
@@ -105,7 +105,7 @@ def test_process_0_waits_until_the_others_have_left(monkeypatch: pytest.MonkeyPa
             run.processes[1].stop()
 
     monkeypatch.setattr(time, "sleep", sleep)
-    run.processes[0].tell("disk full")
+    run.processes[0].announce_exit("disk full")
     assert len(slept) == 3
 
 
@@ -117,13 +117,13 @@ def test_process_0_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> No
         run.now += 1
 
     monkeypatch.setattr(time, "sleep", sleep)
-    run.processes[0].tell("disk full", patience=6)
+    run.processes[0].announce_exit("disk full", wait_seconds=6)
     assert run.now == 6
 
 
 def test_the_thread_ends_its_process_once() -> None:
     run = Run(2)
-    run.processes[1].tell("disk full")
+    run.processes[1].announce_exit("disk full")
     run.processes[0].start()
     run.processes[0]._thread.join(timeout=60)
     assert run.ended == ["process 1 has ended (disk full)"]

@@ -15,7 +15,7 @@ import pytest
 
 from tests.train.support import lines_of, write_config
 from train.errors import UserError
-from train.parallel.distributed import Meeting, meeting, together
+from train.parallel.distributed import Coordinator, explain_lost_peers, find_coordinator
 
 TWO = {"JAX_COORDINATOR_ADDRESS": "there:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
 
@@ -24,20 +24,20 @@ TWO = {"JAX_COORDINATOR_ADDRESS": "there:1", "JAX_NUM_PROCESSES": "2", "JAX_PROC
     ("environment", "where"),
     [
         ({}, None),
-        (TWO, Meeting("there:1", 2, 1)),
+        (TWO, Coordinator("there:1", 2, 1)),
         ({**TWO, "JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}, None),
-        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}, Meeting(None)),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}, Coordinator(None)),
         ({"SLURM_STEP_NUM_TASKS": "1"}, None),
         ({"SLURM_NTASKS": "4"}, None),  # the batch script itself, not what srun starts
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, Meeting(None)),
-        ({"TPU_WORKER_HOSTNAMES": "a,b"}, Meeting(None)),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, Coordinator(None)),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, Coordinator(None)),
         ({"TPU_WORKER_HOSTNAMES": "a"}, None),
-        ({"KUBERNETES_SERVICE_HOST": "a", "JOB_COMPLETION_INDEX": "0"}, Meeting(None)),
+        ({"KUBERNETES_SERVICE_HOST": "a", "JOB_COMPLETION_INDEX": "0"}, Coordinator(None)),
         ({"KUBERNETES_SERVICE_HOST": "a"}, None),
     ],
 )
-def test_where_processes_meet(environment: dict[str, str], where: Meeting | None) -> None:
-    assert meeting({"JAX_PLATFORMS": "cpu", **environment}) == where
+def test_where_processes_meet(environment: dict[str, str], where: Coordinator | None) -> None:
+    assert find_coordinator({"JAX_PLATFORMS": "cpu", **environment}) == where
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,15 @@ def test_where_processes_meet(environment: dict[str, str], where: Meeting | None
 )
 def test_half_a_meeting_is_told(changes: dict[str, str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        meeting({**TWO, **changes})
+        find_coordinator({**TWO, **changes})
 
 
 def test_other_errors_are_left_as_they_are() -> None:
     error = jax.errors.JaxRuntimeError("Gloo: connection closed by peer")
-    with pytest.raises(jax.errors.JaxRuntimeError), together():  # there is but this process
+    with (
+        pytest.raises(jax.errors.JaxRuntimeError),
+        explain_lost_peers(),
+    ):  # there is but this process
         raise error
 
 

@@ -7,7 +7,7 @@ from types import FrameType
 
 import pytest
 
-from train.runtime.signals import AGAIN, heeded
+from train.runtime.signals import RETRY_SECONDS, reliable_keyboard_interrupt
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def in_what_drops_errors() -> None:
 @pytest.mark.parametrize("where", [in_a_callback, in_what_drops_errors])
 def test_an_interruption_that_got_lost_comes_again(where: object) -> None:
     assert callable(where)
-    with heeded():
+    with reliable_keyboard_interrupt():
         where()
         with pytest.raises(KeyboardInterrupt):
             time.sleep(60)
@@ -55,9 +55,9 @@ def test_one_that_was_made_into_another_error_is_one() -> None:
         except KeyboardInterrupt:
             raise ValueError("cache keys should be comparable") from None
 
-    with pytest.raises(KeyboardInterrupt), heeded():
+    with pytest.raises(KeyboardInterrupt), reliable_keyboard_interrupt():
         convert()
-    with pytest.raises(ValueError, match="cache keys"), heeded():
+    with pytest.raises(ValueError, match="cache keys"), reliable_keyboard_interrupt():
         raise ValueError("cache keys")
 
 
@@ -68,10 +68,10 @@ def test_what_is_cleaned_up_is_not_disturbed() -> None:
         try:
             ctrl_c()
         finally:
-            time.sleep(3 * AGAIN)
+            time.sleep(3 * RETRY_SECONDS)
             clean.append(True)
 
-    with pytest.raises(KeyboardInterrupt), heeded():
+    with pytest.raises(KeyboardInterrupt), reliable_keyboard_interrupt():
         work()
     assert clean
 
@@ -83,10 +83,10 @@ def test_a_run_that_has_begun_is_asked_once() -> None:
     def note(number: int, frame: FrameType | None) -> None:
         asked.append(number)
 
-    with heeded():
+    with reliable_keyboard_interrupt():
         in_what_drops_errors()
         before = signal.signal(signal.SIGINT, note)
-        time.sleep(4 * AGAIN)
+        time.sleep(4 * RETRY_SECONDS)
         signal.signal(signal.SIGINT, before)
     assert asked == [signal.SIGINT]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -95,7 +95,7 @@ def test_a_run_that_has_begun_is_asked_once() -> None:
 def test_who_ignores_it_is_left_alone() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with heeded():
+        with reliable_keyboard_interrupt():
             ctrl_c()
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
@@ -111,7 +111,7 @@ def test_other_errors_that_python_ignores_are_told_as_before(
     def failing(_: object) -> None:
         raise ValueError
 
-    with heeded():
+    with reliable_keyboard_interrupt():
         thing = Thing()
         reference = weakref.ref(thing, failing)
         del thing

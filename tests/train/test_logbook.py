@@ -8,11 +8,11 @@ import pytest
 from train.data.files import expand_path
 from train.errors import UserError
 from train.telemetry import event_log
-from train.telemetry.event_log import Logbook
+from train.telemetry.event_log import EventLog
 
 
 def test_events_are_lines_with_their_time(tmp_path: pathlib.Path) -> None:
-    logbook = Logbook(tmp_path / "logbook.jsonl")
+    logbook = EventLog(tmp_path / "logbook.jsonl")
     before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     logbook.write("started", step=0)
     logbook.write("fell back", what="attend", why="no cuDNN", to="reference")
@@ -26,7 +26,7 @@ def test_events_are_lines_with_their_time(tmp_path: pathlib.Path) -> None:
 
 
 def test_what_json_does_not_know_is_still_written(tmp_path: pathlib.Path) -> None:
-    logbook = Logbook(tmp_path / "logbook.jsonl")
+    logbook = EventLog(tmp_path / "logbook.jsonl")
     logbook.write(
         "odd",
         path=tmp_path,
@@ -42,7 +42,7 @@ def test_what_json_does_not_know_is_still_written(tmp_path: pathlib.Path) -> Non
 
 
 def test_a_torn_line_spoils_no_other(tmp_path: pathlib.Path) -> None:
-    logbook = Logbook(tmp_path / "logbook.jsonl")
+    logbook = EventLog(tmp_path / "logbook.jsonl")
     logbook.write("started")
     with logbook.path.open("a") as file:
         file.write('{"time": "2026-')
@@ -51,16 +51,20 @@ def test_a_torn_line_spoils_no_other(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_logbook_that_was_never_written_is_empty(tmp_path: pathlib.Path) -> None:
-    assert Logbook(tmp_path / "logbook.jsonl").read() == []
+    assert EventLog(tmp_path / "logbook.jsonl").read() == []
 
 
 def test_a_logbook_that_cannot_be_written_is_one_line(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match=r"cannot be written \(Is a directory\); make room there"):
-        Logbook(tmp_path).write("started")
+        EventLog(tmp_path).write("started")
 
 
 def test_an_object_store_has_whole_lines_too(bucket: str) -> None:
     path = expand_path(f"{bucket}/logbook.jsonl")
     path.write_text('{"event": "started"}\n{"ev')
-    event_log.append(path, [{"event": "resumed"}, {"event": "finished"}])
-    assert [line["event"] for line in event_log.read(path)] == ["started", "resumed", "finished"]
+    event_log.append_records(path, [{"event": "resumed"}, {"event": "finished"}])
+    assert [line["event"] for line in event_log.read_records(path)] == [
+        "started",
+        "resumed",
+        "finished",
+    ]

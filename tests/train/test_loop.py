@@ -12,15 +12,15 @@ import pytest
 
 import train
 from tests.train.support import assert_same_bits, lines_of, losses, tiny
-from train.checkpoint.manager import Checkpoints
+from train.checkpoint.manager import CheckpointManager
 from train.config.io import experiment_to_text
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.evaluation.evaluator import due, evaluate_run
+from train.evaluation.evaluator import evaluate_run, is_due
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
-from train.telemetry.goodput import goodput, read_lines
+from train.telemetry.goodput import compute_goodput, read_time_records
 
 STEPS = 12
 
@@ -77,7 +77,7 @@ def test_the_resolved_experiment_is_saved(finished: Finished) -> None:
     assert resolved.model.vocab_size == tokenizer.vocab_size
     model = dataclasses.replace(finished.experiment.model, vocab_size=tokenizer.vocab_size)
     assert resolved == dataclasses.replace(finished.experiment, model=model)
-    assert read_experiment(RunFolder.existing(finished.workdir)) == resolved
+    assert read_experiment(RunFolder.open_existing(finished.workdir)) == resolved
     lines = (finished.workdir / "config.txt").read_text().splitlines(keepends=True)
     settings, chosen = lines[:-3], lines[-3:]
     assert "".join(settings) == experiment_to_text(resolved)
@@ -131,7 +131,7 @@ def test_the_logbook(finished: Finished) -> None:
 
 
 def test_where_the_time_went(finished: Finished) -> None:
-    found = goodput(read_lines(finished.workdir / "time.jsonl"))
+    found = compute_goodput(read_time_records(finished.workdir / "time.jsonl"))
     assert found.lives == 1
     spent = {what for what, seconds in found.seconds.items() if seconds}
     assert spent == {"start", "restore", "compile", "step", "evaluate", "save"}
@@ -140,7 +140,7 @@ def test_where_the_time_went(finished: Finished) -> None:
 
 def test_the_checkpoints(finished: Finished) -> None:
     """The newest, and those that are kept for good."""
-    with Checkpoints(finished.workdir / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(finished.workdir / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.steps() == [8, 12]
 
 
@@ -215,8 +215,8 @@ def test_fewer_steps_than_are_done(finished: Finished) -> None:
 
 
 def test_what_happens_every_so_many_steps() -> None:
-    assert [step for step in range(1, 13) if due(step, 5)] == [5, 10]
-    assert not any(due(step, 0) for step in range(1, 13))
+    assert [step for step in range(1, 13) if is_due(step, 5)] == [5, 10]
+    assert not any(is_due(step, 0) for step in range(1, 13))
 
 
 def test_the_public_names() -> None:

@@ -7,7 +7,7 @@ import pytest
 from train.errors import UserError
 from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig
-from train.runtime.oom import advice, exhausted, explain_exhaustion, known_to_help
+from train.runtime.oom import explain_oom, generic_remedies, is_oom_error, oom_message
 from transformer import TransformerConfig
 
 MODEL = TransformerConfig(d_model=768, num_layers=12)
@@ -35,13 +35,13 @@ CPU = "RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes."
     ],
 )
 def test_how_much_was_asked_for(message: str, amount: str) -> None:
-    text = advice(["give less", "have more"], message)
+    text = oom_message(["give less", "have more"], message)
     assert amount in text
     assert text.endswith("; give less, or have more")
 
 
 def test_the_remedies_name_the_largest_settings_and_their_values() -> None:
-    text = advice(known_to_help(EXPERIMENT), CPU)
+    text = oom_message(generic_remedies(EXPERIMENT), CPU)
     places = [
         text.index(part)
         for part in (
@@ -65,27 +65,27 @@ def test_the_remedies_name_the_largest_settings_and_their_values() -> None:
     ],
 )
 def test_what_is_done_already_is_no_remedy(changes: dict[str, Any], remedy: str) -> None:
-    assert any(remedy in each for each in known_to_help(EXPERIMENT))
+    assert any(remedy in each for each in generic_remedies(EXPERIMENT))
     assert not any(
-        remedy in each for each in known_to_help(dataclasses.replace(EXPERIMENT, **changes))
+        remedy in each for each in generic_remedies(dataclasses.replace(EXPERIMENT, **changes))
     )
 
 
 @pytest.mark.parametrize("error", [jax.errors.JaxRuntimeError(CPU), MemoryError()])
 def test_running_out_of_memory_is_explained(error: Exception) -> None:
     lower = pytest.raises(UserError, match=r"memory: ran out.*lower batch_size")
-    with lower, explain_exhaustion(lambda: known_to_help(EXPERIMENT)):
+    with lower, explain_oom(lambda: generic_remedies(EXPERIMENT)):
         raise error
 
 
 @pytest.mark.parametrize("error", [jax.errors.JaxRuntimeError("INTERNAL: no"), ValueError(CPU)])
 def test_other_errors_pass_as_they_are(error: Exception) -> None:
-    with pytest.raises(type(error)) as caught, explain_exhaustion(list):
+    with pytest.raises(type(error)) as caught, explain_oom(list):
         raise error
     assert caught.value is error
 
 
 def test_what_says_that_memory_ran_out() -> None:
-    assert exhausted(jax.errors.JaxRuntimeError("cuda: Out Of Memory"))
-    assert exhausted(MemoryError("whatever"))
-    assert not exhausted(jax.errors.JaxRuntimeError("INVALID_ARGUMENT"))
+    assert is_oom_error(jax.errors.JaxRuntimeError("cuda: Out Of Memory"))
+    assert is_oom_error(MemoryError("whatever"))
+    assert not is_oom_error(jax.errors.JaxRuntimeError("INVALID_ARGUMENT"))

@@ -12,7 +12,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from train.run_folder.folder import RunFolder
-from train.telemetry.metrics_log import FLUSH_SECONDS, MetricsLog, read_metrics
+from train.telemetry.metrics_log import FLUSH_INTERVAL_SECONDS, MetricsLog, read_metrics
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def run(tmp_path: pathlib.Path) -> RunFolder:
 
 def write_steps(run: RunFolder, first: int, last: int, resume: int | None) -> Any:
     with MetricsLog(run) as log:
-        aside = log.resume(resume)
+        aside = log.set_aside_after(resume)
         for step in range(first, last + 1):
             log.write(step, "train", {"loss": step / 7})
     return aside
@@ -121,7 +121,7 @@ def events(folder: pathlib.Path) -> list[event_pb2.Event]:
 
 def test_tensorboard_has_the_same_numbers_in_a_folder_for_each_split(run: RunFolder) -> None:
     with MetricsLog(run) as log:
-        log.resume(None)
+        log.set_aside_after(None)
         log.write(5, "train", {"loss": 2.5, "grad_norm": math.nan, "note": "warm-up"})
         log.write(5, "validation", {"loss": 2.75})
     assert sorted(path.name for path in run.tensorboard.iterdir()) == ["train", "validation"]
@@ -146,10 +146,10 @@ def test_an_object_store_is_written_now_and_then_and_at_the_end(bucket: str) -> 
     run = RunFolder.create(f"{bucket}/run")
     now = 0.0
     log = MetricsLog(run, clock=lambda: now)
-    log.resume(None)
+    log.set_aside_after(None)
     log.write(1, "train", {"loss": 1.0})
     assert not run.metrics.exists()
-    now = FLUSH_SECONDS
+    now = FLUSH_INTERVAL_SECONDS
     log.write(2, "train", {"loss": 2.0})
     assert steps(run) == [1, 2]
     log.write(3, "train", {"loss": 3.0})
@@ -159,5 +159,5 @@ def test_an_object_store_is_written_now_and_then_and_at_the_end(bucket: str) -> 
     [file] = (run.tensorboard / "train").iterdir()
     assert len(file.read_bytes()) > 100
     with MetricsLog(run) as log:
-        log.resume(1)
+        log.set_aside_after(1)
     assert steps(run) == [1]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.train.support import command, tiny, write_config
 from train.checkpoint import manifest
-from train.checkpoint.discovery import located
+from train.checkpoint.discovery import absolute_path
 from train.config.registry import find_experiment
 from train.data.cache import cache_folder
 from train.data.config import TextDataConfig, TokenizerConfig
@@ -20,22 +20,22 @@ from train.data.text import read_documents, read_lines
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 from train.estimate.published import load_prices
-from train.recovery.rollback import Record
+from train.recovery.rollback import RollbackRecord
 from train.run import read_experiment, read_labels
 from train.run_folder.folder import RunFolder
 from train.run_folder.regular_files import (
-    LINE_BYTES,
-    lines_of,
+    MAX_LINE_BYTES,
+    format_bytes,
+    iter_lines,
     open_regular,
     read_bytes,
-    shown_bytes,
 )
 from train.telemetry import event_log
-from train.telemetry.goodput import Timesheet, goodput
-from train.telemetry.goodput import read_lines as read_times
+from train.telemetry.goodput import ActivityTimer, compute_goodput
+from train.telemetry.goodput import read_time_records as read_times
 from train.telemetry.metrics_log import MetricsLog
-from train.telemetry.reporter import Report
-from train.telemetry.tensorboard import EventFile
+from train.telemetry.reporter import Reporter
+from train.telemetry.tensorboard import TensorBoardWriter
 
 Read = Callable[[Path], Any]
 
@@ -47,8 +47,8 @@ def text(path: Path) -> list[Any]:
 READERS: dict[str, Read] = {
     "config.json": lambda path: read_experiment(RunFolder(path.parent)),
     "labels.json": lambda path: read_labels(RunFolder(path.parent)),
-    "recovery.json": Record.read,
-    "metrics.jsonl": event_log.read,
+    "recovery.json": RollbackRecord.read,
+    "metrics.jsonl": event_log.read_records,
     "tokenizer.json": Tokenizer.load,
     "vocab.txt": Tokenizer.load,
     "prices.toml": lambda path: load_prices(str(path)),
@@ -112,13 +112,13 @@ def test_remote_files_are_read_and_bounded_too(bucket: str) -> None:
 
 def test_a_line_of_a_log_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b"{}\n" + b"x" * LINE_BYTES + b"x\n")
+    path.write_bytes(b"{}\n" + b"x" * MAX_LINE_BYTES + b"x\n")
     with pytest.raises(UserError, match=r"metrics.jsonl:2: is a line of more than 16 MiB"):
-        event_log.read(path)
+        event_log.read_records(path)
     with open_regular(path) as stream:
-        lines = lines_of(stream, path, LINE_BYTES + 2)
-        assert [len(line) for line in lines] == [3, LINE_BYTES + 2]
-    assert [shown_bytes(size) for size in (12, 2**24, 3 * 2**29)] == [
+        lines = iter_lines(stream, path, MAX_LINE_BYTES + 2)
+        assert [len(line) for line in lines] == [3, MAX_LINE_BYTES + 2]
+    assert [format_bytes(size) for size in (12, 2**24, 3 * 2**29)] == [
         "12 bytes",
         "16 MiB",
         "1.5 GiB",
@@ -136,15 +136,15 @@ def test_zeros_are_no_text_but_a_text_may_have_some(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_with_a_fifo_in_it_is_damaged(tmp_path: Path) -> None:
-    folder = located(tmp_path)
+    folder = absolute_path(tmp_path)
     (tmp_path / "a").write_bytes(b"")
-    manifest.write(folder, manifest.measure(folder, ["a"]))
+    manifest.write_manifest(folder, manifest.hash_files(folder, ["a"]))
     (tmp_path / "a").unlink()
     os.mkfifo(tmp_path / "a")
-    assert manifest.problem(folder, "full") == "has what is no regular file"
-    (tmp_path / manifest.NAME).unlink()
-    os.mkfifo(tmp_path / manifest.NAME)
-    assert manifest.problem(folder, "full") == "manifest.json is damaged"
+    assert manifest.find_problem(folder, "full") == "has what is no regular file"
+    (tmp_path / manifest.MANIFEST_NAME).unlink()
+    os.mkfifo(tmp_path / manifest.MANIFEST_NAME)
+    assert manifest.find_problem(folder, "full") == "manifest.json is damaged"
 
 
 # Links.
@@ -157,7 +157,7 @@ def test_nothing_is_appended_where_a_link_leads(tmp_path: Path, leads_to: str) -
         outside.write_text("mine\n")
     path.symlink_to(outside)
     with pytest.raises(UserError, match=r"time.jsonl: is a link, and a run writes in its own"):
-        event_log.append(path, [{"a": 1}])
+        event_log.append_records(path, [{"a": 1}])
     if leads_to == "another's":
         assert outside.read_text() == "mine\n"
     assert leads_to != "nothing" or not outside.exists()
@@ -166,7 +166,7 @@ def test_nothing_is_appended_where_a_link_leads(tmp_path: Path, leads_to: str) -
 def test_a_fifo_is_not_appended_to(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "time.jsonl")
     with pytest.raises(UserError, match=r"time.jsonl: is a FIFO and no regular file"):
-        event_log.append(tmp_path / "time.jsonl", [{"a": 1}])
+        event_log.append_records(tmp_path / "time.jsonl", [{"a": 1}])
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "samples.txt", "spikes"])
@@ -185,7 +185,7 @@ def test_the_events_of_a_split_are_not_written_where_a_link_leads(tmp_path: Path
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "train").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match=r"train: is a link"):
-        EventFile(tmp_path / "train", None)
+        TensorBoardWriter(tmp_path / "train", None)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
@@ -198,7 +198,7 @@ def test_paths_that_cannot_be(tmp_path: Path, path: str) -> None:
         expand_path,
         cache_folder,
         RunFolder.create,
-        RunFolder.existing,
+        RunFolder.open_existing,
         Tokenizer.load,
         load_prices,
         lambda path: prepare_text(TextDataConfig(path=path, tokenizer=TokenizerConfig("byte"))),
@@ -234,10 +234,10 @@ ROLLBACK = {"first": 3, "step": 5, "checkpoint": 2, "cursor": 9, "rate": 0.5, "t
 def test_a_rollback_that_no_run_has_written(tmp_path: Path, name: str, value: object) -> None:
     path = tmp_path / "recovery.json"
     path.write_text(json.dumps({"rollbacks": [ROLLBACK], "cleared": True}))
-    assert len(Record.read(path).rollbacks) == 1
+    assert len(RollbackRecord.read(path).rollbacks) == 1
     path.write_text(json.dumps({"rollbacks": [{**ROLLBACK, name: value}], "cleared": True}))
     with pytest.raises(UserError, match=rf"recovery.json: tells of no rollbacks \({name} is no"):
-        Record.read(path)
+        RollbackRecord.read(path)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_rollback_that_no_run_has_written(tmp_path: Path, name: str, value: ob
 def test_a_record_that_no_run_has_written(tmp_path: Path, plain: object) -> None:
     (tmp_path / "recovery.json").write_text(json.dumps(plain))
     with pytest.raises(UserError, match=r"recovery.json: tells of no rollbacks"):
-        Record.read(tmp_path / "recovery.json")
+        RollbackRecord.read(tmp_path / "recovery.json")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 10**400, True, "1", None])
@@ -269,15 +269,15 @@ def test_a_line_of_times_that_no_run_has_written(tmp_path: Path, value: object) 
     path = tmp_path / "time.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in (*bad, good)))
     assert read_times(path) == [good]
-    assert goodput(read_times(path)).seconds["step"] == 4.0
+    assert compute_goodput(read_times(path)).seconds["step"] == 4.0
 
 
 def test_a_step_of_a_metric_is_one_that_a_run_can_have(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "split": "train"}\n{"step": 1' + "0" * 400 + ', "split": "train"}')
     with MetricsLog(RunFolder(tmp_path)) as log:
-        assert log.resume(5) == tmp_path / "metrics.jsonl.beyond-5"
-    assert event_log.read(path) == [{"step": 1, "split": "train"}]
+        assert log.set_aside_after(5) == tmp_path / "metrics.jsonl.beyond-5"
+    assert event_log.read_records(path) == [{"step": 1, "split": "train"}]
 
 
 def test_samples_are_added_to_whatever_is_there(tmp_path: Path) -> None:
@@ -285,8 +285,10 @@ def test_samples_are_added_to_whatever_is_there(tmp_path: Path) -> None:
     with (tmp_path / "samples.txt").open("ab") as file:
         file.truncate(2**30)  # it is neither read nor copied
     experiment = tiny(tmp_path)
-    report = Report(RunFolder(tmp_path), experiment, Timesheet(), done=0, speaks=True, quiet=True)
-    report.sample(3, "words")
+    report = Reporter(
+        RunFolder(tmp_path), experiment, ActivityTimer(), initial_step=0, speaks=True, quiet=True
+    )
+    report.log_sample(3, "words")
     with (tmp_path / "samples.txt").open("rb") as file:
         assert file.read(2) == b"\xff\n"
         file.seek(2**30)

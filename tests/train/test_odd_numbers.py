@@ -168,10 +168,10 @@ def test_what_no_memory_holds_is_refused_before_it_is_built(
     experiment = experiment_from_dict(plain, "an experiment")
     engine = make_engine(experiment, Hardware(count=jax.device_count()))
     with pytest.raises(UserError, match=rf"^memory: {what} would take .*, and there are 8.*iB; "):
-        oom.check_room(engine, experiment)
+        oom.check_minimum_memory(engine, experiment)
     fits = tiny(tmp_path)
     fits = dataclasses.replace(fits, model=dataclasses.replace(fits.model, vocab_size=32))
-    oom.check_room(make_engine(fits, Hardware(count=jax.device_count())), fits)
+    oom.check_minimum_memory(make_engine(fits, Hardware(count=jax.device_count())), fits)
 
 
 @pytest.mark.beta_slow

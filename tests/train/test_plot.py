@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from train.errors import UserError
-from train.telemetry.loss_plot import _points, _smoothed, marks, plot_losses
+from train.telemetry.loss_plot import _points, _smoothed, event_steps, plot_losses
 
 TRAINING: list[dict[str, Any]] = [
     {"step": step, "split": "train", "loss": 9 / step + 2} for step in range(1, 101)
@@ -109,7 +109,7 @@ def test_events_of_the_logbook_are_marked(tmp_path: pathlib.Path) -> None:
         {"event": "rolled back", "step": 41, "checkpoint": 20},
         {"event": "skipped", "step": 40},
     ]
-    events = marks(logbook)
+    events = event_steps(logbook)
     assert events == {"skipped": [40, 41, 40], "rolled back": [41]}
     assert plot_losses(TRAINING, path)
     without = pixels(path)

@@ -7,24 +7,30 @@ import threading
 
 import pytest
 
-from train.runtime.signals import EARLY_SIGNALS, PREEMPTED, SIGNALS, StopRequest, early_stop
+from train.runtime.signals import (
+    EXIT_SIGNALS,
+    PREEMPTED_EXIT_STATUS,
+    STOP_SIGNALS,
+    StopRequest,
+    exit_on_stop_signal,
+)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_is_noted_and_the_process_lives(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with StopRequest() as stop:
-        assert stop.asked() is None
+        assert stop.requested_by() is None
         os.kill(os.getpid(), number)
-        assert stop.asked() == number.name
+        assert stop.requested_by() == number.name
     assert signal.getsignal(number) is before
 
 
 def test_signals_are_as_they_were_after_an_error() -> None:
-    before = [signal.getsignal(each) for each in SIGNALS]
+    before = [signal.getsignal(each) for each in STOP_SIGNALS]
     with pytest.raises(ValueError, match="this"), StopRequest():
         raise ValueError("this")
-    assert [signal.getsignal(each) for each in SIGNALS] == before
+    assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
 
 
 def test_outside_of_the_main_thread_signals_are_left_alone() -> None:
@@ -32,7 +38,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone() -> None:
 
     def enter() -> None:
         with StopRequest() as stop:
-            found.append(stop.asked())
+            found.append(stop.requested_by())
 
     before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=enter)
@@ -42,7 +48,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.parametrize("second", [each for each in SIGNALS if each != signal.SIGHUP])
+@pytest.mark.parametrize("second", [each for each in STOP_SIGNALS if each != signal.SIGHUP])
 def test_a_second_signal_ends_the_process_at_once(second: signal.Signals) -> None:
     program = (
         "import os, signal\n"
@@ -111,7 +117,7 @@ def test_a_terminal_that_is_closed_may_say_so_twice() -> None:
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGHUP)
-        assert stop.asked() == "SIGHUP"
+        assert stop.requested_by() == "SIGHUP"
 
 
 def test_a_hangup_that_was_ignored_at_the_start_stays_ignored() -> None:
@@ -127,7 +133,7 @@ def test_a_hangup_that_was_ignored_at_the_start_stays_ignored() -> None:
     assert (ran.stdout, ran.stderr, ran.returncode) == ("None\n", "", 0)
 
 
-@pytest.mark.parametrize("number", EARLY_SIGNALS)
+@pytest.mark.parametrize("number", EXIT_SIGNALS)
 def test_a_signal_before_training_ends_with_a_word(number: signal.Signals) -> None:
     ran = run(
         "import os\n"
@@ -136,15 +142,15 @@ def test_a_signal_before_training_ends_with_a_word(number: signal.Signals) -> No
         f"    os.kill(os.getpid(), {number:d})\n"
         "    print('still here')\n"
     )
-    assert ran.returncode == PREEMPTED
+    assert ran.returncode == PREEMPTED_EXIT_STATUS
     assert ran.stdout == ""
     assert ran.stderr.startswith(f"stopped by {number.name} while not training: nothing new to s")
     assert ran.stderr.count("\n") == 1
 
 
 def test_signals_before_training_are_those_of_the_run_while_it_trains() -> None:
-    before = [signal.getsignal(each) for each in EARLY_SIGNALS]
-    with early_stop(), StopRequest() as stop:
+    before = [signal.getsignal(each) for each in EXIT_SIGNALS]
+    with exit_on_stop_signal(), StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.asked() == "SIGTERM"
-    assert [signal.getsignal(each) for each in EARLY_SIGNALS] == before
+        assert stop.requested_by() == "SIGTERM"
+    assert [signal.getsignal(each) for each in EXIT_SIGNALS] == before

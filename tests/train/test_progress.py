@@ -5,7 +5,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from train.telemetry.progress import LINE_SECONDS, Progress, duration
+from train.telemetry.progress import LINE_INTERVAL_SECONDS, ProgressBar, format_clock
 
 
 class Clock:
@@ -29,10 +29,10 @@ def shown(console: Console) -> str:
 
 def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
     console, clock = plain(), Clock()
-    with Progress(200, description="tiny", console=console, clock=clock) as progress:
+    with ProgressBar(200, description="tiny", console=console, clock=clock) as progress:
         clock.now += 4
         progress.update(10, loss=3.25, tokens_per_second=12345.6)
-        clock.now += LINE_SECONDS - 1
+        clock.now += LINE_INTERVAL_SECONDS - 1
         progress.update(20, loss=3.0, tokens_per_second=12000.0)
         clock.now += 1
         progress.update(50, loss=2.5)
@@ -44,7 +44,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
 
 def test_the_last_step_has_a_line_however_soon_it_comes() -> None:
     console, clock = plain(), Clock()
-    with Progress(3, console=console, clock=clock) as progress:
+    with ProgressBar(3, console=console, clock=clock) as progress:
         for step in (1, 2, 3):
             clock.now += 1
             progress.update(step, loss=float("nan"))
@@ -56,9 +56,9 @@ def test_the_last_step_has_a_line_however_soon_it_comes() -> None:
 
 def test_time_left_counts_the_steps_of_this_process_alone() -> None:
     console, clock = plain(), Clock()
-    with Progress(1000, done=900, console=console, clock=clock) as progress:
+    with ProgressBar(1000, initial_step=900, console=console, clock=clock) as progress:
         progress.update(900)
-        clock.now += LINE_SECONDS
+        clock.now += LINE_INTERVAL_SECONDS
         progress.update(910)
     assert shown(console).splitlines() == [
         "train  900/1000  0:00:00 gone, ? left",
@@ -79,7 +79,7 @@ def terminal(*, quiet: bool = False) -> Console:
 
 def test_a_terminal_has_a_bar_with_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     console, clock = terminal(), Clock()
-    with Progress(200, description="tiny", console=console, clock=clock) as progress:
+    with ProgressBar(200, description="tiny", console=console, clock=clock) as progress:
         clock.now += 10
         progress.update(50, loss=3.25, tokens_per_second=12345.6)
         progress.print("validation loss 3.5")
@@ -95,7 +95,7 @@ def test_a_terminal_has_a_bar_with_the_same_numbers(capsys: pytest.CaptureFixtur
 def test_text_is_shown_as_it_is_and_commands_to_the_terminal_are_not() -> None:
     console = plain()
     text = "[bold]x[/bold] :smile: " + "long " * 20 + "\x1b]0;owned\x07\x9b2J\r\n\tü"
-    with Progress(1, console=console) as progress:
+    with ProgressBar(1, console=console) as progress:
         progress.print(text)
     safe = "[bold]x[/bold] :smile: " + "long " * 20 + "␛]0;owned␇\ufffd2J␍\n        ü\n"
     assert shown(console) == safe
@@ -103,7 +103,7 @@ def test_text_is_shown_as_it_is_and_commands_to_the_terminal_are_not() -> None:
 
 def test_quiet_is_quiet_in_a_terminal_too() -> None:
     console = terminal(quiet=True)
-    with Progress(2, console=console) as progress:
+    with ProgressBar(2, console=console) as progress:
         progress.update(1, loss=0.5)
         progress.print("said")
     assert shown(console) == ""
@@ -126,7 +126,7 @@ def test_quiet_shows_nothing_and_standard_output_stays_clean() -> None:
 
 
 def test_durations_are_as_people_read_them() -> None:
-    assert [duration(s) for s in (0, 59.6, 3599, 90061)] == [
+    assert [format_clock(s) for s in (0, 59.6, 3599, 90061)] == [
         "0:00:00",
         "0:01:00",
         "0:59:59",
@@ -156,7 +156,7 @@ def test_a_standard_error_that_cannot_be_written_ends_nothing(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", Broken(error))
-    with Progress(10) as progress:
+    with ProgressBar(10) as progress:
         progress.update(1, loss=2.0)
         progress.print("a sample")
         progress.update(10, loss=1.0)

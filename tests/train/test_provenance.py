@@ -9,13 +9,13 @@ import pytest
 
 import train
 from tests.train.support import lines_of, tiny
-from train.checkpoint.provenance import other_library
+from train.checkpoint.provenance import explain_library_mismatch
 from train.errors import UserError
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.recovery.rollback import Record, Rollback
+from train.recovery.rollback import Rollback, RollbackRecord
 from train.resume import read_final_metrics
 from train.run_folder.folder import RunFolder
-from train.telemetry.event_log import Logbook
+from train.telemetry.event_log import EventLog
 
 pytestmark = pytest.mark.beta_slow
 
@@ -83,18 +83,18 @@ def test_rollbacks_of_an_earlier_run_are_not_those_of_a_new_one(
 ) -> None:
     """They would send the new one back, and on with another learning rate, when it is resumed."""
     shutil.rmtree(run / "checkpoints")
-    stale = Record((Rollback(first=3, step=3, checkpoint=2, cursor=50, rate=0.5, tries=1),))
+    stale = RollbackRecord((Rollback(first=3, step=3, checkpoint=2, cursor=50, rate=0.5, tries=1),))
     stale.write(run / "recovery.json")
     train.fit(trained[0], str(run), quiet=True)
     assert not (run / "recovery.json").exists()
-    assert Record.read(run / "recovery.json.earlier") == stale
+    assert RollbackRecord.read(run / "recovery.json.earlier") == stale
     assert not [line for line in lines_of(run / "logbook.jsonl") if line["event"] == "rolled back"]
 
 
 def test_the_end_of_an_earlier_run_is_not_that_of_a_new_one(tmp_path: Path) -> None:
     """Killed between its last save and its last evaluation, a run has no metrics of its own yet."""
     folder = RunFolder.create(tmp_path)
-    logbook = Logbook(folder.logbook)
+    logbook = EventLog(folder.event_log)
     logbook.write("started", step=0)
     logbook.write("finished", step=4, loss=1.5)
     assert read_final_metrics(folder, 4) == {"loss": 1.5}
@@ -107,8 +107,8 @@ def test_the_end_of_an_earlier_run_is_not_that_of_a_new_one(tmp_path: Path) -> N
 def test_another_python_is_named_as_the_reason() -> None:
     extra = {"run": {"python": "3.9.1"}}
     here = platform.python_version()
-    assert other_library(extra, "python:library") == (
+    assert explain_library_mismatch(extra, "python:library") == (
         f"it is the library of Python {here}, and was that of Python 3.9.1"
     )
-    assert other_library(extra, "text.txt") == ""
-    assert other_library({"run": {"python": here}}, "python:library") == ""
+    assert explain_library_mismatch(extra, "text.txt") == ""
+    assert explain_library_mismatch({"run": {"python": here}}, "python:library") == ""

@@ -13,7 +13,7 @@ import pytest
 
 import train
 from tests.train.support import assert_close, assert_same_bits, lines_of, losses, tiny, write_text
-from train.checkpoint.manager import Checkpoints
+from train.checkpoint.manager import CheckpointManager
 from train.engine import JitEngine, make_engine
 from train.errors import UserError
 from train.experiment import CheckpointConfig, Experiment
@@ -27,7 +27,7 @@ from train.runtime.hardware import local_hardware
 from train.runtime.signals import PreemptedError
 from train.state import TrainState
 from train.tasks.registry import make_task
-from train.telemetry.reporter import Report
+from train.telemetry.reporter import Reporter
 from transformer import AttentionConfig, BlockConfig
 
 STEPS = 12
@@ -52,14 +52,14 @@ def an_experiment(folder: Path, **changes: Any) -> Experiment:
 @pytest.fixture
 def on_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[OnStep], None]:
     """Has a function called with the number of each step that is made."""
-    report = Report.train
+    report = Reporter.log_training
 
     def install(called: OnStep) -> None:
-        def train_and_call(self: Report, step: int, metrics: dict[str, float]) -> None:
+        def train_and_call(self: Reporter, step: int, metrics: dict[str, float]) -> None:
             report(self, step, metrics)
             called(step)
 
-        monkeypatch.setattr(Report, "train", train_and_call)
+        monkeypatch.setattr(Reporter, "train", train_and_call)
 
     return install
 
@@ -78,9 +78,9 @@ def crash(at: int) -> OnStep:
 
 def state_at(workdir: Path, step: int) -> TrainState:
     """All that a run was at a step, whatever mesh it ran on."""
-    experiment = read_experiment(RunFolder.existing(workdir))
+    experiment = read_experiment(RunFolder.open_existing(workdir))
     engine = make_engine(experiment, local_hardware())
-    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
         state: TrainState = checkpoints.restore(step, engine.abstract_state()).state
     return state
 
@@ -108,14 +108,14 @@ def stopped(unbroken: Unbroken) -> Path:
     """A run that was stopped after its fifth step; to be copied, not to be gone on with."""
     workdir = unbroken.folder / "stopped"
     with pytest.MonkeyPatch.context() as patch:
-        report = Report.train
+        report = Reporter.log_training
 
-        def stop_at_5(self: Report, step: int, metrics: dict[str, float]) -> None:
+        def stop_at_5(self: Reporter, step: int, metrics: dict[str, float]) -> None:
             report(self, step, metrics)
             if step == 5:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        patch.setattr(Report, "train", stop_at_5)
+        patch.setattr(Reporter, "train", stop_at_5)
         with pytest.raises(PreemptedError, match="stopped by SIGTERM at step 5, checkpoint saved"):
             fit(an_experiment(unbroken.folder), workdir)
     return workdir
@@ -129,7 +129,7 @@ def copy(stopped: Path, tmp_path: Path) -> Path:
 @pytest.mark.beta_slow
 def test_a_run_that_is_told_to_stop_saves_where_it_is(stopped: Path) -> None:
     assert sorted(losses(stopped)) == [1, 2, 3, 4, 5]
-    with Checkpoints(stopped / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(stopped / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.steps() == [4, 5]
     events = [(line["event"], line["step"]) for line in lines_of(stopped / "logbook.jsonl")]
     assert events == [("started", 0), ("preempted", 5)]
@@ -252,7 +252,7 @@ def test_more_steps_can_be_asked_for(unbroken: Unbroken, tmp_path: Path) -> None
     assert {step: found[step] for step in unbroken.losses} == unbroken.losses
     resumed = lines_of(workdir / "logbook.jsonl")[-2]
     assert resumed["changed"] == {"steps": STEPS + 2}
-    assert read_experiment(RunFolder.existing(workdir)).steps == STEPS + 2
+    assert read_experiment(RunFolder.open_existing(workdir)).steps == STEPS + 2
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -441,4 +441,4 @@ def test_a_run_without_a_checkpoint_begins_anew_with_other_settings(
             fit(an_experiment(unbroken.folder, batch_size=16), workdir)
     fit(an_experiment(unbroken.folder), workdir)
     assert losses(workdir) == unbroken.losses
-    assert read_experiment(RunFolder.existing(workdir)).batch_size == 8
+    assert read_experiment(RunFolder.open_existing(workdir)).batch_size == 8

@@ -17,9 +17,9 @@ from train.run_folder.lease import (
     Lease,
     LeaseStore,
     lease_store,
+    machine_id,
     new_lease,
     owner_state,
-    this_machine,
 )
 from train.run_folder.lock import LEASE_SECONDS, RunLock
 
@@ -47,7 +47,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, bucket: str) -> RunFo
 
 def lock_of(folder: RunFolder, time: Time, said: list[str] | None = None) -> RunLock:
     say = (lambda text: None) if said is None else said.append
-    return RunLock(folder, say=say, clock=time.clock, sleep=time.sleep)
+    return RunLock(folder, print_message=say, clock=time.clock, sleep=time.sleep)
 
 
 def test_a_live_process_of_this_machine_is_respected_at_once(folder: RunFolder) -> None:
@@ -68,17 +68,17 @@ def test_a_released_folder_is_free_at_once(folder: RunFolder) -> None:
         with lock_of(folder, time, said):
             pass
     assert (time.now, said) == (100.0, [])
-    assert lease_store(folder.owner).numbers() == []
+    assert lease_store(folder.lease_folder).numbers() == []
 
 
 def test_a_live_process_elsewhere_is_seen_by_its_renewals(folder: RunFolder) -> None:
-    store = lease_store(folder.owner)
+    store = lease_store(folder.lease_folder)
     store.create(1, ELSEWHERE)
     lease = [ELSEWHERE]
 
     def renew() -> None:
         if time.now > 104:
-            lease[0] = lease[0].next()
+            lease[0] = lease[0].renewed()
             store.replace(1, lease[0])
 
     time, said = Time(renew), list[str]()
@@ -90,18 +90,18 @@ def test_a_live_process_elsewhere_is_seen_by_its_renewals(folder: RunFolder) -> 
 
 
 def test_a_dead_process_elsewhere_is_replaced_after_a_minute(folder: RunFolder) -> None:
-    store = lease_store(folder.owner)
+    store = lease_store(folder.lease_folder)
     store.create(7, ELSEWHERE)
     time = Time()
     with lock_of(folder, time) as lock:
         assert time.now == 100.0 + LEASE_SECONDS
         assert store.numbers() == [8]
-        lock.verify()
+        lock.verify_ownership()
     assert store.numbers() == []
 
 
 def test_of_two_that_wait_one_goes_on(folder: RunFolder) -> None:
-    store = lease_store(folder.owner)
+    store = lease_store(folder.lease_folder)
     store.create(7, ELSEWHERE)
     faster = dataclasses.replace(ELSEWHERE, token="faster", host="node8")
     time = Time()
@@ -118,7 +118,7 @@ def test_of_two_that_wait_one_goes_on(folder: RunFolder) -> None:
             return store.create(number, lease)
 
     late: LeaseStore = Late()  # type: ignore[assignment]
-    lock = RunLock(folder, say=print, store=late, clock=time.clock, sleep=time.sleep)
+    lock = RunLock(folder, print_message=print, store=late, clock=time.clock, sleep=time.sleep)
     with pytest.raises(UserError, match="in use by process 4121 on node8"):
         lock.__enter__()
     assert time.now == end
@@ -128,55 +128,57 @@ def test_of_two_that_wait_one_goes_on(folder: RunFolder) -> None:
 def test_who_was_replaced_notices_before_it_saves(folder: RunFolder) -> None:
     time = Time()
     with lock_of(folder, time) as lock:
-        lock.verify()
-        lease_store(folder.owner).create(2, ELSEWHERE)
-        lock.check()  # within its lease nothing is read at each step
+        lock.verify_ownership()
+        lease_store(folder.lease_folder).create(2, ELSEWHERE)
+        lock.check_ownership()  # within its lease nothing is read at each step
         with pytest.raises(UserError, match=r"was taken over by process 4121 on node7.*saves noth"):
-            lock.verify()
+            lock.verify_ownership()
         with pytest.raises(UserError, match="was taken over"):
-            lock.check()
-    assert lease_store(folder.owner).read(2) == ELSEWHERE  # it does not release what is not its
+            lock.check_ownership()
+    assert (
+        lease_store(folder.lease_folder).read(2) == ELSEWHERE
+    )  # it does not release what is not its
 
 
 def test_who_wakes_up_looks_at_once(folder: RunFolder) -> None:
     time = Time()
     with lock_of(folder, time) as lock:
-        lease_store(folder.owner).create(2, ELSEWHERE)
+        lease_store(folder.lease_folder).create(2, ELSEWHERE)
         time.now += 3600
         with pytest.raises(UserError, match="was taken over"):
-            lock.check()
+            lock.check_ownership()
 
 
 def test_a_lease_file_that_is_damaged_is_waited_for(tmp_path: Path) -> None:
     folder = RunFolder.create(str(tmp_path))
-    folder.owner.mkdir()
-    (folder.owner / "3.json").write_text('{"token": 5}')
+    folder.lease_folder.mkdir()
+    (folder.lease_folder / "3.json").write_text('{"token": 5}')
     time = Time()
     with lock_of(folder, time):
         assert time.now == 100.0 + LEASE_SECONDS
 
 
 def test_lease_files_that_were_removed_are_written_again(folder: RunFolder) -> None:
-    store = lease_store(folder.owner)
+    store = lease_store(folder.lease_folder)
     with lock_of(folder, Time()) as lock:
         store.remove(1)
-        lock.verify()
+        lock.verify_ownership()
         assert store.numbers() == [1]
 
 
 def test_who_wakes_up_when_all_is_over_does_not_begin_again(folder: RunFolder) -> None:
     """The one that took over has finished, and removed its lease."""
-    store, time = lease_store(folder.owner), Time()
+    store, time = lease_store(folder.lease_folder), Time()
     with lock_of(folder, time) as lock:
         store.remove(1)
         time.now += 3600
         with pytest.raises(UserError, match="was taken over by another process"):
-            lock.check()
+            lock.check_ownership()
     assert store.numbers() == []
 
 
 def test_the_owner_may_end_while_another_waits(folder: RunFolder) -> None:
-    store = lease_store(folder.owner)
+    store = lease_store(folder.lease_folder)
     store.create(5, ELSEWHERE)
     time = Time(lambda: store.remove(5))
     with lock_of(folder, time):
@@ -186,7 +188,7 @@ def test_the_owner_may_end_while_another_waits(folder: RunFolder) -> None:
 
 def test_the_state_of_an_owner() -> None:
     mine = new_lease()
-    if not this_machine():
+    if not machine_id():
         pytest.skip("no /proc here")
     sleeper = [sys.executable, "-c", "import time; time.sleep(100)"]
     with subprocess.Popen(sleeper) as process:
@@ -203,7 +205,7 @@ def test_the_state_of_an_owner() -> None:
 
 
 def test_this_process_forgets_a_lease_that_it_could_not_release() -> None:
-    if not this_machine():
+    if not machine_id():
         pytest.skip("no /proc here")
     assert owner_state(new_lease()) == "gone"
 

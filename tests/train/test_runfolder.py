@@ -22,8 +22,8 @@ def test_everything_has_the_name_of_the_contract(tmp_path: pathlib.Path) -> None
         folder.config_json,
         folder.metrics,
         folder.checkpoints,
-        folder.logbook,
-        folder.curve,
+        folder.event_log,
+        folder.loss_plot,
         folder.tokenizer,
         folder.tensorboard,
         folder.samples,
@@ -36,7 +36,7 @@ def test_everything_has_the_name_of_the_contract(tmp_path: pathlib.Path) -> None
 def test_a_run_goes_on_in_its_folder(tmp_path: pathlib.Path) -> None:
     write_atomically(tmp_path / "config.json", "{}")
     write_atomically(tmp_path / "notes of mine.txt", "warm up longer")
-    assert RunFolder.create(str(tmp_path)) == RunFolder.existing(str(tmp_path))
+    assert RunFolder.create(str(tmp_path)) == RunFolder.open_existing(str(tmp_path))
 
 
 def test_a_run_that_was_killed_before_its_config_was_written_can_begin_again(
@@ -56,7 +56,7 @@ def test_a_folder_of_other_things_is_refused(tmp_path: pathlib.Path) -> None:
 
 def test_a_file_is_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").touch()
-    for opened in RunFolder.create, RunFolder.existing:
+    for opened in RunFolder.create, RunFolder.open_existing:
         with pytest.raises(UserError, match=r"file: is a file; give a folder"):
             opened(str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"file/run: cannot be written \(Not a directory\); make"):
@@ -76,9 +76,9 @@ def test_a_folder_that_can_only_be_read_is_refused(
 
 def test_no_run_is_found_where_there_is_none(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match=r"nowhere: does not exist; give the --workdir"):
-        RunFolder.existing(str(tmp_path / "nowhere"))
+        RunFolder.open_existing(str(tmp_path / "nowhere"))
     with pytest.raises(UserError, match=r"holds no run \(no config\.json\); give the --workdir"):
-        RunFolder.existing(str(tmp_path))
+        RunFolder.open_existing(str(tmp_path))
 
 
 def test_a_path_whose_file_system_is_not_installed_is_refused() -> None:
@@ -89,7 +89,7 @@ def test_a_path_whose_file_system_is_not_installed_is_refused() -> None:
 def test_a_run_can_be_remote(bucket: str) -> None:
     folder = RunFolder.create(f"{bucket}/runs/first")
     write_atomically(folder.config_json, '{"a": 1}')
-    assert RunFolder.existing(f"{bucket}/runs/first").config_json.read_text() == '{"a": 1}'
+    assert RunFolder.open_existing(f"{bucket}/runs/first").config_json.read_text() == '{"a": 1}'
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: pathlib.Path) -> None:
@@ -116,7 +116,7 @@ def test_a_path_that_checkpoints_cannot_be_stored_under_is_refused(
     name: str, tmp_path: pathlib.Path
 ) -> None:
     """Orbax and TensorStore would write what cannot be found again."""
-    for use in (RunFolder.create, RunFolder.existing):
+    for use in (RunFolder.create, RunFolder.open_existing):
         with pytest.raises(UserError, match=r"has . (and . )?in its path, where checkp"):
             use(tmp_path / name)
     assert not list(tmp_path.iterdir())

@@ -14,10 +14,10 @@ import pytest
 
 import train
 from tests.train.support import assert_close, assert_same_bits, command, lines_of, losses, tiny
-from train.checkpoint.manager import Checkpoints
+from train.checkpoint.manager import CheckpointManager
 from train.engine import make_engine
 from train.errors import UsageError, UserError
-from train.evaluation.eval_weights import averaged_steps
+from train.evaluation.eval_weights import steps_to_average
 from train.evaluation.evaluator import evaluate_run
 from train.experiment import (
     CheckpointConfig,
@@ -33,20 +33,20 @@ from train.run_folder.folder import RunFolder
 from train.runtime.hardware import local_hardware
 from train.runtime.signals import PreemptedError
 from train.state import TrainState
-from train.telemetry.reporter import Report
+from train.telemetry.reporter import Reporter
 
 STEPS = 8
 
 
 def state_at(workdir: Path, step: int) -> TrainState:
-    engine = make_engine(read_experiment(RunFolder.existing(workdir)), local_hardware())
-    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+    engine = make_engine(read_experiment(RunFolder.open_existing(workdir)), local_hardware())
+    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
         state: TrainState = checkpoints.restore(step, engine.abstract_state()).state
     return state
 
 
 def steps_of(workdir: Path) -> list[int]:
-    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
         return checkpoints.steps()
 
 
@@ -58,15 +58,15 @@ def fit_broken(
     experiment: Experiment, workdir: Path, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> train.Run:
     """Stopped after a step, and gone on with."""
-    report = Report.train
+    report = Reporter.log_training
 
-    def stop(self: Report, step: int, metrics: dict[str, float]) -> None:
+    def stop(self: Reporter, step: int, metrics: dict[str, float]) -> None:
         report(self, step, metrics)
         if step == at:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Report, "train", stop)
+        patch.setattr(Reporter, "train", stop)
         with pytest.raises(PreemptedError):
             fit(experiment, workdir)
     return fit(experiment, workdir)
@@ -77,11 +77,11 @@ def fit_broken(
     [(12, 1, [12]), (12, 2, [8, 12]), (12, 3, [4, 8, 12]), (12, 9, [4, 8, 12]), (9, 2, [8, 9])],
 )
 def test_which_checkpoints_are_averaged(newest: int, count: int, found: list[int]) -> None:
-    assert averaged_steps([4, 5, 8, 9, 12], newest, 4, count) == found
+    assert steps_to_average([4, 5, 8, 9, 12], newest, 4, count) == found
 
 
 def test_without_checkpoints_on_the_way_there_is_but_one() -> None:
-    assert averaged_steps([5, 12], 12, 0, 3) == [12]
+    assert steps_to_average([5, 12], 12, 0, 3) == [12]
 
 
 @pytest.fixture(scope="module")
@@ -106,17 +106,17 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_missed(
 ) -> None:
     """As when the run that trains in the folder removes the oldest of three."""
     shutil.copytree(averaged[1], tmp_path / "run")
-    directory, read = tmp_path / "run" / "checkpoints", Checkpoints.restore_part
+    directory, read = tmp_path / "run" / "checkpoints", CheckpointManager.restore_subtree
     asked = []
 
-    def remove_then_read(self: Checkpoints, step: int, part: str, like: Any) -> Any:
+    def remove_then_read(self: CheckpointManager, step: int, part: str, like: Any) -> Any:
         asked.append(step)
         if len(asked) == 1:
             (directory / "4" / "manifest.json").unlink()
             shutil.rmtree(directory / "4")
         return read(self, step, part, like)
 
-    monkeypatch.setattr(Checkpoints, "restore_part", remove_then_read)
+    monkeypatch.setattr(CheckpointManager, "restore_part", remove_then_read)
     run = train.load(str(tmp_path / "run"))
     assert asked == [4, 6, 8]
     states = [state_at(averaged[1], step) for step in (6, 8)]

@@ -14,7 +14,7 @@ from train.optim.base import apply_if_accepted
 from train.optim.loss_scale import LossScale
 from train.optim.registry import make_step_optimizer
 from train.recovery.config import RecoveryConfig
-from train.recovery.detector import Watch
+from train.recovery.detector import AnomalyDetector
 from train.state import TrainState
 from train.step import Batch, TrainStep, example_rngs, weighted_mean
 from transformer.layers.dropout import dropout
@@ -237,7 +237,7 @@ def test_an_update_that_is_not_finite_is_skipped() -> None:
 def test_an_update_out_of_line_is_skipped() -> None:
     config = RecoveryConfig(window=8, warmup=4)
     step = jax.jit(dataclasses.replace(STEP, recovery=config))
-    state = a_state().replace(watch=Watch.start(config))
+    state = a_state().replace(watch=AnomalyDetector.create(config))
     for n in range(6):
         state, metrics = step(state, a_batch(n))
         assert float(metrics["skipped"]) == 0
@@ -249,17 +249,17 @@ def test_an_update_out_of_line_is_skipped() -> None:
     assert float(metrics["grad_norm"]) > float(metrics["grad_norm_limit"])
     assert_same_bits(after.params, state.params)
     after, metrics = step(after, a_batch(7))
-    assert float(metrics["skipped"]) == int(after.watch.strikes) == 0
+    assert float(metrics["skipped"]) == int(after.watch.consecutive_anomalies) == 0
 
 
 @pytest.mark.beta_slow
 def test_recovery_lowers_the_learning_rate() -> None:
     config = RecoveryConfig()
-    start = a_state().replace(watch=Watch.start(config))
+    start = a_state().replace(watch=AnomalyDetector.create(config))
     step = jax.jit(dataclasses.replace(STEP, recovery=config, max_grad_norm=0.0))
     whole, metrics = step(start, a_batch())
-    assert start.watch is not None
-    lowered = start.replace(watch=start.watch.replace(rate=jnp.float32(0.5)))
+    assert start.anomaly_detector is not None
+    lowered = start.replace(watch=start.anomaly_detector.replace(rate=jnp.float32(0.5)))
     half, halved_metrics = step(lowered, a_batch())
     assert float(halved_metrics["learning_rate"]) == float(metrics["learning_rate"]) / 2
     moved = (np.asarray(each.params["w"] - start.params["w"]) for each in (half, whole))

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from train.errors import UserError
-from train.evaluation.early_stopping import Best
+from train.evaluation.early_stopping import BestEvaluation
 from train.tasks.base import Metric
 
 LOSS, ACCURACY = Metric("loss", lower_is_better=True), Metric("accuracy", lower_is_better=False)
@@ -12,9 +12,9 @@ LOSS, ACCURACY = Metric("loss", lower_is_better=True), Metric("accuracy", lower_
 
 def best_of(values: list[float], metric: Metric) -> list[tuple[int, int]]:
     """After each of the evaluations at steps 10, 20, ...: the best step, and how many waited."""
-    best, found = Best(), []
+    best, found = BestEvaluation(), []
     for number, value in enumerate(values, start=1):
-        best = best.after(10 * number, value, metric)
+        best = best.after_evaluation(10 * number, value, metric)
         found.append((best.step, best.waited))
     return found
 
@@ -32,18 +32,20 @@ def test_what_is_no_number_is_never_the_best() -> None:
 
 @pytest.mark.parametrize(("patience", "ends"), [(0, []), (1, [2, 3]), (2, [3]), (3, [])])
 def test_patience(patience: int, ends: list[int]) -> None:
-    best, found = Best(), []
+    best, found = BestEvaluation(), []
     for number, value in enumerate([1.0, 2.0, 2.0], start=1):
-        best = best.after(number, value, LOSS)
-        if best.exhausted(patience):
+        best = best.after_evaluation(number, value, LOSS)
+        if best.patience_exhausted(patience):
             found.append(number)
     assert found == ends
 
 
-@pytest.mark.parametrize("best", [Best(), Best(waited=2), Best(7, 0.1 + 0.2, 3)])
-def test_it_is_the_same_once_it_was_saved(best: Best) -> None:
-    text = json.dumps(best.as_plain(), allow_nan=False)
-    again = Best.from_plain(json.loads(text))
+@pytest.mark.parametrize(
+    "best", [BestEvaluation(), BestEvaluation(waited=2), BestEvaluation(7, 0.1 + 0.2, 3)]
+)
+def test_it_is_the_same_once_it_was_saved(best: BestEvaluation) -> None:
+    text = json.dumps(best.to_json(), allow_nan=False)
+    again = BestEvaluation.from_json(json.loads(text))
     assert repr(again) == repr(best)  # NaN is not itself
 
 
@@ -52,4 +54,4 @@ def test_it_is_the_same_once_it_was_saved(best: Best) -> None:
 )
 def test_what_is_no_best_evaluation(plain: object) -> None:
     with pytest.raises(UserError, match=r"^checkpoint: what it says of the best evaluation"):
-        Best.from_plain(plain)
+        BestEvaluation.from_json(plain)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
-from train.checkpoint.discovery import PassedOver
+from train.checkpoint.discovery import SkippedCheckpoint
 from train.errors import UserError
 
 _REASON_LENGTH = 200
@@ -18,52 +18,54 @@ _REASON_LENGTH = 200
 _SHOWN = 3
 
 
-def damaged(there: epath.Path, why: str) -> UserError:
+def damaged_error(path: epath.Path, problem: str) -> UserError:
     """A checkpoint that was asked for is not what was saved."""
     return UserError(
-        f"checkpoint {there}: is damaged ({why}); ask for another step, or put back what was saved"
+        f"checkpoint {path}: is damaged ({problem}); ask for another step, or put back what was saved"
     )
 
 
-def none_good(directory: epath.Path, passed_over: Sequence[PassedOver]) -> UserError:
+def no_valid_checkpoint_error(
+    directory: epath.Path, skipped: Sequence[SkippedCheckpoint]
+) -> UserError:
     """There are checkpoints, and not one to go on from."""
-    found = "; ".join(f"step {each.step}: {each.why}" for each in passed_over[:_SHOWN])
-    more = f"; and {len(passed_over) - _SHOWN} more" if len(passed_over) > _SHOWN else ""
+    found = "; ".join(f"step {each.step}: {each.find_problem}" for each in skipped[:_SHOWN])
+    more = f"; and {len(skipped) - _SHOWN} more" if len(skipped) > _SHOWN else ""
     return UserError(
         f"checkpoints {directory}: none is as it was saved ({found}{more}); "
         "put back what was saved, or begin anew with another --workdir"
     )
 
 
-def unreadable(there: epath.Path, why: str) -> UserError:
+def unreadable_error(path: epath.Path, problem: str) -> UserError:
     """A checkpoint whose sizes are right cannot be restored."""
     return UserError(
-        f"checkpoint {there}: cannot be read ({why}); "
+        f"checkpoint {path}: cannot be read ({problem}); "
         "--checkpoint.verify full passes over one that is damaged"
     )
 
 
-def unwritable(there: epath.Path, why: str) -> UserError:
+def unwritable_error(path: epath.Path, problem: str) -> UserError:
     """A save failed."""
     return UserError(
-        f"checkpoint {there}: could not be written ({why});"
+        f"checkpoint {path}: could not be written ({problem});"
         " make room there or check its permissions; the checkpoints before it are whole"
     )
 
 
 @contextlib.contextmanager
-def explained_restore(there: epath.Path) -> Iterator[None]:
+def explain_restore_errors(path: epath.Path) -> Iterator[None]:
     """Turns what Orbax raises for a file that it cannot read into a UserError."""
     try:
         yield
     except Exception as error:
         # Orbax raises a plain Exception for an array that it cannot read.
         if type(error) is Exception or isinstance(error, OSError | ValueError | KeyError):
-            raise unreadable(there, reason(error)) from error
+            raise unreadable_error(path, short_reason(error)) from error
         raise
 
 
-def reason(error: Exception) -> str:
+def short_reason(error: Exception) -> str:
     """What is wrong, in a few words: TensorStore says it at the end of a long line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

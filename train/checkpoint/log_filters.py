@@ -9,12 +9,12 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from train.checkpoint.discovery import UNFINISHED
+from train.checkpoint.discovery import ORBAX_TMP_MARKER
 
 _ORBAX = f"{os.sep}orbax{os.sep}"
 
 
-def hush() -> None:
+def install_log_filters() -> None:
     """Orbax logs each step of its way, and every failure that we raise with its whole trace.
 
     Of the parts of a save one fails first, and is what we raise. The others, which nobody waits for
@@ -37,7 +37,7 @@ def _not_of_a_save(record: logging.LogRecord) -> bool:
         return True
     frames = traceback.walk_tb(error.__traceback__)
     through_orbax = any(_ORBAX in frame.f_code.co_filename for frame, _ in frames)
-    return not (through_orbax or UNFINISHED in str(error))
+    return not (through_orbax or ORBAX_TMP_MARKER in str(error))
 
 
 class _Hook:

@@ -11,15 +11,15 @@ import jax
 from etils import epath
 
 from train.checkpoint import discovery, errors, manifest, storage
-from train.checkpoint.commit import Writer
-from train.checkpoint.discovery import Found, Retention
-from train.checkpoint.log_filters import hush
-from train.checkpoint.storage import Restored
+from train.checkpoint.commit import CheckpointWriter
+from train.checkpoint.discovery import RetentionPolicy, SearchResult
+from train.checkpoint.log_filters import install_log_filters
+from train.checkpoint.storage import RestoredCheckpoint
 from train.errors import UserError
-from train.parallel.distributed import tells_of_one_gone
+from train.parallel.distributed import is_lost_peer_error
 
 
-class Checkpoints:
+class CheckpointManager:
     """The checkpoints in a folder, one for each saved step.
 
     A save that was cut off at any moment is no checkpoint: it is not listed, and the next save
@@ -31,50 +31,52 @@ class Checkpoints:
         self,
         directory: str | os.PathLike[str],
         *,
-        every: int = 0,
-        keep: int = 1,
+        save_every: int = 0,
+        keep_last: int = 1,
         keep_every: int = 0,
-        average: int = 1,
-        apart: int = 0,
+        keep_last_due: int = 1,
+        keep_min_age: int = 0,
         asynchronous: bool = True,
         read_only: bool = False,
-        verify: manifest.Verify = "auto",
+        verify: manifest.VerifyMode = "auto",
     ):
         """Opens the folder, which need not be there yet; nothing is written before the first save.
 
         Args:
           directory: Local or remote.
-          every: Steps between the saves that are `due`; 0: none is.
+          every: Steps between the saves that are `is_due`; 0: none is.
           keep: How many of the newest are kept, at least 1.
           keep_every: Those at multiples of this many steps are kept too; 0: none.
-          average: So many of the newest that were `due` are kept too.
-          apart: Of those that were `due` one is kept that is so many steps old; 0: none.
+          average: So many of the newest that were `is_due` are kept too.
+          apart: Of those that were `is_due` one is kept that is so many steps old; 0: none.
           asynchronous: Write while training goes on.
           read_only: Refuse to change anything there: another process may be training.
           verify: What is compared with the manifest before a restore: sizes alone; digests too
             (`full`); digests of a checkpoint that is not large (`auto`).
         """
-        hush()
-        self.directory = discovery.located(directory)
-        self._retention = Retention(keep, every, average, apart, keep_every)
+        install_log_filters()
+        self.directory = discovery.absolute_path(directory)
+        self._retention = RetentionPolicy(
+            keep_last, save_every, keep_last_due, keep_min_age, keep_every
+        )
         self._asynchronous, self._read_only, self._verify = asynchronous, read_only, verify
-        self._writer: Writer | None = None
+        self._writer: CheckpointWriter | None = None
         self._verified: set[int] = set()
 
     def steps(self) -> list[int]:
         """The steps that there are checkpoints of, oldest first, one being saved left out."""
-        saving = self._writer.step if self._writer else None
-        return [s for s in discovery.saved_steps(self.directory, sealed=True) if s != saving]
+        saving = self._writer.saving_step if self._writer else None
+        return [s for s in discovery.list_steps(self.directory, committed=True) if s != saving]
 
-    def cut_off(self) -> list[int]:
+    def incomplete_steps(self) -> list[int]:
         """The steps without a manifest: their save was cut off, or it is lost."""
-        return discovery.told(discovery.saved_steps(self.directory, sealed=False))
+        return discovery.broadcast_integers(discovery.list_steps(self.directory, committed=False))
 
     def latest_step(self) -> int | None:
         """The newest of `steps`, whole or not."""
         return max(self.steps(), default=None)
 
-    def newest_good(self, below: int | None = None) -> Found:
+    def find_newest_valid(self, below: int | None = None) -> SearchResult:
         """The newest checkpoint that is as it was saved, found by looking at all files again.
 
         Args:
@@ -82,27 +84,29 @@ class Checkpoints:
         """
         steps = [step for step in self.steps() if below is None or step < below]
         self._verified.difference_update(steps)
-        found = discovery.newest(steps, self.problem)
+        found = discovery.find_newest_valid(steps, self.find_problem)
         if found.step is not None:
             self._verified.add(found.step)
         return found
 
-    def good(self, steps: Iterable[int]) -> list[int]:
+    def valid_steps(self, steps: Iterable[int]) -> list[int]:
         """Those of the steps whose checkpoints are there, and as they were saved."""
         first = jax.process_index() == 0
         there = self.steps() if first else []
-        found = discovery.told([s for s in steps if s in there and self.problem(s) is None])
+        found = discovery.broadcast_integers(
+            [s for s in steps if s in there and self.find_problem(s) is None]
+        )
         self._verified.update(found)
         return found
 
-    def problem(self, step: int) -> str | None:
+    def find_problem(self, step: int) -> str | None:
         """What of a checkpoint is not as it was saved, in a few words; None if nothing is.
 
-        What was found whole is not looked at again, but by `newest_good`.
+        What was found whole is not looked at again, but by `find_newest_valid`.
         """
         if step in self._verified:
             return None
-        why = manifest.problem(self.directory / str(step), self._verify)
+        why = manifest.find_problem(self.directory / str(step), self._verify)
         if why is None:
             self._verified.add(step)
         return why
@@ -112,22 +116,22 @@ class Checkpoints:
         self._check_writable()
         self._verified.discard(step)
         if jax.process_index() == 0:
-            discovery.set_aside(self.directory, step, name)
-        discovery.told([])  # all go on when it is done
+            discovery.set_aside_checkpoint(self.directory, step, name)
+        discovery.broadcast_integers([])  # all go on when it is done
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether a checkpoint is wanted after ``step`` steps."""
-        return self._retention.every > 0 and step % self._retention.every == 0
+        return self._retention.save_every > 0 and step % self._retention.save_every == 0
 
     def keep_best(self, step: int) -> None:
         """From the next save on, the checkpoint of this step is kept, and of none before."""
-        self._retention.best = step
+        self._retention.best_step = step
 
     def pin(self, step: int) -> None:
         """The checkpoint of this step is kept, whatever comes."""
-        self._retention.pinned.add(step)
+        self._retention.pinned_steps.add(step)
 
-    def save(self, step: int, state: Any, extra: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: Any, metadata: Mapping[str, Any]) -> None:
         """Saves a state as it is now, in the background; what is being saved is waited for.
 
         Args:
@@ -148,10 +152,10 @@ class Checkpoints:
                 f"checkpoint {self.directory / str(step)}: is there already; "
                 "let one process at a time train in a run's folder"
             )
-        dropped = {*steps, step} - self._retention.kept({*steps, step})
+        dropped = {*steps, step} - self._retention.steps_to_keep({*steps, step})
         self._verified.discard(step)
-        self._writer = self._writer or Writer(self.directory)
-        self._writer.save(step, state, extra, dropped)
+        self._writer = self._writer or CheckpointWriter(self.directory)
+        self._writer.save(step, state, metadata, dropped)
         if not self._asynchronous:
             self.wait()
 
@@ -160,7 +164,7 @@ class Checkpoints:
         if self._writer is not None:
             self._writer.wait()
 
-    def restore(self, step: int, like: Any) -> Restored:
+    def restore(self, step: int, abstract_state: Any) -> RestoredCheckpoint:
         """Restores the whole state of a step, bit for bit.
 
         Args:
@@ -173,9 +177,9 @@ class Checkpoints:
           UserError: There is no such step, it is not as it was saved, or it is of a model with
             other parameters, shapes or dtypes.
         """
-        return storage.restore(self._found(step), like, whole=True)
+        return storage.restore_checkpoint(self._found(step), abstract_state, require_all=True)
 
-    def restore_part(self, step: int, part: str, like: Any) -> Any:
+    def restore_subtree(self, step: int, name: str, abstract_tree: Any) -> Any:
         """Restores a part of the state and leaves the rest on the disk.
 
         Args:
@@ -186,11 +190,13 @@ class Checkpoints:
         Raises:
           UserError: As `restore` does.
         """
-        return storage.restore(self._found(step), {part: like}, whole=False).state[part]
+        return storage.restore_checkpoint(
+            self._found(step), {name: abstract_tree}, require_all=False
+        ).state[name]
 
-    def extra(self, step: int) -> dict[str, Any]:
+    def read_metadata(self, step: int) -> dict[str, Any]:
         """What else was saved with the state of a step (UserError: as `restore`)."""
-        return storage.extra(self._found(step))
+        return storage.read_metadata(self._found(step))
 
     def close(self) -> None:
         """Waits for what is being saved, and lets go of all threads."""
@@ -210,7 +216,7 @@ class Checkpoints:
         trace: TracebackType | None,
     ) -> None:
         # A save that is under way would wait for one that will not come.
-        if error is None or not tells_of_one_gone(error):
+        if error is None or not is_lost_peer_error(error):
             self.close()
 
     def _check_writable(self) -> None:
@@ -222,8 +228,8 @@ class Checkpoints:
         there = self.directory / str(step)
         if step not in self.steps():
             raise UserError(f"checkpoint {there}: does not exist; {self._choice()}")
-        if why := self.problem(step):
-            raise errors.damaged(there, why)
+        if why := self.find_problem(step):
+            raise errors.damaged_error(there, why)
         return there
 
     def _choice(self) -> str:

@@ -15,15 +15,15 @@ from etils import epath
 
 from train.errors import UserError
 from train.run_folder.folder import replace_atomically
-from train.run_folder.regular_files import MANIFEST_BYTES, open_regular, read_bytes
+from train.run_folder.regular_files import MAX_MANIFEST_BYTES, open_regular, read_bytes
 
-Verify = Literal["auto", "sizes", "full"]
-
-
-NAME = "manifest.json"
+VerifyMode = Literal["auto", "sizes", "full"]
 
 
-AUTO_BYTES = 4 * 2**30
+MANIFEST_NAME = "manifest.json"
+
+
+AUTO_VERIFY_BYTES = 4 * 2**30
 """Up to so many, `auto` looks at digests too: ten seconds or less, on one core."""
 
 
@@ -36,18 +36,18 @@ _THREADS = 4
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
-class File(NamedTuple):
+class FileEntry(NamedTuple):
     """Size and digest of one file."""
 
     bytes: int
     sha256: str
 
 
-Files = Mapping[str, File]
+FileEntries = Mapping[str, FileEntry]
 """By their paths within the checkpoint, with slashes."""
 
 
-def names(folder: epath.Path) -> list[str]:
+def list_files(folder: epath.Path) -> list[str]:
     """All that a manifest lists, in a fixed order."""
     found = []
     waiting = [folder]
@@ -57,17 +57,17 @@ def names(folder: epath.Path) -> list[str]:
                 waiting.append(path)
             else:
                 found.append(path.relative_to(folder).as_posix())
-    return sorted(name for name in found if not name.startswith(NAME))
+    return sorted(name for name in found if not name.startswith(MANIFEST_NAME))
 
 
-def measure(folder: epath.Path, files: Iterable[str]) -> dict[str, File]:
+def hash_files(folder: epath.Path, files: Iterable[str]) -> dict[str, FileEntry]:
     """Reads files, and says what they are (OSError: one cannot be read)."""
     files = list(files)
     with ThreadPoolExecutor(_THREADS) as pool:
         return dict(zip(files, pool.map(lambda name: _measured(folder / name), files), strict=True))
 
 
-def to_text(files: Files, checkpoint: str = "") -> str:
+def serialize_manifest(files: FileEntries, checkpoint: str = "") -> str:
     """Return the manifest as it is on disk: there is one way to write each.
 
     Args:
@@ -78,18 +78,21 @@ def to_text(files: Files, checkpoint: str = "") -> str:
     return json.dumps({"checkpoint": checkpoint, "files": plain}, indent=1) + "\n"
 
 
-def from_text(text: str) -> dict[str, File]:
+def parse_manifest(text: str) -> dict[str, FileEntry]:
     """Return the files again (ValueError: not, to the last character, what `to_text` writes)."""
     return _parsed(text)[0]
 
 
-def _parsed(text: str) -> tuple[dict[str, File], str]:
+def _parsed(text: str) -> tuple[dict[str, FileEntry], str]:
     """Return the files, and the name of the checkpoint's folder."""
     try:
         whole = json.loads(text)
         plain, checkpoint = whole["files"], whole["checkpoint"]
-        files = {name: File(each["bytes"], each["sha256"]) for name, each in plain.items()}
-        sound = all(map(_sound, files, files.values())) and to_text(files, checkpoint) == text
+        files = {name: FileEntry(each["bytes"], each["sha256"]) for name, each in plain.items()}
+        sound = (
+            all(map(_sound, files, files.values()))
+            and serialize_manifest(files, checkpoint) == text
+        )
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError("is no manifest") from error
     if not sound:
@@ -97,33 +100,35 @@ def _parsed(text: str) -> tuple[dict[str, File], str]:
     return files, checkpoint
 
 
-def write(folder: epath.Path, files: Files) -> None:
+def write_manifest(folder: epath.Path, files: FileEntries) -> None:
     """Makes a checkpoint count. At every moment there is a whole manifest or none."""
-    path = folder / NAME
+    path = folder / MANIFEST_NAME
     remote = "://" in os.fspath(path)
-    replace_atomically(path if remote else pathlib.Path(path), to_text(files, folder.name).encode())
+    replace_atomically(
+        path if remote else pathlib.Path(path), serialize_manifest(files, folder.name).encode()
+    )
 
 
-def problem(folder: epath.Path, verify: Verify) -> str | None:
+def find_manifest_problem(folder: epath.Path, verify: VerifyMode) -> str | None:
     """Return how a checkpoint differs from its manifest, in a few words; None if it does not."""
     try:
-        files, checkpoint = _parsed(read_bytes(folder / NAME, MANIFEST_BYTES).decode())
+        files, checkpoint = _parsed(read_bytes(folder / MANIFEST_NAME, MAX_MANIFEST_BYTES).decode())
     except FileNotFoundError:
         return "has no manifest"
     except (OSError, UserError, ValueError):
-        return f"{NAME} is damaged"
+        return f"{MANIFEST_NAME} is damaged"
     if checkpoint != folder.name:
         return f"is the checkpoint of step {checkpoint}, under another name"
     for name, file in files.items():
         if wrong := _size_problem(folder / name, file):
             return f"{name} {wrong}"
-    small = sum(file.bytes for file in files.values()) <= AUTO_BYTES
+    small = sum(file.bytes for file in files.values()) <= AUTO_VERIFY_BYTES
     if verify == "full" or (verify == "auto" and small):
         return _digest_problem(folder, files)
     return None
 
 
-def _size_problem(path: epath.Path, file: File) -> str | None:
+def _size_problem(path: epath.Path, file: FileEntry) -> str | None:
     try:
         found = path.stat().length
     except FileNotFoundError:
@@ -133,9 +138,9 @@ def _size_problem(path: epath.Path, file: File) -> str | None:
     return None if found == file.bytes else f"has {found:,} bytes and not {file.bytes:,}"
 
 
-def _digest_problem(folder: epath.Path, files: Files) -> str | None:
+def _digest_problem(folder: epath.Path, files: FileEntries) -> str | None:
     try:
-        found = measure(folder, files)
+        found = hash_files(folder, files)
     except UserError:
         return "has what is no regular file"
     except OSError as error:
@@ -144,16 +149,16 @@ def _digest_problem(folder: epath.Path, files: Files) -> str | None:
     return f"{wrong[0]} has other bytes than were saved" if wrong else None
 
 
-def _measured(path: epath.Path) -> File:
+def _measured(path: epath.Path) -> FileEntry:
     digest, size = hashlib.sha256(), 0
     with open_regular(path) as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)
-    return File(size, digest.hexdigest())
+    return FileEntry(size, digest.hexdigest())
 
 
-def _sound(name: str, file: File) -> bool:
+def _sound(name: str, file: FileEntry) -> bool:
     """Return True for a sound entry, whose file lies within the checkpoint."""
     parts = pathlib.PurePosixPath(name).parts
     inside = parts and not name.startswith("/") and ".." not in parts and "\0" not in name

@@ -21,11 +21,13 @@ from train.experiment import Experiment
 from train.run import Labels
 from train.run_folder.folder import RunFolder
 
-RUN = "run"
+PROVENANCE_KEY = "run"
 """What a checkpoint calls this record."""
 
 
-def provenance(experiment: Experiment, tokenizer: Tokenizer, labels: Labels) -> dict[str, Any]:
+def collect_provenance(
+    experiment: Experiment, tokenizer: Tokenizer, labels: Labels
+) -> dict[str, Any]:
     """Return the record that is saved with each checkpoint, as JSON can hold it.
 
     It has the settings themselves, not a digest of them: another version of this package may have
@@ -40,7 +42,7 @@ def provenance(experiment: Experiment, tokenizer: Tokenizer, labels: Labels) -> 
 
 
 def check_provenance(
-    extra: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     step: int,
     folder: RunFolder,
     experiment: Experiment,
@@ -57,7 +59,7 @@ def check_provenance(
       tokenizer: The tokenizer.
       labels: The names of classes or tags.
     """
-    record = extra.get(RUN)
+    record = metadata.get(PROVENANCE_KEY)
     if not isinstance(record, Mapping) or not isinstance(record.get("settings"), Mapping):
         raise UserError(
             f"checkpoint {folder.checkpoints / str(step)}: does not say what run it belongs to; "
@@ -81,9 +83,9 @@ def check_provenance(
             )
 
 
-def other_library(extra: Mapping[str, Any], path: str) -> str:
+def explain_library_mismatch(metadata: Mapping[str, Any], path: str) -> str:
     """Return why the text of Python's own library differs; empty if that is not the reason."""
-    record = extra.get(RUN)
+    record = metadata.get(PROVENANCE_KEY)
     trained = record.get("python") if isinstance(record, Mapping) else None
     here = platform.python_version()
     if path != LIBRARY_PATH or trained in (None, here):

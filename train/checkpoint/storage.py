@@ -22,15 +22,19 @@ from etils import epath
 from orbax.checkpoint import args
 
 from train.checkpoint import errors, tree_paths
-from train.checkpoint.manifest import AUTO_BYTES
+from train.checkpoint.manifest import AUTO_VERIFY_BYTES
 from train.errors import UserError
 from train.run_folder.regular_files import is_local
 
 _AT_ONCE = 64
 
 
-def check_complete(
-    folder: epath.Path, arrays: Mapping[str, tree_paths.Leaf], *, host: int = 0, hosts: int = 1
+def check_arrays_readable(
+    folder: epath.Path,
+    arrays: Mapping[str, tree_paths.Leaf],
+    *,
+    process_index: int = 0,
+    process_count: int = 1,
 ) -> None:
     """Read the arrays of a checkpoint back as far as storage goes; nothing is decoded.
 
@@ -65,9 +69,9 @@ def check_complete(
         if len(found) < _count(json.loads(store.read(about).result().value), leaf):
             raise OSError(f"array {name} is not whole in the index that Orbax wrote")
         chunks += found
-    if sum(leaf.size * _width(leaf) for leaf in stored.values()) > AUTO_BYTES:
+    if sum(leaf.size * _width(leaf) for leaf in stored.values()) > AUTO_VERIFY_BYTES:
         return  # the index alone has to do: reading all would take minutes
-    mine = sorted(chunks)[host::hosts]
+    mine = sorted(chunks)[process_index::process_count]
     for begin in range(0, len(mine), _AT_ONCE):
         batch = mine[begin : begin + _AT_ONCE]
         for entry, read in zip(batch, [store.read(each) for each in batch], strict=True):
@@ -94,43 +98,47 @@ def _spec(folder: epath.Path) -> dict[str, Any]:
     return {"driver": "ocdbt", "base": base}
 
 
-STATE, LEAVES, EXTRA = "state", "leaves", "extra"
+STATE_ITEM, LEAVES_ITEM, METADATA_ITEM = "state", "leaves", "extra"
 """What a checkpoint is made of: the arrays, what they are, and what else is kept."""
 
 
-class Restored(NamedTuple):
+class RestoredCheckpoint(NamedTuple):
     """What `Checkpoints.save` was given."""
 
     state: Any
-    extra: dict[str, Any]
+    metadata: dict[str, Any]
 
 
-def restore(there: epath.Path, like: Any, *, whole: bool) -> Restored:
-    """The arrays of a checkpoint that `like` has: all that there are if `replicated_per_row`.
+def restore_checkpoint(
+    path: epath.Path, abstract_tree: Any, *, require_all: bool
+) -> RestoredCheckpoint:
+    """The arrays of a checkpoint that `abstract_tree` has: all that there are if `replicated_per_row`.
 
     Raises UserError if it is of a model with other parameters, or cannot be read.
     """
-    wanted = tree_paths.named(like)
-    descriptions = {name: tree_paths.describe(leaf) for name, leaf in wanted.items()}
-    with errors.explained_restore(there):
-        about = _read(there, {name: args.JsonRestore() for name in (LEAVES, EXTRA)})
-        if found := tree_paths.difference(about[LEAVES], descriptions, whole=whole):
+    wanted = tree_paths.named_leaves(abstract_tree)
+    descriptions = {name: tree_paths.describe_leaf(leaf) for name, leaf in wanted.items()}
+    with errors.explain_restore_errors(path):
+        about = _read(path, {name: args.JsonRestore() for name in (LEAVES_ITEM, METADATA_ITEM)})
+        if found := tree_paths.describe_difference(
+            about[LEAVES_ITEM], descriptions, require_all=require_all
+        ):
             raise UserError(
-                f"checkpoint {there}: is of another model ({found}); "
+                f"checkpoint {path}: is of another model ({found}); "
                 "use the settings it was trained with, or another --workdir"
             )
-        arrays = _arrays(there, wanted, whole)
-    if any(tree_paths.describe(arrays[name]) != descriptions[name] for name in wanted):
-        raise errors.unreadable(there, "types were lost")
-    structure = jax.tree_util.tree_structure(like)
+        arrays = _arrays(path, wanted, require_all)
+    if any(tree_paths.describe_leaf(arrays[name]) != descriptions[name] for name in wanted):
+        raise errors.unreadable_error(path, "types were lost")
+    structure = jax.tree_util.tree_structure(abstract_tree)
     state = jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
-    return Restored(state, about[EXTRA])
+    return RestoredCheckpoint(state, about[METADATA_ITEM])
 
 
-def extra(there: epath.Path) -> dict[str, Any]:
+def read_metadata(path: epath.Path) -> dict[str, Any]:
     """What else was saved with a state (UserError: it cannot be read)."""
-    with errors.explained_restore(there):
-        found: dict[str, Any] = _read(there, {EXTRA: args.JsonRestore()})[EXTRA]
+    with errors.explain_restore_errors(path):
+        found: dict[str, Any] = _read(path, {METADATA_ITEM: args.JsonRestore()})[METADATA_ITEM]
     return found
 
 
@@ -138,19 +146,19 @@ def _arrays(
     there: epath.Path, wanted: Mapping[str, tree_paths.Leaf], whole: bool
 ) -> dict[str, jax.Array]:
     placed = {name: _placed(leaf) for name, leaf in wanted.items()}
-    tree = tree_paths.nested(placed)
+    tree = tree_paths.nest_leaves(placed)
     how = args.PyTreeRestore(
         tree,
         restore_args=ocp.checkpoint_utils.construct_restore_args(tree),
         partial_restore=not whole,
     )
-    restored = _read(there, {STATE: how})
+    restored = _read(there, {STATE_ITEM: how})
     empty = {
         name: jnp.empty(leaf.shape, leaf.dtype, device=leaf.sharding)
         for name, leaf in placed.items()
         if not leaf.size
     }
-    return tree_paths.flat(restored[STATE]) | empty
+    return tree_paths.flatten_leaves(restored[STATE_ITEM]) | empty
 
 
 def _read(there: epath.Path, items: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 Leaf = jax.Array | jax.ShapeDtypeStruct
 
 
-def named(tree: Any) -> dict[str, Leaf]:
+def named_leaves(tree: Any) -> dict[str, Leaf]:
     """The leaves of a tree, in its order, under names like ``params/block/mixer/q/kernel``.
 
     A dict's key, a field's name and a place in a tuple all become a part of the name.
@@ -27,7 +27,7 @@ def named(tree: Any) -> dict[str, Leaf]:
     return leaves
 
 
-def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+def nest_leaves(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """The same in dicts of dicts, as those who read a checkpoint without us will see it.
 
     Arrays without elements are left out: Orbax cannot store them, and their shape says it all.
@@ -35,17 +35,19 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     return unflatten_dict({n: leaf for n, leaf in leaves.items() if leaf.size}, sep="/")
 
 
-def flat(tree: dict[str, Any]) -> dict[str, jax.Array]:
+def flatten_leaves(tree: dict[str, Any]) -> dict[str, jax.Array]:
     """What `nested` was given."""
     return flatten_dict(tree, sep="/")
 
 
-def describe(leaf: Leaf) -> str:
+def describe_leaf(leaf: Leaf) -> str:
     """Dtype and shape: ``float32[512,64]``, ``key<fry>[]``."""
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
-def difference(stored: Mapping[str, str], wanted: Mapping[str, str], *, whole: bool) -> str | None:
+def describe_difference(
+    stored: Mapping[str, str], wanted: Mapping[str, str], *, require_all: bool
+) -> str | None:
     """What keeps a checkpoint from being restored, in words; None if nothing does.
 
     Args:
@@ -58,7 +60,7 @@ def difference(stored: Mapping[str, str], wanted: Mapping[str, str], *, whole: b
         f"{n} is {stored[n]} there and {wanted[n]} here" for n in both if stored[n] != wanted[n]
     ]
     missing = [f"{name} is not in it" for name in wanted if name not in stored]
-    besides = [f"{name} is in it besides" for name in stored if whole and name not in wanted]
+    besides = [f"{name} is in it besides" for name in stored if require_all and name not in wanted]
     found = others + missing + besides
     if not found:
         return None

@@ -46,14 +46,14 @@ def main(arguments: list[str]) -> int:
         default, more = FitArguments(experiment), f"{MESH_AUTO_HELP}\n\n{kinds_help(experiment)}"
         given = parse(FitArguments, left, verb=f"fit {name}", default=default, extra_help=more)
     from train.loop import fit
-    from train.parallel.distributed import join, together
-    from train.telemetry.goodput import process_began
+    from train.parallel.distributed import explain_lost_peers, initialize_distributed
+    from train.telemetry.goodput import process_start_time
 
-    join()
+    initialize_distributed()
     experiment = _planned(given) if planned else given.experiment
-    with together():
+    with explain_lost_peers():
         quiet = given.quiet or json_wanted
-        run = fit(experiment, given.workdir, quiet=quiet, start_time=process_began())
+        run = fit(experiment, given.workdir, quiet=quiet, start_time=process_start_time())
     if json_wanted:
         print(json.dumps({"workdir": str(run.folder.path), "step": run.step, **run.metrics}))
     return 0

@@ -20,20 +20,30 @@ def main(arguments: list[str]) -> int:
     parse(GoodputArguments, arguments, verb="goodput W")
     from train.errors import UserError
     from train.run_folder.folder import RunFolder
-    from train.telemetry.goodput import MEANING, goodput, read_lines, spell
+    from train.telemetry.goodput import (
+        ACTIVITY_DESCRIPTIONS,
+        compute_goodput,
+        format_duration,
+        read_time_records,
+    )
 
-    folder = RunFolder.existing(workdir)
-    lines = read_lines(folder.times)
+    folder = RunFolder.open_existing(workdir)
+    lines = read_time_records(folder.time_log)
     if not lines:
-        raise UserError(f"{folder.times}: tells of no time; fit writes it, from its first step on")
-    found = goodput(lines)
+        raise UserError(
+            f"{folder.time_log}: tells of no time; fit writes it, from its first step on"
+        )
+    found = compute_goodput(lines)
     if json_wanted:
-        plain = dataclasses.asdict(found) | {"total": found.total, "share": found.share}
+        plain = dataclasses.asdict(found) | {
+            "total": found.total,
+            "share": found.productive_fraction,
+        }
         print(json.dumps(plain))
         return 0
     for what, seconds in found.seconds.items():
         print(
-            f"{what:9} {seconds / (found.total or 1):6.1%} {spell(seconds):>12}   {MEANING[what]}"
+            f"{what:9} {seconds / (found.total or 1):6.1%} {format_duration(seconds):>12}   {ACTIVITY_DESCRIPTIONS[what]}"
         )
-    print(f"{'all':9} {1:6.1%} {spell(found.total):>12}   lives: {found.lives}")
+    print(f"{'all':9} {1:6.1%} {format_duration(found.total):>12}   lives: {found.lives}")
     return 0

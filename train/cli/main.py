@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from train.errors import UsageError, UserError
-from train.runtime.signals import heeded
+from train.runtime.signals import reliable_keyboard_interrupt
 
 VERBS = {
     "fit": ("CONFIG [--workdir W] [--a.b.c VALUE ...]", "train; goes on where a run stopped"),
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [each for each in arguments if each != "--debug"]
     try:
-        with heeded(), flush_on_exit():
+        with reliable_keyboard_interrupt(), flush_on_exit():
             if not arguments or arguments[0] in HELP_FLAGS:
                 print(usage())
                 sys.exit(0 if arguments else 2)
@@ -75,15 +75,15 @@ def dispatch(verb: str, arguments: list[str]) -> int:
     if not HELP_FLAGS.isdisjoint(options):
         print(verb_usage(verb))
         return 0
-    from train.runtime.signals import PREEMPTED, PreemptedError, early_stop
+    from train.runtime.signals import PREEMPTED_EXIT_STATUS, PreemptedError, exit_on_stop_signal
 
     try:
-        with early_stop() if verb == "fit" else contextlib.nullcontext():
+        with exit_on_stop_signal() if verb == "fit" else contextlib.nullcontext():
             module = importlib.import_module(f"train.cli.main.{verb}")
             status: int = module.main(arguments)
     except PreemptedError as stop:
         print(stop, file=sys.stderr)
-        return PREEMPTED
+        return PREEMPTED_EXIT_STATUS
     return status
 
 
@@ -92,7 +92,7 @@ def exit_process(status: int, error: BaseException) -> NoReturn:
     if (
         "train.parallel.distributed" in sys.modules
     ):  # else there are none, and JAX need not be loaded
-        from train.parallel.distributed import leave as leave_hosts
+        from train.parallel.distributed import exit_process as leave_hosts
 
         leave_hosts(status, " ".join(str(error).split()) or type(error).__name__)
     sys.exit(status)

@@ -43,17 +43,17 @@ def main(arguments: list[str]) -> int:
     given = parse(SampleArguments, arguments, verb="sample W")
     from train.run import load, read_experiment
     from train.run_folder.folder import RunFolder
-    from train.runtime.oom import ELSEWHERE, explain_exhaustion
+    from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
     from train.tasks.registry import make_task
     from train.tasks.text_completion import sample
     from transformer.generation.sampling import SamplingConfig
 
-    task = make_task(read_experiment(RunFolder.existing(workdir)))
+    task = make_task(read_experiment(RunFolder.open_existing(workdir)))
     check_supported_options(arguments, task.supported_options)
     with as_usage_errors():
         sampling = SamplingConfig(given.temperature, given.top_k, given.top_p)
-    with explain_exhaustion(
-        lambda: ["give fewer prompts or a smaller --max-new-tokens", ELSEWHERE]
+    with explain_oom(
+        lambda: ["give fewer prompts or a smaller --max-new-tokens", LARGER_DEVICES_REMEDY]
     ):
         run = load(workdir, step=given.step)
         shown = given.prompt if task.continues_prompt else [""] * len(given.prompt)

@@ -10,7 +10,7 @@ from types import ModuleType
 from train.data.files import as_user_error, expand_user
 from train.errors import UsageError, UserError
 from train.experiment import Experiment
-from train.run_folder.regular_files import SETTINGS_BYTES, too_large
+from train.run_folder.regular_files import MAX_SETTINGS_BYTES, too_large_error
 
 
 def find_experiment(name: str) -> Experiment:
@@ -69,8 +69,8 @@ def _config_file(file: str) -> pathlib.Path:
     with as_user_error(f"config {file}"):
         if not path.is_file():  # nor is a FIFO, which Python would wait for
             raise UsageError(f"config {file}: there is no such file; give the path of a .py file")
-        if (size := path.stat().st_size) > SETTINGS_BYTES:
-            raise too_large(path, size, SETTINGS_BYTES)
+        if (size := path.stat().st_size) > MAX_SETTINGS_BYTES:
+            raise too_large_error(path, size, MAX_SETTINGS_BYTES)
     return path
 
 

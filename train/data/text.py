@@ -16,12 +16,12 @@ from typing import IO, Any, NamedTuple, cast
 from train.data.files import TextFile, as_user_error
 from train.errors import UserError
 from train.run_folder.regular_files import (
-    DOCUMENT_BYTES,
-    lines_of,
-    most_in_memory,
+    MAX_DOCUMENT_BYTES,
+    iter_lines,
+    max_text_bytes,
     open_regular,
     read_all,
-    too_large,
+    too_large_error,
 )
 
 _JSON_LINES = (".jsonl", ".ndjson")
@@ -112,10 +112,10 @@ def read_text(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool = Fal
     Raises:
       UserError: The memory has no room for it, or it is plainly no text.
     """
-    most = most_in_memory()
+    most = max_text_bytes()
     size = 0 if file.name.endswith(".gz") else file.fingerprint()[1]
     if size > most:
-        raise too_large(file.path, size, most)
+        raise too_large_error(file.path, size, most)
     start = stream.read(_BUFFER)
     empty = start.count(0)
     if not allow_zero_bytes and empty > _FEW and empty > len(start) // 4:
@@ -159,7 +159,7 @@ def _decode(encoded: bytes, place: str, offset: int = 0) -> str:
 
 def _json_lines(stream: IO[bytes], file: TextFile, field: str) -> Iterator[Document]:
     offset = 0
-    for number, line in enumerate(lines_of(stream, file.path, DOCUMENT_BYTES), start=1):
+    for number, line in enumerate(iter_lines(stream, file.path, MAX_DOCUMENT_BYTES), start=1):
         place = f"{file.path}:{number}"
         text = _decode(line, place, offset)
         offset += len(line)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from train.data.files import AnyPath, as_user_error, expand_path
 from train.errors import UserError
-from train.run_folder.regular_files import VOCABULARY_BYTES, read_bytes
+from train.run_folder.regular_files import MAX_VOCABULARY_BYTES, read_bytes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -108,7 +108,7 @@ def make_wordpiece_backend(vocabulary: dict[str, int], *, lowercase: bool) -> to
 
 def _text(file: AnyPath) -> str:
     try:
-        return read_bytes(file, VOCABULARY_BYTES).decode()
+        return read_bytes(file, MAX_VOCABULARY_BYTES).decode()
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: not UTF-8 at byte {error.start}; fetch it again") from error
 

@@ -25,7 +25,7 @@ from train.estimate.hlo import Collective, find_collectives
 from train.estimate.target import Target, target_devices
 from train.experiment import Experiment
 from train.parallel.mesh import make_mesh
-from train.runtime.oom import exhausted
+from train.runtime.oom import is_oom_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,13 +77,13 @@ def compile_for_memory(
     from train.estimate.batch_shapes import sharded_batch_shapes
     from train.parallel.batches import num_batch_shards
     from train.parallel.sharding import num_shards
-    from train.runtime.oom import explain_exhaustion, smaller
+    from train.runtime.oom import explain_oom, suggest_remedies
 
     engine = make_engine(experiment, hardware)
     assert isinstance(engine, JitEngine)  # as all are
     state: Any = engine.abstract_state()
     batch: Any = sharded_batch_shapes(experiment, engine.mesh)
-    with explain_exhaustion(lambda: smaller(experiment)):
+    with explain_oom(lambda: suggest_remedies(experiment)):
         stats: Any = engine.lower_step(state, batch).compile().memory_analysis()
     shards = num_batch_shards(engine.mesh) * num_shards(engine.mesh, "length")
     kept_activations, kept_weights = trace_residual_bytes(
@@ -210,7 +210,7 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
     try:
         program = engine.lower_step(state, batch).compile()
     except jax.errors.JaxRuntimeError as error:
-        if not exhausted(error):
+        if not is_oom_error(error):
             raise
         return CompiledStep(
             **known,

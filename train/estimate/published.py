@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from train.data.files import as_user_error, expand_path
 from train.errors import UserError
 from train.estimate.chips import Chip
-from train.run_folder.regular_files import SETTINGS_BYTES, read_bytes
+from train.run_folder.regular_files import MAX_SETTINGS_BYTES, read_bytes
 
 MAX_DOLLARS_PER_HOUR = 1e9
 """Dollars of an hour, beyond which a number is no price."""
@@ -68,7 +68,7 @@ def _source(path: str) -> str:
 
 def _data(path: str) -> bytes:
     if path:
-        return read_bytes(expand_path(path), SETTINGS_BYTES)
+        return read_bytes(expand_path(path), MAX_SETTINGS_BYTES)
     return (importlib.resources.files("train.plan") / "prices.toml").read_bytes()
 
 

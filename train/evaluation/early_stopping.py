@@ -11,7 +11,7 @@ from train.tasks.base import Metric
 
 
 @dataclasses.dataclass(frozen=True)
-class Best:
+class BestEvaluation:
     """Part of every checkpoint, so that a run that was resumed stops where it would have."""
 
     step: int = 0
@@ -21,26 +21,26 @@ class Best:
     waited: int = 0
     """Evaluations since, none of them better."""
 
-    def after(self, step: int, value: float, metric: Metric) -> Best:
+    def after_evaluation(self, step: int, value: float, metric: Metric) -> BestEvaluation:
         """What it is once there has been one more evaluation."""
         first = not self.step and math.isfinite(value)
         if first or metric.is_better(value, self.value):
-            return Best(step, value)
+            return BestEvaluation(step, value)
         return dataclasses.replace(self, waited=self.waited + 1)
 
-    def exhausted(self, patience: int) -> bool:
+    def patience_exhausted(self, patience: int) -> bool:
         """Whether so many evaluations in a row were no better; never with patience 0."""
         return 0 < patience <= self.waited
 
-    def as_plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """For JSON, which has no NaN."""
         return dataclasses.asdict(self) if self.step else {"waited": self.waited}
 
     @classmethod
-    def from_plain(cls, plain: Any) -> Best:
-        """Read it back (UserError: it is not what `as_plain` gives)."""
+    def from_json(cls, data: Any) -> BestEvaluation:
+        """Read it back (UserError: it is not what `to_json` gives)."""
         try:
-            best = cls(**plain)
+            best = cls(**data)
             counts = (best.step, best.waited)
             sound = all(type(count) is int and 0 <= count < 2**31 for count in counts)
             if not sound or type(best.value) not in (int, float):

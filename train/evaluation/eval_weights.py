@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from train.checkpoint.discovery import PassedOver
-from train.checkpoint.errors import none_good
-from train.checkpoint.manager import Checkpoints
+from train.checkpoint.discovery import SkippedCheckpoint
+from train.checkpoint.errors import no_valid_checkpoint_error
+from train.checkpoint.manager import CheckpointManager
 from train.errors import UsageError, UserError
-from train.evaluation.early_stopping import Best
+from train.evaluation.early_stopping import BestEvaluation
 from train.experiment import Experiment
 from train.state import TrainState
 
@@ -31,27 +31,27 @@ _ATTEMPTS = 10
 """How often reading starts again because the run that trains here removed a checkpoint."""
 
 
-class Served(NamedTuple):
+class EvalWeights(NamedTuple):
     """Weights, and the steps of the checkpoints that they are of."""
 
     params: Any
     steps: list[int]
 
 
-def weights_of(state: TrainState) -> Any:
+def eval_params(state: TrainState) -> Any:
     """The weights that a state is judged by: their moving average, if it has one."""
     return state.params if state.ema is None else _like(state.ema, state.params)
 
 
-def serve(
-    checkpoints: Checkpoints,
+def load_eval_weights(
+    checkpoints: CheckpointManager,
     engine: Engine,
     experiment: Experiment,
     *,
     step: int | None = None,
-    average: int | None = None,
+    average_checkpoints: int | None = None,
     check: Callable[[int, dict[str, Any]], None] | None = None,
-) -> Served:
+) -> EvalWeights:
     """Reads the weights of a run.
 
     Args:
@@ -59,7 +59,7 @@ def serve(
       engine: Says where weights go.
       experiment: What it says of averaging, and of the best checkpoint, holds where nothing else
         is asked for.
-      step: Which checkpoint, by itself unless `average` is given too.
+      step: Which checkpoint, by itself unless `average_checkpoints` is given too.
       average: The mean of that many: `step` or the newest, and those before it at multiples of
         `checkpoint.every`.
       check: Called with the step of each checkpoint that is read, and with what was saved beside
@@ -74,32 +74,32 @@ def serve(
     for _ in range(_ATTEMPTS):
         before = checkpoints.steps()
         try:
-            return _serve(checkpoints, engine, experiment, step, average, check)
+            return _serve(checkpoints, engine, experiment, step, average_checkpoints, check)
         except UserError:
             if set(before) <= set(checkpoints.steps()):
                 raise
-    return _serve(checkpoints, engine, experiment, step, average, check)
+    return _serve(checkpoints, engine, experiment, step, average_checkpoints, check)
 
 
 def _serve(
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointManager,
     engine: Engine,
     experiment: Experiment,
     step: int | None,
     average: int | None,
     check: Callable[[int, dict[str, Any]], None] | None,
-) -> Served:
+) -> EvalWeights:
     if average is not None and average < 1:
         raise UsageError(f"average {average}: give 1 or more")
-    newest = newest_good(checkpoints) if step is None else step
+    newest = newest_valid_step(checkpoints) if step is None else step
     count = average or (experiment.evaluation.average_checkpoints if step is None else 1)
     if count == 1 and step is None and experiment.uses_best_checkpoint:
-        best = Best.from_plain(checkpoints.extra(newest).get("best", {})).step
-        if why := checkpoints.problem(best) if best in checkpoints.steps() else None:
-            _say(PassedOver(best, why))
-        newest = best if checkpoints.good([best]) else newest
-    there = checkpoints.steps() if count == 1 else checkpoints.good(checkpoints.steps())
-    steps = averaged_steps(there, newest, experiment.checkpoint.every, count)
+        best = BestEvaluation.from_json(checkpoints.read_metadata(newest).get("best", {})).step
+        if why := checkpoints.find_problem(best) if best in checkpoints.steps() else None:
+            _say(SkippedCheckpoint(best, why))
+        newest = best if checkpoints.valid_steps([best]) else newest
+    there = checkpoints.steps() if count == 1 else checkpoints.valid_steps(checkpoints.steps())
+    steps = steps_to_average(there, newest, experiment.checkpoint.every, count)
     if average and len(steps) < average:
         raise UserError(
             f"average {average}: there are only checkpoints of steps {', '.join(map(str, steps))} "
@@ -107,47 +107,47 @@ def _serve(
         )
     if check is not None:
         for each in steps:
-            check(each, checkpoints.extra(each))
-    return Served(_mean(checkpoints, engine, steps), steps)
+            check(each, checkpoints.read_metadata(each))
+    return EvalWeights(_mean(checkpoints, engine, steps), steps)
 
 
-def newest_good(checkpoints: Checkpoints) -> int:
+def newest_valid_step(checkpoints: CheckpointManager) -> int:
     """The newest that is as it was saved; a word on standard error for each that is not."""
-    found = checkpoints.newest_good()
+    found = checkpoints.find_newest_valid()
     there = checkpoints.steps()
-    for each in found.passed_over:
+    for each in found.skipped:
         if each.step in there:  # else it is not damaged, but was removed while it was read
             _say(each)
     if found.step is not None:
         return found.step
-    if found.passed_over:
-        raise none_good(checkpoints.directory, found.passed_over)
+    if found.skipped:
+        raise no_valid_checkpoint_error(checkpoints.directory, found.skipped)
     raise UserError(f"{checkpoints.directory}: holds no checkpoint yet; train with fit first")
 
 
-def _say(one: PassedOver) -> None:
+def _say(one: SkippedCheckpoint) -> None:
     if jax.process_index() == 0:
-        print(f"checkpoint of step {one.step}: {one.why}; passed over", file=sys.stderr)
+        print(f"checkpoint of step {one.step}: {one.find_problem}; passed over", file=sys.stderr)
 
 
-def averaged_steps(steps: Sequence[int], newest: int, every: int, count: int) -> list[int]:
-    """The newest, and of those before it the last `count` - 1 that are multiples of `every`.
+def steps_to_average(steps: Sequence[int], newest: int, save_every: int, count: int) -> list[int]:
+    """The newest, and of those before it the last `count` - 1 that are multiples of `save_every`.
 
     So a checkpoint that a run saved when it was told to stop changes no average.
     """
-    before = [step for step in steps if step < newest and every and step % every == 0]
+    before = [step for step in steps if step < newest and save_every and step % save_every == 0]
     return [*before[max(0, len(before) - count + 1) :], newest]
 
 
-def _mean(checkpoints: Checkpoints, engine: Engine, steps: list[int]) -> Any:
+def _mean(checkpoints: CheckpointManager, engine: Engine, steps: list[int]) -> Any:
     shapes = engine.abstract_state()
     part = "params" if shapes.ema is None else "ema"
     like = getattr(shapes, part)
-    total = checkpoints.restore_part(steps[0], part, like)
+    total = checkpoints.restore_subtree(steps[0], part, like)
     if len(steps) > 1:
         total = _like(total, like, jnp.float32)
         for step in steps[1:]:
-            total = _add(total, checkpoints.restore_part(step, part, like))
+            total = _add(total, checkpoints.restore_subtree(step, part, like))
         total = _divide(total, np.float32(len(steps)))
     return _like(total, shapes.params)
 

@@ -40,7 +40,7 @@ def accuracy(
     return float(weights[predicted == targets].sum(dtype=np.float64) / total)
 
 
-class Bleu(NamedTuple):
+class BleuScore(NamedTuple):
     """A score and how it was made."""
 
     score: float
@@ -49,7 +49,7 @@ class Bleu(NamedTuple):
     """What sacreBLEU says of its settings and version, to be quoted with the score."""
 
 
-def sacre_bleu(translations: Sequence[str], references: Sequence[str]) -> Bleu:
+def sacre_bleu(translations: Sequence[str], references: Sequence[str]) -> BleuScore:
     """BLEU of plain text in lower case, with sacreBLEU's own tokens (13a; Post 2018).
 
     Args:
@@ -59,9 +59,9 @@ def sacre_bleu(translations: Sequence[str], references: Sequence[str]) -> Bleu:
     return _bleu(translations, references, tokenize="13a", smooth="exp")
 
 
-def tokenised_bleu(
+def tokenized_bleu(
     translations: Sequence[str], references: Sequence[str], language: str = "en"
-) -> Bleu:
+) -> BleuScore:
     """BLEU in lower case over Moses tokens, comparable with what multi-bleu.perl says of such text.
 
     Both sides are put in lower case, their punctuation normalised and tokenised as Moses' scripts
@@ -73,14 +73,14 @@ def tokenised_bleu(
       language: The code of their language ("de"), which decides about abbreviations and quotes.
     """
     return _bleu(
-        list(moses_tokens(translations, language)),
-        list(moses_tokens(references, language)),
+        list(moses_tokenize(translations, language)),
+        list(moses_tokenize(references, language)),
         tokenize="none",
         smooth="none",
     )
 
 
-def moses_tokens(texts: Iterable[str], language: str) -> Iterator[str]:
+def moses_tokenize(texts: Iterable[str], language: str) -> Iterator[str]:
     """Texts in lower case, punctuation normalised, with a space between any two Moses tokens."""
     from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
@@ -91,7 +91,7 @@ def moses_tokens(texts: Iterable[str], language: str) -> Iterator[str]:
 
 def _bleu(
     translations: Sequence[str], references: Sequence[str], *, tokenize: str, smooth: str
-) -> Bleu:
+) -> BleuScore:
     from sacrebleu.metrics.bleu import BLEU
 
     if len(translations) != len(references):
@@ -99,10 +99,10 @@ def _bleu(
     # With `force`, text that looks like tokens is nothing to be warned of.
     metric = BLEU(lowercase=True, tokenize=tokenize, smooth_method=smooth, force=True)
     score = metric.corpus_score(translations, [references]).score
-    return Bleu(score, str(metric.get_signature()))
+    return BleuScore(score, str(metric.get_signature()))
 
 
-OUTSIDE = "O"
+OUTSIDE_TAG = "O"
 
 
 _TAG = re.compile(r"[BIESLU]-.+")
@@ -117,7 +117,7 @@ _ENDS = frozenset("ESLU")
 class Span(NamedTuple):
     """Some words of a sentence and what they are."""
 
-    begin: int
+    start: int
     end: int
     """One beyond the last word."""
     type: str
@@ -145,9 +145,9 @@ class SpanScore:
         return 2 * self.correct / both if both else 0.0
 
 
-def spell_spans(tags: Iterable[str]) -> bool:
+def are_span_tags(tags: Iterable[str]) -> bool:
     """Whether these are the tags of spans: O and tags such as B-PER, at least one of them."""
-    inside = set(tags) - {OUTSIDE}
+    inside = set(tags) - {OUTSIDE_TAG}
     return bool(inside) and all(_TAG.fullmatch(tag) for tag in inside)
 
 
@@ -161,19 +161,19 @@ def score_spans(expected: Iterable[Sequence[str]], predicted: Iterable[Sequence[
     for number, (right, given) in enumerate(zip(expected, predicted, strict=True)):
         if len(right) != len(given):
             raise ValueError(f"sentence {number}: {len(given)} tags for {len(right)} words")
-        here, there = set(spans(given)), set(spans(right))
+        here, there = set(extract_spans(given)), set(extract_spans(right))
         counts = [n + len(s) for n, s in zip(counts, (here & there, here, there), strict=True)]
     return SpanScore(*counts)
 
 
-def spans(tags: Sequence[str]) -> Iterator[Span]:
+def extract_spans(tags: Sequence[str]) -> Iterator[Span]:
     """The spans of a sentence, in order."""
-    begin, before, kind = 0, OUTSIDE, ""
-    for place, tag in enumerate([*tags, OUTSIDE]):
+    begin, before, kind = 0, OUTSIDE_TAG, ""
+    for place, tag in enumerate([*tags, OUTSIDE_TAG]):
         prefix, _, type_ = tag.partition("-")
-        follows = before != OUTSIDE and prefix != OUTSIDE and type_ == kind
+        follows = before != OUTSIDE_TAG and prefix != OUTSIDE_TAG and type_ == kind
         if not follows or prefix in _BEGINS or before in _ENDS:
-            if before != OUTSIDE:
+            if before != OUTSIDE_TAG:
                 yield Span(begin, place, kind)
             begin = place
         before, kind = prefix, type_

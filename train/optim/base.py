@@ -78,7 +78,7 @@ def pick_entry(tree: Any, axes: Any, index: int) -> Any:
 def apply_if_accepted(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """The same, whose `update` is told whether all is `fine`: if not, its state stays as it is."""
+    """The same, whose `update` is told whether all is `accept_update`: if not, its state stays as it is."""
 
     def update(
         grads: Any, state: Any, params: Any = None, *, fine: jax.Array, **_: Any

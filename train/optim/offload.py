@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import optax
 
-from train.checkpoint.tree_paths import named
+from train.checkpoint.tree_paths import named_leaves
 from train.optim.base import Optimizer, apply_if_accepted, is_axes
 from transformer.layers.params import LogicalAxes
 
@@ -31,13 +31,13 @@ def offload_state(
     def update(
         grads: Any, state: Any, params: Any = None, *, fine: jax.Array, **_: Any
     ) -> tuple[Any, Any]:
-        before = named(state)
-        directions, after = named(grads), dict(before)
+        before = named_leaves(state)
+        directions, after = named_leaves(grads), dict(before)
         for layers, chosen in group_by_num_layers(axes, grads).items():
             own = (mask_leaves(tree, chosen) for tree in (axes, grads, params))
             move = update_whole if layers is None else update_by_layer
             found, moved = move(optimizer, before, fine, *own)
-            directions |= named(found)
+            directions |= named_leaves(found)
             after |= moved
         return unflatten_named(grads, directions), unflatten_named(state, after)
 
@@ -56,7 +56,7 @@ def update_whole(
     rule = apply_if_accepted(optimizer.make(axes))
     old = to_device_memory(unflatten_named(jax.eval_shape(rule.init, params), state))
     directions, new = rule.update(grads, old, params, fine=accept_update)
-    return directions, to_host_memory(named(new))
+    return directions, to_host_memory(named_leaves(new))
 
 
 def update_by_layer(
@@ -75,10 +75,10 @@ def update_by_layer(
     shapes = jax.eval_shape(lambda: rule.init(select_layer(0, params)))
     shared = {  # a number of updates belongs to no layer
         name: to_device_memory(state[name])
-        for name, leaf in named(shapes).items()
+        for name, leaf in named_leaves(shapes).items()
         if leaf.shape == state[name].shape
     }
-    stacked = {name: state[name] for name in named(shapes) if name not in shared}
+    stacked = {name: state[name] for name in named_leaves(shapes) if name not in shared}
 
     def layer(
         number: jax.Array, carry: tuple[Any, NamedLeaves, NamedLeaves]
@@ -88,7 +88,7 @@ def update_by_layer(
         directions, new = rule.update(
             select_layer(number, rows), old, select_layer(number, params), fine=accept_update
         )
-        found = named(new)
+        found = named_leaves(new)
         moments = set_layer(
             number, moments, to_host_memory({name: found[name] for name in stacked})
         )
@@ -113,7 +113,9 @@ def single_layer_axes(axes: LogicalAxes) -> LogicalAxes:
 
 def unflatten_named(tree: Any, leaves: NamedLeaves) -> Any:
     """A tree like this one of the leaves by name."""
-    return jax.tree.unflatten(jax.tree.structure(tree), [leaves[name] for name in named(tree)])
+    return jax.tree.unflatten(
+        jax.tree.structure(tree), [leaves[name] for name in named_leaves(tree)]
+    )
 
 
 def mask_leaves(tree: Any, selected: Sequence[bool]) -> Any:

@@ -27,10 +27,10 @@ import jax
 from train.errors import UserError
 from train.parallel.heartbeats import Heartbeats
 
-SHELL = 'read said || echo "$0" >&2'
+SHELL_SCRIPT = 'read said || echo "$0" >&2'
 
 
-class LastWords:
+class ExitMessage:
     """A line on standard error, if this process ends without having taken it back.
 
     A shell holds it, and the other end of a pipe: that closes however this process ends. JAX aborts
@@ -43,10 +43,10 @@ class LastWords:
         """Leaves the line with the shell."""
         self._lock = threading.Lock()
         self._shell: subprocess.Popen[bytes] | None = subprocess.Popen(
-            ["/bin/sh", "-c", SHELL, line], stdin=subprocess.PIPE
+            ["/bin/sh", "-c", SHELL_SCRIPT, line], stdin=subprocess.PIPE
         )
 
-    def take_back(self) -> None:
+    def cancel(self) -> None:
         """This process ends by its own will, and has said what there was to say."""
         with self._lock:
             shell, self._shell = self._shell, None
@@ -60,22 +60,22 @@ class LastWords:
             return  # it has been ended itself
 
 
-WAIT = 300
+CONNECT_TIMEOUT_SECONDS = 300
 """Seconds that the others are waited for."""
 
 
-SILENCE = 60
+HEARTBEAT_TIMEOUT_SECONDS = 60
 """Seconds without a word after which a process counts as gone, and ends the others."""
 
 
-FAREWELL = 10
+EXIT_TIMEOUT_SECONDS = 10
 """Seconds that a process that ends has for telling the others."""
 
 
-REMEDY = "start all of them again: the run goes on from its newest checkpoint"
+RESTART_REMEDY = "start all of them again: the run goes on from its newest checkpoint"
 
 
-GONE = (
+LOST_PEER_MARKERS = (
     "gloo",
     "nccl",
     "connection reset",
@@ -87,29 +87,29 @@ GONE = (
 """What errors say when a process that takes part in something is no longer there."""
 
 
-LAST_WORDS = (
+KILLED_MESSAGE = (
     "error: hosts: this process was killed, or ended by JAX because the first one has gone; "
-    + REMEDY
+    + RESTART_REMEDY
 )
 
 
 _heartbeats: Heartbeats | None = None
 
 
-_last_words: LastWords | None = None
+_last_words: ExitMessage | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Meeting:
+class Coordinator:
     """Where processes meet."""
 
     address: str | None
     """Host and port of the first; None: JAX finds it out, and the rest."""
-    count: int | None = None
-    index: int | None = None
+    process_count: int | None = None
+    process_index: int | None = None
 
 
-def meeting(environment: Mapping[str, str]) -> Meeting | None:
+def find_coordinator(environment: Mapping[str, str]) -> Coordinator | None:
     """Where this process meets others; None if it is alone.
 
     Raises UserError if what is given for it is not all there, or makes no sense.
@@ -119,7 +119,7 @@ def meeting(environment: Mapping[str, str]) -> Meeting | None:
         index = _number(environment, "JAX_PROCESS_ID")
         if not 0 <= index < count:
             raise UserError(f"JAX_PROCESS_ID {index}: give one from 0 to {count - 1}")
-        return Meeting(address, count, index) if count > 1 else None
+        return Coordinator(address, count, index) if count > 1 else None
     several = (
         _size(environment, "SLURM_STEP_NUM_TASKS") > 1
         or _size(environment, "OMPI_COMM_WORLD_SIZE") > 1
@@ -127,30 +127,30 @@ def meeting(environment: Mapping[str, str]) -> Meeting | None:
         or {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys()
         or _on_a_tpu_vm(environment)
     )
-    return Meeting(None) if several else None
+    return Coordinator(None) if several else None
 
 
-def join(environment: Mapping[str, str] = os.environ) -> None:
+def initialize_distributed(environment: Mapping[str, str] = os.environ) -> None:
     """Meets the other processes of the run, if there are any; before JAX looks for devices.
 
     Raises UserError if they do not all come within `WAIT` seconds.
     """
-    where = meeting(environment)
+    where = find_coordinator(environment)
     if where is None or jax.distributed.is_initialized():
         return
     try:
         jax.distributed.initialize(
             where.address,
-            where.count,
-            where.index,
-            initialization_timeout=WAIT,
+            where.process_count,
+            where.process_index,
+            initialization_timeout=CONNECT_TIMEOUT_SECONDS,
             # JAX ends the others too, by aborting them: should ours be silent for once.
-            heartbeat_timeout_seconds=2 * SILENCE,
+            heartbeat_timeout_seconds=2 * HEARTBEAT_TIMEOUT_SECONDS,
         )
     except (RuntimeError, ValueError) as error:
         why = " ".join(str(error).split())[:200]
         raise UserError(
-            f"hosts: did not all meet within {WAIT} s ({why}); start the same command on every "
+            f"hosts: did not all meet within {CONNECT_TIMEOUT_SECONDS} s ({why}); start the same command on every "
             "host, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID if need be"
         ) from error
     _listen()
@@ -163,57 +163,59 @@ def _listen() -> None:
     global _heartbeats, _last_words
     state = distributed.global_state  # to ask jax.process_index() would look for devices
     assert state.client is not None  # it was made just now
-    _heartbeats = Heartbeats(state.client, state.process_id, _end, silence=SILENCE)
+    _heartbeats = Heartbeats(
+        state.client, state.process_id, _end, timeout=HEARTBEAT_TIMEOUT_SECONDS
+    )
     _heartbeats.start()
     atexit.register(_heartbeats.stop)
     if state.process_id:
-        _last_words = LastWords(LAST_WORDS)
-        atexit.register(_last_words.take_back)
+        _last_words = ExitMessage(KILLED_MESSAGE)
+        atexit.register(_last_words.cancel)
     sys.excepthook = _unforeseen
 
 
 def _end(what: str) -> NoReturn:
     """The main thread may wait for what will not come: it is not asked."""
-    print(f"error: hosts: {what}; {REMEDY}", file=sys.stderr)
-    leave(1)
+    print(f"error: hosts: {what}; {RESTART_REMEDY}", file=sys.stderr)
+    exit_process(1)
 
 
 def _unforeseen(kind: type[BaseException], error: BaseException, trace: Any) -> NoReturn:
     """An error of ours shows where it comes from, and ends the others as any other does."""
     sys.__excepthook__(kind, error, trace)
-    leave(1, f"{kind.__name__}: {error}")
+    exit_process(1, f"{kind.__name__}: {error}")
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def explain_lost_peers() -> Iterator[None]:
     """Around what processes do together: one that has gone is told of in one line."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, UserError) as error:
-        if not tells_of_one_gone(error):
+        if not is_lost_peer_error(error):
             raise
         text = " ".join(str(error).split())
         raise UserError(
-            f"hosts: another process of the run has gone ({text[:160]}); {REMEDY}"
+            f"hosts: another process of the run has gone ({text[:160]}); {RESTART_REMEDY}"
         ) from error
 
 
-def meet(place: str, seconds: float = 1200) -> None:
-    """Wait until all processes of the run have called this with the same `place`."""
+def barrier(name: str, timeout_seconds: float = 1200) -> None:
+    """Wait until all processes of the run have called this with the same `name`."""
     if jax.process_count() > 1:
         import orbax.checkpoint as ocp
 
-        ocp.multihost.get_barrier_sync_fn()(key=place, timeout_ms=int(seconds * 1000))
+        ocp.multihost.get_barrier_sync_fn()(key=name, timeout_ms=int(timeout_seconds * 1000))
 
 
-def tells_of_one_gone(error: BaseException) -> bool:
+def is_lost_peer_error(error: BaseException) -> bool:
     """Whether an error is that of a process whose partner is no longer there."""
     known = isinstance(error, jax.errors.JaxRuntimeError | UserError)
     text = str(error).lower()
-    return known and jax.process_count() > 1 and any(word in text for word in GONE)
+    return known and jax.process_count() > 1 and any(word in text for word in LOST_PEER_MARKERS)
 
 
-def leave(status: int, why: str = "") -> NoReturn:
+def exit_process(status: int, reason: str = "") -> NoReturn:
     """Ends a process that has failed, without waiting for those that wait for it.
 
     Args:
@@ -224,12 +226,16 @@ def leave(status: int, why: str = "") -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         if _heartbeats is not None:
-            part = functools.partial(_heartbeats.tell, why) if why else _heartbeats.stop
+            part = (
+                functools.partial(_heartbeats.announce_exit, reason) if reason else _heartbeats.stop
+            )
             parting = threading.Thread(target=part, daemon=True)
             parting.start()
-            parting.join(FAREWELL)  # where there is nobody to answer, this takes minutes
+            parting.join(
+                EXIT_TIMEOUT_SECONDS
+            )  # where there is nobody to answer, this takes minutes
         if _last_words is not None:
-            _last_words.take_back()
+            _last_words.cancel()
         os._exit(status)
     sys.exit(status)
 

@@ -12,17 +12,17 @@ from typing import Protocol
 
 from jax.errors import JaxRuntimeError
 
-BEATS = "train/beats"
+HEARTBEATS_KEY = "train/beats"
 
 
-ENDED = "train/ended"
+ENDED_KEY = "train/ended"
 
 
-LEFT = "left"
+STOPPED = "left"
 """The beat of a process that nobody need wait for any more."""
 
 
-class Store(Protocol):
+class KeyValueStore(Protocol):
     """What JAX's distributed client can do; a folder's values come with their whole keys."""
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None: ...
@@ -39,12 +39,12 @@ class Heartbeats:
 
     def __init__(
         self,
-        store: Store,
-        index: int,
-        end: Callable[[str], None],
+        store: KeyValueStore,
+        process_index: int,
+        on_lost_peer: Callable[[str], None],
         *,
         interval: float = 2.0,
-        silence: float = 60.0,
+        timeout: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ):
         """Starts nothing yet.
@@ -57,8 +57,8 @@ class Heartbeats:
           silence: Seconds without a beat after which a process counts as gone.
           clock: Seconds, from any start.
         """
-        self._store, self._index, self._end = store, index, end
-        self._interval, self._silence, self._clock = interval, silence, clock
+        self._store, self._index, self._end = store, process_index, on_lost_peer
+        self._interval, self._silence, self._clock = interval, timeout, clock
         self._count = 0
         self._answered = clock()
         self._heard: dict[str, tuple[str, float]] = {}
@@ -72,16 +72,16 @@ class Heartbeats:
     def stop(self) -> None:
         """Nobody need wait for this process any more, and it for no other."""
         self._stopped.set()
-        self._put(f"{BEATS}/{self._index}", LEFT)
+        self._put(f"{HEARTBEATS_KEY}/{self._index}", STOPPED)
 
-    def tell(self, why: str, patience: float = 6.0) -> None:
+    def announce_exit(self, reason: str, wait_seconds: float = 6.0) -> None:
         """This process ends, and so the others have to.
 
         Process 0 waits for them so many seconds: the store ends with it.
         """
-        self._put(f"{ENDED}/{self._index}", f"has ended ({why[:200]})")
+        self._put(f"{ENDED_KEY}/{self._index}", f"has ended ({reason[:200]})")
         self.stop()
-        end = self._clock() + patience
+        end = self._clock() + wait_seconds
         while self._index == 0 and self._clock() < end and not self._all_left():
             time.sleep(self._interval / 10)
 
@@ -91,9 +91,9 @@ class Heartbeats:
         self._count += 1
         try:
             self._store.key_value_set(
-                f"{BEATS}/{self._index}", str(self._count), allow_overwrite=True
+                f"{HEARTBEATS_KEY}/{self._index}", str(self._count), allow_overwrite=True
             )
-            ended = self._store.key_value_dir_get(ENDED)
+            ended = self._store.key_value_dir_get(ENDED_KEY)
             if not ended and self._index == 0:
                 ended = self._silent(now)
         except JaxRuntimeError:
@@ -107,13 +107,13 @@ class Heartbeats:
 
     def _silent(self, now: float) -> list[tuple[str, str]]:
         """Those that have not been heard for too long; the others are told."""
-        for key, beat in self._store.key_value_dir_get(BEATS):
+        for key, beat in self._store.key_value_dir_get(HEARTBEATS_KEY):
             if self._heard.get(key, ("", 0.0))[0] != beat:
                 self._heard[key] = beat, now
         lost = [
-            (f"{ENDED}/{_index(key)}", f"has not been heard of for {self._silence:g} s")
+            (f"{ENDED_KEY}/{_index(key)}", f"has not been heard of for {self._silence:g} s")
             for key, (beat, when) in self._heard.items()
-            if beat != LEFT and now - when > self._silence
+            if beat != STOPPED and now - when > self._silence
         ]
         for key, what in lost:
             self._put(key, what)
@@ -121,10 +121,10 @@ class Heartbeats:
 
     def _all_left(self) -> bool:
         try:
-            beats = self._store.key_value_dir_get(BEATS)
+            beats = self._store.key_value_dir_get(HEARTBEATS_KEY)
         except JaxRuntimeError:
             return True
-        return all(beat == LEFT for _, beat in beats)
+        return all(beat == STOPPED for _, beat in beats)
 
     def _put(self, key: str, value: str) -> None:
         try:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from train.engine import Metrics
 from train.recovery.config import RecoveryConfig
-from train.recovery.detector import REPORT, SEEN
-from train.recovery.rollback import Trouble
-from train.telemetry.reporter import Report
+from train.recovery.detector import DETECTOR_METRICS, MONITORED_METRICS
+from train.recovery.rollback import Anomaly
+from train.telemetry.reporter import Reporter
 
 
 class _Seen(NamedTuple):
@@ -21,15 +21,15 @@ class _Seen(NamedTuple):
     metrics: Metrics
 
 
-class Lookout:
+class AnomalyMonitor:
     """Tells of every update that was skipped, and of trouble."""
 
-    def __init__(self, config: RecoveryConfig, report: Report):
+    def __init__(self, config: RecoveryConfig, report: Reporter):
         self._config, self._report = config, report
         self._waiting: _Seen | None = None
 
-    def look(self, step: int, cursor: int, metrics: Metrics, *, now: bool) -> Trouble | None:
-        """Looks at the step before this one; `now`: at this one too, which waits for its end.
+    def check(self, step: int, cursor: int, metrics: Metrics, *, wait: bool) -> Anomaly | None:
+        """Looks at the step before this one; `wait`: at this one too, which waits for its end.
 
         Args:
           step: Its number.
@@ -40,23 +40,25 @@ class Lookout:
         waiting = self._waiting
         self._waiting = _Seen(step, cursor, metrics)
         trouble = self._read(waiting) if waiting else None
-        if now and not trouble:
+        if wait and not trouble:
             trouble, self._waiting = self._read(self._waiting), None
         return trouble
 
-    def _read(self, seen: _Seen) -> Trouble | None:
+    def _read(self, seen: _Seen) -> Anomaly | None:
         if "strikes" not in seen.metrics or not float(seen.metrics["skipped"]):
             return None
-        told = {name: float(seen.metrics[name]) for name in (*SEEN, *REPORT)}
-        why = reason(told)
-        self._report.event(
+        told = {name: float(seen.metrics[name]) for name in (*MONITORED_METRICS, *DETECTOR_METRICS)}
+        why = describe_anomaly(told)
+        self._report.log_event(
             "skipped",
             step=seen.step,
             batch=seen.cursor,
-            **{name: told[name] for name in SEEN},
+            **{name: told[name] for name in MONITORED_METRICS},
             why=why,
         )
-        self._report.say(f"step {seen.step}: the update of batch {seen.cursor} is skipped: {why}")
+        self._report.print_message(
+            f"step {seen.step}: the update of batch {seen.cursor} is skipped: {why}"
+        )
         risen = told["usual_loss"] > told["usual_loss_limit"]
         # What is in the weights is not helped by an update that is skipped.
         at_once = risen or not told["param_norm"] <= told["param_norm_limit"]
@@ -64,14 +66,14 @@ class Lookout:
             return None
         # A median has risen when half its window has.
         for_long = self._config.window // 2 if risen else int(told["strikes"]) - 1
-        return Trouble(max(seen.step - for_long, 1), seen.step, seen.cursor + 1, why)
+        return Anomaly(max(seen.step - for_long, 1), seen.step, seen.cursor + 1, why)
 
 
-def reason(told: Mapping[str, float]) -> str:
-    """What is wrong with a step, in words; `told` has `SEEN` and `REPORT`."""
+def describe_anomaly(metrics: Mapping[str, float]) -> str:
+    """What is wrong with a step, in words; `metrics` has `SEEN` and `REPORT`."""
     wrong = []
-    for name in (*SEEN, "usual_loss"):
-        value, most = told[name], told[f"{name}_limit"]
+    for name in (*MONITORED_METRICS, "usual_loss"):
+        value, most = metrics[name], metrics[f"{name}_limit"]
         called = "median loss" if name == "usual_loss" else name
         if not math.isfinite(value):
             wrong.append(f"{called} {value}")

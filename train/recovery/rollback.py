@@ -20,30 +20,30 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from train.checkpoint.discovery import Retention
-from train.checkpoint.manager import Checkpoints
+from train.checkpoint.discovery import RetentionPolicy
+from train.checkpoint.manager import CheckpointManager
 from train.data.files import AnyPath
 from train.engine import Engine
 from train.errors import UserError
 from train.experiment import Experiment
 from train.recovery.config import RecoveryConfig
-from train.run_folder.folder import RunFolder, reading, write_atomically
-from train.run_folder.regular_files import SETTINGS_BYTES, read_bytes
+from train.run_folder.folder import RunFolder, explain_read_errors, write_atomically
+from train.run_folder.regular_files import MAX_SETTINGS_BYTES, read_bytes
 from train.state import TrainState
-from train.telemetry.reporter import Report
+from train.telemetry.reporter import Reporter
 from transformer.validation import MAX_INTEGER
 
 
 @dataclasses.dataclass(frozen=True)
-class Trouble:
+class Anomaly:
     """Steps in a row out of line, as many as recovery has patience for."""
 
-    first: int
-    step: int
+    first_step: int
+    last_step: int
     """The last of them."""
-    cursor: int
+    next_batch: int
     """The batch after the one of that step."""
-    why: str
+    reason: str
     """What was wrong with that step, in words."""
 
 
@@ -65,12 +65,12 @@ class Rollback:
     """1 for the first of one trouble."""
 
 
-def plan(
-    trouble: Trouble, before: Rollback | None, checkpoints: Sequence[int], config: RecoveryConfig
+def plan_rollback(
+    anomaly: Anomaly, previous: Rollback | None, checkpoints: Sequence[int], config: RecoveryConfig
 ) -> Rollback | None:
     """How to go back; None if that was tried often enough.
 
-    Trouble is what it was before if it comes before the run has got `back` steps beyond it.
+    Trouble is what it was before if it comes before the run has got `rollback_steps` steps beyond it.
 
     Args:
       trouble: What there is.
@@ -78,33 +78,33 @@ def plan(
       checkpoints: The steps that can be gone back to, beside the start of the run.
       config: How often, and how far.
     """
-    again = before is not None and trouble.first <= before.step + config.back
-    tries = before.tries + 1 if before and again else 1
-    if tries > config.tries:
+    again = previous is not None and anomaly.first_step <= previous.step + config.rollback_steps
+    tries = previous.tries + 1 if previous and again else 1
+    if tries > config.max_rollbacks:
         return None
     return Rollback(
-        first=trouble.first,
-        step=trouble.step,
-        checkpoint=target(trouble.first, checkpoints, config.back),
-        cursor=trouble.cursor + config.skip,
-        rate=(before.rate if before else 1.0) * (config.rate if tries > 1 else 1.0),
+        first=anomaly.first_step,
+        step=anomaly.last_step,
+        checkpoint=choose_checkpoint(anomaly.first_step, checkpoints, config.rollback_steps),
+        cursor=anomaly.next_batch + config.skip_batches,
+        rate=(previous.rate if previous else 1.0) * (config.lr_factor if tries > 1 else 1.0),
         tries=tries,
     )
 
 
-def target(first: int, checkpoints: Sequence[int], back: int) -> int:
-    """The newest checkpoint `back` steps before step `first`, else the oldest before it, else 0."""
-    before = [step for step in sorted(checkpoints) if step < first]
-    far = [step for step in before if step <= first - back]
+def choose_checkpoint(first_step: int, checkpoints: Sequence[int], rollback_steps: int) -> int:
+    """The newest checkpoint `rollback_steps` steps before step `first_step`, else the oldest before it, else 0."""
+    before = [step for step in sorted(checkpoints) if step < first_step]
+    far = [step for step in before if step <= first_step - rollback_steps]
     return far[-1] if far else before[0] if before else 0
 
 
-LEAST = {"first": 1, "step": 1, "checkpoint": 0, "cursor": 0, "tries": 1}
+MIN_VALUES = {"first": 1, "step": 1, "checkpoint": 0, "cursor": 0, "tries": 1}
 """Smallest value of each integer of a rollback."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class RollbackRecord:
     """What was decided, oldest first."""
 
     rollbacks: tuple[Rollback, ...] = ()
@@ -119,14 +119,14 @@ class Record:
         """All processes go on once it is on disk (UserError: it cannot be written)."""
         if jax.process_index() == 0:
             write_atomically(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
-        together()
+        wait_for_all_processes()
 
     @classmethod
-    def read(cls, path: AnyPath) -> Record:
+    def read(cls, path: AnyPath) -> RollbackRecord:
         """The record of a run; an empty one if it has none. UserError: it is damaged."""
-        with reading(path):
+        with explain_read_errors(path):
             try:
-                data = read_bytes(path, SETTINGS_BYTES)
+                data = read_bytes(path, MAX_SETTINGS_BYTES)
             except FileNotFoundError:
                 return cls()
         try:
@@ -147,7 +147,7 @@ def _rollback(plain: Any) -> Rollback:
     if not isinstance(plain, dict):
         raise TypeError("a rollback is no object")
     found = Rollback(**plain)
-    for name, least in LEAST.items():
+    for name, least in MIN_VALUES.items():
         value = getattr(found, name)
         if type(value) is not int or not least <= value <= MAX_INTEGER:
             raise ValueError(f"{name} is no integer from {least} to {MAX_INTEGER}")
@@ -156,55 +156,55 @@ def _rollback(plain: Any) -> Rollback:
     return found
 
 
-def together() -> None:
+def wait_for_all_processes() -> None:
     """Waits until all processes are here."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("recovery")
 
 
-COUNT = "rollbacks"
+ROLLBACK_COUNT_KEY = "rollbacks"
 """What a checkpoint calls the number of rollbacks that the run had made when it was saved."""
 
 
-def for_rollbacks(experiment: Experiment) -> Retention:
+def rollback_retention(experiment: Experiment) -> RetentionPolicy:
     """Which of the checkpoints that were due are kept to be gone back to.
 
     Of no others it is chosen: so what a run goes back to is the same whether or not it was stopped,
     and saved, in between.
     """
     settings, config = experiment.checkpoint, experiment.recovery
-    if not (config.window and config.tries):
-        return Retention(every=settings.every)
-    noticed_after = max(config.patience, config.window // 2 if config.rise else 0)
-    return Retention(
-        every=settings.every,
-        average=max(2, settings.keep_last),  # one of them may be from within the trouble
-        apart=config.back + noticed_after,
+    if not (config.window and config.max_rollbacks):
+        return RetentionPolicy(save_every=settings.every)
+    noticed_after = max(config.patience, config.window // 2 if config.loss_rise_tolerance else 0)
+    return RetentionPolicy(
+        save_every=settings.every,
+        keep_last_due=max(2, settings.keep_last),  # one of them may be from within the trouble
+        keep_min_age=config.rollback_steps + noticed_after,
     )
 
 
-class Recovery:
+class RollbackManager:
     """The rollbacks of a run."""
 
-    def __init__(self, experiment: Experiment, folder: RunFolder, *, begun: bool):
+    def __init__(self, experiment: Experiment, folder: RunFolder, *, resuming: bool):
         """Reads what was decided; a run that begins anew has decided nothing."""
         self._experiment, self._config = experiment, experiment.recovery
-        self._path, self._evidence = folder.recovery, folder.spikes
-        self._record = Record.read(folder.recovery) if begun else Record()
+        self._path, self._evidence = folder.rollback_record, folder.anomaly_states
+        self._record = RollbackRecord.read(folder.rollback_record) if resuming else RollbackRecord()
         self._left_out: int | None = None
 
     @property
-    def extra(self) -> dict[str, int]:
+    def metadata(self) -> dict[str, int]:
         """What a checkpoint has to say."""
-        return {COUNT: len(self._record.rollbacks)}
+        return {ROLLBACK_COUNT_KEY: len(self._record.rollbacks)}
 
     def decide(
         self,
-        trouble: Trouble,
+        anomaly: Anomaly,
         state: TrainState,
         engine: Engine,
-        checkpoints: Checkpoints,
-        extra: dict[str, Any],
+        checkpoints: CheckpointManager,
+        metadata: dict[str, Any],
     ) -> Rollback:
         """Keeps the evidence, and writes down what to do.
 
@@ -219,27 +219,27 @@ class Recovery:
           UserError: It was tried often enough.
         """
         checkpoints.wait()
-        due = [step for step in checkpoints.steps() if step == 0 or checkpoints.due(step)]
-        kept = for_rollbacks(self._experiment).kept(due)
-        rollback = plan(trouble, self._record.last, sorted(kept), self._config)
+        due = [step for step in checkpoints.steps() if step == 0 or checkpoints.is_due(step)]
+        kept = rollback_retention(self._experiment).steps_to_keep(due)
+        rollback = plan_rollback(anomaly, self._record.last, sorted(kept), self._config)
         evidence = self._keep(state)
         jax.tree.map(lambda leaf: leaf.delete(), state)
         if rollback is None:
-            tries = self._config.tries
+            tries = self._config.max_rollbacks
             raise UserError(
-                f"step {trouble.step}: {trouble.why}, and "
+                f"step {anomaly.last_step}: {anomaly.reason}, and "
                 f"{f'going back {tries} times did not help' if tries else 'recovery.tries is 0'}; "
                 f"{evidence}; look at its batches, or give a lower schedule.learning_rate or other "
                 "recovery settings"
             )
         checkpoints.pin(rollback.checkpoint)
         if rollback.checkpoint not in checkpoints.steps():
-            checkpoints.save(0, engine.init(), {**extra, COUNT: 0})
+            checkpoints.save(0, engine.init(), {**metadata, ROLLBACK_COUNT_KEY: 0})
             checkpoints.wait()
-        self._write(Record((*self._record.rollbacks, rollback), cleared=False))
+        self._write(RollbackRecord((*self._record.rollbacks, rollback), cleared=False))
         return rollback
 
-    def clear(self, checkpoints: Checkpoints) -> None:
+    def set_aside_later_checkpoints(self, checkpoints: CheckpointManager) -> None:
         """Moves out of the way what lies beyond the checkpoint that was decided on."""
         last = self._record.last
         if last is None:
@@ -247,46 +247,46 @@ class Recovery:
         for rollback in self._record.rollbacks:
             checkpoints.pin(rollback.checkpoint)
         beyond = [step for step in checkpoints.steps() if step > last.checkpoint]
-        together()  # all have read what is there before anything changes
+        wait_for_all_processes()  # all have read what is there before anything changes
         if self._record.cleared:
             return
         for step in beyond:
             checkpoints.set_aside(step, f"rolled-back-{len(self._record.rollbacks)}")
         self._write(dataclasses.replace(self._record, cleared=True))
 
-    def applied(self, state: TrainState, extra: dict[str, Any]) -> TrainState:
+    def apply_rollback(self, state: TrainState, metadata: dict[str, Any]) -> TrainState:
         """The state of a checkpoint, sent on as was decided after it had been saved."""
         last = self._record.last
-        if last is None or extra.get(COUNT, 0) == len(self._record.rollbacks):
+        if last is None or metadata.get(ROLLBACK_COUNT_KEY, 0) == len(self._record.rollbacks):
             return state
         self._left_out = int(state.cursor)
         cursor = jax.device_put(np.int32(last.cursor), state.cursor.sharding)
-        if state.watch is None:
+        if state.anomaly_detector is None:
             return state.replace(cursor=cursor)
-        rate = jax.device_put(np.float32(last.rate), state.watch.rate.sharding)
-        return state.replace(cursor=cursor, watch=state.watch.replace(rate=rate))
+        rate = jax.device_put(np.float32(last.rate), state.anomaly_detector.lr_factor.sharding)
+        return state.replace(cursor=cursor, watch=state.anomaly_detector.replace(rate=rate))
 
-    def tell(self, step: int, report: Report) -> None:
+    def log_rollback(self, step: int, report: Reporter) -> None:
         """The line of the logbook, where a rollback has led to this step."""
         last = self._record.last
         if last is None or self._left_out is None:
             return
         what = {**dataclasses.asdict(last), "checkpoint": step}
-        report.event("rolled back", **what, left_out=[self._left_out, last.cursor - 1])
+        report.log_event("rolled back", **what, left_out=[self._left_out, last.cursor - 1])
         self._left_out = None
-        report.say(
+        report.print_message(
             f"step {last.step}: back to step {step}, and on with batch {last.cursor}"
             f"{f', the learning rate times {last.rate:g}' if last.rate != 1 else ''} "
-            f"(try {last.tries} of {self._config.tries})"
+            f"(try {last.tries} of {self._config.max_rollbacks})"
         )
 
-    def passed(self, step: int, report: Report) -> None:
+    def log_if_recovered(self, step: int, report: Reporter) -> None:
         """Says so when a run has got beyond its last trouble."""
         last = self._record.last
-        if last and step == min(last.step + self._config.back, self._experiment.steps):
-            report.event("recovered", step=step, trouble=last.step, tries=last.tries)
+        if last and step == min(last.step + self._config.rollback_steps, self._experiment.steps):
+            report.log_event("recovered", step=step, trouble=last.step, tries=last.tries)
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: RollbackRecord) -> None:
         record.write(self._path)
         self._record = record
 
@@ -294,10 +294,10 @@ class Recovery:
         """Saves the state of the trouble. Returns where, or why it is not there, in words."""
         step = int(state.step)
         try:
-            with Checkpoints(self._evidence, keep=1_000_000, asynchronous=False) as evidence:
+            with CheckpointManager(self._evidence, keep_last=1_000_000, asynchronous=False) as evidence:
                 if step in evidence.steps():
                     evidence.set_aside(step, "earlier")
-                evidence.save(step, state, self.extra)
+                evidence.save(step, state, self.metadata)
         except UserError as error:
             return f"its state is not kept ({error})"
         return f"its state is in {self._evidence / str(step)}"

@@ -13,7 +13,12 @@ from typing import Any
 
 from train.data.files import AnyPath, as_user_error, expand_path
 from train.errors import UserError
-from train.run_folder.regular_files import SETTINGS_BYTES, is_local, read_bytes, refuse_link
+from train.run_folder.regular_files import (
+    MAX_SETTINGS_BYTES,
+    check_not_symlink,
+    is_local,
+    read_bytes,
+)
 
 # A folder may have these before it has config.json: its run was killed at its very start.
 _STEMS = frozenset(
@@ -39,7 +44,7 @@ _STEMS = frozenset(
 class RunFolder:
     """Where everything that belongs to a run lies, on this machine or remote (``gs://...``).
 
-    Making one touches nothing: `create` prepares the folder for a run to write into, `existing`
+    Making one touches nothing: `create` prepares the folder for a run to write into, `open_existing`
     finds one that a run has written.
     """
 
@@ -53,7 +58,7 @@ class RunFolder:
           UserError: It is a file, holds other things and no run, or cannot be written.
         """
         folder = cls(_located(workdir))
-        with writing(folder.path):
+        with explain_write_errors(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             folder._refuse_strangers()
             folder._refuse_links()
@@ -61,10 +66,10 @@ class RunFolder:
         return folder
 
     @classmethod
-    def existing(cls, workdir: str | os.PathLike[str]) -> RunFolder:
+    def open_existing(cls, workdir: str | os.PathLike[str]) -> RunFolder:
         """The folder of a run that was begun (UserError: there is none)."""
         folder = cls(_located(workdir))
-        with reading(folder.path):
+        with explain_read_errors(folder.path):
             there, begun = folder.path.exists(), folder.config_json.exists()
         if not begun:
             found = f"holds no run (no {folder.config_json.name})" if there else "does not exist"
@@ -87,12 +92,12 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
-    def times(self) -> AnyPath:
-        """See `train.telemetry.goodput`."""
+    def time_log(self) -> AnyPath:
+        """See `train.telemetry.compute_goodput`."""
         return self.path / "time.jsonl"
 
     @property
-    def logbook(self) -> AnyPath:
+    def event_log(self) -> AnyPath:
         """See `train.telemetry.event_log`."""
         return self.path / "logbook.jsonl"
 
@@ -102,22 +107,22 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
-    def recovery(self) -> AnyPath:
+    def rollback_record(self) -> AnyPath:
         """What was decided about trouble. See `train.recovery.rollback`."""
         return self.path / "recovery.json"
 
     @property
-    def spikes(self) -> AnyPath:
+    def anomaly_states(self) -> AnyPath:
         """The states that a run was in when there was trouble, a folder for each step."""
         return self.path / "spikes"
 
     @property
-    def owner(self) -> AnyPath:
+    def lease_folder(self) -> AnyPath:
         """Which process trains here. See `train.run_folder.lock`."""
         return self.path / "owner"
 
     @property
-    def curve(self) -> AnyPath:
+    def loss_plot(self) -> AnyPath:
         """See `train.telemetry.loss_plot`."""
         return self.path / "loss.png"
 
@@ -156,7 +161,7 @@ class RunFolder:
         if is_local(self.path):
             for name in self.path.iterdir():
                 if name.name.split(".")[0] in _STEMS:
-                    refuse_link(name)
+                    check_not_symlink(name)
 
     def _try_writing(self) -> None:
         probe = self.path / f".writable-{secrets.token_hex(4)}"
@@ -165,34 +170,34 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def writing(path: AnyPath) -> Iterator[None]:
+def explain_write_errors(path: AnyPath) -> Iterator[None]:
     """Turns what writing ``path`` can raise into a UserError that names it."""
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"{path}: cannot be written ({reason(error)}); "
+            f"{path}: cannot be written ({os_error_reason(error)}); "
             "make room there, check its permissions, or give another --workdir"
         ) from error
 
 
-def reading(path: AnyPath) -> contextlib.AbstractContextManager[None]:
+def explain_read_errors(path: AnyPath) -> contextlib.AbstractContextManager[None]:
     """Turns what reading ``path`` can raise into a UserError that names it."""
     return as_user_error(str(path))
 
 
-def reason(error: OSError) -> str:
+def os_error_reason(error: OSError) -> str:
     """What the system says is wrong, in a few words and on one line."""
     return error.strerror or " ".join(str(error).split()) or type(error).__name__
 
 
-def read_json(path: AnyPath, most: int = SETTINGS_BYTES) -> Any:
+def read_json(path: AnyPath, max_bytes: int = MAX_SETTINGS_BYTES) -> Any:
     """Return what a file of JSON holds.
 
-    Raises UserError if it cannot be read, is damaged, or has more than `most` bytes.
+    Raises UserError if it cannot be read, is damaged, or has more than `max_bytes` bytes.
     """
-    with reading(path):
-        data = read_bytes(path, most)
+    with explain_read_errors(path):
+        data = read_bytes(path, max_bytes)
     try:
         return json.loads(data.decode())
     except (ValueError, RecursionError) as error:
@@ -205,7 +210,7 @@ def write_atomically(path: AnyPath, data: str | bytes) -> None:
     Raises:
       UserError: It cannot be written; what was there is still there.
     """
-    with writing(path):
+    with explain_write_errors(path):
         replace_atomically(path, data.encode() if isinstance(data, str) else data)
 
 
@@ -225,24 +230,24 @@ def replace_atomically(path: AnyPath, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def set_aside(path: AnyPath, ending: str) -> AnyPath | None:
+def set_aside_file(path: AnyPath, suffix: str) -> AnyPath | None:
     """Rename a file to an unused name, `<name>.<ending>`; return it, or None without such a file.
 
     Raises UserError if it cannot be renamed.
     """
-    with writing(path):
+    with explain_write_errors(path):
         if not path.exists():
             return None
-        return path.rename(unused_name(path, ending))
+        return path.rename(unused_path(path, suffix))
 
 
-def unused_name(path: AnyPath, ending: str) -> AnyPath:
+def unused_path(path: AnyPath, suffix: str) -> AnyPath:
     """Return `<path>.<ending>`, with a number if a file of that name exists."""
-    candidate = path.with_name(f"{path.name}.{ending}")
+    candidate = path.with_name(f"{path.name}.{suffix}")
     number = 1
     while candidate.exists():
         number += 1
-        candidate = path.with_name(f"{path.name}.{ending}.{number}")
+        candidate = path.with_name(f"{path.name}.{suffix}.{number}")
     return candidate
 
 

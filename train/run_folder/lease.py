@@ -28,7 +28,7 @@ _NAME = re.compile(r"([1-9][0-9]{0,8})\.json")
 _MOST_BYTES = 65_536
 
 
-State = Literal["alive", "gone", "unknown"]
+OwnerState = Literal["alive", "gone", "unknown"]
 
 
 _HELD: set[str] = set()
@@ -52,7 +52,7 @@ class Lease:
     """When the lease was taken (UTC, ISO 8601)."""
     renewals: int = 0
 
-    def next(self) -> Lease:
+    def renewed(self) -> Lease:
         """Return the lease as its next renewal writes it."""
         return dataclasses.replace(self, renewals=self.renewals + 1)
 
@@ -84,14 +84,14 @@ def new_lease() -> Lease:
         token=secrets.token_hex(8),
         host=socket.gethostname(),
         process=os.getpid(),
-        machine=this_machine(),
+        machine=machine_id(),
         started=_start_ticks(os.getpid()) or "",
         since=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
 
 
 @contextlib.contextmanager
-def held(lease: Lease) -> Iterator[None]:
+def mark_held(lease: Lease) -> Iterator[None]:
     """Count a lease as held by this process while inside."""
     _HELD.add(lease.token)
     try:
@@ -100,7 +100,7 @@ def held(lease: Lease) -> Iterator[None]:
         _HELD.discard(lease.token)
 
 
-def this_machine() -> str:
+def machine_id() -> str:
     """Return what two processes share that can look each other up in /proc; empty if nothing."""
     try:
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -109,7 +109,7 @@ def this_machine() -> str:
         return ""
 
 
-def owner_state(lease: Lease) -> State:
+def owner_state(lease: Lease) -> OwnerState:
     """Return whether the owner's process still runs, as far as this machine can tell.
 
     A host name proves nothing: a container that is started again elsewhere keeps it. The boot id
@@ -117,7 +117,7 @@ def owner_state(lease: Lease) -> State:
     """
     if lease.token in _HELD:
         return "alive"
-    if not lease.machine or lease.machine != this_machine() or lease.process <= 0:
+    if not lease.machine or lease.machine != machine_id() or lease.process <= 0:
         return "unknown"
     if lease.process == os.getpid():
         return "gone"  # this process gave it up, and could not write that down
@@ -169,10 +169,14 @@ class LeaseStore(Protocol):
 
 def lease_store(folder: AnyPath) -> LeaseStore:
     """Return the store of a run's `owner` folder, local or remote."""
-    return LocalStore(folder) if isinstance(folder, pathlib.Path) else RemoteStore(str(folder))
+    return (
+        LocalLeaseStore(folder)
+        if isinstance(folder, pathlib.Path)
+        else RemoteLeaseStore(str(folder))
+    )
 
 
-class LocalStore:
+class LocalLeaseStore:
     """Leases in a local (or network) file system: `O_EXCL` makes creation exclusive."""
 
     def __init__(self, folder: pathlib.Path):
@@ -220,7 +224,7 @@ class LocalStore:
         return self._folder / f"{number}.json"
 
 
-class RemoteStore:
+class RemoteLeaseStore:
     """Leases in an object store, through fsspec: a conditional write makes creation exclusive."""
 
     def __init__(self, folder: str):

@@ -21,18 +21,18 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from train.errors import UserError
-from train.run_folder.folder import RunFolder, writing
-from train.run_folder.lease import Lease, LeaseStore, held, lease_store, new_lease, owner_state
+from train.run_folder.folder import RunFolder, explain_write_errors
+from train.run_folder.lease import Lease, LeaseStore, lease_store, mark_held, new_lease, owner_state
 
 LEASE_SECONDS = 60.0
 """An owner on another machine that has not renewed its lease for so long counts as dead."""
 
 
-RENEW_SECONDS = 5.0
+RENEW_INTERVAL_SECONDS = 5.0
 """Seconds between two renewals: how long it takes at most to see that an owner is alive."""
 
 
-POLL_SECONDS = 1.0
+POLL_INTERVAL_SECONDS = 1.0
 
 
 _runs = itertools.count()  # the same on every process: all take part in every run
@@ -48,7 +48,7 @@ class RunLock:
         self,
         folder: RunFolder,
         *,
-        say: Callable[[str], None],
+        print_message: Callable[[str], None],
         store: LeaseStore | None = None,
         clock: Callable[[], float] | None = None,
         sleep: Callable[[float], None] = time.sleep,
@@ -62,8 +62,8 @@ class RunLock:
           clock: Seconds, from any start. It has to count the time that the machine is suspended.
           sleep: Waits so many seconds.
         """
-        self._folder, self._say = folder, say
-        self._store = store or lease_store(folder.owner)
+        self._folder, self._say = folder, print_message
+        self._store = store or lease_store(folder.lease_folder)
         self._clock, self._sleep = clock or _clock, sleep
         self._lease, self._number, self._renewed = new_lease(), 0, 0.0
         self._mutex = threading.Lock()
@@ -74,8 +74,8 @@ class RunLock:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as held_if_acquired:
-            held_if_acquired.enter_context(held(self._lease))
-            with writing(self._folder.owner):
+            held_if_acquired.enter_context(mark_held(self._lease))
+            with explain_write_errors(self._folder.lease_folder):
                 self._acquire()
             self._held = held_if_acquired.pop_all()
         self._thread.start()
@@ -93,7 +93,7 @@ class RunLock:
             if self._is_current():
                 self._store.remove(self._number)
 
-    def check(self) -> None:
+    def check_ownership(self) -> None:
         """Raise UserError if another process has taken the folder. Cheap enough for every step."""
         if self._replaced_by is not None:
             self._refuse_to_continue(self._replaced_by)
@@ -105,12 +105,12 @@ class RunLock:
             if self._replaced_by is not None:
                 self._refuse_to_continue(self._replaced_by)
 
-    def verify(self) -> None:
+    def verify_ownership(self) -> None:
         """Look at the lease now, before something is written that another owner would lose.
 
         Raises UserError if another process has taken the folder.
         """
-        with writing(self._folder.owner), self._mutex:
+        with explain_write_errors(self._folder.lease_folder), self._mutex:
             self._renew()
         if self._replaced_by is not None:
             self._refuse_to_continue(self._replaced_by)
@@ -144,7 +144,7 @@ class RunLock:
         )
         began = self._clock()
         while self._clock() - began < LEASE_SECONDS:
-            self._sleep(POLL_SECONDS)
+            self._sleep(POLL_INTERVAL_SECONDS)
             found, now = self._newest()
             if now is None:  # it has ended in the meantime
                 return
@@ -158,14 +158,14 @@ class RunLock:
         return numbers[-1], self._store.read(numbers[-1]) or Lease()
 
     def _renew_often(self) -> None:
-        while not self._stop.wait(RENEW_SECONDS):
+        while not self._stop.wait(RENEW_INTERVAL_SECONDS):
             with contextlib.suppress(OSError), self._mutex:
                 self._renew()
 
     def _renew(self) -> None:
         if self._replaced_by is not None or not self._is_current():
             return
-        renewed = self._lease.next()
+        renewed = self._lease.renewed()
         self._store.replace(self._number, renewed)
         self._lease, self._renewed = renewed, self._clock()
 
@@ -196,7 +196,9 @@ class RunLock:
 
 
 @contextlib.contextmanager
-def locked(folder: RunFolder, say: Callable[[str], None]) -> Iterator[RunLock | None]:
+def lock_run_folder(
+    folder: RunFolder, print_message: Callable[[str], None]
+) -> Iterator[RunLock | None]:
     """Own a run's folder inside; all processes of the run enter this together.
 
     Args:
@@ -211,15 +213,15 @@ def locked(folder: RunFolder, say: Callable[[str], None]) -> Iterator[RunLock | 
     """
     import jax
 
-    from train.parallel.distributed import meet
+    from train.parallel.distributed import barrier
 
     place = f"run-lock-{next(_runs)}"
     if jax.process_index() != 0:
-        meet(place)  # nothing of the folder is read before it is ours
+        barrier(place)  # nothing of the folder is read before it is ours
         yield None
         return
-    with RunLock(folder, say=say) as lock:
-        meet(place)
+    with RunLock(folder, print_message=print_message) as lock:
+        barrier(place)
         yield lock
 
 

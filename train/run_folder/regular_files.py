@@ -21,27 +21,27 @@ from train.runtime.hardware import host_memory_bytes
 if TYPE_CHECKING:
     from train.data.files import AnyPath
 
-SETTINGS_BYTES = 2**24
+MAX_SETTINGS_BYTES = 2**24
 """Most of a file of settings: config.json, recovery.json, a table of prices, a config in Python."""
 
 
-VOCABULARY_BYTES = 2**28
+MAX_VOCABULARY_BYTES = 2**28
 """Most of a tokenizer's file, or of the names of classes: 256 MiB."""
 
 
-MANIFEST_BYTES = 2**26
+MAX_MANIFEST_BYTES = 2**26
 """Most of a checkpoint's manifest: half a million files."""
 
 
-LOG_BYTES = 2**32
+MAX_LOG_BYTES = 2**32
 """Most of a log of JSON lines (metrics, events, times) or of samples: 4 GiB."""
 
 
-LINE_BYTES = 2**24
+MAX_LINE_BYTES = 2**24
 """Most of one line of a log."""
 
 
-DOCUMENT_BYTES = 2**28
+MAX_DOCUMENT_BYTES = 2**28
 """Most of one line of a dataset in JSON lines: a line is a document."""
 
 
@@ -71,7 +71,7 @@ def is_local(path: AnyPath) -> bool:
     return "://" not in os.fspath(path)
 
 
-def most_in_memory() -> int:
+def max_text_bytes() -> int:
     """Return how large a text may be that is read whole: a quarter of the machine's memory.
 
     Its bytes, its characters and its tokens are in memory together.
@@ -111,12 +111,12 @@ def open_append(path: pathlib.Path) -> Iterator[IO[bytes]]:
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | _NOFOLLOW | _NONBLOCK | _BINARY
     if not _NOFOLLOW:
-        refuse_link(path)
+        check_not_symlink(path)
     try:
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            refuse_link(path)
+            check_not_symlink(path)
         raise
     try:
         _check_regular(path, descriptor)
@@ -127,7 +127,7 @@ def open_append(path: pathlib.Path) -> Iterator[IO[bytes]]:
         yield stream
 
 
-def refuse_link(path: AnyPath) -> None:
+def check_not_symlink(path: AnyPath) -> None:
     """Raise UserError if a local path is a symbolic link, wherever it leads."""
     if is_local(path) and pathlib.Path(path).is_symlink():
         raise UserError(
@@ -136,7 +136,7 @@ def refuse_link(path: AnyPath) -> None:
         )
 
 
-def read_bytes(path: AnyPath, most: int) -> bytes:
+def read_bytes(path: AnyPath, max_bytes: int) -> bytes:
     """Return what a file holds.
 
     Args:
@@ -148,9 +148,9 @@ def read_bytes(path: AnyPath, most: int) -> bytes:
       OSError: It cannot be read.
     """
     with open_regular(path) as stream:
-        if (size := _size(path, stream)) > most:
-            raise too_large(path, size, most)
-        return read_all(stream, path, most)
+        if (size := _size(path, stream)) > max_bytes:
+            raise too_large_error(path, size, max_bytes)
+        return read_all(stream, path, max_bytes)
 
 
 def _size(path: AnyPath, stream: IO[bytes]) -> int:
@@ -161,42 +161,42 @@ def _size(path: AnyPath, stream: IO[bytes]) -> int:
     return length
 
 
-def read_all(stream: IO[bytes], path: AnyPath, most: int) -> bytes:
-    """Return the rest of a stream (UserError: it has more than `most` bytes).
+def read_all(stream: IO[bytes], path: AnyPath, max_bytes: int) -> bytes:
+    """Return the rest of a stream (UserError: it has more than `max_bytes` bytes).
 
     It is read in pieces: a file may be longer than it said, or grow meanwhile.
     """
     pieces, size = [], 0
     while piece := stream.read(_CHUNK):
         size += len(piece)
-        if size > most:
-            raise too_large(path, size, most)
+        if size > max_bytes:
+            raise too_large_error(path, size, max_bytes)
         pieces.append(piece)
     return b"".join(pieces)
 
 
-def lines_of(stream: IO[bytes], path: AnyPath, most: int) -> Iterator[bytes]:
-    """The lines of a stream, with their ends (UserError: one has more than `most` bytes)."""
+def iter_lines(stream: IO[bytes], path: AnyPath, max_bytes: int) -> Iterator[bytes]:
+    """The lines of a stream, with their ends (UserError: one has more than `max_bytes` bytes)."""
     number = 0
-    while line := stream.readline(most + 1):
+    while line := stream.readline(max_bytes + 1):
         number += 1
-        if len(line) > most:
+        if len(line) > max_bytes:
             raise UserError(
-                f"{path}:{number}: is a line of more than {shown_bytes(most)}; "
+                f"{path}:{number}: is a line of more than {format_bytes(max_bytes)}; "
                 "split it, or put the file back as it was"
             )
         yield line
 
 
-def too_large(path: AnyPath, size: int, most: int) -> UserError:
+def too_large_error(path: AnyPath, size: int, max_bytes: int) -> UserError:
     """The error for a file that is larger than its kind may be."""
     return UserError(
-        f"{path}: has {shown_bytes(size)} or more, and at most {shown_bytes(most)} are read of "
+        f"{path}: has {format_bytes(size)} or more, and at most {format_bytes(max_bytes)} are read of "
         "such a file; give the right file, or a smaller one"
     )
 
 
-def shown_bytes(size: int) -> str:
+def format_bytes(size: int) -> str:
     """`12 bytes`, `16 MiB`, `1.5 GiB`."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
         if size >= unit:

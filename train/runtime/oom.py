@@ -24,22 +24,22 @@ _BYTES_OF_ACTIVATION = 2
 """In bfloat16 or float16, the least that a layer computes in."""
 
 
-ELSEWHERE = "use devices with more memory, or more of them"
+LARGER_DEVICES_REMEDY = "use devices with more memory, or more of them"
 """What helps a run that is only looked at, and is as large as it is."""
 
 
 @contextlib.contextmanager
-def explain_exhaustion(remedies: Callable[[], Sequence[str]]) -> Iterator[None]:
+def explain_oom(remedies: Callable[[], Sequence[str]]) -> Iterator[None]:
     """Turns the compiler's or the device's out-of-memory error into one line with remedies."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        if not exhausted(error):
+        if not is_oom_error(error):
             raise
-        raise UserError(advice(remedies(), str(error))) from error
+        raise UserError(oom_message(remedies(), str(error))) from error
 
 
-def check_room(engine: Engine, experiment: Experiment) -> None:
+def check_minimum_memory(engine: Engine, experiment: Experiment) -> None:
     """Raise UserError for what no settings of XLA could make fit: lower bounds, no estimates.
 
     Without it, a batch or a model that is far too large takes minutes to build; and where the
@@ -64,7 +64,7 @@ def check_room(engine: Engine, experiment: Experiment) -> None:
         * _BYTES_OF_ACTIVATION
         // experiment.grad_accum_steps
     )
-    remedies = known_to_help(experiment)
+    remedies = generic_remedies(experiment)
     of_state = [each for each in remedies if each.startswith(("set mesh.", "lower model."))]
     for what, size, memory, helpful in (
         ("the training state", state, here, of_state),
@@ -84,7 +84,7 @@ def _bytes_of_device(leaf: Any) -> int:
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
-def exhausted(error: BaseException) -> bool:
+def is_oom_error(error: BaseException) -> bool:
     """Whether this error says that memory ran out."""
     text = str(error)
     return (
@@ -94,7 +94,7 @@ def exhausted(error: BaseException) -> bool:
     )
 
 
-def advice(remedies: Sequence[str], message: str) -> str:
+def oom_message(remedies: Sequence[str], message: str) -> str:
     """One line: how much was asked for, and what to do."""
     asked = re.search(
         r"(?:allocat\w+|Used|requested)\D{0,40}(\d[\d.]* ?(?:[KMGT]i?B?|B|bytes)?)", message
@@ -103,7 +103,7 @@ def advice(remedies: Sequence[str], message: str) -> str:
     return f"memory: ran out{amount}; {', or '.join(remedies)}"
 
 
-def smaller(experiment: Experiment) -> list[str]:
+def suggest_remedies(experiment: Experiment) -> list[str]:
     """What is large, and the settings that would make it fit, by the estimates of a plan.
 
     Where those cannot tell, the settings that take less memory, those that help most first.
@@ -111,10 +111,10 @@ def smaller(experiment: Experiment) -> list[str]:
     from train.estimate.remedies import suggest_remedies as planned
     from train.estimate.target import local_target
 
-    return planned(experiment, local_target()) or known_to_help(experiment)
+    return planned(experiment, local_target()) or generic_remedies(experiment)
 
 
-def known_to_help(experiment: Experiment) -> list[str]:
+def generic_remedies(experiment: Experiment) -> list[str]:
     """The settings that take less memory to train with."""
     length, batch, tokens = (
         experiment.sequence_length,

@@ -17,16 +17,16 @@ from typing import Any, NoReturn, Self
 
 from train.errors import NoTracebackError
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 """What schedulers and people stop a run with. SLURM warns with USR1 if asked (--signal=USR1@60);
 SIGHUP comes when the terminal is closed."""
 
 
-EARLY_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+EXIT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Those that would end a process without a word while it does not train; SIGINT raises an error."""
 
 
-PREEMPTED = 75
+PREEMPTED_EXIT_STATUS = 75
 """Exit status of a process that was told to stop and lost nothing (EX_TEMPFAIL): try again."""
 
 
@@ -54,7 +54,7 @@ class StopRequest:
         import jax  # whoever asks what a verb does need not wait for it
 
         self._together = jax.process_count() > 1
-        for number in SIGNALS:
+        for number in STOP_SIGNALS:
             if self._together and number == signal.SIGTERM:
                 continue
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
@@ -74,7 +74,7 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def asked(self) -> str | None:
+    def requested_by(self) -> str | None:
         """By what the run was asked to stop after this step; every step has to ask.
 
         JAX has all processes stop at the count after the largest that any has come to, and only
@@ -100,7 +100,7 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def early_stop() -> Iterator[None]:
+def exit_on_stop_signal() -> Iterator[None]:
     """End the process with a line on standard error if it is told to stop while not training.
 
     Until `StopRequest` takes over, and after it has let go, there is nothing to save: a run that
@@ -117,10 +117,10 @@ def early_stop() -> Iterator[None]:
         # Not by print: it may be what this handler interrupts.
         with contextlib.suppress(OSError):
             os.write(2, line.encode())
-        os._exit(PREEMPTED)
+        os._exit(PREEMPTED_EXIT_STATUS)
 
     before = {}
-    for number in EARLY_SIGNALS:
+    for number in EXIT_SIGNALS:
         # A handler of somebody else's, and a signal that is ignored, stay as they are.
         if signal.getsignal(number) is signal.SIG_DFL:
             try:
@@ -134,16 +134,16 @@ def early_stop() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-AGAIN = 0.5
+RETRY_SECONDS = 0.5
 """Seconds after which an interruption that got lost comes again."""
 
 
-CLEANING = 10.0
+CLEANUP_SECONDS = 10.0
 """Seconds that what is interrupted has for cleaning up, before that is interrupted too."""
 
 
 @contextlib.contextmanager
-def heeded() -> Iterator[None]:
+def reliable_keyboard_interrupt() -> Iterator[None]:
     """Inside, Ctrl-C ends what runs, as a KeyboardInterrupt.
 
     Python raises that wherever the main thread is. While a run starts and JAX traces, 11 of 40 got
@@ -194,15 +194,15 @@ def _nag(handler: object, asked: threading.Event, over: threading.Event) -> None
     main = threading.main_thread().ident
     assert main is not None  # it runs
     asked.wait()
-    patience = CLEANING
-    while not over.wait(AGAIN):
-        patience -= AGAIN
+    patience = CLEANUP_SECONDS
+    while not over.wait(RETRY_SECONDS):
+        patience -= RETRY_SECONDS
         if signal.getsignal(signal.SIGINT) is not handler:
             signal.pthread_kill(main, signal.SIGINT)  # a run by now, which is to be asked once
             return
         if not _cleans(main) or patience < 0:
             signal.pthread_kill(main, signal.SIGINT)
-            patience = CLEANING
+            patience = CLEANUP_SECONDS
 
 
 def _cleans(thread: int) -> bool:

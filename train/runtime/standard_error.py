@@ -46,7 +46,7 @@ class LenientStream:
         return getattr(self._stream, name)
 
 
-def make_lenient() -> None:
+def make_stderr_lenient() -> None:
     """Let nothing that this process writes to standard error raise an error.
 
     Where a standard stream was closed before the start (`2>&-`), the null device takes its place:

@@ -19,7 +19,7 @@ from train.data.token_labels import (
     split_into_rows,
 )
 from train.data.tokenizer import Tokenizer
-from train.evaluation.metrics import score_spans, spell_spans
+from train.evaluation.metrics import are_span_tags, score_spans
 from train.run import Labels
 from train.tasks.base import Metric, SampleOptions, TextCallback, gather_to_host, mean_losses
 from train.tasks.classification import LabelPredictionTask, predict_labels
@@ -52,7 +52,7 @@ class TaggingTask(LabelPredictionTask):
         return self.experiment.task
 
     def selection_metric(self, corpus: Corpus) -> Metric:
-        return Metric("f1" if spell_spans(corpus.labels) else "accuracy", lower_is_better=False)
+        return Metric("f1" if are_span_tags(corpus.labels) else "accuracy", lower_is_better=False)
 
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
@@ -80,7 +80,7 @@ class TaggingTask(LabelPredictionTask):
         sentences = corpus.split(split)
         batches = self.evaluation_batches(engine, sentences, full_split=full_split)
         metrics = mean_losses(engine, params, batches)
-        if spell_spans(corpus.labels):
+        if are_span_tags(corpus.labels):
             metrics["span_f1"] = span_f1(sentences, predict_rows(engine, params, batches))
         return metrics
 

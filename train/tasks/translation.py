@@ -16,7 +16,7 @@ from train.data.example_configs import BitextDataConfig
 from train.data.examples import ExampleCorpus, ExampleEvaluationBatches, ExampleTrainingBatches
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.evaluation.metrics import sacre_bleu, tokenised_bleu
+from train.evaluation.metrics import sacre_bleu, tokenized_bleu
 from train.experiment import Experiment
 from train.run import Labels
 from train.step import Batch, LossFn
@@ -176,7 +176,7 @@ class TranslationTask(Task):
         references = [pairs.pairs[number].target for number in indices]
         return {
             "bleu": sacre_bleu(found, references).score,
-            "tokenised_bleu": tokenised_bleu(found, references, self.data.target_lang).score,
+            "tokenised_bleu": tokenized_bleu(found, references, self.data.target_lang).score,
         }
 
     def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:

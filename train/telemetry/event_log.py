@@ -15,21 +15,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from train.data.files import AnyPath
-from train.run_folder.folder import reading, writing
+from train.run_folder.folder import explain_read_errors, explain_write_errors
 from train.run_folder.regular_files import (
-    LINE_BYTES,
-    LOG_BYTES,
-    lines_of,
+    MAX_LINE_BYTES,
+    MAX_LOG_BYTES,
+    iter_lines,
     open_append,
     open_regular,
     read_bytes,
-    too_large,
+    too_large_error,
 )
 
-Record = dict[str, Any]
+JsonRecord = dict[str, Any]
 
 
-def append(path: AnyPath, records: Iterable[Mapping[str, Any]]) -> None:
+def append_records(path: AnyPath, records: Iterable[Mapping[str, Any]]) -> None:
     """Adds a line for each record; all of them are in the file when this returns.
 
     A line torn by a process that was killed is ended first, so that it spoils no other. Object
@@ -38,45 +38,45 @@ def append(path: AnyPath, records: Iterable[Mapping[str, Any]]) -> None:
     Raises:
       UserError: The file cannot be written; the lines before are still there.
     """
-    lines = "".join(to_line(record) for record in records).encode(errors="backslashreplace")
-    with writing(path):
+    lines = "".join(format_line(record) for record in records).encode(errors="backslashreplace")
+    with explain_write_errors(path):
         if isinstance(path, pathlib.Path):
             with open_append(path) as file:
                 file.write(_newline_after(_last_byte(file)) + lines)
         else:
-            before = read_bytes(path, LOG_BYTES) if path.exists() else b""
+            before = read_bytes(path, MAX_LOG_BYTES) if path.exists() else b""
             path.write_bytes(before + _newline_after(before[-1:]) + lines)
 
 
-def read(path: AnyPath) -> list[Record]:
+def read_records(path: AnyPath) -> list[JsonRecord]:
     """The records of a file, in order; torn lines are left out, and a missing file has none."""
-    parsed = (parse(line) for line in read_lines(path))
+    parsed = (parse_line(line) for line in read_raw_lines(path))
     return [record for record in parsed if record is not None]
 
 
-def read_lines(path: AnyPath) -> list[str]:
+def read_raw_lines(path: AnyPath) -> list[str]:
     """The lines of a file without what ends them, torn ones too; a missing file has none.
 
     Raises:
       UserError: It is no regular file, or too long for a log, or has a line that is.
     """
     found, size = [], 0
-    with reading(path), contextlib.ExitStack() as stack:
+    with explain_read_errors(path), contextlib.ExitStack() as stack:
         try:
             stream = stack.enter_context(open_regular(path))
         except FileNotFoundError:
             return []
-        for line in lines_of(stream, path, LINE_BYTES):
+        for line in iter_lines(stream, path, MAX_LINE_BYTES):
             size += len(line)
-            if size > LOG_BYTES:
-                raise too_large(path, size, LOG_BYTES)
+            if size > MAX_LOG_BYTES:
+                raise too_large_error(path, size, MAX_LOG_BYTES)
             text = line.decode(errors="replace").removesuffix("\n")
             if text.strip():
                 found.append(text)
     return found
 
 
-def parse(line: str) -> Record | None:
+def parse_line(line: str) -> JsonRecord | None:
     """The object that a line holds; None if it holds none, being torn."""
     try:
         value = json.loads(line)
@@ -85,7 +85,7 @@ def parse(line: str) -> Record | None:
     return value if isinstance(value, dict) else None
 
 
-def to_line(record: Mapping[str, Any]) -> str:
+def format_line(record: Mapping[str, Any]) -> str:
     """One line of valid JSON. Floats read back as they were.
 
     JSON has no NaN and no infinities: they become the strings "NaN", "Infinity" and "-Infinity",
@@ -118,7 +118,7 @@ def _newline_after(last: bytes) -> bytes:
     return b"" if last in (b"", b"\n") else b"\n"
 
 
-class Logbook:
+class EventLog:
     """The logbook of a run. One process writes it; it only ever grows."""
 
     def __init__(self, path: AnyPath):
@@ -129,15 +129,15 @@ class Logbook:
 
         Args:
           event: One or two words: "started", "resumed", "fell back", "finished".
-          **what: ``step``, ``why`` and whatever else helps the reader; see `train.telemetry.event_log.to_line`
+          **what: ``step``, ``why`` and whatever else helps the reader; see `train.telemetry.event_log.format_line`
             for what can be written.
 
         Raises:
           UserError: The file cannot be written.
         """
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        append(self.path, [{"time": time, "event": event, **what}])
+        append_records(self.path, [{"time": time, "event": event, **what}])
 
-    def read(self) -> list[Record]:
+    def read(self) -> list[JsonRecord]:
         """All events, oldest first."""
-        return read(self.path)
+        return read_records(self.path)

@@ -4,7 +4,7 @@
 process of several. A line has the seconds of its life so far, so that a process that is killed
 takes only those since its last line with it.
 
-time.jsonl: what the seconds of a run went into, as `train.telemetry.goodput` reads it.
+time.jsonl: what the seconds of a run went into, as `train.telemetry.compute_goodput` reads it.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from typing import Any, Literal, get_args
 from train.data.files import AnyPath
 from train.run_folder.folder import RunFolder
 from train.telemetry import event_log
-from train.telemetry.metrics_log import FLUSH_SECONDS
+from train.telemetry.metrics_log import FLUSH_INTERVAL_SECONDS
 
-What = Literal["start", "restore", "compile", "step", "replay", "evaluate", "save", "recover"]
+Activity = Literal["start", "restore", "compile", "step", "replay", "evaluate", "save", "recover"]
 
 
-MEANING: dict[str, str] = {
+ACTIVITY_DESCRIPTIONS: dict[str, str] = {
     "step": "steps made for the first time",
     "replay": "steps made again, after a life that went beyond its last checkpoint",
     "start": "Python, libraries, data, tracing: all before the first step but what is named here",
@@ -36,10 +36,10 @@ MEANING: dict[str, str] = {
 }
 
 
-class Timesheet:
+class ActivityTimer:
     """The seconds of one life, each booked to one thing: begins with `start`."""
 
-    def __init__(self, began: float | None = None, clock: Callable[[], float] = time.time):
+    def __init__(self, start_time: float | None = None, clock: Callable[[], float] = time.time):
         """Begins to count.
 
         Args:
@@ -47,38 +47,38 @@ class Timesheet:
           clock: What tells the time, likewise.
         """
         self._clock = clock
-        self.began = clock() if began is None else began
-        self._seconds: dict[What, float] = dict.fromkeys(get_args(What), 0.0)
+        self.began = clock() if start_time is None else start_time
+        self._seconds: dict[Activity, float] = dict.fromkeys(get_args(Activity), 0.0)
         self._what, self._since = _START, self.began
 
-    def switch(self, what: What) -> None:
+    def switch(self, activity: Activity) -> None:
         """From now on, time is booked to this."""
         now = self._clock()
         self._seconds[self._what] += max(0.0, now - self._since)
-        self._what, self._since = what, now
+        self._what, self._since = activity, now
 
     @contextlib.contextmanager
-    def on(self, what: What) -> Iterator[None]:
+    def track(self, activity: Activity) -> Iterator[None]:
         """Books what happens inside, and goes on with what was before."""
         before = self._what
-        self.switch(what)
+        self.switch(activity)
         try:
             yield
         finally:
             self.switch(before)
 
-    def line(self, step: int) -> event_log.Record:
+    def to_record(self, step: int) -> event_log.JsonRecord:
         """What is known now, `step` steps being made."""
         self.switch(self._what)
         seconds = {what: round(spent, 3) for what, spent in self._seconds.items()}
         return {"began": self.began, "now": self._since, "step": step, "seconds": seconds}
 
 
-MOST_SECONDS = 1e12
+MAX_SECONDS = 1e12
 """Seconds, of an epoch or a run, beyond which a line is damaged: 30,000 years."""
 
 
-_START: What = "start"
+_START: Activity = "start"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,26 +95,26 @@ class Goodput:
         return sum(self.seconds.values())
 
     @property
-    def share(self) -> float:
+    def productive_fraction(self) -> float:
         """Of the time, what went into steps made for the first time."""
         return self.seconds["step"] / self.total if self.total else 0.0
 
 
-def read_lines(path: AnyPath) -> list[event_log.Record]:
+def read_time_records(path: AnyPath) -> list[event_log.JsonRecord]:
     """The lines of a time.jsonl that a run has written, oldest first."""
-    return [line for line in event_log.read(path) if _is_whole(line)]
+    return [line for line in event_log.read_records(path) if _is_whole(line)]
 
 
-def furthest(lines: Sequence[event_log.Record]) -> int:
+def last_recorded_step(records: Sequence[event_log.JsonRecord]) -> int:
     """The last step that any life has told of."""
-    return max((line["step"] for line in lines), default=0)
+    return max((line["step"] for line in records), default=0)
 
 
-def goodput(lines: Sequence[event_log.Record]) -> Goodput:
+def compute_goodput(records: Sequence[event_log.JsonRecord]) -> Goodput:
     """What the lines of a run's time.jsonl come to."""
-    lives = {line["began"]: line for line in lines}  # the last line of each
+    lives = {line["began"]: line for line in records}  # the last line of each
     ordered = [lives[began] for began in sorted(lives)]
-    seconds: dict[str, float] = dict.fromkeys(MEANING, 0.0)
+    seconds: dict[str, float] = dict.fromkeys(ACTIVITY_DESCRIPTIONS, 0.0)
     for line in ordered:
         for what, spent in line["seconds"].items():
             seconds[what] += spent
@@ -124,7 +124,7 @@ def goodput(lines: Sequence[event_log.Record]) -> Goodput:
     return Goodput(len(ordered), seconds)
 
 
-def shown(found: Goodput) -> str:
+def format_goodput(found: Goodput) -> str:
     """One line: `83% of 2 min 26 s made steps; start 4%, compile 5%, evaluate 8%`."""
     rest = [
         f"{what} {seconds / found.total:.0%}"
@@ -132,10 +132,10 @@ def shown(found: Goodput) -> str:
         if what != "step" and seconds >= 0.005 * found.total > 0
     ]
     lives = f" in {found.lives} lives" if found.lives > 1 else ""
-    return f"time: {found.share:.0%} of {spell(found.total)}{lives} made steps; {', '.join(rest)}"
+    return f"time: {found.productive_fraction:.0%} of {format_duration(found.total)}{lives} made steps; {', '.join(rest)}"
 
 
-def spell(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`45 s`, `2 min 26 s`, `3 h 5 min`."""
     whole = round(seconds)
     if whole < 60:
@@ -145,7 +145,7 @@ def spell(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def process_began() -> float:
+def process_start_time() -> float:
     """When this process began, seconds since the epoch; now, where nobody tells."""
     now = time.time()
     try:
@@ -165,52 +165,54 @@ def _is_whole(line: Any) -> bool:
         and type(step) is int
         and 0 <= step < 2**31
         and isinstance(seconds, dict)
-        and all(what in MEANING and _is_time(spent) for what, spent in seconds.items())
+        and all(
+            what in ACTIVITY_DESCRIPTIONS and _is_time(spent) for what, spent in seconds.items()
+        )
     )
 
 
 def _is_time(value: Any) -> bool:
     """Return True for seconds that a clock can show: a number, finite, and not negative."""
-    return type(value) in (int, float) and 0 <= value <= MOST_SECONDS
+    return type(value) in (int, float) and 0 <= value <= MAX_SECONDS
 
 
 class TimeLog:
     """Books steps as made for the first time or again, and writes a life's timesheet down."""
 
-    def __init__(self, folder: RunFolder, sheet: Timesheet, *, speaks: bool):
+    def __init__(self, folder: RunFolder, timer: ActivityTimer, *, is_writer: bool):
         """Of several processes one writes, and has speaks."""
-        self.sheet = sheet
-        self._path, self._speaks = folder.times, speaks
-        self._lines = read_lines(folder.times) if speaks else []
-        self._step, self._furthest = 0, furthest(self._lines)
-        self._pause = 0.0 if isinstance(folder.path, pathlib.Path) else FLUSH_SECONDS
-        self._written = -FLUSH_SECONDS
+        self.sheet = timer
+        self._path, self._speaks = folder.time_log, is_writer
+        self._lines = read_time_records(folder.time_log) if is_writer else []
+        self._step, self._furthest = 0, last_recorded_step(self._lines)
+        self._pause = 0.0 if isinstance(folder.path, pathlib.Path) else FLUSH_INTERVAL_SECONDS
+        self._written = -FLUSH_INTERVAL_SECONDS
 
-    def begin(self, step: int) -> None:
+    def start_compiling(self, step: int) -> None:
         """The state of a step is there; what comes next is the program for the others."""
         self._step = step
         self.write()
         self.sheet.switch("compile")
 
-    def step_from(self, step: int) -> None:
+    def start_stepping(self, step: int) -> None:
         """Steps follow, from the one after this: some perhaps for the second time."""
         self._furthest = max(self._furthest, self._step)
         self._step = step
         self.sheet.switch("replay" if step < self._furthest else "step")
 
-    def step(self, step: int) -> None:
+    def record_step(self, step: int) -> None:
         """A step is made."""
         self._step = step
         if step == self._furthest:
             self.sheet.switch("step")
 
-    def write(self, *, last: bool = False) -> None:
+    def write(self, *, final: bool = False) -> None:
         """A line of what is known; on an object store not every time, but the last."""
         late = time.monotonic() - self._written >= self._pause
-        if self._speaks and (late or last):
-            event_log.append(self._path, [self.sheet.line(self._step)])
+        if self._speaks and (late or final):
+            event_log.append_records(self._path, [self.sheet.to_record(self._step)])
             self._written = time.monotonic()
 
-    def goodput(self) -> Goodput:
+    def compute_goodput(self) -> Goodput:
         """Of this life and those before."""
-        return goodput([*self._lines, self.sheet.line(self._step)])
+        return compute_goodput([*self._lines, self.sheet.to_record(self._step)])

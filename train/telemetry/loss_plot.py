@@ -157,10 +157,10 @@ def _draw_references(axes: Axes, references: Mapping[str, float]) -> None:
         )
 
 
-def marks(logbook: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
+def event_steps(events: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
     """The events of a logbook that the curve shows, as `plot_losses` takes them."""
     steps: dict[str, list[int]] = {}
-    for line in logbook:
+    for line in events:
         if line.get("event") in _MARKS:
             steps.setdefault(line["event"], []).append(line["step"])
     return steps

@@ -10,18 +10,18 @@ from types import TracebackType
 from typing import Any, Self, TypeGuard
 
 from train.data.files import AnyPath
-from train.run_folder.folder import RunFolder, unused_name, write_atomically
+from train.run_folder.folder import RunFolder, unused_path, write_atomically
 from train.telemetry import event_log
-from train.telemetry.tensorboard import EventFile
+from train.telemetry.tensorboard import TensorBoardWriter
 
-FLUSH_SECONDS = 30.0
+FLUSH_INTERVAL_SECONDS = 30.0
 
 
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 class MetricsLog:
-    """Writes the metrics of a run. One process does, and begins with `resume`.
+    """Writes the metrics of a run. One process does, and begins with `set_aside_after`.
 
     A line is ``{"step": 120, "split": "train", "loss": 3.25, ...}``. On a local disk it is in the
     file when `write` returns, so that a process that is killed loses none. What is remote, and
@@ -35,10 +35,10 @@ class MetricsLog:
         self._clock = clock
         self._flushed = clock()
         self._waiting: list[Mapping[str, Any]] = []
-        self._mirrors: dict[str, EventFile] = {}
+        self._mirrors: dict[str, TensorBoardWriter] = {}
         self._resumed_at: int | None = None
 
-    def resume(self, step: int | None) -> AnyPath | None:
+    def set_aside_after(self, step: int | None) -> AnyPath | None:
         """Moves what was written beyond ``step`` aside, and lines that a kill has torn.
 
         Args:
@@ -50,12 +50,12 @@ class MetricsLog:
         """
         last = -1 if step is None else step
         self._resumed_at = last
-        lines = event_log.read_lines(self._path)
+        lines = event_log.read_raw_lines(self._path)
         kept = [line for line in lines if _is_at_most(line, last)]
         if len(kept) == len(lines):
             return None
         beyond = [line for line in lines if not _is_at_most(line, last)]
-        aside = unused_name(self._path, f"beyond-{max(last, 0)}")
+        aside = unused_path(self._path, f"beyond-{max(last, 0)}")
         # In this order a kill in between leaves a line twice and never loses one.
         write_atomically(aside, _text(beyond))
         write_atomically(self._path, _text(kept))
@@ -70,13 +70,13 @@ class MetricsLog:
           metrics: By name: ``loss`` (nats a token), ``grad_norm``, ``learning_rate``,
             ``tokens_per_second`` (since the line before, evaluations and saves left out; the
             first step after a start, a resume or a rollback has none, for it also compiles or
-            waits for data), ... See `train.telemetry.event_log.to_line` for what is not finite.
+            waits for data), ... See `train.telemetry.event_log.format_line` for what is not finite.
 
         Raises:
           UserError: The disk is full, say; the lines before are still there.
         """
         self._waiting.append({"step": step, "split": split, **metrics})
-        late = self._clock() - self._flushed >= FLUSH_SECONDS
+        late = self._clock() - self._flushed >= FLUSH_INTERVAL_SECONDS
         if late or self._local:
             self._append()
         self._mirror(split).write(step, _scalars(metrics))
@@ -102,13 +102,13 @@ class MetricsLog:
 
     def _append(self) -> None:
         if self._waiting:
-            event_log.append(self._path, self._waiting)
+            event_log.append_records(self._path, self._waiting)
             self._waiting = []
 
-    def _mirror(self, split: str) -> EventFile:
+    def _mirror(self, split: str) -> TensorBoardWriter:
         if split not in self._mirrors:
             hidden_from = None if self._resumed_at is None else self._resumed_at + 1
-            self._mirrors[split] = EventFile(self._tensorboard / split, hidden_from)
+            self._mirrors[split] = TensorBoardWriter(self._tensorboard / split, hidden_from)
         return self._mirrors[split]
 
     def _flush_mirrors(self) -> None:
@@ -117,7 +117,7 @@ class MetricsLog:
         self._flushed = self._clock()
 
 
-def read_metrics(path: AnyPath) -> list[event_log.Record]:
+def read_metrics(path: AnyPath) -> list[event_log.JsonRecord]:
     """The lines of a metrics.jsonl as they were written: what is not finite is a float again.
 
     What no run has written (a line without a step or a split, a value that is no number) is left
@@ -125,12 +125,12 @@ def read_metrics(path: AnyPath) -> list[event_log.Record]:
     """
     return [
         {name: _value(value) for name, value in line.items() if _is_measured(name, value)}
-        for line in event_log.read(path)
-        if isinstance(line.get("split"), str) and is_step(line.get("step"))
+        for line in event_log.read_records(path)
+        if isinstance(line.get("split"), str) and is_step_number(line.get("step"))
     ]
 
 
-def is_step(value: Any) -> TypeGuard[int]:
+def is_step_number(value: Any) -> TypeGuard[int]:
     """Return True for what a run can write as the number of a step."""
     return type(value) is int and 0 <= value < 2**31
 
@@ -147,9 +147,9 @@ def _is_measured(name: str, value: Any) -> bool:
 
 def _is_at_most(line: str, step: int) -> bool:
     """Whether a line belongs to a step up to ``step``; a torn one belongs to none."""
-    record = event_log.parse(line)
+    record = event_log.parse_line(line)
     found = None if record is None else record.get("step")
-    return is_step(found) and found <= step
+    return is_step_number(found) and found <= step
 
 
 def _scalars(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from train.runtime.standard_error import LenientStream
 
-LINE_SECONDS = 30.0
+LINE_INTERVAL_SECONDS = 30.0
 
 
 # A model can write any character. Those that would command the terminal are shown as pictures.
@@ -23,7 +23,7 @@ _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
-class Progress:
+class ProgressBar:
     """Step, loss, tokens a second, time gone and time left.
 
     Without a terminal (a log file, a job's output) there is a plain line every `LINE_SECONDS`, at
@@ -34,7 +34,7 @@ class Progress:
         self,
         total: int,
         *,
-        done: int = 0,
+        initial_step: int = 0,
         description: str = "train",
         quiet: bool = False,
         console: Console | None = None,
@@ -51,7 +51,7 @@ class Progress:
           clock: Seconds, from any moment on.
         """
         self._total = total
-        self._done = self._first = done
+        self._done = self._first = initial_step
         self._description = description
         # rich's type is that of a whole file, of which it only writes, flushes and asks isatty.
         stream: Any = LenientStream()
@@ -80,7 +80,7 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, completed=step, loss=self._loss, speed=self._speed)
         elif self._clock() >= self._due or step == self._total:
-            self._due = self._clock() + LINE_SECONDS
+            self._due = self._clock() + LINE_INTERVAL_SECONDS
             self.print(self._line())
 
     def print(self, text: str) -> None:
@@ -110,14 +110,14 @@ class Progress:
     def _line(self) -> str:
         gone = self._clock() - self._began
         made = self._done - self._first
-        left = duration(gone / made * (self._total - self._done)) if made > 0 else "?"
+        left = format_clock(gone / made * (self._total - self._done)) if made > 0 else "?"
         count = f"{self._done}/{self._total}"
-        times = f"{duration(gone)} gone, {left} left"
+        times = f"{format_clock(gone)} gone, {left} left"
         parts = (self._description, count, self._loss, self._speed, times)
         return "  ".join(part for part in parts if part)
 
 
-def duration(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """Seconds as people read them: ``0:01:05``."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from train.data.files import AnyPath
-from train.run_folder.folder import writing
-from train.run_folder.regular_files import refuse_link
+from train.run_folder.folder import explain_write_errors
+from train.run_folder.regular_files import check_not_symlink
 
 
-class EventFile:
+class TensorBoardWriter:
     """One event file, written by the thread that calls.
 
     tensorboardX's own `SummaryWriter` writes in a thread that dies silently when the disk is full,
@@ -23,23 +23,23 @@ class EventFile:
     written here and copied there at each flush.
     """
 
-    def __init__(self, folder: AnyPath, hidden_from: int | None):
-        """Begins a file in ``folder``. TensorBoard hides older events of ``hidden_from`` on."""
+    def __init__(self, folder: AnyPath, purge_step: int | None):
+        """Begins a file in ``folder``. TensorBoard hides older events of ``purge_step`` on."""
         from tensorboardX.record_writer import RecordWriter
 
         name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
         self._path = folder / name
         self._spool: tempfile.TemporaryDirectory[str] | None = None
         local = self._path
-        with writing(self._path):
+        with explain_write_errors(self._path):
             folder.mkdir(parents=True, exist_ok=True)
-            refuse_link(folder)
+            check_not_symlink(folder)
             if not isinstance(local, pathlib.Path):
                 self._spool = tempfile.TemporaryDirectory()
                 local = pathlib.Path(self._spool.name, name)
             self._local = local
             self._records = RecordWriter(str(local))
-        self._begin(hidden_from)
+        self._begin(purge_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Adds the values of one step, by name."""
@@ -55,7 +55,7 @@ class EventFile:
 
     def flush(self) -> None:
         """Lets TensorBoard see what was written."""
-        with writing(self._path):
+        with explain_write_errors(self._path):
             self._records.flush()
             if self._spool:
                 self._path.write_bytes(self._local.read_bytes())
@@ -65,7 +65,7 @@ class EventFile:
         try:
             self.flush()
         finally:
-            with writing(self._path):
+            with explain_write_errors(self._path):
                 self._records.close()
             if self._spool:
                 self._spool.cleanup()
@@ -80,5 +80,5 @@ class EventFile:
             self._write(event_pb2.Event(wall_time=now, step=hidden_from, session_log=start))
 
     def _write(self, event: Any) -> None:
-        with writing(self._path):
+        with explain_write_errors(self._path):
             self._records.write(event.SerializeToString())

@@ -151,7 +151,7 @@ class Stack(nn.Module):
         return range(place, self.context.num_layers, len(self.layer_pattern))
 
     def stacked_layers(self, place: int) -> LayerInputs:
-        """All layers of a place, as one stack; or apart, where `apart` has cut the weights."""
+        """All layers of a place, as one stack; or apart, where `keep_min_age` has cut the weights."""
         name = f"place_{place}"
         weights: Any
         if self.has_variable("params", name):
@@ -169,7 +169,7 @@ class Stack(nn.Module):
     def select_layer(
         self, stack: LayerInputs, index: int, number: int, after: jax.Array | None
     ) -> LayerInputs:
-        """Return one layer of a stack, whose weights wait for `after` if that is given."""
+        """Return one layer of a stack, whose weights wait for `after_evaluation` if that is given."""
         if isinstance(stack.weights, tuple):
             weights = stack.weights[index]
         elif after is None:
@@ -242,7 +242,7 @@ def unstack_layers(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def unstack_layers_without_copy(params: dict[str, Any]) -> dict[str, Any]:
-    """Return what `apart` does without a copy where that can be had, else `params` as they are.
+    """Return what `keep_min_age` does without a copy where that can be had, else `params` as they are.
 
     On a single CPU, NumPy shows a part of an array as an array. The parts keep the whole alive, and
     it is not donated as long as they live. Elsewhere no array lies within another; and NumPy knows
@@ -271,7 +271,7 @@ def _cut(weights: Any, at: Callable[[Any, int], Any]) -> tuple[Any, ...]:
 
 
 def _at_after(stacked: Any, index: int, after: jax.Array) -> Any:
-    """Return one layer of a stack, copied out of it no earlier than `after` is known.
+    """Return one layer of a stack, copied out of it no earlier than `after_evaluation` is known.
 
     XLA otherwise takes slices at indices that it knows out of the loop over tokens, or copies those
     of all layers before the first begins: as much memory again as all weights. An index that

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from flax import struct
 
-from train.checkpoint.manager import Checkpoints
+from train.checkpoint.manager import CheckpointManager
 
 
 class State(struct.PyTreeNode):
@@ -51,5 +51,5 @@ def assert_same(found: Any, wanted: Any) -> None:
 
 
 def save(folder: pathlib.Path, state: Any, step: int = 1) -> None:
-    with Checkpoints(folder) as checkpoints:
+    with CheckpointManager(folder) as checkpoints:
         checkpoints.save(step, state, {})

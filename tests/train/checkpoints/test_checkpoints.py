@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tests.train.checkpoints.support import abstract, assert_same, make_state, save
-from train.checkpoint.manager import Checkpoints
+from train.checkpoint.manager import CheckpointManager
 from train.errors import UserError
 
 
@@ -24,12 +24,12 @@ def test_every_type_comes_back_bit_for_bit(tmp_path: pathlib.Path) -> None:
         "a/b.c": (jnp.float16(0.1), [jnp.int32(3)]),
     }
     extra = {"corpus": "ab12", "best": 0.1 + 0.2, "list": [1, None, "ü"]}
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+    with CheckpointManager(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(5, (state, others), extra)
         checkpoints.wait()
         restored = checkpoints.restore(5, abstract((state, others)))
     assert_same(restored.state, (state, others))
-    assert restored.extra == extra
+    assert restored.metadata == extra
 
 
 def test_a_save_is_of_that_moment(tmp_path: pathlib.Path) -> None:
@@ -37,7 +37,7 @@ def test_a_save_is_of_that_moment(tmp_path: pathlib.Path) -> None:
     like = abstract(state)
     update = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     extra = {"seen": [1]}
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, state, extra)
         extra["seen"].append(2)
         for _ in range(3):
@@ -45,7 +45,7 @@ def test_a_save_is_of_that_moment(tmp_path: pathlib.Path) -> None:
         checkpoints.wait()
         restored = checkpoints.restore(1, like)
     assert (np.asarray(restored.state["w"]) == 3).all()
-    assert restored.extra == {"seen": [1]}
+    assert restored.metadata == {"seen": [1]}
 
 
 def test_another_mesh_gets_the_same_bits_in_its_own_places(tmp_path: pathlib.Path) -> None:
@@ -71,7 +71,7 @@ def test_another_mesh_gets_the_same_bits_in_its_own_places(tmp_path: pathlib.Pat
     like = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), whole, other
     )
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, state, {})
         checkpoints.wait()
         restored = checkpoints.restore(1, like).state
@@ -107,7 +107,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(
             like[name] = jax.ShapeDtypeStruct(old.shape, value)
     save(tmp_path, state)
     with (
-        Checkpoints(tmp_path, read_only=True) as checkpoints,
+        CheckpointManager(tmp_path, read_only=True) as checkpoints,
         pytest.raises(UserError, match=rf"is of another model \({message}\); use the settings"),
     ):
         checkpoints.restore(1, like)
@@ -116,32 +116,32 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(
 def test_parameters_can_be_had_without_the_rest(tmp_path: pathlib.Path) -> None:
     state = make_state()
     save(tmp_path, state)
-    with Checkpoints(tmp_path, read_only=True) as checkpoints:
-        assert_same(checkpoints.restore_part(1, "params", abstract(state.params)), state.params)
+    with CheckpointManager(tmp_path, read_only=True) as checkpoints:
+        assert_same(checkpoints.restore_subtree(1, "params", abstract(state.params)), state.params)
         few = {"embed": abstract(state.params["embed"])}
-        assert_same(checkpoints.restore_part(1, "params", few), {"embed": state.params["embed"]})
+        assert_same(checkpoints.restore_subtree(1, "params", few), {"embed": state.params["embed"]})
         wider = abstract(make_state(width=13).params)
         with pytest.raises(UserError, match=r"params/embed/table is float32\[11,7\] there and"):
-            checkpoints.restore_part(1, "params", wider)
+            checkpoints.restore_subtree(1, "params", wider)
 
 
 def test_the_newest_and_every_nth_are_kept(tmp_path: pathlib.Path) -> None:
     state = {"w": jnp.ones(3)}
-    with Checkpoints(tmp_path, every=3, keep=2, keep_every=6) as checkpoints:
-        assert [step for step in range(1, 11) if checkpoints.due(step)] == [3, 6, 9]
+    with CheckpointManager(tmp_path, save_every=3, keep_last=2, keep_every=6) as checkpoints:
+        assert [step for step in range(1, 11) if checkpoints.is_due(step)] == [3, 6, 9]
         for step in (3, 6, 9, 12, 15, 18, 20):
             checkpoints.save(step, state, {})
         checkpoints.wait()
         assert checkpoints.steps() == [6, 12, 18, 20]
         assert checkpoints.latest_step() == 20
     assert sorted(int(path.name) for path in tmp_path.iterdir()) == [6, 12, 18, 20]
-    assert not Checkpoints(tmp_path, every=0).due(0)
+    assert not CheckpointManager(tmp_path, save_every=0).is_due(0)
     with pytest.raises(ValueError, match="the newest is always kept"):
-        Checkpoints(tmp_path, keep=0)
+        CheckpointManager(tmp_path, keep_last=0)
 
 
 def test_a_checkpoint_counts_once_it_is_whole(tmp_path: pathlib.Path) -> None:
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         assert checkpoints.latest_step() is None
         checkpoints.save(1, make_state(), {})
         assert checkpoints.steps() == []
@@ -150,7 +150,7 @@ def test_a_checkpoint_counts_once_it_is_whole(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_save_that_is_not_asynchronous_is_whole_at_once(tmp_path: pathlib.Path) -> None:
-    with Checkpoints(tmp_path, asynchronous=False) as checkpoints:
+    with CheckpointManager(tmp_path, asynchronous=False) as checkpoints:
         checkpoints.save(1, make_state(), {})
         assert checkpoints.steps() == [1]
         assert (tmp_path / "1").exists()
@@ -158,7 +158,7 @@ def test_a_save_that_is_not_asynchronous_is_whole_at_once(tmp_path: pathlib.Path
 
 def test_a_step_is_not_saved_twice(tmp_path: pathlib.Path) -> None:
     first, second = {"w": jnp.ones(3)}, {"w": jnp.zeros(3)}
-    with Checkpoints(tmp_path) as checkpoints, Checkpoints(tmp_path) as another:
+    with CheckpointManager(tmp_path) as checkpoints, CheckpointManager(tmp_path) as another:
         another.save(1, first, {})
         another.wait()
         with pytest.raises(UserError, match=r"/1: is there already; let one process at a time"):
@@ -174,10 +174,10 @@ def test_to_read_leaves_the_folder_as_it_is(tmp_path: pathlib.Path) -> None:
     unfinished = tmp_path / "2.orbax-checkpoint-tmp"
     unfinished.mkdir()
     (tmp_path / "notes").mkdir()
-    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+    with CheckpointManager(tmp_path, read_only=True) as checkpoints:
         assert checkpoints.latest_step() == 1
     assert unfinished.exists()
-    with Checkpoints(tmp_path / "nowhere", read_only=True) as checkpoints:
+    with CheckpointManager(tmp_path / "nowhere", read_only=True) as checkpoints:
         assert checkpoints.latest_step() is None
         with pytest.raises(UserError, match=r"/1: does not exist; there are none in this folder"):
             checkpoints.restore(1, {})
@@ -185,7 +185,7 @@ def test_to_read_leaves_the_folder_as_it_is(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_step_that_is_not_there_is_named_with_those_that_are(tmp_path: pathlib.Path) -> None:
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
+    with CheckpointManager(tmp_path, keep_last=2) as checkpoints:
         for step in (3, 5):
             checkpoints.save(step, {"w": jnp.ones(3)}, {})
         checkpoints.wait()
@@ -197,7 +197,7 @@ def test_what_no_checkpoint_can_hold_is_refused_before_anything_is_written(
     tmp_path: pathlib.Path,
 ) -> None:
     folder = tmp_path / "checkpoints"
-    with Checkpoints(folder) as checkpoints:
+    with CheckpointManager(folder) as checkpoints:
         with pytest.raises(TypeError, match=r"b/0: is a ndarray; a checkpoint holds jax arrays"):
             checkpoints.save(1, {"a": jnp.ones(2), "b": [np.ones(3)]}, {})
         with pytest.raises(ValueError, match=r"a/b: two arrays have this name"):

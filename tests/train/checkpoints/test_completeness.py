@@ -10,8 +10,8 @@ import pytest
 from etils import epath
 
 from train.checkpoint import tree_paths
-from train.checkpoint.manager import Checkpoints
-from train.checkpoint.storage import check_complete
+from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.storage import check_arrays_readable
 from train.errors import UserError
 
 STATE = {
@@ -26,7 +26,7 @@ STATE = {
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints")
-    with Checkpoints(folder) as checkpoints:
+    with CheckpointManager(folder) as checkpoints:
         checkpoints.save(3, STATE, {})
     return folder / "3" / "state"
 
@@ -37,13 +37,15 @@ def arrays(written: Path, tmp_path: Path) -> Path:
 
 
 def check(folder: Path, state: Any = STATE) -> None:
-    check_complete(epath.Path(folder), tree_paths.named(state))
+    check_arrays_readable(epath.Path(folder), tree_paths.named_leaves(state))
 
 
 def test_what_is_whole_passes(arrays: Path) -> None:
     check(arrays)
     for host in range(3):
-        check_complete(epath.Path(arrays), tree_paths.named(STATE), host=host, hosts=3)
+        check_arrays_readable(
+            epath.Path(arrays), tree_paths.named_leaves(STATE), process_index=host, process_count=3
+        )
 
 
 def test_an_index_that_is_missing_is_noticed(arrays: Path) -> None:
@@ -79,8 +81,8 @@ def test_a_save_without_an_index_fails(tmp_path: Path, monkeypatch: pytest.Monke
     )
     with (
         pytest.raises(UserError, match=r"/3: could not be written \(.*index"),
-        Checkpoints(tmp_path) as checkpoints,
+        CheckpointManager(tmp_path) as checkpoints,
     ):
         checkpoints.save(3, STATE, {})
-    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+    with CheckpointManager(tmp_path, read_only=True) as checkpoints:
         assert checkpoints.steps() == []

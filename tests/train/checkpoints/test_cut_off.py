@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import pytest
 
 from tests.train.checkpoints.support import assert_same
-from train.checkpoint.manager import Checkpoints
+from train.checkpoint.manager import CheckpointManager
 from train.errors import UserError
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").touch()
     with (
-        Checkpoints(tmp_path / "file" / "checkpoints") as checkpoints,
+        CheckpointManager(tmp_path / "file" / "checkpoints") as checkpoints,
         pytest.raises(UserError, match=r"/1: could not be written \(Not a directory\); make room"),
     ):
         checkpoints.save(1, {"w": jnp.ones(3)}, {})
@@ -63,7 +63,7 @@ checkpoints.save(2, state, {"step": 2})
 checkpoints.wait()
 """,
     "before its manifest is written": """
-train.checkpoint.manifest.write = die
+train.checkpoint.manifest.write_manifest = die
 checkpoints.save(2, state, {"step": 2})
 checkpoints.wait()
 """,
@@ -111,7 +111,7 @@ def test_a_save_that_was_killed_is_no_checkpoint(moment: str, tmp_path: pathlib.
         "w": jax.ShapeDtypeStruct((4000, 1000), jnp.float32),
         "b": jax.ShapeDtypeStruct((5,), jnp.int32),
     }
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         assert checkpoints.steps() == [1]
         state, extra = checkpoints.restore(1, like)
         assert extra == {"step": 1}
@@ -141,7 +141,7 @@ def test_a_disk_that_is_full_is_one_line_and_loses_nothing(
 def test_nobody_waits_for_a_process_that_has_gone(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoints, closed = Checkpoints(tmp_path), []
+    checkpoints, closed = CheckpointManager(tmp_path), []
     monkeypatch.setattr(checkpoints, "close", lambda: closed.append(True))
     gone = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllReduce failed: Connection closed by peer")
     for hosts, waits in ((1, True), (2, False)):

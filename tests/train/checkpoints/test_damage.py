@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from bench.drills.damage import KINDS, apply, cases
-from train.checkpoint.manager import Checkpoints
+from train.checkpoint.manager import CheckpointManager
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints")
-    with Checkpoints(folder, keep=2) as checkpoints:
+    with CheckpointManager(folder, keep_last=2) as checkpoints:
         for step in (1, 2):
             state = {"w": jnp.full((3, 5), step), "key": jax.random.key(step)}
             checkpoints.save(step, state, {"step": step})
@@ -30,8 +30,8 @@ def test_every_damage_is_noticed_and_the_step_before_restored(folder: Path, tmp_
     for kind, file in cases(folder / "2", 1):  # one round
         shutil.copytree(folder, copy)
         apply(kind, copy / "2" / file, drawn)
-        with Checkpoints(copy, read_only=True) as checkpoints:
-            assert checkpoints.newest_good().step == 1, (kind, file)
+        with CheckpointManager(copy, read_only=True) as checkpoints:
+            assert checkpoints.find_newest_valid().step == 1, (kind, file)
             if kind not in tried:
                 restored = checkpoints.restore(1, like)
                 assert np.array_equal(restored.state["w"], np.full((3, 5), 1))

@@ -5,8 +5,8 @@ import pytest
 from etils import epath
 
 from train.checkpoint import manifest
-from train.checkpoint.discovery import remove, saved_steps
-from train.checkpoint.manifest import File
+from train.checkpoint.discovery import delete_checkpoint, list_steps
+from train.checkpoint.manifest import FileEntry
 
 FILES = {"a/b": b"three", "c": b"", "d/e/ü": bytes(range(256))}
 DIGEST = "0" * 64
@@ -19,16 +19,16 @@ def folder(tmp_path: Path) -> epath.Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
     folder = epath.Path(tmp_path)
-    manifest.write(folder, manifest.measure(folder, manifest.names(folder)))
+    manifest.write_manifest(folder, manifest.hash_files(folder, manifest.list_files(folder)))
     return folder
 
 
 def test_it_has_the_size_and_the_digest_of_every_file(folder: epath.Path) -> None:
-    found = manifest.from_text((folder / "manifest.json").read_text())
+    found = manifest.parse_manifest((folder / "manifest.json").read_text())
     assert found == {
-        name: File(len(data), hashlib.sha256(data).hexdigest()) for name, data in FILES.items()
+        name: FileEntry(len(data), hashlib.sha256(data).hexdigest()) for name, data in FILES.items()
     }
-    assert manifest.problem(folder, "full") is None
+    assert manifest.find_problem(folder, "full") is None
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_other_sizes_are_noticed_without_reading(
     file.unlink()
     if data is not None:
         file.write_bytes(data)
-    assert manifest.problem(folder, "sizes") == why
+    assert manifest.find_problem(folder, "sizes") == why
 
 
 def test_other_bytes_are_noticed_by_their_digest(
@@ -59,11 +59,11 @@ def test_other_bytes_are_noticed_by_their_digest(
 ) -> None:
     (folder / "a/b").write_bytes(b"thsee")
     why = "a/b has other bytes than were saved"
-    assert manifest.problem(folder, "sizes") is None
-    assert manifest.problem(folder, "full") == why
-    assert manifest.problem(folder, "auto") == why
+    assert manifest.find_problem(folder, "sizes") is None
+    assert manifest.find_problem(folder, "full") == why
+    assert manifest.find_problem(folder, "auto") == why
     monkeypatch.setattr(manifest, "AUTO_BYTES", 260)  # there are 261
-    assert manifest.problem(folder, "auto") is None
+    assert manifest.find_problem(folder, "auto") is None
 
 
 def test_every_bit_of_it_counts(folder: epath.Path) -> None:
@@ -73,14 +73,14 @@ def test_every_bit_of_it_counts(folder: epath.Path) -> None:
         torn = bytearray(whole)
         torn[place] ^= 1 << place % 8
         path.write_bytes(torn)
-        assert manifest.problem(folder, "full") is not None
+        assert manifest.find_problem(folder, "full") is not None
 
 
 @pytest.mark.parametrize("name", ["../c", "/etc/passwd", "a/../../c", "", ".", "nul\0"], ids=ascii)
 def test_it_names_no_file_outside(name: str) -> None:
-    text = manifest.to_text({name: File(0, DIGEST)})
+    text = manifest.serialize_manifest({name: FileEntry(0, DIGEST)})
     with pytest.raises(ValueError, match="is no manifest"):
-        manifest.from_text(text)
+        manifest.parse_manifest(text)
 
 
 def test_it_is_written_whole_or_not_at_all(folder: epath.Path) -> None:
@@ -89,7 +89,7 @@ def test_it_is_written_whole_or_not_at_all(folder: epath.Path) -> None:
 
 def test_a_checkpoint_under_another_name_is_refused(folder: epath.Path) -> None:
     moved = folder.rename(folder.parent / "50")
-    assert manifest.problem(moved, "sizes") == (
+    assert manifest.find_problem(moved, "sizes") == (
         f"is the checkpoint of step {folder.name}, under another name"
     )
 
@@ -99,12 +99,16 @@ def test_it_is_the_same_in_an_object_store(folder: epath.Path, bucket: str) -> N
     for name, data in FILES.items():
         (remote / name).parent.mkdir(parents=True, exist_ok=True)
         (remote / name).write_bytes(data)
-    manifest.write(remote, manifest.measure(remote, manifest.names(remote)))
-    texts = [(each / manifest.NAME).read_text() for each in (remote, folder)]
+    manifest.write_manifest(remote, manifest.hash_files(remote, manifest.list_files(remote)))
+    texts = [(each / manifest.MANIFEST_NAME).read_text() for each in (remote, folder)]
     assert texts[0] == texts[1].replace(f'"{folder.name}"', f'"{remote.name}"')
-    assert manifest.problem(remote, "full") is None
+    assert manifest.find_problem(remote, "full") is None
     (remote / "c").write_bytes(b"more")
-    assert manifest.problem(remote, "sizes") == "c has 4 bytes and not 0"
-    assert saved_steps(remote.parent, sealed=True) == [1]
-    remove(remote.parent, 1)
-    assert saved_steps(remote.parent, sealed=True) == saved_steps(remote.parent, sealed=False) == []
+    assert manifest.find_problem(remote, "sizes") == "c has 4 bytes and not 0"
+    assert list_steps(remote.parent, committed=True) == [1]
+    delete_checkpoint(remote.parent, 1)
+    assert (
+        list_steps(remote.parent, committed=True)
+        == list_steps(remote.parent, committed=False)
+        == []
+    )

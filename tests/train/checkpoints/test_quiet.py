@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from train.checkpoint.manager import Checkpoints
+from train.checkpoint.manager import CheckpointManager
 
 
 def through(file: str) -> Exception:
@@ -34,7 +34,7 @@ def through(file: str) -> Exception:
 def test_asyncio_tells_of_what_is_not_of_a_save(
     error: Exception, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Checkpoints(tmp_path)
+    CheckpointManager(tmp_path)
     loop = asyncio.new_event_loop()
     loop.create_future().set_exception(error)
     gc.collect()
@@ -47,8 +47,8 @@ def test_python_tells_of_what_is_not_of_a_save(
 ) -> None:
     shown: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", shown.append)
-    Checkpoints(tmp_path)
-    Checkpoints(tmp_path)
+    CheckpointManager(tmp_path)
+    CheckpointManager(tmp_path)
     loop = asyncio.new_event_loop()
     loop.close()
     with pytest.raises(RuntimeError, match="Event loop is closed") as caught:

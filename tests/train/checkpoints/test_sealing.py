@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 
 from train.checkpoint import manifest
-from train.checkpoint.commit import seal
+from train.checkpoint.commit import commit_checkpoint
 
 PROGRAM = """
 import sys, jax, jax.numpy as jnp
@@ -56,15 +56,15 @@ def test_two_processes_write_one_manifest_and_pass_over_the_same(tmp_path: Path)
     assert last == [["1 [2] [1] True"]] * 2, outcomes
     folder = epath.Path(tmp_path / "1")
     assert {path.name for path in tmp_path.iterdir()} == {"1", "damaged-2"}
-    assert set(manifest.from_text((folder / manifest.NAME).read_text())) == set(
-        manifest.names(folder)
+    assert set(manifest.parse_manifest((folder / manifest.MANIFEST_NAME).read_text())) == set(
+        manifest.list_files(folder)
     )
     assert not list(folder.glob("manifest.json.*"))
-    assert manifest.problem(folder, "full") is None
+    assert manifest.find_problem(folder, "full") is None
 
 
 def test_one_process_writes_it_alone(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"three")
-    seal(epath.Path(tmp_path), {})
+    commit_checkpoint(epath.Path(tmp_path), {})
     found = json.loads((tmp_path / "manifest.json").read_text())["files"]
     assert {name: each["bytes"] for name, each in found.items()} == {"a": 5}

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tests.train.optimizers.support import AXES as SMALL
 from tests.train.optimizers.support import MATRICES, SHAPES, drawn, gradients
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
-from train.checkpoint.manager import Checkpoints
+from train.checkpoint.manager import CheckpointManager
 from train.engine import make_engine
 from train.optim.base import matrix_mask
 from train.optim.registry import OPTIMIZERS, make_optimizer
@@ -133,7 +133,7 @@ def test_a_model_is_trained_on_a_mesh_and_goes_on_from_a_checkpoint(
     assert layouts[0] == layouts[1]
     codes = [leaf for leaf in jax.tree.leaves(state.optimizer) if leaf.dtype == jnp.uint8]
     assert bool(codes) == (kind == "adamw8bit")
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+    with CheckpointManager(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(8, state, {})
         checkpoints.wait()
         restored = checkpoints.restore(8, engine.abstract_state()).state

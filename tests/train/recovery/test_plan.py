@@ -3,14 +3,14 @@ import dataclasses
 import pytest
 
 from train.recovery.config import RecoveryConfig
-from train.recovery.rollback import Rollback, Trouble, plan, target
+from train.recovery.rollback import Anomaly, Rollback, choose_checkpoint, plan_rollback
 
-CONFIG = RecoveryConfig(back=100, skip=200, tries=3, rate=0.5)
-TROUBLE = Trouble(first=1151, step=1153, cursor=1353, why="loss 9, more than 4")
+CONFIG = RecoveryConfig(rollback_steps=100, skip_batches=200, max_rollbacks=3, lr_factor=0.5)
+TROUBLE = Anomaly(first_step=1151, last_step=1153, next_batch=1353, reason="loss 9, more than 4")
 
 
 def test_the_first_time_it_goes_back_and_on_with_other_data() -> None:
-    found = plan(TROUBLE, None, [500, 1000], CONFIG)
+    found = plan_rollback(TROUBLE, None, [500, 1000], CONFIG)
     assert found == Rollback(first=1151, step=1153, checkpoint=1000, cursor=1553, rate=1.0, tries=1)
 
 
@@ -18,8 +18,8 @@ def test_the_ladder() -> None:
     """The same trouble again and again: the rate is lowered, until there is no more trying."""
     before, found = None, []
     for n in range(4):
-        trouble = dataclasses.replace(TROUBLE, cursor=2000 + 300 * n)
-        rollback = plan(trouble, before, [1000], CONFIG)
+        trouble = dataclasses.replace(TROUBLE, next_batch=2000 + 300 * n)
+        rollback = plan_rollback(trouble, before, [1000], CONFIG)
         if rollback is None:
             break
         found.append((rollback.tries, rollback.rate, rollback.cursor))
@@ -30,15 +30,15 @@ def test_the_ladder() -> None:
 @pytest.mark.parametrize(("first", "tries"), [(900, 2), (1253, 2), (1254, 1)])
 def test_trouble_is_new_once_the_run_has_got_beyond_the_old(first: int, tries: int) -> None:
     before = Rollback(first=1151, step=1153, checkpoint=1000, cursor=1553, rate=0.5, tries=1)
-    trouble = Trouble(first, first + 2, 5000, "")
-    found = plan(trouble, before, [500], CONFIG)
+    trouble = Anomaly(first, first + 2, 5000, "")
+    found = plan_rollback(trouble, before, [500], CONFIG)
     assert found is not None
     assert found.tries == tries
     assert found.rate == (0.25 if tries == 2 else 0.5)  # what was lowered stays so
 
 
 def test_no_try_at_all() -> None:
-    assert plan(TROUBLE, None, [1000], RecoveryConfig(tries=0)) is None
+    assert plan_rollback(TROUBLE, None, [1000], RecoveryConfig(max_rollbacks=0)) is None
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_no_try_at_all() -> None:
 )
 def test_how_far_back(checkpoints: list[int], expected: int) -> None:
     """A checkpoint of step s has not seen step s + 1: of trouble at 1151, that of 1150 is free."""
-    assert target(1151, checkpoints, 100) == expected
+    assert choose_checkpoint(1151, checkpoints, 100) == expected

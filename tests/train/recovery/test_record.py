@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from train.errors import UserError
-from train.recovery.rollback import Record, Rollback
+from train.recovery.rollback import Rollback, RollbackRecord
 from train.run_folder.folder import RunFolder
 
 ROLLBACK = Rollback(first=26, step=27, checkpoint=16, cursor=30, rate=0.5, tries=2)
@@ -13,27 +13,27 @@ ROLLBACK = Rollback(first=26, step=27, checkpoint=16, cursor=30, rate=0.5, tries
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "recovery.json"
-    assert Record.read(path) == Record()
-    assert Record().last is None
-    record = Record((Rollback(1, 2, 0, 9, 1.0, 1), ROLLBACK), cleared=False)
+    assert RollbackRecord.read(path) == RollbackRecord()
+    assert RollbackRecord().last is None
+    record = RollbackRecord((Rollback(1, 2, 0, 9, 1.0, 1), ROLLBACK), cleared=False)
     record.write(path)
-    assert Record.read(path) == record
+    assert RollbackRecord.read(path) == record
     assert record.last == ROLLBACK
     assert [each.name for each in tmp_path.iterdir()] == ["recovery.json"]
 
 
 def test_it_may_lie_in_an_object_store(bucket: str) -> None:
-    path = RunFolder.create(f"{bucket}/runs/first").recovery
-    assert Record.read(path) == Record()
-    Record((ROLLBACK,)).write(path)
-    assert Record.read(path).last == ROLLBACK
+    path = RunFolder.create(f"{bucket}/runs/first").rollback_record
+    assert RollbackRecord.read(path) == RollbackRecord()
+    RollbackRecord((ROLLBACK,)).write(path)
+    assert RollbackRecord.read(path).last == ROLLBACK
 
 
 def test_what_was_decided_stays_when_the_next_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "recovery.json"
-    before = Record((ROLLBACK,))
+    before = RollbackRecord((ROLLBACK,))
     before.write(path)
 
     def full(*_: object) -> None:
@@ -41,8 +41,8 @@ def test_what_was_decided_stays_when_the_next_cannot_be_written(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)"):
-        Record((ROLLBACK, ROLLBACK)).write(path)
-    assert Record.read(path) == before
+        RollbackRecord((ROLLBACK, ROLLBACK)).write(path)
+    assert RollbackRecord.read(path) == before
 
 
 @pytest.mark.parametrize(
@@ -53,5 +53,5 @@ def test_a_damaged_one_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "recovery.json"
     path.write_text(text)
     with pytest.raises(UserError, match="put the file back as it was") as caught:
-        Record.read(path)
+        RollbackRecord.read(path)
     assert len(str(caught.value).splitlines()) == 1

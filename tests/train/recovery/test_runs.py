@@ -11,16 +11,16 @@ import pytest
 import train
 from bench.drills.faults import Fault, planted
 from tests.train.support import assert_same_bits, lines_of, losses, tiny
-from train.checkpoint.manager import Checkpoints
+from train.checkpoint.manager import CheckpointManager
 from train.engine import make_engine
 from train.errors import UserError
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.schedules import ScheduleConfig
 from train.recovery.config import RecoveryConfig
-from train.recovery.rollback import Record
+from train.recovery.rollback import RollbackRecord
 from train.runtime.hardware import local_hardware
 from train.state import TrainState
-from train.telemetry.reporter import Report
+from train.telemetry.reporter import Reporter
 
 pytestmark = pytest.mark.beta_slow
 
@@ -41,7 +41,9 @@ def an_experiment(folder: Path, **changes: Any) -> Experiment:
         "schedule": ScheduleConfig("cosine", learning_rate=3e-2, warmup_steps=3),
         "checkpoint": CheckpointConfig(every=8, keep_last=2, keep_best=True),
         "evaluation": EvaluationConfig(every=8, num_batches=1),
-        "recovery": RecoveryConfig(window=16, warmup=8, patience=2, back=4, skip=3, tries=2),
+        "recovery": RecoveryConfig(
+            window=16, warmup=8, patience=2, rollback_steps=4, skip_batches=3, max_rollbacks=2
+        ),
     }
     return tiny(folder, **{**settings, **changes})
 
@@ -57,7 +59,7 @@ def events(workdir: Path, *names: str) -> list[dict[str, Any]]:
 
 def last_state(run: train.Run) -> TrainState:
     engine = make_engine(run.experiment, local_hardware())
-    with Checkpoints(run.folder.checkpoints, read_only=True) as checkpoints:
+    with CheckpointManager(run.folder.checkpoints, read_only=True) as checkpoints:
         state: TrainState = checkpoints.restore(STEPS, engine.abstract_state()).state
     return state
 
@@ -111,7 +113,9 @@ def test_poisoned_batches_are_noticed_and_left_out(runs: Runs) -> None:
 def test_a_loss_that_rises_slowly_is_rolled_back(runs: Runs) -> None:
     """Gradients point the wrong way for a while, and no step is called a spike."""
     uphill = Fault(first=25, count=20, factor=-1.0)
-    recovery = RecoveryConfig(window=16, warmup=8, threshold=1e3, back=4, skip=10, tries=2)
+    recovery = RecoveryConfig(
+        window=16, warmup=8, threshold=1e3, rollback_steps=4, skip_batches=10, max_rollbacks=2
+    )
     often = CheckpointConfig(every=24, keep_last=2)
     run = fit(runs.folder, "uphill", uphill, recovery=recovery, checkpoint=often)
     [skipped] = events(runs.folder / "uphill", "skipped")
@@ -129,9 +133,9 @@ def test_the_evidence_is_kept(runs: Runs) -> None:
     assert {"16", "rolled-back-1-24", "88", "96"} <= kept
     assert [path.name for path in (workdir / "spikes").iterdir()] == ["28"]
     engine = make_engine(runs.poisoned.experiment, local_hardware())
-    with Checkpoints(workdir / "spikes", read_only=True) as spikes:
+    with CheckpointManager(workdir / "spikes", read_only=True) as spikes:
         state = spikes.restore(28, engine.abstract_state()).state
-    assert int(state.watch.strikes) == 3
+    assert int(state.watch.consecutive_anomalies) == 3
     assert sorted(losses(workdir)) == list(range(1, STEPS + 1))
     aside = lines_of(workdir / "metrics.jsonl.beyond-16")
     assert {line["step"] for line in aside} == set(range(17, 29))
@@ -142,45 +146,45 @@ def test_the_best_is_of_what_the_run_has_come_to(runs: Runs) -> None:
     lines = lines_of(runs.folder / "poisoned" / "metrics.jsonl")
     judged = {line["step"]: line["loss"] for line in lines if line["split"] == "validation"}
     assert runs.poisoned.step in judged
-    with Checkpoints(runs.folder / "poisoned" / "checkpoints", read_only=True) as checkpoints:
-        best = checkpoints.extra(STEPS)["best"]
+    with CheckpointManager(runs.folder / "poisoned" / "checkpoints", read_only=True) as checkpoints:
+        best = checkpoints.read_metadata(STEPS)["best"]
         assert best["step"] in checkpoints.steps()
     if best["step"] != STEPS:  # of the last step, the line is that of the whole split
         assert judged[best["step"]] == best["value"]
 
 
 def killed_when_it_is_decided(patch: pytest.MonkeyPatch) -> None:
-    write = Record.write
+    write = RollbackRecord.write
 
-    def write_and_crash(self: Record, path: Any) -> None:
+    def write_and_crash(self: RollbackRecord, path: Any) -> None:
         write(self, path)
         raise CrashError
 
-    patch.setattr(Record, "write", write_and_crash)
+    patch.setattr(RollbackRecord, "write", write_and_crash)
 
 
 def killed_while_checkpoints_are_moved(patch: pytest.MonkeyPatch) -> None:
-    def crash(self: Checkpoints, step: int, name: str) -> None:
+    def crash(self: CheckpointManager, step: int, name: str) -> None:
         raise CrashError
 
-    patch.setattr(Checkpoints, "set_aside", crash)
+    patch.setattr(CheckpointManager, "set_aside", crash)
 
 
 def killed_before_the_next_checkpoint(patch: pytest.MonkeyPatch) -> None:
-    train_line, gone_back = Report.train, []
-    go_back = Report.go_back
+    train_line, gone_back = Reporter.log_training, []
+    go_back = Reporter.rewind
 
-    def note(self: Report, step: int) -> None:
+    def note(self: Reporter, step: int) -> None:
         go_back(self, step)
         gone_back.append(step)
 
-    def crash(self: Report, step: int, metrics: dict[str, float]) -> None:
+    def crash(self: Reporter, step: int, metrics: dict[str, float]) -> None:
         train_line(self, step, metrics)
         if gone_back and step == gone_back[0] + 5:
             raise CrashError
 
-    patch.setattr(Report, "go_back", note)
-    patch.setattr(Report, "train", crash)
+    patch.setattr(Reporter, "go_back", note)
+    patch.setattr(Reporter, "train", crash)
 
 
 @pytest.mark.full
@@ -245,7 +249,7 @@ def test_without_a_checkpoint_it_begins_anew(runs: Runs) -> None:
         train.fit(experiment, str(workdir), quiet=True)
     [rollback] = events(workdir, "rolled back")
     assert (rollback["checkpoint"], rollback["cursor"]) == (0, 30)
-    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.steps() == [0, 34]
         engine = make_engine(experiment_of(workdir), local_hardware())
         first, last = (checkpoints.restore(step, engine.abstract_state()).state for step in (0, 34))

@@ -8,24 +8,33 @@ import numpy as np
 import pytest
 
 from train.recovery.config import RecoveryConfig
-from train.recovery.detector import LEAST, NO_LIMIT, REPORT, Watch, deviation, judge
+from train.recovery.detector import (
+    DETECTOR_METRICS,
+    MIN_LOG_STD,
+    NO_LIMIT,
+    AnomalyDetector,
+    detect_anomaly,
+    robust_std,
+)
 
 CONFIG = RecoveryConfig()
 QUIET = RecoveryConfig(window=11, warmup=7, threshold=3.0)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def watched(config: RecoveryConfig, steps: Any) -> tuple[Watch, jax.Array]:
+def watched(config: RecoveryConfig, steps: Any) -> tuple[AnomalyDetector, jax.Array]:
     """The watch at the end of (what is seen, lengths, scales or None), and every verdict."""
 
-    def one(watch: Watch, step: Any) -> tuple[Watch, jax.Array]:
+    def one(watch: AnomalyDetector, step: Any) -> tuple[AnomalyDetector, jax.Array]:
         what, length, scale = step
-        verdict = judge(watch, what, length, scale, config)
-        assert verdict.watch is not None
-        skipped = 1 - verdict.fine.astype(jnp.float32)
-        return verdict.watch, jnp.stack([skipped, *(verdict.report[name] for name in REPORT)])
+        verdict = detect_anomaly(watch, what, length, scale, config)
+        assert verdict.detector is not None
+        skipped = 1 - verdict.accept_update.astype(jnp.float32)
+        return verdict.detector, jnp.stack(
+            [skipped, *(verdict.metrics[name] for name in DETECTOR_METRICS)]
+        )
 
-    start = Watch.start(config)
+    start = AnomalyDetector.create(config)
     assert start is not None
     return jax.lax.scan(one, start, steps)
 
@@ -37,7 +46,7 @@ def seen(
     lengths: np.ndarray | None = None,  # [steps]
     weights: np.ndarray | None = None,  # [steps], norms of the parameters
     config: RecoveryConfig = CONFIG,
-) -> tuple[np.ndarray, Watch]:  # [steps, 7], the verdicts
+) -> tuple[np.ndarray, AnomalyDetector]:  # [steps, 7], the verdicts
     """What the watch makes of a run."""
     lengths = np.full(len(losses), 128) if lengths is None else lengths
     weights = growing(len(losses)) if weights is None else weights
@@ -63,13 +72,13 @@ def growing(steps: int) -> np.ndarray:  # [steps]
 def a_watch(
     recent: np.ndarray,  # [2, W], of the weights the same as of the gradients
     lengths: Any = 128,  # [] or [W]
-) -> Watch:
+) -> AnomalyDetector:
     """With these steps in its window."""
-    start = Watch.start(QUIET)
+    start = AnomalyDetector.create(QUIET)
     assert start is not None
     lengths = jnp.broadcast_to(jnp.int32(lengths), recent.shape[1:])
     recent = np.concatenate([recent, recent[1:]])
-    return start.replace(recent=jnp.asarray(recent, jnp.float32), lengths=lengths)
+    return start.replace(log_history=jnp.asarray(recent, jnp.float32), lengths=lengths)
 
 
 def skipped(verdicts: np.ndarray) -> list[int]:
@@ -83,11 +92,11 @@ def test_the_limits_by_hand() -> None:
     recent = np.full((2, 11), np.nan, np.float32)
     recent[0, 4:], recent[1, 4:] = logs, 1
     watch = a_watch(recent)
-    limits = np.log(watch.limits(QUIET, 128).seen)
-    expected = [1 + 3 * 1.4826, 1 + 3 * LEAST[1], 1 + 3 * LEAST[2]]
+    limits = np.log(watch.compute_limits(QUIET, 128).max_values)
+    expected = [1 + 3 * 1.4826, 1 + 3 * MIN_LOG_STD[1], 1 + 3 * MIN_LOG_STD[2]]
     np.testing.assert_allclose(limits, expected, rtol=1e-5)
     recent[:, 4] = np.nan  # one less than there have to be
-    unknown = a_watch(recent).limits(QUIET, 128).seen
+    unknown = a_watch(recent).compute_limits(QUIET, 128).max_values
     assert unknown.tolist() == [NO_LIMIT] * 3
 
 
@@ -102,11 +111,13 @@ def test_a_length_has_limits_of_its_own() -> None:
     spread = 1.4826 * np.median(np.abs(apart - np.median(apart)))
     assert spread < 1.4826 * 0.2  # the median of |0, 0.4, 0.4, 0, 0.2|
     for length, level, wider in ((8, 1.0, spread), (16, 5.0, 1.4826 * 0.2)):
-        limits = np.log(watch.limits(QUIET, length).seen)
-        np.testing.assert_allclose(limits, [level + 3 * max(wider, e) for e in LEAST], rtol=1e-5)
-    everything = a_watch(np.stack([logs, logs])).limits(QUIET, 128).seen
+        limits = np.log(watch.compute_limits(QUIET, length).max_values)
+        np.testing.assert_allclose(
+            limits, [level + 3 * max(wider, e) for e in MIN_LOG_STD], rtol=1e-5
+        )
+    everything = a_watch(np.stack([logs, logs])).compute_limits(QUIET, 128).max_values
     for unknown in (32, 64):  # too few of them
-        assert watch.limits(QUIET, unknown).seen.tolist() == everything.tolist()
+        assert watch.compute_limits(QUIET, unknown).max_values.tolist() == everything.tolist()
 
 
 @pytest.mark.full
@@ -124,8 +135,8 @@ def test_a_spike_among_batches_of_several_lengths_is_noticed() -> None:
 
 def test_a_fall_is_no_variation_and_a_rise_is() -> None:
     line = jnp.arange(10, dtype=jnp.float32)
-    assert float(deviation(-line)) == pytest.approx(0, abs=1e-6)
-    assert float(deviation(line)) == pytest.approx(1.4826 * 2.5)
+    assert float(robust_std(-line)) == pytest.approx(0, abs=1e-6)
+    assert float(robust_std(line)) == pytest.approx(1.4826 * 2.5)
 
 
 @pytest.mark.beta_slow
@@ -190,16 +201,16 @@ def test_what_is_out_of_line_does_not_become_usual() -> None:
 def test_the_limit_of_the_median_by_hand() -> None:
     logs = np.array([0.0, 2.0, 1.0, 2.0, 0.0, 1.0, 5.0, 1.0, 1.0, 2.0, 1.0])
     watch = a_watch(np.stack([logs, logs]))
-    limits = watch.limits(QUIET, 128)
-    assert float(limits.usual) == pytest.approx(np.e)
-    assert float(limits.usual_limit) == NO_LIMIT  # there was no full window before
-    assert float(limits.lowest) == 1
-    watch = watch.replace(lowest=jnp.float32(0.5))
-    spread = float(deviation(watch.recent[0]))
+    limits = watch.compute_limits(QUIET, 128)
+    assert float(limits.median_loss) == pytest.approx(np.e)
+    assert float(limits.max_median_loss) == NO_LIMIT  # there was no full window before
+    assert float(limits.lowest_median) == 1
+    watch = watch.replace(lowest_median=jnp.float32(0.5))
+    spread = float(robust_std(watch.log_history[0]))
     for rise, limit in ((0.1, np.exp(0.5 + spread)), (9.0, 10 * np.exp(0.5)), (0.0, NO_LIMIT)):
-        limits = watch.limits(dataclasses.replace(QUIET, rise=rise), 128)
-        assert float(limits.usual_limit) == pytest.approx(limit, rel=1e-5)
-    assert float(limits.lowest) == 0.5
+        limits = watch.compute_limits(dataclasses.replace(QUIET, loss_rise_tolerance=rise), 128)
+        assert float(limits.max_median_loss) == pytest.approx(limit, rel=1e-5)
+    assert float(limits.lowest_median) == 0.5
 
 
 @pytest.mark.parametrize("slope", [0.001, 0.003, 1.0])
@@ -213,7 +224,7 @@ def test_a_loss_that_rises_too_slowly_for_a_spike_is_noticed(slope: float) -> No
     assert losses[first] < verdicts[first, 2]  # no spike
     assert 600 < first < 660 + 0.2 / slope
     assert verdicts[first, 1] == 1
-    unwatched, _ = seen(losses, norms, config=dataclasses.replace(CONFIG, rise=0.0))
+    unwatched, _ = seen(losses, norms, config=dataclasses.replace(CONFIG, loss_rise_tolerance=0.0))
     assert not skipped(unwatched)
 
 
@@ -232,7 +243,7 @@ def test_what_is_not_finite_is_out_of_line_at_any_time(loss: float, norm: float)
     losses[0], norms[0] = loss, norm
     verdicts, watch = seen(losses, norms)
     assert skipped(verdicts) == [0]
-    assert np.isfinite(np.asarray(watch.recent)).sum() == 6
+    assert np.isfinite(np.asarray(watch.log_history)).sum() == 6
 
 
 def test_gradients_that_overflow_are_excused_while_the_scale_can_be_lowered() -> None:
@@ -247,11 +258,11 @@ def test_gradients_that_overflow_are_excused_while_the_scale_can_be_lowered() ->
 
 def test_without_a_watch_only_what_is_not_finite_is_skipped() -> None:
     config = dataclasses.replace(CONFIG, window=0)
-    assert Watch.start(config) is None
+    assert AnomalyDetector.create(config) is None
     for norm, fine in ((1e30, True), (np.inf, False)):
-        verdict = judge(None, jnp.float32([1, norm, 10]), 128, None, config)
-        assert bool(verdict.fine) is fine
-        assert verdict.watch is None
+        verdict = detect_anomaly(None, jnp.float32([1, norm, 10]), 128, None, config)
+        assert bool(verdict.accept_update) is fine
+        assert verdict.detector is None
 
 
 def test_nothing_to_learn_from_is_in_line() -> None:
@@ -260,4 +271,4 @@ def test_nothing_to_learn_from_is_in_line() -> None:
     losses[60] = norms[60] = 0
     verdicts, watch = seen(losses, norms)
     assert not skipped(verdicts)
-    assert np.isfinite(np.asarray(watch.recent)).all()
+    assert np.isfinite(np.asarray(watch.log_history)).all()

@@ -1,6 +1,6 @@
 import pytest
 
-from train.evaluation.metrics import moses_tokens, sacre_bleu, tokenised_bleu
+from train.evaluation.metrics import moses_tokenize, sacre_bleu, tokenized_bleu
 
 TRANSLATIONS = [
     "Ein Mann mit Hut fährt auf der Straße.",
@@ -19,7 +19,7 @@ REFERENCES = [
 
 
 def test_moses_tokens() -> None:
-    assert list(moses_tokens(TRANSLATIONS[1:3], "de")) == [
+    assert list(moses_tokenize(TRANSLATIONS[1:3], "de")) == [
         "zwei hunde , die &quot; spielen &quot; , laufen durch den schnee !",
         "ein kind isst z.b. eis .",
     ]
@@ -27,7 +27,7 @@ def test_moses_tokens() -> None:
 
 def test_tokenised_bleu_is_that_of_multi_bleu() -> None:
     """multi-bleu.perl -lc says BLEU = 63.96 (BP=0.907, hyp_len=41, ref_len=45) of these tokens."""
-    bleu = tokenised_bleu(TRANSLATIONS, REFERENCES, "de")
+    bleu = tokenized_bleu(TRANSLATIONS, REFERENCES, "de")
     assert round(bleu.score, 2) == 63.96
     assert "case:lc" in bleu.signature
     assert "tok:none|smooth:none" in bleu.signature
@@ -41,14 +41,14 @@ def test_sacre_bleu_has_its_own_tokens_and_signature() -> None:
 
 def test_case_does_not_count() -> None:
     shouted = [text.upper().replace("STRASSE", "Straße") for text in REFERENCES]
-    for score in (sacre_bleu, tokenised_bleu):
+    for score in (sacre_bleu, tokenized_bleu):
         assert score(shouted, REFERENCES).score == pytest.approx(100)
         assert score(REFERENCES, REFERENCES).score == pytest.approx(100)
 
 
 def test_one_pair_of_one_word_in_four() -> None:
     """BP · (p1 · p2 · p3 · p4)^¼ with p = 3/4, 2/3, 1/2 and, of the only 4-gram, 0 or half of 1."""
-    assert tokenised_bleu(["a b c x"], ["a b c d"]).score == 0
+    assert tokenized_bleu(["a b c x"], ["a b c d"]).score == 0
     expected = 100 * (3 / 4 * 2 / 3 * 1 / 2 * 1 / 2) ** 0.25
     assert sacre_bleu(["a b c x"], ["a b c d"]).score == pytest.approx(expected)
 

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from train.evaluation.metrics import Span, score_spans, spans, spell_spans
+from train.evaluation.metrics import Span, are_span_tags, extract_spans, score_spans
 
 
 def tagged(prefixes: str) -> tuple[list[list[str]], list[list[str]]]:
@@ -30,7 +30,7 @@ def tagged(prefixes: str) -> tuple[list[list[str]], list[list[str]]]:
     ],
 )
 def test_spans_by_hand(tags: str, expected: list[tuple[int, int, str]]) -> None:
-    assert list(spans(tags.split())) == [Span(*span) for span in expected]
+    assert list(extract_spans(tags.split())) == [Span(*span) for span in expected]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_tags_must_be_as_many_as_words() -> None:
 
 
 def test_which_tags_spell_spans() -> None:
-    assert spell_spans(["O", "B-PER", "I-PER"])
-    assert spell_spans(["S-X"])
-    assert not spell_spans(["O"])
-    assert not spell_spans(["NOUN", "VERB"])
-    assert not spell_spans(["O", "B-PER", "-LRB-"])
+    assert are_span_tags(["O", "B-PER", "I-PER"])
+    assert are_span_tags(["S-X"])
+    assert not are_span_tags(["O"])
+    assert not are_span_tags(["NOUN", "VERB"])
+    assert not are_span_tags(["O", "B-PER", "-LRB-"])

@@ -26,7 +26,7 @@ from train.parallel.mesh import MeshConfig
 from train.runtime.signals import PreemptedError
 from train.tasks.registry import make_task
 from train.tasks.text_completion import sample
-from train.telemetry.reporter import Report
+from train.telemetry.reporter import Reporter
 from transformer.generation.sampling import SamplingConfig
 
 Capture = pytest.CaptureFixture[str]
@@ -186,15 +186,15 @@ def test_it_has_the_promised_options(trained: Trained) -> None:
 def test_a_broken_run_is_an_unbroken_one(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = Report.train
+    report = Reporter.log_training
 
-    def stop(self: Report, step: int, metrics: dict[str, float]) -> None:
+    def stop(self: Reporter, step: int, metrics: dict[str, float]) -> None:
         report(self, step, metrics)
         if step == 5:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Report, "train", stop)
+        patch.setattr(Reporter, "train", stop)
         with pytest.raises(PreemptedError):
             train.fit(trained.experiment, str(tmp_path / "run"), quiet=True)
     run = train.fit(trained.experiment, str(tmp_path / "run"), quiet=True)

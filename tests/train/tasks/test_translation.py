@@ -9,7 +9,7 @@ import pytest
 from tests.train.tasks.support import tiny_translator
 from train.engine import make_engine
 from train.errors import UserError
-from train.evaluation.metrics import sacre_bleu, tokenised_bleu
+from train.evaluation.metrics import sacre_bleu, tokenized_bleu
 from train.parallel.mesh import MeshConfig
 from train.tasks.base import Metric
 from train.tasks.translation import TranslationTask
@@ -81,7 +81,7 @@ def test_bleu_is_that_of_the_translations(task: TranslationTask) -> None:
     references = [pair.target for pair in split.pairs]
     assert len(texts) == 21
     assert found["bleu"] == sacre_bleu(texts, references).score
-    assert found["tokenised_bleu"] == tokenised_bleu(texts, references, "de").score
+    assert found["tokenized_bleu"] == tokenized_bleu(texts, references, "de").score
     assert found["perplexity"] == pytest.approx(np.exp(found["loss"]))
     on_the_way = task.evaluate(engine, params, corpus, "test", full_split=False)
     assert set(on_the_way) == {"loss", "perplexity"}
@@ -145,7 +145,7 @@ def test_batches_are_compared_with_those_of_like_length_of_the_target(
     for name in ("source", "source_segments"):  # sources that are longer than their translations
         batch[name] = np.pad(batch[name], ((0, 0), (0, 3)))
     state, _ = engine.step(engine.init(), engine.put_batch(batch))
-    watch: Any = state.watch
+    watch: Any = state.anomaly_detector
     assert watch.lengths[-1] == batch["tokens"].shape[1]
 
 

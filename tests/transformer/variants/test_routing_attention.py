@@ -73,7 +73,7 @@ def any_cluster(params: Any, x: Array, there: Array) -> Array:
 
 
 def dense(seen: Array, keys: str, x: Array) -> Any:
-    """The mixer as softmax attention under `seen`, to be differentiated."""
+    """The mixer as softmax attention under `max_values`, to be differentiated."""
 
     def heads(p: Any, name: str) -> Any:
         return jnp.einsum("BTD,DNH->BTNH", x, p[name]) + p[f"{name}_bias"][None, None]

@@ -128,7 +128,7 @@ def attend_cached(
     near = _near(mixer, own, mask, scoring, cache.window, here, first)
     ring, seen = cache.window.append(own.k, own.v, here), cache.global_kv.append(own.k, own.v, here)
     if not first:
-        return near.y.astype(own.v.dtype), cache.replace(near=ring, seen=seen)
+        return near.y.astype(own.v.dtype), cache.replace(near=ring, max_values=seen)
     far, last = (
         scoring._replace(dropout_rngs=fold_in(scoring.dropout_rngs, part)) for part in (1, 2)
     )

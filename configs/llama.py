@@ -83,7 +83,7 @@ def make_experiment(
     )
 
 
-_LLAMA3: dict[str, Any] = dict(words=128_256, kv_heads=8, rotary=RoPE(theta=500_000.0))
+_LLAMA3: dict[str, Any] = dict(vocab_size=128_256, num_kv_heads=8, rotary=RoPE(theta=500_000.0))
 # 8,192 positions stretched to 131,072, as from 3.1 on.
 _LONG = RoPE(theta=500_000.0, scaling=Llama3Scaling(factor=8.0))
 _SMALL: dict[str, Any] = dict(

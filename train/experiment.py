@@ -324,11 +324,13 @@ class Experiment:
                 "task.pooling first: the first token of a causal model sees no other; set "
                 "model.causal to False (--model.no-causal), or task.pooling to mean"
             )
-        for setting in ("stride", "compressors"):
+        for setting in ("stride", "compression_baselines"):
             if getattr(self.evaluation, setting) and TextDataConfig not in data:
                 raise UsageError(f"evaluation.{setting}: is for text alone; leave it out")
         if self.evaluation.compression_baselines and not isinstance(self.task, LanguageModeling):
-            raise UsageError(f"evaluation.compressors: task {task} has no bits per byte; leave it")
+            raise UsageError(
+                f"evaluation.compression_baselines: task {task} has no bits per byte; leave it"
+            )
 
     def _check_lengths(self) -> None:
         """That the model can take sequences as long as those of the data."""

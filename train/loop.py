@@ -124,7 +124,9 @@ class _TrainingRun:
             save_every=settings.every,
             keep_last=settings.keep_last,
             keep_every=settings.keep_every,
-            average=max(self.experiment.evaluation.average_checkpoints, rollbacks.keep_last_due),
+            keep_last_due=max(
+                self.experiment.evaluation.average_checkpoints, rollbacks.keep_last_due
+            ),
             keep_min_age=rollbacks.keep_min_age,
             verify=settings.verify,
         ) as checkpoints:
@@ -151,7 +153,7 @@ class _TrainingRun:
                 self.experiment,
                 self.timesheet,
                 initial_step=done,
-                speaks=speaks,
+                is_main_process=speaks,
                 quiet=self.quiet,
             )
             with report, StopRequest() as stop:

@@ -24,9 +24,10 @@ from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
 from train.recovery.rollback import RollbackManager
-from train.run import Labels, read_auto_choices, read_experiment, read_labels
+from train.run import read_auto_choices, read_experiment
 from train.run_folder.folder import RunFolder, set_aside_file, write_atomically
 from train.state import TrainState
+from train.tasks.vocabulary import Labels, read_labels
 from train.telemetry.event_log import EventLog
 from transformer.hardware import Hardware
 

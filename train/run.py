@@ -3,6 +3,10 @@
 A run that was trained: its model, weights and tokenizer, read from its folder.
 
 A run read from its folder, with the weights that it is judged by.
+
+Text that goes on from a prompt: a tokenizer before decoding, and one after it.
+
+What a run's model answers to prompts, whatever it has learned.
 """
 
 from __future__ import annotations
@@ -13,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 from train.config.io import experiment_from_dict
 from train.errors import UserError
 from train.experiment import Experiment
-from train.run_folder.folder import RunFolder, explain_read_errors, read_json
-from train.run_folder.regular_files import MAX_VOCABULARY_BYTES
+from train.run_folder.folder import RunFolder, read_json
+from train.tasks.vocabulary import Labels, read_labels
 
 if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer
     from transformer.hardware import Hardware
     from transformer.models.base import Model
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import check_provenance
@@ -29,22 +35,21 @@ from train.evaluation.eval_weights import load_eval_weights
 from train.parallel.mesh import MeshConfig
 from train.runtime.attention_kernels import mark_broken_kernels
 from train.runtime.hardware import local_hardware
-from train.tasks.registry import check_vocab_size
+from train.tasks.base import TextCallback
+from train.tasks.vocabulary import check_vocab_size
+from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
-Labels = tuple[str, ...]
+if TYPE_CHECKING:
+    from train.data.tokenizer import Tokenizer
 
+    pass  # DROPPED
+from train.errors import UsageError
+from train.experiment import check_seed
+from train.tasks.base import SampleOptions
+from train.tasks.registry import make_task
 
-def read_labels(folder: RunFolder) -> Labels:
-    """The names of a run's classes or tags; none of a run that has no such."""
-    with explain_read_errors(folder.labels):
-        try:
-            folder.labels.stat()  # not `exists`, which takes a loop of links for no file
-        except FileNotFoundError:
-            return ()
-    names = read_json(folder.labels, MAX_VOCABULARY_BYTES)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{folder.labels}: is no list of names; put the file back as it was")
-    return tuple(names)
+if TYPE_CHECKING:
+    pass  # DROPPED
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,3 +141,28 @@ def for_local_devices(experiment: Experiment) -> Experiment:
         compile="jit",
         grad_accum_steps=1,
     )
+
+
+def sample(
+    run: Run,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int = 200,
+    sampling: SamplingConfig = ANCESTRAL_SAMPLING,
+    num_beams: int = 0,
+    seed: int = 0,
+    on_text: TextCallback | None = None,
+) -> list[str]:
+    """The continuation, translation, class or tags of each prompt, or its masks filled.
+
+    Each task takes the options that concern it: `max_new_tokens`, `sampling` and `seed` are for
+    text that goes on, `num_beams` (0: as the run's settings say) for translations. `on_text` is given
+    the answer to a single prompt in pieces, as it is made; they join to the text returned.
+
+    Raises UserError for a prompt or an option that the model cannot take.
+    """
+    check_seed(seed)
+    if num_beams < 0:
+        raise UsageError(f"beams {num_beams}: give 1 or more, or 0 for as many as the settings say")
+    options = SampleOptions(max_new_tokens, sampling, num_beams, seed)
+    return make_task(run.experiment).sample(run, prompts, options, on_text)

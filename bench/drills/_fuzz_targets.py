@@ -32,8 +32,9 @@ from train.experiment import Experiment
 from train.recovery.config import RecoveryConfig
 from train.recovery.rollback import Anomaly, RollbackRecord, plan_rollback
 from train.resume import read_final_metrics
-from train.run import read_auto_choices, read_experiment, read_labels
+from train.run import read_auto_choices, read_experiment
 from train.run_folder.folder import RunFolder
+from train.tasks.vocabulary import read_labels
 from train.telemetry.goodput import (
     ActivityTimer,
     TimeLog,
@@ -142,7 +143,7 @@ def _recovery(folder: pathlib.Path, data: bytes) -> None:
 def _times(folder: pathlib.Path, data: bytes) -> None:
     (folder / "time.jsonl").write_bytes(data)
     found = RunFolder(folder)
-    log = TimeLog(found, ActivityTimer(), speaks=True)
+    log = TimeLog(found, ActivityTimer(), is_writer=True)
     log.start_compiling(2)
     assert format_goodput(log.compute_goodput())
     assert last_recorded_step(read_time_records(found.time_log)) >= 0

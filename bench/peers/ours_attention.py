@@ -22,7 +22,7 @@ def build(settings: dict[str, Any]) -> Work:
     drawn = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     q, k, v, cotangent = (jnp.asarray(each) for each in drawn)
     mask, scoring = Mask(MaskPattern(causal=True)), ScoreSpec(1 / math.sqrt(width))
-    how: Any = dict(form=settings["form"], hardware=local_hardware())
+    how: Any = dict(backend=settings["form"], hardware=local_hardware())
 
     def looked(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         return attend(q, k, v, mask, scoring, **how).y

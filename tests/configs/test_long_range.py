@@ -18,8 +18,8 @@ from train.config.registry import find_experiment
 from train.data.example_configs import ListOpsDataConfig
 from train.experiment import Experiment
 from train.optim.schedules import ScheduleConfig
+from train.run import sample
 from train.tasks.registry import make_task
-from train.tasks.text_completion import sample
 from transformer import MIXERS, Hardware
 from transformer.context import unconstrained
 from transformer.parameter_counts import count_parameters

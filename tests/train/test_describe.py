@@ -14,7 +14,7 @@ from train.data.config import TextDataConfig, TokenizerConfig
 from train.engine import JitEngine, make_engine
 from train.errors import UserError
 from train.estimate.batch_shapes import sharded_batch_shapes
-from train.estimate.compile import trace_residual_bytes
+from train.estimate.compiled_memory import trace_residual_bytes
 from train.estimate.description import Description, describe, describe_model
 from train.estimate.memory_tables import temporaries_differences
 from train.experiment import Experiment

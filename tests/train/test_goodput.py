@@ -35,7 +35,7 @@ def clock() -> Clock:
 def life(clock: Clock, folder: RunFolder, first: int, last: int, *, done: bool) -> TimeLog:
     """2 s to start, 1 to restore, 3 to compile, then a second for each step and 5 for each save."""
     sheet = ActivityTimer(clock=clock)
-    log = TimeLog(folder, sheet, speaks=True)
+    log = TimeLog(folder, sheet, is_writer=True)
     clock.now += 2
     with sheet.track("restore"):
         clock.now += 1
@@ -94,7 +94,7 @@ def test_a_line_that_a_kill_has_torn_is_left_out(clock: Clock, tmp_path: pathlib
     with folder.time_log.open("a") as file:
         file.write('{"began": 1, "now": "never"}\n{"began": 17')
     again = TimeLog(
-        folder, ActivityTimer(start_time=clock.now, clock=clock), speaks=True
+        folder, ActivityTimer(start_time=clock.now, clock=clock), is_writer=True
     ).compute_goodput()
     assert again.lives == 2
     assert again.seconds == whole.seconds
@@ -109,7 +109,7 @@ def test_an_object_store_has_the_last_line_at_once(clock: Clock, bucket: str) ->
 
 
 def test_of_several_processes_one_writes(clock: Clock, tmp_path: pathlib.Path) -> None:
-    log = TimeLog(RunFolder(tmp_path), ActivityTimer(clock=clock), speaks=False)
+    log = TimeLog(RunFolder(tmp_path), ActivityTimer(clock=clock), is_writer=False)
     log.start_compiling(0)
     log.write()
     assert not RunFolder(tmp_path).time_log.exists()

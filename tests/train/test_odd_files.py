@@ -21,7 +21,7 @@ from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 from train.estimate.published import load_prices
 from train.recovery.rollback import RollbackRecord
-from train.run import read_experiment, read_labels
+from train.run import read_experiment
 from train.run_folder.folder import RunFolder
 from train.run_folder.regular_files import (
     MAX_LINE_BYTES,
@@ -30,6 +30,7 @@ from train.run_folder.regular_files import (
     open_regular,
     read_bytes,
 )
+from train.tasks.vocabulary import read_labels
 from train.telemetry import event_log
 from train.telemetry.goodput import ActivityTimer, compute_goodput
 from train.telemetry.goodput import read_time_records as read_times
@@ -141,10 +142,10 @@ def test_a_checkpoint_with_a_fifo_in_it_is_damaged(tmp_path: Path) -> None:
     manifest.write_manifest(folder, manifest.hash_files(folder, ["a"]))
     (tmp_path / "a").unlink()
     os.mkfifo(tmp_path / "a")
-    assert manifest.find_problem(folder, "full") == "has what is no regular file"
+    assert manifest.find_manifest_problem(folder, "full") == "has what is no regular file"
     (tmp_path / manifest.MANIFEST_NAME).unlink()
     os.mkfifo(tmp_path / manifest.MANIFEST_NAME)
-    assert manifest.find_problem(folder, "full") == "manifest.json is damaged"
+    assert manifest.find_manifest_problem(folder, "full") == "manifest.json is damaged"
 
 
 # Links.
@@ -286,7 +287,12 @@ def test_samples_are_added_to_whatever_is_there(tmp_path: Path) -> None:
         file.truncate(2**30)  # it is neither read nor copied
     experiment = tiny(tmp_path)
     report = Reporter(
-        RunFolder(tmp_path), experiment, ActivityTimer(), initial_step=0, speaks=True, quiet=True
+        RunFolder(tmp_path),
+        experiment,
+        ActivityTimer(),
+        initial_step=0,
+        is_main_process=True,
+        quiet=True,
     )
     report.log_sample(3, "words")
     with (tmp_path / "samples.txt").open("rb") as file:

@@ -33,7 +33,7 @@ CASES = {
 
 
 made = functools.partial(mixers.made, width=D)
-applied = functools.partial(mixers.apply_rollback, outputs=WEIGHTS)
+applied = functools.partial(mixers.applied, outputs=WEIGHTS)
 
 
 @pytest.mark.parametrize("config", CASES.values(), ids=list(CASES))

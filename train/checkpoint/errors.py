@@ -29,7 +29,7 @@ def no_valid_checkpoint_error(
     directory: epath.Path, skipped: Sequence[SkippedCheckpoint]
 ) -> UserError:
     """There are checkpoints, and not one to go on from."""
-    found = "; ".join(f"step {each.step}: {each.find_problem}" for each in skipped[:_SHOWN])
+    found = "; ".join(f"step {each.step}: {each.problem}" for each in skipped[:_SHOWN])
     more = f"; and {len(skipped) - _SHOWN} more" if len(skipped) > _SHOWN else ""
     return UserError(
         f"checkpoints {directory}: none is as it was saved ({found}{more}); "

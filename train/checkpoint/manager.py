@@ -106,7 +106,7 @@ class CheckpointManager:
         """
         if step in self._verified:
             return None
-        why = manifest.find_problem(self.directory / str(step), self._verify)
+        why = manifest.find_manifest_problem(self.directory / str(step), self._verify)
         if why is None:
             self._verified.add(step)
         return why

@@ -18,8 +18,8 @@ from train.data.library import LIBRARY_PATH
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
-from train.run import Labels
 from train.run_folder.folder import RunFolder
+from train.tasks.vocabulary import Labels
 
 PROVENANCE_KEY = "run"
 """What a checkpoint calls this record."""

@@ -41,11 +41,10 @@ def main(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "sample")
     given = parse(SampleArguments, arguments, verb="sample W")
-    from train.run import load, read_experiment
+    from train.run import load, read_experiment, sample
     from train.run_folder.folder import RunFolder
     from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
     from train.tasks.registry import make_task
-    from train.tasks.text_completion import sample
     from transformer.generation.sampling import SamplingConfig
 
     task = make_task(read_experiment(RunFolder.open_existing(workdir)))

@@ -6,7 +6,7 @@ What a model is, costs and takes, before anything is allocated.
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from train.estimate.compile import CompiledMemory
+from train.estimate.compiled_memory import CompiledMemory
 from train.estimate.decoding import LARGE_BATCH, DecodingCost
 from train.estimate.memory import MemoryVariant
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformer.costs import TokenFlops
     from transformer.parameter_counts import ParameterCounts
 from train.errors import UsageError
-from train.estimate.compile import compile_for_memory
+from train.estimate.compiled_memory import compile_for_memory
 from train.estimate.decoding import count_decoding_variants
 from train.estimate.memory import (
     EightBitStateBytes,

@@ -13,8 +13,8 @@ coefficients are fitted to steps compiled for TPUs and GPUs (`bench/drills/plan.
 import dataclasses
 from typing import NamedTuple
 
+from train.estimate.candidate import Candidate
 from train.estimate.quantities import Quantities
-from train.estimate.search import Candidate
 from transformer.config import RematPolicy
 from transformer.losses import choose_num_chunks
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from train.estimate.compile import CompiledMemory
+    from train.estimate.compiled_memory import CompiledMemory
     from train.estimate.description import Description
     from train.estimate.memory import MemoryVariant
 

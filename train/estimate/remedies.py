@@ -11,18 +11,13 @@ import jax.numpy as jnp
 
 from train.errors import UsageError, UserError
 from train.estimate.batch_shapes import resolve_sizes
+from train.estimate.candidate import Candidate, mesh_sizes
 from train.estimate.chips import Chip
 from train.estimate.footprint import Footprint
 from train.estimate.memory_tables import format_bytes
 from train.estimate.published import expect_step
 from train.estimate.quantities import Quantities
-from train.estimate.search import (
-    Candidate,
-    RankedCandidate,
-    mesh_sizes,
-    rank_candidate,
-    search_candidates,
-)
+from train.estimate.search import RankedCandidate, rank_candidate, search_candidates
 from train.estimate.target import Target
 from train.experiment import Experiment
 from transformer.precision import POLICIES, Precision

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from train.estimate.attention_backends import replace_kernels
 from train.estimate.batch_shapes import unsharded_batch_shapes
-from train.estimate.search import replace_kernels
 from train.experiment import Experiment
 from train.tasks.registry import make_task
 from transformer.config import RematPolicy

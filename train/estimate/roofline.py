@@ -20,9 +20,9 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+from train.estimate.candidate import Candidate
 from train.estimate.chips import ATTAINABLE_FRACTION
 from train.estimate.quantities import Quantities
-from train.estimate.search import Candidate
 from train.estimate.target import Target
 from train.estimate.traffic import bytes_sent, collective_counts, tokens_per_chip
 from train.parallel.mesh import MESH_AXES

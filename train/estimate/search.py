@@ -9,99 +9,20 @@ Every way of cutting a step for a target, ranked by the estimates.
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from train.config.resolve import resolve_precision
 from train.errors import UsageError
-from train.estimate.batch_shapes import max_batch_shape, resolve_sizes
+from train.estimate.batch_shapes import resolve_sizes
+from train.estimate.candidate import SEARCHED_REMAT, Candidate
 from train.estimate.footprint import Footprint, estimate_footprint
 from train.estimate.quantities import Quantities
 from train.estimate.roofline import StepTime, estimate_step_time
 from train.estimate.target import Target
 from train.experiment import Experiment
-from train.parallel.mesh import MESH_AXES, MeshConfig
-from transformer.attention.config import AttentionConfig, Backend
-from transformer.config import BlockConfig, RematPolicy
-from transformer.hardware import Hardware
+from train.parallel.mesh import MeshConfig
+from transformer.attention.config import AttentionConfig
 from transformer.layers.config import MoEConfig
-from transformer.parameter_counts import LayerMixer
-
-HARDWARE_KERNELS = ("cudnn", "splash")
-"""Forms that only their own hardware, or its libraries, can trace."""
-
-
-def layer_backend(experiment: Experiment, hardware: Hardware, layer: LayerMixer) -> Backend | None:
-    """The form of a layer's attention; None of other mixers."""
-    length = max_batch_shape(experiment)[1]
-    choice = layer.backend_choice(
-        experiment.model, length, hardware=hardware, segments=experiment.has_segments
-    )
-    return None if choice is None else choice.backend
-
-
-def replace_kernels(experiment: Experiment, hardware: Hardware) -> Experiment:
-    """The experiment with tiles in place of kernels: both keep the same for the backward pass."""
-    model = experiment.model
-
-    def replaced(block: BlockConfig) -> BlockConfig:
-        layer = LayerMixer(block.mixer, model.causal, cross=False)
-        if layer_backend(experiment, hardware, layer) not in HARDWARE_KERNELS:
-            return block
-        mixer: Any = block.mixer
-        return dataclasses.replace(block, mixer=dataclasses.replace(mixer, form="blockwise"))
-
-    pattern = tuple(replaced(block) for block in model.layer_pattern)
-    return dataclasses.replace(experiment, model=dataclasses.replace(model, layer_pattern=pattern))
-
-
-SEARCHED_REMAT: tuple[RematPolicy, ...] = ("none", "dots", "full")
-"""Those that a search tries, beside the experiment's own."""
-
-
-class Candidate(NamedTuple):
-    """What can be chosen without changing what is learnt."""
-
-    mesh: MeshConfig
-    remat: RematPolicy
-    grad_accum_steps: int
-
-    @classmethod
-    def from_experiment(cls, experiment: Experiment, devices: int) -> "Candidate":
-        """The experiment as it is; -1 in its mesh becomes a number."""
-        sizes: Any = experiment.mesh.axis_sizes(devices)
-        mesh = dataclasses.replace(experiment.mesh, **sizes)
-        return cls(mesh, experiment.model.remat, experiment.grad_accum_steps)
-
-    def apply_to(self, experiment: Experiment) -> Experiment:
-        """The experiment, trained this way."""
-        model = dataclasses.replace(experiment.model, remat=self.remat)
-        return dataclasses.replace(
-            experiment, model=model, mesh=self.mesh, grad_accum_steps=self.grad_accum_steps
-        )
-
-    def flags(self) -> str:
-        """What to give `fit`."""
-        sizes = mesh_sizes(self.mesh)
-        given = [f"--mesh.{name} {size}" for name, size in sizes.items() if size > 1]
-        if self.mesh.data == 1:  # by default it takes all devices
-            given.insert(0, "--mesh.data 1")
-        if self.mesh.optimizer_placement != "device":
-            given.append(f"--mesh.optimizer {self.mesh.optimizer_placement}")
-        return " ".join(
-            [*given, f"--accumulate {self.grad_accum_steps}", f"--model.remat {self.remat}"]
-        )
-
-    def mesh_text(self) -> str:
-        """`fsdp 128 x tensor 8`."""
-        sizes = mesh_sizes(self.mesh)
-        parts = [f"{name} {size}" for name, size in sizes.items() if size > 1]
-        return " x ".join(parts) or "one chip"
-
-
-def mesh_sizes(mesh: MeshConfig) -> dict[str, int]:
-    """The size of each axis."""
-    return {axis: getattr(mesh, axis) for axis in MESH_AXES}
-
 
 MIN_CONTEXT_PARALLEL_LENGTH = 8192
 """Tokens from which on it is tried to cut sequences."""

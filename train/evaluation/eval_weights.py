@@ -127,7 +127,7 @@ def newest_valid_step(checkpoints: CheckpointManager) -> int:
 
 def _say(one: SkippedCheckpoint) -> None:
     if jax.process_index() == 0:
-        print(f"checkpoint of step {one.step}: {one.find_problem}; passed over", file=sys.stderr)
+        print(f"checkpoint of step {one.step}: {one.problem}; passed over", file=sys.stderr)
 
 
 def steps_to_average(steps: Sequence[int], newest: int, save_every: int, count: int) -> list[int]:

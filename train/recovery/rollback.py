@@ -294,7 +294,9 @@ class RollbackManager:
         """Saves the state of the trouble. Returns where, or why it is not there, in words."""
         step = int(state.step)
         try:
-            with CheckpointManager(self._evidence, keep_last=1_000_000, asynchronous=False) as evidence:
+            with CheckpointManager(
+                self._evidence, keep_last=1_000_000, asynchronous=False
+            ) as evidence:
                 if step in evidence.steps():
                     evidence.set_aside(step, "earlier")
                 evidence.save(step, state, self.metadata)

@@ -22,7 +22,14 @@ from typing import NoReturn, Self
 
 from train.errors import UserError
 from train.run_folder.folder import RunFolder, explain_write_errors
-from train.run_folder.lease import Lease, LeaseStore, lease_store, mark_held, new_lease, owner_state
+from train.run_folder.lease import (
+    Lease,
+    LeaseStore,
+    lease_store,
+    mark_held,
+    new_lease,
+    owner_state,
+)
 
 LEASE_SECONDS = 60.0
 """An owner on another machine that has not renewed its lease for so long counts as dead."""

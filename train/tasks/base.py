@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer
     from train.engine import Engine
     from train.experiment import Experiment
-    from train.run import Labels, Run
+    from train.run import Run
     from train.step import LossFn
+    from train.tasks.vocabulary import Labels
     from transformer.context import ActivationConstraint
     from transformer.hardware import Hardware
     from transformer.models.base import Model

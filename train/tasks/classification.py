@@ -27,7 +27,7 @@ from train.step import Batch, LossFn
 from train.tasks.base import Task, max_eval_batches, round_up_batch_size
 from train.tasks.config import Classification, Tagging
 from train.tasks.losses import auxiliary_losses, label_loss, requested_outputs
-from train.tasks.registry import resolve_num_labels, resolve_vocab_size
+from train.tasks.vocabulary import resolve_num_labels, resolve_vocab_size
 from transformer.losses import Loss
 from transformer.models.base import LOGITS
 
@@ -41,8 +41,8 @@ from train.data.buckets import RaggedArray
 from train.data.classification import ClassificationSplit, encode_texts, prepare_classification
 from train.data.example_configs import ClassificationDataConfig
 from train.data.listops import prepare_listops
-from train.run import Labels
 from train.tasks.base import Metric, SampleOptions, TextCallback, mean_losses
+from train.tasks.vocabulary import Labels
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
 from transformer.models.heads import Classifier

@@ -14,7 +14,6 @@ from train.data.config import TextDataConfig
 from train.data.corpus import TextCorpus, prepare_text
 from train.data.tokenizer import Tokenizer
 from train.experiment import Experiment
-from train.run import Labels
 from train.step import Batch, LossFn
 from train.tasks.base import (
     Metric,
@@ -26,8 +25,8 @@ from train.tasks.base import (
     round_up_batch_size,
 )
 from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
-from train.tasks.registry import resolve_vocab_size
 from train.tasks.text_completion import complete_texts
+from train.tasks.vocabulary import Labels, resolve_vocab_size
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
 from transformer.losses import Loss

@@ -19,7 +19,6 @@ from train.data.masking import MaskedEvaluationBatches, MaskedTrainingBatches, M
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
-from train.run import Labels
 from train.step import Batch, LossFn
 from train.tasks.base import (
     Metric,
@@ -32,7 +31,7 @@ from train.tasks.base import (
 )
 from train.tasks.config import MaskedLanguageModeling
 from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
-from train.tasks.registry import resolve_vocab_size
+from train.tasks.vocabulary import Labels, resolve_vocab_size
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
 from transformer.losses import Loss

@@ -20,10 +20,10 @@ from train.data.token_labels import (
 )
 from train.data.tokenizer import Tokenizer
 from train.evaluation.metrics import are_span_tags, score_spans
-from train.run import Labels
 from train.tasks.base import Metric, SampleOptions, TextCallback, gather_to_host, mean_losses
 from train.tasks.classification import LabelPredictionTask, predict_labels
 from train.tasks.config import Tagging
+from train.tasks.vocabulary import Labels
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
 from transformer.models.heads import Tagger

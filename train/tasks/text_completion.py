@@ -20,11 +20,6 @@ from transformer.models.language_model import LanguageModel
 if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer
     from train.run import Run
-from train.errors import UsageError
-from train.experiment import check_seed
-from train.tasks.base import SampleOptions
-from train.tasks.registry import make_task
-
 if TYPE_CHECKING:
     from train.run import Run
 
@@ -139,28 +134,3 @@ def _write(
         going = [i for i, stopped in enumerate(made.stopped) if not stopped]
         rows = [np.append(rows[i], np.array(made.tokens[i], np.int32)) for i in going]
         texts = [texts[i] for i in going]
-
-
-def sample(
-    run: Run,
-    prompts: Sequence[str],
-    *,
-    max_new_tokens: int = 200,
-    sampling: SamplingConfig = ANCESTRAL_SAMPLING,
-    num_beams: int = 0,
-    seed: int = 0,
-    on_text: TextCallback | None = None,
-) -> list[str]:
-    """The continuation, translation, class or tags of each prompt, or its masks filled.
-
-    Each task takes the options that concern it: `max_new_tokens`, `sampling` and `seed` are for
-    text that goes on, `num_beams` (0: as the run's settings say) for translations. `on_text` is given
-    the answer to a single prompt in pieces, as it is made; they join to the text returned.
-
-    Raises UserError for a prompt or an option that the model cannot take.
-    """
-    check_seed(seed)
-    if num_beams < 0:
-        raise UsageError(f"beams {num_beams}: give 1 or more, or 0 for as many as the settings say")
-    options = SampleOptions(max_new_tokens, sampling, num_beams, seed)
-    return make_task(run.experiment).sample(run, prompts, options, on_text)

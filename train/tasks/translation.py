@@ -18,7 +18,6 @@ from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.evaluation.metrics import sacre_bleu, tokenized_bleu
 from train.experiment import Experiment
-from train.run import Labels
 from train.step import Batch, LossFn
 from train.tasks.base import (
     Metric,
@@ -31,7 +30,7 @@ from train.tasks.base import (
 )
 from train.tasks.config import Translation
 from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
-from train.tasks.registry import resolve_vocab_size
+from train.tasks.vocabulary import Labels, resolve_vocab_size
 from transformer.baselines.nonautoregressive import NonAutoregressive, translate_nonautoregressive
 from transformer.context import ActivationConstraint
 from transformer.generation.beam_search import BeamSearchConfig

@@ -47,7 +47,7 @@ class Reporter:
             quiet=quiet or not is_main_process,
         )
         self._metrics = MetricsLog(folder)
-        self._times = TimeLog(folder, timer, speaks=is_main_process)
+        self._times = TimeLog(folder, timer, is_writer=is_main_process)
         self._logbook = EventLog(folder.event_log)
         self._references: dict[str, float] = {}
         self._step, self._seconds, self._resumed_at = initial_step, 0.0, time.perf_counter()

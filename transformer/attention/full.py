@@ -119,7 +119,7 @@ class Attention(Mixer):
             dropout_rngs=fold_in(inputs.dropout_rngs, 0),
         )
         sinks = declare_sink_logits(self, config.num_heads, shared) if config.sinks else None
-        how: Any = dict(form=config.backend, hardware=shared.hardware, constrain=shared.constrain)
+        how: Any = dict(backend=config.backend, hardware=shared.hardware, constrain=shared.constrain)
         attended = attend(q, k, v, mask, scoring, sink_logits=sinks, outputs=inputs.outputs, **how)
         y = project_output(self, attended.y, config, shared)
         return MixerOutput(y, cache, attended.aux)
@@ -150,7 +150,7 @@ class Attention(Mixer):
     def make_position_terms(self) -> PositionTerms:
         """What the positions add to scores and values."""
         config, (_, q_width, v_width) = self.config, self.head_sizes()
-        widths = dict(heads=config.num_heads, key_width=q_width, value_width=v_width)
+        widths = dict(num_heads=config.num_heads, key_head_dim=q_width, value_head_dim=v_width)
         return position_terms(self, config.position, self.context, **widths)
 
 

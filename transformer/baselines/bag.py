@@ -71,6 +71,6 @@ def bag_of_embeddings_config(
     mlp = FeedForwardConfig(d_ff=hidden, activation="relu", dropout=dropout)
     block = BlockConfig(mixer=IdentityConfig(), feed_forward=mlp, norm=None, residual=False)
     given: dict[str, Any] = (
-        dict(final_norm=None, causal=False, dropout=embedding_dropout) | model_fields
+        dict(final_norm=None, causal=False, embedding_dropout=embedding_dropout) | model_fields
     )
     return TransformerConfig(d_model=width, num_layers=num_layers, layer_pattern=(block,), **given)

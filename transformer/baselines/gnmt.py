@@ -208,7 +208,9 @@ def gnmt_config(
         final_norm=None,
     )
     decoder = _alone(GNMTDecoderConfig(num_layers, dropout=dropout))
-    given: dict[str, Any] = dict(final_norm=None, tied=False, encoder=encoder) | model_fields
+    given: dict[str, Any] = (
+        dict(final_norm=None, tie_embeddings=False, encoder=encoder) | model_fields
+    )
     return TransformerConfig(d_model=width, num_layers=1, layer_pattern=(decoder,), **given)
 
 

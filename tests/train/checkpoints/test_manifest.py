@@ -28,7 +28,7 @@ def test_it_has_the_size_and_the_digest_of_every_file(folder: epath.Path) -> Non
     assert found == {
         name: FileEntry(len(data), hashlib.sha256(data).hexdigest()) for name, data in FILES.items()
     }
-    assert manifest.find_problem(folder, "full") is None
+    assert manifest.find_manifest_problem(folder, "full") is None
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_other_sizes_are_noticed_without_reading(
     file.unlink()
     if data is not None:
         file.write_bytes(data)
-    assert manifest.find_problem(folder, "sizes") == why
+    assert manifest.find_manifest_problem(folder, "sizes") == why
 
 
 def test_other_bytes_are_noticed_by_their_digest(
@@ -59,11 +59,11 @@ def test_other_bytes_are_noticed_by_their_digest(
 ) -> None:
     (folder / "a/b").write_bytes(b"thsee")
     why = "a/b has other bytes than were saved"
-    assert manifest.find_problem(folder, "sizes") is None
-    assert manifest.find_problem(folder, "full") == why
-    assert manifest.find_problem(folder, "auto") == why
+    assert manifest.find_manifest_problem(folder, "sizes") is None
+    assert manifest.find_manifest_problem(folder, "full") == why
+    assert manifest.find_manifest_problem(folder, "auto") == why
     monkeypatch.setattr(manifest, "AUTO_BYTES", 260)  # there are 261
-    assert manifest.find_problem(folder, "auto") is None
+    assert manifest.find_manifest_problem(folder, "auto") is None
 
 
 def test_every_bit_of_it_counts(folder: epath.Path) -> None:
@@ -73,7 +73,7 @@ def test_every_bit_of_it_counts(folder: epath.Path) -> None:
         torn = bytearray(whole)
         torn[place] ^= 1 << place % 8
         path.write_bytes(torn)
-        assert manifest.find_problem(folder, "full") is not None
+        assert manifest.find_manifest_problem(folder, "full") is not None
 
 
 @pytest.mark.parametrize("name", ["../c", "/etc/passwd", "a/../../c", "", ".", "nul\0"], ids=ascii)
@@ -89,7 +89,7 @@ def test_it_is_written_whole_or_not_at_all(folder: epath.Path) -> None:
 
 def test_a_checkpoint_under_another_name_is_refused(folder: epath.Path) -> None:
     moved = folder.rename(folder.parent / "50")
-    assert manifest.find_problem(moved, "sizes") == (
+    assert manifest.find_manifest_problem(moved, "sizes") == (
         f"is the checkpoint of step {folder.name}, under another name"
     )
 
@@ -102,9 +102,9 @@ def test_it_is_the_same_in_an_object_store(folder: epath.Path, bucket: str) -> N
     manifest.write_manifest(remote, manifest.hash_files(remote, manifest.list_files(remote)))
     texts = [(each / manifest.MANIFEST_NAME).read_text() for each in (remote, folder)]
     assert texts[0] == texts[1].replace(f'"{folder.name}"', f'"{remote.name}"')
-    assert manifest.find_problem(remote, "full") is None
+    assert manifest.find_manifest_problem(remote, "full") is None
     (remote / "c").write_bytes(b"more")
-    assert manifest.find_problem(remote, "sizes") == "c has 4 bytes and not 0"
+    assert manifest.find_manifest_problem(remote, "sizes") == "c has 4 bytes and not 0"
     assert list_steps(remote.parent, committed=True) == [1]
     delete_checkpoint(remote.parent, 1)
     assert (

@@ -60,7 +60,7 @@ def test_two_processes_write_one_manifest_and_pass_over_the_same(tmp_path: Path)
         manifest.list_files(folder)
     )
     assert not list(folder.glob("manifest.json.*"))
-    assert manifest.find_problem(folder, "full") is None
+    assert manifest.find_manifest_problem(folder, "full") is None
 
 
 def test_one_process_writes_it_alone(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ def test_what_is_not_as_it_was_saved_is_not_restored(tmp_path: pathlib.Path) -> 
         found = checkpoints.find_newest_valid()
         assert found.step == 1
         assert [step for step, _ in found.skipped] == [3, 2]
-        assert found.skipped[0].find_problem.endswith("has other bytes than were saved")
-        assert found.skipped[1].find_problem == "extra/metadata is missing"
+        assert found.skipped[0].problem.endswith("has other bytes than were saved")
+        assert found.skipped[1].problem == "extra/metadata is missing"
         assert checkpoints.find_newest_valid(below=1) == SearchResult(None, [])
         assert checkpoints.valid_steps([1, 2, 3, 4]) == [1]
         with pytest.raises(UserError, match=r"/3: is damaged \(state/d/.+ other bytes .+; ask for"):

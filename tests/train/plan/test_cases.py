@@ -10,9 +10,9 @@ from bench.drills.plan import CASES, ratio
 from train.cli.parsing import parse, select_kinds
 from train.config.registry import find_experiment
 from train.estimate.batch_shapes import resolve_sizes
+from train.estimate.candidate import Candidate
 from train.estimate.footprint import footprint_terms
 from train.estimate.quantities import Quantities
-from train.estimate.search import Candidate
 from train.estimate.target import parse_target
 from train.experiment import Experiment
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from train.data.config import TextDataConfig
+from train.estimate.candidate import Candidate
 from train.estimate.chips import ATTAINABLE_FRACTION, Chip
 from train.estimate.footprint import estimate_footprint
 from train.estimate.quantities import Quantities
 from train.estimate.roofline import axis_ring, estimate_step_time
-from train.estimate.search import Candidate
 from train.estimate.target import Target
 from train.estimate.traffic import GATHERS_PER_MICROBATCH, bytes_sent
 from train.experiment import Experiment

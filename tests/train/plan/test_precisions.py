@@ -18,6 +18,7 @@ from tests.train.plan.test_estimates import (
     candidate,
 )
 from train.cli.parsing import parse
+from train.estimate.candidate import Candidate
 from train.estimate.chips import ATTAINABLE_FRACTION, CHIPS
 from train.estimate.quantities import Quantities
 from train.estimate.remedies import (
@@ -31,7 +32,7 @@ from train.estimate.remedies import (
     replace_precision,
 )
 from train.estimate.roofline import estimate_step_time
-from train.estimate.search import Candidate, rank_candidate, search_candidates
+from train.estimate.search import rank_candidate, search_candidates
 from train.estimate.target import Target
 from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig

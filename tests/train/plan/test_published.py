@@ -7,11 +7,11 @@ import pytest
 from train.cli.parsing import parse, select_kinds
 from train.config.registry import find_experiment
 from train.estimate.batch_shapes import resolve_sizes
+from train.estimate.candidate import Candidate
 from train.estimate.chips import CHIPS
 from train.estimate.published import CPU_EFFICIENCY, FALLBACK_CHIP, PUBLISHED, expect_step
 from train.estimate.quantities import Quantities
 from train.estimate.roofline import estimate_step_time
-from train.estimate.search import Candidate
 from train.estimate.target import parse_target
 from train.experiment import Experiment
 

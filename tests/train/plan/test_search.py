@@ -5,6 +5,7 @@ import pytest
 
 from tests.train.plan.test_estimates import CHIP, EXPERIMENT
 from train.errors import UsageError
+from train.estimate.candidate import Candidate
 from train.estimate.quantities import Quantities
 from train.estimate.remedies import (
     PrecisionOption,
@@ -13,13 +14,7 @@ from train.estimate.remedies import (
     largest_parts,
     suggest_remedies,
 )
-from train.estimate.search import (
-    MEMORY_MARGIN,
-    Candidate,
-    rank_candidate,
-    search_candidates,
-    with_best_mesh,
-)
+from train.estimate.search import MEMORY_MARGIN, rank_candidate, search_candidates, with_best_mesh
 from train.estimate.target import Target
 from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig

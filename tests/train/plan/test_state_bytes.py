@@ -7,8 +7,8 @@ import pytest
 from tests.train.support import tiny
 from train.engine import make_engine
 from train.errors import UsageError
-from train.estimate.compile import bytes_per_device
-from train.estimate.traffic import StateShapes
+from train.estimate.compiled_memory import bytes_per_device
+from train.estimate.state_bytes import StateShapes
 from train.experiment import EmaConfig
 from train.optim.registry import OPTIMIZERS
 from train.parallel.mesh import MeshConfig

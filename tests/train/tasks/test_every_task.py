@@ -23,9 +23,9 @@ from train.errors import UsageError
 from train.evaluation.evaluator import evaluate_run
 from train.experiment import CheckpointConfig, EmaConfig, Experiment
 from train.parallel.mesh import MeshConfig
+from train.run import sample
 from train.runtime.signals import PreemptedError
 from train.tasks.registry import make_task
-from train.tasks.text_completion import sample
 from train.telemetry.reporter import Reporter
 from transformer.generation.sampling import SamplingConfig
 

@@ -30,7 +30,7 @@ def attend_eagerly(
     **scoring: Any,
 ) -> Any:
     """`attend` with what scores are made of given one by one."""
-    how: Any = dict(form=form, hardware=hardware, outputs=outputs, sinks=sinks)
+    how: Any = dict(backend=form, hardware=hardware, outputs=outputs, sinks=sinks)
     q, k, v, mask = arrays
     return attend_by_scoring(q, k, v, mask, ScoreSpec(**scoring), **how)
 
@@ -172,7 +172,7 @@ def test_query_blocks_are_the_reference(
 
     def both(form: Any) -> tuple[Array, tuple[Array, ...]]:
         def run(arrays: Any) -> Any:
-            given: dict[str, Any] = dict(form=form, hardware=Hardware(), scale=0.3) | extra
+            given: dict[str, Any] = dict(backend=form, hardware=Hardware(), scale=0.3) | extra
             q, k, v = arrays
             return attend_eagerly(q, k, v, mask, **given).y
 
@@ -296,7 +296,7 @@ def test_a_form_that_cannot_serve_falls_back_aloud(caplog: pytest.LogCaptureFixt
 
 def test_a_form_without_biases_falls_back_aloud(caplog: pytest.LogCaptureFixture) -> None:
     arrays: Any = [jax.ShapeDtypeStruct((B, T, N, 16), "bfloat16")] * 3
-    gpu: Any = dict(form="cudnn", hardware=Hardware("gpu"), scale=1.0) | biased()
+    gpu: Any = dict(backend="cudnn", hardware=Hardware("gpu"), scale=1.0) | biased()
 
     def run(q: Any, k: Any, v: Any) -> Any:
         return attend_eagerly(q, k, v, Mask(), **gpu).y

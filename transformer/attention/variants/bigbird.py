@@ -36,9 +36,7 @@ from transformer.attention.sparse_ops.global_tokens import (
     gather_tokens,
     scatter_tokens,
 )
-from transformer.attention.variants.sparse_configs import (
-    BigBirdConfig,
-)
+from transformer.attention.variants.sparse_configs import BigBirdConfig
 from transformer.attention.variants.visible_keys import MeanVisibleKeys
 from transformer.layers.dropout import fold_in
 from transformer.registry import MIXERS

@@ -92,7 +92,7 @@ def test_batches_have_as_many_shapes_as_are_asked_for() -> None:
         assert len(set(found)) == shapes
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("sliding_window")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_learns_from_padded_batches(name: str) -> None:

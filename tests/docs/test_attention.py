@@ -73,7 +73,7 @@ def test_links_lead_somewhere() -> None:
         assert (PAGE.parent / target).exists(), target
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_the_example_is_a_mixer_that_passes() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     before = dict(MIXERS)

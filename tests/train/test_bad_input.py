@@ -181,7 +181,7 @@ def test_a_run_without_checkpoints(capsys: Capture, copy: Path) -> None:
     assert_refused(found, 1, "checkpoints: holds no checkpoint yet; train with fit first")
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_damaged_checkpoint(capsys: Capture, whole: Whole, copy: Path) -> None:
     """The one before it serves; what was asked for by its step is refused."""
     for file in (copy / "checkpoints" / "6" / "state").rglob("*"):
@@ -236,7 +236,7 @@ def no_file_beyond(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_disk_that_is_full_when_a_checkpoint_is_saved(
     capsys: Capture, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,7 +296,7 @@ def test_a_cache_that_cannot_be_written(capsys: Capture, whole: Whole, tmp_path:
     )
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_memory_that_runs_out_on_the_way(
     capsys: Capture, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,7 +362,7 @@ def test_settings(
     assert_refused(found, 2, words)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_an_error_in_the_report_does_not_hide_what_stopped_the_run(
     whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,7 @@ def one_object(output: str) -> dict[str, object]:
     return found
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_experiments())
 def test_every_experiment_has_the_promised_options(name: str) -> None:
     arguments = {
@@ -85,7 +85,7 @@ def test_settings_inside_a_layer_can_be_given() -> None:
     assert (block.residual_dropout, block.mixer.num_heads) == (0.25, 12)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_every_option_is_a_name_of_config_txt(trained: Trained) -> None:
     """What a run has saved can be given again."""
     lines = (Path(trained.workdir) / "config.txt").read_text().splitlines()
@@ -240,7 +240,7 @@ def test_fit_as_json(capsys: Capture, trained: Trained) -> None:
     assert one_object(found.output) == {"workdir": trained.workdir, **last}
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_evaluate(capsys: Capture, trained: Trained) -> None:
     found = command(capsys, "evaluate", trained.workdir, "--json")
     assert (found.status, found.error) == (0, "")
@@ -254,7 +254,7 @@ def test_evaluate(capsys: Capture, trained: Trained) -> None:
     assert f"bits per byte: {last['bits_per_byte']:.4f}\n" in shown
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_sample(capsys: Capture, trained: Trained) -> None:
     options = ("--max-new-tokens", "5", "--seed", "3")
     prompts = ("--prompt", "the cat", "sat")
@@ -269,7 +269,7 @@ def test_sample(capsys: Capture, trained: Trained) -> None:
     assert streamed.output == f"the cat{texts[0]}\n"
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_describe_as_json(capsys: Capture) -> None:
     found = command(capsys, "describe", "gpt2:medium", "--json")
     assert (found.status, found.error) == (0, "")
@@ -278,7 +278,7 @@ def test_describe_as_json(capsys: Capture) -> None:
     assert parameters["total"] == 354_823_168
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_preemption(
     capsys: Capture, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,7 +353,7 @@ def test_a_process_that_is_told_to_stop_goes_on_where_it_was(tmp_path: Path) -> 
     ]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_an_error_of_a_process_is_one_line(tmp_path: Path) -> None:
     line = ("fit", "quickstart", "--data.path", "/no/such/file", "--workdir", str(tmp_path / "run"))
     status, output, error = process(*line)

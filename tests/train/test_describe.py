@@ -110,7 +110,7 @@ def test_every_precision_and_optimizer_of_the_textbook() -> None:
     assert found["float32", "sgd"].memory.activations.bytes == 2 * halved
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_eight_bits_are_two_bytes_and_scales_and_what_is_small() -> None:
     model = LanguageModel(TransformerConfig(vocab_size=128, d_model=64, num_layers=3))
     per_layer = {"large": (4 * 64 * 64 + 2 * 64 * 256), "small": 4 * 64 + 256 + 64 + 4 * 64}
@@ -145,7 +145,7 @@ def test_cross_attention_keeps_less_than_a_layer() -> None:
     assert found.textbook_elements == 6 * A_LAYER + 3 * TOKENS * (6 * 7 + 11 * 3)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_what_the_compiler_says_of_the_same_step(tmp_path: Path) -> None:
     """On eight devices: it is given what is described, to the byte; the differences add up."""
     asked = tiny(tmp_path, mesh=MeshConfig(data=2, fsdp=2, tensor=2), accumulate=2)
@@ -171,7 +171,7 @@ def test_what_the_compiler_says_of_the_same_step(tmp_path: Path) -> None:
     assert "What the compiler says of one device of 8" in text_out.getvalue()
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_what_differentiation_keeps_grows_with_the_batch_and_shrinks_with_remat(
     tmp_path: Path,
 ) -> None:
@@ -203,7 +203,7 @@ def test_microbatches_keep_fewer_activations_and_the_gradients_twice() -> None:
     assert memory.logits == 2 * 4 * 11 * 24
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_rematerialised_layers_keep_their_input_and_one_layer_at_a_time() -> None:
     full = of(dataclasses.replace(TINY, remat="full")).memory.activations
     assert full.bytes == 4 * (3 * TOKENS * 7 + A_LAYER)

@@ -48,7 +48,7 @@ def test_the_report_counts_and_prints() -> None:
         assert words in text.getvalue()
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))  # the tests have their own
     report = run_checks()

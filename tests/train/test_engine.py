@@ -86,7 +86,7 @@ def test_the_first_loss_is_that_of_chance(expected: Curve) -> None:
     assert set(expected.metrics[0]) == named
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("2")
 @pytest.mark.parametrize("accumulate", [2, 8])
 def test_accumulation_is_the_big_batch(
@@ -97,15 +97,15 @@ def test_accumulation_is_the_big_batch(
     assert_same_curve(trained(on_one_device(experiment), start), expected)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("fsdp=2, tensor=2")
 @pytest.mark.parametrize(
     ("mesh", "accumulate"),
     [
         (MeshConfig(data=2, fsdp=2, tensor=2), 2),
-        pytest.param(MeshConfig(data=8), 1, marks=pytest.mark.beta_slow),
-        pytest.param(MeshConfig(data=1, fsdp=8), 1, marks=pytest.mark.beta_slow),
-        pytest.param(MeshConfig(data=2, tensor=4), 1, marks=pytest.mark.beta_slow),
+        pytest.param(MeshConfig(data=8), 1, marks=pytest.mark.slow),
+        pytest.param(MeshConfig(data=1, fsdp=8), 1, marks=pytest.mark.slow),
+        pytest.param(MeshConfig(data=2, tensor=4), 1, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -116,7 +116,7 @@ def test_a_mesh_is_one_device(
     assert_same_curve(trained(engine, start), expected)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_pmap_is_one_device(folder: Path, start: TrainState, expected: Curve) -> None:
     engine = make_engine(an_experiment(folder, compile="pmap"), Hardware(count=8))
     assert isinstance(engine, PmapEngine)
@@ -136,7 +136,7 @@ def test_pmap_accumulates(folder: Path) -> None:
     assert_close(found[0][1], found[1][1], 1e-5)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_the_state_is_consumed_and_keeps_its_layout(folder: Path, start: TrainState) -> None:
     """And is born the same on any mesh, to the last bit."""
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
@@ -176,7 +176,7 @@ def test_moments_are_float32_when_parameters_are_not(folder: Path, optimizer: An
     assert {leaf.dtype for leaf in metrics.values()} == {jnp.dtype("float32")}
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_float16_trains_with_a_loss_scale(folder: Path) -> None:
     """The first scale is too large for float16: it is halved until the gradients are finite."""
     experiment = an_experiment(folder, loss_scale=LossScaleConfig(2.0**24, growth_interval=3))
@@ -214,7 +214,7 @@ def test_pmap_cannot_cut_the_model(folder: Path) -> None:
         an_experiment(folder, compile="pmap", mesh=MeshConfig(data=4, fsdp=2))
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_another_seed_is_another_start(folder: Path, start: TrainState) -> None:
     other = on_one_device(an_experiment(folder, seed=1)).init()
     assert not np.array_equal(start.params["embedding"], other.params["embedding"])

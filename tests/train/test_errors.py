@@ -25,7 +25,7 @@ def test_a_notebook_shows_one_line(kind: type[Exception]) -> None:
     assert shown == [f"{kind.__name__}: data.path x: does not exist; give another"]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_platform_that_is_not_here_is_told_in_one_line() -> None:
     program = "from train.runtime.hardware import local_hardware; local_hardware()"
     ran = subprocess.run(

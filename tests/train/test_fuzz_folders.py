@@ -36,7 +36,7 @@ def test_a_damaged_file_is_read_or_refused(
     assert counts["refused"] < counts["cases"]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -59,7 +59,7 @@ def test_so_is_a_damaged_dataset(
     assert fuzz(targets[name], tmp_path, CASES, seed=0)["cases"] >= CASES
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_so_are_arguments_that_nobody_would_give(
     targets: dict[str, _fuzz_targets.Target], tmp_path: Path
 ) -> None:

@@ -50,7 +50,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return Finished(experiment, workdir, run, shown.getvalue())
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_the_folder(finished: Finished) -> None:
     assert sorted(entry.name for entry in finished.workdir.iterdir()) == [
         "checkpoints",

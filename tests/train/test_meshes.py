@@ -45,10 +45,10 @@ def alone(folder: Path) -> Callable[[str], Outcome]:
 
 
 def slow(model: str, mesh: MeshConfig) -> Any:
-    return pytest.param(model, mesh, marks=pytest.mark.beta_slow)
+    return pytest.param(model, mesh, marks=pytest.mark.slow)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("[decoder-MeshConfig(data=2, fsdp=2")
 @pytest.mark.parametrize(
     ("model", "mesh"),
@@ -106,7 +106,7 @@ def test_no_device_has_the_whole_of_a_weight(folder: Path, optimizer: str) -> No
             assert share <= 1 / 2, jax.tree_util.keystr(path)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_weights_are_drawn_where_they_lie(folder: Path) -> None:
     """The program that makes the first state sends nothing, and has no weight whole on a device."""
     mesh = MeshConfig(data=1, fsdp=2, tensor=4)

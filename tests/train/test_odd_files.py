@@ -301,7 +301,7 @@ def test_samples_are_added_to_whatever_is_there(tmp_path: Path) -> None:
         assert file.read() == b"--- step 3\nwords\n"
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["metrics.jsonl", "time.jsonl", "logbook.jsonl"])
 def test_a_run_is_refused_before_its_first_step(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str

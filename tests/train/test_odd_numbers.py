@@ -174,7 +174,7 @@ def test_what_no_memory_holds_is_refused_before_it_is_built(
     oom.check_minimum_memory(make_engine(fits, Hardware(count=jax.device_count())), fits)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_fit_asks_before_it_builds(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     given = ("--workdir", str(tmp_path / "run"), "--quiet", "--batch-size", str(2**26))
     found = command(capsys, "fit", write_config(tmp_path), *given)
@@ -190,7 +190,7 @@ def test_fit_asks_before_it_builds(capsys: pytest.CaptureFixture[str], tmp_path:
     ("line", "target"),
     [
         *itertools.product(["--help"], [">/dev/full", ">&-"]),
-        pytest.param("fit quickstart --help", ">/dev/full", marks=pytest.mark.beta_slow),
+        pytest.param("fit quickstart --help", ">/dev/full", marks=pytest.mark.slow),
         ("goodput --help", ">/dev/full"),
     ],
 )
@@ -209,7 +209,7 @@ def test_an_output_that_is_full_or_closed(line: str, target: str) -> None:
         assert ran.stderr.count("\n") == 1
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough() -> None:
     line = [sys.executable, "-m", "train", "describe", "quickstart"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:

@@ -17,7 +17,7 @@ from train.resume import read_final_metrics
 from train.run_folder.folder import RunFolder
 from train.telemetry.event_log import EventLog
 
-pytestmark = pytest.mark.beta_slow
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -126,7 +126,7 @@ def copy(stopped: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stopped, tmp_path / "copy"))
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_run_that_is_told_to_stop_saves_where_it_is(stopped: Path) -> None:
     assert sorted(losses(stopped)) == [1, 2, 3, 4, 5]
     with CheckpointManager(stopped / "checkpoints", read_only=True) as checkpoints:
@@ -138,7 +138,7 @@ def test_a_run_that_is_told_to_stop_saves_where_it_is(stopped: Path) -> None:
     assert train.load(str(stopped)).step == 5
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_broken_run_is_an_unbroken_one(
     unbroken: Unbroken, copy: Path, tmp_path: Path, on_step: Callable[[OnStep], None]
 ) -> None:
@@ -213,7 +213,7 @@ def test_so_is_one_that_is_cut_otherwise(
     assert_same_bits(broken, whole)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("[mesh")
 @pytest.mark.parametrize(
     ("devices", "changes"),
@@ -356,7 +356,7 @@ def damage(checkpoint: Path) -> None:
     largest.write_bytes(data)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(unbroken: Unbroken, copy: Path) -> None:
     damage(copy / "checkpoints" / "5")
     fit(an_experiment(unbroken.folder), copy)
@@ -397,7 +397,7 @@ def test_a_run_never_begins_anew_for_want_of_a_whole_checkpoint(
     assert contents(copy) == before
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_first_save_that_was_cut_off_is_none(unbroken: Unbroken, copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints" / "4")
     (copy / "checkpoints" / "5" / "manifest.json").unlink()
@@ -406,7 +406,7 @@ def test_a_first_save_that_was_cut_off_is_none(unbroken: Unbroken, copy: Path) -
     assert (copy / "checkpoints" / "damaged-5").exists()
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("tpu")
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_what_auto_chose_stays_on_hardware_of_a_kind(

@@ -97,7 +97,7 @@ def averaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path
     return experiment, folder / "run", fit(experiment, folder / "run")
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_missed(
     averaged: tuple[Experiment, Path, train.Run],
     tmp_path: Path,
@@ -124,7 +124,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_missed(
     assert not capfd.readouterr().err
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_the_last_checkpoints_are_kept_and_averaged(
     averaged: tuple[Experiment, Path, train.Run],
 ) -> None:
@@ -139,7 +139,7 @@ def test_the_last_checkpoints_are_kept_and_averaged(
     assert [each["checkpoints"] for each in weights] == [[4, 6, 8]]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_the_metrics_at_the_end_are_those_of_the_average(
     averaged: tuple[Experiment, Path, train.Run],
 ) -> None:
@@ -167,7 +167,7 @@ def test_an_average_may_be_asked_for(
     assert command(capsys, "evaluate", str(workdir), "--average", "2", "--json").status == 0
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_the_moving_average_is_that_of_every_step(tmp_path: Path) -> None:
     """By hand, from checkpoints of all steps: decays of 1/10, 2/11, 3/12 and then 1/4."""
     experiment = tiny(
@@ -248,7 +248,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path,
     return experiment, folder / "run", fit(experiment, folder / "run")
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_run_ends_when_evaluations_get_no_better(
     stopped: tuple[Experiment, Path, train.Run],
 ) -> None:
@@ -270,7 +270,7 @@ def test_a_run_ends_when_evaluations_get_no_better(
     assert events[1]["best"] == {"step": best, "value": value, "waited": 3}
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_it_is_loaded_at_its_best(stopped: tuple[Experiment, Path, train.Run]) -> None:
     _, workdir, run = stopped
     again = train.load(str(workdir))
@@ -278,7 +278,7 @@ def test_it_is_loaded_at_its_best(stopped: tuple[Experiment, Path, train.Run]) -
     assert_same_bits(again.params, run.params)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_it_has_ended_for_good(stopped: tuple[Experiment, Path, train.Run]) -> None:
     experiment, workdir, run = stopped
     before = evaluations(workdir)

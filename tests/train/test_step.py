@@ -252,7 +252,7 @@ def test_an_update_out_of_line_is_skipped() -> None:
     assert float(metrics["skipped"]) == int(after.watch.consecutive_anomalies) == 0
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_recovery_lowers_the_learning_rate() -> None:
     config = RecoveryConfig()
     start = a_state().replace(watch=AnomalyDetector.create(config))

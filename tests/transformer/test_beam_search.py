@@ -60,7 +60,7 @@ def all_hypotheses(limit: int) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 @pytest.mark.parametrize("limits", [[4, 4], [2, 3]])
 def test_wide_enough_it_finds_the_best_of_all(alpha: float, limits: list[int]) -> None:
@@ -94,7 +94,7 @@ def by_hand(table: np.ndarray, beams: int, alpha: float, limit: int) -> tuple[fl
     return best, [token for token in tokens if token != STOP]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("beams", [1, 2, 3])
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_the_same_as_by_hand(beams: int, seed: int) -> None:

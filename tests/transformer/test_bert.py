@@ -35,7 +35,7 @@ CLASSIFIER = (
     BODY | pooler(drawn, BERT) | class_head(drawn, BERT),
 )
 
-pytestmark = pytest.mark.beta_slow
+pytestmark = pytest.mark.slow
 
 
 def outputs(model: Model, params: Params) -> Any:

@@ -71,7 +71,7 @@ MODELS = {
 }
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_decoding_examples_of_different_lengths_equals_the_full_pass(name: str) -> None:
     """Prompts are padded at the end; what padding wrote to the cache is overwritten or unseen."""

@@ -119,7 +119,7 @@ def test_flops_are_those_of_the_products_in_the_program(config: TransformerConfi
     assert products(program.jaxpr) == 2 * 13 * count_token_flops(model, 13).total(causal=False)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_flops_of_a_step_are_those_of_the_products_in_its_program() -> None:
     """Of an encoder-decoder: with a cache of 13 tokens that has read a source of 13."""
     block = reference(BILINEAR).layer_pattern[0]

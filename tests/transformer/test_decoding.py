@@ -116,7 +116,7 @@ def full_logits(model: LanguageModel, params: Any, tokens: Sequence[int]) -> np.
     return np.asarray(full(model, params, padded))[0, : len(tokens)]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("recurrent", "post")
 def test_the_greedy_path_is_the_argmax_of_the_full_pass(
     any_model: tuple[LanguageModel, Any],
@@ -131,7 +131,7 @@ def test_the_greedy_path_is_the_argmax_of_the_full_pass(
 
 
 @pytest.mark.sampled("[llama", "[recurrent")
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_logits_equal_those_of_the_full_pass(any_model: tuple[LanguageModel, Any]) -> None:
     """Token by token, in one batch of three lengths, however the prompts are padded."""
     model, params = any_model
@@ -194,7 +194,7 @@ def test_stacks_are_sliced_one_layer_at_a_time() -> None:
         assert needed.temp_size_in_bytes < 2 * cache + layer_bytes(params) / 3
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_weights_in_stacks_and_apart_say_the_same(gpt: tuple[LanguageModel, Any]) -> None:
     model, params = gpt
     tokens, lengths = np.arange(10).reshape(2, 5), np.array([5, 3])
@@ -222,7 +222,7 @@ def test_parameters_can_be_donated_after_sampling(gpt: tuple[LanguageModel, Any]
     assert {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(after["layers"])} == before
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_rows_of_a_cache_can_be_gathered(gpt: tuple[LanguageModel, Any]) -> None:
     """As beam search does: an example goes on from the cache of another."""
     model, params = gpt
@@ -235,7 +235,7 @@ def test_rows_of_a_cache_can_be_gathered(gpt: tuple[LanguageModel, Any]) -> None
     assert_close(got, np.asarray(logits)[order])
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_sample_does_not_depend_on_the_batch(gpt: tuple[LanguageModel, Any]) -> None:
     model, params = gpt
     together = generate(model, params, PROMPTS, max_new_tokens=9, seed=5).tokens
@@ -284,7 +284,7 @@ def test_generation_stops_at_the_stop_token(gpt: tuple[LanguageModel, Any]) -> N
         assert joined(seen) == ended.tokens
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_decoding_ends_when_all_examples_have_ended(
     gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,7 +311,7 @@ def test_tokens_are_shown_as_they_are_made(gpt: tuple[LanguageModel, Any]) -> No
     assert joined(seen) == whole.tokens
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_prefill_and_decode_are_compiled_once(
     gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,7 +349,7 @@ def test_lengths_come_in_few_sizes() -> None:
     assert all(n <= bucket_length(n, 32, None) < max(n + 32, 1.25 * n) for n in range(1, 4097))
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_all_learned_positions_can_be_used(gpt: tuple[LanguageModel, Any]) -> None:
     model, params = gpt
     prompt = list(range(30))
@@ -357,7 +357,7 @@ def test_all_learned_positions_can_be_used(gpt: tuple[LanguageModel, Any]) -> No
     assert full_logits(model, params, prompt + new)[29:-1].argmax(-1).tolist() == new
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_padded_words_are_never_drawn() -> None:
     """The table has 128 rows for 3 words, and all are as likely when it is hot."""
     model, params = made(dataclasses.replace(GPT, vocab_size=3, num_layers=1))

@@ -56,7 +56,7 @@ def made(config: TransformerConfig) -> tuple[EncoderDecoder, Any, Any]:
     return model, jax.jit(model.apply, static_argnames="outputs"), {"params": weights_of(shapes)}
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_one_table_or_two() -> None:
     _, _, shared = made(CONFIG)
     assert set(shared["params"]) == {"embedding", "encoder", "decoder"}
@@ -72,7 +72,7 @@ def test_one_table_or_two() -> None:
     assert run(separate, SOURCE + 6, TOKENS).logits.shape == (B, T, 16)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("config2")
 @pytest.mark.parametrize("config", [CONFIG, SEPARATE, LEARNED])
 def test_cached_decoding_is_the_full_pass(config: TransformerConfig) -> None:
@@ -92,7 +92,7 @@ def test_cached_decoding_is_the_full_pass(config: TransformerConfig) -> None:
         assert_close(out.logits[:, 0], full[:, t])
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_an_encoded_source_serves_in_place_of_it() -> None:
     _, run, params = made(CONFIG)
     memory = run(params, SOURCE, None, source_segments=SOURCE_SEGMENTS).hidden
@@ -122,7 +122,7 @@ def test_who_sees_whom() -> None:
     assert np.any(logits(last, TOKENS)[0, 0] != before[0, 0])
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_packed_pairs_are_as_if_each_were_alone() -> None:
     _, run, params = made(CONFIG)
     source, target = SOURCE[:1], TOKENS[:1]
@@ -158,7 +158,7 @@ def test_scanned_is_unrolled_with_dropout() -> None:
     assert not np.allclose(dropped, unrolled(params, SOURCE, TOKENS).logits, atol=1e-2)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("3")
 @pytest.mark.parametrize("beams", [1, 3])
 def test_translations_are_what_the_full_pass_finds_likely(beams: int) -> None:

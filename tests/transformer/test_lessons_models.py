@@ -118,7 +118,7 @@ def test_and_generates_nonsense() -> None:
     assert right[False] < 0.35
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_and_knows_less_of_the_next_word_than_one_who_guesses() -> None:
     held = text(STEPS, 64)
     prompts, following = held[:, : T // 2], held[:, T // 2]
@@ -131,7 +131,7 @@ def test_and_knows_less_of_the_next_word_than_one_who_guesses() -> None:
     assert loss(trained(causal=False)) > math.log(V)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_all_positions_at_once_are_each_prefix_on_its_own() -> None:
     """Looped over prefixes, collapsed to [B T, V], or in chunks: one loss, of one pass."""
     vocab, batch, length = 11, 2, 5

@@ -33,7 +33,7 @@ OF_A_MODEL = 1e-4
 SOURCE_IDS = tokens(SOURCE, MARIAN.vocab)
 SEGMENTS = real(SOURCE, SOURCE_LENGTHS)
 
-pytestmark = pytest.mark.beta_slow
+pytestmark = pytest.mark.slow
 kinds = pytest.mark.parametrize("kind", ["tied", "separate"])
 
 

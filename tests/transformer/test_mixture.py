@@ -123,7 +123,7 @@ def test_the_past_does_not_see_the_future_bit_for_bit(form: DispatcherKind) -> N
         assert not np.array_equal(changed[:, t:], y[:, t:])
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("dense", "sorted")
 @pytest.mark.parametrize("form", [*FORMS, "auto"])
 def test_a_batch_may_be_cut_anywhere(form: DispatcherKind) -> None:
@@ -253,7 +253,7 @@ def test_what_is_made_for_an_accelerator_gives_the_same(count: int) -> None:
     assert meta.unbox(stacked)["params"]["up"].shape == (2, E, D, F)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_all_ways_drop_the_same_hidden_units() -> None:
     expert = FeedForwardConfig(F, "relu", bias=False, dropout=0.5)
     keys = jax.random.split(jax.random.key(0), B)

@@ -72,7 +72,7 @@ def test_a_stack_may_end_without_a_norm() -> None:
     assert_close(hidden, params["embedding"][TOKENS] + params["positions"][None, :T])
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [CONFIG, UNTIED], ids=["tied", "untied"])
 def test_words_of_the_padding_are_never_predicted_and_never_learn(config: Any) -> None:
     run, params = made(config)

@@ -70,7 +70,7 @@ def test_the_words_of_the_source_are_spread_evenly() -> None:
     assert np.array_equal(found * WRITTEN, COPIED)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_it_is_a_decoder_without_a_causal_mask_that_reads_copies(params: Any) -> None:
     both = EncoderDecoder(CONFIG)
     same = {name: each for name, each in params.items() if not name.startswith("length")}
@@ -109,7 +109,7 @@ def test_rows_without_a_target_have_no_length() -> None:
     ]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_translation_is_the_likeliest_length_and_then_the_likeliest_words(params: Any) -> None:
     sources = [[3, 1, 4, 1, 5], [9, 2, 6]]
     found = translate_nonautoregressive(MODEL, params, sources, stop=V, batch_size=2)

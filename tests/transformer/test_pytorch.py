@@ -38,7 +38,7 @@ SOURCE_IDS, TARGET_IDS = tokens(SOURCE, PYTORCH.vocab), tokens(TARGET, PYTORCH.v
 SOURCE_SEGMENTS = real(SOURCE, SOURCE_LENGTHS)
 TARGET_SEGMENTS = real(TARGET, TARGET_LENGTHS)
 
-pytestmark = pytest.mark.beta_slow
+pytestmark = pytest.mark.slow
 both = pytest.mark.parametrize("placement", ["post", "pre"])
 
 

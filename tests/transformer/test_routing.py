@@ -64,7 +64,7 @@ def test_losses_against_numpy(real: Any) -> None:
     assert_close(jax.jit(router_z_loss)(logits, real), squares[real].mean())
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_the_balance_is_1_when_experts_are_used_alike_and_e_when_only_one_is() -> None:
     sure = array(100 * np.eye(E, dtype=np.float32))[None]
     even = route_tokens(sure, 1, normalize_gates=False)

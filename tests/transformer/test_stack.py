@@ -162,7 +162,7 @@ def compiled(config: BlockConfig) -> Any:
 BLOCKS = [compiled(config) for config in STAMPS]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_layers_are_applied_in_the_order_of_their_numbers() -> None:
     module = stack(5, *STAMPS)
     params = params_of(module)
@@ -174,7 +174,7 @@ def test_layers_are_applied_in_the_order_of_their_numbers() -> None:
         assert_close(applied(stack(5, *STAMPS, loop=loop), params).x, x)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_scanned_equals_unrolled_with_dropout_on() -> None:
     scanned, unrolled = (stack(2, ATTENDING, loop=loop) for loop in LOOPS)
     params = params_of(scanned)
@@ -254,7 +254,7 @@ def gradients(loop: LayerLoop, remat: RematPolicy) -> tuple[Any, int]:
     return traced.lower().compile()(params_of(module), X), products
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("unroll")
 @pytest.mark.parametrize(("loop", "remats"), [("scan", ("dots", "full")), ("unroll", ("full",))])
 def test_what_is_computed_again_is_the_same(

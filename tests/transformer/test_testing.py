@@ -28,7 +28,7 @@ from transformer.testing.oracle import check_select, reference_softmax_attention
 from transformer.testing.trial import Trial, make_trial
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(MIXERS))
 def test_every_mixer_keeps_the_contract(kind: str) -> None:
     """At a length just above a power of two, where forms of attention cut blocks."""
@@ -263,7 +263,7 @@ class Strided(Mixer):
         return (index[:, None] % stride == index[None, :] % stride)[None, None]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_mixer_with_a_pattern_of_its_own_is_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MIXERS, "strided", Strided)
     check_mixer(StridedConfig(), d_model=5, length=7, lengths=(1, 7))

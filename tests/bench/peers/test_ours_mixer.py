@@ -22,7 +22,7 @@ def test_the_mixer_is_the_one_asked_for() -> None:
     assert asked == BigBirdConfig(num_heads=2, block_size=4, random_block_span=24)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("bigbird")
 @pytest.mark.parametrize("mixer", ["longformer", "bigbird"])
 def test_it_runs_and_has_as_many_parameters_as_the_peer(mixer: str) -> None:

@@ -99,7 +99,7 @@ def run_program(body: str, folder: pathlib.Path, mode: str) -> subprocess.Comple
     )
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("before its manifest is written", "while it writes")
 @pytest.mark.parametrize("moment", KILLED)
 def test_a_save_that_was_killed_is_no_checkpoint(moment: str, tmp_path: pathlib.Path) -> None:
@@ -120,7 +120,7 @@ def test_a_save_that_was_killed_is_no_checkpoint(moment: str, tmp_path: pathlib.
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["full disk", "full disk, synchronous"])
 def test_a_disk_that_is_full_is_one_line_and_loses_nothing(
     mode: str, tmp_path: pathlib.Path

@@ -37,7 +37,7 @@ with Checkpoints(folder, keep=2) as checkpoints:
 """
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_two_processes_write_one_manifest_and_pass_over_the_same(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))

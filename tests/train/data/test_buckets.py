@@ -45,7 +45,7 @@ def test_no_more_rows_than_hold_the_examples_in_as_many_batches(
     assert bucket.batch_size == rows
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @given(
     st.lists(st.integers(1, 12), min_size=1, max_size=20),
     st.integers(1, 5),

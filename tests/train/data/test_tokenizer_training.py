@@ -88,7 +88,7 @@ def test_no_more_is_read_than_is_learned_from(kind: TokenizerKind) -> None:
     assert learned.digest == train_tokenizer(config, ["abc " * 3, "abd "]).digest
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_every_process_learns_the_same() -> None:
     script = (
         "from train.data.config import TokenizerConfig as Config\n"

@@ -49,7 +49,7 @@ def adamw(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Ar
     return w
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_adamw_with_moments_of_eight_bits_is_the_formula() -> None:
     params = drawn(0, SHAPES)
     found = updated(CONFIG, params, AXES)
@@ -70,7 +70,7 @@ def test_two_bytes_a_parameter_and_scales() -> None:
     )
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_layer_is_as_if_it_were_alone() -> None:
     """Bit for bit, whatever the size of the numbers beside it."""
     axes = {"w": LogicalAxes(("layers",), ("embed",), ("mlp",))}

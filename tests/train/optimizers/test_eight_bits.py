@@ -93,7 +93,7 @@ def test_blocks_lie_along_the_memory_of_a_layer(
     np.testing.assert_allclose(again, blocks(x, stack, signed), rtol=1e-6)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_zeros_stay_zeros() -> None:
     zeros: Any = np.zeros((3, 256), np.float32)
     codes, scales = quantize(zeros, 0, signed=True)

@@ -58,7 +58,7 @@ def test_a_step_goes_down(kind: str) -> None:
 
 
 @pytest.mark.sampled("[adamw]", "[muon")
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_eight_devices_give_what_one_gives(kind: str) -> None:
     """And no device holds the whole state."""

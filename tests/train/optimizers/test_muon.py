@@ -48,7 +48,7 @@ def test_muon_is_the_formula(config: Muon) -> None:
     np.testing.assert_allclose(found["matrix"], theta, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_muon_on_a_stack_is_muon_on_each_layer() -> None:
     """Also of a weight that has heads, whose matrix is [inputs, all outputs], and of experts."""
     config, params = Muon(weight_decay=0.1), drawn(0)

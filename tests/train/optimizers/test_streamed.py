@@ -46,7 +46,7 @@ def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
 @pytest.mark.sampled("[adamw]", "[sgd]")
 @pytest.mark.parametrize(
     "kind",
-    ["adamw", *(pytest.param(k, marks=pytest.mark.beta_slow) for k in KINDS if k != "adamw")],
+    ["adamw", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "adamw")],
 )
 def test_layer_by_layer_is_all_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update in between is not made."""

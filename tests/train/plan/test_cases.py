@@ -32,7 +32,7 @@ def test_there_are_forty_cases_and_the_drill_compiles_them() -> None:
     assert {each["case"] for each in COMPILED} <= set(CASES.read_text().splitlines())
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("h200")
 @pytest.mark.parametrize(
     "case",

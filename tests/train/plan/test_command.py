@@ -43,7 +43,7 @@ def test_a_mesh_that_is_given_is_planned_as_it_is(capsys: Capture) -> None:
     assert plain["precisions"]["pure_bfloat16"]["fits"]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -63,7 +63,7 @@ def test_what_cannot_be_planned(capsys: Capture, arguments: str, message: str) -
     assert message in found.error
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_fit_takes_the_mesh_of_a_plan(capsys: Capture, tmp_path: Path) -> None:
     run = tmp_path / "run"
     line = ("fit", write_config(tmp_path), "--workdir", str(run), "--steps", "1", "--mesh", "auto")

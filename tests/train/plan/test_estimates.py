@@ -98,7 +98,7 @@ def test_moments_of_the_host_are_on_the_chip_a_layer_at_a_time(
     assert far.weights == near.weights
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_what_is_kept_of_a_layer_that_is_computed_again_is_its_input(
     quantities: Quantities,
 ) -> None:
@@ -166,7 +166,7 @@ def test_a_processor_does_one_after_the_other(quantities: Quantities) -> None:
     assert not estimate_step_time(own, candidate(fsdp=8, tensor=4)).overlaps
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_muon_makes_products_of_its_own(quantities: Quantities) -> None:
     muon = dataclasses.replace(EXPERIMENT, optimizer=Muon())
     slow = dataclasses.replace(CHIP, fp32_flops_per_second=1e8)
@@ -202,7 +202,7 @@ def test_moments_of_the_host_are_waited_for(quantities: Quantities) -> None:
     assert far.overlapped_seconds == max(near.overlapped_seconds, both_ways)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("bandwidth", [1e3, 1e12])
 def test_what_is_offloaded_comes_and_goes_meanwhile(
     quantities: Quantities, bandwidth: float

@@ -48,7 +48,7 @@ def found(experiment: Experiment, here: Target) -> Plan:
     return make_plan(experiment, here, PlanOptions(tokens=1e6))
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_the_step_is_compiled_for_all_devices(found: Plan) -> None:
     compiled = found.compiled_step
     assert compiled is not None
@@ -64,7 +64,7 @@ def test_the_step_is_compiled_for_all_devices(found: Plan) -> None:
     assert used <= {axis for axis, size in sizes.items() if size > 1}
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_steps_are_measured_where_they_can_be_run(found: Plan, here: Target) -> None:
     assert found.measured_seconds is not None
     assert 0 < found.measured_seconds < 600
@@ -135,7 +135,7 @@ def test_tables_for_people(found: Plan) -> None:
         assert f"{each.precision.name}: python -m train fit ... {each.flags()}\n" in text
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_step_that_does_not_fit(experiment: Experiment, here: Target) -> None:
     small = dataclasses.replace(here, chip=dataclasses.replace(here.chip, memory_bytes=10_000))
     found = make_plan(experiment, small, PlanOptions(compile_best=0, precisions=False))

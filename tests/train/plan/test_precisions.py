@@ -90,7 +90,7 @@ def test_float16_is_tried_where_it_is_faster() -> None:
     assert names == ["bfloat16", "pure_bfloat16", "float16"]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_what_float32_takes(wide: Quantities, narrow: Quantities) -> None:
     layer = 2 * MATRICES + 4 * T * D
     operations = 3 * (L * layer + 2 * V * D) + L * layer
@@ -118,7 +118,7 @@ def test_what_pure_bfloat16_saves(narrow: Quantities) -> None:
     assert own.gradients == found.gradients
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_the_best_in_each_precision(narrow: Quantities) -> None:
     half = replace_precision(EXPERIMENT, Precision.parse("float16"))
     found = list(

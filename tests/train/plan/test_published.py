@@ -16,7 +16,7 @@ from train.estimate.target import parse_target
 from train.experiment import Experiment
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_roofline_of_a_published_run_is_what_the_table_says(name: str) -> None:
     run = PUBLISHED[name]

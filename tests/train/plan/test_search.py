@@ -108,7 +108,7 @@ def test_an_experiment_gets_a_mesh_and_keeps_what_else_it_has() -> None:
     assert planned.model.precision == EXPERIMENT.model.precision
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_what_ran_out_of_memory_is_told_what_would_fit(found: Quantities) -> None:
     whole = dataclasses.replace(EXPERIMENT, mesh=MeshConfig(data=8), batch_size=64)
     whole = dataclasses.replace(whole, model=dataclasses.replace(whole.model, remat="none"))
@@ -131,7 +131,7 @@ def test_the_smallest_changes_come_first(found: Quantities) -> None:
     assert len({changed_flags(now, each) for each in best}) == len(best)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_another_mixer_is_planned_too() -> None:
     from transformer import SlidingWindowConfig
 

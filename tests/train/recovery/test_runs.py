@@ -22,7 +22,7 @@ from train.runtime.hardware import local_hardware
 from train.state import TrainState
 from train.telemetry.reporter import Reporter
 
-pytestmark = pytest.mark.beta_slow
+pytestmark = pytest.mark.slow
 
 STEPS = 96
 POISON = Fault(first=25, count=3, words=20)

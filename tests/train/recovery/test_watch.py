@@ -85,7 +85,7 @@ def skipped(verdicts: np.ndarray) -> list[int]:
     return np.flatnonzero(verdicts[:, 0]).tolist()
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_the_limits_by_hand() -> None:
     """The median of the logarithms, and three of their deviations: medians of |x - median|."""
     logs = np.array([0.0, 2.0, 1.0, 2.0, 0.0, 1.0, 5.0])
@@ -100,7 +100,7 @@ def test_the_limits_by_hand() -> None:
     assert unknown.tolist() == [NO_LIMIT] * 3
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_length_has_limits_of_its_own() -> None:
     """Five batches of 8 tokens about 1, five of 16 about 5, one of 32."""
     logs = np.array([0.9, 5.0, 1.0, 4.6, 1.1, 5.4, 1.0, 5.0, 1.3, 5.2, 3.0])
@@ -139,7 +139,7 @@ def test_a_fall_is_no_variation_and_a_rise_is() -> None:
     assert float(robust_std(line)) == pytest.approx(1.4826 * 2.5)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_ordinary_runs_give_no_alarm() -> None:
     for noise in (0.001, 0.05, 0.3):
         for seed in range(2):
@@ -147,7 +147,7 @@ def test_ordinary_runs_give_no_alarm() -> None:
             assert not skipped(verdicts)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_noise_with_heavy_tails_is_no_trouble() -> None:
     """Student's t with three degrees of freedom: here and there an update, never some in a row."""
     drawn = np.random.RandomState(0)
@@ -180,7 +180,7 @@ def test_weights_out_of_line_are_noticed_at_once(bad: float) -> None:
     assert verdicts[500, 1] == 1
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("growth", [0.05, 0.005])
 def test_weights_that_begin_to_grow_are_in_line(growth: float) -> None:
     """The learning rate rises from zero: first nothing moves, then all does."""

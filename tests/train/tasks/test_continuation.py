@@ -50,7 +50,7 @@ def words(run: Any, prompt: str, count: int, seed: int = 0) -> list[int]:
     return made.tokens[0]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_text_follows_each_prompt(run: Any) -> None:
     prompts = ["ab", "", "héé"]
     texts = complete_texts(run, prompts, max_new_tokens=23, seed=4)
@@ -85,7 +85,7 @@ def test_pieces_of_the_stream_join_to_the_text(run: Any) -> None:
         complete_texts(run, ["a", "b"], max_new_tokens=1, on_text=pieces.append)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_word_keeps_the_space_before_it() -> None:
     """WordPiece says by `##` that there is none, and the first word of a text never has one."""
     texts = ["the cat sat on the mat"] * 9
@@ -114,7 +114,7 @@ def test_positions_that_are_used_up_are_used_again(run: Any) -> None:
     assert text == bytes(tokens[3:]).decode(errors="replace")
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_used_up_positions_do_not_tie_prompts_together(run: Any) -> None:
     prompts = ["ab", "abcd", "ab", "xy"]
     texts = complete_texts(run, prompts, max_new_tokens=80, seed=1)

@@ -72,7 +72,7 @@ QUICK = "classification"  # the others have their runs in `make test`
 
 @pytest.fixture(
     scope="module",
-    params=[QUICK, *(pytest.param(n, marks=pytest.mark.beta_slow) for n in TINY if n != QUICK)],
+    params=[QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in TINY if n != QUICK)],
 )
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     name = request.param
@@ -82,7 +82,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Trained(name, experiment, folder / "run", run)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_the_metrics_have_the_promised_names(trained: Trained) -> None:
     assert set(trained.run.metrics) == METRICS[trained.name]
     last = lines_of(trained.workdir / "metrics.jsonl")[-1]
@@ -91,7 +91,7 @@ def test_the_metrics_have_the_promised_names(trained: Trained) -> None:
     assert (trained.workdir / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_it_learns(trained: Trained) -> None:
     curve = losses(trained.workdir)
     assert curve[STEPS[trained.name]] < curve[1] - 0.2
@@ -102,7 +102,7 @@ def test_it_counts_tokens(trained: Trained) -> None:
     assert all(line["tokens_per_second"] > 0 for line in lines[1:])
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_it_is_loaded_as_it_was(trained: Trained) -> None:
     run = train.load(str(trained.workdir))
     assert_same_bits(run.params, trained.run.params)
@@ -113,7 +113,7 @@ def test_it_is_loaded_as_it_was(trained: Trained) -> None:
     assert found == pytest.approx(trained.run.metrics, rel=1e-5)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_evaluate(capsys: Capture, trained: Trained) -> None:
     found = command(capsys, "evaluate", str(trained.workdir), "--split", "test", "--json")
     assert (found.status, found.error) == (0, "")
@@ -123,7 +123,7 @@ def test_evaluate(capsys: Capture, trained: Trained) -> None:
     assert metrics["loss"] != trained.run.metrics["loss"]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_sample(capsys: Capture, trained: Trained) -> None:
     prompt = PROMPTS[trained.name]
     goes_on = trained.name == "language"
@@ -181,7 +181,7 @@ def test_it_has_the_promised_options(trained: Trained) -> None:
     assert type(found.data) is type(trained.experiment.data)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("language", "classification")
 def test_a_broken_run_is_an_unbroken_one(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -203,7 +203,7 @@ def test_a_broken_run_is_an_unbroken_one(
     assert_same_bits(run.params, trained.run.params)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("[language-a mesh")
 @pytest.mark.parametrize(
     ("devices", "changes"),

@@ -42,7 +42,7 @@ def test_what_is_chosen_keeps_its_place_and_its_weight() -> None:
     np.testing.assert_array_equal(found[0, :2], hidden[0, np.array([1, 4])])
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dead"), [("base", {"pooler", "pooler_bias", "types"}), ("base-mlm", set())]
 )
@@ -119,7 +119,7 @@ def test_a_tokenizer_gets_a_mask_once(task: MaskedLanguageModelTask) -> None:
     assert again.tokenizer.vocab_size == task.experiment.model.vocab_size
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("training", [True, False])
 def test_the_loss_is_that_of_the_hidden_words(

@@ -69,7 +69,7 @@ def test_targets_are_smoothed_in_training_alone(task: TranslationTask, training:
     assert float(found.weight) == batch["segments"].sum()
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_bleu_is_that_of_the_translations(task: TranslationTask) -> None:
     """Of all pairs at the end; on the way the loss alone, unless it is asked for."""
     engine = make_engine(task.experiment, Hardware(count=8))
@@ -136,7 +136,7 @@ def test_pairs_and_tokens_are_both_limits(task: TranslationTask) -> None:
             assert len(batch["tokens"]) * longer <= 400
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_batches_are_compared_with_those_of_like_length_of_the_target(
     task: TranslationTask,
 ) -> None:

@@ -76,7 +76,7 @@ def test_the_reference_against_the_formula(scale: float) -> None:
     assert_close(output.y, np.einsum("BNTS,BSNH->BTNH", weights, v_of_heads))
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["reference", "query_blocks", "blockwise"])
 def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(form: Any) -> None:
     length = T if form == "reference" else 131
@@ -149,7 +149,7 @@ EXTRAS: dict[str, Any] = {
 }
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("segments-3-plain", "lengths and globals", "an MLP")
 @pytest.mark.parametrize(
     ("length", "masks", "kv_heads", "extras"),

@@ -209,7 +209,7 @@ def all_pairs(width: int) -> Array:  # [1, 1, T, T]
     return np.asarray(dense_mask(window(width), T, T))[:, None]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled(*(f"7-4.0-{name}" for name in BACKENDS))
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize(("width", "offset"), [(7, 4.0), (T, 0.0), (T, 4.0)])
@@ -221,7 +221,7 @@ def test_each_is_the_formula_within_its_roundings(name: str, width: int, offset:
     check(both(run, given), formula(given, all_pairs(width)))
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_query_that_sees_itself_alone_has_no_gradient(name: str) -> None:
     """A softmax over one key is 1 whatever the score.
@@ -240,7 +240,7 @@ def test_a_query_that_sees_itself_alone_has_no_gradient(name: str) -> None:
     assert np.abs(dk).max() <= ds * SCALE * q.max() * N / K < 0.01
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["reference", "blockwise"])
 @pytest.mark.parametrize(
     ("scores", "scoring"),
@@ -278,7 +278,7 @@ PACK = Mask(
 )
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [to_globals, to_globals_of_packs, rows_of_globals])
 def test_global_tokens(run: Any) -> None:
     given = inputs(K, 4.0)
@@ -287,7 +287,7 @@ def test_global_tokens(run: Any) -> None:
     check(both(run, given), formula(given, all_pairs(T) & shown))
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_clusters_that_overlap() -> None:
     """Every token is in two of them: each counts for a half."""
     given = inputs(N, 1.0)
@@ -299,7 +299,7 @@ def test_clusters_that_overlap() -> None:
     check(both(run, given), formula(given, np.ones((1, 1, T, T), bool)))
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_tables_of_relative_positions() -> None:
     """Rows of the tables are rounded once more, in scores and in values: one U more for each."""
     given = inputs(K, 0.0)

@@ -87,7 +87,7 @@ def met(positions: Any, extra: Any) -> ScoreSpec:
 EXTRAS = {"plain": plain, "capped": capped, "slopes": sloped, "buckets": bucketed, "an MLP": met}
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled(
     "causal-6-plain",
     "segments-3-plain",
@@ -149,7 +149,7 @@ def test_values_and_gradients(
         assert_close(got, want)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_what_is_merged_is_one_softmax() -> None:
     """Keys in two parts, each looked at by itself, and a sink: values and gradients."""
     arrays = inputs(19, 37)
@@ -189,7 +189,7 @@ def test_what_is_merged_is_one_softmax() -> None:
         assert_close(got, want)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_part_that_shows_nothing_adds_nothing() -> None:
     q, k, v = inputs(5, 7)
     nothing = Mask(segments=jnp.ones((B, 5), int), key_segments=jnp.zeros((B, 7), int))
@@ -204,7 +204,7 @@ def test_a_part_that_shows_nothing_adds_nothing() -> None:
     assert not np.any(merge_partials([none, none]).y)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_dropped_weights_are_dropped_again_in_the_backward_pass() -> None:
     """The gradient is that of the function: it is what finite differences find."""
     q, k, v = inputs(19, 23)

@@ -42,7 +42,7 @@ def in_ring_order(tree: Any, count: int) -> Any:
 CAUSAL = MaskPattern(causal=True)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("packed", "capped")
 @pytest.mark.parametrize(
     ("mesh", "kv_heads", "pattern", "packed", "scoring"),
@@ -99,7 +99,7 @@ def test_sinks() -> None:
     assert_close(found, in_ring_order(expected, 4), 1e-5)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_weights_are_dropped_alike_forward_and_backward() -> None:
     """The layer is linear in the values: its derivative along them is itself."""
     constrain = make_sharding_constraint(make_mesh(MeshConfig(data=2, context=4)))

@@ -37,7 +37,7 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("causal documents", "window both")
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_interpreted_is_the_reference(name: str) -> None:
@@ -62,7 +62,7 @@ def test_the_kernel_interpreted_is_the_reference(name: str) -> None:
         assert_close(got, expected)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_each_of_several_devices_runs_the_kernel_on_its_rows_and_heads() -> None:
     """Two heads of keys for four parts of the queries' heads."""
     constrain = make_sharding_constraint(make_mesh(MeshConfig(data=2, tensor=4)))

@@ -51,7 +51,7 @@ def model() -> EncoderDecoder:
     return EncoderDecoder(gnmt_config(D, num_layers=3, vocab_size=13, vocab_multiple=1))
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_cached_decoding_is_the_full_pass(model: EncoderDecoder) -> None:
     shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
     params, run = {"params": weights_of(shapes)}, jax.jit(model.apply, static_argnames="outputs")

@@ -55,12 +55,12 @@ def test_documents_are_read_one_by_one_from_both_ends() -> None:
     assert_close(y, each_document(x, both) @ params["output"] + params["output_bias"])
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_the_contract_in_both_directions() -> None:
     check_mixer(LSTMConfig(bidirectional=True), d_model=6, length=17, lengths=(1, 17, 23))
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_state_that_reads_padding_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def deaf(mask: Mask, positions: Any, **given: Any) -> Any:
         return document_boundaries(mask, abs(positions), **given)

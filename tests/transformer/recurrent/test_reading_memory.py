@@ -31,7 +31,7 @@ ATTENTIONAL = {
 ONE = np.zeros((1, 1, D), np.float32)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTENTIONAL)
 def test_attention_inside_the_recurrence(name: str) -> None:
     config = ATTENTIONAL[name]
@@ -63,7 +63,7 @@ def test_a_source_in_one_vector() -> None:
     assert_close(y, np.stack([formulas.seq2seq(*each, params) for each in zip(x, memory)]))  # noqa: B905
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_the_ends_of_what_is_seen() -> None:
     seen = memory_mask(MASK, T, S)
     assert seen.shape == (B, T, S)
@@ -83,7 +83,7 @@ def test_the_contract_of_an_additive_score() -> None:
     check_mixer(ATTENTIONAL["concat"], d_model=6, length=17, lengths=(1, 17, 23))
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_mixer_that_is_deaf_to_the_memory_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = lambda scores, seen, values, dtype: (0 * values[:, 0], 0 * scores)  # noqa: E731
     nothing = lambda memory, seen: first_visible(0 * memory, seen)  # noqa: E731
@@ -94,7 +94,7 @@ def test_a_mixer_that_is_deaf_to_the_memory_is_seen(monkeypatch: pytest.MonkeyPa
         check_cross(make_trial(BahdanauConfig(hidden_size=2), 6, 9, (1,), Hardware()))
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_mixer_that_sees_padding_of_the_memory_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     everything: Any = lambda mask, queries, size: np.ones((1, queries, size), bool)  # noqa: E731
     monkeypatch.setattr("transformer.baselines.luong.looked_at", everything)

@@ -38,7 +38,7 @@ def made(mixer: MixerConfig) -> tuple[EncoderDecoder, Any, Any]:
     return model, jax.jit(model.apply, static_argnames="outputs"), {"params": weights_of(shapes)}
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("mixer1")
 @pytest.mark.parametrize("mixer", [Seq2SeqConfig(), BahdanauConfig(), LuongConfig()])
 def test_cached_decoding_is_the_full_pass(mixer: MixerConfig) -> None:
@@ -58,7 +58,7 @@ def test_cached_decoding_is_the_full_pass(mixer: MixerConfig) -> None:
         assert_close(out.logits[:, 0], full[:, t])
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_the_best_of_many_beams_is_the_best_of_all_translations() -> None:
     """Of up to three of V words, with every beginning kept: nothing can be missed."""
     model, run, params = made(LuongConfig())

@@ -57,7 +57,7 @@ def softmax(params: Any, x: Any, seen: Any) -> Any:
     return jnp.einsum("BTNH,NHD->BTD", y, params["output"]) + params["output_bias"][None, None]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [False, True])
 def test_values_and_gradients_are_those_of_softmax_under_the_pattern(causal: bool) -> None:

@@ -63,7 +63,7 @@ def softmax(w: Any, x: Array, seen: Array) -> Array:  # [B, T, D] -> [B, T, D]
     return np.asarray(np.einsum("BTNH,NHD->BTD", y, w["output"]) + w["output_bias"])
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("1")
 @pytest.mark.parametrize("extra", [1, 2])
 def test_the_input_is_softmax_under_the_pattern_of_extra_tokens(extra: int) -> None:
@@ -98,7 +98,7 @@ def test_the_input_is_softmax_under_the_pattern_of_extra_tokens(extra: int) -> N
     assert np.any(of_tokens, axis=-1)[there].all()
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_extra_tokens_see_everything_and_gather_what_is_far() -> None:
     """An input token knows of a far one that it does not see, in the second layer."""
     table = drawn(1, 0)

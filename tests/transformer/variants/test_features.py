@@ -109,7 +109,7 @@ def test_estimates_are_right_on_average(kind: FeatureMapKind, orthogonal: bool) 
         assert abs(found.mean() - np.exp(product)) < 4 * found.std() / SEEDS**0.5
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["positive", "trigonometric"])
 def test_the_error_falls_as_one_over_the_root_of_the_features(kind: FeatureMapKind) -> None:
     counts = [16, 64, 256]
@@ -126,7 +126,7 @@ def test_orthogonal_directions_are_nearer(kind: FeatureMapKind) -> None:
         assert found[0] < 0.95 * found[1]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_positive_features_are_nearer_where_weights_are_small_and_only_there() -> None:
     for orthogonal in (True, False):
         small = [error(kind, orthogonal, 64, -2.0) for kind in ("positive", "trigonometric")]

@@ -114,7 +114,7 @@ def prefill(config: MixerConfig) -> str:
     return program_of(read, params, normal(0, 1, T, D), mixer.init_cache(1, T))
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled(
     "[sliding_window, causal",
     "[bigbird, causal",
@@ -136,7 +136,7 @@ def test_nothing_of_pairs_of_tokens_exists(name: str, pattern: MaskPattern) -> N
         assert any(T in shape for shape in shapes_in(program))  # it is the program of so many
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CACHED)
 def test_reading_a_prompt_makes_nothing_of_pairs_of_tokens(name: str) -> None:
     assert pairs_of_tokens(prefill(CONFIGS[name]), T) == []

@@ -112,7 +112,7 @@ def test_weights_and_their_axes() -> None:
     assert axes(config(sharing="none"), D)["key_rows"] == ("kv_heads", "positions", "rank")
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_each_document_of_a_pack_is_as_if_alone_and_too_many_are_not_a_number() -> None:
     mixer, w = made(config(), D)
     x = normal(0, B, T, D)
@@ -125,7 +125,7 @@ def test_each_document_of_a_pack_is_as_if_alone_and_too_many_are_not_a_number() 
     assert np.isfinite(y[1]).all()
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_a_classifier_pads() -> None:
     block = BlockConfig(mixer=config(documents=2))
     model = Classifier(

@@ -87,7 +87,7 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("[listed, causal")
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_two_dense_passes(case: str) -> None:

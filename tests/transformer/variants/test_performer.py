@@ -57,7 +57,7 @@ def test_the_whole_mixer_against_the_formula(kind: Any) -> None:
     assert_close(y, expected)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_many_features_are_nearly_softmax_and_so_is_the_mean_over_seeds() -> None:
     """The constants are arguments: all of these are one program."""
     config = PerformerConfig(num_heads=2, head_dim=H, num_features=64)
@@ -105,7 +105,7 @@ def test_called_by_itself_it_has_the_features_of_layer_0() -> None:
     assert not np.allclose(y, applied(mixer, w, x, constants=other, **given).y, atol=1e-3)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["scan", "unroll"])
 def test_in_cross_attention_it_has_the_features_of_its_layer(loop: Any) -> None:
     """Three layers of nothing else, against the formula: with a memory, and with what is kept of

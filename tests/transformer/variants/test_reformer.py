@@ -78,7 +78,7 @@ def dense(params: Any, x: Any, documents: Any, causal: bool) -> Any:
     return run
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [True, False])
 def test_values_and_gradients_round_by_round(causal: bool) -> None:

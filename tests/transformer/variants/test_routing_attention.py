@@ -116,7 +116,7 @@ def assert_same(
     assert not np.any(got["centroids"])
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [True, False])
 def test_each_token_in_its_nearest_cluster(causal: bool) -> None:
@@ -134,7 +134,7 @@ PADDED = {
 }
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("[between")
 @pytest.mark.parametrize("padded", PADDED)
 def test_balanced_clusters_take_the_nearest_tokens_that_are_there(padded: str) -> None:
@@ -154,7 +154,7 @@ def test_balanced_clusters_take_the_nearest_tokens_that_are_there(padded: str) -
         assert_same(BALANCED, params, x, lengths, dense(seen, "key", x))
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_padding_takes_no_place_in_balanced_clusters() -> None:
     """It is near to the centroids, or far: others are as if it were not there, bit for bit where
     the same program computes it, and it has no gradient. Of 40 tokens and of fewer than a cluster
@@ -237,7 +237,7 @@ def test_the_last_members_of_a_cache() -> None:
     assert ask(1, [3, -1]) == [2, 0]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_the_auxiliary_loss_is_the_distance_to_the_nearest_centroid() -> None:
     mixer, params = made(CONFIG, D)
     x, mask = normal(1, B, T, D), Mask(MaskPattern(causal=True), segments=DOCUMENTS)

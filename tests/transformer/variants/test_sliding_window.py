@@ -53,7 +53,7 @@ def test_the_window_by_hand() -> None:
     ]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_of_tiles_are_those_of_the_formula(causal: bool) -> None:
@@ -124,7 +124,7 @@ CACHED = [
 ]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("config1")
 @pytest.mark.parametrize("config", CACHED)
 def test_chunks_that_fit_the_ring_and_that_do_not_equal_the_full_pass(
@@ -145,7 +145,7 @@ def test_chunks_that_fit_the_ring_and_that_do_not_equal_the_full_pass(
         assert start == length
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CACHED)
 def test_padded_chunks_of_several_lengths_equal_the_full_pass(config: SlidingWindowConfig) -> None:
     """Each row goes on from its own position, in the second chunk as in the first."""

@@ -56,7 +56,7 @@ def test_the_patterns_by_hand() -> None:
     assert rows("fixed", "merged")[8] == [2, 5, 6, 7, 8]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled(
     "'stride': 8, 'factor': 'local'}-True",
     "{'pattern': 'strided', 'stride': 6, 'factor': 'far'}-False",
@@ -105,7 +105,7 @@ def outputs(trial: Trial, y: Array) -> Array:
     return np.einsum("BTNH,NHD->BTD", y, trial.params["output"]) + trial.params["output_bias"]
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_padding_by_lengths_is_not_seen() -> None:
     trial = on_trial(
         SparseTransformerConfig(num_heads=2, pattern="fixed", stride=5, num_summary_tokens=2)
@@ -148,7 +148,7 @@ def test_positions_may_begin_anywhere(pattern: Any, length: int, offset: int, ca
         assert_close(y, outputs(trial, reference_softmax_attention(q, k, v, seen)))
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("kind0")
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
 def test_chunks_of_several_blocks_equal_the_full_pass(kind: dict[str, Any]) -> None:

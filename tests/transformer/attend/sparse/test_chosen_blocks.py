@@ -66,7 +66,7 @@ def softmax(q: Any, k: Any, v: Any, seen: Any) -> Any:
     return jnp.einsum("BNTS,BSNH->BTNH", raised / jnp.where(total > 0, total, 1), v)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_softmax(
     case: str, monkeypatch: pytest.MonkeyPatch
@@ -94,7 +94,7 @@ def test_values_and_gradients_are_those_of_softmax(
         assert_close(got, want)
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 def test_merged_with_the_other_blocks_it_is_full_attention() -> None:
     """Which also holds the logarithms of the sums, and their gradients."""
     queries = keys = 23

@@ -88,7 +88,7 @@ def alike(q_marks: Any, k_marks: Any) -> Any:
     return 0.5 * (q_marks[..., :, None, 0] == k_marks[..., None, :, 0])
 
 
-@pytest.mark.beta_slow
+@pytest.mark.slow
 @pytest.mark.sampled("True-True", "False-False")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("gains", [True, False])

@@ -16,6 +16,7 @@ from orbax.checkpoint import AsyncCheckpointer
 
 import train
 from tests.train.support import Outcome, assert_same_bits, command, losses, tiny, write_config
+from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
 from train.cli.main import main
 from train.data.tokenizer import Tokenizer

@@ -13,6 +13,7 @@ import pytest
 
 import train
 from tests.train.support import assert_close, assert_same_bits, lines_of, losses, tiny, write_text
+from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
 from train.engine import JitEngine, make_engine
 from train.errors import UserError

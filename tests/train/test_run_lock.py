@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.train.object_store import bucket as bucket
 from train.errors import UserError
 from train.run_folder.folder import RunFolder
 from train.run_folder.lease import (

@@ -14,6 +14,7 @@ import pytest
 
 import train
 from tests.train.support import assert_close, assert_same_bits, command, lines_of, losses, tiny
+from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
 from train.engine import make_engine
 from train.errors import UsageError, UserError

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 
+from tests.train.object_store import bucket as bucket
 from train.checkpoint import manifest
 from train.checkpoint.discovery import delete_checkpoint, list_steps
 from train.checkpoint.manifest import FileEntry

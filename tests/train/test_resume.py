@@ -59,7 +59,7 @@ def on_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[OnStep], None]:
             report(self, step, metrics)
             called(step)
 
-        monkeypatch.setattr(Reporter, "train", train_and_call)
+        monkeypatch.setattr(Reporter, "log_training", train_and_call)
 
     return install
 
@@ -115,7 +115,7 @@ def stopped(unbroken: Unbroken) -> Path:
             if step == 5:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        patch.setattr(Reporter, "train", stop_at_5)
+        patch.setattr(Reporter, "log_training", stop_at_5)
         with pytest.raises(PreemptedError, match="stopped by SIGTERM at step 5, checkpoint saved"):
             fit(an_experiment(unbroken.folder), workdir)
     return workdir
@@ -187,7 +187,7 @@ def test_a_broken_run_is_an_unbroken_one(
 @pytest.mark.parametrize(
     ("devices", "changes"),
     [
-        (4, {"accumulate": 2, "mesh": MeshConfig(data=1, fsdp=2, tensor=2)}),
+        (4, {"grad_accum_steps": 2, "mesh": MeshConfig(data=1, fsdp=2, tensor=2)}),
         (2, {"compile": "pmap"}),
     ],
     ids=["accumulated on a mesh", "pmap"],
@@ -220,9 +220,9 @@ def test_so_is_one_that_is_cut_otherwise(
     [
         (4, {"mesh": MeshConfig(data=1, fsdp=2, tensor=2)}),
         (2, {"compile": "pmap"}),
-        (4, {"accumulate": 4, "mesh": MeshConfig(data=2, tensor=2)}),
+        (4, {"grad_accum_steps": 4, "mesh": MeshConfig(data=2, tensor=2)}),
     ],
-    ids=["mesh", "pmap", "accumulate"],
+    ids=["mesh", "pmap", "grad_accum_steps"],
 )
 def test_a_run_goes_on_elsewhere(
     unbroken: Unbroken,
@@ -412,7 +412,7 @@ def test_a_first_save_that_was_cut_off_is_none(unbroken: Unbroken, copy: Path) -
 def test_what_auto_chose_stays_on_hardware_of_a_kind(
     unbroken: Unbroken, copy: Path, platform: str
 ) -> None:
-    name, path = "model.pattern.0.mixer.form", copy / "config.json"
+    name, path = "model.layer_pattern.0.mixer.backend", copy / "config.json"
     saved = json.loads(path.read_text())
     assert saved["chosen"][name].startswith("reference")
     saved["chosen"][name] = "blockwise (the fastest then)"

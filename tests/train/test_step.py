@@ -90,11 +90,11 @@ def with_a_penalty(params: Any, batch: Batch, keys: jax.Array | None) -> dict[st
     return {**sums, "loss/penalty": Loss(0.5 * jnp.sum(params["w"] ** 2) * weight, weight)}
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_losses_of_the_model_itself_are_added(accumulate: int) -> None:
+@pytest.mark.parametrize("grad_accum_steps", [1, 3])
+def test_losses_of_the_model_itself_are_added(grad_accum_steps: int) -> None:
     """Whatever the weights of the targets: the gradient has the penalty's, which is w, on top."""
     state, batch = a_state(), a_batch()
-    plain = dataclasses.replace(STEP, loss_fn=without_dropout, grad_accum_steps=accumulate)
+    plain = dataclasses.replace(STEP, loss_fn=without_dropout, grad_accum_steps=grad_accum_steps)
     penalised = dataclasses.replace(plain, loss_fn=with_a_penalty)
     without, expected = jax.jit(plain)(state, batch)
     found, metrics = jax.jit(penalised)(state, batch)
@@ -112,12 +112,12 @@ def test_the_first_update_is_number_one() -> None:
     assert int(state.step) == 3
 
 
-@pytest.mark.parametrize("accumulate", [2, 3, 12])
-def test_accumulation_is_the_big_batch(accumulate: int) -> None:
+@pytest.mark.parametrize("grad_accum_steps", [2, 3, 12])
+def test_accumulation_is_the_big_batch(grad_accum_steps: int) -> None:
     """With dropout on, and with weights that no two microbatches share out alike."""
     optimizer = make_step_optimizer(AdamW(), {"w": LogicalAxes(inputs=("embed",), outputs=())})
     whole = dataclasses.replace(STEP, optimizer=optimizer, max_grad_norm=0.5)
-    cut = dataclasses.replace(whole, grad_accum_steps=accumulate)
+    cut = dataclasses.replace(whole, grad_accum_steps=grad_accum_steps)
     expected = found = a_state(optimizer)
     steps = jax.jit(whole), jax.jit(cut)
     for n in range(4):

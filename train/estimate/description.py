@@ -246,9 +246,9 @@ def describe_model(
     shape: dict[str, Any] = dict(
         batch_size=batch_size,
         sequence_length=sequence_length,
-        accumulate=grad_accum_steps,
+        grad_accum_steps=grad_accum_steps,
         segments=segments,
-        average=ema,
+        ema=ema,
         told=predicted_fraction,
     )
     return Description(

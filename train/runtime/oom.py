@@ -124,7 +124,7 @@ def generic_remedies(experiment: Experiment) -> list[str]:
     remedies = []
     if tokens or batch > experiment.grad_accum_steps:
         smaller = f"data.batch_tokens (now {tokens})" if tokens else f"batch_size (now {batch})"
-        remedies.append(f"raise accumulate (now {experiment.grad_accum_steps}) or lower {smaller}")
+        remedies.append(f"raise grad_accum_steps (now {experiment.grad_accum_steps}) or lower {smaller}")
     if experiment.model.remat != "full":
         remedies.append(f"set model.remat to full (now {experiment.model.remat})")
     cut = "sequence_length" if isinstance(experiment.data, TextDataConfig) else "max_length"

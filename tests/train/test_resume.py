@@ -13,6 +13,7 @@ import pytest
 
 import train
 from tests.train.support import assert_close, assert_same_bits, lines_of, losses, tiny, write_text
+from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
 from train.engine import JitEngine, make_engine
 from train.errors import UserError
@@ -281,7 +282,7 @@ def with_bytes(experiment: Experiment) -> Experiment:
     [
         (lambda e: dataclasses.replace(e, batch_size=16), "batch_size = 8, not 16;"),
         (lambda e: dataclasses.replace(e, seed=3), "seed = 0, not 3;"),
-        (narrower, "model.width = 16, not 8;"),
+        (narrower, "model.d_model = 16, not 8;"),
         (with_heads, "and 2 more differ"),
         (with_bytes, "data.tokenizer.kind = character, not byte;"),
         (

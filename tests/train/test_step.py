@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from tests.train.support import assert_close, assert_same_bits, state_of
+from tests.train.support import light_compiler as light_compiler
 from train.experiment import LossScaleConfig
 from train.optim.adam import AdamW
 from train.optim.base import apply_if_accepted

@@ -130,8 +130,8 @@ def generic_remedies(experiment: Experiment) -> list[str]:
     cut = "sequence_length" if isinstance(experiment.data, TextDataConfig) else "max_length"
     remedies.append(f"lower data.{cut} (now {length})")
     remedies.append(
-        f"lower model.width (now {experiment.model.d_model}) or "
-        f"model.layers (now {experiment.model.num_layers})"
+        f"lower model.d_model (now {experiment.model.d_model}) or "
+        f"model.num_layers (now {experiment.model.num_layers})"
     )
     if jax.device_count() > 1 and experiment.mesh.fsdp == 1:
         remedies.insert(0, f"set mesh.fsdp to {jax.device_count()} (now 1)")

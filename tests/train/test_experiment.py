@@ -24,9 +24,11 @@ def replaced_model(experiment: Experiment, **changes: Any) -> dict[str, Any]:
 def test_a_task_has_its_own_kind_of_data(tmp_path: Path) -> None:
     for task in (Classification(), Tagging(), Translation()):
         name = type(task).__name__
-        with pytest.raises(UsageError, match=f"task {name}: learns from a .*, not a TextDataConfig"):
+        with pytest.raises(UsageError, match=f"task {name}: learns from .*, not a TextDataConfig"):
             tiny(tmp_path, task=task)
-    message = "task LanguageModelling: learns from a DataConfig, not a ParallelDataConfig; set data"
+    message = (
+        "task LanguageModeling: learns from a TextDataConfig, not a BitextDataConfig; set data"
+    )
     with pytest.raises(UsageError, match=message):
         tiny(tmp_path, data=BitextDataConfig())
 

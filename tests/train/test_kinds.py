@@ -63,7 +63,7 @@ def test_kinds_in_a_tuple_and_of_what_has_just_been_chosen() -> None:
     first, second = changed.model.layer_pattern
     assert (first.mixer.kind, second.mixer.kind) == ("full", "convolution")
     assert isinstance(first.mixer, AttentionConfig)
-    assert type(first.mixer.position).__name__ == "Rotary"
+    assert type(first.mixer.position).__name__ == "RoPE"
     assert type(getattr(first.mixer.position, "scaling", None)).__name__ == "YaRNScaling"
     assert getattr(first.feed_forward, "kind", None) == "mixture"
     assert left == []

@@ -136,7 +136,7 @@ def test_weights_are_drawn_where_they_lie(folder: Path) -> None:
         ({"position": CONTEXT["alibi"]}, "its scores are products alone, without a bias; set mesh"),
         (
             {"backend": "reference"},
-            "attention.\w+ reference: cannot tokens that are spread",
+            r"attention.\w+ reference: cannot serve tokens that are spread",
         ),
         ({"sequence_length": 14}, "data.sequence_length 14: does not divide into 4 pieces"),
     ],

@@ -108,7 +108,7 @@ def test_names_and_values() -> None:
     assert settings["model.layer_pattern.0.mixer.num_heads"] == 6
     assert settings["model.layer_pattern.0.mixer.position.theta"] == 77.0
     assert settings["model.layer_pattern.1.norm.kind"] == "rms"
-    assert settings["model.position.kind"] == "LearnedPositions"
+    assert settings["model.position_embedding.kind"] == "LearnedPositions"
     assert settings["model.final_norm"] is None
     assert settings["model.precision"] == (
         "parameters=float32,compute=bfloat16,softmax=bfloat16,norm=float32,loss=float32"

@@ -250,7 +250,7 @@ def test_an_update_out_of_line_is_skipped() -> None:
     assert float(metrics["grad_norm"]) > float(metrics["grad_norm_limit"])
     assert_same_bits(after.params, state.params)
     after, metrics = step(after, a_batch(7))
-    assert float(metrics["skipped"]) == int(after.watch.consecutive_anomalies) == 0
+    assert float(metrics["skipped"]) == int(after.anomaly_detector.consecutive_anomalies) == 0
 
 
 @pytest.mark.slow
@@ -260,7 +260,9 @@ def test_recovery_lowers_the_learning_rate() -> None:
     step = jax.jit(dataclasses.replace(STEP, recovery=config, max_grad_norm=0.0))
     whole, metrics = step(start, a_batch())
     assert start.anomaly_detector is not None
-    lowered = start.replace(anomaly_detector=start.anomaly_detector.replace(rate=jnp.float32(0.5)))
+    lowered = start.replace(
+        anomaly_detector=start.anomaly_detector.replace(lr_factor=jnp.float32(0.5))
+    )
     half, halved_metrics = step(lowered, a_batch())
     assert float(halved_metrics["learning_rate"]) == float(metrics["learning_rate"]) / 2
     moved = (np.asarray(each.params["w"] - start.params["w"]) for each in (half, whole))

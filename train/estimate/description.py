@@ -249,7 +249,7 @@ def describe_model(
         grad_accum_steps=grad_accum_steps,
         segments=segments,
         ema=ema,
-        told=predicted_fraction,
+        predicted_fraction=predicted_fraction,
     )
     return Description(
         config=config,

@@ -133,7 +133,7 @@ def test_eight_bits_are_two_bytes_and_scales_and_what_is_small() -> None:
 
 
 def test_a_moving_average_of_the_weights_is_one_more_copy() -> None:
-    plain, averaged = of(TINY).memory, of(TINY, average=True).memory
+    plain, averaged = of(TINY).memory, of(TINY, ema=True).memory
     assert (plain.ema, averaged.ema) == (0, 4 * 2463)
     assert averaged.total == plain.total + 4 * 2463
 
@@ -198,7 +198,7 @@ def test_muon_keeps_one_moment_of_the_layers_matrices() -> None:
 
 
 def test_microbatches_keep_fewer_activations_and_the_gradients_twice() -> None:
-    memory = of(TINY, accumulate=5).memory
+    memory = of(TINY, grad_accum_steps=5).memory
     assert memory.gradients == 2 * 4 * 2463
     assert memory.activations.bytes == 4 * 3 * A_LAYER // 5
     assert memory.logits == 2 * 4 * 11 * 24

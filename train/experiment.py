@@ -271,7 +271,7 @@ class Experiment:
         setting, rows = self.row_multiple
         if rows % self.grad_accum_steps:
             raise UsageError(
-                f"accumulate {self.grad_accum_steps}: does not divide {setting} {rows}; "
+                f"grad_accum_steps {self.grad_accum_steps}: does not divide {setting} {rows}; "
                 "give a divisor of it"
             )
         if self.compile == "pmap" and self.mesh != MeshConfig(data=self.mesh.data):

@@ -28,7 +28,7 @@ def imported(program: str) -> subprocess.CompletedProcess[str]:
 
 
 CALL = """
-from train.cli import main
+from train.cli.main import main
 try:
     main({})
 except SystemExit as stop:

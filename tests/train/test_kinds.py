@@ -55,7 +55,7 @@ def test_its_own_kind_keeps_its_settings(arguments: list[str]) -> None:
 def test_kinds_in_a_tuple_and_of_what_has_just_been_chosen() -> None:
     arguments = [
         "--model.layer-pattern.1.mixer.kind=convolution",
-        "--model.layer-pattern.0.mixer.position.kind=Rotary",
+        "--model.layer-pattern.0.mixer.position.kind=RoPE",
         "--model.layer-pattern.0.mixer.position.scaling.kind=YaRNScaling",
         "--model.layer-pattern.0.feed-forward.kind=mixture",
     ]
@@ -63,7 +63,7 @@ def test_kinds_in_a_tuple_and_of_what_has_just_been_chosen() -> None:
     first, second = changed.model.layer_pattern
     assert (first.mixer.kind, second.mixer.kind) == ("full", "convolution")
     assert isinstance(first.mixer, AttentionConfig)
-    assert type(first.mixer.position).__name__ == "Rotary"
+    assert type(first.mixer.position).__name__ == "RoPE"
     assert type(getattr(first.mixer.position, "scaling", None)).__name__ == "YaRNScaling"
     assert getattr(first.feed_forward, "kind", None) == "mixture"
     assert left == []

@@ -118,7 +118,9 @@ def footprint_terms(quantities: Quantities, candidate: Candidate) -> dict[str, f
 def apply_coefficients(terms: dict[str, float]) -> dict[str, float]:
     """Bytes of gradients, of what is kept, and of what is worked with, from `parts`."""
     sized = {name: getattr(COEFFICIENTS, name) * size for name, size in terms.items()}
-    held = sum(sized.pop(name, 0.0) for name in ("residuals_none", "residuals_dots", "residuals_full"))
+    held = sum(
+        sized.pop(name, 0.0) for name in ("residuals_none", "residuals_dots", "residuals_full")
+    )
     gradients = sized.pop("gradients")
     return {"gradients": gradients, "residuals": held, "working_set": sum(sized.values())}
 

@@ -108,9 +108,7 @@ def suggest_remedies(experiment: Experiment, target: Target) -> list[str]:
     except (UserError, UsageError, ValueError):
         return []
     said = [describe_change(now, each) for each in cheapest_changes(now, fitting)]
-    smaller = (
-        "nothing that leaves the model as it is makes it fit; lower model.d_model or model.num_layers"
-    )
+    smaller = "nothing that leaves the model as it is makes it fit; lower model.d_model or model.num_layers"
     given = f"give {said[0]}" if said else smaller
     return [f"largest are {largest_parts(now.best.footprint)}; {given}", *said[1:]]
 

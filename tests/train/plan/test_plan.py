@@ -146,9 +146,7 @@ def test_a_step_that_does_not_fit(experiment: Experiment, here: Target) -> None:
 
 def test_the_experiment_as_it_is(experiment: Experiment, here: Target) -> None:
     cut = dataclasses.replace(experiment, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
-    found = make_plan(
-        cut, here, PlanOptions(search=False, compile_best=0, precisions=False)
-    )
+    found = make_plan(cut, here, PlanOptions(search=False, compile_best=0, precisions=False))
     assert found.num_candidates == 1
     assert found.experiment == cut
 

@@ -86,7 +86,9 @@ def test_the_flags_make_the_candidate() -> None:
     )
     assert one.mesh_text() == "fsdp 4 x tensor 2"
     host = Candidate(MeshConfig(data=2, optimizer_placement="host"), "full", 1)
-    assert host.flags() == ("--mesh.data 2 --mesh.optimizer-placement host --grad-accum-steps 1 --model.remat full")
+    assert host.flags() == (
+        "--mesh.data 2 --mesh.optimizer-placement host --grad-accum-steps 1 --model.remat full"
+    )
 
 
 def test_a_policy_that_is_asked_for_is_tried_too(found: Quantities) -> None:

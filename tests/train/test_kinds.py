@@ -110,7 +110,9 @@ def test_a_kind_that_is_not_known() -> None:
 
 def test_all_parts_with_kinds_are_explained() -> None:
     paths = dict(kind_options(TWO))
-    assert {"optimizer", "task", "model.position_embedding", "model.layer_pattern.1.mixer"} <= set(paths)
+    assert {"optimizer", "task", "model.position_embedding", "model.layer_pattern.1.mixer"} <= set(
+        paths
+    )
     assert f"--optimizer.kind {{{','.join(OPTIMIZERS)}}}" in kinds_help(TWO)
     assert kinds_help(NormConfig()) == ""
 

@@ -290,9 +290,9 @@ def test_a_disk_that_is_full_when_a_run_goes_on(capsys: Capture, whole: Whole, c
 def test_a_cache_that_cannot_be_written(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     cache = str(tmp_path / "file" / "cache")
-    found = fit(capsys, whole, tmp_path / "run", "--data.cache", cache)
+    found = fit(capsys, whole, tmp_path / "run", "--data.cache-dir", cache)
     assert_refused(
-        found, 1, "the data cache ", "Not a directory; make room there, or set data.cache"
+        found, 1, "the data cache ", "Not a directory; make room there, or set data.cache_dir"
     )
 
 

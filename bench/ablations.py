@@ -28,7 +28,7 @@ Group = Literal["heads", "documents", "residual", "norms", "feed_forward", "riva
 def heads(base: Experiment) -> dict[str, Experiment]:
     """The same width in fewer or more heads."""
     counts = (1, 2, 3, 6, 12)
-    changed = {n: with_mixer(base.model, heads=n, kv_heads=n) for n in counts}
+    changed = {n: with_mixer(base.model, num_heads=n, num_kv_heads=n) for n in counts}
     return {f"{n} heads": with_model(base, pattern=each) for n, each in changed.items()}
 
 

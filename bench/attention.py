@@ -76,8 +76,8 @@ class Options:
     """Names of mixers, or of the forms of full attention."""
     lengths: tuple[int, ...] = tuple(2**power for power in range(9, 17))
     """T, growing: 512 to 65,536."""
-    heads: int = 4
-    head_width: int = 64
+    num_heads: int = 4
+    head_dim: int = 64
     rounds: int = 3
     """How often each step is timed."""
     patience: float = 20.0
@@ -110,16 +110,16 @@ Costs = dict[str, dict[int, Cost]]
 def config_of(name: str, options: Options, length: int) -> MixerConfig:
     """A variant of the size asked for, otherwise as its defaults have it."""
     config = EXACT.get(name) or default_config(name)
-    sizes: dict[str, Any] = dict(heads=options.heads, head_width=options.head_width)
+    sizes: dict[str, Any] = dict(num_heads=options.num_heads, head_dim=options.head_dim)
     names = {field.name for field in dataclasses.fields(config)}
-    if "length" in names:  # a table as long as the sequence
-        sizes["length"] = length
+    if "max_length" in names:  # Linformer: its projections are as long as the sequence
+        sizes["max_length"] = length
     return dataclasses.replace(config, **{k: v for k, v in sizes.items() if k in names})
 
 
 def programs(config: MixerConfig, options: Options, length: int) -> tuple[list[Any], int]:
     """The step, and forward if wanted, ready to be called; and the step's memory in bytes."""
-    width = options.heads * options.head_width
+    width = options.num_heads * options.head_dim
     precision = Precision(compute=options.compute)
     shared = ModelContext(width, 2, precision, Initialization(), local_hardware())
     mixer = mixer_class(config)(config, shared, parent=None)

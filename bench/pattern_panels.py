@@ -17,7 +17,7 @@ from transformer import (
 )
 
 LENGTH = 64
-ONE: Any = dict(heads=1, head_width=16)
+ONE: Any = dict(num_heads=1, head_dim=16)
 
 HIDDEN, UNSEEN, ALL, NEAR, FAR, RANDOM, CHOSEN = range(7)
 """Why a query sees a key, or does not."""

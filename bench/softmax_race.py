@@ -31,8 +31,8 @@ class Options:
     """The interpreter that has PyTorch."""
     lengths: tuple[int, ...] = (1024, 4096, 16_384)
     """T."""
-    heads: int = 4
-    head_width: int = 64
+    num_heads: int = 4
+    head_dim: int = 64
     full: bool = False
     """Whether ours with all scores at once runs beside them."""
     rounds: int = 5
@@ -41,15 +41,18 @@ class Options:
 def contenders(options: Options, length: int) -> list[Contender]:
     """Ours and the peer, told the same. Raises UserError without the peer's interpreter."""
     settings: dict[str, Any] = dict(
-        length=length, heads=options.heads, head_width=options.head_width, threads=cores()
+        length=length, num_heads=options.num_heads, head_dim=options.head_dim, threads=cores()
     )
     peer = (interpreter(options.torch_python), "-m", "bench.peers.torch_attention")
-    forms = {"ours, tiles": "blockwise"}
+    backends = {"ours, tiles": "blockwise"}
     if options.full:
-        forms["ours, all scores"] = "reference"
+        backends["ours, all scores"] = "reference"
     mine = (sys.executable, "-m", "bench.peers.ours_attention")
     return [
-        *(Contender(name, mine, settings | {"form": form}) for name, form in forms.items()),
+        *(
+            Contender(name, mine, settings | {"backend": backend})
+            for name, backend in backends.items()
+        ),
         Contender(PEER, peer, settings),
     ]
 
@@ -61,7 +64,7 @@ def main(options: Options) -> None:
     for length in options.lengths:
         records = race(contenders(options, length), rounds=options.rounds, steps=1, warmup=1)
         rows = compare(records, PEER, length)
-        title = f"T {length:,}, {options.heads} heads of {options.head_width}, float32, causal"
+        title = f"T {length:,}, {options.num_heads} heads of {options.head_dim}, float32, causal"
         console.print(table(title, rows, PEER, "tokens"))
 
 

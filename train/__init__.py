@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from train.loop import fit
     from train.run import Run, load
 
-_HOMES = {"Experiment": "make_experiment", "Run": "run_mixer", "fit": "loop", "load": "run"}
+_HOMES = {"Experiment": "experiment", "Run": "run", "fit": "loop", "load": "run"}
 
 __all__ = ["Experiment", "Run", "fit", "load"]
 

@@ -78,7 +78,7 @@ class TrainStep:
             new = new.replace(loss_scale=scaled)
         skipped = 1 - verdict.accept_update.astype(jnp.float32)
         metrics.update(learning_rate=rate, skipped=skipped, **verdict.metrics)
-        return new.replace(watch=verdict.detector), metrics
+        return new.replace(anomaly_detector=verdict.detector), metrics
 
     def accumulate_gradients(
         self, state: TrainState, batch: Batch, loss_scale: jax.Array

@@ -185,7 +185,7 @@ def paths() -> Iterator[Case]:
             lambda path, folder: _text(folder, validation_path=path),
         ),
         "data.test_path": (".txt", lambda path, folder: _text(folder, test_path=path)),
-        "data.cache": ("", lambda path, folder: _text(folder, cache=path)),
+        "data.cache_dir": ("", lambda path, folder: _text(folder, cache=path)),
         "data.tokenizer.path": (
             ".json",
             lambda path, folder: _text(folder, tokenizer=TokenizerConfig("file", path=path)),
@@ -289,10 +289,17 @@ def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 # Files of a run.
 
 SETTINGS = (
-    *("--data.tokenizer.kind", "byte", "--model.width", "16", "--model.layers", "1"),
-    *("--model.pattern.0.mixer.heads", "2", "--model.pattern.0.mixer.kv-heads", "1"),
-    *("--data.sequence-length", "16", "--batch-size", "8", "--evaluation.batches", "1"),
-    *("--evaluation.no-compressors", "--sample.every", "1", "--sample.tokens", "2"),
+    *("--data.tokenizer.kind", "byte", "--model.d-model", "16", "--model.num-layers", "1"),
+    *("--model.layer-pattern.0.mixer.num-heads", "2"),
+    *("--model.layer-pattern.0.mixer.num-kv-heads", "1"),
+    *("--data.sequence-length", "16", "--batch-size", "8", "--evaluation.num-batches", "1"),
+    *(
+        "--evaluation.no-compression-baselines",
+        "--sample.every",
+        "1",
+        "--sample.max-new-tokens",
+        "2",
+    ),
     *("--checkpoint.every", "2", "--log-every", "1", "--optimizer.kind", "sgd", "--quiet"),
 )
 
@@ -302,7 +309,7 @@ def train(folder: pathlib.Path, steps: int, workdir: pathlib.Path) -> None:
     text = folder / "text.txt"
     if not text.exists():
         text.write_text("some words of a text\n" * 200)
-    data = ("--data.path", str(text), "--data.cache", str(folder / "cache"))
+    data = ("--data.path", str(text), "--data.cache-dir", str(folder / "cache"))
     given = ("--workdir", str(workdir), "--steps", str(steps))
     _run("fit", "quickstart", *given, *data, *SETTINGS)
 

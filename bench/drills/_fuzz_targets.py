@@ -78,7 +78,7 @@ def run_folder(scratch: pathlib.Path) -> list[Target]:
     """The files of a run, each damaged alone."""
     config = {
         "experiment": experiment_to_dict(Experiment()),
-        "chosen": {"model.loop": "scan"},
+        "chosen": {"model.layer_loop": "scan"},
         "hardware": dataclasses.asdict(Hardware("cpu")),
     }
     metrics = [{"step": n, "split": "train", "loss": 3.0 - n / 10} for n in range(4)]

@@ -1,15 +1,15 @@
-"""Runs on several CPU devices of few cores, beside a busy process: none may abort or hang.
+"""Train on several CPU devices of few cores beside a busy process: no run may abort or hang.
 
     python -m bench.drills.devices [--runs 10] [--only pmap] [--cores 2] [--limit 600]
 
 XLA's collectives on a CPU block threads of a pool that all devices share, so programs that starve
-one another show here first (`train/runtime/dispatch_limit.py`). A small model trains a few steps on eight devices
-over several meshes and by `pmap`, with evaluations and samples on the way, checkpoints, a moving
-average of the weights, and at the end an evaluation over the whole held-out split: 293
-batches. A process that burns a core runs beside it. Every run of every kind must end well, with the
-same losses.
+one another show here first (`train/runtime/dispatch_limit.py`). A small model trains a few steps on
+eight devices, over several meshes and by `pmap`, with evaluations, samples, checkpoints and an
+exponential moving average of the weights. At the end it evaluates the whole held-out split: 293
+batches. A process that burns a core runs beside it. Every run of every kind must end without an
+error and with the same losses.
 
-A run that is not over after `--limit` seconds counts as hung and is killed.
+A run that takes longer than `--limit` seconds counts as hung and is killed.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ SETTINGS = (
     "--steps=20",
     "--batch-size=16",
     "--log-every=1",
-    "--data.limit-bytes=300000",
+    "--data.max-bytes=300000",
     "--data.validation-fraction=0.5",
     "--data.sequence-length=64",
     "--data.tokenizer.kind=byte",
-    "--model.width=128",
-    "--model.layers=2",
-    "--model.pattern.0.mixer.heads=4",
-    "--model.pattern.0.mixer.kv-heads=2",
+    "--model.d-model=128",
+    "--model.num-layers=2",
+    "--model.layer-pattern.0.mixer.num-heads=4",
+    "--model.layer-pattern.0.mixer.num-kv-heads=2",
     "--ema.decay=0.9",
     "--evaluation.every=10",
-    "--evaluation.batches=40",
+    "--evaluation.num-batches=40",
     "--evaluation.batch-size=8",
-    "--evaluation.no-compressors",
+    "--evaluation.no-compression-baselines",
     "--checkpoint.every=10",
     "--sample.every=10",
-    "--sample.tokens=16",
+    "--sample.max-new-tokens=16",
     "--quiet",
     "--optimizer.kind=adamw",
 )

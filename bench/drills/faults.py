@@ -62,7 +62,7 @@ def planted(fault: Fault) -> Iterator[None]:
 
     with (
         mock.patch.object(_TrainingRun, "__init__", with_bad_batches),
-        mock.patch.object(TrainStep, "gradients", with_factor),
+        mock.patch.object(TrainStep, "compute_gradients", with_factor),
         mock.patch.object(JitEngine, "step", with_bad_weight),
     ):
         yield

@@ -29,28 +29,28 @@ from train.estimate.target import Target, local_target
 from train.estimate.time_step import time_step
 from train.experiment import Experiment
 
-TOY = "gpt2:small --model.precision float32 --accumulate 1 --model.vocab-size 2048"
+TOY = "gpt2:small --model.precision float32 --grad-accum-steps 1 --model.vocab-size 2048"
 
 SMALL = (
     "quickstart --model.vocab-size 2048",
     "shakespeare_char_cpu --model.vocab-size 65",
     "bert_tiny --model.vocab-size 8192 --batch-size 16",
     "multi30k --model.vocab-size 8000 --data.batch-tokens 1024",
-    f"{TOY} --model.width 192 --model.layers 2 --batch-size 1",
-    f"{TOY} --model.width 192 --model.layers 2 --batch-size 16 --data.sequence-length 64",
-    f"{TOY} --model.width 768 --model.layers 1 --batch-size 4 --data.sequence-length 128",
+    f"{TOY} --model.d-model 192 --model.num-layers 2 --batch-size 1",
+    f"{TOY} --model.d-model 192 --model.num-layers 2 --batch-size 16 --data.sequence-length 64",
+    f"{TOY} --model.d-model 768 --model.num-layers 1 --batch-size 4 --data.sequence-length 128",
 )
 """For processors, of a second a step."""
 
 LARGE = (
-    "gpt2:small --batch-size 16 --accumulate 1",
-    "gpt2:small --batch-size 16 --accumulate 1 --model.remat full",
-    "gpt2:small --batch-size 16 --accumulate 4",
-    "gpt2:medium --batch-size 16 --accumulate 1 --model.remat full",
-    "gpt2:small --batch-size 16 --accumulate 1 --model.precision float32",
-    "bert:base --batch-size 64 --accumulate 1",
-    "transformer_base --accumulate 1",
-    "llama:3.2-1b --batch-size 8 --accumulate 1 --model.remat full",
+    "gpt2:small --batch-size 16 --grad-accum-steps 1",
+    "gpt2:small --batch-size 16 --grad-accum-steps 1 --model.remat full",
+    "gpt2:small --batch-size 16 --grad-accum-steps 4",
+    "gpt2:medium --batch-size 16 --grad-accum-steps 1 --model.remat full",
+    "gpt2:small --batch-size 16 --grad-accum-steps 1 --model.precision float32",
+    "bert:base --batch-size 64 --grad-accum-steps 1",
+    "transformer_base --grad-accum-steps 1",
+    "llama:3.2-1b --batch-size 8 --grad-accum-steps 1 --model.remat full",
 )
 """For accelerators, one or several."""
 

@@ -28,16 +28,16 @@ STEPS = 3_000
 SETTINGS = (
     "--batch-size=64",
     "--log-every=1",
-    "--data.limit-bytes=400000",
+    "--data.max-bytes=400000",
     "--data.sequence-length=64",
     "--data.tokenizer.vocab-size=512",
-    "--model.width=64",
-    "--model.layers=1",
-    "--model.pattern.0.mixer.heads=2",
-    "--model.pattern.0.mixer.kv-heads=1",
+    "--model.d-model=64",
+    "--model.num-layers=1",
+    "--model.layer-pattern.0.mixer.num-heads=2",
+    "--model.layer-pattern.0.mixer.num-kv-heads=1",
     "--evaluation.every=0",
-    "--evaluation.batches=2",
-    "--evaluation.no-compressors",
+    "--evaluation.num-batches=2",
+    "--evaluation.no-compression-baselines",
     "--sample.every=0",
     "--checkpoint.every=50",
     f"--steps={STEPS}",
@@ -45,11 +45,11 @@ SETTINGS = (
 
 PROGRAM = """
 import sys
-import train.lease
+import train.run_folder.lease
 machine = sys.argv.pop(1)
 if machine:
     train.run_folder.lease.machine_id = lambda: machine
-from train.cli import main
+from train.cli.main import main
 main()
 """
 

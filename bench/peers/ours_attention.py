@@ -17,12 +17,12 @@ from transformer.attention.score_spec import ScoreSpec
 
 def build(settings: dict[str, Any]) -> Work:
     """`attend` in the form asked for, compiled; a step ends with the three gradients."""
-    width = settings["head_width"]
-    shape = (4, 1, settings["length"], settings["heads"], width)
+    width = settings["head_dim"]
+    shape = (4, 1, settings["length"], settings["num_heads"], width)
     drawn = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     q, k, v, cotangent = (jnp.asarray(each) for each in drawn)
     mask, scoring = Mask(MaskPattern(causal=True)), ScoreSpec(1 / math.sqrt(width))
-    how: Any = dict(backend=settings["form"], hardware=local_hardware())
+    how: Any = dict(backend=settings["backend"], hardware=local_hardware())
 
     def looked(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         return attend(q, k, v, mask, scoring, **how).y

@@ -11,7 +11,7 @@ from bench.protocol import Work, peak_resident_bytes, resident_bytes, serve
 def build(settings: dict[str, Any]) -> Work:
     """`scaled_dot_product_attention` as it picks its kernel; a step ends with three gradients."""
     torch.set_num_threads(settings["threads"])
-    shape = (4, 1, settings["length"], settings["heads"], settings["head_width"])
+    shape = (4, 1, settings["length"], settings["num_heads"], settings["head_dim"])
     drawn = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     *heads, cotangent = (torch.from_numpy(each).transpose(1, 2).contiguous() for each in drawn)
     q, k, v = (each.requires_grad_() for each in heads)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bench.long_range import PUBLISHED, SMALL, Options, Outcome, chosen, guesses, table, trained
+from tests.train.support import light_compiler as light_compiler
 from train.data.example_configs import ListOpsDataConfig
 from train.data.listops import prepare_listops
 from transformer.registry import MIXERS

@@ -8,6 +8,7 @@ import pytest
 from bench import precision
 from bench.precision import Measured, in_precision, underflow
 from bench.small_runs import small
+from tests.train.support import light_compiler as light_compiler
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.engine import make_engine
 from train.experiment import Experiment

@@ -10,9 +10,9 @@ from bench.softmax_race import Options, contenders
 
 
 def test_all_sides_are_told_the_same() -> None:
-    options = Options(torch_python=Path(sys.executable), heads=2, head_width=8, full=True)
+    options = Options(torch_python=Path(sys.executable), num_heads=2, head_dim=8, full=True)
     tiles, scores, peer = contenders(options, 640)
-    assert (tiles.settings["form"], scores.settings["form"]) == ("blockwise", "reference")
+    assert (tiles.settings["backend"], scores.settings["backend"]) == ("blockwise", "reference")
     shared = {name: tiles.settings[name] for name in peer.settings}
     assert shared == peer.settings == {name: scores.settings[name] for name in peer.settings}
     assert peer.command[-1] == "bench.peers.torch_attention"
@@ -21,7 +21,7 @@ def test_all_sides_are_told_the_same() -> None:
 def test_a_step_makes_the_gradients_of_softmax_attention() -> None:
     """The sum of their means, from the formula."""
     length, width = 13, 3
-    settings = dict(length=length, heads=1, head_width=width, form="blockwise")
+    settings = dict(length=length, num_heads=1, head_dim=width, backend="blockwise")
     drawn = np.random.default_rng(0).normal(size=(4, length, width))
     q, k, v, cotangent = drawn.astype(np.float32).astype(np.float64)
     scores = np.where(np.tri(length, dtype=bool), q @ k.T / np.sqrt(width), -np.inf)

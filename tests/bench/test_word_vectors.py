@@ -9,6 +9,7 @@ import pytest
 from bench import word_vectors
 from bench.word_vectors import accuracy, learned, read
 from configs.trec import EXPERIMENTS as TREC
+from tests.train.support import light_compiler as light_compiler
 from train.data.config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.experiment import Experiment

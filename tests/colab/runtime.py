@@ -42,7 +42,7 @@ ACCELERATOR_PACKAGES = ("jax", "libtpu", *RELEASED_WITH_JAX)
 MAX_ADDED = 9
 """Most direct dependencies that an installation on Colab should add."""
 
-# The three forms of a line with a package. The name is group 1; `operands_and_attributes` tells the version.
+# Three forms of a requirement line. Group 1 is the name, group `rest` the version.
 _NAME = r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:\[[^\]]*\])?"
 _PINNED = re.compile(rf"\s*{_NAME}\s*===?\s*(?P<rest>[^\s;#]+)")
 _DIRECT = re.compile(rf"\s*{_NAME}\s+@\s+(?P<rest>\S+)")

@@ -31,7 +31,7 @@ NOTEBOOK = ROOT / "colab" / "train_and_sample.ipynb"
 ADDRESS = "git+https://example.org/project"
 
 # A cell put after the one tagged `parameters`, as papermill does.
-TINY = """TEXT, EVERY, BATCH_SIZE, LENGTH, WIDTH, LAYERS = 'text', 10, 2, 16, 24, 2
+TINY = """TEXT, EVERY, BATCH_SIZE, LENGTH, D_MODEL, LAYERS = 'text', 10, 2, 16, 24, 2
 STEPS, CHEATING_STEPS = {steps}, 10"""
 
 

@@ -14,6 +14,7 @@ import pytest
 import train
 from configs import byte_text, listops
 from tests.train.support import command, losses
+from tests.train.support import light_compiler as light_compiler
 from train.config.registry import find_experiment
 from train.data.example_configs import ListOpsDataConfig
 from train.experiment import Experiment

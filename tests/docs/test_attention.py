@@ -29,7 +29,7 @@ KINDS = rows("kind")
 
 
 def test_the_table_has_all_of_the_family_and_no_other() -> None:
-    own = ("transformer.attention.full", "transformer.variants")
+    own = ("transformer.attention.full", "transformer.attention.variants")
     assert set(KINDS) == {name for name, each in MIXERS.items() if each.__module__.startswith(own)}
 
 
@@ -64,8 +64,8 @@ def test_the_file_is_where_the_mixer_is(kind: str) -> None:
     )
 
 
-def test_every_form_is_told_of() -> None:
-    assert set(rows("form")) == set(get_args(Backend)) - {"auto"}
+def test_every_backend_is_documented() -> None:
+    assert set(rows("backend")) == set(get_args(Backend)) - {"auto"}
 
 
 def test_links_lead_somewhere() -> None:

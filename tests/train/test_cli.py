@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.train.support import command, lines_of, losses, write_config
+from tests.train.support import light_compiler as light_compiler
 from train.cli.fit import FitArguments
 from train.cli.main import main, print_error
 from train.cli.parsing import parse

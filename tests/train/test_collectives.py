@@ -6,6 +6,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests.train.support import light_compiler as light_compiler
 from train.estimate.hlo import Collective, find_collectives, total_collectives
 
 

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from tests.train.support import LENGTH, tiny
+from tests.train.support import light_compiler as light_compiler
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.engine import JitEngine, make_engine
 from train.errors import UserError

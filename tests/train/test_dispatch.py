@@ -121,7 +121,7 @@ class CountingEngine:
     def __init__(self) -> None:
         self.device = Device()
 
-    def put(self, rows: Any) -> Any:
+    def put_batch(self, rows: Any) -> Any:
         return rows
 
     def evaluate(self, params: Any, batch: Any) -> dict[str, Loss]:

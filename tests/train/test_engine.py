@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
+from tests.train.support import light_compiler as light_compiler
 from train.engine import Engine, JitEngine, PmapEngine, check_batch_sharding, make_engine
 from train.errors import UsageError
 from train.experiment import Experiment, LossScaleConfig

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from tests.train.object_store import bucket as bucket
 from train.cli.main import main
 from train.errors import UserError
 from train.run_folder.folder import RunFolder

@@ -67,7 +67,10 @@ def test_if_the_first_is_killed_the_other_ends_with_a_word() -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    wait = "import sys, time; from train.parallel.distributed import join; join(); print(); sys.stdout.flush();"
+    wait = (
+        "import sys, time; from train.parallel.distributed import initialize_distributed;"
+        "initialize_distributed(); print(); sys.stdout.flush();"
+    )
     both = []
     for index in ("0", "1"):
         meet = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}

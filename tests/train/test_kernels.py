@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import train
+from tests.train.support import light_compiler as light_compiler
 from tests.train.support import lines_of, tiny
 from train.experiment import Experiment
 from train.runtime import attention_kernels

@@ -5,6 +5,7 @@ import pathlib
 import jax.numpy as jnp
 import pytest
 
+from tests.train.object_store import bucket as bucket
 from train.data.files import expand_path
 from train.errors import UserError
 from train.telemetry import event_log

@@ -12,6 +12,7 @@ import pytest
 
 import train
 from tests.train.support import assert_same_bits, lines_of, losses, tiny
+from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
 from train.config.io import experiment_to_text
 from train.data.tokenizer import Tokenizer

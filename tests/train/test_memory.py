@@ -46,10 +46,10 @@ def test_the_remedies_name_the_largest_settings_and_their_values() -> None:
         text.index(part)
         for part in (
             f"set mesh.fsdp to {jax.device_count()} (now 1)",
-            "raise accumulate (now 4) or lower batch_size (now 32)",
+            "raise grad_accum_steps (now 4) or lower batch_size (now 32)",
             "set model.remat to full (now none)",
             "lower data.sequence_length (now 256)",
-            "lower model.width (now 768) or model.layers (now 12)",
+            "lower model.d_model (now 768) or model.num_layers (now 12)",
         )
     ]
     assert places == sorted(places)
@@ -59,7 +59,7 @@ def test_the_remedies_name_the_largest_settings_and_their_values() -> None:
 @pytest.mark.parametrize(
     ("changes", "remedy"),
     [
-        ({"accumulate": 32}, "raise accumulate"),
+        ({"grad_accum_steps": 32}, "raise grad_accum_steps"),
         ({"model": dataclasses.replace(MODEL, remat="full")}, "model.remat"),
         ({"mesh": MeshConfig(fsdp=8)}, "mesh.fsdp"),
     ],

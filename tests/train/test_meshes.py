@@ -22,6 +22,7 @@ from tests.train.meshes import (
     largest_weight,
     train,
 )
+from tests.train.support import light_compiler as light_compiler
 from train.engine import make_engine
 from train.errors import UsageError
 from train.estimate.hlo import Program, array_shapes, find_collectives

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from tensorboardX.proto import event_pb2
 
+from tests.train.object_store import bucket as bucket
 from train.run_folder.folder import RunFolder
 from train.telemetry.metrics_log import FLUSH_INTERVAL_SECONDS, MetricsLog, read_metrics
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.train.support import assert_close, random_rows, tiny
+from tests.train.support import light_compiler as light_compiler
 from train.engine import Engine, JitEngine, make_engine
 from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig, make_mesh

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.train.object_store import bucket as bucket
 from tests.train.support import command, tiny, write_config
+from tests.train.support import light_compiler as light_compiler
 from train.checkpoint import manifest
 from train.checkpoint.discovery import absolute_path
 from train.config.registry import find_experiment

@@ -52,10 +52,10 @@ def test_outside_of_the_main_thread_signals_are_left_alone() -> None:
 def test_a_second_signal_ends_the_process_at_once(second: signal.Signals) -> None:
     program = (
         "import os, signal\n"
-        "from train.runtime.signals import EARLY_SIGNALS, PREEMPTED, SIGNALS, StopRequest\n"
+        "from train.runtime.signals import StopRequest\n"
         "with StopRequest() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    print(stop.signal, flush=True)\n"
+        "    print(stop.requested_by(), flush=True)\n"
         f"    os.kill(os.getpid(), {second:d})\n"
         "    print('still here', flush=True)\n"
     )
@@ -66,11 +66,11 @@ def test_a_second_signal_ends_the_process_at_once(second: signal.Signals) -> Non
 
 NOTIFIED = """
 import os, signal, time
-from train.hosts import join
-join()
+from train.parallel.distributed import initialize_distributed
+initialize_distributed()
 import jax
 from jax.experimental import multihost_utils
-from train.preemption import StopRequest
+from train.runtime.signals import StopRequest
 if jax.process_index() == 1:
     os.kill(os.getpid(), signal.SIGTERM)
 multihost_utils.sync_global_devices("sent")
@@ -78,7 +78,7 @@ time.sleep(5)  # JAX looks for it every second
 with StopRequest() as stop:
     for step in range(180, 200):  # of a run that goes on
         multihost_utils.sync_global_devices(str(step))
-        if stop.asked():
+        if stop.requested_by():
             print("stopped", step)
             break
 """
@@ -124,10 +124,10 @@ def test_a_hangup_that_was_ignored_at_the_start_stays_ignored() -> None:
     """By nohup."""
     ran = run(
         "import os, signal\n"
-        "from train.runtime.signals import StopRequest, early_stop\n"
-        "with early_stop(), StopRequest() as stop:\n"
+        "from train.runtime.signals import StopRequest, exit_on_stop_signal\n"
+        "with exit_on_stop_signal(), StopRequest() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGHUP)\n"
-        "    print(stop.asked())\n",
+        "    print(stop.requested_by())\n",
         ignored="HUP",
     )
     assert (ran.stdout, ran.stderr, ran.returncode) == ("None\n", "", 0)
@@ -137,8 +137,8 @@ def test_a_hangup_that_was_ignored_at_the_start_stays_ignored() -> None:
 def test_a_signal_before_training_ends_with_a_word(number: signal.Signals) -> None:
     ran = run(
         "import os\n"
-        "from train.runtime.signals import early_stop\n"
-        "with early_stop():\n"
+        "from train.runtime.signals import exit_on_stop_signal\n"
+        "with exit_on_stop_signal():\n"
         f"    os.kill(os.getpid(), {number:d})\n"
         "    print('still here')\n"
     )

@@ -112,8 +112,8 @@ def test_quiet_is_quiet_in_a_terminal_too() -> None:
 def test_quiet_shows_nothing_and_standard_output_stays_clean() -> None:
     program = (
         "import sys\n"
-        "from train.telemetry.progress import Progress\n"
-        "with Progress(1, quiet=sys.argv[1] == 'quiet') as progress:\n"
+        "from train.telemetry.progress import ProgressBar\n"
+        "with ProgressBar(1, quiet=sys.argv[1] == 'quiet') as progress:\n"
         "    progress.update(1, loss=0.5)\n"
         "    progress.print('said')\n"
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import train
+from tests.train.support import light_compiler as light_compiler
 from tests.train.support import lines_of, tiny
 from train.checkpoint.provenance import explain_library_mismatch
 from train.errors import UserError

@@ -13,6 +13,7 @@ import pytest
 
 import train
 from tests.train.support import assert_close, assert_same_bits, lines_of, losses, tiny, write_text
+from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
 from train.engine import JitEngine, make_engine
 from train.errors import UserError
@@ -59,7 +60,7 @@ def on_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[OnStep], None]:
             report(self, step, metrics)
             called(step)
 
-        monkeypatch.setattr(Reporter, "train", train_and_call)
+        monkeypatch.setattr(Reporter, "log_training", train_and_call)
 
     return install
 
@@ -115,7 +116,7 @@ def stopped(unbroken: Unbroken) -> Path:
             if step == 5:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        patch.setattr(Reporter, "train", stop_at_5)
+        patch.setattr(Reporter, "log_training", stop_at_5)
         with pytest.raises(PreemptedError, match="stopped by SIGTERM at step 5, checkpoint saved"):
             fit(an_experiment(unbroken.folder), workdir)
     return workdir
@@ -187,7 +188,7 @@ def test_a_broken_run_is_an_unbroken_one(
 @pytest.mark.parametrize(
     ("devices", "changes"),
     [
-        (4, {"accumulate": 2, "mesh": MeshConfig(data=1, fsdp=2, tensor=2)}),
+        (4, {"grad_accum_steps": 2, "mesh": MeshConfig(data=1, fsdp=2, tensor=2)}),
         (2, {"compile": "pmap"}),
     ],
     ids=["accumulated on a mesh", "pmap"],
@@ -220,9 +221,9 @@ def test_so_is_one_that_is_cut_otherwise(
     [
         (4, {"mesh": MeshConfig(data=1, fsdp=2, tensor=2)}),
         (2, {"compile": "pmap"}),
-        (4, {"accumulate": 4, "mesh": MeshConfig(data=2, tensor=2)}),
+        (4, {"grad_accum_steps": 4, "mesh": MeshConfig(data=2, tensor=2)}),
     ],
-    ids=["mesh", "pmap", "accumulate"],
+    ids=["mesh", "pmap", "grad_accum_steps"],
 )
 def test_a_run_goes_on_elsewhere(
     unbroken: Unbroken,
@@ -281,7 +282,7 @@ def with_bytes(experiment: Experiment) -> Experiment:
     [
         (lambda e: dataclasses.replace(e, batch_size=16), "batch_size = 8, not 16;"),
         (lambda e: dataclasses.replace(e, seed=3), "seed = 0, not 3;"),
-        (narrower, "model.width = 16, not 8;"),
+        (narrower, "model.d_model = 16, not 8;"),
         (with_heads, "and 2 more differ"),
         (with_bytes, "data.tokenizer.kind = character, not byte;"),
         (

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.train.object_store import bucket as bucket
 from train.errors import UserError
 from train.run_folder.folder import RunFolder
 from train.run_folder.lease import (
@@ -236,7 +237,7 @@ def test_a_killed_run_is_followed_at_once(tmp_path: Path) -> None:
         "import sys, time\n"
         "from train.run_folder.lock import RunLock\n"
         "from train.run_folder.folder import RunFolder\n"
-        "lock = RunLock(RunFolder.create(sys.argv[1]), say=print).__enter__()\n"
+        "lock = RunLock(RunFolder.create(sys.argv[1]), print_message=print).__enter__()\n"
         "print('held', flush=True)\n"
         "time.sleep(100)\n"
     )

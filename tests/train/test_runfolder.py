@@ -5,6 +5,7 @@ import resource
 
 import pytest
 
+from tests.train.object_store import bucket as bucket
 from train.errors import UserError
 from train.run_folder.folder import RunFolder, write_atomically
 

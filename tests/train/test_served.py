@@ -14,6 +14,7 @@ import pytest
 
 import train
 from tests.train.support import assert_close, assert_same_bits, command, lines_of, losses, tiny
+from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
 from train.engine import make_engine
 from train.errors import UsageError, UserError
@@ -195,7 +196,7 @@ def test_the_moving_average_is_that_of_every_step(tmp_path: Path) -> None:
     ("devices", "changes"),
     [
         (1, {}),
-        (4, {"mesh": MeshConfig(data=1, fsdp=2, tensor=2), "accumulate": 2}),
+        (4, {"mesh": MeshConfig(data=1, fsdp=2, tensor=2), "grad_accum_steps": 2}),
         (2, {"compile": "pmap"}),
     ],
     ids=["jit", "mesh", "pmap"],
@@ -231,7 +232,7 @@ def impatient(folder: Path, **changes: Any) -> Experiment:
         "schedule": ScheduleConfig("constant", learning_rate=0.3, warmup_steps=0),
         "checkpoint": CheckpointConfig(every=5, keep_last=1),
         "evaluation": EvaluationConfig(every=2, num_batches=0),
-        "stopping": EarlyStoppingConfig(patience=3),
+        "early_stopping": EarlyStoppingConfig(patience=3),
     }
     return tiny(folder, **{**settings, **changes})
 
@@ -322,7 +323,10 @@ def test_with_more_patience_it_goes_on(
 def test_the_best_may_be_asked_for_later(tmp_path: Path) -> None:
     """What was best before, of which there is no checkpoint, is best no more."""
     experiment = impatient(
-        tmp_path, steps=6, stopping=EarlyStoppingConfig(), checkpoint=CheckpointConfig(every=0)
+        tmp_path,
+        steps=6,
+        early_stopping=EarlyStoppingConfig(),
+        checkpoint=CheckpointConfig(every=0),
     )
     fit(experiment, tmp_path / "run")
     assert steps_of(tmp_path / "run") == [6]
@@ -336,8 +340,8 @@ def test_the_best_may_be_asked_for_later(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         (
-            {"stopping": EarlyStoppingConfig(3)},
-            r"stopping\.patience: there is no evaluation on the way",
+            {"early_stopping": EarlyStoppingConfig(3)},
+            r"early_stopping\.patience: there is no evaluation on the way",
         ),
         (
             {"checkpoint": CheckpointConfig(keep_best=True)},

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from tests.train.support import light_compiler as light_compiler
 from tests.train.support import random_rows, tiny
 from train.engine import Engine, make_engine
 from train.errors import UsageError

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from tests.train.support import assert_close, assert_same_bits, state_of
+from tests.train.support import light_compiler as light_compiler
 from train.experiment import LossScaleConfig
 from train.optim.adam import AdamW
 from train.optim.base import apply_if_accepted
@@ -237,7 +238,7 @@ def test_an_update_that_is_not_finite_is_skipped() -> None:
 def test_an_update_out_of_line_is_skipped() -> None:
     config = RecoveryConfig(window=8, warmup=4)
     step = jax.jit(dataclasses.replace(STEP, recovery=config))
-    state = a_state().replace(watch=AnomalyDetector.create(config))
+    state = a_state().replace(anomaly_detector=AnomalyDetector.create(config))
     for n in range(6):
         state, metrics = step(state, a_batch(n))
         assert float(metrics["skipped"]) == 0
@@ -255,11 +256,11 @@ def test_an_update_out_of_line_is_skipped() -> None:
 @pytest.mark.slow
 def test_recovery_lowers_the_learning_rate() -> None:
     config = RecoveryConfig()
-    start = a_state().replace(watch=AnomalyDetector.create(config))
+    start = a_state().replace(anomaly_detector=AnomalyDetector.create(config))
     step = jax.jit(dataclasses.replace(STEP, recovery=config, max_grad_norm=0.0))
     whole, metrics = step(start, a_batch())
     assert start.anomaly_detector is not None
-    lowered = start.replace(watch=start.anomaly_detector.replace(rate=jnp.float32(0.5)))
+    lowered = start.replace(anomaly_detector=start.anomaly_detector.replace(rate=jnp.float32(0.5)))
     half, halved_metrics = step(lowered, a_batch())
     assert float(halved_metrics["learning_rate"]) == float(metrics["learning_rate"]) / 2
     moved = (np.asarray(each.params["w"] - start.params["w"]) for each in (half, whole))

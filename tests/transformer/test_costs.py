@@ -78,7 +78,7 @@ def test_a_mixer_without_a_formula_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def reference(config: TransformerConfig) -> TransformerConfig:
     """Every score computed, no padding, layers unrolled: what the formulas count."""
     block = config.layer_pattern[0]
-    mixer: Any = dataclasses.replace(block.mixer, form="reference")  # type: ignore[call-arg]
+    mixer: Any = dataclasses.replace(block.mixer, backend="reference")  # type: ignore[call-arg]
     pattern = (dataclasses.replace(block, mixer=mixer),)
     return dataclasses.replace(
         config, layer_pattern=pattern, pad_vocab_to_multiple=1, layer_loop="unroll"

@@ -79,7 +79,7 @@ def dispatch(verb: str, arguments: list[str]) -> int:
 
     try:
         with exit_on_stop_signal() if verb == "fit" else contextlib.nullcontext():
-            module = importlib.import_module(f"train.cli.main.{verb}")
+            module = importlib.import_module(f"train.cli.{verb}")
             status: int = module.main(arguments)
     except PreemptedError as stop:
         print(stop, file=sys.stderr)

@@ -39,7 +39,7 @@ def replace_kernels(experiment: Experiment, hardware: Hardware) -> Experiment:
         if layer_backend(experiment, hardware, layer) not in HARDWARE_KERNELS:
             return block
         mixer: Any = block.mixer
-        return dataclasses.replace(block, mixer=dataclasses.replace(mixer, form="blockwise"))
+        return dataclasses.replace(block, mixer=dataclasses.replace(mixer, backend="blockwise"))
 
     pattern = tuple(replaced(block) for block in model.layer_pattern)
     return dataclasses.replace(experiment, model=dataclasses.replace(model, layer_pattern=pattern))

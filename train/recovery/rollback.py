@@ -264,7 +264,7 @@ class RollbackManager:
         if state.anomaly_detector is None:
             return state.replace(cursor=cursor)
         rate = jax.device_put(np.float32(last.rate), state.anomaly_detector.lr_factor.sharding)
-        return state.replace(cursor=cursor, watch=state.anomaly_detector.replace(rate=rate))
+        return state.replace(cursor=cursor, anomaly_detector=state.anomaly_detector.replace(rate=rate))
 
     def log_rollback(self, step: int, report: Reporter) -> None:
         """The line of the logbook, where a rollback has led to this step."""

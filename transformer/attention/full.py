@@ -100,7 +100,7 @@ class Attention(Mixer):
                 self.maybe_apply_rope(k, inputs.positions),
             )
             if cache is not None:
-                cache = cache.write(k, v, inputs.positions)
+                cache = cache.append(k, v, inputs.positions)
                 k, v = cache.keys, cache.values
                 mask = mask.with_keys(cache.positions, keys_include_queries=True)
             related = self.make_position_terms()

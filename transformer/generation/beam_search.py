@@ -145,7 +145,7 @@ def _extended(
     )
     totals, chosen = jax.lax.top_k(jnp.where(over, MIN_LOG_PROB, totals), beams)
     alive = jnp.take_along_axis(tokens, chosen[:, :, None], axis=1)
-    search = search.replace(step=search.step + 1, tokens=alive, totals=totals, finished=finished)
+    search = search.replace(step=search.step + 1, tokens=alive, log_probs=totals, finished=finished)
     return search, jnp.take_along_axis(parents, chosen, axis=1)
 
 

@@ -26,14 +26,16 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: pathlib.Path) -> Non
 PROGRAM = """
 import os, resource, signal, sys
 import jax, jax.numpy as jnp
-import train.checkpoints.manifest, train.runfolder
-from train.checkpoints import Checkpoints, Found, manifest
-from train.checkpoints.sealing import seal
+import train.checkpoint.commit, train.run_folder.folder
+from train.checkpoint import manifest
+from train.checkpoint.commit import commit_checkpoint
+from train.checkpoint.discovery import SearchResult
+from train.checkpoint.manager import CheckpointManager
 from train.errors import UserError
 
 folder, mode = sys.argv[1:]
 state = {"w": jnp.arange(4e6).reshape(4000, 1000), "b": jnp.arange(5)}
-checkpoints = Checkpoints(folder, keep=1, asynchronous=mode != "full disk, synchronous")
+checkpoints = CheckpointManager(folder, keep_last=1, asynchronous=mode != "full disk, synchronous")
 checkpoints.save(1, state, {"step": 1})
 checkpoints.wait()
 
@@ -84,7 +86,7 @@ tried(attempt)
 print(os.listdir(folder), checkpoints.steps())
 tried(attempt)
 limit(resource.RLIM_INFINITY)
-print(checkpoints.restore(1, state).extra)
+print(checkpoints.restore(1, state).metadata)
 tried(attempt)
 print(checkpoints.steps())
 checkpoints.close()

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 
+from tests.train.object_store import bucket as bucket
 from train.checkpoint import manifest
 from train.checkpoint.discovery import delete_checkpoint, list_steps
 from train.checkpoint.manifest import FileEntry
@@ -62,7 +63,7 @@ def test_other_bytes_are_noticed_by_their_digest(
     assert manifest.find_manifest_problem(folder, "sizes") is None
     assert manifest.find_manifest_problem(folder, "full") == why
     assert manifest.find_manifest_problem(folder, "auto") == why
-    monkeypatch.setattr(manifest, "AUTO_BYTES", 260)  # there are 261
+    monkeypatch.setattr(manifest, "AUTO_VERIFY_BYTES", 260)  # there are 261
     assert manifest.find_manifest_problem(folder, "auto") is None
 
 

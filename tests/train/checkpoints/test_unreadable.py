@@ -60,7 +60,7 @@ def test_an_older_one_goes_once_a_newer_one_counts(
     with CheckpointManager(tmp_path, keep_last=1) as checkpoints:
         checkpoints.save(1, state, {})
         checkpoints.wait()
-        monkeypatch.setattr(manifest, "write", look_and_write)
+        monkeypatch.setattr(manifest, "write_manifest", look_and_write)
         checkpoints.save(2, state, {})
         checkpoints.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["2"]

@@ -14,6 +14,7 @@ from tests.train.optimizers.support import (
     drawn,
     updated,
 )
+from tests.train.support import light_compiler as light_compiler
 from train.optim.adafactor import Adafactor
 from train.optim.registry import make_optimizer
 from transformer.layers.params import LogicalAxes

@@ -16,6 +16,7 @@ from tests.train.optimizers.support import (
     drawn,
     updated,
 )
+from tests.train.support import light_compiler as light_compiler
 from train.optim.adam import Adam, AdamW
 
 B1, B2, EPSILON = 0.8, 0.9, 1e-3

@@ -14,6 +14,7 @@ from tests.train.optimizers.support import (
     updated,
 )
 from tests.train.optimizers.test_eight_bits import blocks
+from tests.train.support import light_compiler as light_compiler
 from train.optim.adam import AdamW
 from train.optim.adamw_8bit import AdamW8bit
 from train.optim.registry import make_optimizer

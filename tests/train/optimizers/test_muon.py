@@ -7,6 +7,7 @@ import pytest
 
 from tests.train.optimizers.support import RATES, SHAPES, drawn, gradients, updated
 from tests.train.support import assert_close
+from tests.train.support import light_compiler as light_compiler
 from train.optim.muon import Muon
 from train.optim.registry import make_optimizer
 from transformer.layers.params import LogicalAxes

@@ -14,6 +14,7 @@ from tests.train.optimizers.support import (
     drawn,
     updated,
 )
+from tests.train.support import light_compiler as light_compiler
 from train.optim.registry import make_optimizer
 from train.optim.sgd import Sgd
 

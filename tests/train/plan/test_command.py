@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.support import command, write_config
+from tests.train.support import light_compiler as light_compiler
 
 COUNTED_DEVICES = 8
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.train.support import light_compiler as light_compiler
 from tests.train.support import tiny
 from train.errors import UserError
 from train.estimate.batch_shapes import max_batch_shape, resolve_sizes

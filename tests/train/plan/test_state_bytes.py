@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.train.support import light_compiler as light_compiler
 from tests.train.support import tiny
 from train.engine import make_engine
 from train.errors import UsageError

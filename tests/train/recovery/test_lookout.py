@@ -21,10 +21,10 @@ class Heard:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
 
-    def event(self, event: str, **what: Any) -> None:
+    def log_event(self, event: str, **what: Any) -> None:
         self.events.append({"event": event, **what})
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         assert "is skipped" in text
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.train.object_store import bucket as bucket
 from train.errors import UserError
 from train.recovery.rollback import Rollback, RollbackRecord
 from train.run_folder.folder import RunFolder

@@ -11,6 +11,7 @@ import pytest
 import train
 from bench.drills.faults import Fault, planted
 from tests.train.support import assert_same_bits, lines_of, losses, tiny
+from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
 from train.engine import make_engine
 from train.errors import UserError

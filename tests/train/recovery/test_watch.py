@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.train.support import light_compiler as light_compiler
 from train.recovery.config import RecoveryConfig
 from train.recovery.detector import (
     DETECTOR_METRICS,

@@ -15,6 +15,7 @@ import pytest
 
 import train
 from tests.train.support import assert_close, assert_same_bits, command, lines_of, losses
+from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import TINY
 from train.cli.fit import FitArguments
 from train.cli.parsing import parse

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.train.support import light_compiler as light_compiler
 from train.tasks.losses import auxiliary_losses, label_loss, requested_outputs
 from transformer import Classifier, TransformerConfig
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import train
+from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import tiny_masked
 from train.config.registry import find_experiment
 from train.data.config import TokenizerConfig

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import tiny_tagger
 from train.data.token_labels import TokenLabelSplit
 from train.errors import UserError

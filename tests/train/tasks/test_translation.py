@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import tiny_translator
 from train.engine import make_engine
 from train.errors import UserError

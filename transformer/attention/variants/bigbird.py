@@ -161,7 +161,7 @@ class BigBird(Mixer):
         if cache is not None:
             if not inputs.mask.pattern.causal:
                 raise ValueError("mixer bigbird: decodes under a causal mask; give one")
-            cache = cache.write(k, v, inputs.positions)
+            cache = cache.append(k, v, inputs.positions)
             y = self.attend_cached(
                 q, inputs.positions, inputs.mask, scoring, cache, inputs.constants
             )

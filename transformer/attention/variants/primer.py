@@ -85,7 +85,7 @@ class Primer(Mixer):
         if isinstance(config.position, RoPE):
             q, k = (apply_rope(each, inputs.positions, config.position) for each in (q, k))
         if cache is not None:
-            kv = cache.kv.write(k, v, inputs.positions)
+            kv = cache.kv.append(k, v, inputs.positions)
             last = (
                 update_history(*both, inputs.positions)
                 for both in zip(cache.history, made, strict=True)

@@ -65,7 +65,7 @@ class SlidingWindowAttention(Mixer):
             if not mask.pattern.causal:
                 raise ValueError("mixer sliding_window: decodes under a causal mask; give one")
             here = mark_padding(inputs.positions, len(x))
-            ring, cache = cache, cache.write(k, v, here)
+            ring, cache = cache, cache.append(k, v, here)
             q, k, v, mask, _, before = prepend_cached_keys(ring, q, k, v, mask, here)
         scoring = ScoreSpec(
             scale=1 / math.sqrt(q.shape[-1]),

@@ -237,7 +237,7 @@ class SparseTransformer(Mixer):
         q, k, v = self.project(x, inputs)
         mask = mask.replace(positions=inputs.positions)
         if cache is not None:
-            cache = cache.write(k, v, inputs.positions)
+            cache = cache.append(k, v, inputs.positions)
             k, v, mask = (
                 cache.keys,
                 cache.values,

@@ -81,7 +81,7 @@ class TopKAttention(Mixer):
         else:
             q, k, v = self.project(x, inputs)
             if cache is not None:
-                cache = cache.write(k, v, inputs.positions)
+                cache = cache.append(k, v, inputs.positions)
                 k, v = cache.keys, cache.values
                 mask = mask.with_keys(cache.positions, keys_include_queries=True)
         scoring = self.score_spec(q.shape[-1], fold_in(inputs.dropout_rngs, 0))

@@ -131,10 +131,13 @@ def test_weights_are_drawn_where_they_lie(folder: Path) -> None:
     [
         (
             {"mixer": SlidingWindowConfig(num_heads=4, window=4)},
-            r"mesh.context 2: model.pattern.0.mixer is sliding_window, which cannot",
+            r"mesh.context 2: model.layer_pattern.0.mixer is sliding_window, which cannot",
         ),
         ({"position": CONTEXT["alibi"]}, "its scores are products alone, without a bias; set mesh"),
-        ({"form": "reference"}, "attention.form reference: cannot serve tokens that are spread"),
+        (
+            {"backend": "reference"},
+            r"attention.\w+ reference: cannot serve tokens that are spread",
+        ),
         ({"sequence_length": 14}, "data.sequence_length 14: does not divide into 4 pieces"),
     ],
 )
@@ -154,7 +157,7 @@ def test_sentences_cannot_be_spread(folder: Path) -> None:
 
 def test_a_cpu_has_no_other_memory(folder: Path) -> None:
     experiment = an_experiment(folder, "decoder", MeshConfig(optimizer_placement="host"))
-    with pytest.raises(UsageError, match=r"mesh.optimizer host: a CPU computes in"):
+    with pytest.raises(UsageError, match=r"mesh.optimizer_placement host: a CPU computes in"):
         make_engine(experiment, Hardware(count=8))
     experiment = an_experiment(folder, "decoder", MeshConfig())
     model = dataclasses.replace(experiment.model, remat="offload")

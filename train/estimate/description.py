@@ -246,10 +246,10 @@ def describe_model(
     shape: dict[str, Any] = dict(
         batch_size=batch_size,
         sequence_length=sequence_length,
-        accumulate=grad_accum_steps,
+        grad_accum_steps=grad_accum_steps,
         segments=segments,
-        average=ema,
-        told=predicted_fraction,
+        ema=ema,
+        predicted_fraction=predicted_fraction,
     )
     return Description(
         config=config,

@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
 from bench.drills.faults import Fault, planted
-from tests.train.recovery.test_runs import POISON, an_experiment
+from tests.train.recovery.test_whole_runs import POISON, an_experiment
 import train
 folder = Path(sys.argv[3])
 with planted(POISON):

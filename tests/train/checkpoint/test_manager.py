@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from tests.train.checkpoints.support import abstract, assert_same, make_state, save
+from tests.train.checkpoint.support import abstract, assert_same, make_state, save
 from train.checkpoint.manager import CheckpointManager
 from train.errors import UserError
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from etils import epath
 
-from tests.train.checkpoints.support import abstract, assert_same, make_state, save
+from tests.train.checkpoint.support import abstract, assert_same, make_state, save
 from train.checkpoint import manifest
 from train.checkpoint.commit import commit_checkpoint
 from train.checkpoint.discovery import SearchResult

@@ -28,7 +28,7 @@ def test_they_are_said_unless_taken_back(ending: str, said: bool) -> None:
         [sys.executable, "-c", SCRIPT.format(ending=ending)],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
     assert done.returncode in (1, -signal.SIGKILL, -signal.SIGABRT)
     expected = f"error: it's $HOME; `gone`{os.linesep}" if said else ""

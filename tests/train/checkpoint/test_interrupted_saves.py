@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.train.checkpoints.support import assert_same
+from tests.train.checkpoint.support import assert_same
 from train.checkpoint.manager import CheckpointManager
 from train.errors import UserError
 

@@ -80,7 +80,7 @@ def test_if_the_first_is_killed_the_other_ends_with_a_word() -> None:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                cwd=Path(__file__).parents[2],
+                cwd=Path(__file__).parents[3],
                 env={**os.environ, **meet, "JAX_PROCESS_ID": index},
             )
         )
@@ -122,7 +122,7 @@ class Hosts:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
-                    cwd=Path(__file__).parents[2],
+                    cwd=Path(__file__).parents[3],
                     env=environment,
                 )
             )
@@ -195,6 +195,6 @@ def until(condition: Any, seconds: float = 300) -> None:
 def test_the_meeting_is_read_from_the_environment_of_skypilots_recipe() -> None:
     import yaml
 
-    task = yaml.safe_load((Path(__file__).parents[2] / "cloud" / "sky.yaml").read_text())
+    task = yaml.safe_load((Path(__file__).parents[3] / "cloud" / "sky.yaml").read_text())
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     assert all(name in task["run"] for name in names)

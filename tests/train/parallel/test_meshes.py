@@ -75,8 +75,8 @@ def test_a_mesh_is_one_device(
     wanted = {axis: KINDS[axis] for axis in several}
     if model == "capacity":
         wanted["expert"] = {"all-reduce", "all-to-all"}
-    assert kinds_by_axis(found.find_collectives) == wanted
-    for one in found.find_collectives:
+    assert kinds_by_axis(found.collectives) == wanted
+    for one in found.collectives:
         if one.kind == "all-gather" and "fsdp" in one.axes:
             assert one.axes == ("fsdp",)
             assert one.bytes <= largest_weight(found)

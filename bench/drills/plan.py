@@ -85,7 +85,7 @@ def compiled(case: str) -> dict[str, Any]:
 
 def ratio(found: dict[str, Any]) -> float:
     """The estimate of all memory over the compiler's."""
-    size = sum(apply_coefficients(found["footprint_terms"]).values())
+    size = sum(apply_coefficients(found["terms"]).values())
     return float(found["arguments"] + size) / float(found["peak"])
 
 
@@ -121,7 +121,7 @@ def fit(found: list[dict[str, Any]]) -> None:
     names = Coefficients._fields
     own = [each for each in found if not each["refused"]]
     peak = np.array([each["peak"] for each in own])
-    matrix = np.array([[each["footprint_terms"].get(name, 0) for name in names] for each in own])
+    matrix = np.array([[each["terms"].get(name, 0) for name in names] for each in own])
     wanted = np.array([each["peak"] - each["arguments"] for each in own])
     coefficients, _ = nnls(matrix / peak[:, None], wanted / peak)
     Console().print(dict(zip(names, coefficients.round(2).tolist(), strict=True)))

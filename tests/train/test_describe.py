@@ -133,7 +133,7 @@ def test_eight_bits_are_two_bytes_and_scales_and_what_is_small() -> None:
 
 
 def test_a_moving_average_of_the_weights_is_one_more_copy() -> None:
-    plain, averaged = of(TINY).memory, of(TINY, average=True).memory
+    plain, averaged = of(TINY).memory, of(TINY, ema=True).memory
     assert (plain.ema, averaged.ema) == (0, 4 * 2463)
     assert averaged.total == plain.total + 4 * 2463
 
@@ -198,7 +198,7 @@ def test_muon_keeps_one_moment_of_the_layers_matrices() -> None:
 
 
 def test_microbatches_keep_fewer_activations_and_the_gradients_twice() -> None:
-    memory = of(TINY, accumulate=5).memory
+    memory = of(TINY, grad_accum_steps=5).memory
     assert memory.gradients == 2 * 4 * 2463
     assert memory.activations.bytes == 4 * 3 * A_LAYER // 5
     assert memory.logits == 2 * 4 * 11 * 24
@@ -323,13 +323,13 @@ def test_decoding_of_an_encoder_decoder_is_shown_and_in_json() -> None:
     assert "Decoding after 11 tokens, from a source of 11" in text.getvalue()
     assert "of the source, of which it has 64 B a token" in " ".join(text.getvalue().split())
     plain = json.loads(json.dumps(described.as_dict()))["decoding"]
-    assert (plain["context"], plain["source"], plain["kv_heads"]) == (11, 11, [1, 1])
+    assert (plain["context_length"], plain["source_length"], plain["num_kv_heads"]) == (11, 11, [1, 1])
     assert plain["cache_bytes_per_token"] == plain["cache_bytes_per_source_token"] == 64
     assert plain["cache_bytes"] == 22 * 64
     assert plain["bytes_read_per_token"] == plain["weight_bytes"] + 22 * 64
-    assert plain["variants"][0]["kv_heads"] == [2, 2]
+    assert plain["variants"][0]["num_kv_heads"] == [2, 2]
     of_one = json.loads(json.dumps(of(TINY).as_dict()))["decoding"]
-    assert (of_one["source"], of_one["cache_bytes_per_source_token"]) == (0, 0)
+    assert (of_one["source_length"], of_one["cache_bytes_per_source_token"]) == (0, 0)
 
 
 def test_operations_are_shown_at_lengths_that_the_model_can_take() -> None:
@@ -351,7 +351,7 @@ def test_json_is_plain_and_has_the_totals() -> None:
         for name, value in forward.items()
     }
     assert plain["memory_bytes"]["total"] == of(TINY).memory.total
-    assert plain["decoding"]["variants"][0]["kv_heads"] == [3]
+    assert plain["decoding"]["variants"][0]["num_kv_heads"] == [3]
 
 
 def test_tables_fit_a_narrow_terminal() -> None:

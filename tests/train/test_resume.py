@@ -413,7 +413,7 @@ def test_a_first_save_that_was_cut_off_is_none(unbroken: Unbroken, copy: Path) -
 def test_what_auto_chose_stays_on_hardware_of_a_kind(
     unbroken: Unbroken, copy: Path, platform: str
 ) -> None:
-    name, path = "model.pattern.0.mixer.form", copy / "config.json"
+    name, path = "model.layer_pattern.0.mixer.backend", copy / "config.json"
     saved = json.loads(path.read_text())
     assert saved["chosen"][name].startswith("reference")
     saved["chosen"][name] = "blockwise (the fastest then)"

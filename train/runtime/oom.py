@@ -14,7 +14,7 @@ from train.engine import Engine
 from train.errors import UserError
 from train.estimate.memory_tables import format_bytes
 from train.experiment import Experiment
-from train.runtime.hardware import host_memory_bytes
+from train.runtime.host_memory import host_memory_bytes
 
 _BYTES_OF_TOKEN = 16
 """In a batch on the host: token, target, position and segment, int32 each."""

@@ -67,7 +67,7 @@ def fit_broken(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Reporter, "train", stop)
+        patch.setattr(Reporter, "log_training", stop)
         with pytest.raises(PreemptedError):
             fit(experiment, workdir)
     return fit(experiment, workdir)

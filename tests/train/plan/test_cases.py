@@ -46,4 +46,4 @@ def test_the_parts_are_those_of_the_code_as_it_is(case: dict[str, Any]) -> None:
     target = parse_target(name)
     quantities = Quantities.from_experiment(experiment, target)
     found = footprint_terms(quantities, Candidate.from_experiment(experiment, target.num_chips))
-    assert found == pytest.approx(case["footprint_terms"], rel=0.01)
+    assert found == pytest.approx(case["terms"], rel=0.01)

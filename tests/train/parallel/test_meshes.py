@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.train.meshes import (
+from tests.train.parallel.meshes import (
     CONTEXT,
     KINDS,
     Outcome,
@@ -75,8 +75,8 @@ def test_a_mesh_is_one_device(
     wanted = {axis: KINDS[axis] for axis in several}
     if model == "capacity":
         wanted["expert"] = {"all-reduce", "all-to-all"}
-    assert kinds_by_axis(found.find_collectives) == wanted
-    for one in found.find_collectives:
+    assert kinds_by_axis(found.collectives) == wanted
+    for one in found.collectives:
         if one.kind == "all-gather" and "fsdp" in one.axes:
             assert one.axes == ("fsdp",)
             assert one.bytes <= largest_weight(found)
@@ -90,7 +90,7 @@ def test_a_mesh_is_one_device(
 @pytest.mark.full
 def test_sixteen_devices(folder: Path) -> None:
     """Four axes at once, in a process that has so many devices."""
-    program = "from tests.train.meshes import sixteen; sixteen()"
+    program = "from tests.train.parallel.meshes import sixteen; sixteen()"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
 
 
@@ -131,10 +131,13 @@ def test_weights_are_drawn_where_they_lie(folder: Path) -> None:
     [
         (
             {"mixer": SlidingWindowConfig(num_heads=4, window=4)},
-            r"mesh.context 2: model.pattern.0.mixer is sliding_window, which cannot",
+            r"mesh.context 2: model.layer_pattern.0.mixer is sliding_window, which cannot",
         ),
         ({"position": CONTEXT["alibi"]}, "its scores are products alone, without a bias; set mesh"),
-        ({"form": "reference"}, "attention.form reference: cannot serve tokens that are spread"),
+        (
+            {"backend": "reference"},
+            r"attention.\w+ reference: cannot serve tokens that are spread",
+        ),
         ({"sequence_length": 14}, "data.sequence_length 14: does not divide into 4 pieces"),
     ],
 )
@@ -154,7 +157,7 @@ def test_sentences_cannot_be_spread(folder: Path) -> None:
 
 def test_a_cpu_has_no_other_memory(folder: Path) -> None:
     experiment = an_experiment(folder, "decoder", MeshConfig(optimizer_placement="host"))
-    with pytest.raises(UsageError, match=r"mesh.optimizer host: a CPU computes in"):
+    with pytest.raises(UsageError, match=r"mesh.optimizer_placement host: a CPU computes in"):
         make_engine(experiment, Hardware(count=8))
     experiment = an_experiment(folder, "decoder", MeshConfig())
     model = dataclasses.replace(experiment.model, remat="offload")

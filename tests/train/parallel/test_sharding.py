@@ -222,7 +222,7 @@ def test_devices_whose_description_lacks_the_hosts_memory_are_told_of() -> None:
         def with_memory_kind(self, kind: str) -> "Described":
             return self
 
-    with pytest.raises(UsageError, match=r"^mesh.optimizer host: .* --compile-best 0"):
+    with pytest.raises(UsageError, match=r"^mesh.optimizer_placement host: .* --compile-best 0"):
         host_memory_shardings({"moment": Described()})
     own = make_mesh(MeshConfig(data=8))
     there = host_memory_shardings({"moment": logical_to_sharding(own, ("embed",), (8,))})

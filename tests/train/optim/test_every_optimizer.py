@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tests.train.optimizers.support import AXES as SMALL
-from tests.train.optimizers.support import MATRICES, SHAPES, drawn, gradients
+from tests.train.optim.support import AXES as SMALL
+from tests.train.optim.support import MATRICES, SHAPES, drawn, gradients
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
@@ -149,8 +149,12 @@ def test_a_model_is_trained_on_a_mesh_and_goes_on_from_a_checkpoint(
         ("sgd", {"momentum": 1.0}, "optimizer.momentum 1.0: give a share"),
         ("sgd", {"l2": -1.0}, "optimizer.l2 -1.0: give 0 or more"),
         ("lion", {"weight_decay": -1.0}, "optimizer.weight_decay -1.0: give 0 or more"),
-        ("muon", {"clip": -1.0}, "optimizer.clip -1.0: give 0 or more"),
-        ("adafactor", {"threshold": float("nan")}, "optimizer.threshold nan: give 0 or more"),
+        ("muon", {"max_grad_norm": -1.0}, "optimizer.max_grad_norm -1.0: give 0 or more"),
+        (
+            "adafactor",
+            {"clip_threshold": float("nan")},
+            "optimizer.clip_threshold nan: give 0 or more",
+        ),
     ],
 )
 def test_settings_that_make_no_optimizer(kind: str, settings: Any, message: str) -> None:

@@ -104,11 +104,11 @@ def test_every_kind_of_position_and_score_survives_json(mixer: Any, position: An
 
 def test_names_and_values() -> None:
     settings = flatten_experiment(UNUSUAL)
-    assert settings["model.pattern.0.mixer.kind"] == "full"
-    assert settings["model.pattern.0.mixer.heads"] == 6
-    assert settings["model.pattern.0.mixer.position.base"] == 77.0
-    assert settings["model.pattern.1.norm.kind"] == "rms"
-    assert settings["model.position.kind"] == "LearnedPositions"
+    assert settings["model.layer_pattern.0.mixer.kind"] == "full"
+    assert settings["model.layer_pattern.0.mixer.num_heads"] == 6
+    assert settings["model.layer_pattern.0.mixer.position.theta"] == 77.0
+    assert settings["model.layer_pattern.1.norm.kind"] == "rms"
+    assert settings["model.position_embedding.kind"] == "LearnedPositions"
     assert settings["model.final_norm"] is None
     assert settings["model.precision"] == (
         "parameters=float32,compute=bfloat16,softmax=bfloat16,norm=float32,loss=float32"
@@ -121,7 +121,7 @@ def test_text_has_a_line_for_each_setting() -> None:
     assert len(lines) == len(flatten_experiment(UNUSUAL))
     assert 'data.path = "a b.txt"' in lines
     assert "optimizer.weight_decay = 0.0" in lines
-    assert "model.tied = true" in lines
+    assert "model.tie_embeddings = true" in lines
 
 
 def test_changes_are_told_by_name() -> None:
@@ -134,30 +134,30 @@ def test_changes_are_told_by_name() -> None:
     )
     found = diff_experiments(UNUSUAL, other)
     assert found["steps"] == (1000, 7)
-    assert found["model.width"] == (24, 48)
-    assert found["model.pattern.1.mixer.heads"] == (3, None)
+    assert found["model.d_model"] == (24, 48)
+    assert found["model.layer_pattern.1.mixer.num_heads"] == (3, None)
     assert diff_experiments(UNUSUAL, UNUSUAL) == {}
     assert "steps" not in forbidden_changes(found)
-    assert "model.width" in forbidden_changes(found)
+    assert "model.d_model" in forbidden_changes(found)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "accumulate",
+        "grad_accum_steps",
         "checkpoint.every",
         "compile",
-        "data.cache",
+        "data.cache_dir",
         "data.path",
-        "evaluation.batches",
+        "evaluation.num_batches",
         "log_every",
         "mesh.fsdp",
-        "model.loop",
+        "model.layer_loop",
         "model.remat",
-        "loss_scale.largest",
+        "loss_scale.max_scale",
         "name",
         "optimizer.beta1",
-        "optimizer.clip",
+        "optimizer.max_grad_norm",
         "schedule.kind",
         "schedule.learning_rate",
         "sample.prompt",
@@ -173,12 +173,12 @@ def test_a_run_may_be_resumed_with_another(name: str) -> None:
     "name",
     [
         "batch_size",
-        "data.segments",
+        "data.document_masking",
         "data.sequence_length",
         "data.tokenizer.kind",
-        "loss_scale.initial",
-        "model.dropout",
-        "model.pattern.0.mixer.heads",
+        "loss_scale.init_scale",
+        "model.embedding_dropout",
+        "model.layer_pattern.0.mixer.num_heads",
         "model.precision",
         "seed",
     ],
@@ -194,7 +194,7 @@ def test_random_features_may_be_drawn_anew() -> None:
     before = Experiment(name="a", model=model, data=TextDataConfig())
     pattern = (BlockConfig(mixer=PerformerConfig(redraw_index=1)),)
     after = dataclasses.replace(before, model=dataclasses.replace(model, layer_pattern=pattern))
-    assert diff_experiments(before, after) == {"model.pattern.0.mixer.redraw": (0, 1)}
+    assert diff_experiments(before, after) == {"model.layer_pattern.0.mixer.redraw_index": (0, 1)}
     assert not forbidden_changes(diff_experiments(before, after))
 
 
@@ -212,7 +212,7 @@ def damaged(**at_top: Any) -> dict[str, Any]:
 
 def with_mixer(mixer: dict[str, Any]) -> dict[str, Any]:
     plain = experiment_to_dict(UNUSUAL)
-    plain["model"]["pattern"][0]["mixer"] = mixer
+    plain["model"]["layer_pattern"][0]["mixer"] = mixer
     return plain
 
 
@@ -225,7 +225,7 @@ def with_mixer(mixer: dict[str, Any]) -> dict[str, Any]:
         (damaged(model=None), "model"),
         (damaged(optimizer={"kind": "newton"}), "newton"),
         (with_mixer({"kind": "hyena"}), "kind hyena: is not known; it may be .*full"),
-        (with_mixer({"heads": 3}), "missing .*mixer"),
+        (with_mixer({"num_heads": 3}), "missing .*mixer"),
         (with_mixer({"kind": "full", "teeth": 3}), "teeth"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

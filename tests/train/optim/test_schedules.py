@@ -111,10 +111,13 @@ def test_rates_are_float32_whatever_the_number_is() -> None:
         ({"learning_rate": -1.0}, "schedule.learning_rate -1.0: give 0 or more"),
         ({"learning_rate": float("nan")}, "schedule.learning_rate nan: give 0 or more"),
         ({"learning_rate": 0.0}, "schedule.learning_rate 0: learns nothing"),
-        ({"warmup": -3}, "schedule.warmup -3: is negative"),
-        ({"kind": "inverse_sqrt", "warmup": 0}, "schedule.warmup 0: inverse_sqrt divides by it"),
-        ({"final": 1.5}, "schedule.final 1.5: give a share"),
-        ({"decay": -0.1}, "schedule.decay -0.1: give a share"),
+        ({"warmup_steps": -3}, "schedule.warmup_steps -3: is negative"),
+        (
+            {"kind": "inverse_sqrt", "warmup_steps": 0},
+            "schedule.warmup_steps 0: inverse_sqrt divides by it",
+        ),
+        ({"min_lr_ratio": 1.5}, "schedule.min_lr_ratio 1.5: give a share"),
+        ({"decay_fraction": -0.1}, "schedule.decay_fraction -0.1: give a share"),
     ],
 )
 def test_settings_that_make_no_schedule(settings: dict[str, Any], message: str) -> None:

@@ -9,7 +9,7 @@ from train.experiment import Experiment
 from transformer import AttentionConfig, BlockConfig, Hardware, Precision, TransformerConfig
 from transformer.attention.config import Backend
 
-FORM = "model.pattern.0.mixer.form"
+FORM = "model.layer_pattern.0.mixer.backend"
 
 
 def an_experiment(
@@ -21,7 +21,7 @@ def an_experiment(
     **model: Any,
 ) -> Experiment:
     block = BlockConfig(mixer=attention or AttentionConfig(num_heads=8))
-    settings = {"width": 512, "precision": Precision.parse("bfloat16"), **model}
+    settings = {"d_model": 512, "precision": Precision.parse("bfloat16"), **model}
     return Experiment(
         model=TransformerConfig(num_layers=layers, layer_pattern=(block,), **settings),
         data=TextDataConfig(sequence_length=length, document_masking=segments),
@@ -31,7 +31,7 @@ def an_experiment(
 def test_on_a_cpu() -> None:
     assert resolve_auto(an_experiment(length=512), Hardware("cpu")) == {
         FORM: "query_blocks (the fastest on cpu)",
-        "model.loop": "unroll",
+        "model.layer_loop": "unroll",
         "flattened tokens": "yes",
     }
 
@@ -44,7 +44,7 @@ def test_long_rows_on_a_cpu_go_tile_by_tile() -> None:
 def test_on_a_gpu() -> None:
     assert resolve_auto(an_experiment(), Hardware("gpu")) == {
         FORM: "cudnn (the fastest on gpu)",
-        "model.loop": "unroll",
+        "model.layer_loop": "unroll",
         "flattened tokens": "no",
     }
 
@@ -63,14 +63,14 @@ def test_what_auto_cannot_have_is_told_with_the_reason() -> None:
 
 def test_what_was_asked_for_is_what_is_used() -> None:
     asked = AttentionConfig(num_heads=8, backend="reference")
-    found = resolve_auto(an_experiment(attention=asked, loop="scan"), Hardware("gpu"))
+    found = resolve_auto(an_experiment(attention=asked, layer_loop="scan"), Hardware("gpu"))
     assert found[FORM] == "reference (asked for)"
-    assert found["model.loop"] == "scan"
+    assert found["model.layer_loop"] == "scan"
 
 
 def test_the_loop_goes_by_depth() -> None:
     shallow, deep = (
-        resolve_auto(an_experiment(layers=layers), Hardware("gpu"))["model.loop"]
+        resolve_auto(an_experiment(layers=layers), Hardware("gpu"))["model.layer_loop"]
         for layers in (16, 48)
     )
     assert (shallow, deep) == ("unroll", "scan")
@@ -84,8 +84,8 @@ def test_each_place_of_the_pattern_has_its_own() -> None:
     experiment = an_experiment()
     model = dataclasses.replace(experiment.model, layer_pattern=blocks)
     found = resolve_auto(dataclasses.replace(experiment, model=model), Hardware("gpu"))
-    assert found["model.pattern.0.mixer.form"].startswith("cudnn")
-    assert found["model.pattern.1.mixer.form"].startswith("reference")
+    assert found["model.layer_pattern.0.mixer.backend"].startswith("cudnn")
+    assert found["model.layer_pattern.1.mixer.backend"].startswith("reference")
 
 
 def test_what_was_chosen_before_is_kept_where_auto_would_choose_otherwise() -> None:
@@ -93,14 +93,16 @@ def test_what_was_chosen_before_is_kept_where_auto_would_choose_otherwise() -> N
     same = resolve_auto(experiment, hardware)
     assert pin_auto(experiment, same, hardware) == experiment
     assert pin_auto(experiment, {}, hardware) == experiment
-    found = pin_auto(experiment, {FORM: "blockwise (as it was)", "model.loop": "scan"}, hardware)
+    found = pin_auto(
+        experiment, {FORM: "blockwise (as it was)", "model.layer_loop": "scan"}, hardware
+    )
     assert found.model.layer_pattern[0].mixer == AttentionConfig(num_heads=8, backend="blockwise")
     assert found.model.layer_loop == "scan"
     asked = an_experiment(
-        attention=AttentionConfig(num_heads=8, backend="reference"), loop="unroll"
+        attention=AttentionConfig(num_heads=8, backend="reference"), layer_loop="unroll"
     )
-    assert pin_auto(asked, {FORM: "blockwise", "model.loop": "scan"}, hardware) == asked
-    with pytest.raises(ValueError, match=r"attention.form swift: .*"):
+    assert pin_auto(asked, {FORM: "blockwise", "model.layer_loop": "scan"}, hardware) == asked
+    with pytest.raises(ValueError, match=r"attention.backend swift: .*"):
         pin_auto(experiment, {FORM: "swift (as it was)"}, hardware)
 
 

@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
     """What a mesh makes of a model."""
 
     losses: np.ndarray  # [STEPS]
-    find_collectives: tuple[Collective, ...]
+    collectives: tuple[Collective, ...]
     mesh: Mesh
     params: Any  # shapes
 
@@ -70,7 +70,7 @@ def an_experiment(
     **attention: Any,
 ) -> Experiment:
     """Three layers without dropout, whose keys and values two heads share; documents are packed."""
-    attention = {"heads": 4, "kv_heads": 2, "position": RoPE(), "bias": False, **attention}
+    attention = {"num_heads": 4, "num_kv_heads": 2, "position": RoPE(), "bias": False, **attention}
     mixer = mixer or AttentionConfig(**attention)
     fed = {"experts": mixture(0), "capacity": mixture(1.5)}.get(model, FeedForwardConfig(24))
     block = BlockConfig(mixer=mixer, feed_forward=feed_forward or fed)

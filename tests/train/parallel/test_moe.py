@@ -53,7 +53,7 @@ def test_experts_on_many_devices_and_in_microbatches_are_those_of_one(tmp_path: 
     assert set(expected[0]) >= LOSSES
     assert 0.2 <= expected[0]["loss/load_balance"] < 0.3  # 0.1 in each layer, if all are used alike
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
-    for changes in ({"mesh": mesh, "accumulate": 2}, {"compile": "pmap"}):
+    for changes in ({"mesh": mesh, "grad_accum_steps": 2}, {"compile": "pmap"}):
         engine = make_engine(an_experiment(tmp_path, **changes), Hardware(count=8))
         found, others = trained(engine)
         for metrics, wanted in zip(found, expected, strict=True):

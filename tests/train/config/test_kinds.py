@@ -54,16 +54,16 @@ def test_its_own_kind_keeps_its_settings(arguments: list[str]) -> None:
 
 def test_kinds_in_a_tuple_and_of_what_has_just_been_chosen() -> None:
     arguments = [
-        "--model.pattern.1.mixer.kind=convolution",
-        "--model.pattern.0.mixer.position.kind=Rotary",
-        "--model.pattern.0.mixer.position.scaling.kind=YaRNScaling",
-        "--model.pattern.0.feed-forward.kind=mixture",
+        "--model.layer-pattern.1.mixer.kind=convolution",
+        "--model.layer-pattern.0.mixer.position.kind=RoPE",
+        "--model.layer-pattern.0.mixer.position.scaling.kind=YaRNScaling",
+        "--model.layer-pattern.0.feed-forward.kind=mixture",
     ]
     changed, left = select_kinds(TWO, arguments)
     first, second = changed.model.layer_pattern
     assert (first.mixer.kind, second.mixer.kind) == ("full", "convolution")
     assert isinstance(first.mixer, AttentionConfig)
-    assert type(first.mixer.position).__name__ == "Rotary"
+    assert type(first.mixer.position).__name__ == "RoPE"
     assert type(getattr(first.mixer.position, "scaling", None)).__name__ == "YaRNScaling"
     assert getattr(first.feed_forward, "kind", None) == "mixture"
     assert left == []
@@ -110,7 +110,9 @@ def test_a_kind_that_is_not_known() -> None:
 
 def test_all_parts_with_kinds_are_explained() -> None:
     paths = dict(kind_options(TWO))
-    assert {"optimizer", "task", "model.position", "model.pattern.1.mixer"} <= set(paths)
+    assert {"optimizer", "task", "model.position_embedding", "model.layer_pattern.1.mixer"} <= set(
+        paths
+    )
     assert f"--optimizer.kind {{{','.join(OPTIMIZERS)}}}" in kinds_help(TWO)
     assert kinds_help(NormConfig()) == ""
 

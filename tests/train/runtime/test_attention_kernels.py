@@ -74,6 +74,6 @@ def test_a_run_goes_on_without_it_and_says_so(
     assert event["kernel"] == "splash"
     assert event["why"]
     config = (tmp_path / "run/config.txt").read_text()
-    assert "mixer.form = reference (splash cannot serve: its kernel cannot be" in config
+    assert "mixer.backend = reference (splash cannot serve: its kernel cannot be" in config
     shown = capsys.readouterr()
     assert (shown.out + shown.err).count("attention kernel splash: cannot be compiled here") == 1

@@ -46,9 +46,9 @@ def test_the_scale_of_the_settings_is_where_it_starts() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"initial": 0.5}, "loss_scale.initial 0.5: give a scale from 1"),
-        ({"largest": 8.0}, "to loss_scale.largest 8.0"),
-        ({"growth_every": 0}, "loss_scale.growth_every 0: give 1 or more"),
+        ({"init_scale": 0.5}, "loss_scale.init_scale 0.5: give a scale from 1"),
+        ({"max_scale": 8.0}, "to loss_scale.max_scale 8.0"),
+        ({"growth_interval": 0}, "loss_scale.growth_interval 0: give 1 or more"),
     ],
 )
 def test_settings_that_make_no_scale(settings: dict[str, Any], message: str) -> None:

@@ -183,7 +183,7 @@ BUGS = (
         "train/optim/base.py",
         "optax.add_decayed_weights(rate, mask=matrices(axes))",
         "optax.add_decayed_weights(rate)",
-        "train/optimizers",
+        "train/optim",
     ),
     Bug(
         "anomalies that count as what is usual",

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.train.meshes import (
+from tests.train.parallel.meshes import (
     CONTEXT,
     KINDS,
     Outcome,
@@ -90,7 +90,7 @@ def test_a_mesh_is_one_device(
 @pytest.mark.full
 def test_sixteen_devices(folder: Path) -> None:
     """Four axes at once, in a process that has so many devices."""
-    program = "from tests.train.meshes import sixteen; sixteen()"
+    program = "from tests.train.parallel.meshes import sixteen; sixteen()"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
 
 

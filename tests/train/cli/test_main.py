@@ -298,7 +298,7 @@ def test_preemption(
     )
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def process(*arguments: str, **environment: str) -> tuple[int, str, str]:

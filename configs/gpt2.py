@@ -75,7 +75,7 @@ def gpt2(
 
 
 # About half a million tokens a step, in microbatches that one accelerator of 80 GB can hold by
-# `describe`'s estimate; on several, lower `accumulate` as the batch is spread.
+# `describe`'s estimate; on several, lower `grad_accum_steps` as the batch is spread.
 EXPERIMENTS = {
     "small": gpt2(
         "gpt2-small",

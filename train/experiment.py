@@ -271,7 +271,7 @@ class Experiment:
         setting, rows = self.row_multiple
         if rows % self.grad_accum_steps:
             raise UsageError(
-                f"accumulate {self.grad_accum_steps}: does not divide {setting} {rows}; "
+                f"grad_accum_steps {self.grad_accum_steps}: does not divide {setting} {rows}; "
                 "give a divisor of it"
             )
         if self.compile == "pmap" and self.mesh != MeshConfig(data=self.mesh.data):
@@ -358,12 +358,16 @@ class Experiment:
     def _check_judging(self) -> None:
         """That there is what the run is to be judged by."""
         if self.uses_best_checkpoint and not self.evaluation.every:
-            asked = "stopping.patience" if self.early_stopping.patience else "checkpoint.best"
+            asked = (
+                "early_stopping.patience"
+                if self.early_stopping.patience
+                else "checkpoint.keep_best"
+            )
             raise UsageError(
                 f"{asked}: there is no evaluation on the way to go by; set evaluation.every"
             )
         if self.evaluation.average_checkpoints > 1 and not self.checkpoint.every:
             raise UsageError(
-                f"evaluation.average {self.evaluation.average_checkpoints}: there is no checkpoint but the "
-                "last to average; set checkpoint.every"
+                f"evaluation.average_checkpoints {self.evaluation.average_checkpoints}: there is "
+                "no checkpoint but the last to average; set checkpoint.every"
             )

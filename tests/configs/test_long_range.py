@@ -48,7 +48,7 @@ def test_every_variant_that_reads_both_ways_is_there() -> None:
         names = [*VARIANTS, *(f"arena_{name}" for name in VARIANTS)]
         assert list(file.EXPERIMENTS) == names
         for name, experiment in file.EXPERIMENTS.items():
-            *between, block = experiment.model.pattern
+            *between, block = experiment.model.layer_pattern
             assert block.mixer.kind == name.removeprefix("arena_")
             local = ["sliding_window"] if block.mixer.kind == "routing" else []
             assert [each.mixer.kind for each in between] == local
@@ -89,7 +89,9 @@ def test_batches_have_as_many_shapes_as_are_asked_for() -> None:
         data = dataclasses.replace(experiment.data, max_buckets=shapes)
         task = make_task(dataclasses.replace(experiment, data=data))
         batches: Any = task.training_batches(task.prepare_corpus())
-        found = [batches.host(n, 0, 1)["tokens"].shape for n in range(batches.batches_per_epoch)]
+        found = [
+            batches.host_batch(n, 0, 1)["tokens"].shape for n in range(batches.batches_per_epoch)
+        ]
         assert len(set(found)) == shapes
 
 

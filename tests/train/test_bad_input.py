@@ -40,7 +40,9 @@ class Whole(NamedTuple):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     folder = tmp_path_factory.mktemp("bad")
-    config = write_config(folder, steps=str(STEPS), checkpoint="CheckpointConfig(every=2, keep=9)")
+    config = write_config(
+        folder, steps=str(STEPS), checkpoint="CheckpointConfig(every=2, keep_last=9)"
+    )
     workdir = folder / "whole"
     with pytest.raises(SystemExit) as stop:
         main(["fit", config, "--workdir", str(workdir), "--quiet"])
@@ -143,11 +145,13 @@ def test_a_prompt_with_characters_that_the_tokenizer_lacks(
 
 def test_a_checkpoint_of_another_model(capsys: Capture, whole: Whole, copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
-    config["experiment"]["model"]["width"] = 8
+    config["experiment"]["model"]["d_model"] = 8
     (copy / "config.json").write_text(json.dumps(config))
-    words = ("config.json: model.width is 8, and checkpoint 6 was trained with 16; put the file b",)
+    words = (
+        "config.json: model.d_model is 8, and checkpoint 6 was trained with 16; put the file b",
+    )
     assert_refused(command(capsys, "sample", str(copy)), 1, *words)
-    more = ("--model.width", "8", "--steps", "7")
+    more = ("--model.d-model", "8", "--steps", "7")
     assert_refused(fit(capsys, whole, copy, *more), 1, *words)
 
 
@@ -291,9 +295,9 @@ def test_a_disk_that_is_full_when_a_run_goes_on(capsys: Capture, whole: Whole, c
 def test_a_cache_that_cannot_be_written(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     cache = str(tmp_path / "file" / "cache")
-    found = fit(capsys, whole, tmp_path / "run", "--data.cache", cache)
+    found = fit(capsys, whole, tmp_path / "run", "--data.cache-dir", cache)
     assert_refused(
-        found, 1, "the data cache ", "Not a directory; make room there, or set data.cache"
+        found, 1, "the data cache ", "Not a directory; make room there, or set data.cache_dir"
     )
 
 
@@ -314,7 +318,7 @@ def test_memory_that_runs_out_on_the_way(
         patch.setattr(JitEngine, "step", exhausted)
         found = fit(capsys, whole, workdir)
     words = (
-        "memory: ran out asking for 123 bytes; raise accumulate",
+        "memory: ran out asking for 123 bytes; raise grad_accum_steps",
         "lower batch_size (now 8)",
         "lower data.sequence_length (now 16)",
     )
@@ -347,7 +351,7 @@ def test_memory_that_runs_out_when_a_run_is_looked_at(
         ("--batch-size 12", "batch_size 12: does not divide among 8"),
         ("--compile pmap --mesh.fsdp 2", "compile pmap: copies the whole model to each device"),
         ("--data.sequence-length 17", "data.sequence_length 17: the model's table of positions"),
-        ("--model.width 18", "heads 4: does not divide the width 18; give a divisor of it"),
+        ("--model.d-model 18", "num_heads 4: does not divide the width 18; give a divisor of it"),
     ],
 )
 def test_settings(
@@ -375,7 +379,7 @@ def test_an_error_in_the_report_does_not_hide_what_stopped_the_run(
     def also_fail(*_: Any) -> None:
         raise UserError("loss.png: cannot be written")
 
-    monkeypatch.setattr(Reporter, "train", fail)
+    monkeypatch.setattr(Reporter, "log_training", fail)
     monkeypatch.setattr("train.telemetry.loss_plot.plot_losses", also_fail)
     with pytest.raises(UserError, match="this stopped it"):
         train.fit(tiny(whole.folder), str(tmp_path / "run"), quiet=True)

@@ -89,19 +89,19 @@ def test_the_first_loss_is_that_of_chance(expected: Curve) -> None:
 
 @pytest.mark.slow
 @pytest.mark.sampled("2")
-@pytest.mark.parametrize("accumulate", [2, 8])
+@pytest.mark.parametrize("grad_accum_steps", [2, 8])
 def test_accumulation_is_the_big_batch(
-    folder: Path, start: TrainState, expected: Curve, accumulate: int
+    folder: Path, start: TrainState, expected: Curve, grad_accum_steps: int
 ) -> None:
     """With dropout, and microbatches in which nothing counts."""
-    experiment = an_experiment(folder, accumulate=accumulate)
+    experiment = an_experiment(folder, grad_accum_steps=grad_accum_steps)
     assert_same_curve(trained(on_one_device(experiment), start), expected)
 
 
 @pytest.mark.slow
 @pytest.mark.sampled("fsdp=2, tensor=2")
 @pytest.mark.parametrize(
-    ("mesh", "accumulate"),
+    ("mesh", "grad_accum_steps"),
     [
         (MeshConfig(data=2, fsdp=2, tensor=2), 2),
         pytest.param(MeshConfig(data=8), 1, marks=pytest.mark.slow),
@@ -111,9 +111,11 @@ def test_accumulation_is_the_big_batch(
     ids=str,
 )
 def test_a_mesh_is_one_device(
-    folder: Path, start: TrainState, expected: Curve, mesh: MeshConfig, accumulate: int
+    folder: Path, start: TrainState, expected: Curve, mesh: MeshConfig, grad_accum_steps: int
 ) -> None:
-    engine = make_engine(an_experiment(folder, mesh=mesh, accumulate=accumulate), Hardware(count=8))
+    engine = make_engine(
+        an_experiment(folder, mesh=mesh, grad_accum_steps=grad_accum_steps), Hardware(count=8)
+    )
     assert_same_curve(trained(engine, start), expected)
 
 
@@ -141,7 +143,7 @@ def test_pmap_accumulates(folder: Path) -> None:
 def test_the_state_is_consumed_and_keeps_its_layout(folder: Path, start: TrainState) -> None:
     """And is born the same on any mesh, to the last bit."""
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
-    engine = make_engine(an_experiment(folder, mesh=mesh, accumulate=2), Hardware(count=8))
+    engine = make_engine(an_experiment(folder, mesh=mesh, grad_accum_steps=2), Hardware(count=8))
     state = engine.init()
     assert_same_bits(state, start)
     assert jax.tree.map(_kind, state) == jax.tree.map(_kind, engine.abstract_state())
@@ -200,7 +202,7 @@ def test_float16_trains_with_a_loss_scale(folder: Path) -> None:
     ("changes", "message"),
     [
         ({"batch_size": 12}, "batch_size 12: does not divide among 8"),
-        ({"accumulate": 2}, "batch_size 8: does not divide among 16"),
+        ({"grad_accum_steps": 2}, "batch_size 8: does not divide among 16"),
         ({"mesh": MeshConfig(data=3)}, "mesh data 3 x fsdp 1 x tensor 1: does not divide 8"),
     ],
 )

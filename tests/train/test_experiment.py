@@ -24,9 +24,11 @@ def replaced_model(experiment: Experiment, **changes: Any) -> dict[str, Any]:
 def test_a_task_has_its_own_kind_of_data(tmp_path: Path) -> None:
     for task in (Classification(), Tagging(), Translation()):
         name = type(task).__name__
-        with pytest.raises(UsageError, match=f"task {name}: learns from a .*, not a DataConfig"):
+        with pytest.raises(UsageError, match=f"task {name}: learns from .*, not a TextDataConfig"):
             tiny(tmp_path, task=task)
-    message = "task LanguageModelling: learns from a DataConfig, not a ParallelDataConfig; set data"
+    message = (
+        "task LanguageModeling: learns from a TextDataConfig, not a BitextDataConfig; set data"
+    )
     with pytest.raises(UsageError, match=message):
         tiny(tmp_path, data=BitextDataConfig())
 
@@ -50,7 +52,7 @@ def test_who_may_not_be_causal(tmp_path: Path) -> None:
         dataclasses.replace(classifier, task=Classification(), **causal)
 
 
-@pytest.mark.parametrize("setting", [{"stride": 3}, {"compressors": True}])
+@pytest.mark.parametrize("setting", [{"stride": 3}, {"compression_baselines": True}])
 def test_what_is_for_text_alone(tmp_path: Path, setting: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"evaluation.{next(iter(setting))}: is for text alone"):
         tiny_classifier(tmp_path, evaluation=EvaluationConfig(every=0, **setting))
@@ -87,7 +89,7 @@ def test_batch_size_counts_examples_whatever_the_task(tmp_path: Path) -> None:
     assert max_batch_shape(dataclasses.replace(translator, data=many, batch_size=24)) == (24, 16)
     for experiment, message in (
         (dict(data=rows, batch_size=0), r"batch_size 0: give 1 or more, or set data\.batch_tokens"),
-        (dict(batch_size=12), r"batch_size 12: is no multiple of data\.row_multiple 8"),
+        (dict(batch_size=12), r"batch_size 12: is no multiple of data\.batch_size_multiple 8"),
         (dict(batch_size=-8), "batch_size -8: give 0 or more"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -97,13 +99,18 @@ def test_batch_size_counts_examples_whatever_the_task(tmp_path: Path) -> None:
 
 
 def test_microbatches_divide_the_rows_of_a_batch(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="accumulate 3: does not divide batch_size 8"):
-        tiny_classifier(tmp_path, accumulate=3)
-    with pytest.raises(UsageError, match=r"accumulate 3: does not divide data\.row_multiple 8"):
-        tiny_translator(tmp_path, accumulate=3)
-    assert tiny_translator(tmp_path, accumulate=4).row_multiple == ("data.row_multiple", 8)
+    with pytest.raises(UsageError, match="grad_accum_steps 3: does not divide batch_size 8"):
+        tiny_classifier(tmp_path, grad_accum_steps=3)
+    with pytest.raises(
+        UsageError, match=r"grad_accum_steps 3: does not divide data\.batch_size_multiple 8"
+    ):
+        tiny_translator(tmp_path, grad_accum_steps=3)
+    assert tiny_translator(tmp_path, grad_accum_steps=4).row_multiple == (
+        "data.batch_size_multiple",
+        8,
+    )
     fixed = in_tokens(tiny_translator(tmp_path), 0)
-    with pytest.raises(UsageError, match="accumulate 3: does not divide batch_size 8"):
+    with pytest.raises(UsageError, match="grad_accum_steps 3: does not divide batch_size 8"):
         dataclasses.replace(tiny_translator(tmp_path), data=fixed, batch_size=8, grad_accum_steps=3)
 
 
@@ -112,15 +119,18 @@ def test_microbatches_divide_the_rows_of_a_batch(tmp_path: Path) -> None:
     [
         (
             lambda: MaskedLanguageModeling(mlm_probability=0.0),
-            r"task\.rate 0\.0: give a share in \(0, 1\]",
+            r"task\.mlm_probability 0\.0: give a share in \(0, 1\]",
         ),
         (
             lambda: MaskedLanguageModeling(mask_replace_prob=0.8, random_replace_prob=0.3),
-            r"task\.masked 0\.8, task\.re",
+            r"task\.mask_replace_prob 0\.8, task\.random_re",
         ),
-        (lambda: Classification(num_labels=-1), r"task\.classes -1: give 0 or more"),
-        (lambda: Tagging(classifier_dropout=1.0), r"task\.dropout 1\.0: give a share in \[0, 1\)"),
-        (lambda: Translation(num_beams=0), r"task\.beams 0: give 1 or more"),
+        (lambda: Classification(num_labels=-1), r"task\.num_labels -1: give 0 or more"),
+        (
+            lambda: Tagging(classifier_dropout=1.0),
+            r"task\.classifier_dropout 1\.0: give a share in \[0, 1\)",
+        ),
+        (lambda: Translation(num_beams=0), r"task\.num_beams 0: give 1 or more"),
         (lambda: Translation(label_smoothing=1.0), r"task\.label_smoothing 1\.0: give a share"),
         (lambda: Translation(length_penalty=-1.0), r"task\.length_penalty -1\.0: give 0 or more"),
     ],

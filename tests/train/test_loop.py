@@ -83,12 +83,12 @@ def test_the_resolved_experiment_is_saved(finished: Finished) -> None:
     settings, chosen = lines[:-3], lines[-3:]
     assert "".join(settings) == experiment_to_text(resolved)
     assert [line.split(" = ")[0] for line in chosen] == [
-        "# auto: model.pattern.0.mixer.form",
-        "# auto: model.loop",
+        "# auto: model.layer_pattern.0.mixer.backend",
+        "# auto: model.layer_loop",
         "# auto: flattened tokens",
     ]
     plain = json.loads((finished.workdir / "config.json").read_text())
-    assert plain["chosen"]["model.loop"] == "unroll"
+    assert plain["chosen"]["model.layer_loop"] == "unroll"
 
 
 def test_the_metrics(finished: Finished) -> None:

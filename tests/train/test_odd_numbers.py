@@ -93,19 +93,21 @@ def test_numbers_are_named_by_where_they_are() -> None:
     mixer = AttentionConfig()
     object.__setattr__(mixer, "soft_cap", math.inf)  # as a class that checks nothing would have it
     block = dataclasses.replace(experiment.model.layer_pattern[0], mixer=mixer)
-    with pytest.raises(ValueError, match=r"^model.pattern.1.mixer.soft_cap inf: is not a finite"):
+    with pytest.raises(
+        ValueError, match=r"^model.layer_pattern.1.mixer.soft_cap inf: is not a finite"
+    ):
         TransformerConfig(layer_pattern=(experiment.model.layer_pattern[0], block))
 
 
 def test_the_largest_numbers() -> None:
-    check_number("heads", MAX_INTEGER_BY_FIELD["heads"])
+    check_number("num_heads", MAX_INTEGER_BY_FIELD["num_heads"])
     check_number("x", -(2**31 - 1))
     check_number("x", -0.0)
     check_number("x", -MAX_FLOAT)
     assert jnp.isfinite(jnp.float32(MAX_FLOAT))
     check_numbers((True, "word", None, find_experiment, Experiment))
-    with pytest.raises(ValueError, match=r"^a.heads 65537: is too large; give at most 65536$"):
-        check_number("a.heads", 65537)
+    with pytest.raises(ValueError, match=r"^a.num_heads 65537: is too large; give at most 65536$"):
+        check_number("a.num_heads", 65537)
     with pytest.raises(ValueError, match=r"^x -2147483648: is too large; give at most 2147483647$"):
         check_number("x", -(2**31))
     with pytest.raises(ValueError, match=r"^x of so many digits: is too large"):
@@ -152,15 +154,15 @@ def test_a_weight_that_no_memory_has() -> None:
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"model.width": 2**18}, "the training state"),
+        ({"model.d_model": 2**18}, "the training state"),
         ({"batch_size": 2**26}, "the inputs of the layers"),
-        ({"batch_size": 2**26, "accumulate": 2**26}, "a batch's tokens"),
+        ({"batch_size": 2**26, "grad_accum_steps": 2**26}, "a batch's tokens"),
     ],
 )
 def test_what_no_memory_holds_is_refused_before_it_is_built(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], what: str
 ) -> None:
-    monkeypatch.setattr(oom, "host_memory", lambda: 2**33)
+    monkeypatch.setattr(oom, "host_memory_bytes", lambda: 2**33)
     plain = experiment_to_dict(tiny(tmp_path))
     for path, value in changes.items():
         put(plain, path, value)

@@ -91,11 +91,11 @@ def with_a_penalty(params: Any, batch: Batch, keys: jax.Array | None) -> dict[st
     return {**sums, "loss/penalty": Loss(0.5 * jnp.sum(params["w"] ** 2) * weight, weight)}
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_losses_of_the_model_itself_are_added(accumulate: int) -> None:
+@pytest.mark.parametrize("grad_accum_steps", [1, 3])
+def test_losses_of_the_model_itself_are_added(grad_accum_steps: int) -> None:
     """Whatever the weights of the targets: the gradient has the penalty's, which is w, on top."""
     state, batch = a_state(), a_batch()
-    plain = dataclasses.replace(STEP, loss_fn=without_dropout, grad_accum_steps=accumulate)
+    plain = dataclasses.replace(STEP, loss_fn=without_dropout, grad_accum_steps=grad_accum_steps)
     penalised = dataclasses.replace(plain, loss_fn=with_a_penalty)
     without, expected = jax.jit(plain)(state, batch)
     found, metrics = jax.jit(penalised)(state, batch)
@@ -113,12 +113,12 @@ def test_the_first_update_is_number_one() -> None:
     assert int(state.step) == 3
 
 
-@pytest.mark.parametrize("accumulate", [2, 3, 12])
-def test_accumulation_is_the_big_batch(accumulate: int) -> None:
+@pytest.mark.parametrize("grad_accum_steps", [2, 3, 12])
+def test_accumulation_is_the_big_batch(grad_accum_steps: int) -> None:
     """With dropout on, and with weights that no two microbatches share out alike."""
     optimizer = make_step_optimizer(AdamW(), {"w": LogicalAxes(inputs=("embed",), outputs=())})
     whole = dataclasses.replace(STEP, optimizer=optimizer, max_grad_norm=0.5)
-    cut = dataclasses.replace(whole, grad_accum_steps=accumulate)
+    cut = dataclasses.replace(whole, grad_accum_steps=grad_accum_steps)
     expected = found = a_state(optimizer)
     steps = jax.jit(whole), jax.jit(cut)
     for n in range(4):
@@ -250,7 +250,7 @@ def test_an_update_out_of_line_is_skipped() -> None:
     assert float(metrics["grad_norm"]) > float(metrics["grad_norm_limit"])
     assert_same_bits(after.params, state.params)
     after, metrics = step(after, a_batch(7))
-    assert float(metrics["skipped"]) == int(after.watch.consecutive_anomalies) == 0
+    assert float(metrics["skipped"]) == int(after.anomaly_detector.consecutive_anomalies) == 0
 
 
 @pytest.mark.slow
@@ -260,7 +260,9 @@ def test_recovery_lowers_the_learning_rate() -> None:
     step = jax.jit(dataclasses.replace(STEP, recovery=config, max_grad_norm=0.0))
     whole, metrics = step(start, a_batch())
     assert start.anomaly_detector is not None
-    lowered = start.replace(anomaly_detector=start.anomaly_detector.replace(rate=jnp.float32(0.5)))
+    lowered = start.replace(
+        anomaly_detector=start.anomaly_detector.replace(lr_factor=jnp.float32(0.5))
+    )
     half, halved_metrics = step(lowered, a_batch())
     assert float(halved_metrics["learning_rate"]) == float(metrics["learning_rate"]) / 2
     moved = (np.asarray(each.params["w"] - start.params["w"]) for each in (half, whole))

@@ -31,35 +31,35 @@ RESUMABLE_FIELDS = (
     "evaluation.",
     "sample.",
     "checkpoint.",
-    "stopping.",
+    "early_stopping.",
     "recovery.threshold",
     "recovery.warmup",
-    "recovery.rise",
+    "recovery.loss_rise_tolerance",
     "recovery.patience",
-    "recovery.back",
-    "recovery.skip",
-    "recovery.tries",
-    "recovery.rate",
+    "recovery.rollback_steps",
+    "recovery.skip_batches",
+    "recovery.max_rollbacks",
+    "recovery.lr_factor",
     "mesh.",
     "compile",
-    "accumulate",
+    "grad_accum_steps",
     "data.path",
     "data.validation_path",
     "data.test_path",
-    "data.cache",
-    "model.loop",
+    "data.cache_dir",
+    "model.layer_loop",
     "model.remat",
     "optimizer.",
     "schedule.",
-    "loss_scale.growth_every",
-    "loss_scale.largest",
+    "loss_scale.growth_interval",
+    "loss_scale.max_scale",
     "ema.decay",
 )
 """Settings that may differ when a run is resumed: what is asked for holds from there on, whatever
 was asked for when the checkpoint was saved. What the data are is told by their digest."""
 
 
-RESUMABLE_MIXER_FIELDS = (".redraw",)
+RESUMABLE_MIXER_FIELDS = (".redraw_index",)
 """What the names of those end with that a mixer may have: its random features are drawn anew."""
 
 
@@ -131,7 +131,7 @@ def _is_group(error: BaseException) -> bool:
 
 
 def flatten_experiment(experiment: Experiment) -> dict[str, Any]:
-    """`model.pattern.0.mixer.heads` -> 6, and so on, sorted by name."""
+    """`model.layer_pattern.0.mixer.num_heads` -> 6, and so on, sorted by name."""
     return dict(sorted(flatten_fields(experiment_to_dict(experiment))))
 
 

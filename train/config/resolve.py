@@ -29,9 +29,11 @@ def resolve_auto(
             mesh_known=experiment.compile == "jit",
         )
         if choice is not None:
-            chosen[f"model.pattern.{place}.mixer.form"] = f"{choice.backend} ({choice.reason})"
+            chosen[f"model.layer_pattern.{place}.mixer.backend"] = (
+                f"{choice.backend} ({choice.reason})"
+            )
     unrolled = should_unroll(model.layer_loop, model.remat, model.num_layers, hardware)
-    chosen["model.loop"] = "unroll" if unrolled else "scan"
+    chosen["model.layer_loop"] = "unroll" if unrolled else "scan"
     chosen["flattened tokens"] = "yes" if hardware.flatten_tokens and context_shards == 1 else "no"
     return chosen
 
@@ -57,7 +59,7 @@ def unavailable_backends(choices: Mapping[str, str], experiment: Experiment) -> 
     """Return those of `choices` whose attention backend is not the one asked for by name."""
     found = {}
     for place, block in enumerate(experiment.model.layer_pattern):
-        name = f"model.pattern.{place}.mixer.form"
+        name = f"model.layer_pattern.{place}.mixer.backend"
         asked = block.mixer.backend if isinstance(block.mixer, AttentionConfig) else "auto"
         if asked != "auto" and asked != choices.get(name, asked).partition(" ")[0]:
             found[name] = choices[name]
@@ -72,7 +74,7 @@ def pin_auto(experiment: Experiment, saved: Mapping[str, str], hardware: Hardwar
     now, model = resolve_auto(experiment, hardware), experiment.model
     pattern = list(model.layer_pattern)
     for place, block in enumerate(pattern):
-        name = f"model.pattern.{place}.mixer.form"
+        name = f"model.layer_pattern.{place}.mixer.backend"
         form = saved.get(name, "").partition(" ")[0]
         if (
             not isinstance(block.mixer, AttentionConfig)
@@ -85,7 +87,11 @@ def pin_auto(experiment: Experiment, saved: Mapping[str, str], hardware: Hardwar
             pattern[place] = dataclasses.replace(block, mixer=mixer)
     if tuple(pattern) != model.layer_pattern:
         model = dataclasses.replace(model, layer_pattern=tuple(pattern))
-    loop = saved.get("model.loop")
-    if model.layer_loop == "auto" and loop in ("scan", "unroll") and loop != now["model.loop"]:
+    loop = saved.get("model.layer_loop")
+    if (
+        model.layer_loop == "auto"
+        and loop in ("scan", "unroll")
+        and loop != now["model.layer_loop"]
+    ):
         model = dataclasses.replace(model, layer_loop=cast(LayerLoop, loop))
     return dataclasses.replace(experiment, model=model)

@@ -14,7 +14,7 @@ from train.errors import UsageError, UserError
 
 
 def cache_folder(setting: str) -> pathlib.Path:
-    """The folder of ``data.cache`` or, if that is empty, the user's own.
+    """The folder of ``data.cache_dir`` or, if that is empty, the user's own.
 
     Raises UserError if it is remote, or the home folder is not known.
     """
@@ -22,7 +22,7 @@ def cache_folder(setting: str) -> pathlib.Path:
         return user_cache_folder()
     path = expand_path(folder)
     if not isinstance(path, pathlib.Path):
-        raise UsageError(f"data.cache {folder}: is remote; give a folder of this machine")
+        raise UsageError(f"data.cache_dir {folder}: is remote; give a folder of this machine")
     return path
 
 
@@ -77,7 +77,7 @@ def get_or_create(
     except OSError as error:
         raise UserError(
             f"the data cache {folder.parent}: {error.strerror or error}; make room there, or set "
-            "data.cache or TRANSFORMER_CACHE to another folder"
+            "data.cache_dir or TRANSFORMER_CACHE to another folder"
         ) from error
     return folder
 

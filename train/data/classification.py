@@ -63,7 +63,10 @@ def _columns(config: ClassificationDataConfig, first: str, where: str) -> tuple[
         return int(config.label_column), int(config.text_column)
     names = first.split("\t")
     found = []
-    for setting, column in (("label", config.label_column), ("text", config.text_column)):
+    for setting, column in (
+        ("label_column", config.label_column),
+        ("text_column", config.text_column),
+    ):
         if column in names:
             found.append(names.index(column))
         elif column.isdecimal():
@@ -80,7 +83,7 @@ def _by_columns(line: str, columns: tuple[int, int], where: str) -> tuple[str, s
     cells = line.split("\t")
     if max(columns) >= len(cells):
         raise UserError(
-            f"{where}: has {len(cells)} columns, but data.label and data.text ask for column "
+            f"{where}: has {len(cells)} columns, but data.label_column and data.text_column ask for column "
             f"{max(columns)}, from 0 on; mend the line or these settings (a tab stands between "
             "columns)"
         )

@@ -94,7 +94,7 @@ def generate_examples(config: ListOpsDataConfig) -> Iterator[LabeledText]:
             raise UserError(
                 f"data.min_length {config.min_length}: of {MAX_FAILED_DRAWS:,} expressions drawn in a row "
                 f"none was new, longer, and shorter than data.max_length {config.max_length}; give "
-                "less, or fewer data.examples"
+                "less, or fewer data.train_examples"
             )
         seen.add(text)
         yield LabeledText(DIGITS[value], text, f"expression {len(seen)}")

@@ -178,10 +178,10 @@ def _field(line: str, field: str, place: str) -> str:
         raise UserError(f"{place}: not a JSON object; each line must be one, with the text in it")
     if field not in record:
         has = ", ".join(record) or "none"
-        raise UserError(f"{place}: has no field {field!r} (it has {has}); set data.field")
+        raise UserError(f"{place}: has no field {field!r} (it has {has}); set data.text_field")
     text = record[field]
     if not isinstance(text, str):
-        raise UserError(f"{place}: field {field!r} is not a text; set data.field to one that is")
+        raise UserError(f"{place}: field {field!r} is not a text; set data.text_field to one that is")
     try:
         text.encode()
     except UnicodeEncodeError as error:

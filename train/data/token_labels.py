@@ -109,7 +109,7 @@ def _conllu_word(config: TokenLabelDataConfig) -> Callable[[str, str], tuple[str
             raise UserError(f"{where}: {cells[0]!r} is no word's number; mend it")
         if cells[column] == "_":
             raise UserError(
-                f"{where}: word {cells[1]!r} has no {config.tag_column}; tag it, or set data.tag to other "
+                f"{where}: word {cells[1]!r} has no {config.tag_column}; tag it, or set data.tag_column to other "
                 "tags that the file has"
             )
         return cells[1], cells[column]

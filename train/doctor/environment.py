@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from train.runtime.hardware import host_memory_bytes
+from train.runtime.host_memory import host_memory_bytes
 
 if TYPE_CHECKING:
     pass  # DROPPED

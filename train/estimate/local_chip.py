@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from train.estimate.chips import ATTAINABLE_FRACTION, CHIPS, Chip
-from train.runtime.hardware import host_memory_bytes
+from train.runtime.host_memory import host_memory_bytes
 from transformer.precision import DType
 
 MATMUL_SIZE = 1024

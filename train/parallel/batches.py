@@ -73,7 +73,7 @@ def check_batch_divides(mesh: Mesh, field_name: str, rows: int, grad_accum_steps
     if rows % (shards * grad_accum_steps):
         raise UsageError(
             f"{field_name} {rows}: does not divide among {shards * grad_accum_steps} "
-            "(mesh.data x mesh.fsdp x mesh.expert x accumulate); give a multiple of it"
+            "(mesh.data x mesh.fsdp x mesh.expert x grad_accum_steps); give a multiple of it"
         )
 
 
@@ -103,7 +103,7 @@ def check_context_parallelism(experiment: Experiment, mesh: Mesh, hardware: Hard
         )
         if spread is None:
             raise UsageError(
-                f"mesh.context {count}: model.pattern.{place}.mixer is {block.mixer.kind}, which "
-                "cannot look at tokens on other devices; set mesh.context to 1, or the mixer to "
+                f"mesh.context {count}: model.layer_pattern.{place}.mixer is {block.mixer.kind}, "
+                "which cannot look at tokens on other devices; set mesh.context to 1, or the mixer to "
                 f"{AttentionConfig.kind}"
             )

@@ -88,7 +88,8 @@ def check_optimizer_placement(mesh: MeshConfig, hardware: Hardware) -> None:
     """Raises UsageError if the devices have no other memory than the host's."""
     if mesh.optimizer_placement == "host" and hardware.platform == "cpu":
         raise UsageError(
-            "mesh.optimizer host: a CPU computes in the host's memory already; set it to device"
+            "mesh.optimizer_placement host: a CPU computes in the host's memory already; "
+            "set it to device"
         )
 
 
@@ -100,8 +101,8 @@ def host_memory_shardings(shardings: Any) -> Any:
     there = jax.tree.map(lambda sharding: sharding.with_memory_kind("pinned_host"), shardings)
     if any(sharding.memory_kind is None for sharding in jax.tree.leaves(there)):
         raise UsageError(
-            "mesh.optimizer host: no step can be compiled with it for GPUs that are not here, as "
-            "their description lacks the host's memory; give --compile-best 0 for an estimate"
+            "mesh.optimizer_placement host: no step can be compiled with it for GPUs that are not "
+            "here, as their description lacks the host's memory; give --compile-best 0 for an estimate"
         )
     return there
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from train.errors import UserError
-from train.runtime.hardware import host_memory_bytes
+from train.runtime.host_memory import host_memory_bytes
 
 if TYPE_CHECKING:
     from train.data.files import AnyPath

@@ -14,7 +14,7 @@ from train.engine import Engine
 from train.errors import UserError
 from train.estimate.memory_tables import format_bytes
 from train.experiment import Experiment
-from train.runtime.hardware import host_memory_bytes
+from train.runtime.host_memory import host_memory_bytes
 
 _BYTES_OF_TOKEN = 16
 """In a batch on the host: token, target, position and segment, int32 each."""
@@ -124,14 +124,14 @@ def generic_remedies(experiment: Experiment) -> list[str]:
     remedies = []
     if tokens or batch > experiment.grad_accum_steps:
         smaller = f"data.batch_tokens (now {tokens})" if tokens else f"batch_size (now {batch})"
-        remedies.append(f"raise accumulate (now {experiment.grad_accum_steps}) or lower {smaller}")
+        remedies.append(f"raise grad_accum_steps (now {experiment.grad_accum_steps}) or lower {smaller}")
     if experiment.model.remat != "full":
         remedies.append(f"set model.remat to full (now {experiment.model.remat})")
     cut = "sequence_length" if isinstance(experiment.data, TextDataConfig) else "max_length"
     remedies.append(f"lower data.{cut} (now {length})")
     remedies.append(
-        f"lower model.width (now {experiment.model.d_model}) or "
-        f"model.layers (now {experiment.model.num_layers})"
+        f"lower model.d_model (now {experiment.model.d_model}) or "
+        f"model.num_layers (now {experiment.model.num_layers})"
     )
     if jax.device_count() > 1 and experiment.mesh.fsdp == 1:
         remedies.insert(0, f"set mesh.fsdp to {jax.device_count()} (now 1)")

@@ -74,7 +74,7 @@ def resolve_num_labels(
     """
     if task.num_labels not in (0, len(labels)):
         raise UserError(
-            f"task.classes {task.num_labels}: the data have {len(labels)} ({', '.join(labels)}); "
+            f"task.num_labels {task.num_labels}: the data have {len(labels)} ({', '.join(labels)}); "
             "leave it out"
         )
     task = dataclasses.replace(task, num_labels=len(labels))

@@ -39,7 +39,7 @@ class EncoderDecoder(Model):
 
     def __post_init__(self) -> None:
         if self.config.encoder is None:
-            raise ValueError("model.encoder_config: is missing; give an EncoderConfig")
+            raise ValueError("model.encoder: is missing; give an EncoderConfig")
         if not any(block.needs_memory for block in self.config.layer_pattern):
             raise ValueError("model.pattern: no block looks at the source; give one a cross mixer")
         super().__post_init__()
@@ -77,7 +77,7 @@ class EncoderDecoder(Model):
             source_words = declare_embedding(self, "source_embedding", rows, config)
         if source is not None:
             check_tokens(source, config)
-            encoder = Encoder(config, self.context, name="encoder_config")
+            encoder = Encoder(config, self.context, name="encoder")
             memory = encoder(
                 source, source_words, source_segments, fold_in(dropout_rngs, 0), outputs
             ).x

@@ -12,7 +12,7 @@ from train.errors import UserError
 # the other half.
 WRITER = """
 import pathlib, sys
-from train.data.cache import cached
+from train.data.cache import get_or_create
 
 folder, log, stop = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
 
@@ -26,7 +26,7 @@ def write(partial):
     (partial / "whole").write_text("whole")
 
 sys.stdin.readline()
-print((cached(folder, write) / "whole").read_text(), flush=True)
+print((get_or_create(folder, write) / "whole").read_text(), flush=True)
 """
 
 

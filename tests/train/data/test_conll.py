@@ -47,7 +47,7 @@ def test_conllu_has_words_and_neither_ranges_nor_empty_nodes(tmp_path: Path) -> 
         [("He", "PRON"), ("did", "AUX"), ("n't", "PART"), (".", "PUNCT")],
         [("#", "SYM"), ("20 000", "NUM")],
     ]
-    xpos = read(tmp_path, CONLLU, tag="xpos")
+    xpos = read(tmp_path, CONLLU, tag_column="xpos")
     assert [tag for _, tag in xpos[0]] == ["PRP", "VBD", "RB", "."]
 
 

@@ -107,7 +107,7 @@ def test_the_alphabet_is_that_of_all_splits(tmp_path: pathlib.Path, cache: pathl
 
 def test_a_tail_is_one_run_of_characters(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("abcdefghij" * 3)
-    settings: dict[str, Any] = {"split": "tail", "validation_fraction": 0.2}
+    settings: dict[str, Any] = {"split_method": "tail", "validation_fraction": 0.2}
     found = prepare_text(config(tmp_path / "a.txt", "character", **settings), cache_dir=cache)
     train, validation = found.split("train"), found.split("validation")
     assert train.tokens.tolist() == [10, *(n % 10 for n in range(24)), 10]
@@ -124,7 +124,7 @@ def test_a_tokenizer_from_a_file(folder: pathlib.Path, cache: pathlib.Path) -> N
 
 
 def test_only_the_first_bytes_are_read(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    found = prepare_text(config(folder, limit_bytes=100), cache_dir=cache)
+    found = prepare_text(config(folder, max_bytes=100), cache_dir=cache)
     assert found.split("train").num_bytes + found.split("validation").num_bytes == 100
 
 
@@ -146,7 +146,7 @@ def test_text_without_words(tmp_path: pathlib.Path, cache: pathlib.Path) -> None
 
 def test_a_cache_in_no_folder(folder: pathlib.Path) -> None:
     with pytest.raises(UserError, match=r"the data cache .*00\.txt"):
-        prepare_text(config(folder, cache=str(folder / "00.txt")))
+        prepare_text(config(folder, cache_dir=str(folder / "00.txt")))
 
 
 def test_a_bad_file_is_an_error_and_nothing_is_kept(

@@ -24,7 +24,7 @@ from train.errors import UsageError
         ("validation_fraction", 1.0, "data.validation_fraction: 1.0 .* between 0 and 1"),
         ("split_seed", -1, "data.split_seed: -1 is negative; give 0"),
         ("max_length", 1, "data.max_length: 1 is too short; give 2 or more"),
-        ("shapes", 0, "data.shapes: 0 is none; give 1 or more"),
+        ("max_buckets", 0, "data.max_buckets: 0 is none; give 1 or more"),
     ],
 )
 def test_what_all_have_in_common(
@@ -37,26 +37,26 @@ def test_what_all_have_in_common(
 @pytest.mark.parametrize(
     ("config", "settings", "message"),
     [
-        (BitextDataConfig, {"source": ""}, "data.source: is empty; give en"),
-        (BitextDataConfig, {"target": "en"}, "data.target: en is the source too"),
-        (BitextDataConfig, {"row_multiple": 0}, "data.row_multiple: 0 is no number of rows"),
+        (BitextDataConfig, {"source_lang": ""}, "data.source_lang: is empty; give en"),
+        (BitextDataConfig, {"target_lang": "en"}, "data.target_lang: en is the source too"),
+        (BitextDataConfig, {"batch_size_multiple": 0}, "data.batch_size_multiple: 0 is no number of rows"),
         (BitextDataConfig, {"batch_tokens": -1}, "data.batch_tokens: -1 is negative"),
         (ClassificationDataConfig, {"format": "csv"}, "data.format: 'csv' .* tsv, label_first"),
-        (ClassificationDataConfig, {"header": False}, "data.label: 'label' is no number"),
-        (ClassificationDataConfig, {"text": "label"}, "data.text: column label is the label; give"),
+        (ClassificationDataConfig, {"header": False}, "data.label_column: 'label' is no number"),
+        (ClassificationDataConfig, {"text_column": "label"}, "data.text_column: column label is the label; give"),
         (
             ClassificationDataConfig,
             {"encoding": "utf-7.5"},
             "data.encoding: 'utf-7.5' is not known",
         ),
-        (ListOpsDataConfig, {"examples": 0}, "data.examples: 0 is too little; give 1 or more"),
+        (ListOpsDataConfig, {"train_examples": 0}, "data.train_examples: 0 is too little; give 1 or more"),
         (ListOpsDataConfig, {"max_depth": 1}, "data.max_depth: 1 is too little; give 2 or more"),
         (ListOpsDataConfig, {"max_arguments": 1}, "data.max_arguments: 1 .* give 2 or more"),
-        (ListOpsDataConfig, {"draw_seed": -1}, "data.draw_seed: -1 .* give 0 or more"),
+        (ListOpsDataConfig, {"generator_seed": -1}, "data.generator_seed: -1 .* give 0 or more"),
         (ListOpsDataConfig, {"max_length": 501}, "data.min_length: no .* 500 .* 501; give less"),
         (ListOpsDataConfig, {"test_path": "x"}, "data.test_path: would not be read.*data.path too"),
         (TokenLabelDataConfig, {"format": "iob"}, "data.format: 'iob' .* conllu, columns"),
-        (TokenLabelDataConfig, {"tag": "pos"}, "data.tag: 'pos' .* upos, xpos"),
+        (TokenLabelDataConfig, {"tag_column": "pos"}, "data.tag_column: 'pos' .* upos, xpos"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(

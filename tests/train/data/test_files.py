@@ -73,7 +73,7 @@ def test_what_is_not_there(folder: pathlib.Path) -> None:
 def test_remote_paths_go_through_epath(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "locate", epath.Path)
+    monkeypatch.setattr(files, "expand_path", epath.Path)
     found = find_files(str(folder), "data.path")
     assert [file.name for file in found] == ["a/c.txt", "a/d.md", "b.txt"]
     assert isinstance(found[0].path, epath.Path)
@@ -87,7 +87,7 @@ def test_a_missing_file_system_says_what_to_install(monkeypatch: pytest.MonkeyPa
     def locate(path: str) -> pathlib.Path:
         raise ImportError("Please install gcsfs to access Google Storage")
 
-    monkeypatch.setattr(files, "locate", locate)
+    monkeypatch.setattr(files, "expand_path", locate)
     with pytest.raises(UserError, match=r"data\.path gs://b/x: Please install gcsfs"):
         find_files("gs://b/x", "data.path")
 

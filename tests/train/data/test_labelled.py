@@ -73,7 +73,7 @@ def test_columns_by_number(files: Path) -> None:
     whole = [row.split("\t") for row in TRAIN.splitlines()[1:] if row]
     (files / "train.tsv").write_text("".join(f"{label}\t{text}\n" for text, _, label in whole))
     (files / "dev.tsv").write_text("neg\ta bad film\n")
-    corpus = prepared(files, header=False, label="0", text="1")
+    corpus = prepared(files, header=False, label_column="0", text_column="1")
     assert corpus.split("train").texts == ["good good film", "bad", "so good"]
     assert corpus.split("train").targets.tolist() == [1, 0, 1]
 
@@ -84,7 +84,7 @@ def test_the_label_as_the_first_word(files: Path) -> None:
     (files / "train.tsv").write_bytes(questions.encode("latin-1"))
     (files / "dev.tsv").write_text("NUM:other How tall ?\n")
     settings: Any = {"format": "label_first", "encoding": "latin-1"}
-    coarse = prepared(files, coarse=True, **settings)
+    coarse = prepared(files, coarse_labels=True, **settings)
     assert coarse.labels == ("DESC", "NUM")
     assert coarse.split("train").texts[1] == "When was für Elise ?"
     with pytest.raises(UserError, match=r"dev\.tsv:1: label 'NUM:other' is none of those .*mend"):

@@ -26,7 +26,7 @@ Node = tuple[str, list["int | Node"]]
 
 def small(**changes: Any) -> ListOpsDataConfig:
     settings: dict[str, Any] = dict(
-        examples=40, validation_examples=7, test_examples=5, min_length=8, max_length=30
+        train_examples=40, validation_examples=7, test_examples=5, min_length=8, max_length=30
     )
     return ListOpsDataConfig(**settings | changes)
 
@@ -142,7 +142,7 @@ def test_a_seed_decides_everything_on_every_python() -> None:
         ("4", "[SM 3 3 6 0 [MIN 9 9 7 ] 1 4 ]"),
     ]
     assert prepare_listops(small()).digest == prepare_listops(small()).digest
-    assert prepare_listops(small()).digest != prepare_listops(small(draw_seed=1)).digest
+    assert prepare_listops(small()).digest != prepare_listops(small(generator_seed=1)).digest
 
 
 def test_splits_have_nothing_in_common() -> None:
@@ -154,7 +154,7 @@ def test_splits_have_nothing_in_common() -> None:
         "test": 5,
     }
     assert len(set(itertools.chain.from_iterable(texts.values()))) == 52
-    more = prepare_listops(small(examples=60))
+    more = prepare_listops(small(train_examples=60))
     for name in ("validation", "test"):
         assert list(more.split(name).texts) == texts[name]
 
@@ -192,12 +192,12 @@ def test_files_as_the_arena_publishes_them(tmp_path: Path) -> None:
 
 
 def test_there_are_no_more_of_such_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listops, "PATIENCE", 5000)
+    monkeypatch.setattr(listops, "MAX_FAILED_DRAWS", 5000)
     few: Any = dict(min_length=3, max_length=5, max_arguments=2)  # 4 operators of 100 pairs
-    assert len(prepare_listops(small(examples=50, **few)).split("train").texts) == 50
+    assert len(prepare_listops(small(train_examples=50, **few)).split("train").texts) == 50
     with pytest.raises(
         UserError, match=r"data\.min_length 3: of 5,000 .* none was new.* give less"
     ):
-        prepare_listops(small(examples=400, **few))
+        prepare_listops(small(train_examples=400, **few))
     with pytest.raises(UserError, match=r"data\.min_length 12: of 5,000 expressions .* none"):
         prepare_listops(small(min_length=12, max_depth=2))

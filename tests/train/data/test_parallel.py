@@ -161,7 +161,7 @@ def test_what_cannot_be_read(files: Path) -> None:
     with pytest.raises(UserError, match=r"data\.test_path .*test\.en: there is no such file"):
         prepared(files, test_path=f"{files}/test")
     with pytest.raises(UserError, match=r"data\.path .*train\.fr: there is no such file"):
-        prepared(files, target="fr")
+        prepared(files, target_lang="fr")
     with pytest.raises(UserError, match="the train split: all its pairs are longer"):
         prepared(files, max_length=2)
     (files / "train.de").write_bytes(b"ein\nM\xe4nner\n")

@@ -13,12 +13,12 @@ from train.recovery.config import RecoveryConfig
         ({"warmup": 101}, "recovery.warmup 101: give from 1 to recovery.window 100"),
         ({"warmup": 0}, "recovery.warmup 0: give from 1 to"),
         ({"threshold": 0.0}, "recovery.threshold 0.0: give more than 0"),
-        ({"rise": -0.1}, "recovery.rise -0.1: give 0 or more"),
+        ({"loss_rise_tolerance": -0.1}, "recovery.loss_rise_tolerance -0.1: give 0 or more"),
         ({"patience": 0}, "recovery.patience 0: give 1 or more"),
-        ({"back": -1}, "recovery.back -1: give 0 or more"),
-        ({"tries": -1}, "recovery.tries -1: give 0 or more"),
-        ({"rate": 0.0}, r"recovery.rate 0.0: give a factor in \(0, 1\]"),
-        ({"rate": 1.5}, r"recovery.rate 1.5: give a factor in \(0, 1\]"),
+        ({"rollback_steps": -1}, "recovery.rollback_steps -1: give 0 or more"),
+        ({"max_rollbacks": -1}, "recovery.max_rollbacks -1: give 0 or more"),
+        ({"lr_factor": 0.0}, r"recovery.lr_factor 0.0: give a factor in \(0, 1\]"),
+        ({"lr_factor": 1.5}, r"recovery.lr_factor 1.5: give a factor in \(0, 1\]"),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:

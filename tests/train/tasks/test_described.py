@@ -55,7 +55,7 @@ def test_operations_are_those_of_the_loss(
     if classes:
         task: Any = experiment.task
         experiment = dataclasses.replace(
-            experiment, task=dataclasses.replace(task, classes=classes)
+            experiment, task=dataclasses.replace(task, num_labels=classes)
         )
     if hasattr(experiment.data, "sequence_length"):
         data: Any = experiment.data

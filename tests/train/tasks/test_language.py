@@ -100,7 +100,7 @@ def test_on_the_way_it_is_a_number_of_batches(tmp_path: Path) -> None:
     stream = a_stream(tokens=1 + 40 * LENGTH, size=700)
     for batches, whole, used in ((3, False, 3), (3, True, 5), (0, False, 5)):
         engine = on(1)
-        experiment = an_experiment(tmp_path, batches=batches)
+        experiment = an_experiment(tmp_path, num_batches=batches)
         evaluate_stream(engine, 1.0, stream, experiment, whole=whole)
         assert len(engine.batches) == used
         assert {len(rows["tokens"]) for rows in engine.batches} == {8}

@@ -48,6 +48,6 @@ def test_f1_of_part_of_a_split_is_that_of_its_sentences(task: TaggingTask) -> No
 def test_a_number_of_tags_that_the_data_do_not_have(tmp_path: Path) -> None:
     wrong = TaggingTask(dataclasses.replace(tiny_tagger(tmp_path), task=Tagging(9)))
     with pytest.raises(
-        UserError, match=r"task\.classes 9: the data have 3 \(B-ANIMAL, I-ANIMAL, O"
+        UserError, match=r"task\.num_labels 9: the data have 3 \(B-ANIMAL, I-ANIMAL, O"
     ):
         wrong.resolve_experiment(wrong.prepare_corpus())

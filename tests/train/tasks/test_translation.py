@@ -108,7 +108,7 @@ def test_batches_do_not_depend_on_the_devices(task: TranslationTask) -> None:
         assert len(batch["tokens"]) % 8 == 0
         longer = max(batch["tokens"].shape[1], batch["source"].shape[1])
         assert len(batch["tokens"]) * longer <= task.data.batch_tokens
-    assert task.experiment.row_multiple == ("data.row_multiple", 8)
+    assert task.experiment.row_multiple == ("data.batch_size_multiple", 8)
     assert MeshConfig().axis_sizes(8)["data"] == 8
 
 

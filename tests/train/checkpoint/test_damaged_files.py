@@ -1,0 +1,115 @@
+"""Checkpoints that are not as they were saved."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+from etils import epath
+
+from tests.train.checkpoint.support import abstract, assert_same, make_state, save
+from train.checkpoint import manifest
+from train.checkpoint.commit import commit_checkpoint
+from train.checkpoint.discovery import SearchResult
+from train.checkpoint.manager import CheckpointManager
+from train.errors import UserError
+
+
+def sealed_again(folder: pathlib.Path) -> None:
+    """A manifest of the files as they are now: what is wrong with them was there when saved."""
+    (folder / "manifest.json").unlink()
+    commit_checkpoint(epath.Path(folder), {})
+
+
+@pytest.mark.parametrize("item", ["leaves", "extra"])
+def test_a_checkpoint_that_cannot_be_read_is_one_line(item: str, tmp_path: pathlib.Path) -> None:
+    state = {"w": jnp.ones(3)}
+    save(tmp_path, state)
+    file = tmp_path / "1" / item / "metadata"
+    file.write_bytes(file.read_bytes()[:-1])
+    sealed_again(tmp_path / "1")
+    with (
+        CheckpointManager(tmp_path, read_only=True) as checkpoints,
+        pytest.raises(UserError, match=r"/1: cannot be read \(.+\); --checkpoint.ver") as caught,
+    ):
+        checkpoints.restore(1, abstract(state))
+    assert "\n" not in str(caught.value)
+
+
+def test_random_keys_that_lost_their_type_are_noticed(tmp_path: pathlib.Path) -> None:
+    state = {"key": jax.random.key(0)}
+    save(tmp_path, state)
+    (tmp_path / "1" / "state" / "array_metadatas" / "process_0").unlink()
+    sealed_again(tmp_path / "1")
+    with (
+        CheckpointManager(tmp_path, read_only=True) as checkpoints,
+        pytest.raises(UserError, match=r"cannot be read \(types were lost\)"),
+    ):
+        checkpoints.restore(1, abstract(state))
+
+
+def test_an_older_one_goes_once_a_newer_one_counts(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, write = {"w": jnp.ones(3)}, manifest.write_manifest
+
+    def look_and_write(folder: epath.Path, files: manifest.FileEntries) -> None:
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+        write(folder, files)
+
+    with CheckpointManager(tmp_path, keep_last=1) as checkpoints:
+        checkpoints.save(1, state, {})
+        checkpoints.wait()
+        monkeypatch.setattr(manifest, "write_manifest", look_and_write)
+        checkpoints.save(2, state, {})
+        checkpoints.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["2"]
+
+
+def damage(folder: pathlib.Path) -> None:
+    """One bit of the weights, which Orbax would restore without a word."""
+    largest = max((folder / "state" / "d").iterdir(), key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 1
+    largest.write_bytes(data)
+
+
+def test_what_is_not_as_it_was_saved_is_not_restored(tmp_path: pathlib.Path) -> None:
+    state = make_state()
+    with CheckpointManager(tmp_path, keep_last=3) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, state, {})
+        checkpoints.wait()
+        damage(tmp_path / "3")
+        (tmp_path / "2" / "extra" / "metadata").unlink()
+        found = checkpoints.find_newest_valid()
+        assert found.step == 1
+        assert [step for step, _ in found.skipped] == [3, 2]
+        assert found.skipped[0].problem.endswith("has other bytes than were saved")
+        assert found.skipped[1].problem == "extra/metadata is missing"
+        assert checkpoints.find_newest_valid(below=1) == SearchResult(None, [])
+        assert checkpoints.valid_steps([1, 2, 3, 4]) == [1]
+        with pytest.raises(UserError, match=r"/3: is damaged \(state/d/.+ other bytes .+; ask for"):
+            checkpoints.restore(3, abstract(state))
+        assert_same(checkpoints.restore(1, abstract(state)).state, state)
+
+
+def test_what_is_set_aside_can_be_saved_again(tmp_path: pathlib.Path) -> None:
+    state = {"w": jnp.ones(3)}
+    with CheckpointManager(tmp_path, keep_last=2) as checkpoints:
+        for _ in range(2):
+            checkpoints.save(2, state, {})
+            checkpoints.wait()
+            checkpoints.set_aside(2, "damaged")
+            assert checkpoints.steps() == []
+        checkpoints.save(2, state, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "damaged-2", "damaged-2-2"]
+
+
+def test_digests_are_left_alone_where_sizes_are_to_do(tmp_path: pathlib.Path) -> None:
+    save(tmp_path, {"w": jnp.ones(3)})
+    damage(tmp_path / "1")
+    with CheckpointManager(tmp_path, verify="sizes") as checkpoints:
+        assert checkpoints.find_newest_valid().step == 1
+    with CheckpointManager(tmp_path, verify="full") as checkpoints:
+        assert checkpoints.find_newest_valid().step is None

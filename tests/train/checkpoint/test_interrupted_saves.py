@@ -1,0 +1,157 @@
+"""Saves that a kill, or a full disk, does not let come to their end."""
+
+import pathlib
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.train.checkpoint.support import assert_same
+from train.checkpoint.manager import CheckpointManager
+from train.errors import UserError
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        CheckpointManager(tmp_path / "file" / "checkpoints") as checkpoints,
+        pytest.raises(UserError, match=r"/1: could not be written \(Not a directory\); make room"),
+    ):
+        checkpoints.save(1, {"w": jnp.ones(3)}, {})
+
+
+PROGRAM = """
+import os, resource, signal, sys
+import jax, jax.numpy as jnp
+import train.checkpoint.commit, train.run_folder.folder
+from train.checkpoint import manifest
+from train.checkpoint.commit import commit_checkpoint
+from train.checkpoint.discovery import SearchResult
+from train.checkpoint.manager import CheckpointManager
+from train.errors import UserError
+
+folder, mode = sys.argv[1:]
+state = {"w": jnp.arange(4e6).reshape(4000, 1000), "b": jnp.arange(5)}
+checkpoints = CheckpointManager(folder, keep_last=1, asynchronous=mode != "full disk, synchronous")
+checkpoints.save(1, state, {"step": 1})
+checkpoints.wait()
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def tried(function):
+    try:
+        function()
+    except UserError as error:
+        print(error)
+
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+"""
+
+KILLED = {
+    "while it writes": """
+checkpoints.save(2, state, {"step": 2})
+while not any("tmp" in name and os.listdir(f"{folder}/{name}") for name in os.listdir(folder)):
+    pass
+die()
+""",
+    "before it commits": """
+os.rename = os.replace = die
+checkpoints.save(2, state, {"step": 2})
+checkpoints.wait()
+""",
+    "before its manifest is written": """
+train.checkpoint.manifest.write_manifest = die
+checkpoints.save(2, state, {"step": 2})
+checkpoints.wait()
+""",
+    "before its manifest has its name": """
+train.run_folder.folder.os.fsync = die
+checkpoints.save(2, state, {"step": 2})
+checkpoints.wait()
+""",
+}
+
+FULL = """
+def attempt():
+    checkpoints.save(2, state, {"step": 2})
+    checkpoints.wait()
+
+limit(100_000)
+tried(attempt)
+print(os.listdir(folder), checkpoints.steps())
+tried(attempt)
+limit(resource.RLIM_INFINITY)
+print(checkpoints.restore(1, state).metadata)
+tried(attempt)
+print(checkpoints.steps())
+checkpoints.close()
+"""
+
+
+def run_program(body: str, folder: pathlib.Path, mode: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM + body, str(folder), mode],
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.sampled("before its manifest is written", "while it writes")
+@pytest.mark.parametrize("moment", KILLED)
+def test_a_save_that_was_killed_is_no_checkpoint(moment: str, tmp_path: pathlib.Path) -> None:
+    killed = run_program(KILLED[moment], tmp_path, "")
+    assert killed.returncode == -signal.SIGKILL
+    left = "2" if "manifest" in moment else "2.orbax-checkpoint-tmp"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", left]
+    like = {
+        "w": jax.ShapeDtypeStruct((4000, 1000), jnp.float32),
+        "b": jax.ShapeDtypeStruct((5,), jnp.int32),
+    }
+    with CheckpointManager(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [1]
+        state, extra = checkpoints.restore(1, like)
+        assert extra == {"step": 1}
+        assert_same(state["w"], jnp.arange(4e6).reshape(4000, 1000))
+        checkpoints.save(2, state, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["full disk", "full disk, synchronous"])
+def test_a_disk_that_is_full_is_one_line_and_loses_nothing(
+    mode: str, tmp_path: pathlib.Path
+) -> None:
+    done = run_program(FULL, tmp_path, mode)
+    assert (done.returncode, done.stderr) == (0, "")
+    message = (
+        f"checkpoint {tmp_path / '2'}: could not be written (File too large); "
+        "make room there or check its permissions; the checkpoints before it are whole"
+    )
+    first, left, second, extra, steps = done.stdout.splitlines()
+    assert (first, second) == (message, message)
+    assert left == "['1'] [1]"
+    assert extra == "{'step': 1}"
+    assert steps == "[2]"
+
+
+def test_nobody_waits_for_a_process_that_has_gone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints, closed = CheckpointManager(tmp_path), []
+    monkeypatch.setattr(checkpoints, "close", lambda: closed.append(True))
+    gone = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllReduce failed: Connection closed by peer")
+    for hosts, waits in ((1, True), (2, False)):
+        monkeypatch.setattr(jax, "process_count", lambda hosts=hosts: hosts)
+        with pytest.raises(jax.errors.JaxRuntimeError), checkpoints:
+            raise gone
+        assert bool(closed) is waits
+        closed.clear()
+    with pytest.raises(ValueError, match="another"), checkpoints:
+        raise ValueError("another")
+    assert closed

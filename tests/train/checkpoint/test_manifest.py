@@ -1,0 +1,115 @@
+import hashlib
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from tests.train.object_store import bucket as bucket
+from train.checkpoint import manifest
+from train.checkpoint.discovery import delete_checkpoint, list_steps
+from train.checkpoint.manifest import FileEntry
+
+FILES = {"a/b": b"three", "c": b"", "d/e/ü": bytes(range(256))}
+DIGEST = "0" * 64
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> epath.Path:
+    for name, data in FILES.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    folder = epath.Path(tmp_path)
+    manifest.write_manifest(folder, manifest.hash_files(folder, manifest.list_files(folder)))
+    return folder
+
+
+def test_it_has_the_size_and_the_digest_of_every_file(folder: epath.Path) -> None:
+    found = manifest.parse_manifest((folder / "manifest.json").read_text())
+    assert found == {
+        name: FileEntry(len(data), hashlib.sha256(data).hexdigest()) for name, data in FILES.items()
+    }
+    assert manifest.find_manifest_problem(folder, "full") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "why"),
+    [
+        ("a/b", b"thre", "a/b has 4 bytes and not 5"),
+        ("a/b", b"", "a/b has 0 bytes and not 5"),
+        ("a/b", None, "a/b is missing"),
+        ("manifest.json", None, "has no manifest"),
+        ("manifest.json", b"", "manifest.json is damaged"),
+        ("manifest.json", b"{}", "manifest.json is damaged"),
+        ("manifest.json", b"\xff", "manifest.json is damaged"),
+        ("manifest.json", b"[" * 100_000, "manifest.json is damaged"),
+    ],
+)
+def test_other_sizes_are_noticed_without_reading(
+    folder: epath.Path, name: str, data: bytes | None, why: str
+) -> None:
+    file = folder / name
+    file.unlink()
+    if data is not None:
+        file.write_bytes(data)
+    assert manifest.find_manifest_problem(folder, "sizes") == why
+
+
+def test_other_bytes_are_noticed_by_their_digest(
+    folder: epath.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "a/b").write_bytes(b"thsee")
+    why = "a/b has other bytes than were saved"
+    assert manifest.find_manifest_problem(folder, "sizes") is None
+    assert manifest.find_manifest_problem(folder, "full") == why
+    assert manifest.find_manifest_problem(folder, "auto") == why
+    monkeypatch.setattr(manifest, "AUTO_VERIFY_BYTES", 260)  # there are 261
+    assert manifest.find_manifest_problem(folder, "auto") is None
+
+
+def test_every_bit_of_it_counts(folder: epath.Path) -> None:
+    path = folder / "manifest.json"
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        torn = bytearray(whole)
+        torn[place] ^= 1 << place % 8
+        path.write_bytes(torn)
+        assert manifest.find_manifest_problem(folder, "full") is not None
+
+
+@pytest.mark.parametrize("name", ["../c", "/etc/passwd", "a/../../c", "", ".", "nul\0"], ids=ascii)
+def test_it_names_no_file_outside(name: str) -> None:
+    text = manifest.serialize_manifest({name: FileEntry(0, DIGEST)})
+    with pytest.raises(ValueError, match="is no manifest"):
+        manifest.parse_manifest(text)
+
+
+def test_it_is_written_whole_or_not_at_all(folder: epath.Path) -> None:
+    assert {path.name for path in folder.iterdir()} == {"a", "c", "d", "manifest.json"}
+
+
+def test_a_checkpoint_under_another_name_is_refused(folder: epath.Path) -> None:
+    moved = folder.rename(folder.parent / "50")
+    assert manifest.find_manifest_problem(moved, "sizes") == (
+        f"is the checkpoint of step {folder.name}, under another name"
+    )
+
+
+def test_it_is_the_same_in_an_object_store(folder: epath.Path, bucket: str) -> None:
+    remote = epath.Path(f"{bucket}/checkpoints/1")
+    for name, data in FILES.items():
+        (remote / name).parent.mkdir(parents=True, exist_ok=True)
+        (remote / name).write_bytes(data)
+    manifest.write_manifest(remote, manifest.hash_files(remote, manifest.list_files(remote)))
+    texts = [(each / manifest.MANIFEST_NAME).read_text() for each in (remote, folder)]
+    assert texts[0] == texts[1].replace(f'"{folder.name}"', f'"{remote.name}"')
+    assert manifest.find_manifest_problem(remote, "full") is None
+    (remote / "c").write_bytes(b"more")
+    assert manifest.find_manifest_problem(remote, "sizes") == "c has 4 bytes and not 0"
+    assert list_steps(remote.parent, committed=True) == [1]
+    delete_checkpoint(remote.parent, 1)
+    assert (
+        list_steps(remote.parent, committed=True)
+        == list_steps(remote.parent, committed=False)
+        == []
+    )

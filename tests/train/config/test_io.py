@@ -1,0 +1,249 @@
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.support import tiny
+from train.config.io import (
+    diff_experiments,
+    experiment_from_dict,
+    experiment_to_dict,
+    experiment_to_text,
+    flatten_experiment,
+    forbidden_changes,
+)
+from train.data.config import TextDataConfig, TokenizerConfig
+from train.errors import UserError
+from train.experiment import Experiment
+from train.optim.muon import Muon
+from transformer import (
+    AdditiveScore,
+    ALiBi,
+    AttentionConfig,
+    BilinearScore,
+    BlockConfig,
+    DotScore,
+    FeedForwardConfig,
+    LearnedPositions,
+    LinearScaling,
+    Llama3Scaling,
+    NoPosition,
+    NormConfig,
+    NoScaling,
+    NTKScaling,
+    PerformerConfig,
+    Precision,
+    RelativePositions,
+    RoPE,
+    SinusoidalPositions,
+    T5RelativeBias,
+    TransformerConfig,
+    YaRNScaling,
+)
+
+UNUSUAL = Experiment(
+    name="unusual é",
+    model=TransformerConfig(
+        d_model=24,
+        layer_pattern=(
+            BlockConfig(
+                mixer=AttentionConfig(num_heads=6, num_kv_heads=2, position=RoPE(theta=77.0))
+            ),
+            BlockConfig(
+                mixer=AttentionConfig(num_heads=3, dropout=0.25),
+                feed_forward=FeedForwardConfig(activation="silu", gated=True, bias=False),
+                norm=NormConfig("rms"),
+            ),
+        ),
+        position_embedding=LearnedPositions(512),
+        final_norm=None,
+        precision=Precision(compute="bfloat16", softmax="bfloat16"),
+    ),
+    data=TextDataConfig(path="a b.txt", tokenizer=TokenizerConfig("file", path="tokenizer.json")),
+    optimizer=Muon(weight_decay=0.0),
+)
+
+
+def test_an_experiment_survives_json() -> None:
+    """Unions, mixers, tuples, policies of one's own, and what is None."""
+    text = json.dumps(experiment_to_dict(UNUSUAL))
+    back = experiment_from_dict(json.loads(text), "here")
+    assert back == UNUSUAL
+    assert isinstance(back.model.layer_pattern[0].mixer, AttentionConfig)
+    assert back.model.layer_pattern[0].mixer.position == RoPE(theta=77.0)
+
+
+ATTENTION: tuple[AttentionConfig, ...] = (
+    AttentionConfig(position=RelativePositions(3), score=BilinearScore()),
+    AttentionConfig(position=T5RelativeBias(8, 20, bidirectional=True), score=AdditiveScore(5)),
+    AttentionConfig(position=ALiBi(), score=DotScore(), qk_norm=NormConfig("rms")),
+    *(
+        AttentionConfig(position=RoPE(theta=77.0, scaling=scaling))
+        for scaling in (
+            NoScaling(),
+            LinearScaling(2.0),
+            NTKScaling(3.0),
+            YaRNScaling(5.0, 77),
+            Llama3Scaling(7.0, 2.0, 5.0, 99),
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize("mixer", ATTENTION)
+@pytest.mark.parametrize("position", [NoPosition(), LearnedPositions(512), SinusoidalPositions()])
+def test_every_kind_of_position_and_score_survives_json(mixer: Any, position: Any) -> None:
+    block = BlockConfig(mixer=mixer)
+    model = TransformerConfig(d_model=24, layer_pattern=(block,), position_embedding=position)
+    experiment = Experiment(name="positions", model=model)
+    text = json.dumps(experiment_to_dict(experiment))
+    assert experiment_from_dict(json.loads(text), "here") == experiment
+
+
+def test_names_and_values() -> None:
+    settings = flatten_experiment(UNUSUAL)
+    assert settings["model.layer_pattern.0.mixer.kind"] == "full"
+    assert settings["model.layer_pattern.0.mixer.num_heads"] == 6
+    assert settings["model.layer_pattern.0.mixer.position.theta"] == 77.0
+    assert settings["model.layer_pattern.1.norm.kind"] == "rms"
+    assert settings["model.position_embedding.kind"] == "LearnedPositions"
+    assert settings["model.final_norm"] is None
+    assert settings["model.precision"] == (
+        "parameters=float32,compute=bfloat16,softmax=bfloat16,norm=float32,loss=float32"
+    )
+    assert list(settings) == sorted(settings)
+
+
+def test_text_has_a_line_for_each_setting() -> None:
+    lines = experiment_to_text(UNUSUAL).splitlines()
+    assert len(lines) == len(flatten_experiment(UNUSUAL))
+    assert 'data.path = "a b.txt"' in lines
+    assert "optimizer.weight_decay = 0.0" in lines
+    assert "model.tie_embeddings = true" in lines
+
+
+def test_changes_are_told_by_name() -> None:
+    other = dataclasses.replace(
+        UNUSUAL,
+        steps=7,
+        model=dataclasses.replace(
+            UNUSUAL.model, layer_pattern=UNUSUAL.model.layer_pattern[:1], d_model=48
+        ),
+    )
+    found = diff_experiments(UNUSUAL, other)
+    assert found["steps"] == (1000, 7)
+    assert found["model.d_model"] == (24, 48)
+    assert found["model.layer_pattern.1.mixer.num_heads"] == (3, None)
+    assert diff_experiments(UNUSUAL, UNUSUAL) == {}
+    assert "steps" not in forbidden_changes(found)
+    assert "model.d_model" in forbidden_changes(found)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "grad_accum_steps",
+        "checkpoint.every",
+        "compile",
+        "data.cache_dir",
+        "data.path",
+        "evaluation.num_batches",
+        "log_every",
+        "mesh.fsdp",
+        "model.layer_loop",
+        "model.remat",
+        "loss_scale.max_scale",
+        "name",
+        "optimizer.beta1",
+        "optimizer.max_grad_norm",
+        "schedule.kind",
+        "schedule.learning_rate",
+        "sample.prompt",
+        "steps",
+    ],
+)
+def test_a_run_may_be_resumed_with_another(name: str) -> None:
+    assert not forbidden_changes({name: (1, 2)})
+    assert name in flatten_experiment(UNUSUAL)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "batch_size",
+        "data.document_masking",
+        "data.sequence_length",
+        "data.tokenizer.kind",
+        "loss_scale.init_scale",
+        "model.embedding_dropout",
+        "model.layer_pattern.0.mixer.num_heads",
+        "model.precision",
+        "seed",
+    ],
+)
+def test_a_run_may_not_be_resumed_with_another(name: str) -> None:
+    assert forbidden_changes({name: (1, 2)}) == {name: (1, 2)}
+    assert name in flatten_experiment(UNUSUAL)
+
+
+def test_random_features_may_be_drawn_anew() -> None:
+    block = BlockConfig(mixer=PerformerConfig())
+    model = TransformerConfig(d_model=16, num_layers=1, layer_pattern=(block,))
+    before = Experiment(name="a", model=model, data=TextDataConfig())
+    pattern = (BlockConfig(mixer=PerformerConfig(redraw_index=1)),)
+    after = dataclasses.replace(before, model=dataclasses.replace(model, layer_pattern=pattern))
+    assert diff_experiments(before, after) == {"model.layer_pattern.0.mixer.redraw_index": (0, 1)}
+    assert not forbidden_changes(diff_experiments(before, after))
+
+
+@pytest.mark.parametrize("name", ["optimizer.momentum", "ema.decay"])
+def test_what_the_state_holds_may_not_change(name: str) -> None:
+    assert forbidden_changes({name: (0.9, 0.0)})
+    assert forbidden_changes({name: (0.0, 0.9)})
+    assert not forbidden_changes({name: (0.9, 0.5)})
+    assert forbidden_changes({"optimizer.kind": ("adamw", "lion")})
+
+
+def damaged(**at_top: Any) -> dict[str, Any]:
+    return {**experiment_to_dict(UNUSUAL), **at_top}
+
+
+def with_mixer(mixer: dict[str, Any]) -> dict[str, Any]:
+    plain = experiment_to_dict(UNUSUAL)
+    plain["model"]["layer_pattern"][0]["mixer"] = mixer
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("plain", "reason"),
+    [
+        (damaged(stepz=3), "stepz"),
+        (damaged(steps="many"), "steps"),
+        (damaged(steps=0), "steps 0: give 1 or more"),
+        (damaged(model=None), "model"),
+        (damaged(optimizer={"kind": "newton"}), "newton"),
+        (with_mixer({"kind": "hyena"}), "kind hyena: is not known; it may be .*full"),
+        (with_mixer({"num_heads": 3}), "missing .*mixer"),
+        (with_mixer({"kind": "full", "teeth": 3}), "teeth"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_no_experiment(plain: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=r"W/config.json: .*" + reason) as caught:
+        experiment_from_dict(plain, "W/config.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_saved_is_executed() -> None:
+    """A name chooses among the classes that are known: it is never imported."""
+    for kind in ("os.system", "train.loop.fit", "__class__"):
+        with pytest.raises(UserError, match="is not known"):
+            experiment_from_dict(with_mixer({"kind": kind}), "here")
+
+
+def test_experiments_on_disk_are_those_of_the_text(tmp_path: Path) -> None:
+    first, second = tiny(tmp_path), tiny(tmp_path, steps=13)
+    one, other = experiment_to_text(first).splitlines(), experiment_to_text(second).splitlines()
+    assert set(other) - set(one) == {"steps = 13"}

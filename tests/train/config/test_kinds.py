@@ -1,0 +1,132 @@
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tests.train.support import Outcome, command, write_config
+from train.cli.parsing import kind_options, kinds_help, select_kinds
+from train.config.io import classes_by_kind, kind_name
+from train.errors import UsageError
+from train.experiment import Experiment
+from train.optim.adam import AdamW
+from train.optim.lion import Lion
+from train.optim.registry import OPTIMIZERS, OptimizerConfig
+from transformer import BlockConfig, LearnedPositions, NoPosition, NormConfig, TransformerConfig
+from transformer.attention.config import AttentionConfig, MixerConfig
+from transformer.registry import MIXERS
+
+TWO = Experiment(
+    model=TransformerConfig(num_layers=2, layer_pattern=(BlockConfig(), BlockConfig())),
+    optimizer=AdamW(beta2=0.7),
+)
+
+
+def test_kinds_of_a_union_of_mixers_and_of_neither() -> None:
+    assert classes_by_kind(OptimizerConfig) == OPTIMIZERS
+    assert classes_by_kind(NoPosition | LearnedPositions | None) == {
+        "NoPosition": NoPosition,
+        "LearnedPositions": LearnedPositions,
+    }
+    for mixer in (MixerConfig, MixerConfig | None):
+        assert classes_by_kind(mixer)["full"] is AttentionConfig
+        assert set(classes_by_kind(mixer)) == set(MIXERS)
+    for other in (NormConfig, NormConfig | None, int, str | None, tuple[BlockConfig, ...]):
+        assert classes_by_kind(other) == {}
+
+
+def test_a_class_with_a_setting_called_kind_goes_by_its_own_name() -> None:
+    assert kind_name(NormConfig) == "NormConfig"
+    assert kind_name(Lion) == "lion"
+
+
+def test_another_kind_has_its_own_defaults_and_leaves_the_rest() -> None:
+    given = ["--steps", "3", "--optimizer.kind", "lion", "--optimizer.beta2=0.9"]
+    changed, left = select_kinds(TWO, given)
+    assert changed.optimizer == Lion()
+    assert changed.model == TWO.model
+    assert left == ["--steps", "3", "--optimizer.beta2=0.9"]
+
+
+@pytest.mark.parametrize("arguments", [["--optimizer.kind=adamw"], ["--optimizer.kind", "adamw"]])
+def test_its_own_kind_keeps_its_settings(arguments: list[str]) -> None:
+    assert select_kinds(TWO, arguments) == (TWO, [])
+
+
+def test_kinds_in_a_tuple_and_of_what_has_just_been_chosen() -> None:
+    arguments = [
+        "--model.layer-pattern.1.mixer.kind=convolution",
+        "--model.layer-pattern.0.mixer.position.kind=RoPE",
+        "--model.layer-pattern.0.mixer.position.scaling.kind=YaRNScaling",
+        "--model.layer-pattern.0.feed-forward.kind=mixture",
+    ]
+    changed, left = select_kinds(TWO, arguments)
+    first, second = changed.model.layer_pattern
+    assert (first.mixer.kind, second.mixer.kind) == ("full", "convolution")
+    assert isinstance(first.mixer, AttentionConfig)
+    assert type(first.mixer.position).__name__ == "RoPE"
+    assert type(getattr(first.mixer.position, "scaling", None)).__name__ == "YaRNScaling"
+    assert getattr(first.feed_forward, "kind", None) == "mixture"
+    assert left == []
+
+
+@dataclasses.dataclass(frozen=True)
+class Left:
+    size: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Right:
+    size: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    one: Left | Right = Left()
+    other: Left | Right = Left()
+
+    def __post_init__(self) -> None:
+        if type(self.one) is not type(self.other):
+            raise ValueError("one and other: are not of a kind")
+
+
+def test_kinds_that_need_each_other_change_together() -> None:
+    given = ["--one.kind=Right", "--other.kind", "Right"]
+    assert select_kinds(Pair(), given) == (Pair(Right(), Right()), [])
+    with pytest.raises(ValueError, match="not of a kind"):
+        select_kinds(Pair(), given[:1])
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--data.tokenizer.kind", "bpe"], ["--optimizer.kind"], ["--no.kind", "lion"]]
+)
+def test_what_chooses_no_class_is_left(arguments: list[str]) -> None:
+    assert select_kinds(TWO, arguments) == (TWO, arguments)
+
+
+def test_a_kind_that_is_not_known() -> None:
+    with pytest.raises(UsageError, match=r"optimizer.kind lyon: is not known; give one of sgd, "):
+        select_kinds(TWO, ["--optimizer.kind", "lyon"])
+
+
+def test_all_parts_with_kinds_are_explained() -> None:
+    paths = dict(kind_options(TWO))
+    assert {"optimizer", "task", "model.position_embedding", "model.layer_pattern.1.mixer"} <= set(
+        paths
+    )
+    assert f"--optimizer.kind {{{','.join(OPTIMIZERS)}}}" in kinds_help(TWO)
+    assert kinds_help(NormConfig()) == ""
+
+
+def test_from_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def described(*arguments: str) -> Outcome:
+        config = write_config(tmp_path)
+        return command(capsys, "describe", config, "--model.vocab-size", "30", *arguments)
+
+    adamw, lion = described("--json"), described("--json", "--optimizer.kind", "lion")
+    assert (adamw.status, lion.status) == (0, 0)
+    assert adamw.output != lion.output
+    ignored = described("--optimizer.kind", "sgd", "--optimizer.beta1", "0.5")
+    assert ignored.status == 2
+    assert "--optimizer.beta1" in ignored.error
+    unknown = described("--optimizer.kind", "lyon")
+    assert (unknown.status, len(unknown.error.splitlines())) == (2, 1)

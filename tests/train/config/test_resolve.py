@@ -1,0 +1,130 @@
+import dataclasses
+from typing import Any
+
+import pytest
+
+from train.config.resolve import pin_auto, resolve_auto, resolve_precision, unavailable_backends
+from train.data.config import TextDataConfig
+from train.experiment import Experiment
+from transformer import AttentionConfig, BlockConfig, Hardware, Precision, TransformerConfig
+from transformer.attention.config import Backend
+
+FORM = "model.layer_pattern.0.mixer.backend"
+
+
+def an_experiment(
+    *,
+    layers: int = 12,
+    length: int = 1024,
+    segments: bool = False,
+    attention: AttentionConfig | None = None,
+    **model: Any,
+) -> Experiment:
+    block = BlockConfig(mixer=attention or AttentionConfig(num_heads=8))
+    settings = {"d_model": 512, "precision": Precision.parse("bfloat16"), **model}
+    return Experiment(
+        model=TransformerConfig(num_layers=layers, layer_pattern=(block,), **settings),
+        data=TextDataConfig(sequence_length=length, document_masking=segments),
+    )
+
+
+def test_on_a_cpu() -> None:
+    assert resolve_auto(an_experiment(length=512), Hardware("cpu")) == {
+        FORM: "query_blocks (the fastest on cpu)",
+        "model.layer_loop": "unroll",
+        "flattened tokens": "yes",
+    }
+
+
+def test_long_rows_on_a_cpu_go_tile_by_tile() -> None:
+    found = resolve_auto(an_experiment(length=1024), Hardware("cpu"))
+    assert found[FORM] == "blockwise (the fastest on cpu)"
+
+
+def test_on_a_gpu() -> None:
+    assert resolve_auto(an_experiment(), Hardware("gpu")) == {
+        FORM: "cudnn (the fastest on gpu)",
+        "model.layer_loop": "unroll",
+        "flattened tokens": "no",
+    }
+
+
+def test_what_auto_cannot_have_is_told_with_the_reason() -> None:
+    def form(platform: Any, **settings: Any) -> str:
+        return resolve_auto(an_experiment(**settings), Hardware(platform))[FORM]
+
+    assert form("cpu", length=16).startswith("reference (query_blocks cannot serve: 16 queries")
+    assert form("gpu", segments=True).startswith("reference (cudnn cannot serve: the mask")
+    assert "it computes in 16 bits" in form("gpu", precision=Precision())
+    dropped = AttentionConfig(num_heads=8, dropout=0.1)
+    assert "drops" in form("gpu", attention=dropped)
+    assert "head width 512" in form("gpu", attention=AttentionConfig(num_heads=1))
+
+
+def test_what_was_asked_for_is_what_is_used() -> None:
+    asked = AttentionConfig(num_heads=8, backend="reference")
+    found = resolve_auto(an_experiment(attention=asked, layer_loop="scan"), Hardware("gpu"))
+    assert found[FORM] == "reference (asked for)"
+    assert found["model.layer_loop"] == "scan"
+
+
+def test_the_loop_goes_by_depth() -> None:
+    shallow, deep = (
+        resolve_auto(an_experiment(layers=layers), Hardware("gpu"))["model.layer_loop"]
+        for layers in (16, 48)
+    )
+    assert (shallow, deep) == ("unroll", "scan")
+
+
+def test_each_place_of_the_pattern_has_its_own() -> None:
+    blocks = (
+        BlockConfig(mixer=AttentionConfig(num_heads=8)),
+        BlockConfig(mixer=AttentionConfig(num_heads=8, dropout=0.1)),
+    )
+    experiment = an_experiment()
+    model = dataclasses.replace(experiment.model, layer_pattern=blocks)
+    found = resolve_auto(dataclasses.replace(experiment, model=model), Hardware("gpu"))
+    assert found["model.layer_pattern.0.mixer.backend"].startswith("cudnn")
+    assert found["model.layer_pattern.1.mixer.backend"].startswith("reference")
+
+
+def test_what_was_chosen_before_is_kept_where_auto_would_choose_otherwise() -> None:
+    experiment, hardware = an_experiment(length=512), Hardware("cpu")
+    same = resolve_auto(experiment, hardware)
+    assert pin_auto(experiment, same, hardware) == experiment
+    assert pin_auto(experiment, {}, hardware) == experiment
+    found = pin_auto(
+        experiment, {FORM: "blockwise (as it was)", "model.layer_loop": "scan"}, hardware
+    )
+    assert found.model.layer_pattern[0].mixer == AttentionConfig(num_heads=8, backend="blockwise")
+    assert found.model.layer_loop == "scan"
+    asked = an_experiment(
+        attention=AttentionConfig(num_heads=8, backend="reference"), layer_loop="unroll"
+    )
+    assert pin_auto(asked, {FORM: "blockwise", "model.layer_loop": "scan"}, hardware) == asked
+    with pytest.raises(ValueError, match=r"attention.backend swift: .*"):
+        pin_auto(experiment, {FORM: "swift (as it was)"}, hardware)
+
+
+def test_what_was_asked_for_and_cannot_be_had_is_told_apart() -> None:
+    cases: tuple[tuple[Backend, set[str]], ...]
+    cases = (("splash", {FORM}), ("reference", set()), ("auto", set()))
+    for form, expected in cases:
+        asked = AttentionConfig(num_heads=8, backend=form)
+        experiment = an_experiment(length=16, attention=asked)
+        found = unavailable_backends(resolve_auto(experiment, Hardware("cpu")), experiment)
+        assert set(found) == expected
+        assert all("splash cannot serve: it runs on TPUs" in why for why in found.values())
+
+
+def test_a_precision_is_decided_once() -> None:
+    """By the hardware that a run begins on; a run that is resumed elsewhere keeps it."""
+    experiment = an_experiment(precision=Precision.parse("float32"))
+    model = dataclasses.replace(experiment.model, precision=Precision.parse("auto"))
+    auto = dataclasses.replace(experiment, model=model)
+    t4 = Hardware("gpu", "Tesla T4", compute_capability="7.5")
+    begun = resolve_precision(auto, t4)
+    assert begun.model.precision == Precision.parse("float16")
+    resumed = resolve_precision(auto, Hardware("tpu", "TPU v5 lite"), begun)
+    assert resumed == begun
+    assert resolve_precision(experiment, t4, begun) == experiment

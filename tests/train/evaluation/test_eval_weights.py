@@ -1,0 +1,372 @@
+"""Averages of checkpoints and of steps, the best checkpoint, and an end before the last step."""
+
+import dataclasses
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import train
+from tests.train.support import assert_close, assert_same_bits, command, lines_of, losses, tiny
+from tests.train.support import light_compiler as light_compiler
+from train.checkpoint.manager import CheckpointManager
+from train.engine import make_engine
+from train.errors import UsageError, UserError
+from train.evaluation.eval_weights import steps_to_average
+from train.evaluation.evaluator import evaluate_run
+from train.experiment import (
+    CheckpointConfig,
+    EarlyStoppingConfig,
+    EmaConfig,
+    EvaluationConfig,
+    Experiment,
+)
+from train.optim.schedules import ScheduleConfig
+from train.parallel.mesh import MeshConfig
+from train.run import read_experiment
+from train.run_folder.folder import RunFolder
+from train.runtime.hardware import local_hardware
+from train.runtime.signals import PreemptedError
+from train.state import TrainState
+from train.telemetry.reporter import Reporter
+
+STEPS = 8
+
+
+def state_at(workdir: Path, step: int) -> TrainState:
+    engine = make_engine(read_experiment(RunFolder.open_existing(workdir)), local_hardware())
+    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
+        state: TrainState = checkpoints.restore(step, engine.abstract_state()).state
+    return state
+
+
+def steps_of(workdir: Path) -> list[int]:
+    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
+        return checkpoints.steps()
+
+
+def fit(experiment: Experiment, workdir: Path) -> train.Run:
+    return train.fit(experiment, str(workdir), quiet=True)
+
+
+def fit_broken(
+    experiment: Experiment, workdir: Path, at: int, monkeypatch: pytest.MonkeyPatch
+) -> train.Run:
+    """Stopped after a step, and gone on with."""
+    report = Reporter.log_training
+
+    def stop(self: Reporter, step: int, metrics: dict[str, float]) -> None:
+        report(self, step, metrics)
+        if step == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reporter, "log_training", stop)
+        with pytest.raises(PreemptedError):
+            fit(experiment, workdir)
+    return fit(experiment, workdir)
+
+
+@pytest.mark.parametrize(
+    ("newest", "count", "found"),
+    [(12, 1, [12]), (12, 2, [8, 12]), (12, 3, [4, 8, 12]), (12, 9, [4, 8, 12]), (9, 2, [8, 9])],
+)
+def test_which_checkpoints_are_averaged(newest: int, count: int, found: list[int]) -> None:
+    assert steps_to_average([4, 5, 8, 9, 12], newest, 4, count) == found
+
+
+def test_without_checkpoints_on_the_way_there_is_but_one() -> None:
+    assert steps_to_average([5, 12], 12, 0, 3) == [12]
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, train.Run]:
+    folder = tmp_path_factory.mktemp("averaged")
+    experiment = tiny(
+        folder,
+        steps=STEPS,
+        checkpoint=CheckpointConfig(every=2, keep_last=1),
+        evaluation=EvaluationConfig(every=0, average_checkpoints=3),
+        ema=EmaConfig(decay=0.5),
+    )
+    return experiment, folder / "run", fit(experiment, folder / "run")
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_missed(
+    averaged: tuple[Experiment, Path, train.Run],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As when the run that trains in the folder removes the oldest of three."""
+    shutil.copytree(averaged[1], tmp_path / "run")
+    directory, read = tmp_path / "run" / "checkpoints", CheckpointManager.restore_subtree
+    asked = []
+
+    def remove_then_read(self: CheckpointManager, step: int, part: str, like: Any) -> Any:
+        asked.append(step)
+        if len(asked) == 1:
+            (directory / "4" / "manifest.json").unlink()
+            shutil.rmtree(directory / "4")
+        return read(self, step, part, like)
+
+    monkeypatch.setattr(CheckpointManager, "restore_part", remove_then_read)
+    run = train.load(str(tmp_path / "run"))
+    assert asked == [4, 6, 8]
+    states = [state_at(averaged[1], step) for step in (6, 8)]
+    assert_close(run.params, jax.tree.map(lambda a, b: (a + b) / 2, *(s.ema for s in states)), 1e-6)
+    assert not capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_last_checkpoints_are_kept_and_averaged(
+    averaged: tuple[Experiment, Path, train.Run],
+) -> None:
+    _, workdir, run = averaged
+    assert steps_of(workdir) == [4, 6, 8]
+    states = [state_at(workdir, step) for step in (4, 6, 8)]
+    expected = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *(s.ema for s in states))
+    assert_close(run.params, expected, 1e-6)
+    assert run.step == STEPS
+    assert_same_bits(train.load(str(workdir)).params, run.params)
+    weights = [e for e in lines_of(workdir / "logbook.jsonl") if e["event"] == "weights"]
+    assert [each["checkpoints"] for each in weights] == [[4, 6, 8]]
+
+
+@pytest.mark.slow
+def test_the_metrics_at_the_end_are_those_of_the_average(
+    averaged: tuple[Experiment, Path, train.Run],
+) -> None:
+    _, workdir, run = averaged
+    again = evaluate_run(train.load(str(workdir)), "validation")
+    assert again == pytest.approx(run.metrics, rel=1e-6)
+    alone = evaluate_run(train.load(str(workdir), step=8), "validation")
+    assert alone["loss"] != pytest.approx(run.metrics["loss"], rel=1e-4)
+
+
+@pytest.mark.full
+def test_an_average_may_be_asked_for(
+    averaged: tuple[Experiment, Path, train.Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, workdir, _ = averaged
+    two = train.load(str(workdir), step=6, average_checkpoints=2)
+    states = [state_at(workdir, step).ema for step in (4, 6)]
+    assert_close(two.params, jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *states), 1e-6)
+    assert two.step == 6
+    found = command(capsys, "evaluate", str(workdir), "--average", "4")
+    assert (found.status, found.output) == (1, "")
+    assert "average 4: there are only checkpoints of steps 4, 6, 8" in found.error
+    found = command(capsys, "evaluate", str(workdir), "--average", "0")
+    assert (found.status, found.error) == (2, "error: average 0: give 1 or more\n")
+    assert command(capsys, "evaluate", str(workdir), "--average", "2", "--json").status == 0
+
+
+@pytest.mark.slow
+def test_the_moving_average_is_that_of_every_step(tmp_path: Path) -> None:
+    """By hand, from checkpoints of all steps: decays of 1/10, 2/11, 3/12 and then 1/4."""
+    experiment = tiny(
+        tmp_path,
+        steps=4,
+        checkpoint=CheckpointConfig(every=1, keep_last=9),
+        ema=EmaConfig(decay=0.26),
+    )
+    run = fit(experiment, tmp_path / "run")
+    engine = make_engine(run.experiment, local_hardware())
+    expected: Any = jax.tree.map(np.asarray, engine.init().params)
+    for step, decay in enumerate([1 / 10, 2 / 11, 3 / 12, 0.26], start=1):
+        params = state_at(tmp_path / "run", step).params
+        expected = jax.tree.map(
+            lambda e, p, d=decay: d * e + (1 - d) * np.asarray(p), expected, params
+        )
+    last = state_at(tmp_path / "run", 4)
+    assert_close(last.ema, expected, 1e-6)
+    assert_same_bits(run.params, last.ema)
+    assert not np.array_equal(run.params["embedding"], last.params["embedding"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("devices", "changes"),
+    [
+        (1, {}),
+        (4, {"mesh": MeshConfig(data=1, fsdp=2, tensor=2), "grad_accum_steps": 2}),
+        (2, {"compile": "pmap"}),
+    ],
+    ids=["jit", "mesh", "pmap"],
+)
+def test_a_broken_run_has_the_same_averages(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    count_devices: Callable[[int], None],
+    devices: int,
+    changes: dict[str, Any],
+) -> None:
+    """Though a checkpoint more was saved on the way."""
+    count_devices(devices)
+    experiment = tiny(
+        tmp_path,
+        steps=STEPS,
+        checkpoint=CheckpointConfig(every=2, keep_last=1),
+        evaluation=EvaluationConfig(every=3, average_checkpoints=3),
+        ema=EmaConfig(decay=0.9),
+        **changes,
+    )
+    whole = fit(experiment, tmp_path / "whole")
+    broken = fit_broken(experiment, tmp_path / "broken", 5, monkeypatch)
+    assert broken.metrics == whole.metrics
+    assert_same_bits(broken.params, whole.params)
+    assert_same_bits(state_at(tmp_path / "broken", STEPS), state_at(tmp_path / "whole", STEPS))
+
+
+def impatient(folder: Path, **changes: Any) -> Experiment:
+    """A rate so high that what is reached is soon lost again."""
+    settings = {
+        "steps": 40,
+        "schedule": ScheduleConfig("constant", learning_rate=0.3, warmup_steps=0),
+        "checkpoint": CheckpointConfig(every=5, keep_last=1),
+        "evaluation": EvaluationConfig(every=2, num_batches=0),
+        "early_stopping": EarlyStoppingConfig(patience=3),
+    }
+    return tiny(folder, **{**settings, **changes})
+
+
+def evaluations(workdir: Path) -> list[tuple[int, float]]:
+    lines = lines_of(workdir / "metrics.jsonl")
+    return [(line["step"], line["loss"]) for line in lines if line["split"] == "validation"]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, train.Run]:
+    folder = tmp_path_factory.mktemp("stopped")
+    experiment = impatient(folder)
+    return experiment, folder / "run", fit(experiment, folder / "run")
+
+
+@pytest.mark.slow
+def test_a_run_ends_when_evaluations_get_no_better(
+    stopped: tuple[Experiment, Path, train.Run],
+) -> None:
+    _, workdir, run = stopped
+    *way, (end, final) = evaluations(workdir)
+    best, value = min(way, key=lambda each: each[1])
+    assert [step for step, _ in way] == list(range(2, best + 7, 2))
+    assert end == best + 6 < 40
+    assert run.step == best
+    assert final == pytest.approx(value, rel=1e-6)  # of the best weights, over the same text
+    assert_same_bits(run.params, state_at(workdir, best).params)
+    kept = steps_of(workdir)  # two that were due are kept for recovery
+    assert {best, end} <= set(kept)
+    assert all(step in (best, end) or step % 5 == 0 for step in kept)
+    assert len(kept) <= 4
+    assert max(losses(workdir)) == end
+    events = lines_of(workdir / "logbook.jsonl")
+    assert [e["event"] for e in events] == ["started", "stopped early", "weights", "finished"]
+    assert events[1]["best"] == {"step": best, "value": value, "waited": 3}
+
+
+@pytest.mark.slow
+def test_it_is_loaded_at_its_best(stopped: tuple[Experiment, Path, train.Run]) -> None:
+    _, workdir, run = stopped
+    again = train.load(str(workdir))
+    assert again.step == run.step
+    assert_same_bits(again.params, run.params)
+
+
+@pytest.mark.slow
+def test_it_has_ended_for_good(stopped: tuple[Experiment, Path, train.Run]) -> None:
+    experiment, workdir, run = stopped
+    before = evaluations(workdir)
+    again = fit(experiment, workdir)
+    assert (again.step, again.metrics) == (run.step, run.metrics)
+    assert evaluations(workdir) == before
+
+
+@pytest.mark.full
+def test_a_broken_run_ends_where_an_unbroken_one_does(
+    stopped: tuple[Experiment, Path, train.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment, workdir, run = stopped
+    broken = fit_broken(experiment, tmp_path / "run", 5, monkeypatch)
+    assert evaluations(tmp_path / "run") == evaluations(workdir)
+    assert steps_of(tmp_path / "run") == steps_of(workdir)
+    assert_same_bits(broken.params, run.params)
+
+
+@pytest.mark.full
+def test_with_more_patience_it_goes_on(
+    stopped: tuple[Experiment, Path, train.Run], tmp_path: Path
+) -> None:
+    """And with none there is no such end; the best is kept all the same, if it is asked for."""
+    experiment = stopped[0]
+    workdir = Path(shutil.copytree(stopped[1], tmp_path / "longer"))
+    again = dataclasses.replace(
+        experiment,
+        early_stopping=EarlyStoppingConfig(),
+        checkpoint=dataclasses.replace(experiment.checkpoint, keep_best=True),
+    )
+    longer = fit(again, workdir)
+    assert max(losses(workdir)) == 40
+    way = evaluations(workdir)
+    best = min(way[:-1], key=lambda each: each[1])[0]
+    assert longer.step == best
+    assert steps_of(workdir) == sorted({best, 35, 40})  # two that were due, for recovery
+
+
+@pytest.mark.full
+def test_the_best_may_be_asked_for_later(tmp_path: Path) -> None:
+    """What was best before, of which there is no checkpoint, is best no more."""
+    experiment = impatient(
+        tmp_path,
+        steps=6,
+        early_stopping=EarlyStoppingConfig(),
+        checkpoint=CheckpointConfig(every=0),
+    )
+    fit(experiment, tmp_path / "run")
+    assert steps_of(tmp_path / "run") == [6]
+    kept = dataclasses.replace(experiment, steps=10, checkpoint=CheckpointConfig(0, keep_best=True))
+    run = fit(kept, tmp_path / "run")
+    later = [each for each in evaluations(tmp_path / "run")[:-1] if each[0] > 6]
+    assert run.step == min(later, key=lambda each: each[1])[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"early_stopping": EarlyStoppingConfig(3)},
+            r"early_stopping\.patience: there is no evaluation on the way",
+        ),
+        (
+            {"checkpoint": CheckpointConfig(keep_best=True)},
+            r"checkpoint\.best: there is no evaluation",
+        ),
+        (
+            {
+                "evaluation": EvaluationConfig(average_checkpoints=2),
+                "checkpoint": CheckpointConfig(every=0),
+            },
+            r"evaluation\.average 2: there is no checkpoint but the last",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        tiny(tmp_path, **changes)
+
+
+def test_a_run_with_a_moving_average_is_not_resumed_without(
+    averaged: tuple[Experiment, Path, train.Run],
+) -> None:
+    experiment, workdir, _ = averaged
+    without = dataclasses.replace(experiment, ema=EmaConfig(), steps=STEPS + 1)
+    with pytest.raises(UserError, match=r"was trained with ema\.decay = 0\.5, not 0\.0"):
+        fit(without, workdir)

@@ -1,0 +1,101 @@
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.train.optim.support import (
+    Array,
+    assert_like,
+    by_layers,
+    drawn,
+    gradients,
+    updated,
+)
+from tests.train.optim.test_quantization import blocks
+from tests.train.support import light_compiler as light_compiler
+from train.optim.adam import AdamW
+from train.optim.adamw_8bit import AdamW8bit
+from train.optim.registry import make_optimizer
+from transformer.layers.params import LogicalAxes
+
+AXES = {
+    "large": LogicalAxes(inputs=("vocab",), outputs=("embed",)),
+    "stacked": LogicalAxes(("layers",), ("embed",), ("mlp",)),
+    "odd": LogicalAxes(("layers",), ("embed",), ("heads", "head")),
+    "small": LogicalAxes(("layers",), ("embed",), ("mlp",)),
+    "gain": LogicalAxes(("layers",), (), ("embed",)),
+}
+SHAPES = {
+    "large": (17, 256),
+    "stacked": (2, 16, 256),  # 4,096 in a layer
+    "odd": (2, 67, 3, 23),
+    "small": (3, 31, 132),  # 4,092 in a layer
+    "gain": (3, 31),
+}
+EIGHT = {"large", "stacked", "odd"}
+CONFIG = AdamW8bit(beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.3)
+
+
+def adamw(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Array:
+    """Dettmers et al. 2022, section 2: a step in 32 bits between moments in 8."""
+    m = v = np.zeros(w.shape)
+    for t, (g, rate) in enumerate(zip(grads, rates, strict=True), start=1):
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g**2
+        direction = m / (1 - 0.8**t) / (np.sqrt(v / (1 - 0.9**t)) + 1e-3)
+        w = w - rate * (direction + (0 if name == "gain" else 0.3 * w))
+        if name in EIGHT:
+            m, v = blocks(m, 0, signed=True), blocks(v, 0, signed=False)
+    return w
+
+
+@pytest.mark.slow
+def test_adamw_with_moments_of_eight_bits_is_the_formula() -> None:
+    params = drawn(0, SHAPES)
+    found = updated(CONFIG, params, AXES)
+    assert_like(found, by_layers(params, adamw, AXES))
+    plain = updated(AdamW(beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.3), params, AXES)
+    for name in SHAPES:
+        difference = np.abs(np.asarray(found[name]) - np.asarray(plain[name])).max()
+        assert (difference > 1e-4) == (name in EIGHT), name
+
+
+def test_two_bytes_a_parameter_and_scales() -> None:
+    state = jax.eval_shape(make_optimizer(CONFIG, AXES).init, drawn(0, SHAPES))
+    large, stacked, odd = 17 * 256, 2 * 16 * 256, 2 * 67 * 69
+    scales = 17 + 2 * 16 + 2 * -(-67 * 69 // 256)
+    small = 3 * 31 * 132 + 3 * 31
+    assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)) == (
+        2 * (large + stacked + odd) + 2 * 4 * scales + 2 * 4 * small + 4
+    )
+
+
+@pytest.mark.slow
+def test_a_layer_is_as_if_it_were_alone() -> None:
+    """Bit for bit, whatever the size of the numbers beside it."""
+    axes = {"w": LogicalAxes(("layers",), ("embed",), ("mlp",))}
+    alone = {"w": LogicalAxes(inputs=("embed",), outputs=("mlp",))}
+    params = drawn(0, {"w": (2, 67, 71)})
+    both, single = (make_optimizer(CONFIG, each) for each in (axes, alone))
+    grads = gradients(params, 1)["w"] * np.array([1.0, 1e6], np.float32)[:, None, None]
+    _, after = jax.jit(both.update)({"w": grads}, both.init(params), params)
+    first = {"w": jnp.asarray(params["w"][0])}
+    _, own = jax.jit(single.update)({"w": jnp.asarray(grads[0])}, single.init(first), first)
+    stacked, one = after[0], own[0]
+    for moment, other in ((stacked.mean, one.mean), (stacked.square, one.square)):
+        np.testing.assert_array_equal(moment.values["w"][0], other.values["w"])
+        np.testing.assert_array_equal(moment.scales["w"][0], other.scales["w"])
+
+
+def test_a_gradient_that_stops_leaves_no_leap() -> None:
+    """Squares far below their block's largest do not vanish before the mean of the gradients."""
+    axes = {"w": LogicalAxes(inputs=("vocab",), outputs=("embed",))}
+    params = {"w": jnp.zeros((64, 256))}
+    first = np.random.RandomState(0).randn(64, 256).astype(np.float32)
+    optimizer = make_optimizer(AdamW8bit(weight_decay=0.0), axes)
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    for step in range(12):
+        grads = {"w": jnp.asarray(first if step == 0 else 0 * first)}
+        directions, state = update(grads, state, params)
+        assert np.abs(np.asarray(directions["w"])).max() < 2  # 1 in 32 bits

@@ -1,0 +1,162 @@
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tests.train.optim.support import AXES as SMALL
+from tests.train.optim.support import MATRICES, SHAPES, drawn, gradients
+from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
+from tests.train.support import light_compiler as light_compiler
+from train.checkpoint.manager import CheckpointManager
+from train.engine import make_engine
+from train.optim.base import matrix_mask
+from train.optim.registry import OPTIMIZERS, make_optimizer
+from train.optim.schedules import ScheduleConfig
+from train.parallel.mesh import MeshConfig, make_mesh
+from train.parallel.sharding import (
+    optimizer_state_shardings,
+    parameter_shardings,
+    replicated_sharding,
+)
+from transformer import Hardware
+from transformer.layers.params import LogicalAxes
+
+KINDS = sorted(OPTIMIZERS)
+
+AXES = {
+    "embedding": LogicalAxes(inputs=("vocab",), outputs=("embed",)),
+    "up": LogicalAxes(("layers",), ("embed",), ("mlp",)),
+    "query": LogicalAxes(("layers",), ("embed",), ("heads", "head")),
+    "gain": LogicalAxes(("layers",), (), ("embed",)),
+}
+RATES = {"sgd": 0.3, "adafactor": 0.3}
+LARGE = {"embedding": (32, 512), "up": (3, 16, 1024), "query": (3, 64, 4, 128), "gain": (3, 64)}
+
+
+def test_names() -> None:
+    assert KINDS == ["adafactor", "adam", "adamw", "adamw8bit", "lion", "muon", "sgd"]
+    assert all(OPTIMIZERS[kind].kind == kind for kind in KINDS)
+
+
+def test_what_is_a_matrix_is_told_by_the_names_of_its_axes() -> None:
+    assert {name for name, yes in matrix_mask(SMALL).items() if yes} == MATRICES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_goes_down(kind: str) -> None:
+    """With the sign of a first gradient; decay apart, which a step from zero does not have."""
+    params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    optimizer = make_optimizer(OPTIMIZERS[kind](), SMALL)
+    grads = gradients(params, 1)
+    directions, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
+    for name in SHAPES:
+        assert np.sum(directions[name] * grads[name]) > 0, name
+
+
+@pytest.mark.sampled("[adamw]", "[muon")
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_eight_devices_give_what_one_gives(kind: str) -> None:
+    """And no device holds the whole state."""
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    params = drawn(0, LARGE)
+    optimizer = make_optimizer(OPTIMIZERS[kind](), AXES)
+    whole = replicated_sharding(mesh)
+    own = parameter_shardings(mesh, AXES, params)
+    layout = optimizer_state_shardings(jax.eval_shape(optimizer.init, params), params, own, whole)
+    update = jax.jit(optimizer.update)
+    spread = jax.jit(optimizer.update, out_shardings=(own, layout))
+    alone, placed = params, jax.device_put(params, own)
+    state = jax.jit(optimizer.init)(params)
+    there = jax.jit(optimizer.init, out_shardings=layout)(placed)
+    for step in (1, 2):
+        grads = gradients(params, step)
+        directions, state = update(grads, state, alone)
+        others, there = spread(jax.device_put(grads, own), there, placed)
+        assert_close(jax.device_get(others), jax.device_get(directions), 1e-5)
+    large = [leaf for leaf in jax.tree.leaves(there) if leaf.size >= 1024]
+    assert large or kind == "adafactor"
+    assert not any(leaf.sharding.is_fully_replicated for leaf in large)
+
+
+def test_what_has_another_shape_than_its_parameter_is_cut_where_it_divides() -> None:
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    params = {"layers": {"w": jax.ShapeDtypeStruct((3, 16, 8), jnp.float32)}}
+    own = {"layers": {"w": NamedSharding(mesh, PartitionSpec(None, ("fsdp",), ("tensor",)))}}
+    shapes: Any = {"scales": (3, 16, 2), "rows": (3, 16), "odd": (3, 5, 2), "mean": (3, 16, 8)}
+    state = {
+        name: {"layers": {"w": jax.ShapeDtypeStruct(shape, jnp.float32)}}
+        for name, shape in shapes.items()
+    }
+    state["count"] = jax.ShapeDtypeStruct((), jnp.int32)  # type: ignore[assignment]
+    found = optimizer_state_shardings(state, params, own, replicated_sharding(mesh))
+    assert found["count"].spec == PartitionSpec()
+    assert {name: found[name]["layers"]["w"].spec for name in shapes} == {
+        "scales": PartitionSpec(None, ("fsdp",), ("tensor",)),
+        "rows": PartitionSpec(None, ("fsdp",)),
+        "odd": PartitionSpec(None, None, ("tensor",)),
+        "mean": PartitionSpec(None, ("fsdp",), ("tensor",)),
+    }
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["adafactor", "adamw8bit", "sgd"])
+def test_a_model_is_trained_on_a_mesh_and_goes_on_from_a_checkpoint(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, also with a state unlike Adam's.
+
+    With 8 bits for parameters of a tiny model too, where they fill a block.
+    """
+    monkeypatch.setattr("train.optim.adamw_8bit.MIN_QUANTIZED_SIZE", 256)
+    experiment = tiny(
+        tmp_path,
+        optimizer=OPTIMIZERS[kind](),
+        schedule=ScheduleConfig("constant", learning_rate=RATES.get(kind, 1e-2), warmup_steps=0),
+        mesh=MeshConfig(data=2, fsdp=2, tensor=2),
+    )
+    model = dataclasses.replace(experiment.model, vocab_size=30, layer_loop="scan")
+    engine = make_engine(dataclasses.replace(experiment, model=model), Hardware(count=8))
+    state, rows = engine.init(), engine.put_batch(random_rows(8, 30))
+    losses = []
+    for _ in range(8):
+        state, metrics = engine.step(state, rows)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0] - 0.1
+    layouts = [
+        jax.tree.map(lambda leaf: leaf.sharding, each) for each in (state, engine.abstract_state())
+    ]
+    assert layouts[0] == layouts[1]
+    codes = [leaf for leaf in jax.tree.leaves(state.optimizer) if leaf.dtype == jnp.uint8]
+    assert bool(codes) == (kind == "adamw8bit")
+    with CheckpointManager(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(8, state, {})
+        checkpoints.wait()
+        restored = checkpoints.restore(8, engine.abstract_state()).state
+    assert_same_bits(engine.step(restored, rows), engine.step(state, rows))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        ("adamw", {"beta1": 1.0}, r"optimizer.beta1 1.0: give a share in \[0, 1\)"),
+        ("adamw8bit", {"beta2": -0.1}, "optimizer.beta2 -0.1: give a share"),
+        ("sgd", {"momentum": 1.0}, "optimizer.momentum 1.0: give a share"),
+        ("sgd", {"l2": -1.0}, "optimizer.l2 -1.0: give 0 or more"),
+        ("lion", {"weight_decay": -1.0}, "optimizer.weight_decay -1.0: give 0 or more"),
+        ("muon", {"max_grad_norm": -1.0}, "optimizer.max_grad_norm -1.0: give 0 or more"),
+        (
+            "adafactor",
+            {"clip_threshold": float("nan")},
+            "optimizer.clip_threshold nan: give 0 or more",
+        ),
+    ],
+)
+def test_settings_that_make_no_optimizer(kind: str, settings: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OPTIMIZERS[kind](**settings)

@@ -1,0 +1,87 @@
+"""The state that waits in the host's memory: the same numbers, one layer at a time."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from tests.train.optim.support import AXES, SHAPES, Tree, assert_like, drawn, gradients
+from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
+from tests.train.support import light_compiler as light_compiler
+from train.engine import make_engine
+from train.optim.adam import AdamW
+from train.optim.registry import OPTIMIZERS, make_step_optimizer
+from train.parallel.mesh import MeshConfig
+from transformer import Hardware
+from transformer.compat import CPU_HAS_PINNED_HOST
+from transformer.layers.params import LogicalAxes
+
+KINDS = sorted(OPTIMIZERS)
+DEEP = {**AXES, "other": LogicalAxes(stack=("layers",), inputs=("embed",), outputs=("mlp",))}
+LARGE = {**SHAPES, "other": (3, 5, 8)}
+needs_pinned_host = pytest.mark.skipif(
+    not CPU_HAS_PINNED_HOST, reason="this jaxlib cannot compile for pinned_host on a CPU"
+)
+MEMORIES: Any = {"host": "pinned_host", "device": "device"}
+
+
+def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
+    """The parameters, and the state, after so many updates."""
+    rule = make_step_optimizer(OPTIMIZERS[kind](), DEEP, memory)
+    there = SingleDeviceSharding(jax.devices()[0], memory_kind=MEMORIES[memory])
+    params = {name: jnp.asarray(leaf) for name, leaf in drawn(0, LARGE).items()}
+    state = jax.device_put(jax.jit(rule.init)(params), there)
+    update = jax.jit(rule.update)
+    for step, yes in enumerate(fine, start=1):
+        directions, state = update(gradients(params, step), state, params, fine=jnp.bool_(yes))
+        params = {name: params[name] - 0.1 * directions[name] for name in params}
+    assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state)} == {MEMORIES[memory]}
+    return jax.device_get((params, state))
+
+
+@needs_pinned_host
+@pytest.mark.sampled("[adamw]", "[sgd]")
+@pytest.mark.parametrize(
+    "kind",
+    ["adamw", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "adamw")],
+)
+def test_layer_by_layer_is_all_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update in between is not made."""
+    monkeypatch.setattr("train.optim.adamw_8bit.MIN_QUANTIZED_SIZE", 16)
+    (found, state), (expected, wanted) = (
+        after(kind, memory, (True, False, True)) for memory in MEMORIES
+    )
+    assert_like(found, expected, 1e-6)
+    assert_close(state, wanted, 1e-6)
+
+
+@needs_pinned_host
+def test_an_update_that_is_not_fine_leaves_the_state_as_it_was() -> None:
+    (_, before), (_, found) = after("adamw", "host", (True,)), after("adamw", "host", (True, False))
+    assert_same_bits(found, before)
+
+
+@needs_pinned_host
+@pytest.mark.full
+def test_a_model_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a mesh, its moments in the other memory before and after each step."""
+    monkeypatch.setattr("train.engine.check_memory", lambda *_: None)  # a CPU has it, for nothing
+    experiment = tiny(tmp_path, optimizer=AdamW(), mesh=MeshConfig(data=2, fsdp=2, tensor=2))
+    model = dataclasses.replace(experiment.model, vocab_size=30, layer_loop="scan")
+    losses: dict[str, list[float]] = {}
+    for memory in MEMORIES:
+        mesh = dataclasses.replace(experiment.mesh, optimizer_placement=memory)
+        own = dataclasses.replace(experiment, model=model, mesh=mesh)
+        engine = make_engine(own, Hardware(count=8))
+        state, rows = engine.init(), engine.put_batch(random_rows(8, 30))
+        losses[memory] = []
+        for _ in range(4):
+            state, metrics = engine.step(state, rows)
+            losses[memory].append(float(metrics["loss"]))
+        kinds = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.optimizer)}
+        assert kinds == {MEMORIES[memory]}
+    assert losses["host"] == pytest.approx(losses["device"], rel=1e-6)

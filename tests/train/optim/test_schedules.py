@@ -1,0 +1,125 @@
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from train.optim.schedules import ScheduleConfig, inverse_sqrt_schedule, make_schedule
+
+KINDS = ("cosine", "linear", "inverse_sqrt", "warmup_stable_decay", "constant")
+
+
+NUMBERS = np.arange(1, 1025)
+"""Always as many, so that JAX compiles an operation once."""
+
+
+def rates(config: ScheduleConfig, steps: int, *, width: int = 64) -> np.ndarray:
+    """Of the updates from 1 to beyond the end; element 0 is nothing."""
+    rate = make_schedule(config, steps=steps, width=width)
+    found = np.broadcast_to(np.asarray(rate(jnp.asarray(NUMBERS)), np.float64), NUMBERS.shape)
+    return np.concatenate([[np.nan], found])
+
+
+def test_cosine() -> None:
+    found = rates(ScheduleConfig("cosine", 0.4, warmup_steps=5, min_lr_ratio=0.25), steps=25)
+    np.testing.assert_allclose(found[1:6], [0.08, 0.16, 0.24, 0.32, 0.4], rtol=1e-6)
+    assert found[15] == pytest.approx((0.4 + 0.1) / 2, rel=1e-6)  # half of the way down
+    for n in range(5, 26):
+        half = (1 + math.cos(math.pi * (n - 5) / 20)) / 2
+        assert found[n] == pytest.approx(0.1 + 0.3 * half, rel=1e-5), n
+    assert found[25] == pytest.approx(0.1, rel=1e-6)
+
+
+def test_linear() -> None:
+    found = rates(ScheduleConfig("linear", 0.4, warmup_steps=4, min_lr_ratio=0.5), steps=8)
+    expected = [0.1, 0.2, 0.3, 0.4, 0.35, 0.3, 0.25, 0.2]
+    np.testing.assert_allclose(found[1:9], expected, rtol=1e-6)
+
+
+def test_warmup_stable_decay() -> None:
+    config = ScheduleConfig(
+        "warmup_stable_decay", 0.6, warmup_steps=3, min_lr_ratio=0, decay_fraction=0.3
+    )
+    found = rates(config, steps=20)
+    np.testing.assert_allclose(found[1:4], [0.2, 0.4, 0.6], rtol=1e-6)
+    np.testing.assert_allclose(found[3:15], 0.6, rtol=1e-6)
+    falling = [0.5, 0.4, 0.3, 0.2, 0.1, 0.0]  # 0.3 of 20 steps
+    np.testing.assert_allclose(found[15:21], falling, rtol=1e-5, atol=1e-7)
+
+
+def test_warmup_stable_decay_has_no_room_for_all_of_its_decay() -> None:
+    config = ScheduleConfig(
+        "warmup_stable_decay", 0.8, warmup_steps=2, min_lr_ratio=0.5, decay_fraction=1.0
+    )
+    found = rates(config, steps=6)
+    np.testing.assert_allclose(found[1:7], [0.4, 0.8, 0.7, 0.6, 0.5, 0.4], rtol=1e-6)
+
+
+def test_constant_and_no_warmup() -> None:
+    found = rates(ScheduleConfig("constant", 0.3, warmup_steps=0), 4)
+    np.testing.assert_allclose(found[1:], 0.3, rtol=1e-6)
+    found = rates(ScheduleConfig("constant", 0.3, warmup_steps=3), 4)
+    np.testing.assert_allclose(found[1:5], [0.1, 0.2, 0.3, 0.3], rtol=1e-6)
+    found = rates(ScheduleConfig("linear", 0.4, warmup_steps=0, min_lr_ratio=0), 4)
+    np.testing.assert_allclose(found[1:5], [0.3, 0.2, 0.1, 0], atol=1e-8)
+
+
+def test_the_formula_of_the_paper() -> None:
+    """Vaswani et al. 2017, equation 3, with the base model's numbers."""
+    numbers = (1, 100, 3999, 4000, 4001, 100_000)
+    found = np.asarray(inverse_sqrt_schedule(512, 4000)(jnp.array(numbers)))
+    expected = [512**-0.5 * min(n**-0.5, n * 4000**-1.5) for n in numbers]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert found[3] == found.max() == pytest.approx(512**-0.5 * 4000**-0.5, rel=1e-6)
+    assert found[0] == pytest.approx(1.746928e-7, rel=1e-6)
+
+
+def test_inverse_square_root_with_the_papers_peak_and_with_another() -> None:
+    paper = rates(ScheduleConfig("inverse_sqrt", 0, warmup_steps=7), steps=30, width=49)
+    assert paper[7] == pytest.approx(49**-0.5 * 7**-0.5, rel=1e-6)
+    assert paper[28] == pytest.approx(paper[7] / 2, rel=1e-6)
+    other = rates(ScheduleConfig("inverse_sqrt", 0.5, warmup_steps=7), steps=30, width=49)
+    assert other[7] == other[1:].max() == pytest.approx(0.5, rel=1e-6)
+    np.testing.assert_allclose(other[1:] / paper[1:], 0.5 * (49 * 7) ** 0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (1, 1), (3, 7), (50, 11), (313, 997)])
+def test_never_negative_and_at_most_the_peak(kind: Any, warmup: int, steps: int) -> None:
+    if kind == "inverse_sqrt":
+        warmup = max(1, warmup)
+    config = ScheduleConfig(kind, 3e-3, warmup_steps=warmup, min_lr_ratio=0, decay_fraction=0.37)
+    found = rates(config, steps)[1:]
+    assert (found >= 0).all()
+    assert (found <= 3e-3 * (1 + 1e-6)).all()
+    assert found[0] > 0 or (steps, warmup) == (1, 0)
+    if kind in ("cosine", "linear", "warmup_stable_decay") and steps > warmup:
+        np.testing.assert_allclose(found[steps - 1 :], 0, atol=1e-9)
+
+
+def test_rates_are_float32_whatever_the_number_is() -> None:
+    kind: Any
+    for kind in KINDS:
+        rate = make_schedule(ScheduleConfig(kind, 0.1), steps=10, width=16)
+        assert rate(jnp.int32(3)).dtype == jnp.float32, kind
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learning_rate": -1.0}, "schedule.learning_rate -1.0: give 0 or more"),
+        ({"learning_rate": float("nan")}, "schedule.learning_rate nan: give 0 or more"),
+        ({"learning_rate": 0.0}, "schedule.learning_rate 0: learns nothing"),
+        ({"warmup_steps": -3}, "schedule.warmup_steps -3: is negative"),
+        (
+            {"kind": "inverse_sqrt", "warmup_steps": 0},
+            "schedule.warmup_steps 0: inverse_sqrt divides by it",
+        ),
+        ({"min_lr_ratio": 1.5}, "schedule.min_lr_ratio 1.5: give a share"),
+        ({"decay_fraction": -0.1}, "schedule.decay_fraction -0.1: give a share"),
+    ],
+)
+def test_settings_that_make_no_schedule(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ScheduleConfig(**settings)

@@ -1,0 +1,168 @@
+"""Tiny models, trained on any mesh, and what their compiled steps send."""
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from tests.train.support import random_rows, tiny
+from train.data.example_configs import BitextDataConfig
+from train.engine import JitEngine
+from train.estimate.hlo import Collective, find_collectives
+from train.experiment import Experiment
+from train.parallel.mesh import MeshConfig, make_mesh
+from train.tasks.config import Translation
+from transformer import (
+    ALiBi,
+    AttentionConfig,
+    BlockConfig,
+    EncoderConfig,
+    FeedForwardConfig,
+    Hardware,
+    NoPosition,
+    RoPE,
+)
+from transformer.layers.config import MoEConfig
+
+VOCAB, STEPS, ROWS, LENGTH = 30, 20, 8, 16
+
+KINDS = {
+    "data": {"all-reduce"},
+    "fsdp": {"all-gather", "all-reduce"},
+    "expert": {"all-gather", "all-reduce", "reduce-scatter"},
+    "context": {"all-reduce", "collective-permute"},
+    "tensor": {"all-reduce"},
+}
+"""What each axis of the mesh costs. A CPU's compiler has no reduce-scatter of gradients."""
+
+CONTEXT: dict[str, Any] = {"alibi": ALiBi()}
+
+
+class Outcome(NamedTuple):
+    """What a mesh makes of a model."""
+
+    losses: np.ndarray  # [STEPS]
+    collectives: tuple[Collective, ...]
+    mesh: Mesh
+    params: Any  # shapes
+
+
+def mixture(capacity: float) -> MoEConfig:
+    gated = FeedForwardConfig(24, "silu", gated=True)
+    return MoEConfig(4, 2, gated, load_balance_loss_weight=0.1, capacity_factor=capacity)
+
+
+def an_experiment(
+    folder: Path,
+    model: str,
+    mesh: MeshConfig,
+    *,
+    width: int = 16,
+    sequence_length: int = LENGTH,
+    mixer: Any = None,
+    feed_forward: Any = None,
+    **attention: Any,
+) -> Experiment:
+    """Three layers without dropout, whose keys and values two heads share; documents are packed."""
+    attention = {"num_heads": 4, "num_kv_heads": 2, "position": RoPE(), "bias": False, **attention}
+    mixer = mixer or AttentionConfig(**attention)
+    fed = {"experts": mixture(0), "capacity": mixture(1.5)}.get(model, FeedForwardConfig(24))
+    block = BlockConfig(mixer=mixer, feed_forward=feed_forward or fed)
+    experiment = tiny(folder, mesh=mesh)
+    config = dataclasses.replace(
+        experiment.model,
+        d_model=width,
+        num_layers=3,
+        layer_pattern=(block,),
+        position_embedding=NoPosition(),
+        embedding_dropout=0.0,
+        vocab_size=VOCAB,
+        layer_loop="scan",
+        causal=model != "capacity",
+    )
+    data: Any = dataclasses.replace(
+        experiment.text_data, sequence_length=sequence_length, document_masking=True
+    )
+    changes: dict[str, Any] = {}
+    if model == "encoder-decoder":
+        cross = dataclasses.replace(block, cross_attention=AttentionConfig(num_heads=4, bias=False))
+        config = dataclasses.replace(
+            config,
+            layer_pattern=(cross,),
+            encoder=EncoderConfig(num_layers=2, layer_pattern=(block,)),
+        )
+        data = BitextDataConfig(max_length=LENGTH)
+        changes = {"task": Translation(), "batch_size": 8}
+    return dataclasses.replace(experiment, model=config, data=data, **changes)
+
+
+def rows_of(model: str, cursor: int) -> dict[str, np.ndarray]:
+    """Two documents in each row, which begin anew at 0."""
+    rows = random_rows(ROWS, VOCAB, length=LENGTH, cursor=cursor)
+    rows["weights"] = np.ones_like(rows["weights"])
+    first = 5
+    rows["segments"] = np.tile(np.arange(LENGTH) >= first, (ROWS, 1)).astype(np.int32) + 1
+    places = [*range(first), *range(LENGTH - first)]
+    rows["positions"] = np.tile(np.array(places, np.int32), (ROWS, 1))
+    if model == "encoder-decoder":
+        rows["source"] = rows["tokens"][:, ::-1].copy()
+        rows["source_segments"] = np.ones_like(rows["segments"])
+        rows["segments"] = np.ones_like(rows["segments"])
+    return rows
+
+
+def train(folder: Path, model: str, mesh: MeshConfig | None) -> Outcome:
+    """From the same weights on the same batches; without a mesh, on one device."""
+    devices = jax.devices()[:1] if mesh is None else jax.devices()
+    experiment = an_experiment(folder, model, mesh or MeshConfig())
+    placed = make_mesh(experiment.mesh, devices)
+    engine = JitEngine(experiment, placed, Hardware(count=len(devices)))
+    state, losses = engine.init(), []
+    batch = engine.put_batch(rows_of(model, 0))
+    step = engine.lower_step(state, batch).compile()
+    for cursor in range(STEPS):
+        state, metrics = step(state, engine.put_batch(rows_of(model, cursor)))
+        losses.append(float(metrics["loss"]))
+    text = step.as_text() or ""
+    return Outcome(
+        np.array(losses), find_collectives(text, placed), placed, engine.abstract_state().params
+    )
+
+
+def kinds_by_axis(found: Iterable[Collective]) -> dict[str, set[str]]:
+    """The kinds of collectives along each axis."""
+    kinds: dict[str, set[str]] = {}
+    for one in found:
+        for axis in one.axes:
+            kinds.setdefault(axis, set()).add(one.kind)
+    return kinds
+
+
+def largest_weight(outcome: Outcome) -> int:
+    """Bytes of the largest weight of one layer, or table of words, on one device of fsdp."""
+    sizes = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(outcome.params):
+        layered = "layers" in jax.tree_util.keystr(path)
+        shard = math.prod(leaf.sharding.shard_shape(leaf.shape)) * outcome.mesh.shape["fsdp"]
+        sizes.append(4 * shard // (leaf.shape[0] if layered else 1))
+    return max(sizes)
+
+
+def sixteen() -> None:
+    """In a process of its own: a mesh of sixteen devices is one device."""
+    jax.config.update("jax_num_cpu_devices", 16)
+    jax.config.update("jax_disable_most_optimizations", True)
+    with tempfile.TemporaryDirectory() as folder:
+        for model, mesh in (
+            ("decoder", MeshConfig(data=2, fsdp=2, context=2, tensor=2)),
+            ("experts", MeshConfig(data=1, fsdp=2, expert=4, tensor=2)),
+        ):
+            expected = train(Path(folder), model, None).losses
+            found = train(Path(folder), model, mesh).losses
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)

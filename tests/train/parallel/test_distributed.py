@@ -1,0 +1,200 @@
+"""Several processes on this machine, as several hosts are."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from tests.train.support import lines_of, write_config
+from train.errors import UserError
+from train.parallel.distributed import Coordinator, explain_lost_peers, find_coordinator
+
+TWO = {"JAX_COORDINATOR_ADDRESS": "there:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "where"),
+    [
+        ({}, None),
+        (TWO, Coordinator("there:1", 2, 1)),
+        ({**TWO, "JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}, None),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}, Coordinator(None)),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"SLURM_NTASKS": "4"}, None),  # the batch script itself, not what srun starts
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, Coordinator(None)),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, Coordinator(None)),
+        ({"TPU_WORKER_HOSTNAMES": "a"}, None),
+        ({"KUBERNETES_SERVICE_HOST": "a", "JOB_COMPLETION_INDEX": "0"}, Coordinator(None)),
+        ({"KUBERNETES_SERVICE_HOST": "a"}, None),
+    ],
+)
+def test_where_processes_meet(environment: dict[str, str], where: Coordinator | None) -> None:
+    assert find_coordinator({"JAX_PLATFORMS": "cpu", **environment}) == where
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"JAX_NUM_PROCESSES": ""}, r"JAX_NUM_PROCESSES \(not set\): give a number"),
+        ({"JAX_PROCESS_ID": "one"}, "JAX_PROCESS_ID one: give a number"),
+        ({"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID 2: give one from 0 to 1"),
+    ],
+)
+def test_half_a_meeting_is_told(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        find_coordinator({**TWO, **changes})
+
+
+def test_other_errors_are_left_as_they_are() -> None:
+    error = jax.errors.JaxRuntimeError("Gloo: connection closed by peer")
+    with (
+        pytest.raises(jax.errors.JaxRuntimeError),
+        explain_lost_peers(),
+    ):  # there is but this process
+        raise error
+
+
+def test_if_the_first_is_killed_the_other_ends_with_a_word() -> None:
+    """JAX aborts it: the store in which the processes meet has gone."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    wait = (
+        "import sys, time; from train.parallel.distributed import initialize_distributed;"
+        "initialize_distributed(); print(); sys.stdout.flush();"
+    )
+    both = []
+    for index in ("0", "1"):
+        meet = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+        both.append(
+            subprocess.Popen(
+                [sys.executable, "-c", f"{wait} time.sleep(100)"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=Path(__file__).parents[3],
+                env={**os.environ, **meet, "JAX_PROCESS_ID": index},
+            )
+        )
+    for process in both:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "\n"
+    first, other = both
+    first.kill()
+    first.communicate()
+    _, said = other.communicate(timeout=60)
+    assert other.returncode != 0
+    assert "error: hosts: this process was" in said.splitlines()[-1]
+    assert "start all of them again" in said.splitlines()[-1]
+
+
+class Hosts:
+    """Processes that run `fit` together."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.config = folder, write_config(folder, batch_size="8")
+        self.running: list[subprocess.Popen[str]] = []
+
+    def start(self, count: int, *arguments: str, devices: int = 1) -> None:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            address = f"localhost:{free.getsockname()[1]}"
+        for index in range(count):
+            environment = {
+                **os.environ,
+                "JAX_COORDINATOR_ADDRESS": address,
+                "JAX_NUM_PROCESSES": str(count),
+                "JAX_PROCESS_ID": str(index),
+                "JAX_NUM_CPU_DEVICES": str(devices),
+            }
+            line = ("fit", self.config, "--workdir", str(self.folder / "run"), "--quiet")
+            self.running.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "train", *line, "--log-every", "1", *arguments],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    cwd=Path(__file__).parents[3],
+                    env=environment,
+                )
+            )
+
+    def ends(self, timeout: float = 400) -> list[tuple[int, str]]:
+        """The status of each, and what it said on standard error."""
+        said = [process.communicate(timeout=timeout)[1] for process in self.running]
+        found = [(p.returncode, each) for p, each in zip(self.running, said, strict=True)]
+        self.running = []
+        return found
+
+    def losses(self) -> dict[int, float]:
+        lines = lines_of(self.folder / "run" / "metrics.jsonl")
+        return {line["step"]: line["loss"] for line in lines if line["split"] == "train"}
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    found = Hosts(tmp_path)
+    yield found
+    for process in found.running:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.full
+def test_of_four_one_is_killed_the_others_end_with_a_word_and_two_go_on(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """A schedule that does not depend on how many steps there will be."""
+    every = ("--checkpoint.every", "3", "--schedule.kind", "inverse_sqrt")
+    hosts.start(4, *every, "--steps", "100000")
+    until(lambda: len(finished(tmp_path / "run" / "checkpoints")) >= 2)
+    hosts.running[3].send_signal(signal.SIGKILL)
+    *others, killed = hosts.ends(timeout=120)
+    assert killed[0] == -signal.SIGKILL
+    for status, said in others:
+        assert status == 1, said
+        assert "error: hosts: " in said
+        assert "start all of them again" in said
+        assert "Traceback" not in said
+
+    last = max(finished(tmp_path / "run" / "checkpoints")) + 3
+    hosts.start(2, *every, "--steps", str(last), devices=2)
+    assert [status for status, _ in hosts.ends()] == [0] * 2
+    together = hosts.losses()
+    assert sorted(together) == list(range(1, last + 1))
+    events = [line["event"] for line in lines_of(tmp_path / "run" / "logbook.jsonl")]
+    assert events.count("started") == 1  # one of them speaks
+
+    (tmp_path / "run").rename(tmp_path / "of several")
+    hosts.start(1, *every, "--steps", str(last), devices=4)
+    assert [status for status, _ in hosts.ends()] == [0]
+    assert hosts.losses() == pytest.approx(together, rel=1e-5)
+
+
+def finished(folder: Path) -> list[int]:
+    """The steps of checkpoints that count."""
+    return [int(each.parent.name) for each in folder.glob("[0-9]*/manifest.json")]
+
+
+def until(condition: Any, seconds: float = 300) -> None:
+    """Waits for something to be so."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to be"
+        time.sleep(0.2)
+
+
+def test_the_meeting_is_read_from_the_environment_of_skypilots_recipe() -> None:
+    import yaml
+
+    task = yaml.safe_load((Path(__file__).parents[3] / "cloud" / "sky.yaml").read_text())
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    assert all(name in task["run"] for name in names)

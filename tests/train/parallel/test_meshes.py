@@ -1,0 +1,184 @@
+"""Every mesh trains as one device does, and sends what is expected and nothing else."""
+
+import dataclasses
+import functools
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.train.parallel.meshes import (
+    CONTEXT,
+    KINDS,
+    Outcome,
+    an_experiment,
+    kinds_by_axis,
+    largest_weight,
+    train,
+)
+from tests.train.support import light_compiler as light_compiler
+from train.engine import make_engine
+from train.errors import UsageError
+from train.estimate.hlo import Program, array_shapes, find_collectives
+from train.optim.registry import OPTIMIZERS
+from train.parallel.batches import check_context_parallelism
+from train.parallel.mesh import MeshConfig, make_mesh
+from transformer import FeedForwardConfig, Hardware
+from transformer.attention.variants.sparse_configs import SlidingWindowConfig
+from transformer.layers.config import MoEConfig
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("meshes")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Callable[[str], Outcome]:
+    """What one device makes of a model."""
+    return functools.cache(lambda model: train(folder, model, None))
+
+
+def slow(model: str, mesh: MeshConfig) -> Any:
+    return pytest.param(model, mesh, marks=pytest.mark.slow)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled("[decoder-MeshConfig(data=2, fsdp=2")
+@pytest.mark.parametrize(
+    ("model", "mesh"),
+    [
+        slow("decoder", MeshConfig(data=8)),
+        ("decoder", MeshConfig(data=2, fsdp=2, tensor=2)),
+        slow("decoder", MeshConfig(data=2, context=4)),
+        ("decoder", MeshConfig(data=1, fsdp=2, context=2, tensor=2)),
+        slow("encoder-decoder", MeshConfig(data=2, fsdp=2, tensor=2)),
+        ("experts", MeshConfig(data=2, expert=2, context=2)),
+        slow("experts", MeshConfig(data=1, fsdp=2, expert=2, tensor=2)),
+        slow("capacity", MeshConfig(data=2, fsdp=2, expert=2)),
+    ],
+    ids=str,
+)
+def test_a_mesh_is_one_device(
+    folder: Path, alone: Callable[[str], Outcome], model: str, mesh: MeshConfig
+) -> None:
+    found, expected = train(folder, model, mesh), alone(model)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=0, atol=1e-5)
+    assert abs(expected.losses[-1] - expected.losses[0]) > 1e-3  # weights that move
+    several = {axis: size for axis, size in found.mesh.shape.items() if size > 1}
+    wanted = {axis: KINDS[axis] for axis in several}
+    if model == "capacity":
+        wanted["expert"] = {"all-reduce", "all-to-all"}
+    assert kinds_by_axis(found.collectives) == wanted
+    for one in found.collectives:
+        if one.kind == "all-gather" and "fsdp" in one.axes:
+            assert one.axes == ("fsdp",)
+            assert one.bytes <= largest_weight(found)
+        if one.kind == "collective-permute":
+            # Of each layer, forward or backward. Positions and segments are those of every layer,
+            # and may be sent around before the first.
+            tokens = all(len(shape) == 2 for shape in one.shapes)
+            assert one.count in ({mesh.context} if tokens else set()) | {3 * mesh.context}
+
+
+@pytest.mark.full
+def test_sixteen_devices(folder: Path) -> None:
+    """Four axes at once, in a process that has so many devices."""
+    program = "from tests.train.parallel.meshes import sixteen; sixteen()"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_no_device_has_the_whole_of_a_weight(folder: Path, optimizer: str) -> None:
+    """Nor of a moment of it, as it is laid out: 8-bit codes and their scales too."""
+    experiment = an_experiment(folder, "decoder", MeshConfig(data=1, fsdp=2, tensor=4), width=64)
+    experiment = dataclasses.replace(experiment, optimizer=OPTIMIZERS[optimizer]())
+    shapes = make_engine(experiment, Hardware(count=8)).abstract_state()
+    largest = max(leaf.size for leaf in jax.tree.leaves(shapes.params))
+    for path, leaf in jax.tree_util.tree_leaves_with_path((shapes.params, shapes.optimizer)):
+        if leaf.size * 16 >= largest:
+            share = np.prod(leaf.sharding.shard_shape(leaf.shape)) / leaf.size
+            assert share <= 1 / 2, jax.tree_util.keystr(path)
+
+
+@pytest.mark.slow
+def test_weights_are_drawn_where_they_lie(folder: Path) -> None:
+    """The program that makes the first state sends nothing, and has no weight whole on a device."""
+    mesh = MeshConfig(data=1, fsdp=2, tensor=4)
+    engine = make_engine(an_experiment(folder, "decoder", mesh, width=64), Hardware(count=8))
+    text = jax.jit(engine.init).lower().compile().as_text() or ""
+    assert find_collectives(text, engine.mesh) == ()
+    program = Program.parse(text)
+    arrays = {
+        shape
+        for name, count in program.execution_counts().items()
+        for instruction in program.computations[name].values()
+        for shape in array_shapes(instruction.type)
+        if count
+    }
+    largest = max(leaf.size for leaf in jax.tree.leaves(engine.abstract_state().params))
+    assert max(math.prod(shape) for shape in arrays) <= largest // 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"mixer": SlidingWindowConfig(num_heads=4, window=4)},
+            r"mesh.context 2: model.layer_pattern.0.mixer is sliding_window, which cannot",
+        ),
+        ({"position": CONTEXT["alibi"]}, "its scores are products alone, without a bias; set mesh"),
+        (
+            {"backend": "reference"},
+            r"attention.\w+ reference: cannot serve tokens that are spread",
+        ),
+        ({"sequence_length": 14}, "data.sequence_length 14: does not divide into 4 pieces"),
+    ],
+)
+def test_what_cannot_be_spread(folder: Path, changes: dict[str, Any], message: str) -> None:
+    mesh = MeshConfig(context=2)
+    experiment = an_experiment(folder, "decoder", mesh, **changes)
+    with pytest.raises((UsageError, ValueError), match=message):
+        check_context_parallelism(experiment, make_mesh(mesh), Hardware())
+
+
+def test_sentences_cannot_be_spread(folder: Path) -> None:
+    mesh = MeshConfig(context=2)
+    experiment = an_experiment(folder, "encoder-decoder", mesh)
+    with pytest.raises(UsageError, match=r"mesh.context 2: task Translation has sequences of sev"):
+        check_context_parallelism(experiment, make_mesh(mesh), Hardware())
+
+
+def test_a_cpu_has_no_other_memory(folder: Path) -> None:
+    experiment = an_experiment(folder, "decoder", MeshConfig(optimizer_placement="host"))
+    with pytest.raises(UsageError, match=r"mesh.optimizer_placement host: a CPU computes in"):
+        make_engine(experiment, Hardware(count=8))
+    experiment = an_experiment(folder, "decoder", MeshConfig())
+    model = dataclasses.replace(experiment.model, remat="offload")
+    with pytest.raises(UsageError, match=r"model.remat offload: a CPU computes in"):
+        make_engine(dataclasses.replace(experiment, model=model), Hardware(count=8))
+
+
+def test_moments_in_the_hosts_memory(folder: Path) -> None:
+    """Each where its weight lies, in the other memory; counters stay."""
+    experiment = an_experiment(folder, "decoder", MeshConfig(fsdp=2, optimizer_placement="host"))
+    shapes = make_engine(experiment, Hardware("tpu", "TPU v5e", 8)).abstract_state()
+    moments = shapes.optimizer[0].mu
+    for leaf, weight in zip(jax.tree.leaves(moments), jax.tree.leaves(shapes.params), strict=True):
+        assert leaf.sharding.memory_kind == "pinned_host"
+        assert leaf.sharding.spec == weight.sharding.spec
+        assert weight.sharding.memory_kind != "pinned_host"
+    assert shapes.step.sharding.memory_kind != "pinned_host"
+
+
+def test_experts_that_do_not_divide(folder: Path) -> None:
+    mixture = MoEConfig(3, 2, FeedForwardConfig(24))
+    experiment = an_experiment(folder, "decoder", MeshConfig(expert=2), feed_forward=mixture)
+    with pytest.raises(UsageError, match="axis experts of size 3: does not divide into 2 parts"):
+        make_engine(experiment, Hardware(count=8))

@@ -1,0 +1,61 @@
+"""A model with experts is trained as any other."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.train.support import assert_close, random_rows, tiny
+from tests.train.support import light_compiler as light_compiler
+from train.engine import Engine, JitEngine, make_engine
+from train.experiment import Experiment
+from train.parallel.mesh import MeshConfig, make_mesh
+from transformer import FeedForwardConfig, Hardware
+from transformer.layers.config import MoEConfig
+
+VOCAB = 30
+LOSSES = {"loss/load_balance", "loss/router_z"}
+
+
+def an_experiment(folder: Path, **changes: Any) -> Experiment:
+    experiment = tiny(folder, **changes)
+    mixture = MoEConfig(
+        4, 2, FeedForwardConfig(24, "silu", gated=True), load_balance_loss_weight=0.1
+    )
+    pattern = tuple(
+        dataclasses.replace(block, feed_forward=mixture) for block in experiment.model.layer_pattern
+    )
+    model = dataclasses.replace(
+        experiment.model, layer_pattern=pattern, vocab_size=VOCAB, layer_loop="scan"
+    )
+    return dataclasses.replace(experiment, model=model)
+
+
+def trained(engine: Engine) -> tuple[list[dict[str, float]], Any]:
+    """Three steps on windows whose words all count alike."""
+    state, metrics = engine.init(), []
+    for cursor in range(3):
+        rows = random_rows(8, VOCAB, cursor=cursor)
+        rows["weights"] = np.ones_like(rows["weights"])
+        state, found = engine.step(state, engine.put_batch(rows))
+        metrics.append({name: float(value) for name, value in found.items()})
+    return metrics, jax.tree.map(np.asarray, state.params)
+
+
+@pytest.mark.full
+def test_experts_on_many_devices_and_in_microbatches_are_those_of_one(tmp_path: Path) -> None:
+    """Their losses are means over examples, so that it matters not how a batch is cut."""
+    one = JitEngine(an_experiment(tmp_path), make_mesh(MeshConfig(), jax.devices()[:1]), Hardware())
+    expected, params = trained(one)
+    assert set(expected[0]) >= LOSSES
+    assert 0.2 <= expected[0]["loss/load_balance"] < 0.3  # 0.1 in each layer, if all are used alike
+    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
+    for changes in ({"mesh": mesh, "grad_accum_steps": 2}, {"compile": "pmap"}):
+        engine = make_engine(an_experiment(tmp_path, **changes), Hardware(count=8))
+        found, others = trained(engine)
+        for metrics, wanted in zip(found, expected, strict=True):
+            assert metrics == pytest.approx(wanted, abs=1e-5)
+        assert_close(others, params, 1e-4)

@@ -1,0 +1,229 @@
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from tests.train.support import light_compiler as light_compiler
+from tests.train.support import random_rows, tiny
+from train.engine import Engine, make_engine
+from train.errors import UsageError
+from train.optim.registry import OPTIMIZERS
+from train.parallel.batches import shard_batch
+from train.parallel.mesh import MeshConfig, make_mesh
+from train.parallel.sharding import (
+    host_memory_shardings,
+    logical_to_sharding,
+    make_sharding_constraint,
+)
+from transformer import Hardware
+from transformer.layers.params import LogicalAxes
+
+VOCAB = 30
+
+
+@pytest.mark.parametrize(
+    ("mesh", "devices", "sizes"),
+    [
+        (MeshConfig(), 1, (1, 1, 1, 1, 1)),
+        (MeshConfig(), 8, (8, 1, 1, 1, 1)),
+        (MeshConfig(fsdp=4), 8, (2, 4, 1, 1, 1)),
+        (MeshConfig(data=1, fsdp=-1), 8, (1, 8, 1, 1, 1)),
+        (MeshConfig(data=1, fsdp=2, tensor=-1), 12, (1, 2, 1, 1, 6)),
+        (MeshConfig(data=3, fsdp=5, tensor=7), 105, (3, 5, 1, 1, 7)),
+        (MeshConfig(data=1, expert=2, context=-1, tensor=2), 12, (1, 1, 2, 3, 2)),
+    ],
+)
+def test_sizes(mesh: MeshConfig, devices: int, sizes: tuple[int, ...]) -> None:
+    """From the slowest links to the fastest."""
+    assert mesh.axis_sizes(devices) == dict(
+        zip(("data", "fsdp", "expert", "context", "tensor"), sizes, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("mesh", "devices", "message"),
+    [
+        (MeshConfig(data=3, fsdp=1), 8, "mesh data 3 x fsdp 1 x tensor 1: does not divide 8"),
+        (MeshConfig(data=-1, fsdp=3), 8, "mesh data -1 x fsdp 3 x tensor 1: does not divide 8"),
+        (MeshConfig(data=-1, fsdp=16), 8, "whose product is 8"),
+        (MeshConfig(data=-1, fsdp=-1), 8, "-1 at most once"),
+        (MeshConfig(data=0), 8, "give sizes of 1 or more"),
+        (MeshConfig(data=-2, fsdp=-4), 8, "give sizes of 1 or more"),
+        (MeshConfig(context=3), 8, "mesh data -1 x fsdp 1 x tensor 1 x context 3: does not"),
+    ],
+)
+def test_sizes_that_are_no_mesh(mesh: MeshConfig, devices: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        mesh.axis_sizes(devices)
+
+
+def test_layouts_follow_from_the_names_of_axes() -> None:
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    assert mesh.shape == {"data": 2, "fsdp": 2, "expert": 1, "context": 1, "tensor": 2}
+
+    def spec(*names: str | None) -> P:
+        return logical_to_sharding(mesh, names).spec
+
+    assert spec("layers", "embed", "heads", "head") == P(None, ("fsdp",), ("tensor",), None)
+    assert spec("layers", "heads", "head", "embed") == P(None, ("tensor",), None, ("fsdp",))
+    assert spec("vocab", "embed") == P(("tensor",), ("fsdp",))
+    assert spec("embed", "mlp") == P(("fsdp",), ("tensor",))
+    assert spec("embed", "kv_heads", "head") == P(("fsdp",), ("tensor",), None)
+    assert spec("positions", "embed") == P(None, ("fsdp",))
+    assert spec("batch", "length", None) == P(("data", "fsdp"), None, None)
+    assert spec("batch", "embed") == P(("data", "fsdp"), None)  # an axis of the mesh serves once
+    assert spec("heads", "mlp") == P(("tensor",), None)
+
+
+def test_axes_of_size_one_are_left_out() -> None:
+    mesh = make_mesh(MeshConfig(data=8))
+    assert logical_to_sharding(mesh, ("batch", None)).spec == P(("data",), None)
+    assert logical_to_sharding(mesh, ("vocab", "embed")).is_fully_replicated
+
+
+def test_an_axis_that_does_not_divide() -> None:
+    mesh = make_mesh(MeshConfig(data=1, fsdp=8))
+    assert logical_to_sharding(mesh, ("embed",), (24,)).spec == P(("fsdp",))
+    message = (
+        r"axis embed of size 12: .* 8 parts \(mesh fsdp 8\); give mesh.fsdp of 1 or 2 or .* 6$"
+    )
+    with pytest.raises(UsageError, match=message):
+        logical_to_sharding(mesh, ("mlp", "embed"), (5, 12))
+    both = make_mesh(MeshConfig(data=2, fsdp=4))
+    message = r"into 8 parts \(mesh data 2 x fsdp 4\); give mesh.data x mesh.fsdp of 1 or"
+    with pytest.raises(UsageError, match=message):
+        logical_to_sharding(both, ("batch",), (12,))
+
+
+def test_tokens_and_experts() -> None:
+    mesh = make_mesh(MeshConfig(data=1, fsdp=2, expert=2, context=2))
+    assert logical_to_sharding(mesh, ("batch", "length", None)).spec == P(
+        ("fsdp", "expert"), ("context",), None
+    )
+    assert logical_to_sharding(mesh, ("layers", "experts", "embed", "mlp")).spec == P(
+        None, ("expert",), ("fsdp",), None
+    )
+    assert logical_to_sharding(mesh, ("embed", "routes")).spec == P(("fsdp",), None)
+
+
+def test_shared_keys_and_values_are_copied_to_the_parts_that_share_them() -> None:
+    """Where there are fewer heads of them than parts; not where parts would share unevenly."""
+    mesh = make_mesh(MeshConfig(data=1, fsdp=2, tensor=4))
+    names = ("embed", "kv_heads", "head")
+    assert logical_to_sharding(mesh, names, (8, 4, 3)).spec == P(("fsdp",), ("tensor",), None)
+    assert logical_to_sharding(mesh, names, (8, 2, 3)).spec == P(("fsdp",), None, None)
+    assert logical_to_sharding(mesh, names, (8, 1, 3)).spec == P(("fsdp",), None, None)
+    with pytest.raises(UsageError, match="axis kv_heads of size 6: does not divide into 4 parts"):
+        logical_to_sharding(mesh, names, (8, 6, 3))
+    with pytest.raises(UsageError, match="axis heads of size 2: does not divide into 4 parts"):
+        logical_to_sharding(mesh, ("embed", "heads", "head"), (8, 2, 3))
+
+
+def test_an_experiment_whose_heads_do_not_divide(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="axis heads of size 4: does not divide into 8 parts"):
+        an_engine(tmp_path, MeshConfig(data=1, tensor=8)).abstract_state()
+
+
+def test_constraints_on_one_device_are_none() -> None:
+    x = jnp.ones((2, 3))
+    one = make_mesh(MeshConfig(), jax.devices()[:1])
+    assert make_sharding_constraint(one)(x, ("batch", None)) is x
+    many = make_sharding_constraint(make_mesh(MeshConfig(data=2, fsdp=4)))
+    assert many == make_sharding_constraint(make_mesh(MeshConfig(data=2, fsdp=4)))
+    placed = jax.jit(lambda x: many(x, ("batch", None)))(jnp.ones((8, 3)))
+    assert {shard.data.shape for shard in placed.addressable_shards} == {(1, 3)}
+    assert many(jnp.ones((1, 3)), ("batch", None)).sharding.is_fully_replicated
+
+
+def test_a_batch_is_spread_over_data_and_fsdp() -> None:
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    rows = random_rows(12, VOCAB)
+    batch = shard_batch(mesh, rows, 12)
+    for name, array in rows.items():
+        np.testing.assert_array_equal(np.asarray(batch[name]), array, strict=True)
+        shapes = {shard.data.shape for shard in batch[name].addressable_shards}
+        assert shapes == {(3, *array.shape[1:])}, name
+
+
+def test_tokens_of_a_batch_are_spread_in_turn() -> None:
+    """Each part has an early piece and a late one, of every array alike."""
+    mesh = make_mesh(MeshConfig(data=2, context=4))
+    rows = {"positions": np.tile(np.arange(16), (4, 1)), "examples": np.arange(4)}
+    batch = shard_batch(mesh, rows, 4)
+    pieces = [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]
+    for shard in batch["positions"].addressable_shards:
+        part = shard.index[1].indices(16)[0] // 4
+        np.testing.assert_array_equal(shard.data, [pieces[part]] * 2)
+    assert {shard.data.shape for shard in batch["examples"].addressable_shards} == {(2,)}
+
+
+def an_engine(folder: Path, mesh: MeshConfig, **changes: Any) -> Engine:
+    experiment = tiny(folder, mesh=mesh, **changes)
+    model = dataclasses.replace(experiment.model, vocab_size=VOCAB)
+    experiment = dataclasses.replace(experiment, model=model)
+    return make_engine(experiment, Hardware(count=8))
+
+
+@pytest.mark.slow
+def test_parameters_are_born_sharded(tmp_path: Path) -> None:
+    """No device holds all of a parameter that fsdp cuts, nor of its moments."""
+    engine = an_engine(tmp_path, MeshConfig(data=1, fsdp=8))
+    state = engine.init()
+    axes = engine.model.logical_axes()
+    is_axes = lambda leaf: isinstance(leaf, LogicalAxes)  # noqa: E731
+    moments = state.optimizer[0]
+    cut = 0
+    for tree in (state.params, moments.mu, moments.nu):
+        for names, leaf in zip(
+            jax.tree.leaves(axes, is_leaf=is_axes), jax.tree.leaves(tree), strict=True
+        ):
+            parts = 8 if "embed" in names.names else 1
+            held = {shard.data.size * parts for shard in leaf.addressable_shards}
+            assert held == {leaf.size}, names
+            cut += parts == 8
+    assert cut >= 3 * 10
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_the_optimizers_state_lies_like_its_parameters(tmp_path: Path, kind: Any) -> None:
+    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
+    shapes = an_engine(tmp_path, mesh, optimizer=OPTIMIZERS[kind]()).abstract_state()
+    params = {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(shapes.params)
+    }
+    mirrors = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes.optimizer):
+        name = jax.tree_util.keystr(path)
+        own = next((p for end, p in params.items() if name.endswith(end)), None)
+        if own is None:
+            assert leaf.sharding.is_fully_replicated, name
+            assert leaf.ndim <= 1, name
+        else:
+            assert (leaf.shape, leaf.sharding.spec) == (own.shape, own.sharding.spec), name
+            mirrors += 1
+    assert mirrors >= len(params)
+    assert not any(leaf.sharding.is_fully_replicated for leaf in params.values() if leaf.ndim > 2)
+    for leaf in (shapes.step, shapes.cursor, shapes.key):
+        assert leaf.sharding.is_fully_replicated
+
+
+def test_devices_whose_description_lacks_the_hosts_memory_are_told_of() -> None:
+    class Described:
+        """The layout of an array on a GPU that is not there."""
+
+        memory_kind = None
+
+        def with_memory_kind(self, kind: str) -> "Described":
+            return self
+
+    with pytest.raises(UsageError, match=r"^mesh.optimizer_placement host: .* --compile-best 0"):
+        host_memory_shardings({"moment": Described()})
+    own = make_mesh(MeshConfig(data=8))
+    there = host_memory_shardings({"moment": logical_to_sharding(own, ("embed",), (8,))})
+    assert there["moment"].memory_kind == "pinned_host"

@@ -1,0 +1,54 @@
+"""Two processes that train together decide as one."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.train.support import lines_of, write_text
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import jax
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+from bench.drills.faults import Fault, planted
+from tests.train.recovery.test_whole_runs import POISON, an_experiment
+import train
+folder = Path(sys.argv[3])
+with planted(POISON):
+    run = train.fit(an_experiment(folder, steps=34), str(folder / "run"), quiet=True)
+print(run.metrics["loss"])
+"""
+
+
+@pytest.mark.full
+def test_two_processes_go_back_together(tmp_path: Path) -> None:
+    write_text(tmp_path / "text.txt")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, address, str(index), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[3],
+            env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
+        )
+        for index in range(2)
+    ]
+    ended = [process.communicate(timeout=500) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], ended
+    one, other = (output.splitlines()[-1] for output, _ in ended)
+    assert one == other
+    events = lines_of(tmp_path / "run" / "logbook.jsonl")
+    names = [line["event"] for line in events if line["event"] != "weights"]
+    assert names == ["started", "skipped", "skipped", "rolled back", "recovered", "finished"]
+    kept = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert {"16", "rolled-back-1-24", "34"} <= kept
+    assert (tmp_path / "run" / "spikes" / "28").is_dir()

@@ -1,0 +1,79 @@
+"""A kernel that cannot be compiled is replaced, and the run says so."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import pytest
+
+import train
+from tests.train.support import light_compiler as light_compiler
+from tests.train.support import lines_of, tiny
+from train.experiment import Experiment
+from train.runtime import attention_kernels
+from train.runtime.attention_kernels import mark_broken_kernels
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    Hardware,
+    TransformerConfig,
+)
+
+TPU = Hardware("tpu", "TPU v5 lite")
+
+
+def without_dropout(folder: Path) -> Experiment:
+    """A model that the kernels serve."""
+    block = BlockConfig(mixer=AttentionConfig(num_heads=4), feed_forward=FeedForwardConfig(d_ff=24))
+    experiment = tiny(folder, steps=2)
+    model = TransformerConfig(
+        d_model=16, num_layers=1, layer_pattern=(block,), pad_vocab_to_multiple=32
+    )
+    return dataclasses.replace(experiment, model=model)
+
+
+def fail() -> None:
+    raise ValueError("Failed to deserialize the Mosaic module:\n expected <= 7 but got 8")
+
+
+def test_only_a_kernel_that_would_be_used_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    for name in attention_kernels.KERNEL_PROBES:
+        monkeypatch.setitem(
+            attention_kernels.KERNEL_PROBES, name, functools.partial(compiled.append, name)
+        )
+    experiment = without_dropout(tmp_path)
+    assert mark_broken_kernels(experiment, Hardware()) == Hardware()
+    assert mark_broken_kernels(tiny(tmp_path), TPU) == TPU  # its dropout is not for kernels
+    assert compiled == []
+    assert mark_broken_kernels(experiment, TPU) == TPU
+    assert compiled == ["splash"]
+
+
+def test_a_broken_kernel_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(attention_kernels.KERNEL_PROBES, "splash", fail)
+    found = mark_broken_kernels(without_dropout(tmp_path), TPU)
+    why = "Failed to deserialize the Mosaic module: expected <= 7 but got 8"
+    assert found.broken_kernels == (("splash", why),)
+
+
+def test_a_run_goes_on_without_it_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The TPU's real kernel, which no CPU compiles."""
+    monkeypatch.setattr("train.loop.local_hardware", lambda: TPU)
+    train.fit(without_dropout(tmp_path), str(tmp_path / "run"))
+    [event] = [
+        each for each in lines_of(tmp_path / "run/logbook.jsonl") if each["event"] == "fell back"
+    ]
+    assert event["kernel"] == "splash"
+    assert event["why"]
+    config = (tmp_path / "run/config.txt").read_text()
+    assert "mixer.backend = reference (splash cannot serve: its kernel cannot be" in config
+    shown = capsys.readouterr()
+    assert (shown.out + shown.err).count("attention kernel splash: cannot be compiled here") == 1

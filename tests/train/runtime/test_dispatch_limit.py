@@ -1,0 +1,167 @@
+"""Programs in flight, counted on a device whose programs end only when they are waited for."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.train.support import tiny
+from train.engine import JitEngine, PmapEngine, make_engine
+from train.evaluation.eval_weights import eval_params
+from train.runtime.dispatch_limit import MAX_PROGRAMS_IN_FLIGHT, DispatchLimit
+from train.state import TrainState
+from train.tasks.base import mean_losses
+from transformer import Hardware
+from transformer.losses import Loss
+
+MANY = 100
+"""Programs dispatched, more than the 32 that XLA's CPU client has room for."""
+
+CPUS = Hardware(count=8)
+ONE_CPU = Hardware()
+GPUS = Hardware("gpu", "NVIDIA H200", 8, "9.0")
+
+
+class Device:
+    """Counts the programs in flight. One ends, and all before it, when it is waited for."""
+
+    def __init__(self) -> None:
+        self.dispatched, self.ended, self.most = 0, 0, 0
+
+    @property
+    def in_flight(self) -> int:
+        return self.dispatched - self.ended
+
+    def dispatch(self, *_: Any) -> "Output":
+        self.dispatched += 1
+        self.most = max(self.most, self.in_flight)
+        return Output(self, self.dispatched)
+
+
+class Output:
+    """What `jax.block_until_ready` and `jax.device_get` take for an array: 1.0."""
+
+    def __init__(self, device: Device, number: int):
+        self._device, self._number = device, number
+
+    def block_until_ready(self) -> "Output":
+        self._device.ended = max(self._device.ended, self._number)
+        return self
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        self.block_until_ready()
+        return np.array(1.0)
+
+
+def engine_on(device: Device, folder: Path, hardware: Hardware, how: str) -> JitEngine:
+    """An engine whose compiled functions are dispatched to a device that counts."""
+    experiment = tiny(folder, compile=how)
+    model = dataclasses.replace(experiment.model, vocab_size=30)
+    engine = make_engine(dataclasses.replace(experiment, model=model), hardware)
+    assert isinstance(engine, JitEngine)
+    compiled = {
+        "_mapped" if isinstance(engine, PmapEngine) else "_step": lambda state, batch: (
+            state,
+            {"loss": device.dispatch()},
+        ),
+        "_evaluate": device.dispatch,
+    }
+    vars(engine).update(compiled)
+    return engine
+
+
+@pytest.mark.parametrize("call", ["step", "evaluate"])
+@pytest.mark.parametrize(
+    ("hardware", "how", "ahead"),
+    [
+        (CPUS, "jit", 0),
+        (CPUS, "pmap", 0),
+        (ONE_CPU, "jit", MAX_PROGRAMS_IN_FLIGHT),
+        (GPUS, "jit", MAX_PROGRAMS_IN_FLIGHT),
+    ],
+    ids=["cpus", "cpus pmap", "one cpu", "gpus"],
+)
+def test_programs_in_flight(
+    tmp_path: Path, hardware: Hardware, how: str, ahead: int, call: str
+) -> None:
+    """One at a time on several CPU devices; elsewhere a dispatch waits for an earlier program."""
+    device = Device()
+    engine = engine_on(device, tmp_path, hardware, how)
+    state: Any = {}
+    for number in range(1, MANY + 1):
+        engine.step(state, {}) if call == "step" else engine.evaluate(state, {})
+        assert device.in_flight == min(number, ahead)
+    assert device.most == ahead + 1
+
+
+def test_steps_and_evaluations_share_the_limit(tmp_path: Path) -> None:
+    device = Device()
+    engine = engine_on(device, tmp_path, GPUS, "jit")
+    for _ in range(MANY):
+        engine.step({}, {})  # type: ignore[arg-type]
+        engine.evaluate({}, {})
+    assert device.most == MAX_PROGRAMS_IN_FLIGHT + 1
+    assert device.dispatched == 2 * MANY
+
+
+def test_a_limit_waits_for_the_oldest() -> None:
+    device, limit = Device(), DispatchLimit(2)
+    for number in range(1, MANY + 1):
+        limit.add({"sum": device.dispatch()})
+        assert device.ended == max(number - 2, 0)
+
+
+class CountingEngine:
+    """An engine without a limit of its own, over a device that counts."""
+
+    def __init__(self) -> None:
+        self.device = Device()
+
+    def put_batch(self, rows: Any) -> Any:
+        return rows
+
+    def evaluate(self, params: Any, batch: Any) -> dict[str, Loss]:
+        sums: Any = self.device.dispatch()
+        return {"loss": Loss(sums, np.float32(batch))}  # type: ignore[arg-type]
+
+
+class Batches:
+    """As many batches as an evaluation set has, each of a weight."""
+
+    def __len__(self) -> int:
+        return MANY
+
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> Any:
+        return cursor + 1
+
+
+def test_results_that_are_not_fetched_do_not_grow_with_the_set() -> None:
+    engine: Any = CountingEngine()
+    found = mean_losses(engine, {}, Batches())
+    assert found == {"loss": MANY / sum(range(1, MANY + 1))}
+    assert engine.device.dispatched == MANY
+    assert engine.device.most == MAX_PROGRAMS_IN_FLIGHT + 1
+    assert engine.device.in_flight == 0
+
+
+def test_weights_of_an_average_are_cast_by_one_program() -> None:
+    """One for each leaf would be as many in flight as the model has weights."""
+    leaves = {str(number): jnp.ones(2, jnp.bfloat16) for number in range(MANY)}
+    wide = {name: leaf.astype(jnp.float32) for name, leaf in leaves.items()}
+    state = TrainState(
+        step=jnp.int32(0),
+        cursor=jnp.int32(0),
+        params=leaves,
+        optimizer=(),
+        key=jax.random.key(0),
+        loss_scale=None,
+        ema=wide,
+    )
+    assert len(jax.make_jaxpr(eval_params)(state).eqns) == 1
+    assert {leaf.dtype for leaf in jax.tree.leaves(eval_params(state))} == {jnp.bfloat16.dtype}
+    same = state.replace(params=wide)
+    assert eval_params(same) is same.ema

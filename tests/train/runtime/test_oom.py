@@ -1,0 +1,91 @@
+import dataclasses
+from typing import Any
+
+import jax
+import pytest
+
+from train.errors import UserError
+from train.experiment import Experiment
+from train.parallel.mesh import MeshConfig
+from train.runtime.oom import explain_oom, generic_remedies, is_oom_error, oom_message
+from transformer import TransformerConfig
+
+MODEL = TransformerConfig(d_model=768, num_layers=12)
+EXPERIMENT = Experiment(model=MODEL, batch_size=32, grad_accum_steps=4)
+
+COMPILER = (
+    "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "
+    "Used 19.68G of 15.48G hbm. Exceeded hbm capacity by 4.20G."
+)
+DEVICE = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12884901888 bytes."
+COUNTED_DEVICES = 8
+
+GPU = "RESOURCE_EXHAUSTED: Failed to allocate request for 2.00GiB (2147483648B) on device"
+CPU = "RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes."
+
+
+@pytest.mark.parametrize(
+    ("message", "amount"),
+    [
+        (COMPILER, "ran out asking for 19.68G;"),
+        (DEVICE, "ran out asking for 12884901888 bytes;"),
+        (CPU, "ran out asking for 123 bytes;"),
+        (GPU, "ran out asking for 2.00GiB;"),
+        ("RESOURCE_EXHAUSTED", "memory: ran out;"),
+    ],
+)
+def test_how_much_was_asked_for(message: str, amount: str) -> None:
+    text = oom_message(["give less", "have more"], message)
+    assert amount in text
+    assert text.endswith("; give less, or have more")
+
+
+def test_the_remedies_name_the_largest_settings_and_their_values() -> None:
+    text = oom_message(generic_remedies(EXPERIMENT), CPU)
+    places = [
+        text.index(part)
+        for part in (
+            f"set mesh.fsdp to {jax.device_count()} (now 1)",
+            "raise grad_accum_steps (now 4) or lower batch_size (now 32)",
+            "set model.remat to full (now none)",
+            "lower data.sequence_length (now 256)",
+            "lower model.d_model (now 768) or model.num_layers (now 12)",
+        )
+    ]
+    assert places == sorted(places)
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"grad_accum_steps": 32}, "raise grad_accum_steps"),
+        ({"model": dataclasses.replace(MODEL, remat="full")}, "model.remat"),
+        ({"mesh": MeshConfig(fsdp=8)}, "mesh.fsdp"),
+    ],
+)
+def test_what_is_done_already_is_no_remedy(changes: dict[str, Any], remedy: str) -> None:
+    assert any(remedy in each for each in generic_remedies(EXPERIMENT))
+    assert not any(
+        remedy in each for each in generic_remedies(dataclasses.replace(EXPERIMENT, **changes))
+    )
+
+
+@pytest.mark.parametrize("error", [jax.errors.JaxRuntimeError(CPU), MemoryError()])
+def test_running_out_of_memory_is_explained(error: Exception) -> None:
+    lower = pytest.raises(UserError, match=r"memory: ran out.*lower batch_size")
+    with lower, explain_oom(lambda: generic_remedies(EXPERIMENT)):
+        raise error
+
+
+@pytest.mark.parametrize("error", [jax.errors.JaxRuntimeError("INTERNAL: no"), ValueError(CPU)])
+def test_other_errors_pass_as_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, explain_oom(list):
+        raise error
+    assert caught.value is error
+
+
+def test_what_says_that_memory_ran_out() -> None:
+    assert is_oom_error(jax.errors.JaxRuntimeError("cuda: Out Of Memory"))
+    assert is_oom_error(MemoryError("whatever"))
+    assert not is_oom_error(jax.errors.JaxRuntimeError("INVALID_ARGUMENT"))

@@ -1,0 +1,156 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from train.runtime.signals import (
+    EXIT_SIGNALS,
+    PREEMPTED_EXIT_STATUS,
+    STOP_SIGNALS,
+    StopRequest,
+    exit_on_stop_signal,
+)
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_is_noted_and_the_process_lives(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with StopRequest() as stop:
+        assert stop.requested_by() is None
+        os.kill(os.getpid(), number)
+        assert stop.requested_by() == number.name
+    assert signal.getsignal(number) is before
+
+
+def test_signals_are_as_they_were_after_an_error() -> None:
+    before = [signal.getsignal(each) for each in STOP_SIGNALS]
+    with pytest.raises(ValueError, match="this"), StopRequest():
+        raise ValueError("this")
+    assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
+
+
+def test_outside_of_the_main_thread_signals_are_left_alone() -> None:
+    found: list[str | None] = []
+
+    def enter() -> None:
+        with StopRequest() as stop:
+            found.append(stop.requested_by())
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert found == [None]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("second", [each for each in STOP_SIGNALS if each != signal.SIGHUP])
+def test_a_second_signal_ends_the_process_at_once(second: signal.Signals) -> None:
+    program = (
+        "import os, signal\n"
+        "from train.runtime.signals import StopRequest\n"
+        "with StopRequest() as stop:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print(stop.requested_by(), flush=True)\n"
+        f"    os.kill(os.getpid(), {second:d})\n"
+        "    print('still here', flush=True)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stdout == "SIGTERM\n"
+    assert ran.returncode == -second
+
+
+NOTIFIED = """
+import os, signal, time
+from train.parallel.distributed import initialize_distributed
+initialize_distributed()
+import jax
+from jax.experimental import multihost_utils
+from train.runtime.signals import StopRequest
+if jax.process_index() == 1:
+    os.kill(os.getpid(), signal.SIGTERM)
+multihost_utils.sync_global_devices("sent")
+time.sleep(5)  # JAX looks for it every second
+with StopRequest() as stop:
+    for step in range(180, 200):  # of a run that goes on
+        multihost_utils.sync_global_devices(str(step))
+        if stop.requested_by():
+            print("stopped", step)
+            break
+"""
+
+
+@pytest.mark.full
+def test_a_notice_before_the_first_step_of_a_run_that_goes_on_is_heard() -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    given = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", NOTIFIED],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **given, "JAX_PROCESS_ID": str(index)},
+        )
+        for index in range(2)
+    ]
+    said = [process.communicate(timeout=120)[0] for process in processes]
+    assert [each.splitlines()[-1] for each in said] == ["stopped 180"] * 2
+
+
+def run(program: str, *, ignored: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a program; `ignored`: a signal that is ignored when it starts, as nohup does."""
+    trap = f"trap '' {ignored}; " if ignored else ""
+    return subprocess.run(
+        ["/bin/sh", "-c", f'{trap}exec "$0" -c "$1"', sys.executable, program],
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_terminal_that_is_closed_may_say_so_twice() -> None:
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.requested_by() == "SIGHUP"
+
+
+def test_a_hangup_that_was_ignored_at_the_start_stays_ignored() -> None:
+    """By nohup."""
+    ran = run(
+        "import os, signal\n"
+        "from train.runtime.signals import StopRequest, exit_on_stop_signal\n"
+        "with exit_on_stop_signal(), StopRequest() as stop:\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    print(stop.requested_by())\n",
+        ignored="HUP",
+    )
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("None\n", "", 0)
+
+
+@pytest.mark.parametrize("number", EXIT_SIGNALS)
+def test_a_signal_before_training_ends_with_a_word(number: signal.Signals) -> None:
+    ran = run(
+        "import os\n"
+        "from train.runtime.signals import exit_on_stop_signal\n"
+        "with exit_on_stop_signal():\n"
+        f"    os.kill(os.getpid(), {number:d})\n"
+        "    print('still here')\n"
+    )
+    assert ran.returncode == PREEMPTED_EXIT_STATUS
+    assert ran.stdout == ""
+    assert ran.stderr.startswith(f"stopped by {number.name} while not training: nothing new to s")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_signals_before_training_are_those_of_the_run_while_it_trains() -> None:
+    before = [signal.getsignal(each) for each in EXIT_SIGNALS]
+    with exit_on_stop_signal(), StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.requested_by() == "SIGTERM"
+    assert [signal.getsignal(each) for each in EXIT_SIGNALS] == before

@@ -1,0 +1,162 @@
+import io
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from train.telemetry.progress import LINE_INTERVAL_SECONDS, ProgressBar, format_clock
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plain() -> Console:
+    return Console(file=io.StringIO(), force_terminal=False, width=40)
+
+
+def shown(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
+    console, clock = plain(), Clock()
+    with ProgressBar(200, description="tiny", console=console, clock=clock) as progress:
+        clock.now += 4
+        progress.update(10, loss=3.25, tokens_per_second=12345.6)
+        clock.now += LINE_INTERVAL_SECONDS - 1
+        progress.update(20, loss=3.0, tokens_per_second=12000.0)
+        clock.now += 1
+        progress.update(50, loss=2.5)
+    assert shown(console).splitlines() == [
+        "tiny  10/200  loss 3.2500  12,346 tokens/s  0:00:04 gone, 0:01:16 left",
+        "tiny  50/200  loss 2.5000  12,000 tokens/s  0:00:34 gone, 0:01:42 left",
+    ]
+
+
+def test_the_last_step_has_a_line_however_soon_it_comes() -> None:
+    console, clock = plain(), Clock()
+    with ProgressBar(3, console=console, clock=clock) as progress:
+        for step in (1, 2, 3):
+            clock.now += 1
+            progress.update(step, loss=float("nan"))
+    assert shown(console).splitlines() == [
+        "train  1/3  loss nan  0:00:01 gone, 0:00:02 left",
+        "train  3/3  loss nan  0:00:03 gone, 0:00:00 left",
+    ]
+
+
+def test_time_left_counts_the_steps_of_this_process_alone() -> None:
+    console, clock = plain(), Clock()
+    with ProgressBar(1000, initial_step=900, console=console, clock=clock) as progress:
+        progress.update(900)
+        clock.now += LINE_INTERVAL_SECONDS
+        progress.update(910)
+    assert shown(console).splitlines() == [
+        "train  900/1000  0:00:00 gone, ? left",
+        "train  910/1000  0:00:30 gone, 0:04:30 left",
+    ]
+
+
+def terminal(*, quiet: bool = False) -> Console:
+    return Console(
+        file=io.StringIO(),
+        force_terminal=True,
+        width=120,
+        color_system=None,
+        quiet=quiet,
+        _environ={"TERM": "xterm"},
+    )
+
+
+def test_a_terminal_has_a_bar_with_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    console, clock = terminal(), Clock()
+    with ProgressBar(200, description="tiny", console=console, clock=clock) as progress:
+        clock.now += 10
+        progress.update(50, loss=3.25, tokens_per_second=12345.6)
+        progress.print("validation loss 3.5")
+        print("for the next program")
+    assert capsys.readouterr().out == "for the next program\n"
+    text = shown(console)
+    [*_, last] = [line for line in text.splitlines() if "/200" in line]
+    for part in ("tiny", "50/200", "loss 3.2500", "12,346 tokens/s", "0:00:10"):
+        assert part in last
+    assert text.index("validation loss 3.5") < text.rindex("50/200")
+
+
+def test_text_is_shown_as_it_is_and_commands_to_the_terminal_are_not() -> None:
+    console = plain()
+    text = "[bold]x[/bold] :smile: " + "long " * 20 + "\x1b]0;owned\x07\x9b2J\r\n\tü"
+    with ProgressBar(1, console=console) as progress:
+        progress.print(text)
+    safe = "[bold]x[/bold] :smile: " + "long " * 20 + "␛]0;owned␇\ufffd2J␍\n        ü\n"
+    assert shown(console) == safe
+
+
+def test_quiet_is_quiet_in_a_terminal_too() -> None:
+    console = terminal(quiet=True)
+    with ProgressBar(2, console=console) as progress:
+        progress.update(1, loss=0.5)
+        progress.print("said")
+    assert shown(console) == ""
+
+
+def test_quiet_shows_nothing_and_standard_output_stays_clean() -> None:
+    program = (
+        "import sys\n"
+        "from train.telemetry.progress import ProgressBar\n"
+        "with ProgressBar(1, quiet=sys.argv[1] == 'quiet') as progress:\n"
+        "    progress.update(1, loss=0.5)\n"
+        "    progress.print('said')\n"
+    )
+    for mode, lines in (("quiet", 0), ("loud", 2)):
+        done = subprocess.run(
+            [sys.executable, "-c", program, mode], capture_output=True, text=True, check=True
+        )
+        assert done.stdout == ""
+        assert len(done.stderr.splitlines()) == lines
+
+
+def test_durations_are_as_people_read_them() -> None:
+    assert [format_clock(s) for s in (0, 59.6, 3599, 90061)] == [
+        "0:00:00",
+        "0:01:00",
+        "0:59:59",
+        "25:01:01",
+    ]
+
+
+class Broken(io.TextIOBase):
+    """A pipe that nobody reads any more, or a disk that is full."""
+
+    def __init__(self, error: Exception):
+        self._error = error
+
+    def write(self, text: str) -> int:
+        raise self._error
+
+    def flush(self) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left"), ValueError("closed file")],
+    ids=["pipe", "disk", "closed"],
+)
+def test_a_standard_error_that_cannot_be_written_ends_nothing(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Broken(error))
+    with ProgressBar(10) as progress:
+        progress.update(1, loss=2.0)
+        progress.print("a sample")
+        progress.update(10, loss=1.0)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import jax
     import optax
 
-    from transformer.layers.params import LogicalAxes
+    from transformer.layers.logical_axes import LogicalAxes
 
 SQUARE_EPSILON = 1e-30
 """Added to the squares of gradients (the paper's first epsilon)."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import jax
     import optax
 
-    from transformer.layers.params import LogicalAxes
+    from transformer.layers.logical_axes import LogicalAxes
 
 BLOCK_SIZE = 256
 """Numbers that share a scale."""

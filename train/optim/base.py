@@ -63,7 +63,7 @@ def add_weight_decay(weight_decay: float, axes: Any) -> optax.GradientTransforma
 
 def is_axes(leaf: Any) -> bool:
     """Whether this is a leaf of a tree of `Axes`."""
-    from transformer.layers.params import LogicalAxes
+    from transformer.layers.logical_axes import LogicalAxes
 
     return isinstance(leaf, LogicalAxes)
 

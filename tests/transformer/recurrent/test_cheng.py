@@ -53,5 +53,5 @@ def test_axes_and_costs() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"^cheng.score -1: give 0 or more$"):
+    with pytest.raises(ValueError, match=r"^cheng.score_size -1: give 0 or more$"):
         ChengConfig(score_size=-1)

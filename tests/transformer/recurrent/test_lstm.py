@@ -152,5 +152,5 @@ def test_widths() -> None:
     assert LSTMConfig(bidirectional=True).resolved_hidden_size(6) == 3
     with pytest.raises(ValueError, match=r"^lstm.bidirectional: would halve the width 5; set an"):
         LSTMConfig(bidirectional=True).check_d_model(5)
-    with pytest.raises(ValueError, match=r"^lstm.hidden -1: give 0 or more$"):
+    with pytest.raises(ValueError, match=r"^lstm.hidden_size -1: give 0 or more$"):
         LSTMConfig(hidden_size=-1)

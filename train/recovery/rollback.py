@@ -20,8 +20,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from train.checkpoint.discovery import RetentionPolicy
 from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.retention import RetentionPolicy
 from train.data.files import AnyPath
 from train.engine import Engine
 from train.errors import UserError

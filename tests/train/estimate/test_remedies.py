@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests.train.plan.test_estimates import (
+from tests.train.estimate.test_roofline import (
     CHIP,
     EXPERIMENT,
     LAYERS,

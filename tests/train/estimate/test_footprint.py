@@ -16,7 +16,9 @@ from train.estimate.quantities import Quantities
 from train.estimate.target import parse_target
 from train.experiment import Experiment
 
-COMPILED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("cases.json").read_text())
+COMPILED: list[dict[str, Any]] = json.loads(
+    Path(__file__).with_name("footprint_cases.json").read_text()
+)
 
 
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])

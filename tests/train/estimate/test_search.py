@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tests.train.plan.test_estimates import CHIP, EXPERIMENT
+from tests.train.estimate.test_roofline import CHIP, EXPERIMENT
 from train.errors import UsageError
 from train.estimate.candidate import Candidate
 from train.estimate.quantities import Quantities

@@ -158,7 +158,7 @@ def test_what_each_block_sees() -> None:
 
 def test_the_last_block_is_the_last_with_a_token() -> None:
     lengths = array([T, 2 * BLOCK + 1])
-    seen = seen_blocks(CONFIG, T, lengths=lengths)
+    seen = seen_blocks(CONFIG, T, key_lengths=lengths)
     assert seen[0, :, :, -1].all()
     assert seen[1, :, :, 2].all()
     assert not seen[1, :, :, -1].all()

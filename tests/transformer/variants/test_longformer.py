@@ -156,7 +156,7 @@ def test_its_cache_does_not_grow_with_the_length() -> None:
     )
     sizes = [jax.tree.map(np.shape, mixer.init_cache(B, length)) for length in (16, 17, 100_000)]
     assert sizes[0] == sizes[1] == sizes[2]
-    assert (sizes[0].near.keys[1], sizes[0].global_query_kv.keys[1]) == (5 * 3 + 1, 2)
+    assert (sizes[0].window.keys[1], sizes[0].global_query_kv.keys[1]) == (5 * 3 + 1, 2)
 
 
 def influence(config: LongformerConfig, mask: Mask) -> Array:  # [T, T] booleans

@@ -58,9 +58,9 @@ def test_the_patterns_by_hand() -> None:
 
 @pytest.mark.slow
 @pytest.mark.sampled(
-    "'stride': 8, 'factor': 'local'}-True",
-    "{'pattern': 'strided', 'stride': 6, 'factor': 'far'}-False",
-    "{'pattern': 'fixed', 'stride': 5, 'summary': 2}-True",
+    "'stride': 8, 'factorization': 'local'}-True",
+    "{'pattern': 'strided', 'stride': 6, 'factorization': 'far'}-False",
+    "{'pattern': 'fixed', 'stride': 5, 'num_summary_tokens': 2}-True",
 )
 @pytest.mark.parametrize(
     ("kind", "causal"),

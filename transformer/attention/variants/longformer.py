@@ -120,7 +120,7 @@ def attend_cached(
     if mask.global_positions is not None:
         raise ValueError(
             "mixer longformer: decodes with the first tokens as global ones; give a mask without "
-            "globals, and longformer.global_tokens"
+            "globals, and longformer.num_global_tokens"
         )
     here = mark_padding(positions, len(x))
     first = cache.global_kv.keys.shape[1]

@@ -5,7 +5,7 @@
 Compiles the real step of each case for its target and prints both, with the share of cases that
 are within a tenth. It needs libtpu (`pip install '.[tpu]'`) or the plugin for CUDA
 (`pip install '.[cuda13]'`), and takes a minute or two a case; cases whose compiler is not installed
-are told and left out. With --write the numbers go to tests/train/plan/cases.json, which the tests
+are told and left out. With --write the numbers go to tests/train/estimate/footprint_cases.json, which the tests
 hold the estimates against; --fit prints the coefficients that suit them best.
 """
 
@@ -33,7 +33,7 @@ from train.estimate.quantities import Quantities
 from train.estimate.target import parse_target
 from train.experiment import Experiment
 
-FILE = Path("tests/train/plan/cases.json")
+FILE = Path("tests/train/estimate/footprint_cases.json")
 
 CASES = Path(__file__).with_suffix(".txt")
 """A config, a target and settings on each line."""
@@ -85,7 +85,7 @@ def compiled(case: str) -> dict[str, Any]:
 
 def ratio(found: dict[str, Any]) -> float:
     """The estimate of all memory over the compiler's."""
-    size = sum(apply_coefficients(found["footprint_terms"]).values())
+    size = sum(apply_coefficients(found["terms"]).values())
     return float(found["arguments"] + size) / float(found["peak"])
 
 
@@ -121,7 +121,7 @@ def fit(found: list[dict[str, Any]]) -> None:
     names = Coefficients._fields
     own = [each for each in found if not each["refused"]]
     peak = np.array([each["peak"] for each in own])
-    matrix = np.array([[each["footprint_terms"].get(name, 0) for name in names] for each in own])
+    matrix = np.array([[each["terms"].get(name, 0) for name in names] for each in own])
     wanted = np.array([each["peak"] - each["arguments"] for each in own])
     coefficients, _ = nnls(matrix / peak[:, None], wanted / peak)
     Console().print(dict(zip(names, coefficients.round(2).tolist(), strict=True)))

@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
 
     load_prices(given.prices)  # before the devices are measured, and all else that takes a while
     options = PlanOptions(
-        search_candidates=given.search and not fixed,
+        search=given.search and not fixed,
         compile_best=given.compile_best,
         precisions=given.precisions,
         measure=given.measure,

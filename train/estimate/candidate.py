@@ -46,9 +46,9 @@ class Candidate(NamedTuple):
         if self.mesh.data == 1:  # by default it takes all devices
             given.insert(0, "--mesh.data 1")
         if self.mesh.optimizer_placement != "device":
-            given.append(f"--mesh.optimizer {self.mesh.optimizer_placement}")
+            given.append(f"--mesh.optimizer-placement {self.mesh.optimizer_placement}")
         return " ".join(
-            [*given, f"--accumulate {self.grad_accum_steps}", f"--model.remat {self.remat}"]
+            [*given, f"--grad-accum-steps {self.grad_accum_steps}", f"--model.remat {self.remat}"]
         )
 
     def mesh_text(self) -> str:

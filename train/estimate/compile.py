@@ -44,7 +44,7 @@ class CompiledStep:
     """Those that do not take the place of arguments."""
     peak: int
     """All of it, at the moment when it is most."""
-    find_collectives: tuple[Collective, ...]
+    collectives: tuple[Collective, ...]
     compile_seconds: float
     """That compiling took."""
     rejection: str = ""
@@ -104,7 +104,7 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
         temporaries=stats.temp_size_in_bytes,
         results=results,
         peak=parts + stats.generated_code_size_in_bytes,
-        find_collectives=find_collectives(program.as_text() or "", mesh),
+        collectives=find_collectives(program.as_text() or "", mesh),
         compile_seconds=seconds,
         engine=engine,
         program=program,
@@ -118,7 +118,7 @@ def parse_rejection(message: str, arguments: int, available_bytes: int) -> dict[
       message: Its words. Of a TPU's all memory that is used; what its newer wording calls that of
         temporaries has the arguments in it.
       arguments: Bytes that the step is given.
-      memory: Bytes that there are. It takes more than that, whatever else is known.
+      available_bytes: Bytes that there are. It takes more than that, whatever else is known.
     """
     used = re.search(rf"Used {_SIZE}\s+of {_SIZE} hbm", message) or re.search(
         rf"HLO temporaries \({_SIZE}\) exceeds", message
@@ -131,7 +131,7 @@ def parse_rejection(message: str, arguments: int, available_bytes: int) -> dict[
         results=0,
         peak=peak,
         collectives=(),
-        refused="; ".join(f"{size} {operation}" for size, operation in largest[:3])
+        rejection="; ".join(f"{size} {operation}" for size, operation in largest[:3])
         or " ".join(message.split("HLO module:")[0].split()),
     )
 

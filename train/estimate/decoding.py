@@ -115,7 +115,7 @@ def _grouped(config: "TransformerConfig", group: int | None) -> "TransformerConf
 
     pattern = []
     for block in config.layer_pattern:
-        for name in ("mixer", "cross"):
+        for name in ("mixer", "cross_attention"):
             mixer = getattr(block, name)
             if isinstance(mixer, AttentionConfig) and mixer.num_heads % (group or 1) == 0:
                 fewer = mixer.num_heads // group if group else 1

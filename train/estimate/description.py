@@ -112,7 +112,7 @@ def _memory_variant_as_dict(combination: MemoryVariant) -> dict[str, Any]:
 def _compiled_memory_as_dict(compiled: CompiledMemory | None) -> dict[str, Any] | None:
     if compiled is None:
         return None
-    return dataclasses.asdict(compiled) | {"described": compiled.estimated_temporaries}
+    return dataclasses.asdict(compiled) | {"estimated_temporaries": compiled.estimated_temporaries}
 
 
 def _decoding_costs_as_dict(all_of_them: tuple[DecodingCost, ...]) -> dict[str, Any] | None:
@@ -127,7 +127,7 @@ def _decoding_costs_as_dict(all_of_them: tuple[DecodingCost, ...]) -> dict[str, 
 def _decoding_cost_as_dict(decoding: DecodingCost) -> dict[str, Any]:
     return {
         **dataclasses.asdict(decoding),
-        "kv_heads": list(decoding.num_kv_heads),
+        "num_kv_heads": list(decoding.num_kv_heads),
         "bytes_read_per_token": decoding.bytes_read_per_token(),
         "flops_per_byte": decoding.arithmetic_intensity(),
         f"flops_per_byte_batch_{LARGE_BATCH}": decoding.arithmetic_intensity(LARGE_BATCH),

@@ -106,21 +106,23 @@ def footprint_terms(quantities: Quantities, candidate: Candidate) -> dict[str, f
         / (mesh.tensor * mesh.expert)
     )
     return {
-        "kept" if remat == "none" else remat: kept,
+        f"residuals_{remat}": kept,
         "gradients": quantities.state_bytes(mesh).gradients
         * (1 if candidate.grad_accum_steps == 1 else 2),
-        "layer": none.bytes_per_chip(share, mesh.tensor) / quantities.num_layers,
-        "gathered": gathered,
-        "loss": logits,
+        "layer_working_set": none.bytes_per_chip(share, mesh.tensor) / quantities.num_layers,
+        "gathered_weights": gathered,
+        "logits": logits,
     }
 
 
 def apply_coefficients(terms: dict[str, float]) -> dict[str, float]:
     """Bytes of gradients, of what is kept, and of what is worked with, from `parts`."""
     sized = {name: getattr(COEFFICIENTS, name) * size for name, size in terms.items()}
-    held = sum(sized.pop(name, 0.0) for name in ("kept", "dots", "full"))
+    held = sum(
+        sized.pop(name, 0.0) for name in ("residuals_none", "residuals_dots", "residuals_full")
+    )
     gradients = sized.pop("gradients")
-    return {"gradients": gradients, "kept": held, "working": sum(sized.values())}
+    return {"gradients": gradients, "residuals": held, "working_set": sum(sized.values())}
 
 
 def estimate_footprint(quantities: Quantities, candidate: Candidate) -> Footprint:
@@ -133,7 +135,7 @@ def estimate_footprint(quantities: Quantities, candidate: Candidate) -> Footprin
     ):  # a layer's comes and goes at a time, or what is in no layer
         layers, others = quantities.layer_parameters, quantities.other_parameters
         share = max(quantities.largest_layer_parameters, others) / (layers + others)
-        found["working"] = max(found["working"], 2 * share * optimizer - found["kept"])
+        found["working_set"] = max(found["working_set"], 2 * share * optimizer - found["residuals"])
         optimizer = 0
     tokens = (
         quantities.batch_size

@@ -26,7 +26,7 @@ MAX_MEASURED_SECONDS = 10.0
 class PlanOptions:
     """How to plan."""
 
-    search_candidates: bool = True
+    search: bool = True
     """Try every mesh, rematerialisation and number of microbatches, and take the best; else the
     experiment as it is."""
     compile_best: int = 1
@@ -69,7 +69,7 @@ class Plan:
     @property
     def memory_bytes(self) -> int:
         """Bytes of one chip: as compiled, else as estimated."""
-        return self.compiled_step.peak if self.compiled_step else self.best.estimate_footprint.total
+        return self.compiled_step.peak if self.compiled_step else self.best.footprint.total
 
     @property
     def fits(self) -> bool:
@@ -114,7 +114,7 @@ class Plan:
         found: dict[str, Any] = {"expected_from": self.expected.reason}
         steps = {"": self.expected.seconds, "_bound": self.step_seconds_bound}
         for suffix, step in steps.items():
-            found[f"time_step{suffix}"] = step
+            found[f"step_seconds{suffix}"] = step
             found[f"tokens_per_second{suffix}"] = self.tokens_per_second(step)
             found[f"hours{suffix}"] = self.hours(step)
             found[f"dollars{suffix}"] = self.dollars(step)
@@ -127,13 +127,13 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for `--json`."""
-        time, size = self.best.time, self.best.estimate_footprint
+        time, size = self.best.time, self.best.footprint
         return {
             "target": self.target.name,
             "chips": self.target.num_chips,
             "fits": self.fits,
             "mesh": mesh_sizes(self.best.candidate.mesh),
-            "accumulate": self.best.candidate.grad_accum_steps,
+            "grad_accum_steps": self.best.candidate.grad_accum_steps,
             "remat": self.best.candidate.remat,
             "flags": self.best.candidate.flags(),
             "memory_bytes_per_chip": self.memory_bytes,
@@ -184,9 +184,9 @@ def make_plan(
         target.chip, options.prices
     )  # before the search, which takes a while
     experiment = resolve_precision(experiment, target.hardware)
-    if options.search_candidates and options.compile_best:
+    if options.search and options.compile_best:
         require_compiler(target)  # before the search, which takes a while
-    find = search_candidates if options.search_candidates else _as_it_is
+    find = search_candidates if options.search else _as_it_is
     every = find(Quantities.from_experiment(experiment, target))
     refused = []
     chosen, compiled = every[0], None

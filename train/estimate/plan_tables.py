@@ -63,7 +63,7 @@ def _verdict(plan: Plan) -> Iterable["RenderableType"]:
 
 
 def _memory(plan: Plan) -> Iterable["RenderableType"]:
-    size, real = plan.best.estimate_footprint, plan.compiled_step
+    size, real = plan.best.footprint, plan.compiled_step
     table = new_table("Memory of one chip", "what", "estimated", "compiled")
     rows: dict[str, tuple[int, int | None]] = {
         "weights": (size.weights, real.weights if real else None),
@@ -107,11 +107,11 @@ def _time(plan: Plan) -> Iterable["RenderableType"]:
 
 
 def _collectives(plan: Plan) -> Iterable["RenderableType"]:
-    if plan.compiled_step is None or not plan.compiled_step.find_collectives:
+    if plan.compiled_step is None or not plan.compiled_step.collectives:
         return
     table = new_table("Sent in one step, as compiled", "collective", "along", "times", "bytes")
     for (kind, axes), (count, size) in sorted(
-        total_collectives(plan.compiled_step.find_collectives).items()
+        total_collectives(plan.compiled_step.collectives).items()
     ):
         table.add_row(kind, ", ".join(axes), f"{count:,}", format_bytes(size))
     yield table
@@ -135,7 +135,7 @@ def _ranking(plan: Plan) -> Iterable["RenderableType"]:
             each.candidate.mesh_text(),
             each.candidate.remat,
             str(each.candidate.grad_accum_steps),
-            format_bytes(each.estimate_footprint.total),
+            format_bytes(each.footprint.total),
             _seconds(each.time.step_seconds),
             f"{each.time.mfu:.0%}",
             style="bold" if each is plan.best else (None if each.fits else "dim"),
@@ -144,7 +144,7 @@ def _ranking(plan: Plan) -> Iterable["RenderableType"]:
     for each, found in plan.rejected:
         yield (
             f"{each.candidate.mesh_text()}, {each.candidate.remat}: was estimated at "
-            f"{format_bytes(each.estimate_footprint.total)}, and takes {format_bytes(found.peak)} "
+            f"{format_bytes(each.footprint.total)}, and takes {format_bytes(found.peak)} "
             f"{'or more, for the compiler refuses it' if found.rejection else 'as compiled'}"
         )
 
@@ -161,7 +161,7 @@ def _precisions(plan: Plan) -> Iterable["RenderableType"]:
         best = each.best
         table.add_row(
             each.precision.name,
-            format_bytes(best.estimate_footprint.total),
+            format_bytes(best.footprint.total),
             _seconds(best.time.step_seconds),
             f"{best.time.mfu:.0%}",
             "yes" if best.fits else "no",

@@ -69,7 +69,7 @@ def _source(path: str) -> str:
 def _data(path: str) -> bytes:
     if path:
         return read_bytes(expand_path(path), MAX_SETTINGS_BYTES)
-    return (importlib.resources.files("train.plan") / "prices.toml").read_bytes()
+    return (importlib.resources.files("train.estimate") / "prices.toml").read_bytes()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +121,9 @@ PUBLISHED = {
         title="MaxText, High Performance Model Configs on TPU v4",
         year=2023,
         url=f"{_MAXTEXT_TABLES}/tpu/v4",
-        plan_arguments="gpt3:175b v4:4x4x4 --model.vocab-size 32000 --model.width 6144 --model.layers 48 "
-        "--model.pattern.0.mixer.heads 24 --model.pattern.0.mixer.head-width 256 "
-        "--batch-size 832 --accumulate 1 --model.remat full --mesh.data 1 --mesh.fsdp 64",
+        plan_arguments="gpt3:175b v4:4x4x4 --model.vocab-size 32000 --model.d-model 6144 --model.num-layers 48 "
+        "--model.layer-pattern.0.mixer.num-heads 24 --model.layer-pattern.0.mixer.head-dim 256 "
+        "--batch-size 832 --grad-accum-steps 1 --model.remat full --mesh.data 1 --mesh.fsdp 64",
         mfu_bound=0.6765,
         full_scores_flops_ratio=1.0268,
     ),
@@ -135,8 +135,8 @@ PUBLISHED = {
         title="MaxText, High Performance Model Training Configs on TPU v5e",
         year=2023,
         url=f"{_MAXTEXT_TABLES}/tpu/v5e",
-        plan_arguments="llama:2-70b v5e:16x16 --model.layers 32 --data.sequence-length 2048 "
-        "--batch-size 1024 --accumulate 1 --model.remat full --mesh.data 1 --mesh.fsdp 256",
+        plan_arguments="llama:2-70b v5e:16x16 --model.num-layers 32 --data.sequence-length 2048 "
+        "--batch-size 1024 --grad-accum-steps 1 --model.remat full --mesh.data 1 --mesh.fsdp 256",
         mfu_bound=0.6766,
         full_scores_flops_ratio=1.019,
     ),
@@ -148,8 +148,8 @@ PUBLISHED = {
         title="MaxText, High Performance Model Configs on TPU v5p",
         year=2023,
         url=f"{_MAXTEXT_TABLES}/tpu/v5p",
-        plan_arguments="llama:2-70b v5p:4x4x4 --model.layers 32 --data.sequence-length 2048 "
-        "--batch-size 384 --accumulate 1 --model.remat dots --mesh.data 1 --mesh.fsdp 16 "
+        plan_arguments="llama:2-70b v5p:4x4x4 --model.num-layers 32 --data.sequence-length 2048 "
+        "--batch-size 384 --grad-accum-steps 1 --model.remat dots --mesh.data 1 --mesh.fsdp 16 "
         "--mesh.tensor 4",
         mfu_bound=0.7509,
         full_scores_flops_ratio=1.019,
@@ -162,7 +162,7 @@ PUBLISHED = {
         title="MaxText, Optimized models tiering",
         year=2025,
         url="https://maxtext.readthedocs.io/en/latest/reference/models/tiering.html",
-        plan_arguments="llama:3.1-70b v6e:16x16 --batch-size 1280 --accumulate 1 --model.remat offload "
+        plan_arguments="llama:3.1-70b v6e:16x16 --batch-size 1280 --grad-accum-steps 1 --model.remat offload "
         "--mesh.data 1 --mesh.fsdp 256",
         mfu_bound=0.5166,
         full_scores_flops_ratio=1.0717,
@@ -175,7 +175,7 @@ PUBLISHED = {
         title="llm-foundry, MPT Training Benchmarks",
         year=2023,
         url="https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking",
-        plan_arguments="gpt3:6.7b a100:8 --model.vocab-size 50432 --batch-size 96 --accumulate 2 "
+        plan_arguments="gpt3:6.7b a100:8 --model.vocab-size 50432 --batch-size 96 --grad-accum-steps 2 "
         "--model.remat none --mesh.data 1 --mesh.fsdp 8",
         mfu_bound=0.8,
         full_scores_flops_ratio=1.0388,
@@ -188,7 +188,7 @@ PUBLISHED = {
         title="MaxText, High Performance Model Configs on A3 GPU",
         year=2024,
         url=f"{_MAXTEXT_TABLES}/gpu/a3/llama_2_7b",
-        plan_arguments="llama:2-7b h100:8 --batch-size 32 --accumulate 1 --model.remat dots "
+        plan_arguments="llama:2-7b h100:8 --batch-size 32 --grad-accum-steps 1 --model.remat dots "
         "--mesh.data 1 --mesh.fsdp 8",
         mfu_bound=0.7804,
         full_scores_flops_ratio=1.0751,

@@ -39,7 +39,7 @@ class PrecisionOption(NamedTuple):
         likely = expect_step(chip, time.step_seconds, time.mfu)
         return {
             "fits": self.best.fits,
-            "memory_bytes_per_chip": self.best.estimate_footprint.total,
+            "memory_bytes_per_chip": self.best.footprint.total,
             "step_seconds": likely.seconds,
             "step_seconds_bound": time.step_seconds,
             "mfu": likely.mfu,
@@ -108,11 +108,9 @@ def suggest_remedies(experiment: Experiment, target: Target) -> list[str]:
     except (UserError, UsageError, ValueError):
         return []
     said = [describe_change(now, each) for each in cheapest_changes(now, fitting)]
-    smaller = (
-        "nothing that leaves the model as it is makes it fit; lower model.width or model.layers"
-    )
+    smaller = "nothing that leaves the model as it is makes it fit; lower model.d_model or model.num_layers"
     given = f"give {said[0]}" if said else smaller
-    return [f"largest are {largest_parts(now.best.estimate_footprint)}; {given}", *said[1:]]
+    return [f"largest are {largest_parts(now.best.footprint)}; {given}", *said[1:]]
 
 
 def _as_it_is(experiment: Experiment, target: Target) -> PrecisionOption:
@@ -176,7 +174,7 @@ def _settings(way: PrecisionOption) -> dict[str, object]:
     candidate = way.best.candidate
     return {
         **{f"mesh.{axis}": size for axis, size in mesh_sizes(candidate.mesh).items()},
-        "accumulate": candidate.grad_accum_steps,
+        "grad-accum-steps": candidate.grad_accum_steps,
         "model.remat": candidate.remat,
         PRECISION_SETTING: way.precision.name,
     }

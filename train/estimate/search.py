@@ -36,7 +36,7 @@ class RankedCandidate(NamedTuple):
     """A candidate with its estimates."""
 
     candidate: Candidate
-    estimate_footprint: Footprint
+    footprint: Footprint
     time: StepTime
     fits: bool
 
@@ -46,7 +46,7 @@ class RankedCandidate(NamedTuple):
 
         Of what does not fit the smallest.
         """
-        time, size = self.time, self.estimate_footprint.total
+        time, size = self.time, self.footprint.total
         return (
             (False, time.step_seconds, time.sequential_seconds, size)
             if self.fits

@@ -204,7 +204,7 @@ def require_compiler(target: Target) -> None:
 
 def _description(chip: Chip) -> str:
     """What XLA wants to know of a GPU."""
-    folder = importlib.resources.files("train.plan") / "targets"
+    folder = importlib.resources.files("train.estimate") / "targets"
     return (folder / f"{chip.name}.txtpb").read_text()
 
 

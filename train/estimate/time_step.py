@@ -30,7 +30,7 @@ def time_step(
     """
     engine = compiled.engine
     state: Any = engine.init()
-    batch = engine.put(random_batch(experiment))
+    batch = engine.put_batch(random_batch(experiment))
     seconds = []
     for _ in range(1 + steps):
         jax.block_until_ready((state, batch))

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.train.meshes import (
+from tests.train.parallel.meshes import (
     CONTEXT,
     KINDS,
     Outcome,
@@ -75,8 +75,8 @@ def test_a_mesh_is_one_device(
     wanted = {axis: KINDS[axis] for axis in several}
     if model == "capacity":
         wanted["expert"] = {"all-reduce", "all-to-all"}
-    assert kinds_by_axis(found.find_collectives) == wanted
-    for one in found.find_collectives:
+    assert kinds_by_axis(found.collectives) == wanted
+    for one in found.collectives:
         if one.kind == "all-gather" and "fsdp" in one.axes:
             assert one.axes == ("fsdp",)
             assert one.bytes <= largest_weight(found)
@@ -90,7 +90,7 @@ def test_a_mesh_is_one_device(
 @pytest.mark.full
 def test_sixteen_devices(folder: Path) -> None:
     """Four axes at once, in a process that has so many devices."""
-    program = "from tests.train.meshes import sixteen; sixteen()"
+    program = "from tests.train.parallel.meshes import sixteen; sixteen()"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
 
 

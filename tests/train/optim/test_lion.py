@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.train.optimizers.support import MATRICES, Array, assert_like, by_layers, drawn, updated
+from tests.train.optim.support import MATRICES, Array, assert_like, by_layers, drawn, updated
 from tests.train.support import light_compiler as light_compiler
 from train.optim.lion import Lion
 

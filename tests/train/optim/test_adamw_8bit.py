@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.train.optimizers.support import (
+from tests.train.optim.support import (
     Array,
     assert_like,
     by_layers,
@@ -13,7 +13,7 @@ from tests.train.optimizers.support import (
     gradients,
     updated,
 )
-from tests.train.optimizers.test_eight_bits import blocks
+from tests.train.optim.test_quantization import blocks
 from tests.train.support import light_compiler as light_compiler
 from train.optim.adam import AdamW
 from train.optim.adamw_8bit import AdamW8bit

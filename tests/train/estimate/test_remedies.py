@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests.train.plan.test_estimates import (
+from tests.train.estimate.test_roofline import (
     CHIP,
     EXPERIMENT,
     LAYERS,
@@ -149,7 +149,7 @@ def test_another_precision_is_a_remedy_that_counts_twice(
     now = way(wide, 1, data)
     one, two, three = way(wide, 2, data), way(narrow, 1, data), way(narrow, 2, fsdp)
     assert cheapest_changes(now, [three, two, one]) == [one, two, three]
-    assert changed_flags(now, one) == "--accumulate 2"
+    assert changed_flags(now, one) == "--grad-accum-steps 2"
     assert changed_flags(now, two) == f"--{PRECISION_SETTING} bfloat16"
     assert describe_change(now, two).endswith("time by estimate, rounds more)")
     assert describe_change(now, one).endswith("time by estimate)")

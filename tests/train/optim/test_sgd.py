@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.train.optimizers.support import (
+from tests.train.optim.support import (
     AXES,
     MATRICES,
     Array,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.train.optimizers.support import RATES, SHAPES, drawn, gradients, updated
+from tests.train.optim.support import RATES, SHAPES, drawn, gradients, updated
 from tests.train.support import assert_close
 from tests.train.support import light_compiler as light_compiler
 from train.optim.muon import Muon

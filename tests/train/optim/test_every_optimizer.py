@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tests.train.optimizers.support import AXES as SMALL
-from tests.train.optimizers.support import MATRICES, SHAPES, drawn, gradients
+from tests.train.optim.support import AXES as SMALL
+from tests.train.optim.support import MATRICES, SHAPES, drawn, gradients
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager

@@ -53,15 +53,15 @@ def found(experiment: Experiment, here: Target) -> Plan:
 def test_the_step_is_compiled_for_all_devices(found: Plan) -> None:
     compiled = found.compiled_step
     assert compiled is not None
-    size = found.best.estimate_footprint
+    size = found.best.footprint
     assert compiled.weights == size.weights
     assert compiled.optimizer == size.optimizer
     assert compiled.peak >= compiled.arguments + compiled.temporaries > size.weights
     assert found.fits
     assert found.memory_bytes == compiled.peak
-    assert compiled.find_collectives
+    assert compiled.collectives
     sizes = mesh_sizes(found.best.candidate.mesh)
-    used = {axis for one in compiled.find_collectives for axis in one.axes}
+    used = {axis for one in compiled.collectives for axis in one.axes}
     assert used <= {axis for axis, size in sizes.items() if size > 1}
 
 
@@ -146,9 +146,7 @@ def test_a_step_that_does_not_fit(experiment: Experiment, here: Target) -> None:
 
 def test_the_experiment_as_it_is(experiment: Experiment, here: Target) -> None:
     cut = dataclasses.replace(experiment, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
-    found = make_plan(
-        cut, here, PlanOptions(search_candidates=False, compile_best=0, precisions=False)
-    )
+    found = make_plan(cut, here, PlanOptions(search=False, compile_best=0, precisions=False))
     assert found.num_candidates == 1
     assert found.experiment == cut
 
@@ -158,7 +156,7 @@ def test_a_missing_compiler_is_told_before_the_search(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     module = sys.modules[make_plan.__module__]  # the package has a function of that name
-    monkeypatch.setattr(module, "search", lambda quantities: pytest.fail("has searched"))
+    monkeypatch.setattr(module, "search_candidates", lambda quantities: pytest.fail("has searched"))
     with pytest.raises(UserError, match="is not installed"):
         make_plan(experiment, parse_target("v5e:2x2"))
 

@@ -128,7 +128,7 @@ def test_pairs_that_colab_and_kaggle_have_are_left_alone() -> None:
 def test_what_is_wrong_with_the_accelerator_is_a_line_for_a_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("train.doctor.report.examine", lambda: GPU)
+    monkeypatch.setattr("train.doctor.report.inspect_machine", lambda: GPU)
     monkeypatch.setattr("train.doctor.versions.installed_plugins", lambda: ())
     [line] = accelerator_warnings("cpu")
     assert line.startswith("accelerator: a GPU is here (/dev/nvidia0), but JAX computes on the CPU")
@@ -136,7 +136,7 @@ def test_what_is_wrong_with_the_accelerator_is_a_line_for_a_run(
     stale = Finding("libtpu", "warning", "1 is not ==2, which jax 3 asks for", "pip install it")
     monkeypatch.setattr("train.doctor.versions.check_plugins", lambda: iter([stale]))
     assert accelerator_warnings("tpu") == [f"libtpu: {stale.detail}; {stale.remedy}"]
-    monkeypatch.setattr("train.doctor.report.examine", Machine)
+    monkeypatch.setattr("train.doctor.report.inspect_machine", Machine)
     assert accelerator_warnings("cpu") == []
 
 

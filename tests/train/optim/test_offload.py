@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from tests.train.optimizers.support import AXES, SHAPES, Tree, assert_like, drawn, gradients
+from tests.train.optim.support import AXES, SHAPES, Tree, assert_like, drawn, gradients
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
 from train.engine import make_engine

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tests.train.plan.test_estimates import CHIP, EXPERIMENT
+from tests.train.estimate.test_roofline import CHIP, EXPERIMENT
 from train.errors import UsageError
 from train.estimate.candidate import Candidate
 from train.estimate.quantities import Quantities
@@ -53,17 +53,17 @@ def test_the_fastest_that_fits_is_first(found: Quantities) -> None:
 
 def test_little_memory_leads_to_another_choice(found: Quantities) -> None:
     first = search_candidates(found)[0]
-    little = int(first.estimate_footprint.total * 0.9)
+    little = int(first.footprint.total * 0.9)
     other = search_candidates(dataclasses.replace(found, target=target(little)))[0]
     assert other.fits
-    assert other.estimate_footprint.total <= little * (1 - MEMORY_MARGIN)
+    assert other.footprint.total <= little * (1 - MEMORY_MARGIN)
     assert other.time.step_seconds >= first.time.step_seconds
 
 
 def test_when_nothing_fits_the_smallest_is_first(found: Quantities) -> None:
     every = search_candidates(dataclasses.replace(found, target=target(1000)))
     assert not every[0].fits
-    sizes = [each.estimate_footprint.total for each in every]
+    sizes = [each.footprint.total for each in every]
     assert sizes == sorted(sizes)
 
 
@@ -82,11 +82,13 @@ def test_a_model_that_cannot_be_divided() -> None:
 def test_the_flags_make_the_candidate() -> None:
     one = Candidate(MeshConfig(data=1, fsdp=4, tensor=2), "dots", 3)
     assert one.flags() == (
-        "--mesh.data 1 --mesh.fsdp 4 --mesh.tensor 2 --accumulate 3 --model.remat dots"
+        "--mesh.data 1 --mesh.fsdp 4 --mesh.tensor 2 --grad-accum-steps 3 --model.remat dots"
     )
     assert one.mesh_text() == "fsdp 4 x tensor 2"
     host = Candidate(MeshConfig(data=2, optimizer_placement="host"), "full", 1)
-    assert host.flags() == ("--mesh.data 2 --mesh.optimizer host --accumulate 1 --model.remat full")
+    assert host.flags() == (
+        "--mesh.data 2 --mesh.optimizer-placement host --grad-accum-steps 1 --model.remat full"
+    )
 
 
 def test_a_policy_that_is_asked_for_is_tried_too(found: Quantities) -> None:
@@ -114,9 +116,9 @@ def test_what_ran_out_of_memory_is_told_what_would_fit(found: Quantities) -> Non
     whole = dataclasses.replace(whole, model=dataclasses.replace(whole.model, remat="none"))
     quantities = Quantities.from_experiment(whole, target())
     now = rank_candidate(quantities, Candidate.from_experiment(whole, 8))
-    small = target(int(now.estimate_footprint.total * 0.8))
+    small = target(int(now.footprint.total * 0.8))
     said = suggest_remedies(whole, small)
-    assert said[0].startswith(f"largest are {largest_parts(now.estimate_footprint)}; give --")
+    assert said[0].startswith(f"largest are {largest_parts(now.footprint)}; give --")
     assert 1 <= len(said) <= 3
     assert all("time by estimate" in each for each in said)
     assert suggest_remedies(whole, target()) == []

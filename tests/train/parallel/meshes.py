@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
     """What a mesh makes of a model."""
 
     losses: np.ndarray  # [STEPS]
-    find_collectives: tuple[Collective, ...]
+    collectives: tuple[Collective, ...]
     mesh: Mesh
     params: Any  # shapes
 

@@ -28,8 +28,8 @@ def test_what_a_compiler_refuses_does_not_fit(message: str, peak: int, why: str)
     told = parse_rejection(message, 4 * GIB, MEMORY)
     assert told["peak"] == peak
     assert told["arguments"] + told["temporaries"] == peak
-    assert why in told["refused"]
-    assert "HLO module" not in told["refused"]
+    assert why in told["rejection"]
+    assert "HLO module" not in told["rejection"]
     step = CompiledStep(
         weights=GIB, optimizer=2 * GIB, other_state=0, batch=GIB, compile_seconds=1.0, **told
     )

@@ -77,7 +77,8 @@ def test_every_experiment_has_the_promised_options(name: str) -> None:
 
 
 def test_settings_inside_a_layer_can_be_given() -> None:
-    words = ["--model.pattern.0.dropout", "0.25", "--model.pattern.0.mixer.heads", "12"]
+    place = "--model.layer-pattern.0"
+    words = [f"{place}.residual-dropout", "0.25", f"{place}.mixer.num-heads", "12"]
     given = parse(
         FitArguments, words, verb="fit", default=FitArguments(find_experiment("quickstart"))
     )
@@ -115,14 +116,14 @@ def test_every_option_is_a_name_of_config_txt(trained: Trained) -> None:
         ("fit quickstart --steps 0", "steps 0: give 1 or more"),
         ("fit quickstart --seed -1", "seed -1: give one from 0 to 2^32 - 1"),
         ("fit quickstart --compile fast", "fast"),
-        ("fit quickstart --model.width 0", "model.width 0: give 1 or more"),
+        ("fit quickstart --model.d-model 0", "model.d_model 0: give 1 or more"),
         ("fit quickstart --model.precision float8", "precision float8"),
         ("fit quickstart --optimizer.beta1 2", "optimizer.beta1 2.0: give a share"),
         ("fit quickstart --data.split odd", "odd"),
-        ("fit quickstart --checkpoint.keep 0", "checkpoint.keep 0: give 1 or more"),
+        ("fit quickstart --checkpoint.keep-last 0", "checkpoint.keep_last 0: give 1 or more"),
         ("fit quickstart --sample.top-p 3", "sample.top_p 3.0: give a probability"),
-        ("fit quickstart --evaluation.batches -1", "evaluation.batches -1: give 0 or more"),
-        ("fit quickstart --accumulate 3", "accumulate 3: does not divide batch_size 8"),
+        ("fit quickstart --evaluation.num-batches -1", "evaluation.num_batches -1: give 0 or more"),
+        ("fit quickstart --grad-accum-steps 3", "grad_accum_steps 3: does not divide batch_size 8"),
         ("fit shakespeare_char_cpu --data.sequence-length 65", "table of positions has 64 rows"),
         ("describe quickstart --layers 3", "--layers"),
         ("doctor now", "doctor now: takes no arguments"),
@@ -189,7 +190,11 @@ def test_signs_that_the_output_cannot_show_are_spelt_out(monkeypatch: pytest.Mon
         ("fit OWN --workdir RUN --steps 2", 1, "is at step 3 already; give --steps 3 or more"),
         ("fit OWN --workdir RUN --steps 3 --batch-size 16", 1, "trained with batch_size = 8"),
         ("fit OWN --workdir RUN --steps 3 --mesh.fsdp 3", 2, "mesh data -1 x fsdp 3"),
-        ("fit OWN --workdir RUN --steps 3 --accumulate 2", 2, "batch_size 8: does not divide"),
+        (
+            "fit OWN --workdir RUN --steps 3 --grad-accum-steps 2",
+            2,
+            "batch_size 8: does not divide",
+        ),
     ],
 )
 def test_errors(
@@ -293,7 +298,7 @@ def test_preemption(
     )
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def process(*arguments: str, **environment: str) -> tuple[int, str, str]:

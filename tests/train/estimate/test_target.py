@@ -109,6 +109,8 @@ def test_chips_are_described_for_the_compiler_of_gpus() -> None:
 
     for chip in CHIPS.values():
         if chip.platform == "gpu":
-            text = (resources.files("train.plan") / "targets" / f"{chip.name}.txtpb").read_text()
+            text = (
+                resources.files("train.estimate") / "targets" / f"{chip.name}.txtpb"
+            ).read_text()
             assert f"device_memory_size: {chip.memory_bytes}" in text
             assert f'device_description_str: "{chip.device_kind}"' in text

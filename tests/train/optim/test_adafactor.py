@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.train.optimizers.support import (
+from tests.train.optim.support import (
     MATRICES,
     Array,
     Layer,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tests.train.optimizers.support import (
+from tests.train.optim.support import (
     MATRICES,
     RATES,
     SHAPES,

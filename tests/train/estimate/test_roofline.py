@@ -86,7 +86,8 @@ def test_moments_of_the_host_are_on_the_chip_a_layer_at_a_time(
     quantities: Quantities,
 ) -> None:
     near, far = (
-        estimate_footprint(quantities, candidate(optimizer=where)) for where in ("device", "host")
+        estimate_footprint(quantities, candidate(optimizer_placement=where))
+        for where in ("device", "host")
     )
     assert near.optimizer >= 2 * 4 * (LAYERS + OTHERS)
     assert far.optimizer == 0
@@ -189,7 +190,8 @@ def test_moments_of_the_host_are_waited_for(quantities: Quantities) -> None:
     slow = Target("toy", dataclasses.replace(CHIP, host_bandwidth=1e6), (2, 4, 4))
     own = dataclasses.replace(quantities, target=slow)
     near, far = (
-        estimate_step_time(own, candidate(fsdp=8, optimizer=x)) for x in ("device", "host")
+        estimate_step_time(own, candidate(fsdp=8, optimizer_placement=x))
+        for x in ("device", "host")
     )
     both_ways = (
         2

@@ -28,7 +28,7 @@ def imported(program: str) -> subprocess.CompletedProcess[str]:
 
 
 CALL = """
-from train.cli import main
+from train.cli.main import main
 try:
     main({})
 except SystemExit as stop:
@@ -44,10 +44,10 @@ except SystemExit as stop:
         ("fit --json -h", "usage: python -m train fit CONFIG"),
         *((f"{verb} W --help", "show this help") for verb in ("evaluate", "sample", "goodput")),
         *((f"{verb} gpt2 --help", "--batch-size INT") for verb in ("fit", "plan", "describe")),
-        ("fit multi30k_recurrent --help", "--model.pattern.0.mixer.kind"),
+        ("fit multi30k_recurrent --help", "--model.layer-pattern.0.mixer.kind"),
         (
-            "fit gpt2 --model.pattern.0.mixer.kind performer --help",
-            "--model.pattern.0.mixer.features",
+            "fit gpt2 --model.layer-pattern.0.mixer.kind performer --help",
+            "--model.layer-pattern.0.mixer.features",
         ),
     ],
 )
@@ -110,4 +110,4 @@ def test_the_settings_of_a_config_have_help(capsys: Capture) -> None:
     assert (
         f"Updates of the weights. (default: {find_experiment('quickstart').steps})" in found.output
     )
-    assert "--model.width" in found.output
+    assert "--model.d-model" in found.output

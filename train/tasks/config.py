@@ -178,6 +178,5 @@ class Translation(TaskConfig):
     def check(self, experiment: Experiment) -> None:
         if experiment.model.encoder is None:
             raise UsageError(
-                f"model.encoder: is missing, and task {type(self).__name__} reads a source "
-                "sentence; give an EncoderConfig"
+                f"model.encoder: is missing for task {type(self).__name__}; give an EncoderConfig"
             )

@@ -7,6 +7,7 @@ imported when a task is first made, so that settings can be read and listed with
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from train.tasks.config import (
@@ -29,16 +30,17 @@ class TaskEntry(NamedTuple):
 
     config: type[TaskConfig]
     """Class of its settings, `Experiment.task`."""
-    implementation: str | type[Task]
+    implementation: str | Callable[[Experiment], Task]
     """Class of the task, or "module:Class" to import it on first use."""
 
-    def task_class(self) -> type[Task]:
-        """Return the class of the task, imported now if the entry only names it."""
-        if not isinstance(self.implementation, str):
-            return self.implementation
-        module, _, name = self.implementation.partition(":")
-        found: type[Task] = getattr(importlib.import_module(module), name)
-        return found
+    def make(self, experiment: Experiment) -> Task:
+        """Return the task of an experiment, imported now if the entry only names its class."""
+        make = self.implementation
+        if isinstance(make, str):
+            module, _, name = make.partition(":")
+            make = getattr(importlib.import_module(module), name)
+        task: Task = make(experiment)
+        return task
 
 
 TASKS: dict[str, TaskEntry] = {
@@ -54,7 +56,9 @@ TASKS: dict[str, TaskEntry] = {
 """Every task by its kind, the name of its settings class. Add your own with `register_task`."""
 
 
-def register_task(config: type[TaskConfig], implementation: str | type[Task]) -> None:
+def register_task(
+    config: type[TaskConfig], implementation: str | Callable[[Experiment], Task]
+) -> None:
     """Add a task, so that experiments with these settings can be trained, saved and loaded.
 
     Args:
@@ -66,8 +70,7 @@ def register_task(config: type[TaskConfig], implementation: str | type[Task]) ->
 
 def make_task(experiment: Experiment) -> Task:
     """Return the task that an experiment trains."""
-    task_class = TASKS[type(experiment.task).__name__].task_class()
-    return task_class(experiment)
+    return TASKS[type(experiment.task).__name__].make(experiment)
 
 
 def task_configs() -> dict[str, type[TaskConfig]]:

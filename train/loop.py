@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from train.checkpoint.discovery import SkippedCheckpoint
+from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.config.io import diff_experiments
@@ -74,6 +75,7 @@ def fit(
       PreemptedError: the process was told to stop, and has saved a checkpoint.
     """
     timesheet, hardware = ActivityTimer(start_time), local_hardware()
+    install_log_filters()
     enable_compilation_cache()
     folder = RunFolder.create(workdir or f"runs/{experiment.name}")
     with (

@@ -8,9 +8,7 @@ What of an experiment the estimates are made from, counted once for all candidat
 import dataclasses
 from typing import TYPE_CHECKING
 
-from train.data.example_configs import BitextDataConfig
 from train.errors import UserError
-from train.tasks.config import Classification, Tagging
 
 if TYPE_CHECKING:
     import jax
@@ -23,10 +21,10 @@ from train.experiment import Experiment
 def max_batch_shape(experiment: "Experiment") -> tuple[int, int]:
     """The examples of a batch, and the tokens of each: the most that there may be."""
     data = experiment.data
-    if isinstance(data, BitextDataConfig) and data.batch_tokens:
-        room = min(data.batch_tokens // data.max_length, experiment.batch_size or data.batch_tokens)
-        return max(1, room // data.batch_size_multiple) * data.batch_size_multiple, data.max_length
-    length: int = getattr(data, "sequence_length", 0) or getattr(data, "max_length", 1)
+    length = data.longest_example
+    if data.batch_tokens:
+        room = min(data.batch_tokens // length, experiment.batch_size or data.batch_tokens)
+        return max(1, room // data.batch_size_multiple) * data.batch_size_multiple, length
     return experiment.batch_size, length
 
 
@@ -52,26 +50,17 @@ def sharded_batch_shapes(
 def unsharded_batch_shapes(
     experiment: "Experiment", rows: int
 ) -> "dict[str, jax.ShapeDtypeStruct]":
-    """So many rows of a batch, by shapes: all that any task's batches have."""
-    import jax
-    import numpy as np
+    """Return the shapes and dtypes of the arrays of a batch of `rows` rows, by name."""
+    from train.tasks.registry import make_task
 
-    text = (rows, max_batch_shape(experiment)[1])
-    target = (rows,) if isinstance(experiment.task, Classification) else text
-    names = ("tokens", "segments", "positions", "source", "source_segments")
-    shapes = dict.fromkeys(names, (text, np.int32)) | {
-        "targets": (target, np.int32),
-        "weights": (target, np.float32),
-        "examples": ((rows,), np.uint32),
-    }
-    return {name: jax.ShapeDtypeStruct(*each) for name, each in shapes.items()}
+    return make_task(experiment).batch_shapes(rows, max_batch_shape(experiment)[1])
 
 
 def resolve_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ...]]:
     """The experiment with its V and its number of classes, and what was assumed to know them."""
     tokenizer, task = experiment.data.tokenizer, experiment.task
-    counts_classes = isinstance(task, Classification | Tagging) and not task.num_labels
-    if counts_classes or (not experiment.model.vocab_size and tokenizer.kind == "character"):
+    counts_labels = task.predicts_labels and not task.num_labels
+    if counts_labels or (not experiment.model.vocab_size and tokenizer.kind == "character"):
         return _read(experiment), ()
     if experiment.model.vocab_size:
         return experiment, ()
@@ -97,7 +86,7 @@ def _read(experiment: "Experiment") -> "Experiment":
         task = make_task(experiment)
         return task.resolve_experiment(task.prepare_corpus())
     except UserError as error:
-        known = "--task.classes and " if hasattr(experiment.task, "classes") else ""
+        known = "--task.num-labels and " if experiment.task.predicts_labels else ""
         raise UserError(
             f"{error}; or give {known}--model.vocab-size, and no text is needed"
         ) from error

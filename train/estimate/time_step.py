@@ -44,7 +44,7 @@ def random_batch(experiment: Experiment) -> dict[str, np.ndarray]:
     """This host's rows of a batch: tokens by chance, nothing padded."""
     rows = max_batch_shape(experiment)[0] // jax.process_count()
     drawn = np.random.default_rng(0)
-    most = getattr(experiment.task, "classes", 0) or experiment.model.vocab_size
+    most = experiment.task.num_labels or experiment.model.vocab_size
     return {
         name: _filled(name, leaf, most, drawn)
         for name, leaf in unsharded_batch_shapes(experiment, rows).items()

@@ -3,23 +3,22 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from train.data.example_configs import BitextDataConfig
 from train.errors import UserError
-from train.experiment import Experiment
-from train.tasks.config import Classification, Tagging
 
 if TYPE_CHECKING:
     import jax
     from jax.sharding import Mesh
 
+    from train.experiment import Experiment
+
 
 def max_batch_shape(experiment: "Experiment") -> tuple[int, int]:
     """Return the largest batch of an experiment: (examples, tokens per example)."""
     data = experiment.data
-    if isinstance(data, BitextDataConfig) and data.batch_tokens:
-        room = min(data.batch_tokens // data.max_length, experiment.batch_size or data.batch_tokens)
-        return max(1, room // data.batch_size_multiple) * data.batch_size_multiple, data.max_length
-    length: int = getattr(data, "sequence_length", 0) or getattr(data, "max_length", 1)
+    length = data.longest_example
+    if data.batch_tokens:
+        room = min(data.batch_tokens // length, experiment.batch_size or data.batch_tokens)
+        return max(1, room // data.batch_size_multiple) * data.batch_size_multiple, length
     return experiment.batch_size, length
 
 
@@ -47,19 +46,10 @@ def sharded_batch_shapes(
 def unsharded_batch_shapes(
     experiment: "Experiment", rows: int
 ) -> "dict[str, jax.ShapeDtypeStruct]":
-    """Return the fields of `rows` examples as shapes: all fields of every task's batches."""
-    import jax
-    import numpy as np
+    """Return the shapes and dtypes of the arrays of a batch of `rows` rows, by name."""
+    from train.tasks.registry import make_task
 
-    sequence = (rows, max_batch_shape(experiment)[1])
-    target = (rows,) if isinstance(experiment.task, Classification) else sequence
-    names = ("tokens", "segments", "positions", "source", "source_segments")
-    shapes = dict.fromkeys(names, (sequence, np.int32)) | {
-        "targets": (target, np.int32),
-        "weights": (target, np.float32),
-        "examples": ((rows,), np.uint32),
-    }
-    return {name: jax.ShapeDtypeStruct(*each) for name, each in shapes.items()}
+    return make_task(experiment).batch_shapes(rows, max_batch_shape(experiment)[1])
 
 
 def resolve_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ...]]:
@@ -68,7 +58,7 @@ def resolve_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ..
     Data are read only for character vocabularies and for labels that the config does not count.
     """
     tokenizer, task = experiment.data.tokenizer, experiment.task
-    needs_labels = isinstance(task, Classification | Tagging) and not task.num_labels
+    needs_labels = task.predicts_labels and not task.num_labels
     if needs_labels or (not experiment.model.vocab_size and tokenizer.kind == "character"):
         return _resolve_from_data(experiment), ()
     if experiment.model.vocab_size:
@@ -95,7 +85,7 @@ def _resolve_from_data(experiment: "Experiment") -> "Experiment":
         task = make_task(experiment)
         return task.resolve_experiment(task.prepare_corpus())
     except UserError as error:
-        labels = "--task.num-labels and " if hasattr(experiment.task, "num_labels") else ""
+        labels = "--task.num-labels and " if experiment.task.predicts_labels else ""
         raise UserError(
             f"{error}; or give {labels}--model.vocab-size, and no text is needed"
         ) from error

@@ -41,7 +41,7 @@ def random_batch(experiment: Experiment) -> dict[str, np.ndarray]:
     """Return this host's rows of a batch: random tokens without padding."""
     rows = max_batch_shape(experiment)[0] // jax.process_count()
     generator = np.random.default_rng(0)
-    num_tokens = getattr(experiment.task, "num_labels", 0) or experiment.model.vocab_size
+    num_tokens = experiment.task.num_labels or experiment.model.vocab_size
     return {
         name: _random_field(name, leaf, num_tokens, generator)
         for name, leaf in unsharded_batch_shapes(experiment, rows).items()

@@ -119,7 +119,9 @@ class Attention(Mixer):
             dropout_rngs=fold_in(inputs.dropout_rngs, 0),
         )
         sinks = declare_sink_logits(self, config.num_heads, shared) if config.sinks else None
-        how: Any = dict(backend=config.backend, hardware=shared.hardware, constrain=shared.constrain)
+        how: Any = dict(
+            backend=config.backend, hardware=shared.hardware, constrain=shared.constrain
+        )
         attended = attend(q, k, v, mask, scoring, sink_logits=sinks, outputs=inputs.outputs, **how)
         y = project_output(self, attended.y, config, shared)
         return MixerOutput(y, cache, attended.aux)

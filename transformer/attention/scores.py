@@ -41,8 +41,8 @@ def additive_scores(
 ) -> jax.Array:  # [B, N, T, S]
     """vector . tanh(q + k) for each head, query and key, computed in `dtype`.
 
-    There are no products of matrices, whose operands would have to be narrow: `operand_dtype` is there
-    as `Scoring.score_fn` gives it.
+    There are no products of matrices, whose operands would have to be narrow: `operand_dtype` is
+    there as `Scoring.score_fn` gives it.
 
     The hidden layers [B, T, S, N, A] are computed again in the backward pass: kept, they would be
     A times as large as the scores.

@@ -44,7 +44,8 @@ from train.runtime.oom import check_minimum_memory, explain_oom, suggest_remedie
 from train.runtime.signals import PreemptedError, StopRequest
 from train.state import TrainState
 from train.step import Batch
-from train.tasks.base import HostBatch, Task
+from train.data.streams import HostBatch
+from train.tasks.base import Task
 from train.tasks.registry import make_task
 from train.telemetry.goodput import ActivityTimer
 from train.telemetry.progress import ProgressBar

@@ -15,7 +15,8 @@ from train.engine import JitEngine, Metrics
 from train.loop import _TrainingRun
 from train.state import TrainState
 from train.step import Batch, TrainStep
-from train.tasks.base import HostBatch, TrainingBatches
+from train.data.streams import HostBatch
+from train.tasks.base import TrainingBatches
 
 _FACTOR = "gradient_factor"
 

@@ -1,52 +1,20 @@
 """An experiment: everything that decides a run, as one frozen value."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from train.data.config import TextDataConfig
-from train.data.example_configs import (
-    BitextDataConfig,
-    ClassificationDataConfig,
-    ListOpsDataConfig,
-    TokenLabelDataConfig,
-)
+from train.data.config import DataConfig, TextDataConfig
 from train.errors import UsageError
 from train.optim.adam import AdamW
 from train.optim.registry import OptimizerConfig
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig
 from train.recovery.config import RecoveryConfig
-from train.tasks.config import (
-    Classification,
-    LanguageModeling,
-    MaskedLanguageModeling,
-    Tagging,
-    TaskConfig,
-    Translation,
-)
+from train.tasks.config import LanguageModeling, TaskConfig
 from transformer.config import TransformerConfig
 from transformer.generation.sampling import SamplingConfig
 from transformer.validation import MAX_INTEGER, check_fraction, check_numbers
 from transformer.validation import check_seed as check_jax_seed
-
-AnyDataConfig = (
-    TextDataConfig
-    | ClassificationDataConfig
-    | ListOpsDataConfig
-    | TokenLabelDataConfig
-    | BitextDataConfig
-)
-"""What there is to learn from."""
-
-
-TASK_DATA_CONFIGS: dict[type, tuple[type, ...]] = {
-    LanguageModeling: (TextDataConfig,),
-    MaskedLanguageModeling: (TextDataConfig,),
-    Classification: (ClassificationDataConfig, ListOpsDataConfig),
-    Tagging: (TokenLabelDataConfig,),
-    Translation: (BitextDataConfig,),
-}
-"""The data that each task may read."""
 
 
 def check_seed(seed: int) -> None:
@@ -180,8 +148,8 @@ class LossScaleConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.init_scale <= self.max_scale:
             raise ValueError(
-                f"loss_scale.init_scale {self.init_scale}: give a scale from 1 to loss_scale.max_scale "
-                f"{self.max_scale}"
+                f"loss_scale.init_scale {self.init_scale}: give a scale from 1 to "
+                f"loss_scale.max_scale {self.max_scale}"
             )
         if self.growth_interval < 1:
             raise ValueError(
@@ -198,7 +166,7 @@ class Experiment:
     task: TaskConfig = LanguageModeling()
     """What it learns."""
     model: TransformerConfig = TransformerConfig()
-    data: AnyDataConfig = TextDataConfig()
+    data: DataConfig = TextDataConfig()
     optimizer: OptimizerConfig = AdamW()
     schedule: ScheduleConfig = ScheduleConfig()
     steps: int = 1000
@@ -238,25 +206,23 @@ class Experiment:
 
     @property
     def sequence_length(self) -> int:
-        """The most tokens of a sequence that the model is shown."""
-        if isinstance(self.data, TextDataConfig):
-            return self.data.sequence_length
-        return self.data.max_length
+        """Maximum number of tokens of a sequence that the model reads."""
+        return self.data.longest_example
 
     @property
     def has_segments(self) -> bool:
-        """Whether sequences have documents or padding that are to be told apart."""
-        return self.data.document_masking if isinstance(self.data, TextDataConfig) else True
+        """True if rows hold several documents or padding, which attention must separate."""
+        return self.data.has_segments
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens that a batch may have, padding included; 0: batches are of `batch_size` rows."""
-        return getattr(self.data, "batch_tokens", 0)
+        """Maximum number of tokens of a batch, padding included; 0: batches have `batch_size`."""
+        return self.data.batch_tokens
 
     @property
     def row_multiple(self) -> tuple[str, int]:
-        """What the rows of every batch are a multiple of: the setting that says so, its value."""
-        if isinstance(self.data, BitextDataConfig) and self.batch_tokens:
+        """Number that the rows of every batch are a multiple of: (name of the field, value)."""
+        if self.batch_tokens:
             return "data.batch_size_multiple", self.data.batch_size_multiple
         return "batch_size", self.batch_size
 
@@ -283,7 +249,8 @@ class Experiment:
     def _check_batch(self) -> None:
         """That there is a number of examples, or of tokens, and that the two agree."""
         if not self.batch_tokens:
-            if isinstance(self.data, BitextDataConfig) and self.batch_size == 0:
+            fields = [field.name for field in dataclasses.fields(cast("Any", self.data))]
+            if self.batch_size == 0 and "batch_tokens" in fields:
                 raise UsageError("batch_size 0: give 1 or more, or set data.batch_tokens")
             _at_least(1, "", self, "batch_size")
             return
@@ -303,38 +270,25 @@ class Experiment:
 
     def _check_task(self) -> None:
         """That data and model are such as the task needs."""
-        task, data = type(self.task).__name__, TASK_DATA_CONFIGS[type(self.task)]
-        if type(self.data) not in data:
-            known = " or a ".join(each.__name__ for each in data)
+        task, accepted = type(self.task).__name__, self.task.data_configs
+        if type(self.data) not in accepted:
+            known = " or a ".join(each.__name__ for each in accepted)
             raise UsageError(
                 f"task {task}: learns from a {known}, not a {type(self.data).__name__}; "
                 "set data to one"
             )
-        translates = isinstance(self.task, Translation)
-        if translates != (self.model.encoder is not None):
-            remedy = "give an EncoderConfig" if translates else "only Translation has an encoder"
-            raise UsageError(f"model.encoder: does not suit task {task}; {remedy}")
-        if self.model.causal and isinstance(self.task, MaskedLanguageModeling):
-            raise UsageError(
-                f"model.causal: task {task} looks at both sides of a word; set it to False "
-                "(--model.no-causal)"
-            )
-        if self.model.causal and getattr(self.task, "pooling", "") == "first":
-            raise UsageError(
-                "task.pooling first: the first token of a causal model sees no other; set "
-                "model.causal to False (--model.no-causal), or task.pooling to mean"
-            )
+        self.task.check(self)
         for setting in ("stride", "compression_baselines"):
-            if getattr(self.evaluation, setting) and TextDataConfig not in data:
+            if getattr(self.evaluation, setting) and not self.data.is_text:
                 raise UsageError(f"evaluation.{setting}: is for text alone; leave it out")
-        if self.evaluation.compression_baselines and not isinstance(self.task, LanguageModeling):
+        if self.evaluation.compression_baselines and not self.task.reports_bits_per_byte:
             raise UsageError(
                 f"evaluation.compression_baselines: task {task} has no bits per byte; leave it"
             )
 
     def _check_lengths(self) -> None:
         """That the model can take sequences as long as those of the data."""
-        setting = "sequence_length" if isinstance(self.data, TextDataConfig) else "max_length"
+        setting = self.data.length_field
         longest = self.model.max_length
         if longest is not None and self.sequence_length > longest:
             raise UsageError(
@@ -351,8 +305,8 @@ class Experiment:
         tokens = self.batch_tokens or rows * self.sequence_length
         if tokens > MAX_INTEGER:  # their indices have 32 bits
             raise UsageError(
-                f"batch_size {rows}: makes {tokens} tokens with data.{setting} {self.sequence_length}, and "
-                f"a batch has at most {MAX_INTEGER}; lower one of them"
+                f"batch_size {rows}: makes {tokens} tokens with data.{setting} "
+                f"{self.sequence_length}, and a batch has at most {MAX_INTEGER}; lower one of them"
             )
 
     def _check_judging(self) -> None:

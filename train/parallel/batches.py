@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from train.data.config import TextDataConfig
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.parallel.sharding import logical_to_sharding, num_shards
@@ -85,12 +84,12 @@ def check_context_parallelism(experiment: Experiment, mesh: Mesh, hardware: Hard
     count, model = num_shards(mesh, "length"), experiment.model
     if count == 1:
         return
-    if not isinstance(experiment.data, TextDataConfig):
+    if not experiment.data.is_text:
         raise UsageError(
             f"mesh.context {count}: task {type(experiment.task).__name__} has sequences of several "
             "lengths; only windows of text can be spread: set it to 1"
         )
-    length = experiment.data.sequence_length
+    length = experiment.sequence_length
     if length % (2 * count):
         raise UsageError(
             f"data.sequence_length {length}: does not divide into {2 * count} pieces, two for each "

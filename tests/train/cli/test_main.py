@@ -178,7 +178,7 @@ def test_signs_that_the_output_cannot_show_are_spelt_out(monkeypatch: pytest.Mon
     [
         ("evaluate RUN --split test", 1, "split 'test': the data have only train, validation; set"),
         ("evaluate RUN --split odd", 1, "split 'odd': the data have only train, validation"),
-        ("evaluate RUN --step 99", 1, "99: does not exist; there are those of steps 3"),
+        ("evaluate RUN --step 99", 1, "99: does not exist; the folder has steps 3"),
         ("evaluate RUN --step last", 2, "last"),
         ("evaluate /no/such/run", 1, "workdir /no/such/run: does not exist; give the --workdir"),
         ("sample RUN --temperature -1", 2, "sampling.temperature -1.0: give 0"),

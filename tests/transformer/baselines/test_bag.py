@@ -15,7 +15,7 @@ V, D, F, C, L = 11, 5, 7, 3, 2
 TOKENS = array([[3, 9, 4, 4, 1], [8, 2, 10, 0, 0]])
 SEGMENTS = array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 MODEL = Classifier(
-    bag_of_embeddings_config(D, F, num_layers=L, vocab_size=V, vocab_multiple=1),
+    bag_of_embeddings_config(D, F, num_layers=L, vocab_size=V, pad_vocab_to_multiple=1),
     num_classes=C,
     pooling="mean",
 )

@@ -101,7 +101,7 @@ def test_words_that_stand_for_each_other_come_near_each_other() -> None:
 
 
 def test_vectors_take_the_place_of_a_models_embeddings() -> None:
-    model = Classifier(bag_of_embeddings_config(D, 7, vocab_size=V, vocab_multiple=16))
+    model = Classifier(bag_of_embeddings_config(D, 7, vocab_size=V, pad_vocab_to_multiple=16))
     params = jax.jit(model.init_params)(jax.random.key(0))
     table = normal(3, V, D)
     found = replace_embeddings(params, table)

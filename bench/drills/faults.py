@@ -11,10 +11,10 @@ from unittest import mock
 import jax
 import numpy as np
 
-from train.engine import JitEngine, Metrics
+from train.engine import JitEngine
 from train.loop import _TrainingRun
 from train.state import TrainState
-from train.step import Batch, TrainStep
+from train.step import Batch, Metrics, TrainStep
 from train.tasks.base import HostBatch, TrainingBatches
 
 _FACTOR = "gradient_factor"

@@ -43,7 +43,7 @@ def test_translation_has_an_encoder_and_no_other_task_has(tmp_path: Path) -> Non
 
 
 def test_who_may_not_be_causal(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"model\.causal: .* looks at both sides of a word"):
+    with pytest.raises(UsageError, match=r"model\.causal: .* needs both sides of a token"):
         tiny(tmp_path, task=MaskedLanguageModeling())
     classifier = tiny_classifier(tmp_path)
     causal = replaced_model(classifier, causal=True)

@@ -6,52 +6,20 @@ This module must stay importable without JAX: `--help` reads it before JAX is lo
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from train.data.config import TextDataConfig
-from train.data.example_configs import (
-    BitextDataConfig,
-    ClassificationDataConfig,
-    ListOpsDataConfig,
-    TokenLabelDataConfig,
-)
+from train.data.config import DataConfig, TextDataConfig
 from train.errors import UsageError
 from train.optim.adam import AdamW
 from train.optim.registry import OptimizerConfig
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig
 from train.recovery.config import RecoveryConfig
-from train.tasks.config import (
-    Classification,
-    LanguageModeling,
-    MaskedLanguageModeling,
-    Tagging,
-    TaskConfig,
-    Translation,
-)
+from train.tasks.config import LanguageModeling, TaskConfig
 from transformer.config import TransformerConfig
 from transformer.generation.sampling import SamplingConfig
 from transformer.validation import MAX_INTEGER, check_fraction, check_numbers
 from transformer.validation import check_seed as check_jax_seed
-
-AnyDataConfig = (
-    TextDataConfig
-    | ClassificationDataConfig
-    | ListOpsDataConfig
-    | TokenLabelDataConfig
-    | BitextDataConfig
-)
-"""Data configuration of any task."""
-
-
-TASK_DATA_CONFIGS: dict[type, tuple[type, ...]] = {
-    LanguageModeling: (TextDataConfig,),
-    MaskedLanguageModeling: (TextDataConfig,),
-    Classification: (ClassificationDataConfig, ListOpsDataConfig),
-    Tagging: (TokenLabelDataConfig,),
-    Translation: (BitextDataConfig,),
-}
-"""Data configurations that each task accepts."""
 
 
 def check_seed(seed: int) -> None:
@@ -203,7 +171,7 @@ class Experiment:
     """Training objective, with its own evaluation metrics."""
     model: TransformerConfig = TransformerConfig()
     """Architecture, initialization and numerical precision."""
-    data: AnyDataConfig = TextDataConfig()
+    data: DataConfig = TextDataConfig()
     """Training and evaluation data, and their tokenizer."""
     optimizer: OptimizerConfig = AdamW()
     """Update rule and its hyperparameters."""
@@ -256,24 +224,22 @@ class Experiment:
     @property
     def sequence_length(self) -> int:
         """Return the largest number of tokens in one sequence."""
-        if isinstance(self.data, TextDataConfig):
-            return self.data.sequence_length
-        return self.data.max_length
+        return self.data.longest_example
 
     @property
     def has_segments(self) -> bool:
         """Return True if rows hold several documents or padding, so that attention needs a mask."""
-        return self.data.document_masking if isinstance(self.data, TextDataConfig) else True
+        return self.data.has_segments
 
     @property
     def batch_tokens(self) -> int:
         """Return the most tokens of a batch with padding. 0: batches have `batch_size` rows."""
-        return getattr(self.data, "batch_tokens", 0)
+        return self.data.batch_tokens
 
     @property
     def row_multiple(self) -> tuple[str, int]:
         """Return the field that the row count of every batch is a multiple of, and its value."""
-        if isinstance(self.data, BitextDataConfig) and self.batch_tokens:
+        if self.batch_tokens:
             return "data.batch_size_multiple", self.data.batch_size_multiple
         return "batch_size", self.batch_size
 
@@ -303,7 +269,8 @@ class Experiment:
     def _check_batch(self) -> None:
         """Check that batches have rows or tokens, and that the two limits agree."""
         if not self.batch_tokens:
-            if isinstance(self.data, BitextDataConfig) and self.batch_size == 0:
+            fields = [field.name for field in dataclasses.fields(cast("Any", self.data))]
+            if self.batch_size == 0 and "batch_tokens" in fields:
                 raise UsageError("batch_size 0: give 1 or more, or set data.batch_tokens")
             _check_at_least(1, "", self, "batch_size")
             return
@@ -322,40 +289,25 @@ class Experiment:
 
     def _check_task(self) -> None:
         """Check that the data and the model suit the task."""
-        task, accepted = type(self.task).__name__, TASK_DATA_CONFIGS[type(self.task)]
+        task, accepted = type(self.task).__name__, self.task.data_configs
         if type(self.data) not in accepted:
             names = " or a ".join(each.__name__ for each in accepted)
             raise UsageError(
                 f"task {task}: learns from a {names}, not a {type(self.data).__name__}; "
                 "set data to one"
             )
-        is_translation = isinstance(self.task, Translation)
-        if is_translation != (self.model.encoder is not None):
-            remedy = (
-                "give an EncoderConfig" if is_translation else "only Translation has an encoder"
-            )
-            raise UsageError(f"model.encoder: does not suit task {task}; {remedy}")
-        if self.model.causal and isinstance(self.task, MaskedLanguageModeling):
-            raise UsageError(
-                f"model.causal: task {task} needs both sides of a token; set it to False "
-                "(--model.no-causal)"
-            )
-        if self.model.causal and getattr(self.task, "pooling", "") == "first":
-            raise UsageError(
-                "task.pooling first: the first token of a causal model sees no other; set "
-                "model.causal to False (--model.no-causal), or task.pooling to mean"
-            )
+        self.task.check(self)
         for name in ("stride", "compression_baselines"):
-            if getattr(self.evaluation, name) and TextDataConfig not in accepted:
+            if getattr(self.evaluation, name) and not self.data.is_text:
                 raise UsageError(f"evaluation.{name}: is for text alone; leave it out")
-        if self.evaluation.compression_baselines and not isinstance(self.task, LanguageModeling):
+        if self.evaluation.compression_baselines and not self.task.reports_bits_per_byte:
             raise UsageError(
                 f"evaluation.compression_baselines: task {task} has no bits per byte; leave it out"
             )
 
     def _check_lengths(self) -> None:
         """Check that the model and the backend can take batches of this size."""
-        field = "sequence_length" if isinstance(self.data, TextDataConfig) else "max_length"
+        field = self.data.length_field
         longest = self.model.max_length
         if longest is not None and self.sequence_length > longest:
             raise UsageError(

@@ -11,11 +11,13 @@ import jax
 import numpy as np
 
 from train.checkpoint.discovery import SkippedCheckpoint
+from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.config.io import diff_experiments
 from train.config.resolve import resolve_precision, unavailable_backends
 from train.data.batches import prefetch
+from train.data.streams import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.doctor.report import accelerator_warnings
 from train.engine import make_engine
@@ -44,7 +46,7 @@ from train.runtime.oom import check_minimum_memory, explain_oom, suggest_remedie
 from train.runtime.signals import PreemptedError, StopRequest
 from train.state import TrainState
 from train.step import Batch, Metrics
-from train.tasks.base import HostBatch, Task
+from train.tasks.base import Task
 from train.tasks.registry import make_task
 from train.telemetry.goodput import ActivityTimer
 from train.telemetry.progress import ProgressBar
@@ -74,6 +76,7 @@ def fit(
       PreemptedError: the process was told to stop, and has saved a checkpoint.
     """
     timesheet, hardware = ActivityTimer(start_time), local_hardware()
+    install_log_filters()
     enable_compilation_cache()
     folder = RunFolder.create(workdir or f"runs/{experiment.name}")
     with (

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 from typing import Any, NamedTuple
 
 from train.checkpoint.discovery import SkippedCheckpoint
 from train.checkpoint.errors import no_valid_checkpoint_error
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import check_provenance, explain_library_mismatch
-from train.config.io import (
-    diff_experiments,
-    experiment_to_dict,
-    experiment_to_text,
-    forbidden_changes,
-)
+from train.config.io import diff_experiments, forbidden_changes
 from train.config.resolve import pin_auto
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
@@ -25,7 +18,8 @@ from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
 from train.recovery.rollback import RollbackManager
 from train.run import read_auto_choices, read_experiment
-from train.run_folder.folder import RunFolder, set_aside_file, write_atomically
+from train.run_folder.folder import RunFolder, set_aside_file
+from train.run_folder.run_config import write_run_files
 from train.state import TrainState
 from train.tasks.vocabulary import Labels, read_labels
 from train.telemetry.event_log import EventLog
@@ -165,28 +159,20 @@ def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
 
 
 def write_run_config(judge: Evaluator, *, is_new_run: bool) -> None:
-    """Write all of a run's folder that another program needs beside the weights.
-
-    config.json comes last: a folder that has it holds a run.
+    """Write the files of a run's folder that describe it.
 
     Args:
-      judge: Of the run.
-      anew: The run begins here: the rollbacks of an earlier one, whose checkpoints are gone, are
-        moved aside, as they would be taken for its own when it is resumed.
+      judge: Evaluator of the run.
+      is_new_run: The run starts from step 0. A rollback record of an earlier run in this folder,
+        whose checkpoints are gone, is renamed: a resumed run would take it for its own.
     """
     if is_new_run:
         set_aside_file(judge.folder.rollback_record, "earlier")
-    folder, corpus, hardware = judge.folder, judge.corpus, judge.engine.model.hardware
-    chosen = judge.engine.auto_choices()
-    plain = {
-        "experiment": experiment_to_dict(judge.experiment),
-        "chosen": chosen,
-        "hardware": dataclasses.asdict(hardware),
-    }
-    lines = "".join(f"# auto: {name} = {choice}\n" for name, choice in chosen.items())
-    write_atomically(folder.tokenizer, corpus.tokenizer.to_json())
-    if corpus.labels:
-        names = json.dumps(corpus.labels, ensure_ascii=False)
-        write_atomically(folder.labels, names + "\n")
-    write_atomically(folder.config_text, experiment_to_text(judge.experiment) + lines)
-    write_atomically(folder.config_json, json.dumps(plain, indent=1) + "\n")
+    write_run_files(
+        judge.folder,
+        judge.experiment,
+        judge.corpus.tokenizer,
+        judge.corpus.labels,
+        auto_choices=judge.engine.auto_choices(),
+        hardware=judge.engine.model.hardware,
+    )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import check_provenance
 from train.data.tokenizer import Tokenizer
@@ -105,6 +106,7 @@ def load(workdir: str, *, step: int | None = None, average_checkpoints: int | No
     Raises:
       UserError: there is no run, no such checkpoint, or it does not fit the run's model.
     """
+    install_log_filters()
     folder = RunFolder.open_existing(workdir)
     hardware = local_hardware()
     saved = read_experiment(folder)

@@ -1,42 +1,47 @@
-"""How weights start. Imports nothing that computes.
+"""Configuration of a model: frozen dataclasses, validated when they are built.
 
-Settings of a layer. Imports nothing that computes.
-
-The configuration of a whole model: frozen, and checked when it is built.
+Importing this module imports no JAX: `--help`, `describe` and the tests of settings read
+configurations without it. The parts live beside what they configure (`layers.config`,
+`attention.config`, ...); this module puts them together.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
-
-from transformer.validation import check_at_least
-
-if TYPE_CHECKING:
-    import jax
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from transformer.attention.config import AttentionConfig, MixerConfig
 from transformer.attention.position_config import LearnedPositions, NoPosition, PositionEmbedding
 from transformer.layers.config import FeedForwardConfig, MoEConfig, NormConfig
 from transformer.precision import Precision
-from transformer.validation import check_choice, check_fraction, check_numbers
+from transformer.validation import check_at_least, check_choice, check_fraction, check_numbers
+
+if TYPE_CHECKING:
+    import jax
 
 Initializer = Callable[["jax.Array", tuple[int, ...], Any], "jax.Array"]
+"""(random key, shape, dtype) -> initial values, as in `jax.nn.initializers`."""
+
+NormPlacement = Literal["pre", "post", "sandwich"]
+LayerLoop = Literal["auto", "scan", "unroll"]
+RematPolicy = Literal["none", "dots", "full", "offload"]
+Pooling = Literal["first", "mean"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Initialization:
-    """How weights start: normal, with one standard deviation for all or by fan-in."""
+    """Initial values of weights: normal, with a fixed standard deviation or by fan-in."""
 
     std: float = 0.02
-    """Standard deviation of every matrix; 0 means 1/sqrt(fan-in), which suits any width."""
+    """Standard deviation of every matrix. 0: 1/sqrt(fan-in), which suits any width."""
     embedding_std: float = 0.02
-    """Standard deviation of token and position tables."""
+    """Standard deviation of token and position embeddings."""
     depth_scaled: bool = True
-    """Divide what is added to the residual stream by sqrt(2 L), as GPT-2 does."""
+    """Divide the standard deviation of matrices that write to the residual stream by sqrt(2 L), as
+    GPT-2 does."""
 
     def __post_init__(self) -> None:
         check_at_least("initialization.std", self.std, 0)
@@ -45,7 +50,12 @@ class Initialization:
     def matrix_initializer(
         self, inputs: Mapping[str, int], *, num_residual_layers: int = 0
     ) -> Initializer:
-        """For a matrix; `num_residual_layers` = L if its result is added to the residual stream."""
+        """Return the initializer of a matrix.
+
+        Args:
+          inputs: Sizes of the axes that the matrix sums over; their product is the fan-in.
+          num_residual_layers: L if the result is added to the residual stream, else 0.
+        """
         from flax import linen as nn
 
         std = self.std or 1 / math.sqrt(math.prod(inputs.values()))
@@ -54,108 +64,102 @@ class Initialization:
         return nn.initializers.normal(std)
 
     def embedding_initializer(self) -> Initializer:
+        """Return the initializer of an embedding table."""
         from flax import linen as nn
 
         return nn.initializers.normal(self.embedding_std)
 
 
-NormPlacement = Literal["pre", "post", "sandwich"]
-
-
 @dataclasses.dataclass(frozen=True)
 class BlockConfig:
-    """One place of the layer pattern."""
+    """One layer: a mixer, optional cross-attention, and a feed-forward."""
 
     mixer: MixerConfig = AttentionConfig()
-    """What moves information between tokens."""
+    """Layer that mixes tokens: self-attention, one of its variants, or a recurrent baseline."""
     cross_attention: MixerConfig | None = None
-    """What brings information in from the memory (the encoder's output), after the mixer."""
+    """Attention to the encoder's output, after the mixer; None in decoder-only models."""
     feed_forward: FeedForwardConfig | MoEConfig | None = FeedForwardConfig()
+    """Feed-forward or mixture of experts; None: no feed-forward."""
     norm: NormConfig | None = NormConfig()
+    """Norm of each sublayer; None: no norms."""
     norm_placement: NormPlacement = "pre"
-    """x + f(norm(x)); norm(x + f(x)) as in Vaswani et al. 2017; or x + norm(f(norm(x))) as in
-    Ding et al. 2021."""
+    """`pre`: x + f(norm(x)). `post`: norm(x + f(x)) (Vaswani et al. 2017). `sandwich`:
+    x + norm(f(norm(x))) (Ding et al. 2021)."""
     residual: bool = True
-    """Whether x is added to f(x). Without it deep stacks hardly learn: it is here to be shown."""
+    """Add x to the output of each sublayer. False is for ablations: deep stacks hardly train."""
     residual_dropout: float = 0.0
-    """Of what is added to the residual stream."""
+    """Dropout rate of each sublayer's output before it is added to the residual stream."""
 
     def __post_init__(self) -> None:
         check_choice("block.norm_placement", self.norm_placement, get_args(NormPlacement))
         check_fraction("block.residual_dropout", self.residual_dropout)
 
-    @property
+    @functools.cached_property
     def needs_memory(self) -> bool:
-        """Whether a layer of this kind works only with the output of an encoder."""
+        """True if the layer needs the output of an encoder."""
         return self.cross_attention is not None or self.mixer.reads_memory
-
-
-LayerLoop = Literal["auto", "scan", "unroll"]
-
-
-RematPolicy = Literal["none", "dots", "full", "offload"]
-
-
-Pooling = Literal["first", "mean"]
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-    """The encoder of an encoder-decoder. Width, positions and precision are the model's."""
+    """Encoder of an encoder-decoder. Width, positions and precision come from the model."""
 
     num_layers: int = 6
-    """L of the encoder."""
+    """Number of encoder layers."""
     layer_pattern: tuple[BlockConfig, ...] = (BlockConfig(),)
-    """Layer i is pattern[i mod P]."""
+    """Repeated sequence of P layers: layer i is `layer_pattern[i % P]`."""
     final_norm: NormConfig | None = NormConfig()
-    """The norm of the encoder's output: pre-norm stacks need one, post-norm stacks have it."""
+    """Norm of the encoder's output. Pre-norm stacks need one; post-norm stacks end with one."""
     vocab_size: int = 0
-    """V of the source; 0: it has the words of the target, and both have one table."""
+    """Size of the source vocabulary. 0: source and target share vocabulary and embeddings."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """A stack of layers over embedded tokens."""
+    """A model: embedded tokens, a stack of layers, and an output matrix or head."""
 
     vocab_size: int = 0
-    """V; 0 means as many as the run's tokenizer has."""
+    """V, number of tokens in the vocabulary. 0: set from the run's tokenizer."""
     d_model: int = 512
-    """D."""
+    """D, width of the hidden states (the residual stream)."""
     num_layers: int = 6
-    """L."""
+    """L, number of layers; of the decoder in an encoder-decoder."""
     layer_pattern: tuple[BlockConfig, ...] = (BlockConfig(),)
-    """Layer i is pattern[i mod P]."""
+    """Repeated sequence of P layers: layer i is `layer_pattern[i % P]`."""
     position_embedding: PositionEmbedding = NoPosition()
-    """What is added to the embeddings to tell positions."""
+    """Position embedding added to the token embeddings. RoPE and relative positions are settings
+    of the attention layers instead."""
     scale_embeddings: bool = False
-    """Whether words' vectors are multiplied by sqrt(D) (Vaswani et al. 2017, section 3.4)."""
+    """Multiply token embeddings by sqrt(D) (Vaswani et al. 2017, section 3.4)."""
     embedding_norm: NormConfig | None = None
-    """The norm of the embeddings, as BERT has it."""
+    """Norm of the summed embeddings, as in BERT; None: no norm."""
     num_token_types: int = 0
-    """Rows of a table that tells kinds of tokens apart, such as BERT's two sentences; 0: none."""
+    """Number of token types (BERT's segments A and B: 2). 0: no token-type embedding."""
     causal: bool = True
-    """Whether a token sees only those before it. Encoders see all."""
+    """Apply a causal mask: a token attends only to itself and earlier tokens."""
     encoder: EncoderConfig | None = None
-    """What reads the source: of an `EncoderDecoder` alone."""
+    """Encoder of an `EncoderDecoder`; None for other models."""
     pooler: bool = False
-    """Whether the first token's vector goes through a linear map and tanh, as in BERT."""
+    """Apply a linear layer and tanh to the pooled hidden state, as in BERT."""
     tie_embeddings: bool = True
-    """Whether the output matrix is the embedding table."""
+    """Use the token embedding as output matrix."""
     final_norm: NormConfig | None = NormConfig()
-    """The norm before the output matrix: pre-norm stacks need one, post-norm stacks have it."""
+    """Norm before the output matrix. Pre-norm stacks need one; post-norm stacks end with one."""
     embedding_dropout: float = 0.0
-    """Of the embeddings."""
+    """Dropout rate of the summed embeddings."""
     precision: Precision = Precision()
+    """Dtypes of parameters, of computation, and of reductions."""
     initialization: Initialization = Initialization()
+    """Initial values of weights."""
     layer_loop: LayerLoop = "auto"
-    """How layers are compiled: one after the other, or as a scan, which compiles in the time of one
-    layer. The same weights serve both."""
+    """`scan`: layers run inside `lax.scan` and compile in the time of one. `unroll`: layers are
+    compiled one by one; steps are faster. Both use the same parameters."""
     remat: RematPolicy = "none"
-    """What is computed again in the backward pass in place of being kept: nothing; all but products
-    with weights; all but each layer's input. Or nothing is computed again but what is no product
-    with a weight, and those products wait in the host's memory."""
+    """Rematerialization: what the backward pass recomputes to save memory. `none`: nothing.
+    `dots`: everything but matmuls with weights. `full`: everything, from each layer's input.
+    `offload`: like `dots`, with the saved matmul outputs kept in host memory."""
     pad_vocab_to_multiple: int = 128
-    """Rows of the embedding are padded to a multiple of this, so that they divide among devices."""
+    """Pad embedding rows to a multiple of this, so that they divide evenly among devices."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "model")
@@ -164,54 +168,56 @@ class TransformerConfig:
         for name in ("vocab_size", "num_token_types"):
             check_at_least(f"model.{name}", getattr(self, name), 0)
         check_fraction("model.embedding_dropout", self.embedding_dropout)
-        _check_stack("model", self.num_layers, self.layer_pattern, self.d_model)
+        _check_layers("model", self.num_layers, self.layer_pattern, self.d_model)
         for block in self.layer_pattern if self.causal else ():
             if isinstance(block.feed_forward, MoEConfig) and not block.feed_forward.causal:
                 raise ValueError(
-                    f"mixture.capacity {block.feed_forward.capacity_factor}: lets later tokens decide "
-                    "what earlier ones lose, and the model is causal; set it to 0"
+                    f"mixture.capacity_factor {block.feed_forward.capacity_factor}: lets later "
+                    "tokens displace earlier ones, and the model is causal; set it to 0"
                 )
         if self.encoder is not None:
             check_at_least("model.encoder.num_layers", self.encoder.num_layers, 1)
             check_at_least("model.encoder.vocab_size", self.encoder.vocab_size, 0)
-            _check_stack(
+            _check_layers(
                 "model.encoder", self.encoder.num_layers, self.encoder.layer_pattern, self.d_model
             )
 
-    @property
+    # The properties are cached because models read them whenever they are applied.
+
+    @functools.cached_property
     def padded_vocab_size(self) -> int:
-        """V with the padding: rows of the embedding table."""
+        """Rows of the embedding table: V rounded up to a multiple of `pad_vocab_to_multiple`."""
         return self.pad_vocab_size(self.vocab_size)
 
-    @property
+    @functools.cached_property
     def source_vocab_size(self) -> int:
-        """V of what an encoder-decoder reads."""
+        """V of the source; equal to `vocab_size` if source and target share the vocabulary."""
         own = 0 if self.encoder is None else self.encoder.vocab_size
         return own or self.vocab_size
 
+    @functools.cached_property
+    def max_length(self) -> int | None:
+        """Longest supported input (rows of learned positions); None: unlimited."""
+        positions = self.position_embedding
+        return positions.max_length if isinstance(positions, LearnedPositions) else None
+
     def pad_vocab_size(self, vocab_size: int) -> int:
-        """The rows of a table of so many words."""
+        """Return the number of embedding rows of a vocabulary of this size."""
         return -(-vocab_size // self.pad_vocab_to_multiple) * self.pad_vocab_to_multiple
 
-    @property
-    def max_length(self) -> int | None:
-        """The longest input that the model can take, or None."""
-        return (
-            self.position_embedding.max_length
-            if isinstance(self.position_embedding, LearnedPositions)
-            else None
-        )
 
-
-def _check_stack(name: str, layers: int, pattern: tuple[BlockConfig, ...], width: int) -> None:
+def _check_layers(
+    name: str, num_layers: int, pattern: tuple[BlockConfig, ...], d_model: int
+) -> None:
+    """Raise ValueError if a pattern is empty, too long, or does not fit the model width."""
     if not pattern:
-        raise ValueError(f"{name}.pattern (): has no layers; give one BlockConfig or more")
-    if layers < len(pattern):
+        raise ValueError(f"{name}.layer_pattern (): has no layers; give one BlockConfig or more")
+    if num_layers < len(pattern):
         raise ValueError(
-            f"{name}.layers {layers}: is fewer than the {len(pattern)} blocks of {name}.pattern; "
-            "give as many or more"
+            f"{name}.num_layers {num_layers}: is fewer than the {len(pattern)} blocks of "
+            f"{name}.layer_pattern; give at least {len(pattern)}"
         )
     for block in pattern:
         for mixer in (block.mixer, block.cross_attention):
             if mixer is not None:
-                mixer.check_d_model(width)
+                mixer.check_d_model(d_model)

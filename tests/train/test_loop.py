@@ -187,7 +187,7 @@ def test_a_run_is_loaded_from_an_older_checkpoint(finished: Finished) -> None:
     older = train.load(str(finished.workdir), step=8)
     assert older.step == 8
     assert not np.array_equal(older.params["embedding"], finished.run.params["embedding"])
-    with pytest.raises(UserError, match=r"9: does not exist; there are those of steps 8, 12"):
+    with pytest.raises(UserError, match=r"9: does not exist; the folder has steps 8, 12"):
         train.load(str(finished.workdir), step=9)
 
 

@@ -245,7 +245,7 @@ def test_an_update_out_of_line_is_skipped() -> None:
     bad = a_batch(6)
     bad["targets"] *= 1000
     after, metrics = step(state, bad)
-    assert float(metrics["strikes"]) == float(metrics["skipped"]) == 1
+    assert float(metrics["consecutive_anomalies"]) == float(metrics["skipped"]) == 1
     assert float(metrics["loss"]) > float(metrics["loss_limit"])
     assert float(metrics["grad_norm"]) > float(metrics["grad_norm_limit"])
     assert_same_bits(after.params, state.params)

@@ -179,18 +179,18 @@ def test_axes_of_the_weights() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"heads": 0}, "attention.heads 0: give 1 or more"),
+        ({"num_heads": 0}, "attention.num_heads 0: give 1 or more"),
         (
-            {"heads": 6, "kv_heads": 4},
-            "attention.kv_heads 4: does not divide heads 6; give a divisor of it",
+            {"num_heads": 6, "num_kv_heads": 4},
+            "attention.num_kv_heads 4: does not divide num_heads 6; give a divisor of it",
         ),
-        ({"kv_heads": -1}, "attention.kv_heads -1: give 0 or more"),
-        ({"head_width": -8}, "attention.head_width -8: give 0 or more"),
-        ({"value_width": -8}, "attention.value_width -8: give 0 or more"),
+        ({"num_kv_heads": -1}, "attention.num_kv_heads -1: give 0 or more"),
+        ({"head_dim": -8}, "attention.head_dim -8: give 0 or more"),
+        ({"value_head_dim": -8}, "attention.value_head_dim -8: give 0 or more"),
         ({"dropout": 1.0}, r"attention.dropout 1.0: give a share in \[0, 1\)"),
         (
-            {"form": "flash"},
-            f"attention.form flash: is not known; give one of {', '.join(get_args(Backend))}",
+            {"backend": "flash"},
+            f"attention.backend flash: is not known; give one of {', '.join(get_args(Backend))}",
         ),
     ],
 )
@@ -201,7 +201,7 @@ def test_errors(fields: Any, message: str) -> None:
 
 def test_heads_have_to_divide_the_width_or_have_their_own() -> None:
     assert AttentionConfig(num_heads=5, head_dim=7).resolved_head_dim(D) == 7
-    message = "^attention.heads 5: does not divide the width 12; give a divisor of it, or set head"
+    message = "^attention.num_heads 5: does not divide the width 12; give a divisor"
     with pytest.raises(ValueError, match=message):
         AttentionConfig(num_heads=5).resolved_head_dim(D)
 

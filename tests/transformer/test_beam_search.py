@@ -107,7 +107,7 @@ def test_the_same_as_by_hand(beams: int, seed: int) -> None:
         assert np.isclose(found.scores[example, 0], best, rtol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{"beams": 0}, {"length_penalty": -1.0}])
+@pytest.mark.parametrize("settings", [{"num_beams": 0}, {"length_penalty": -1.0}])
 def test_what_makes_no_search_is_refused(settings: Any) -> None:
     with pytest.raises(ValueError, match=r"give|negative"):
         BeamSearchConfig(**settings)

@@ -129,12 +129,14 @@ def test_a_mixture_of_one_expert_is_that_expert() -> None:
 
 def test_a_causal_model_has_no_mixture_that_drops_tokens() -> None:
     block = dataclasses.replace(config(), feed_forward=MoEConfig(capacity_factor=1.0))
-    with pytest.raises(ValueError, match=r"capacity 1\.0: lets later tokens decide"):
+    with pytest.raises(ValueError, match=r"capacity_factor 1\.0: lets later tokens displace"):
         TransformerConfig(vocab_size=5, d_model=D, num_layers=1, layer_pattern=(block,))
     TransformerConfig(vocab_size=5, d_model=D, num_layers=1, layer_pattern=(block,), causal=False)
 
 
-@pytest.mark.parametrize("wrong", [{"placement": "before"}, {"dropout": 1.0}, {"dropout": -0.1}])
+@pytest.mark.parametrize(
+    "wrong", [{"norm_placement": "before"}, {"residual_dropout": 1.0}, {"residual_dropout": -0.1}]
+)
 def test_what_is_no_block_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="give"):
         BlockConfig(**wrong)

@@ -8,7 +8,7 @@ from transformer.layers.dropout import dropout as dropout_eagerly
 from transformer.layers.dropout import fold_in
 
 KEYS = jax.random.split(jax.random.key(0), 3)
-dropout = jax.jit(dropout_eagerly, static_argnames="rate")
+dropout = jax.jit(dropout_eagerly, static_argnames="dropout_rate")
 
 
 def test_entries_are_zeroed_or_scaled_up() -> None:

@@ -119,10 +119,10 @@ def test_a_learned_beta_is_one_weight_and_gets_a_gradient() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"hidden": -1}, "feed_forward.hidden -1: give 0 or more"),
+        ({"d_ff": -1}, "feed_forward.d_ff -1: give 0 or more"),
         ({"dropout": 1.0}, r"feed_forward.dropout 1.0: give a share in \[0, 1\)"),
         ({"activation": "tanh"}, "feed_forward.activation tanh: is not known; give one of relu,"),
-        ({"beta": 2.0}, "feed_forward.beta 2.0: gelu_tanh has none; leave it at 1, or set act"),
+        ({"swish_beta": 2.0}, "feed_forward.swish_beta 2.0: gelu_tanh has none; leave it at 1"),
     ],
 )
 def test_settings_that_make_no_feed_forward(settings: Any, message: str) -> None:

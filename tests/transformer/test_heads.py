@@ -165,7 +165,7 @@ def test_a_row_of_padding_alone_has_the_logits_of_the_bias() -> None:
 @pytest.mark.parametrize("kind", [Classifier, Tagger])
 def test_heads_drop_entries_by_the_keys_of_their_examples(kind: Any) -> None:
     """A head that changes nothing shows what it is given: nothing, or twice what was there."""
-    model = kind(CONFIG, classes=D, head_dropout=0.5)
+    model = kind(CONFIG, num_classes=D, head_dropout=0.5)
     run, params = made(model)
     params = params | {"head": np.eye(D, dtype=np.float32), "head_bias": np.zeros(D, np.float32)}
     keys = jax.random.split(jax.random.key(0), len(TOKENS))
@@ -189,8 +189,8 @@ def test_axes_of_the_heads() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Classifier(CONFIG, num_classes=0), "classes 0: give 1 or more$"),
-        (lambda: Tagger(CONFIG, num_classes=-1), "classes -1: give 1 or more$"),
+        (lambda: Classifier(CONFIG, num_classes=0), "num_classes 0: give 1 or more$"),
+        (lambda: Tagger(CONFIG, num_classes=-1), "num_classes -1: give 1 or more$"),
         (
             lambda: Classifier(CONFIG, pooling="last"),  # type: ignore[arg-type]
             "pooling last: is not known; give one of first, mean$",

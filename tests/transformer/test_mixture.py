@@ -261,7 +261,7 @@ def test_all_ways_drop_the_same_hidden_units() -> None:
     _, params = made(MoEConfig(E, 2, expert))
     found = [
         called(MoEConfig(E, 2, expert, **way), params, x, dropout_rngs=keys).y
-        for way in ({"form": "dense"}, {"form": "sorted"}, {"capacity": 4.0})
+        for way in ({"dispatcher": "dense"}, {"dispatcher": "sorted"}, {"capacity_factor": 4.0})
     ]
     assert_close(found[0], found[1])
     assert_close(found[0], found[2])
@@ -290,15 +290,24 @@ def test_the_router_stays_in_float32() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"experts": 0}, "mixture.experts 0: give 1 or more"),
-        ({"chosen": 0}, "mixture.chosen 0: give 1 or more"),
-        ({"chosen": 9}, "mixture.chosen 9: there are 8 experts; give at most that"),
-        ({"capacity": -1.0}, "mixture.capacity -1.0: give 0 or more"),
-        ({"load_balance": -1.0}, "mixture.load_balance -1.0: give 0 or more"),
-        ({"router_z": -1.0}, "mixture.router_z -1.0: give 0 or more"),
-        ({"form": "ragged"}, "mixture.form ragged: is not known; give one of auto, dense, sorted"),
-        ({"chosen": 1}, "mixture.renormalise True: the gate of one chosen expert is always 1"),
-        ({"capacity": 1.0, "form": "dense"}, "mixture.form dense: experts with a capacity have"),
+        ({"num_experts": 0}, "mixture.num_experts 0: give 1 or more"),
+        ({"num_experts_per_token": 0}, "mixture.num_experts_per_token 0: give 1 or more"),
+        ({"num_experts_per_token": 9}, "per_token 9: there are 8 experts; give at most 8"),
+        ({"capacity_factor": -1.0}, "mixture.capacity_factor -1.0: give 0 or more"),
+        (
+            {"load_balance_loss_weight": -1.0},
+            "mixture.load_balance_loss_weight -1.0: give 0 or more",
+        ),
+        ({"router_z_loss_weight": -1.0}, "mixture.router_z_loss_weight -1.0: give 0 or more"),
+        ({"dispatcher": "ragged"}, "mixture.dispatcher ragged: is not known; give one of auto,"),
+        (
+            {"num_experts_per_token": 1},
+            "mixture.normalize_gates True: the gate of a single expert is always 1",
+        ),
+        (
+            {"capacity_factor": 1.0, "dispatcher": "dense"},
+            "mixture.dispatcher dense: has no effect",
+        ),
     ],
 )
 def test_settings_that_make_no_mixture(settings: Any, message: str) -> None:

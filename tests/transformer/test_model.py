@@ -234,12 +234,12 @@ def test_inputs_that_are_refused(tokens: tuple[int, ...], given: Any, message: s
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"width": 0}, "model.width 0: give 1 or more$"),
-        ({"layers": 0}, "model.layers 0: give 1 or more$"),
-        ({"width": 11}, "attention.heads 3: does not divide the width 11; give a divisor of it,"),
-        ({"vocab_multiple": 0}, "model.vocab_multiple 0: give 1 or more$"),
-        ({"pattern": ()}, r"model.pattern \(\): has no layers; give one BlockConfig or more$"),
-        ({"pattern": (BLOCK,) * 3}, "model.layers 1: is fewer than the 3 blocks of model.pattern;"),
+        ({"d_model": 0}, "model.d_model 0: give 1 or more$"),
+        ({"num_layers": 0}, "model.num_layers 0: give 1 or more$"),
+        ({"d_model": 11}, "attention.num_heads 3: does not divide"),
+        ({"pad_vocab_to_multiple": 0}, "model.pad_vocab_to_multiple 0: give 1 or more$"),
+        ({"layer_pattern": ()}, r"model.layer_pattern \(\): has no layers; give one BlockConfig"),
+        ({"layer_pattern": (BLOCK,) * 3}, "model.num_layers 1: is fewer than the 3 blocks of"),
     ],
 )
 def test_configurations_that_are_refused(fields: Any, message: str) -> None:

@@ -122,7 +122,7 @@ def test_tempered_by_hand() -> None:
         (SamplingConfig(), [0.5, 0.25, 0.2, 0.05]),
         (SamplingConfig(temperature=0.5), [0.7067, 0.1767, 0.1131, 0.0071]),
         (SamplingConfig(top_p=0.8), [0.5263, 0.2632, 0.2105, 0]),
-        (SamplingConfig(select_top_k=3, top_p=0.6), [2 / 3, 1 / 3, 0, 0]),
+        (SamplingConfig(top_k=3, top_p=0.6), [2 / 3, 1 / 3, 0, 0]),
         (SamplingConfig(temperature=1e30), [0.25, 0.25, 0.25, 0.25]),
         (SamplingConfig(temperature=1e-300), [1, 0, 0, 0]),
     ],
@@ -139,7 +139,7 @@ def test_words_are_drawn_by_their_probabilities(
 def test_the_nucleus_is_of_what_top_k_leaves() -> None:
     """Of 0.4 0.3 0.3, the first two have 0.57 of the two's mass: 0.5 needs only one."""
     logits = logits_of(0.4, 0.3, 0.3)
-    assert set(many(SamplingConfig(select_top_k=2, top_p=0.5), logits, 500).tolist()) == {0}
+    assert set(many(SamplingConfig(top_k=2, top_p=0.5), logits, 500).tolist()) == {0}
     assert set(many(SamplingConfig(top_p=0.5), logits, 500).tolist()) == {0, 1}
 
 
@@ -156,8 +156,8 @@ def test_temperature_0_takes_the_likeliest(temperature: float) -> None:
     [
         (SamplingConfig(temperature=0), jnp.float32),
         (SamplingConfig(temperature=1e38), jnp.bfloat16),
-        (SamplingConfig(temperature=1e308, select_top_k=5, top_p=0.999999), jnp.float16),
-        (SamplingConfig(select_top_k=4), jnp.float32),
+        (SamplingConfig(temperature=1e308, top_k=5, top_p=0.999999), jnp.float16),
+        (SamplingConfig(top_k=4), jnp.float32),
         (SamplingConfig(top_p=1 - 1e-12), jnp.float32),
     ],
     ids=str,

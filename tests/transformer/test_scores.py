@@ -122,12 +122,12 @@ def test_a_cache_keeps_keys_as_they_meet_queries() -> None:
 @pytest.mark.parametrize("position", [RoPE(), RelativePositions()])
 def test_positions_that_work_in_products_are_refused_elsewhere(position: Any) -> None:
     message = (
-        f"^attention.position {type(position).__name__}: works in products of queries and keys"
+        f"^attention.position {type(position).__name__}: works in dot products of queries and keys"
     )
     with pytest.raises(ValueError, match=message):
         AttentionConfig(score=AdditiveScore(), position=position)
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"^additive_score.hidden -1: give 0 or more$"):
+    with pytest.raises(ValueError, match=r"^additive_score.hidden_dim -1: give 0 or more$"):
         AdditiveScore(-1)

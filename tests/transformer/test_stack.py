@@ -124,7 +124,7 @@ def test_each_layer_gets_its_number_its_weights_and_its_keys(loop: LayerLoop) ->
     aux = applied(module, params, KEYS).aux
     for place, layers in ((0, [0, 2, 4]), (1, [1, 3])):
         assert np.array_equal(aux[place]["number"], [[layer, 7 + place] for layer in layers])
-        assert np.array_equal(aux[place]["declare_weight"], params[f"place_{place}"]["mixer"]["w"])
+        assert np.array_equal(aux[place]["weight"], params[f"place_{place}"]["mixer"]["w"])
         for row, layer in enumerate(layers):
             rngs: Any = fold_in(fold_in(KEYS, layer), 0)
             assert np.array_equal(aux[place]["dropout_rngs"][row], jax.random.key_data(rngs))

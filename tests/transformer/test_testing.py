@@ -103,7 +103,7 @@ def before(fault: str, x: jax.Array, inputs: MixerInputs) -> MixerInputs:
     if fault == "is deaf":
         return inputs.replace(memory=None, mask=Mask())
     if fault == "sees padding of the memory":
-        return inputs.replace(mask=mask.replace(lengths=None))
+        return inputs.replace(mask=mask.replace(key_lengths=None))
     if fault == "drops by the batch" and rngs is not None:
         return inputs.replace(dropout_rngs=jnp.broadcast_to(rngs[:1], rngs.shape))
     if fault == "drops nothing":

@@ -1,9 +1,12 @@
-"""Writing the manifest of a checkpoint whose files are all there.
+"""Commit a checkpoint: read its arrays back, hash its files, and write its manifest.
 
-Each host reads the files that fall to it, and writes what they are beside them; when all have, one
-host puts it together. Nothing here touches a device: training goes on meanwhile.
+The manifest lists the files that exist, so it cannot notice that Orbax wrote too few. Orbax merges
+the files of all processes into one index (TensorStore's OCDBT). If that step finds nothing to
+merge, it reports success and the arrays cannot be found by name. `check_arrays_readable` therefore
+reads the index before a checkpoint counts.
 
-Writing checkpoints in the background, one after the other.
+With several processes, each hashes its share of the files and writes a partial manifest. Process 0
+merges the parts. Nothing here uses a device, so training continues meanwhile.
 """
 
 from __future__ import annotations
@@ -11,158 +14,161 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+import math
+import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 from etils import epath
-from orbax.checkpoint import args
 
-from train.checkpoint import discovery, errors, manifest, tree_paths
-from train.checkpoint.storage import LEAVES_ITEM, METADATA_ITEM, STATE_ITEM, check_arrays_readable
-from train.errors import UserError
+from train.checkpoint import manifest
+from train.checkpoint.manifest import AUTO_VERIFY_BYTES, MANIFEST_NAME, STATE_ITEM
+from train.checkpoint.tree_paths import Leaf
 from train.parallel.distributed import barrier
+from train.run_folder.regular_files import is_local
 
 COMMIT_TIMEOUT_SECONDS = 1200
-"""How long hosts wait for each other: as long as Orbax does."""
+"""Seconds that processes wait for each other: the same as Orbax's own timeout."""
+
+_READS_IN_FLIGHT = 64
+
+# Every process takes part in every save, so this count is the same on all of them and makes the
+# names of barriers unique.
+_commit_numbers = itertools.count()
 
 
-_seals = itertools.count()  # the same on every host, for all take part in every save
+def commit_checkpoint(folder: epath.Path, arrays: Mapping[str, Leaf]) -> None:
+    """Check that a checkpoint is complete, then write its manifest.
 
-
-def commit_checkpoint(folder: epath.Path, arrays: Mapping[str, tree_paths.Leaf]) -> None:
-    """Make a checkpoint count, once it is complete; every process calls this, on its own thread.
+    Every process calls this, from its checkpoint thread.
 
     Args:
-      folder: The checkpoint's.
-      arrays: What was saved, by name.
+      folder: Folder of the checkpoint. Orbax has finished writing it.
+      arrays: Shape and dtype of each saved array, by name.
 
     Raises:
-      OSError: On each of them, if one could not do its part or found something missing.
+      OSError: On every process, if any of them failed or found something missing.
     """
-    number, host, hosts = next(_seals), jax.process_index(), jax.process_count()
-    if hosts == 1:
+    number, process, count = next(_commit_numbers), jax.process_index(), jax.process_count()
+    if count == 1:
         check_arrays_readable(folder / STATE_ITEM, arrays)
-        manifest.write_manifest(folder, manifest.hash_files(folder, manifest.list_files(folder)))
+        files = manifest.hash_files(folder, manifest.list_files(folder))
+        manifest.write_manifest(folder, files)
         return
-    with _then_meet(f"seal-{number}-measured"):
-        check_arrays_readable(folder / STATE_ITEM, arrays, process_index=host, process_count=hosts)
-        mine = manifest.list_files(folder)[host::hosts]
-        _part(folder, host).write_text(
-            manifest.serialize_manifest(manifest.hash_files(folder, mine))
+    with _barrier_after(f"seal-{number}-measured"):
+        check_arrays_readable(
+            folder / STATE_ITEM, arrays, process_index=process, process_count=count
         )
-    with _then_meet(f"seal-{number}-written"):
-        if host == 0:
-            manifest.write_manifest(folder, _together(folder, hosts))
-    if not (folder / manifest.MANIFEST_NAME).exists():
+        share = manifest.list_files(folder)[process::count]
+        part = manifest.serialize_manifest(manifest.hash_files(folder, share))
+        _part_path(folder, process).write_text(part)
+    with _barrier_after(f"seal-{number}-written"):
+        if process == 0:
+            manifest.write_manifest(folder, _merge_parts(folder, count))
+    # A process that failed raises its own error. The others learn of it here: the part that it
+    # did not write made the merge fail.
+    if not (folder / MANIFEST_NAME).exists():
         raise OSError("another host could not write its part")
 
 
-def _together(folder: epath.Path, hosts: int) -> dict[str, manifest.FileEntry]:
-    """Merge the parts of all hosts; measure files that no host had seen."""
+def _merge_parts(folder: epath.Path, count: int) -> dict[str, manifest.FileEntry]:
+    """Merge and delete the partial manifests, and hash files that no process listed."""
     files: dict[str, manifest.FileEntry] = {}
-    for host in range(hosts):
-        files |= manifest.parse_manifest(_part(folder, host).read_text())
+    for process in range(count):
+        files |= manifest.parse_manifest(_part_path(folder, process).read_text())
+    # On a network file system a process may not see files that another has just written.
     files |= manifest.hash_files(folder, set(manifest.list_files(folder)) - files.keys())
-    for host in range(hosts):
-        _part(folder, host).unlink()
+    for process in range(count):
+        _part_path(folder, process).unlink()
     return files
 
 
-def _part(folder: epath.Path, host: int) -> epath.Path:
-    return folder / f"{manifest.MANIFEST_NAME}.{host}"
+def _part_path(folder: epath.Path, process: int) -> epath.Path:
+    return folder / f"{MANIFEST_NAME}.{process}"
 
 
 @contextlib.contextmanager
-def _then_meet(place: str) -> Iterator[None]:
-    """Hosts meet whether they did what was to be done or not: none is left waiting."""
+def _barrier_after(name: str) -> Iterator[None]:
+    """Meet the other processes after the block, also if it failed: none may wait in vain."""
     try:
         yield
     finally:
-        barrier(place, COMMIT_TIMEOUT_SECONDS)
+        barrier(name, COMMIT_TIMEOUT_SECONDS)
 
 
-_PARTS = 8  # more than a save has
+def check_arrays_readable(
+    folder: epath.Path,
+    arrays: Mapping[str, Leaf],
+    *,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> None:
+    """Check that the index holds every chunk of every array, and that the chunks can be read.
+
+    Chunks are read but not decoded. Above `AUTO_VERIFY_BYTES` only the index is checked.
+
+    Args:
+      folder: Folder to which Orbax wrote the arrays.
+      arrays: Shape and dtype of each saved array, by name.
+      process_index: This process, which reads its share of the chunks.
+      process_count: Number of processes that share the reading.
+
+    Raises:
+      OSError: An array or a chunk is missing.
+    """
+    import tensorstore
+
+    # Orbax separates the components of a name with dots, and stores no empty arrays.
+    stored = {name.replace("/", "."): leaf for name, leaf in arrays.items() if leaf.size}
+    try:
+        spec, context = _ocdbt_spec(folder), tensorstore.Context()
+        store = tensorstore.KvStore.open(spec, context=context).result()
+        keys = set(store.list().result())
+    except Exception as error:
+        if not is_local(folder):
+            # Object stores may need settings that only Orbax knows. A store that cannot be
+            # reached at all has failed in Orbax before.
+            return
+        raise OSError(f"the index of its arrays cannot be read: {error}") from error
+    keys_by_array: dict[str, list[bytes]] = {}
+    for key in keys:
+        keys_by_array.setdefault(key.decode().rpartition("/")[0], []).append(key)
+    chunks: list[bytes] = []
+    for name, leaf in stored.items():
+        header = f"{name}/.zarray".encode()
+        if header not in keys:
+            raise OSError(f"array {name} is not in the index that Orbax wrote")
+        found = [key for key in keys_by_array[name] if key != header]
+        if len(found) < _count_chunks(json.loads(store.read(header).result().value), leaf):
+            raise OSError(f"array {name} is not whole in the index that Orbax wrote")
+        chunks += found
+    if sum(leaf.size * _item_bytes(leaf) for leaf in stored.values()) > AUTO_VERIFY_BYTES:
+        return  # reading everything would take minutes
+    share = sorted(chunks)[process_index::process_count]
+    for begin in range(0, len(share), _READS_IN_FLIGHT):
+        batch = share[begin : begin + _READS_IN_FLIGHT]
+        for key, read in zip(batch, [store.read(each) for each in batch], strict=True):
+            # TensorStore returns an empty value, not an error, for a missing data file.
+            if not read.result().value:
+                raise OSError(f"array {key.decode()} cannot be read back")
 
 
-class CheckpointWriter:
-    """Writes into a folder; whoever calls it has waited for what was being written."""
+def _count_chunks(metadata: dict[str, Any], leaf: Leaf) -> int:
+    """Return the number of chunks in an array's Zarr v2 grid."""
+    # Random keys are stored as integers with one more axis, so only leading axes must agree.
+    if tuple(metadata["shape"])[: leaf.ndim] != tuple(leaf.shape):
+        raise OSError(f"an array of shape {leaf.shape} was written as {metadata['shape']}")
+    pairs = zip(metadata["shape"], metadata["chunks"], strict=True)
+    return math.prod(-(-size // chunk) for size, chunk in pairs)
 
-    def __init__(self, directory: epath.Path):
-        self.directory = directory
-        self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._saving: tuple[int, Future[None]] | None = None
 
-    @property
-    def saving_step(self) -> int | None:
-        """Step that is being saved; None if none is."""
-        return self._saving[0] if self._saving else None
+def _item_bytes(leaf: Leaf) -> int:
+    return getattr(leaf.dtype, "itemsize", 4)  # random keys have no itemsize
 
-    def save(
-        self, step: int, state: Any, metadata: Mapping[str, Any], steps_to_delete: Collection[int]
-    ) -> None:
-        """Begins to save; the steps that are dropped go when it is done."""
-        arrays = tree_paths.named_leaves(state)
-        items = {
-            STATE_ITEM: args.PyTreeSave(tree_paths.nest_leaves(arrays)),
-            LEAVES_ITEM: args.JsonSave(
-                {name: tree_paths.describe_leaf(each) for name, each in arrays.items()}
-            ),
-            METADATA_ITEM: args.JsonSave(json.loads(json.dumps(metadata))),
-        }
-        with self._explained(step):
-            if jax.process_index() == 0:
-                self.directory.mkdir(parents=True, exist_ok=True)
-                discovery.delete_unfinished(self.directory)
-            self._orbax.save(self.directory / str(step), args=args.Composite(**items))
-            # Shapes alone: the arrays may be donated to the next step at once.
-            shapes = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()}
-            self._saving = step, self._thread.submit(self._finish, step, shapes, steps_to_delete)
 
-    def wait(self) -> None:
-        """Until what is being saved counts (UserError: it could not be written)."""
-        if self._saving is not None:
-            step, done = self._saving
-            with self._explained(step):
-                done.result()
-            self._saving = None
-
-    def close(self) -> None:
-        """Lets go of all threads."""
-        self._thread.shutdown()
-        with contextlib.suppress(OSError, ValueError):  # of a save that failed: that was told
-            self._orbax.close()
-
-    def _finish(
-        self, step: int, arrays: Mapping[str, tree_paths.Leaf], dropped: Collection[int]
-    ) -> None:
-        """In the background: Orbax commits, the manifest is written, older checkpoints go."""
-        self._orbax.wait_until_finished()
-        commit_checkpoint(self.directory / str(step), arrays)
-        if jax.process_index() == 0:
-            for old in dropped:
-                discovery.delete_checkpoint(self.directory, old)
-
-    @contextlib.contextmanager
-    def _explained(self, step: int) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError) as error:
-            self._saving = None
-            self._outlast_failures()
-            if jax.process_index() == 0:
-                with contextlib.suppress(OSError, UserError):
-                    discovery.delete_unfinished(self.directory)
-            raise errors.unwritable_error(
-                self.directory / str(step), errors.short_reason(error)
-            ) from error
-
-    def _outlast_failures(self) -> None:
-        """Waits until nothing of a failed save is left: each of its parts raises once."""
-        for _ in range(_PARTS):
-            with contextlib.suppress(OSError, ValueError):
-                self._orbax.wait_until_finished()
-                return
+def _ocdbt_spec(folder: epath.Path) -> dict[str, Any]:
+    """Return TensorStore's JSON spec of the key-value store in a folder."""
+    path = f"{os.fspath(folder).rstrip('/')}/"
+    base = {"driver": "file", "path": path} if is_local(folder) else path
+    return {"driver": "ocdbt", "base": base}

@@ -1,4 +1,9 @@
-"""The manifest of a checkpoint: its step, and the size and the SHA-256 of each of its files."""
+"""Manifest of a checkpoint: its step, and the size and SHA-256 digest of each file.
+
+A checkpoint folder counts as a checkpoint only once its manifest exists. The manifest is written
+last and atomically, so that a save that is killed at any moment leaves no checkpoint behind. A
+restore compares the files with it, because Orbax and TensorStore do not detect a flipped bit.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +22,20 @@ from train.errors import UserError
 from train.run_folder.folder import replace_atomically
 from train.run_folder.regular_files import MAX_MANIFEST_BYTES, open_regular, read_bytes
 
-VerifyMode = Literal["auto", "sizes", "full"]
-
+STATE_ITEM, LEAVES_ITEM, METADATA_ITEM = "state", "leaves", "extra"
+"""Subfolders of a checkpoint: the arrays, their dtypes and shapes, and JSON metadata."""
 
 MANIFEST_NAME = "manifest.json"
 
+VerifyMode = Literal["auto", "sizes", "full"]
+"""Comparison before a restore: `sizes` of files, digests too (`full`), or digests up to
+`AUTO_VERIFY_BYTES` (`auto`)."""
 
 AUTO_VERIFY_BYTES = 4 * 2**30
-"""Up to so many, `auto` looks at digests too: ten seconds or less, on one core."""
+"""Largest checkpoint whose digests `auto` verifies. Hashing it takes at most ten seconds a core."""
 
-
-_CHUNK = 2**22
-
-
+_CHUNK_BYTES = 2**22
 _THREADS = 4
-
-
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -44,91 +47,93 @@ class FileEntry(NamedTuple):
 
 
 FileEntries = Mapping[str, FileEntry]
-"""By their paths within the checkpoint, with slashes."""
+"""Entries by path relative to the checkpoint, with slashes."""
 
 
 def list_files(folder: epath.Path) -> list[str]:
-    """All that a manifest lists, in a fixed order."""
+    """Return the relative paths of all files but the manifest, sorted."""
     found = []
-    waiting = [folder]
-    while waiting:
-        for path in waiting.pop().iterdir():
+    folders = [folder]
+    while folders:
+        for path in folders.pop().iterdir():
             if path.is_dir():
-                waiting.append(path)
+                folders.append(path)
             else:
                 found.append(path.relative_to(folder).as_posix())
     return sorted(name for name in found if not name.startswith(MANIFEST_NAME))
 
 
 def hash_files(folder: epath.Path, files: Iterable[str]) -> dict[str, FileEntry]:
-    """Reads files, and says what they are (OSError: one cannot be read)."""
+    """Read files and return their entries (OSError: a file cannot be read)."""
     files = list(files)
     with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(zip(files, pool.map(lambda name: _measured(folder / name), files), strict=True))
+        entries = pool.map(lambda name: _hash_file(folder / name), files)
+        return dict(zip(files, entries, strict=True))
 
 
 def serialize_manifest(files: FileEntries, checkpoint: str = "") -> str:
-    """Return the manifest as it is on disk: there is one way to write each.
+    """Return the canonical text of a manifest.
 
     Args:
-      files: What the files must be.
-      checkpoint: The name of the checkpoint's folder: its step.
+      files: Entries of all files.
+      checkpoint: Name of the checkpoint's folder, which is its step. A renamed folder no longer
+        matches its manifest.
     """
-    plain = {name: files[name]._asdict() for name in sorted(files)}
-    return json.dumps({"checkpoint": checkpoint, "files": plain}, indent=1) + "\n"
+    entries = {name: files[name]._asdict() for name in sorted(files)}
+    return json.dumps({"checkpoint": checkpoint, "files": entries}, indent=1) + "\n"
 
 
 def parse_manifest(text: str) -> dict[str, FileEntry]:
-    """Return the files again (ValueError: not, to the last character, what `to_text` writes)."""
-    return _parsed(text)[0]
+    """Return the entries of a manifest (ValueError: the text is not a canonical manifest)."""
+    return _parse(text)[0]
 
 
-def _parsed(text: str) -> tuple[dict[str, FileEntry], str]:
-    """Return the files, and the name of the checkpoint's folder."""
+def _parse(text: str) -> tuple[dict[str, FileEntry], str]:
+    """Return the entries, and the name of the checkpoint's folder."""
     try:
-        whole = json.loads(text)
-        plain, checkpoint = whole["files"], whole["checkpoint"]
-        files = {name: FileEntry(each["bytes"], each["sha256"]) for name, each in plain.items()}
-        sound = (
-            all(map(_sound, files, files.values()))
-            and serialize_manifest(files, checkpoint) == text
-        )
+        record = json.loads(text)
+        entries, checkpoint = record["files"], record["checkpoint"]
+        files = {name: FileEntry(each["bytes"], each["sha256"]) for name, each in entries.items()}
+        valid = all(map(_is_valid_entry, files, files.values()))
+        # The text has one canonical form. Comparing it whole also catches a damaged character
+        # that JSON would accept, such as a duplicated key or changed white space.
+        valid = valid and serialize_manifest(files, checkpoint) == text
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError("is no manifest") from error
-    if not sound:
+    if not valid:
         raise ValueError("is no manifest")
     return files, checkpoint
 
 
 def write_manifest(folder: epath.Path, files: FileEntries) -> None:
-    """Makes a checkpoint count. At every moment there is a whole manifest or none."""
+    """Commit a checkpoint: write its manifest atomically."""
     path = folder / MANIFEST_NAME
     remote = "://" in os.fspath(path)
-    replace_atomically(
-        path if remote else pathlib.Path(path), serialize_manifest(files, folder.name).encode()
-    )
+    text = serialize_manifest(files, folder.name)
+    replace_atomically(path if remote else pathlib.Path(path), text.encode())
 
 
 def find_manifest_problem(folder: epath.Path, verify: VerifyMode) -> str | None:
-    """Return how a checkpoint differs from its manifest, in a few words; None if it does not."""
+    """Describe how a checkpoint differs from its manifest; None if it matches."""
     try:
-        files, checkpoint = _parsed(read_bytes(folder / MANIFEST_NAME, MAX_MANIFEST_BYTES).decode())
+        files, checkpoint = _parse(read_bytes(folder / MANIFEST_NAME, MAX_MANIFEST_BYTES).decode())
     except FileNotFoundError:
         return "has no manifest"
     except (OSError, UserError, ValueError):
         return f"{MANIFEST_NAME} is damaged"
     if checkpoint != folder.name:
         return f"is the checkpoint of step {checkpoint}, under another name"
+    # Sizes come first: they need no reading, and find most truncated files.
     for name, file in files.items():
-        if wrong := _size_problem(folder / name, file):
-            return f"{name} {wrong}"
+        if problem := _find_size_problem(folder / name, file):
+            return f"{name} {problem}"
     small = sum(file.bytes for file in files.values()) <= AUTO_VERIFY_BYTES
     if verify == "full" or (verify == "auto" and small):
-        return _digest_problem(folder, files)
+        return _find_digest_problem(folder, files)
     return None
 
 
-def _size_problem(path: epath.Path, file: FileEntry) -> str | None:
+def _find_size_problem(path: epath.Path, file: FileEntry) -> str | None:
     try:
         found = path.stat().length
     except FileNotFoundError:
@@ -138,7 +143,7 @@ def _size_problem(path: epath.Path, file: FileEntry) -> str | None:
     return None if found == file.bytes else f"has {found:,} bytes and not {file.bytes:,}"
 
 
-def _digest_problem(folder: epath.Path, files: FileEntries) -> str | None:
+def _find_digest_problem(folder: epath.Path, files: FileEntries) -> str | None:
     try:
         found = hash_files(folder, files)
     except UserError:
@@ -149,17 +154,17 @@ def _digest_problem(folder: epath.Path, files: FileEntries) -> str | None:
     return f"{wrong[0]} has other bytes than were saved" if wrong else None
 
 
-def _measured(path: epath.Path) -> FileEntry:
+def _hash_file(path: epath.Path) -> FileEntry:
     digest, size = hashlib.sha256(), 0
     with open_regular(path) as file:
-        while chunk := file.read(_CHUNK):
+        while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
     return FileEntry(size, digest.hexdigest())
 
 
-def _sound(name: str, file: FileEntry) -> bool:
-    """Return True for a sound entry, whose file lies within the checkpoint."""
+def _is_valid_entry(name: str, file: FileEntry) -> bool:
+    """Return True for a well-formed entry whose path stays inside the checkpoint."""
     parts = pathlib.PurePosixPath(name).parts
     inside = parts and not name.startswith("/") and ".." not in parts and "\0" not in name
     return bool(inside and type(file.bytes) is int and _DIGEST.fullmatch(file.sha256))

@@ -1,8 +1,7 @@
-"""What a checkpoint records of the run around it, so that files of another run are noticed.
+"""Record in each checkpoint which settings, tokenizer and labels it was trained with.
 
-A checkpoint means something only with the settings, the tokenizer and the labels of its training,
-and these are files of their own. Weights of the right shapes under changed settings give wrong
-results without an error.
+These are files of their own, beside the checkpoints. Weights of the right shapes under changed
+settings give wrong results without an error, so resume and `load` compare them with this record.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from train.run_folder.folder import RunFolder
 from train.tasks.vocabulary import Labels
 
 PROVENANCE_KEY = "run"
-"""What a checkpoint calls this record."""
+"""Key of the record in a checkpoint's metadata."""
 
 
 def collect_provenance(
     experiment: Experiment, tokenizer: Tokenizer, labels: Labels
 ) -> dict[str, Any]:
-    """Return the record that is saved with each checkpoint, as JSON can hold it.
+    """Return the record to save with each checkpoint, as JSON values.
 
-    It has the settings themselves, not a digest of them: another version of this package may have
+    The settings are stored themselves, not as a digest. Another version of this package may have
     more settings, and an error can name the one that differs.
     """
     return {
@@ -49,15 +48,15 @@ def check_provenance(
     tokenizer: Tokenizer,
     labels: Labels,
 ) -> None:
-    """Raise UserError if a checkpoint was not trained with what is here.
+    """Raise UserError if a checkpoint was trained with other settings or files.
 
     Args:
-      extra: What was saved with the checkpoint, beside the state.
-      step: Its step.
-      folder: The run's.
-      experiment: The settings, as read from `config.json` or asked for.
-      tokenizer: The tokenizer.
-      labels: The names of classes or tags.
+      metadata: Metadata of the checkpoint.
+      step: Step of the checkpoint.
+      folder: Folder of the run.
+      experiment: Settings from `config.json`, or requested ones.
+      tokenizer: Tokenizer from the run's folder.
+      labels: Class or tag names from the run's folder.
     """
     record = metadata.get(PROVENANCE_KEY)
     if not isinstance(record, Mapping) or not isinstance(record.get("settings"), Mapping):
@@ -65,18 +64,19 @@ def check_provenance(
             f"checkpoint {folder.checkpoints / str(step)}: does not say what run it belongs to; "
             "put back what fit saved"
         )
-    here, there = non_resumable_fields(experiment), record["settings"]
-    for name in sorted(here.keys() & there.keys()):
-        if here[name] != there[name]:
+    current, trained = non_resumable_fields(experiment), record["settings"]
+    # Only settings that both versions of the package know can be compared.
+    for name in sorted(current.keys() & trained.keys()):
+        if current[name] != trained[name]:
             raise UserError(
-                f"{folder.config_json}: {name} is {json.dumps(here[name])}, and checkpoint {step} "
-                f"was trained with {json.dumps(there[name])}; put the file back as it was"
+                f"{folder.config_json}: {name} is {json.dumps(current[name])}, and checkpoint "
+                f"{step} was trained with {json.dumps(trained[name])}; put the file back as it was"
             )
-    for path, found, kept in (
+    for path, found, expected in (
         (folder.tokenizer, tokenizer.digest, record.get("tokenizer")),
         (folder.labels, _digest(labels), record.get("labels")),
     ):
-        if found != kept:
+        if found != expected:
             raise UserError(
                 f"{path}: is not the one that checkpoint {step} was trained with; "
                 "put the file back as it was"
@@ -84,13 +84,16 @@ def check_provenance(
 
 
 def explain_library_mismatch(metadata: Mapping[str, Any], path: str) -> str:
-    """Return why the text of Python's own library differs; empty if that is not the reason."""
+    """Explain a changed corpus by a changed Python version; empty if that is not the reason.
+
+    The default corpus is the text of Python's own standard library.
+    """
     record = metadata.get(PROVENANCE_KEY)
     trained = record.get("python") if isinstance(record, Mapping) else None
-    here = platform.python_version()
-    if path != LIBRARY_PATH or trained in (None, here):
+    current = platform.python_version()
+    if path != LIBRARY_PATH or trained in (None, current):
         return ""
-    return f"it is the library of Python {here}, and was that of Python {trained}"
+    return f"it is the library of Python {current}, and was that of Python {trained}"
 
 
 def _digest(labels: Labels) -> str:

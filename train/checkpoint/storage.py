@@ -1,18 +1,14 @@
-"""Reading back what Orbax wrote, before a checkpoint counts.
+"""Write checkpoints in the background and read them back, through Orbax.
 
-The manifest lists the files that are there, so it would seal a checkpoint that lacks some. Orbax
-merges what each process wrote into one index (TensorStore's OCDBT); where that step finds nothing
-to merge it reports success, and the arrays cannot be found by their names.
-
-Reading a checkpoint: all of a state or a part, bit for bit or not at all.
+A checkpoint has three Orbax items: the arrays, their dtypes and shapes, and JSON metadata.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
-import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -21,89 +17,112 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import args
 
-from train.checkpoint import errors, tree_paths
-from train.checkpoint.manifest import AUTO_VERIFY_BYTES
+from train.checkpoint import errors, retention, tree_paths
+from train.checkpoint.commit import commit_checkpoint
+from train.checkpoint.manifest import LEAVES_ITEM, METADATA_ITEM, STATE_ITEM
+from train.checkpoint.tree_paths import Leaf
 from train.errors import UserError
-from train.run_folder.regular_files import is_local
 
-_AT_ONCE = 64
+_MAX_ITEMS = 8
+"""Upper bound of the items of a save, each of which can raise once."""
 
 
-def check_arrays_readable(
-    folder: epath.Path,
-    arrays: Mapping[str, tree_paths.Leaf],
-    *,
-    process_index: int = 0,
-    process_count: int = 1,
-) -> None:
-    """Read the arrays of a checkpoint back as far as storage goes; nothing is decoded.
+class CheckpointWriter:
+    """Write one checkpoint at a time, on a background thread.
 
-    Args:
-      folder: Where Orbax wrote the arrays.
-      arrays: What it was given, by name.
-      host: This process, which reads its share of the data.
-      hosts: Number of processes.
-
-    Raises:
-      OSError: An array, or a part of one, is not there.
+    Callers call `wait` before the next `save`.
     """
-    import tensorstore
 
-    stored = {name.replace("/", "."): leaf for name, leaf in arrays.items() if leaf.size}
-    try:
-        store = tensorstore.KvStore.open(_spec(folder), context=tensorstore.Context()).result()
-        entries = set(store.list().result())
-    except Exception as error:
-        if not is_local(folder):
-            return  # settings that only Orbax knows; its own error would have been raised before
-        raise OSError(f"the index of its arrays cannot be read: {error}") from error
-    arrays_found: dict[str, list[bytes]] = {}
-    for entry in entries:
-        arrays_found.setdefault(entry.decode().rpartition("/")[0], []).append(entry)
-    chunks = []
-    for name, leaf in stored.items():
-        about = f"{name}/.zarray".encode()
-        if about not in entries:
-            raise OSError(f"array {name} is not in the index that Orbax wrote")
-        found = [entry for entry in arrays_found[name] if entry != about]
-        if len(found) < _count(json.loads(store.read(about).result().value), leaf):
-            raise OSError(f"array {name} is not whole in the index that Orbax wrote")
-        chunks += found
-    if sum(leaf.size * _width(leaf) for leaf in stored.values()) > AUTO_VERIFY_BYTES:
-        return  # the index alone has to do: reading all would take minutes
-    mine = sorted(chunks)[process_index::process_count]
-    for begin in range(0, len(mine), _AT_ONCE):
-        batch = mine[begin : begin + _AT_ONCE]
-        for entry, read in zip(batch, [store.read(each) for each in batch], strict=True):
-            # TensorStore reads a data file that is missing as an empty value.
-            if not read.result().value:
-                raise OSError(f"array {entry.decode()} cannot be read back")
+    def __init__(self, directory: epath.Path):
+        self.directory = directory
+        self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: tuple[int, Future[None]] | None = None
 
+    @property
+    def saving_step(self) -> int | None:
+        """Step of the save in progress; None if there is none."""
+        return self._saving[0] if self._saving else None
 
-def _count(metadata: dict[str, Any], leaf: tree_paths.Leaf) -> int:
-    """Return the number of chunks of an array (at least those of Zarr version 2's grid)."""
-    if tuple(metadata["shape"])[: leaf.ndim] != tuple(leaf.shape):
-        raise OSError(f"an array of shape {leaf.shape} was written as {metadata['shape']}")
-    pairs = zip(metadata["shape"], metadata["chunks"], strict=True)
-    return math.prod(-(-size // chunk) for size, chunk in pairs)
+    def save(
+        self, step: int, state: Any, metadata: Mapping[str, Any], steps_to_delete: Collection[int]
+    ) -> None:
+        """Start a save. When it is committed, the checkpoints of `steps_to_delete` are deleted.
 
+        Raises:
+          UserError: The directory cannot be written.
+        """
+        arrays = tree_paths.named_leaves(state)
+        descriptions = {name: tree_paths.describe_leaf(leaf) for name, leaf in arrays.items()}
+        items = {
+            STATE_ITEM: args.PyTreeSave(tree_paths.nest_leaves(arrays)),
+            LEAVES_ITEM: args.JsonSave(descriptions),
+            METADATA_ITEM: args.JsonSave(json.loads(json.dumps(metadata))),
+        }
+        with self._explain_errors(step):
+            if jax.process_index() == 0:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                retention.delete_unfinished(self.directory)
+            # Orbax returns once the arrays are copied to host memory.
+            self._orbax.save(self.directory / str(step), args=args.Composite(**items))
+            # The thread gets shapes only: the arrays may be donated to the next step at once.
+            shapes = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()}
+            self._saving = step, self._thread.submit(self._finish, step, shapes, steps_to_delete)
 
-def _width(leaf: tree_paths.Leaf) -> int:
-    return getattr(leaf.dtype, "itemsize", 4)
+    def wait(self) -> None:
+        """Wait until the save in progress is committed (UserError: it failed)."""
+        if self._saving is not None:
+            step, done = self._saving
+            with self._explain_errors(step):
+                done.result()
+            self._saving = None
 
+    def close(self) -> None:
+        """Stop all threads."""
+        self._thread.shutdown()
+        with contextlib.suppress(OSError, ValueError):  # `wait` has already raised this error
+            self._orbax.close()
 
-def _spec(folder: epath.Path) -> dict[str, Any]:
-    path = f"{os.fspath(folder).rstrip('/')}/"
-    base = {"driver": "file", "path": path} if is_local(folder) else path
-    return {"driver": "ocdbt", "base": base}
+    def _finish(
+        self, step: int, shapes: Mapping[str, Leaf], steps_to_delete: Collection[int]
+    ) -> None:
+        """Commit the checkpoint, then delete older ones. Runs on the background thread."""
+        self._orbax.wait_until_finished()
+        commit_checkpoint(self.directory / str(step), shapes)
+        # Deleting comes last: at every moment the newest committed checkpoint exists.
+        if jax.process_index() == 0:
+            for old in steps_to_delete:
+                retention.delete_checkpoint(self.directory, old)
 
+    @contextlib.contextmanager
+    def _explain_errors(self, step: int) -> Iterator[None]:
+        """Clean up after a failed save and raise a UserError in place of Orbax's error."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            self._saving = None
+            self._drain_errors()
+            if jax.process_index() == 0:
+                # What is left of a failed save may be what fills the disk.
+                with contextlib.suppress(OSError, UserError):
+                    retention.delete_unfinished(self.directory)
+            path = self.directory / str(step)
+            raise errors.unwritable_error(path, errors.short_reason(error)) from error
 
-STATE_ITEM, LEAVES_ITEM, METADATA_ITEM = "state", "leaves", "extra"
-"""What a checkpoint is made of: the arrays, what they are, and what else is kept."""
+    def _drain_errors(self) -> None:
+        """Wait until no item of a failed save is left.
+
+        Orbax raises the error of one item at a time. An error that stays behind would be raised
+        by the next save, which may be fine.
+        """
+        for _ in range(_MAX_ITEMS):
+            with contextlib.suppress(OSError, ValueError):
+                self._orbax.wait_until_finished()
+                return
 
 
 class RestoredCheckpoint(NamedTuple):
-    """What `Checkpoints.save` was given."""
+    """State and metadata, as given to `CheckpointManager.save`."""
 
     state: Any
     metadata: dict[str, Any]
@@ -112,60 +131,73 @@ class RestoredCheckpoint(NamedTuple):
 def restore_checkpoint(
     path: epath.Path, abstract_tree: Any, *, require_all: bool
 ) -> RestoredCheckpoint:
-    """The arrays of a checkpoint that `abstract_tree` has: all that there are if `replicated_per_row`.
+    """Restore the arrays of a checkpoint, bit for bit.
 
-    Raises UserError if it is of a model with other parameters, or cannot be read.
+    Args:
+      path: Folder of the checkpoint.
+      abstract_tree: Tree of `jax.ShapeDtypeStruct`. An array goes to the sharding of its struct,
+        or to the first local device.
+      require_all: Raise if the checkpoint has arrays that the tree has not.
+
+    Raises:
+      UserError: The checkpoint has other parameters, shapes or dtypes, or cannot be read.
     """
     wanted = tree_paths.named_leaves(abstract_tree)
     descriptions = {name: tree_paths.describe_leaf(leaf) for name, leaf in wanted.items()}
     with errors.explain_restore_errors(path):
-        about = _read(path, {name: args.JsonRestore() for name in (LEAVES_ITEM, METADATA_ITEM)})
-        if found := tree_paths.describe_difference(
-            about[LEAVES_ITEM], descriptions, require_all=require_all
-        ):
+        # Shapes are compared before any array is read, so that the error names the parameters.
+        items = _read_items(
+            path, {name: args.JsonRestore() for name in (LEAVES_ITEM, METADATA_ITEM)}
+        )
+        difference = tree_paths.describe_difference(
+            items[LEAVES_ITEM], descriptions, require_all=require_all
+        )
+        if difference:
             raise UserError(
-                f"checkpoint {path}: is of another model ({found}); "
+                f"checkpoint {path}: is of another model ({difference}); "
                 "use the settings it was trained with, or another --workdir"
             )
-        arrays = _arrays(path, wanted, require_all)
+        arrays = _read_arrays(path, wanted, partial=not require_all)
+    # Without its own metadata file, Orbax restores random keys as plain integers.
     if any(tree_paths.describe_leaf(arrays[name]) != descriptions[name] for name in wanted):
         raise errors.unreadable_error(path, "types were lost")
     structure = jax.tree_util.tree_structure(abstract_tree)
     state = jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
-    return RestoredCheckpoint(state, about[METADATA_ITEM])
+    return RestoredCheckpoint(state, items[METADATA_ITEM])
 
 
 def read_metadata(path: epath.Path) -> dict[str, Any]:
-    """What else was saved with a state (UserError: it cannot be read)."""
+    """Return the metadata of a checkpoint (UserError: it cannot be read)."""
     with errors.explain_restore_errors(path):
-        found: dict[str, Any] = _read(path, {METADATA_ITEM: args.JsonRestore()})[METADATA_ITEM]
-    return found
+        items = _read_items(path, {METADATA_ITEM: args.JsonRestore()})
+        metadata: dict[str, Any] = items[METADATA_ITEM]
+    return metadata
 
 
-def _arrays(
-    there: epath.Path, wanted: Mapping[str, tree_paths.Leaf], whole: bool
+def _read_arrays(
+    path: epath.Path, wanted: Mapping[str, Leaf], *, partial: bool
 ) -> dict[str, jax.Array]:
-    placed = {name: _placed(leaf) for name, leaf in wanted.items()}
-    tree = tree_paths.nest_leaves(placed)
-    how = args.PyTreeRestore(
+    structs = {name: _with_sharding(leaf) for name, leaf in wanted.items()}
+    tree = tree_paths.nest_leaves(structs)
+    request = args.PyTreeRestore(
         tree,
         restore_args=ocp.checkpoint_utils.construct_restore_args(tree),
-        partial_restore=not whole,
+        partial_restore=partial,
     )
-    restored = _read(there, {STATE_ITEM: how})
-    empty = {
+    restored = _read_items(path, {STATE_ITEM: request})
+    empty = {  # not stored: `nest_leaves` leaves them out
         name: jnp.empty(leaf.shape, leaf.dtype, device=leaf.sharding)
-        for name, leaf in placed.items()
+        for name, leaf in structs.items()
         if not leaf.size
     }
     return tree_paths.flatten_leaves(restored[STATE_ITEM]) | empty
 
 
-def _read(there: epath.Path, items: Mapping[str, Any]) -> Any:
+def _read_items(path: epath.Path, items: Mapping[str, Any]) -> Any:
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-        return reader.restore(there, args=args.Composite(**items))
+        return reader.restore(path, args=args.Composite(**items))
 
 
-def _placed(leaf: tree_paths.Leaf) -> jax.ShapeDtypeStruct:
+def _with_sharding(leaf: Leaf) -> jax.ShapeDtypeStruct:
     sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

@@ -1,4 +1,8 @@
-"""The arrays of a state by name, so that a checkpoint can say what it holds and what differs."""
+"""Name the arrays of a state by their tree path, e.g. `params/block/mixer/q/kernel`.
+
+A checkpoint stores these names with each array's dtype and shape. They let an error message say
+which parameter differs, before any array is read.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,17 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 Leaf = jax.Array | jax.ShapeDtypeStruct
 
+_SHOWN_DIFFERENCES = 2
+
 
 def named_leaves(tree: Any) -> dict[str, Leaf]:
-    """The leaves of a tree, in its order, under names like ``params/block/mixer/q/kernel``.
+    """Return the leaves of a pytree by path, in tree order.
 
-    A dict's key, a field's name and a place in a tuple all become a part of the name.
+    Dict keys, field names and tuple indices are the components of a path.
+
+    Raises:
+      TypeError: A leaf is not a JAX array or `jax.ShapeDtypeStruct`.
+      ValueError: Two leaves have the same path.
     """
     leaves: dict[str, Leaf] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -28,41 +38,43 @@ def named_leaves(tree: Any) -> dict[str, Leaf]:
 
 
 def nest_leaves(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The same in dicts of dicts, as those who read a checkpoint without us will see it.
+    """Return named leaves as nested dicts, the layout that other readers of a checkpoint see.
 
-    Arrays without elements are left out: Orbax cannot store them, and their shape says it all.
+    Empty arrays are left out: Orbax cannot store them, and their shape is all they hold.
     """
     return unflatten_dict({n: leaf for n, leaf in leaves.items() if leaf.size}, sep="/")
 
 
 def flatten_leaves(tree: dict[str, Any]) -> dict[str, jax.Array]:
-    """What `nested` was given."""
+    """Return nested dicts as named leaves: the inverse of `nest_leaves`."""
     return flatten_dict(tree, sep="/")
 
 
 def describe_leaf(leaf: Leaf) -> str:
-    """Dtype and shape: ``float32[512,64]``, ``key<fry>[]``."""
+    """Return dtype and shape, e.g. `float32[512,64]` or `key<fry>[]`."""
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
 def describe_difference(
     stored: Mapping[str, str], wanted: Mapping[str, str], *, require_all: bool
 ) -> str | None:
-    """What keeps a checkpoint from being restored, in words; None if nothing does.
+    """Describe why a checkpoint does not match the requested tree; None if it matches.
 
     Args:
-      stored: What `describe` says of each leaf of the checkpoint, by name.
-      wanted: The same of each leaf that is asked for.
-      whole: Whether a leaf that nobody asked for is a difference.
+      stored: `describe_leaf` of each leaf in the checkpoint, by name.
+      wanted: `describe_leaf` of each requested leaf, by name.
+      require_all: Treat a stored leaf that is not requested as a difference.
     """
-    both = [name for name in wanted if name in stored]
-    others = [
-        f"{n} is {stored[n]} there and {wanted[n]} here" for n in both if stored[n] != wanted[n]
+    changed = [
+        f"{n} is {stored[n]} there and {wanted[n]} here"
+        for n in wanted
+        if n in stored and stored[n] != wanted[n]
     ]
-    missing = [f"{name} is not in it" for name in wanted if name not in stored]
-    besides = [f"{name} is in it besides" for name in stored if require_all and name not in wanted]
-    found = others + missing + besides
-    if not found:
+    missing = [f"{n} is not in it" for n in wanted if n not in stored]
+    unexpected = [f"{n} is in it besides" for n in stored if require_all and n not in wanted]
+    differences = changed + missing + unexpected
+    if not differences:
         return None
-    more = f", and {len(found) - 2} more differences" if len(found) > 2 else ""
-    return ", ".join(found[:2]) + more
+    hidden = len(differences) - _SHOWN_DIFFERENCES
+    more = f", and {hidden} more differences" if hidden > 0 else ""
+    return ", ".join(differences[:_SHOWN_DIFFERENCES]) + more

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from train.data.config import TextDataConfig
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.parallel.sharding import logical_to_sharding, num_shards
@@ -85,12 +84,12 @@ def check_context_parallelism(experiment: Experiment, mesh: Mesh, hardware: Hard
     shards, model = num_shards(mesh, "length"), experiment.model
     if shards == 1:
         return
-    if not isinstance(experiment.data, TextDataConfig):
+    if not experiment.data.is_text:
         raise UsageError(
             f"mesh.context {shards}: task {type(experiment.task).__name__} has sequences of "
             "several lengths; only windows of text can be split: set it to 1"
         )
-    length = experiment.data.sequence_length
+    length = experiment.sequence_length
     if length % (2 * shards):
         raise UsageError(
             f"data.sequence_length {length}: does not divide into {2 * shards} pieces, two for "

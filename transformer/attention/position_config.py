@@ -1,65 +1,44 @@
-"""No positions.
-
-A table of positions, added to the embeddings (Gehring et al. 2017).
-
-Sines and cosines of the position, added to the embeddings (Vaswani et al. 2017, section 3.5).
-
-Rotary embeddings: queries and keys turned by their positions (Su et al. 2021).
-
-Relative positions with learned tables for keys and values (Shaw et al. 2018).
-
-T5's bias of the scores by the distance's bucket.
-
-ALiBi: scores fall with the distance, at a fixed slope for each head.
-
-Where a token stands, one idea a file: what attention knows, and what embeddings are told.
-"""
+"""Settings of positions, in attention and in the token embedding. Importing this loads no JAX."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
-
-from transformer.validation import check_at_least
-
-if TYPE_CHECKING:
-    pass
 import math
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from transformer.attention.rope_scaling import NoScaling, RopeScaling
-from transformer.validation import check_choice
-
-if TYPE_CHECKING:
-    pass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
+from transformer.validation import check_at_least, check_choice
 
 
 @dataclasses.dataclass(frozen=True)
 class NoPosition:
-    """Positions are not told here (they may be elsewhere: in the embeddings, or in attention)."""
+    """No position information here; attention or the embedding may still have some."""
+
+
+# Added to the token embedding.
 
 
 @dataclasses.dataclass(frozen=True)
 class LearnedPositions:
-    """A learned vector for each position, added to the embedding; longer inputs are refused."""
+    """A learned vector per position, added to the embedding (Gehring et al. 2017)."""
 
     max_length: int = 1024
-    """Rows of the table."""
+    """Rows of the table: the longest input, in tokens. Longer ones raise ValueError."""
 
     def __post_init__(self) -> None:
         check_at_least("learned_positions.max_length", self.max_length, 1)
 
 
 FREQUENCY_BASE = 10_000.0
+"""Base of the wavelengths of `SinusoidalPositions`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SinusoidalPositions:
-    """A fixed vector for each position, of any length: it has no weights."""
+    """Sines and cosines of the position, for any length (Vaswani et al. 2017, section 3.5)."""
+
+
+# Used inside attention.
 
 
 RopeLayout = Literal["halves", "interleaved"]
@@ -67,103 +46,102 @@ RopeLayout = Literal["halves", "interleaved"]
 
 @dataclasses.dataclass(frozen=True)
 class RoPE:
-    """Rotary embeddings of queries and keys (Su et al. 2021, section 3.2)."""
+    """Rotary position embedding of queries and keys (Su et al. 2021, section 3.2)."""
 
     theta: float = 10_000.0
-    """Wavelengths run from 2 pi to 2 pi * base."""
+    """Base of the wavelengths, which range from 2 pi to 2 pi * theta positions."""
     fraction: float = 1.0
-    """Share of the head's width that is rotated, from its start."""
+    """Fraction of the head width that is rotated, counted from its start."""
     layout: RopeLayout = "halves"
-    """Which entries are a pair: (i, i + R/2), as in Llama's published weights, or (2i, 2i + 1), as
-    in the paper."""
+    """Entries that form a pair: `halves` (i, i + R/2), as in Llama's published weights;
+    `interleaved` (2i, 2i + 1), as in the paper."""
     scaling: RopeScaling = NoScaling()
-    """How a model that was trained on short inputs is made to read longer ones."""
+    """Frequency scaling for contexts longer than those of training."""
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
-            raise ValueError(f"rotary.fraction {self.fraction}: give a share in (0, 1]")
+            raise ValueError(f"rope.fraction {self.fraction}: give a share in (0, 1]")
         if self.theta <= 1:
-            raise ValueError(f"rotary.theta {self.theta}: give more than 1")
-        check_choice("rotary.layout", self.layout, get_args(RopeLayout))
+            raise ValueError(f"rope.theta {self.theta}: give more than 1")
+        check_choice("rope.layout", self.layout, get_args(RopeLayout))
 
-    def rotary_dim(self, width: int) -> int:
-        """How many of `width` entries are rotated: an even number R."""
-        return int(width * self.fraction) // 2 * 2
+    def rotary_dim(self, head_dim: int) -> int:
+        """Return R, the even number of entries of a head that are rotated."""
+        return int(head_dim * self.fraction) // 2 * 2
 
 
 @dataclasses.dataclass(frozen=True)
 class RelativePositions:
-    """Vectors of the distance j - i, added to the key and to the value (Shaw et al. 2018).
+    """Learned vectors for the distance j - i, added to keys and values (Shaw et al. 2018).
 
-    Each layer has its two tables, which its heads share.
+    Each layer has two tables, shared by its heads.
     """
 
     max_distance: int = 16
-    """k: keys further away than this are as those at this distance."""
+    """k: larger distances are clipped to this one."""
 
     def __post_init__(self) -> None:
         check_at_least("relative_positions.max_distance", self.max_distance, 0)
 
     @property
     def num_distances(self) -> int:
-        """R, rows of each table: -k to k."""
+        """R, rows of each table: distances -k to k."""
         return 2 * self.max_distance + 1
 
 
 @dataclasses.dataclass(frozen=True)
 class T5RelativeBias:
-    """A learned number for each head and bucket of distances, added to the scores.
+    """A learned bias per head and bucket of distances, added to the scores.
 
-    Raffel et al. 2020, section 2.1. Short distances have a bucket each, longer ones share buckets
-    that grow with the logarithm. Each layer has its table; T5 shares its first layer's.
+    Raffel et al. 2020, section 2.1. Short distances have one bucket each; longer ones share buckets
+    whose width grows logarithmically. Each layer has its own table, where T5 shares one.
     """
 
     num_buckets: int = 32
+    """Rows of the table."""
     max_distance: int = 128
-    """Distances from here on share the last bucket."""
+    """Distances from this one on share the last bucket."""
     bidirectional: bool = False
-    """Whether half of the buckets are for keys ahead. Without, all keys ahead are as one at the
-    query's own place."""
+    """Use half of the buckets for keys after the query. If False, all of these share the bucket of
+    distance 0."""
 
     def __post_init__(self) -> None:
-        check_at_least(
-            "bucketed_bias.num_buckets", self.num_buckets, 4 if self.bidirectional else 2
-        )
-        if self.num_buckets % (4 if self.bidirectional else 2):
+        multiple = 4 if self.bidirectional else 2
+        check_at_least("t5_relative_bias.num_buckets", self.num_buckets, multiple)
+        if self.num_buckets % multiple:
             raise ValueError(
-                f"bucketed_bias.num_buckets {self.num_buckets}: do not halve; give a multiple of "
-                f"{4 if self.bidirectional else 2}"
+                f"t5_relative_bias.num_buckets {self.num_buckets}: does not divide into halves; "
+                f"give a multiple of {multiple}"
             )
-        check_at_least(
-            "bucketed_bias.max_distance", self.max_distance, self.buckets_per_direction // 2 + 1
-        )
+        least = self.buckets_per_direction // 2 + 1
+        check_at_least("t5_relative_bias.max_distance", self.max_distance, least)
 
     @property
     def buckets_per_direction(self) -> int:
-        """Buckets for the distances of one direction."""
+        """Number of buckets for distances of one sign."""
         return self.num_buckets // 2 if self.bidirectional else self.num_buckets
 
     def bucket(self, distance: int) -> int:
-        """The bucket of a key that stands at the query's position + distance."""
-        ahead = self.bidirectional and distance > 0
-        away = abs(distance) if self.bidirectional else max(-distance, 0)
-        exact = self.buckets_per_direction // 2
-        if away < exact:
-            return away + ahead * self.buckets_per_direction
-        share = math.log(away / exact) / math.log(self.max_distance / exact)
-        # A distance that is the first of its bucket must not fall short of it by rounding.
-        bucket = exact + int(share * (self.buckets_per_direction - exact) + 1e-6)
-        return min(bucket, self.buckets_per_direction - 1) + ahead * self.buckets_per_direction
+        """Return the bucket of a key at the query's position + `distance`."""
+        per_direction = self.buckets_per_direction
+        offset = per_direction if self.bidirectional and distance > 0 else 0
+        magnitude = abs(distance) if self.bidirectional else max(-distance, 0)
+        num_exact = per_direction // 2  # distances with a bucket of their own
+        if magnitude < num_exact:
+            return magnitude + offset
+        share = math.log(magnitude / num_exact) / math.log(self.max_distance / num_exact)
+        # Without the epsilon, rounding puts the first distance of a bucket into the one before.
+        bucket = num_exact + int(share * (per_direction - num_exact) + 1e-6)
+        return min(bucket, per_direction - 1) + offset
 
 
 @dataclasses.dataclass(frozen=True)
 class ALiBi:
-    """-slope * |i - j|, added to the scores: no weights, and any length (Press et al. 2022)."""
+    """-slope * |i - j| added to the scores, for any length, without weights (Press et al. 2022)."""
 
 
 AttentionPosition = NoPosition | RoPE | RelativePositions | T5RelativeBias | ALiBi
-"""What queries and keys know of each other's positions."""
-
+"""Position information inside attention."""
 
 PositionEmbedding = NoPosition | LearnedPositions | SinusoidalPositions
-"""What is added to the embeddings to tell positions."""
+"""Position information added to the token embedding."""

@@ -90,7 +90,8 @@ class Llama3Scaling:
         check_at_least("llama3_scaling.original_max_length", self.original_max_length, 1)
         if not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
-                f"llama3_scaling.low_freq_factor {self.low_freq_factor}: give more than 0 and less than high, {self.high_freq_factor}"
+                f"llama3_scaling.low_freq_factor {self.low_freq_factor}: give more than 0 and less "
+                f"than high_freq_factor, {self.high_freq_factor}"
             )
 
     def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
@@ -122,7 +123,7 @@ class NTKScaling:
         """Raises ValueError for a single pair: it cannot be the fastest and the slowest."""
         if width < 4:
             raise ValueError(
-                f"rotary.scaling NTKScaling: needs 4 rotated entries or more, not {width}; "
+                f"rope.scaling NTKScaling: needs 4 rotated entries or more, not {width}; "
                 "give wider heads, or LinearScaling"
             )
         return unscaled_frequencies(theta * self.factor ** (width / (width - 2)), width)
@@ -154,7 +155,8 @@ class YaRNScaling:
         check_at_least("yarn_scaling.attention_factor", self.attention_factor, 0)
         if not 0 < self.beta_slow < self.beta_fast:
             raise ValueError(
-                f"yarn_scaling.beta_slow {self.beta_slow}: give more than 0 and less than fast, {self.beta_fast}"
+                f"yarn_scaling.beta_slow {self.beta_slow}: give more than 0 and less than "
+                f"beta_fast, {self.beta_fast}"
             )
 
     @property

@@ -23,7 +23,7 @@ class SamplingConfig:
     temperature: float = 1.0
     """Logits are divided by this: 1 is the model's own distribution, lower is sharper; 0 always
     takes the likeliest word."""
-    select_top_k: int = 0
+    top_k: int = 0
     """Only the k likeliest words can be drawn (Fan et al. 2018, section 5.1.2); 0: all."""
     top_p: float = 1.0
     """Only the likeliest words that together have this probability can be drawn (Holtzman et al.
@@ -34,9 +34,9 @@ class SamplingConfig:
             raise ValueError(
                 f"sampling.temperature {self.temperature}: give 0 (the likeliest word) or more"
             )
-        if self.select_top_k < 0:
+        if self.top_k < 0:
             raise ValueError(
-                f"sampling.select_top_k {self.select_top_k}: give 0 for all words, or 1 or more"
+                f"sampling.top_k {self.top_k}: give 0 for all words, or 1 or more"
             )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"sampling.top_p {self.top_p}: give a probability in (0, 1]")
@@ -60,7 +60,7 @@ def sample_tokens(
     logits = jnp.where(padding, -jnp.inf, logits.astype(jnp.float32))
     if config.temperature == 0:
         return argmax_tokens(logits)
-    logits, words = select_top_k(apply_temperature(logits, config.temperature), config.select_top_k)
+    logits, words = select_top_k(apply_temperature(logits, config.temperature), config.top_k)
     rngs = jax.vmap(jax.random.fold_in)(rngs, positions)
     drawn = sample_gumbel(apply_top_p(logits, config.top_p), rngs)
     return jnp.take_along_axis(words, drawn[:, None], axis=1)[:, 0]

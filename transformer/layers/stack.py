@@ -205,7 +205,9 @@ class Stack(nn.Module):
             return block.init(jax.random.fold_in(key, number), x, inputs, memory)["params"]
 
         boxed = jax.vmap(one)(jnp.array(self.layer_indices(place)))
-        return jax.tree.map(lambda box: box.with_stack_axis("layers"), boxed, is_leaf=is_boxed_weight)
+        return jax.tree.map(
+            lambda box: box.with_stack_axis("layers"), boxed, is_leaf=is_boxed_weight
+        )
 
 
 def init_cache(

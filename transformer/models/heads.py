@@ -72,7 +72,7 @@ class Classifier(Model):
 
     def __post_init__(self) -> None:
         if self.num_classes < 1:
-            raise ValueError(f"classes {self.num_classes}: give 1 or more")
+            raise ValueError(f"num_classes {self.num_classes}: give 1 or more")
         check_pooling(self.pooling)
         super().__post_init__()
 
@@ -107,7 +107,7 @@ class Classifier(Model):
         )
         pooled = pool_sequence(self, output.x, segments, self.pooling, config, shared)
         pooled = dropout(pooled, self.head_dropout, fold_in(dropout_rngs, shared.num_layers + 1))
-        embed, classes = {"embed": config.d_model}, {"num_classes": self.num_classes}
+        embed, classes = {"embed": config.d_model}, {"classes": self.num_classes}
         logits = apply_linear(self, "head", pooled[:, None], embed, classes, shared, bias=True)[
             :, 0
         ]
@@ -123,7 +123,7 @@ class Tagger(Model):
 
     def __post_init__(self) -> None:
         if self.num_classes < 1:
-            raise ValueError(f"classes {self.num_classes}: give 1 or more")
+            raise ValueError(f"num_classes {self.num_classes}: give 1 or more")
         super().__post_init__()
 
     @nn.nowrap
@@ -155,6 +155,6 @@ class Tagger(Model):
             outputs=outputs,
         )
         x = dropout(output.x, self.head_dropout, fold_in(dropout_rngs, shared.num_layers + 1))
-        embed, classes = {"embed": config.d_model}, {"num_classes": self.num_classes}
+        embed, classes = {"embed": config.d_model}, {"classes": self.num_classes}
         logits = apply_linear(self, "head", x, embed, classes, shared, bias=True)
         return ModelOutput(logits, output.x, None, output.aux)

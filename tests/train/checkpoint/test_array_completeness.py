@@ -10,8 +10,8 @@ import pytest
 from etils import epath
 
 from train.checkpoint import tree_paths
+from train.checkpoint.commit import check_arrays_readable
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.storage import check_arrays_readable
 from train.errors import UserError
 
 STATE = {

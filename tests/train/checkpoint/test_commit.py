@@ -15,7 +15,7 @@ from train.checkpoint.commit import commit_checkpoint
 PROGRAM = """
 import sys, jax, jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from train.checkpoints import Checkpoints
+from train.checkpoint.manager import CheckpointManager
 
 address, index, folder, damaged = sys.argv[1:]
 jax.distributed.initialize(address, 2, int(index))
@@ -23,17 +23,17 @@ mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
 cut = NamedSharding(mesh, PartitionSpec("data"))
 state = {"w": jax.jit(lambda: jnp.arange(6.0).reshape(2, 3), out_shardings=cut)()}
 like = {"w": jax.ShapeDtypeStruct((2, 3), jnp.float32, sharding=cut)}
-with Checkpoints(folder, keep=2) as checkpoints:
+with CheckpointManager(folder, keep_last=2) as checkpoints:
     for step in (1, 2):
         checkpoints.save(step, state, {})
     checkpoints.wait()
     if int(index) == 0:
         (checkpoints.directory / "2" / damaged).unlink()
-    found = checkpoints.newest_good()
+    found = checkpoints.find_newest_valid()
     checkpoints.set_aside(2, "damaged")
     restored = checkpoints.restore(found.step, like).state["w"]
     same = bool((restored.addressable_data(0) == state["w"].addressable_data(0)).all())
-    print(found.step, [each.step for each in found.passed_over], checkpoints.steps(), same)
+    print(found.step, [each.step for each in found.skipped], checkpoints.steps(), same)
 """
 
 

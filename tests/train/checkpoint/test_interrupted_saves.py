@@ -31,8 +31,10 @@ from train.checkpoint import manifest
 from train.checkpoint.commit import commit_checkpoint
 from train.checkpoint.discovery import SearchResult
 from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.log_filters import install_log_filters
 from train.errors import UserError
 
+install_log_filters()
 folder, mode = sys.argv[1:]
 state = {"w": jnp.arange(4e6).reshape(4000, 1000), "b": jnp.arange(5)}
 checkpoints = CheckpointManager(folder, keep_last=1, asynchronous=mode != "full disk, synchronous")

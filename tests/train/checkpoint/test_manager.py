@@ -161,10 +161,10 @@ def test_a_step_is_not_saved_twice(tmp_path: pathlib.Path) -> None:
     with CheckpointManager(tmp_path) as checkpoints, CheckpointManager(tmp_path) as another:
         another.save(1, first, {})
         another.wait()
-        with pytest.raises(UserError, match=r"/1: is there already; let one process at a time"):
+        with pytest.raises(UserError, match=r"/1: exists already; let one process at a time"):
             checkpoints.save(1, second, {})
         checkpoints.save(2, second, {})
-        with pytest.raises(UserError, match=r"/2: is there already"):
+        with pytest.raises(UserError, match=r"/2: exists already"):
             checkpoints.save(2, first, {})
         assert_same(checkpoints.restore(2, abstract(first)).state, second)
 
@@ -179,7 +179,7 @@ def test_to_read_leaves_the_folder_as_it_is(tmp_path: pathlib.Path) -> None:
     assert unfinished.exists()
     with CheckpointManager(tmp_path / "nowhere", read_only=True) as checkpoints:
         assert checkpoints.latest_step() is None
-        with pytest.raises(UserError, match=r"/1: does not exist; there are none in this folder"):
+        with pytest.raises(UserError, match=r"/1: does not exist; the folder has no step"):
             checkpoints.restore(1, {})
     assert not (tmp_path / "nowhere").exists()
 
@@ -189,7 +189,7 @@ def test_a_step_that_is_not_there_is_named_with_those_that_are(tmp_path: pathlib
         for step in (3, 5):
             checkpoints.save(step, {"w": jnp.ones(3)}, {})
         checkpoints.wait()
-        with pytest.raises(UserError, match=r"/4: does not exist; there are those of steps 3, 5"):
+        with pytest.raises(UserError, match=r"/4: does not exist; the folder has steps 3, 5"):
             checkpoints.restore(4, {})
 
 

@@ -6,8 +6,9 @@ from etils import epath
 
 from tests.train.object_store import bucket as bucket
 from train.checkpoint import manifest
-from train.checkpoint.discovery import delete_checkpoint, list_steps
+from train.checkpoint.discovery import list_steps
 from train.checkpoint.manifest import FileEntry
+from train.checkpoint.retention import delete_checkpoint
 
 FILES = {"a/b": b"three", "c": b"", "d/e/ü": bytes(range(256))}
 DIGEST = "0" * 64

@@ -48,9 +48,9 @@ def test_a_setting_that_was_changed_by_hand_is_noticed(run: Path) -> None:
     """Of no effect on any shape: the weights would be read, and give other results."""
     config = run / "config.json"
     plain = json.loads(config.read_text())
-    plain["experiment"]["model"]["pattern"][0]["mixer"]["heads"] = 2
+    plain["experiment"]["model"]["layer_pattern"][0]["mixer"]["num_heads"] = 2
     config.write_text(json.dumps(plain))
-    changed = r"config\.json: model\.pattern\.0\.mixer\.heads is 2, and checkpoint 4 was trained w"
+    changed = r"config\.json: model\.layer_pattern\.0\.mixer\.num_heads is 2, and checkpoint 4 was trained w"
     with pytest.raises(UserError, match=changed):
         train.load(str(run))
 

@@ -1,6 +1,6 @@
 import pytest
 
-from train.checkpoint.discovery import RetentionPolicy
+from train.checkpoint.retention import RetentionPolicy
 
 STEPS = [3, 6, 9, 12, 15, 18, 20]
 

@@ -14,7 +14,7 @@ from train.engine import Engine, make_engine
 from train.evaluation.eval_weights import eval_params
 from train.runtime.dispatch_limit import MAX_PROGRAMS_IN_FLIGHT, DispatchLimit
 from train.state import TrainState
-from train.tasks.base import mean_losses
+from train.tasks.evaluation import mean_losses
 from transformer import Hardware
 from transformer.losses import Loss
 

@@ -10,11 +10,11 @@ import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal, softmax
 from transformer import Hardware, Mask, MaskPattern
-from transformer.attention.attend import attend as attend_by_scoring
+from transformer.attention.attend import attend as attend_by_spec
 from transformer.attention.backends.query_blocks import num_query_blocks
 from transformer.attention.masks import dense_mask
-from transformer.attention.position_bias import alibi_bias
-from transformer.attention.score_spec import RelativeTables, ScoreSpec
+from transformer.attention.position_bias import RelativeTables, alibi_bias
+from transformer.attention.score_spec import ScoreSpec
 from transformer.attention.scores import additive_scores
 from transformer.testing.oracle import reference_softmax_attention
 
@@ -24,20 +24,28 @@ B, T, S, N, K, H, VALUES = 2, 5, 7, 6, 3, 11, 13
 def attend_eagerly(
     *arrays: Any,
     hardware: Hardware,
-    form: Any = "auto",
+    backend: Any = "auto",
     outputs: frozenset[str] = frozenset(),
-    sinks: Any = None,
-    **scoring: Any,
+    sink_logits: Any = None,
+    **fields: Any,
 ) -> Any:
-    """`attend` with what scores are made of given one by one."""
-    how: Any = dict(backend=form, hardware=hardware, outputs=outputs, sinks=sinks)
+    """Call `attend` with the fields of its ScoreSpec as keyword arguments."""
+    how: Any = dict(backend=backend, hardware=hardware, outputs=outputs, sink_logits=sink_logits)
     q, k, v, mask = arrays
-    return attend_by_scoring(q, k, v, mask, ScoreSpec(**scoring), **how)
+    return attend_by_spec(q, k, v, mask, ScoreSpec(**fields), **how)
 
 
 attend = jax.jit(
     attend_eagerly,
-    static_argnames=("form", "hardware", "scale", "softmax_dtype", "rate", "outputs", "soft_cap"),
+    static_argnames=(
+        "backend",
+        "hardware",
+        "scale",
+        "softmax_dtype",
+        "dropout_rate",
+        "outputs",
+        "soft_cap",
+    ),
 )
 
 
@@ -65,7 +73,7 @@ def documents(length: int) -> Any:  # [B, T]
 def test_the_reference_against_the_formula(scale: float) -> None:
     segments = array([[1, 1, 0, 2, 2], [0] * 5])
     mask = Mask(segments=segments, key_segments=array([[1, 2, 2, 1, 0, 0, 2], [1] * 7]))
-    output = attended(mask, T, S, scale=scale, form="reference", outputs=frozenset({"weights"}))
+    output = attended(mask, T, S, scale=scale, backend="reference", outputs=frozenset({"weights"}))
     q, k, v = inputs(T, S)
     seen = np.asarray(dense_mask(mask, T, S))[:, None]
     # The formula divides by sqrt(H) itself.
@@ -77,19 +85,19 @@ def test_the_reference_against_the_formula(scale: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["reference", "query_blocks", "blockwise"])
-def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(form: Any) -> None:
-    length = T if form == "reference" else 131
+@pytest.mark.parametrize("backend", ["reference", "query_blocks", "blockwise"])
+def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(backend: Any) -> None:
+    length = T if backend == "reference" else 131
     segments: Any = np.where(np.arange(length) % 3 == 1, 0, 1)[None].repeat(B, 0)
     mask = Mask(MaskPattern(causal=True), segments=segments)
 
     def total(arrays: Any, chosen: Any) -> Any:
         return (
-            attend(*arrays, mask, backend=form, hardware=Hardware(), scale=1.0).y * chosen
+            attend(*arrays, mask, backend=backend, hardware=Hardware(), scale=1.0).y * chosen
         ).sum()
 
     empty = (segments == 0)[..., None, None]
-    y = attended(mask, length, length, form=form).y
+    y = attended(mask, length, length, backend=backend).y
     assert not np.any(np.where(empty, y, 0))
     assert np.any(y)
     gradients = jax.jit(jax.grad(total))(inputs(length, length), empty.astype(np.float32))
@@ -134,11 +142,11 @@ def biased() -> dict[str, Any]:
 
 
 def related() -> dict[str, Any]:
-    return dict(relative=RelativeTables(normal(4, 5, H), normal(5, 5, VALUES)))
+    return dict(relative_tables=RelativeTables(normal(4, 5, H), normal(5, 5, VALUES)))
 
 
 def met() -> dict[str, Any]:
-    return dict(meet=functools.partial(additive_scores, normal(6, N, H)))
+    return dict(score_fn=functools.partial(additive_scores, normal(6, N, H)))
 
 
 EXTRAS: dict[str, Any] = {
@@ -170,9 +178,9 @@ def test_query_blocks_are_the_reference(
     mask, extra = MASKS[masks](length), EXTRAS[extras]()
     arrays, pulled = inputs(length, length, kv_heads), normal(3, B, length, N, VALUES)
 
-    def both(form: Any) -> tuple[Array, tuple[Array, ...]]:
+    def both(backend: Any) -> tuple[Array, tuple[Array, ...]]:
         def run(arrays: Any) -> Any:
-            given: dict[str, Any] = dict(backend=form, hardware=Hardware(), scale=0.3) | extra
+            given: dict[str, Any] = dict(backend=backend, hardware=Hardware(), scale=0.3) | extra
             q, k, v = arrays
             return attend_eagerly(q, k, v, mask, **given).y
 
@@ -199,31 +207,31 @@ def test_scores_are_capped_by_tanh() -> None:
     assert_close(y, np.einsum("BNTS,BSNH->BTNH", weights, v))
 
 
-@pytest.mark.parametrize("form", ["reference", "query_blocks", "blockwise"])
-def test_a_sink_is_one_more_key_without_a_value(form: Any) -> None:
+@pytest.mark.parametrize("backend", ["reference", "query_blocks", "blockwise"])
+def test_a_sink_is_one_more_key_without_a_value(backend: Any) -> None:
     length = 131
     q, k, v = inputs(length, length, N)
     sinks = normal(7, N)
     mask = Mask(MaskPattern(causal=True), segments=documents(length))
-    y = attend(q, k, v, mask, backend=form, hardware=Hardware(), scale=0.3, sink_logits=sinks).y
+    y = attend(q, k, v, mask, backend=backend, hardware=Hardware(), scale=0.3, sink_logits=sinks).y
     seen = np.asarray(dense_mask(mask, length, length))[:, None]
     raised = np.where(seen, np.exp(0.3 * np.einsum("BTNH,BSNH->BNTS", q, k)), 0)
     weights = raised / (raised.sum(-1, keepdims=True) + np.exp(sinks)[None, :, None, None])
     assert_close(y, np.einsum("BNTS,BSNH->BTNH", weights, v))
 
 
-@pytest.mark.parametrize("form", ["auto", "query_blocks"])
+@pytest.mark.parametrize("backend", ["auto", "query_blocks"])
 def test_a_prefix_is_seen_whole_by_blocks_that_end_before_it(
-    form: Any, caplog: pytest.LogCaptureFixture
+    backend: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     mask = MASKS["a prefix"](131)
     with caplog.at_level(logging.WARNING):
-        y = attended(mask, 131, 131, form=form).y
+        y = attended(mask, 131, 131, backend=backend).y
     seen = np.asarray(dense_mask(mask, 131, 131))[:, None]
     assert seen[0, 0, 64, 90]  # of one document, ahead, and in the prefix
     assert_close(y, reference_softmax_attention(*inputs(131, 131), seen))
     reason = "query_blocks cannot serve: a prefix is seen by earlier queries; using reference"
-    assert caplog.messages == ([f"attention: {reason}"] if form == "query_blocks" else [])
+    assert caplog.messages == ([f"attention: {reason}"] if backend == "query_blocks" else [])
 
 
 @pytest.mark.parametrize("pattern", [MaskPattern(causal=True), MaskPattern(window=3)])
@@ -274,7 +282,7 @@ def test_dropped_weights_keep_their_mean() -> None:
     mask, keys = Mask(), jax.random.split(jax.random.key(0), B)
     arrays = inputs(T, 997)
     alike = np.zeros_like(arrays[0])  # every weight is 1/997
-    given: dict[str, Any] = dict(hardware=Hardware(), scale=1.0, rate=0.5)
+    given: dict[str, Any] = dict(hardware=Hardware(), scale=1.0, dropout_rate=0.5)
     ones = np.ones_like(arrays[2])
     y = attend(alike, *arrays[1:2], ones, mask, dropout_rngs=keys, **given).y
     kept = np.asarray(y)[..., 0] * 997 / 2
@@ -287,8 +295,8 @@ def test_dropped_weights_keep_their_mean() -> None:
 
 def test_a_form_that_cannot_serve_falls_back_aloud(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        y = attended(Mask(), T, S, form="cudnn").y
-    assert_close(y, attended(Mask(), T, S, form="reference").y)
+        y = attended(Mask(), T, S, backend="cudnn").y
+    assert_close(y, attended(Mask(), T, S, backend="reference").y)
     assert caplog.messages == [
         "attention: cudnn cannot serve: it runs on NVIDIA GPUs, not on cpu; using reference"
     ]

@@ -123,7 +123,7 @@ def test_query_blocks_need_their_own_tokens_in_order(case: AttentionSpec) -> Non
 
 
 def test_query_blocks_serve_windows_segments_dropout_and_biases() -> None:
-    given: dict[str, Any] = dict(segments=True, dropout=True, products=False)
+    given: dict[str, Any] = dict(has_segments=True, has_dropout=True, dot_product_only=False)
     case = dataclasses.replace(with_pattern(CAUSAL, window=7), **given)
     assert choose_backend("query_blocks", case).backend == "query_blocks"
 
@@ -136,11 +136,11 @@ CUDNN: dict[str, Any] = {
     },
     "it needs compute capability 8.0 (Ampere) or more, and this GPU has 7.5": {"hardware": T4},
     "it computes in 16 bits, not in float32": {"dtype": "float32"},
-    "queries and values have different widths": {"value_width": 32},
-    "its scores are products alone, without a bias or a cap": {"products": False},
-    "the head width 36 is no multiple of 8 up to 128": {"query_width": 36, "value_width": 36},
-    "the head width 136 is no multiple of 8 up to 128": {"query_width": 136, "value_width": 136},
-    "causal attention to other keys than the queries' own": {"own_keys": False},
+    "queries and values have different widths": {"value_head_dim": 32},
+    "its scores are products alone, without a bias or a cap": {"dot_product_only": False},
+    "the head width 36 is no multiple of 8 up to 128": {"head_dim": 36, "value_head_dim": 36},
+    "the head width 136 is no multiple of 8 up to 128": {"head_dim": 136, "value_head_dim": 136},
+    "causal attention to other keys than the queries' own": {"keys_match_queries": False},
 }
 
 
@@ -151,7 +151,7 @@ def test_obstacles_to_cudnn(obstacle: str) -> None:
     assert choice == BackendChoice("reference", f"cudnn cannot serve: {obstacle}", is_fallback=True)
 
 
-@pytest.mark.parametrize("field", ["weights", "dropout"])
+@pytest.mark.parametrize("field", ["returns_weights", "has_dropout"])
 def test_cudnn_neither_shows_nor_drops_weights(field: str) -> None:
     given: Any = {field: True}
     case = dataclasses.replace(ON_GPU, **given)

@@ -93,7 +93,7 @@ def test_sinks() -> None:
     expected, _ = jax.jit(lambda q, k, v, mask: attend_reference(q, k, v, mask, scoring, sinks))(
         *given
     )
-    how: Any = dict(hardware=Hardware(), constrain=constrain, sinks=sinks)
+    how: Any = dict(hardware=Hardware(), constrain=constrain, sink_logits=sinks)
     turned = in_ring_order(given, 4)
     found = jax.jit(lambda q, k, v, mask: attend(q, k, v, mask, scoring, **how).y)(*turned)
     assert_close(found, in_ring_order(expected, 4), 1e-5)
@@ -130,7 +130,7 @@ def test_what_cannot_go_around() -> None:
     biased = ScoreSpec(0.3, bias=lambda q, k: jnp.zeros((1, N, T, T)))
     with pytest.raises(ValueError, match="spread over 8 devices: its scores are products alone"):
         attend(q, k, v, Mask(), biased, **how)
-    with pytest.raises(ValueError, match=r"attention.form cudnn: .* set mesh.context to 1"):
+    with pytest.raises(ValueError, match=r"attention.backend cudnn: .* set mesh.context to 1"):
         attend(q, k, v, Mask(), ScoreSpec(0.3), backend="cudnn", **how)
     # What does not divide is not spread.
     few = attend(q[:, :3], k[:, :3], v[:, :3], Mask(), biased._replace(bias=None), **how)

@@ -52,13 +52,13 @@ def test_each_head_has_its_numbers(examples: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"buckets": 1}, "bucketed_bias.buckets 1: give 2 or more"),
-        ({"buckets": 7}, "bucketed_bias.buckets 7: do not halve; give a multiple of 2"),
+        ({"num_buckets": 1}, "t5_relative_bias.num_buckets 1: give 2 or more"),
+        ({"num_buckets": 7}, "t5_relative_bias.num_buckets 7: does not divide into halves; .*"),
         (
-            {"buckets": 6, "bidirectional": True},
-            "bucketed_bias.buckets 6: do not halve; give a multiple of 4",
+            {"num_buckets": 6, "bidirectional": True},
+            "t5_relative_bias.num_buckets 6: does not divide into halves; give a multiple of 4",
         ),
-        ({"furthest": 16}, "bucketed_bias.furthest 16: give 17 or more"),
+        ({"max_distance": 16}, "t5_relative_bias.max_distance 16: give 17 or more"),
     ],
 )
 def test_errors(fields: Any, message: str) -> None:

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import array, assert_close, normal
+from transformer.attention.position_bias import RelativeTables
 from transformer.attention.position_config import RelativePositions
-from transformer.attention.score_spec import RelativeTables
 
 B, T, S, N, H, VALUES = 2, 5, 7, 3, 11, 13
 CONFIG = RelativePositions(max_distance=2)
@@ -49,5 +49,5 @@ def test_scores_and_values_gain_what_the_tables_say(name: str) -> None:
 def test_rows_of_a_table() -> None:
     assert CONFIG.num_distances == 5
     assert RelativePositions(0).num_distances == 1
-    with pytest.raises(ValueError, match=r"^relative_positions.clip -1: give 0 or more$"):
+    with pytest.raises(ValueError, match=r"^relative_positions.max_distance -1: give 0 or more$"):
         RelativePositions(-1)

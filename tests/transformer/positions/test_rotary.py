@@ -126,12 +126,12 @@ def test_sixteen_bits_turn_by_exact_angles() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"fraction": 0.0}, "rotary.fraction 0.0: give a share in "),
-        ({"fraction": 1.5}, "rotary.fraction 1.5: give a share in "),
-        ({"base": 1.0}, "rotary.base 1.0: give more than 1$"),
+        ({"fraction": 0.0}, "rope.fraction 0.0: give a share in "),
+        ({"fraction": 1.5}, "rope.fraction 1.5: give a share in "),
+        ({"theta": 1.0}, "rope.theta 1.0: give more than 1$"),
         (
             {"layout": "pairs"},
-            "rotary.layout pairs: is not known; give one of halves, in",
+            "rope.layout pairs: is not known; give one of halves, in",
         ),
     ],
 )

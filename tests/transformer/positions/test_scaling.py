@@ -131,16 +131,16 @@ def test_interpolated_positions_are_those_between(layout: Any) -> None:
     [
         (LinearScaling, {"factor": 0.5}, "linear_scaling.factor 0.5: give 1 or more"),
         (NTKScaling, {"factor": 0.5}, "ntk_scaling.factor 0.5: give 1 or more"),
-        (YaRNScaling, {"length": 0}, "yarn_scaling.length 0: give 1 or more"),
+        (YaRNScaling, {"original_max_length": 0}, "yarn_scaling.original_max_length 0: give 1 .*"),
         (
             YaRNScaling,
-            {"slow": 32.0},
-            "yarn_scaling.slow 32.0: give more than 0 and less than fast, 32.0",
+            {"beta_slow": 32.0},
+            "yarn_scaling.beta_slow 32.0: give more than 0 and less than beta_fast, 32.0",
         ),
         (
             Llama3Scaling,
-            {"low": 0.0},
-            "llama3_scaling.low 0.0: give more than 0 and less than high, 4.0",
+            {"low_freq_factor": 0.0},
+            "llama3_scaling.low_freq_factor 0.0: give more than 0 and less .*",
         ),
     ],
 )
@@ -150,5 +150,5 @@ def test_errors(make: Callable[..., RopeScaling], fields: dict[str, Any], messag
 
 
 def test_ntk_needs_two_pairs() -> None:
-    with pytest.raises(ValueError, match=r"^rotary.scaling NTKScaling: needs 4 rotated entries"):
+    with pytest.raises(ValueError, match=r"^rope.scaling NTKScaling: needs 4 rotated entries"):
         NTKScaling(2.0).frequencies(10_000.0, 2)

@@ -145,9 +145,9 @@ def attend_blockwise(
 ) -> PartialAttention:
     """The same numbers as `attend_reference`, without the scores [T, S] ever existing.
 
-    Not with relative tables (Shaw's), which act on values too. With `skip_masked_tiles`, a tile that the
-    mask hides is left out whatever the order of the tokens. To merge what is found with more, give
-    `Scoring.widen` arrays: then `y` is not rounded yet.
+    Not with relative tables (Shaw's), which act on values too. With `skip_masked_tiles`, a tile
+    that the mask hides is left out whatever the order of the tokens. To merge what is found with
+    more, give `ScoreSpec.widen` arrays: then `y` is not rounded yet.
     """
     how, *given = _given(q, k, v, mask, score_spec, block_size, skip_masked_tiles)
     y, lse = _blockwise(how, *given)

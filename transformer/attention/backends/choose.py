@@ -62,8 +62,9 @@ def choose_backend(backend: Backend, spec: AttentionSpec) -> BackendChoice:
         if obstacle or backend not in ("auto", "ring"):
             obstacle = obstacle or "keys and values have to go around"
             raise ValueError(
-                f"attention.form {backend}: cannot serve tokens that are spread over {spec.context_shards} "
-                f"devices: {obstacle}; set mesh.context to 1, or the form to auto"
+                f"attention.backend {backend}: cannot serve tokens that are spread over "
+                f"{spec.context_shards} devices: {obstacle}; "
+                "set mesh.context to 1, or the backend to auto"
             )
         return BackendChoice("ring", f"tokens are spread over {spec.context_shards} devices")
     if backend == "auto":

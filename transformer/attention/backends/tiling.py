@@ -117,7 +117,7 @@ def pad_mask(mask: Mask, tiling: Tiling) -> Mask:
         key_positions=_lengthened(places[1], 1, columns),
         segments=None if own is None else _lengthened(own, 1, rows),
         key_segments=None if theirs is None else _lengthened(theirs, 1, columns),
-        lengths=lengths,
+        key_lengths=lengths,
         allowed=allowed,
     )
 
@@ -134,7 +134,7 @@ def tile_mask(mask: Mask, tiling: Tiling, query_block: Any, key_block: Any) -> M
         key_positions=cut(mask.key_positions, key_block, tiling.keys_per_tile),
         segments=cut(mask.segments, query_block, tiling.queries_per_tile),
         key_segments=cut(mask.key_segments, key_block, tiling.keys_per_tile),
-        lengths=None
+        key_lengths=None
         if mask.key_lengths is None
         else mask.key_lengths - key_block * tiling.keys_per_tile,
         allowed=cut(allowed, key_block, tiling.keys_per_tile, 2),

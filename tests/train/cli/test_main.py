@@ -1,0 +1,370 @@
+import io
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.train.support import command, lines_of, losses, write_config
+from tests.train.support import light_compiler as light_compiler
+from train.cli.fit import FitArguments
+from train.cli.main import main, print_error
+from train.cli.parsing import parse
+from train.config.registry import find_experiment, list_experiments
+from train.errors import UsageError, UserError
+from train.telemetry.reporter import Reporter
+from transformer import AttentionConfig, Precision
+
+Capture = pytest.CaptureFixture[str]
+
+
+class Trained(NamedTuple):
+    config: str
+    workdir: str
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("cli")
+    config, workdir = write_config(folder), str(folder / "run")
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", config, "--workdir", workdir, "--steps", "3", "--quiet"])
+    assert stop.value.code == 0
+    return Trained(config, workdir)
+
+
+def one_object(output: str) -> dict[str, object]:
+    """Standard output is one line, and that is one JSON object."""
+    assert output.endswith("\n")
+    assert output.count("\n") == 1
+    found = json.loads(output)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_experiments())
+def test_every_experiment_has_the_promised_options(name: str) -> None:
+    arguments = {
+        "--steps": "7",
+        "--batch-size": "4800",
+        "--seed": "11",
+        "--data.path": "my text.txt",
+        "--log-every": "3",
+        "--checkpoint.every": "5",
+        "--mesh.data": "2",
+        "--mesh.fsdp": "-1",
+        "--mesh.tensor": "2",
+        "--model.precision": "bfloat16",
+        "--workdir": "here",
+    }
+    words = [word for pair in arguments.items() for word in pair]
+    given = parse(FitArguments, words, verb="fit", default=FitArguments(find_experiment(name)))
+    experiment = given.experiment
+    assert given.workdir == "here"
+    assert (experiment.steps, experiment.batch_size, experiment.seed) == (7, 4800, 11)
+    assert (experiment.data.path, experiment.log_every) == ("my text.txt", 3)
+    assert experiment.checkpoint.every == 5
+    assert (experiment.mesh.data, experiment.mesh.fsdp, experiment.mesh.tensor) == (2, -1, 2)
+    assert experiment.model.precision == Precision.parse("bfloat16")
+    assert experiment.model.layer_pattern == find_experiment(name).model.layer_pattern
+
+
+def test_settings_inside_a_layer_can_be_given() -> None:
+    place = "--model.layer-pattern.0"
+    words = [f"{place}.residual-dropout", "0.25", f"{place}.mixer.num-heads", "12"]
+    given = parse(
+        FitArguments, words, verb="fit", default=FitArguments(find_experiment("quickstart"))
+    )
+    [block] = given.experiment.model.layer_pattern
+    assert isinstance(block.mixer, AttentionConfig)
+    assert (block.residual_dropout, block.mixer.num_heads) == (0.25, 12)
+
+
+@pytest.mark.slow
+def test_every_option_is_a_name_of_config_txt(trained: Trained) -> None:
+    """What a run has saved can be given again."""
+    lines = (Path(trained.workdir) / "config.txt").read_text().splitlines()
+    settings = dict(line.split(" = ", 1) for line in lines if not line.startswith("#"))
+    assert settings["schedule.warmup"] == "4"
+    words = ["--schedule.warmup", "9", "--model.precision", "compute=bfloat16,softmax=bfloat16"]
+    given = parse(
+        FitArguments, words, verb="fit", default=FitArguments(find_experiment(trained.config))
+    )
+    assert given.experiment.schedule.warmup_steps == 9
+    assert given.experiment.model.precision.softmax == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("trian quickstart", "verb trian: is not known; choose one of fit, evaluate"),
+        ("fit", "fit: CONFIG is missing; write python -m train fit CONFIG"),
+        ("fit --steps 3", "fit: CONFIG is missing"),
+        ("sample", "sample: W is missing"),
+        ("fit quickstrat", "config quickstrat: is not known; choose one of before, "),
+        ("fit gpt2:tiny", "gpt2 has no experiment tiny; choose one of small, medium"),
+        ("fit quickstart --stepz 3", "--stepz"),
+        ("fit quickstart --steps many", "many"),
+        ("fit quickstart --steps", "--steps"),
+        ("fit quickstart --steps 0", "steps 0: give 1 or more"),
+        ("fit quickstart --seed -1", "seed -1: give one from 0 to 2^32 - 1"),
+        ("fit quickstart --compile fast", "fast"),
+        ("fit quickstart --model.d-model 0", "model.d_model 0: give 1 or more"),
+        ("fit quickstart --model.precision float8", "precision float8"),
+        ("fit quickstart --optimizer.beta1 2", "optimizer.beta1 2.0: give a share"),
+        ("fit quickstart --data.split odd", "odd"),
+        ("fit quickstart --checkpoint.keep-last 0", "checkpoint.keep_last 0: give 1 or more"),
+        ("fit quickstart --sample.top-p 3", "sample.top_p 3.0: give a probability"),
+        ("fit quickstart --evaluation.num-batches -1", "evaluation.num_batches -1: give 0 or more"),
+        ("fit quickstart --grad-accum-steps 3", "grad_accum_steps 3: does not divide batch_size 8"),
+        ("fit shakespeare_char_cpu --data.sequence-length 65", "table of positions has 64 rows"),
+        ("describe quickstart --layers 3", "--layers"),
+        ("doctor now", "doctor now: takes no arguments"),
+    ],
+)
+def test_usage_errors(capsys: Capture, line: str, message: str) -> None:
+    found = command(capsys, *line.split())
+    assert (found.status, found.output) == (2, "")
+    assert found.error.startswith("error: ")
+    assert found.error.count("\n") == 1
+    assert message in found.error
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("evaluate W stray", "Unrecognized options: stray"),
+        ("goodput W --workdri x", "Unrecognized options: --workdri, x"),
+        (
+            "sample W --beams many",
+            "Error parsing --beams: invalid literal for int() with base 10: 'many'; it is",
+        ),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_usage_error_has_no_frame(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, encoding: str, line: str, error: str
+) -> None:
+    """Its rules are drawn of what the output can show."""
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+    found = command(capsys, *line.split())
+    assert found.status == 2
+    assert found.error.startswith(f"error: {error}")
+    assert found.error.endswith(f"; see python -m train {line.split()[0]} W --help\n")
+    assert "---" not in found.error
+    assert "─" not in found.error
+
+
+def test_signs_that_the_output_cannot_show_are_spelt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, "ascii"))
+    monkeypatch.setattr(sys, "argv", ["train", "--help"])
+    monkeypatch.setattr("train.cli.main.usage", lambda: "2 × 3")
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("train", run_name="__main__")
+    sys.stdout.flush()
+    assert (stop.value.code, shown.getvalue()) == (0, b"2 \\xd7 3\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "message"),
+    [
+        ("evaluate RUN --split test", 1, "split 'test': the data have only train, validation; set"),
+        ("evaluate RUN --split odd", 1, "split 'odd': the data have only train, validation"),
+        ("evaluate RUN --step 99", 1, "99: does not exist; the folder has steps 3"),
+        ("evaluate RUN --step last", 2, "last"),
+        ("evaluate /no/such/run", 1, "workdir /no/such/run: does not exist; give the --workdir"),
+        ("sample RUN --temperature -1", 2, "sampling.temperature -1.0: give 0"),
+        ("sample RUN --top-p 0", 2, "sampling.top_p 0.0: give a probability"),
+        ("sample RUN --beams 4", 2, "sample --beams: changes nothing of what this run's model"),
+        ("sample RUN --beams=0", 2, "leave it out (it heeds --max-new-tokens, --temperature, --to"),
+        ("sample RUN --prompt caïman", 1, "lacks ('ï')"),
+        ("sample RUN --max-new-tokens 0", 1, "max_new_tokens 0"),
+        ("fit OWN --workdir RUN --steps 2", 1, "is at step 3 already; give --steps 3 or more"),
+        ("fit OWN --workdir RUN --steps 3 --batch-size 16", 1, "trained with batch_size = 8"),
+        ("fit OWN --workdir RUN --steps 3 --mesh.fsdp 3", 2, "mesh data -1 x fsdp 3"),
+        (
+            "fit OWN --workdir RUN --steps 3 --grad-accum-steps 2",
+            2,
+            "batch_size 8: does not divide",
+        ),
+    ],
+)
+def test_errors(
+    capsys: Capture,
+    trained: Trained,
+    count_devices: Callable[[int], None],
+    line: str,
+    status: int,
+    message: str,
+) -> None:
+    count_devices(8)
+    places = {"RUN": trained.workdir, "OWN": trained.config}
+    found = command(capsys, *(places.get(word, word) for word in line.split()))
+    assert (found.status, found.output) == (status, "")
+    assert found.error.startswith("error: ")
+    assert found.error.count("\n") == 1
+    assert message in found.error
+
+
+def test_debug_shows_where_an_error_comes_from() -> None:
+    with pytest.raises(UsageError, match="config gpt9"):
+        main(["fit", "gpt9", "--debug"])
+
+
+def test_every_error_is_one_line(capsys: Capture) -> None:
+    found = [
+        print_error(UserError("thing: has\n  two lines; mend it")),
+        print_error(UsageError("verb: is not known")),
+        print_error(FileNotFoundError(2, "No such file or directory", "a.txt")),
+        print_error(KeyboardInterrupt()),
+    ]
+    assert found == [1, 2, 1, 130]
+    remedy = "check the path, its permissions and the room on its disk"
+    assert capsys.readouterr().err.splitlines() == [
+        "error: thing: has two lines; mend it",
+        "error: verb: is not known",
+        f"error: [Errno 2] No such file or directory: 'a.txt'; {remedy}",
+        "interrupted",
+    ]
+
+
+def test_fit_as_json(capsys: Capture, trained: Trained) -> None:
+    """Also of a run that is finished: the metrics are those of its end."""
+    line = ("fit", trained.config, "--workdir", trained.workdir, "--steps", "3", "--json")
+    found = command(capsys, *line)
+    assert (found.status, found.error) == (0, "")
+    last = lines_of(Path(trained.workdir) / "metrics.jsonl")[-1]
+    assert last.pop("split") == "validation"
+    assert one_object(found.output) == {"workdir": trained.workdir, **last}
+
+
+@pytest.mark.slow
+def test_evaluate(capsys: Capture, trained: Trained) -> None:
+    found = command(capsys, "evaluate", trained.workdir, "--json")
+    assert (found.status, found.error) == (0, "")
+    metrics = one_object(found.output)
+    assert (metrics.pop("step"), metrics.pop("split")) == (3, "validation")
+    last = lines_of(Path(trained.workdir) / "metrics.jsonl")[-1]
+    assert metrics == pytest.approx({name: last[name] for name in metrics}, rel=1e-6)
+    assert set(metrics) == {"loss", "perplexity", "bits_per_byte"}
+    shown = command(capsys, "evaluate", trained.workdir).output
+    assert f"loss: {last['loss']:.4f}\n" in shown
+    assert f"bits per byte: {last['bits_per_byte']:.4f}\n" in shown
+
+
+@pytest.mark.slow
+def test_sample(capsys: Capture, trained: Trained) -> None:
+    options = ("--max-new-tokens", "5", "--seed", "3")
+    prompts = ("--prompt", "the cat", "sat")
+    found = command(capsys, "sample", trained.workdir, *prompts, *options, "--json")
+    assert (found.status, found.error) == (0, "")
+    texts = one_object(found.output)["text"]
+    assert isinstance(texts, list)
+    assert [len(text) <= 5 for text in texts] == [True, True]
+    shown = command(capsys, "sample", trained.workdir, *prompts, *options)
+    assert shown.output == f"the cat{texts[0]}\n---\nsat{texts[1]}\n"
+    streamed = command(capsys, "sample", trained.workdir, "--prompt", "the cat", *options)
+    assert streamed.output == f"the cat{texts[0]}\n"
+
+
+@pytest.mark.slow
+def test_describe_as_json(capsys: Capture) -> None:
+    found = command(capsys, "describe", "gpt2:medium", "--json")
+    assert (found.status, found.error) == (0, "")
+    parameters = one_object(found.output)["parameters"]
+    assert isinstance(parameters, dict)
+    assert parameters["total"] == 354_823_168
+
+
+@pytest.mark.slow
+def test_preemption(
+    capsys: Capture, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Reporter, "train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    line = ("fit", trained.config, "--workdir", str(tmp_path / "run"), "--json")
+    found = command(capsys, *line)
+    assert (found.status, found.output) == (75, "")
+    assert found.error == (
+        f"{tmp_path / 'run'}: stopped by SIGTERM at step 1, checkpoint saved; "
+        "the same command goes on from there\n"
+    )
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def process(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    """The exit status, output and errors of a process of its own, on one device."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "train", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    return ran.returncode, ran.stdout, ran.stderr
+
+
+STOP = """
+import os, signal
+from train.report import Report
+
+def stop(report, step, metrics, train=Report.train):
+    train(report, step, metrics)
+    if step == int(os.environ.get("STOP_AT", 0)):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+Report.train = stop
+"""
+
+
+@pytest.mark.full
+def test_a_process_that_is_told_to_stop_goes_on_where_it_was(tmp_path: Path) -> None:
+    """As a scheduler does it: SIGTERM, exit status 75, the same command again."""
+    config = write_config(tmp_path, steps="40", checkpoint="CheckpointConfig(every=0)")
+    with Path(config).open("a") as file:
+        file.write(STOP)
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
+    broken, whole = tmp_path / "broken", tmp_path / "whole"
+    commands = {
+        each: ("fit", config, "--workdir", str(each), "--quiet") for each in (broken, whole)
+    }
+    assert process(*commands[broken], STOP_AT="23", **cache) == (
+        75,
+        "",
+        (
+            f"{broken}: stopped by SIGTERM at step 23, checkpoint saved; "
+            "the same command goes on from there\n"
+        ),
+    )
+    assert max(losses(broken)) == 23
+    for again in commands.values():
+        assert process(*again, **cache) == (0, "", "")
+    assert losses(broken) == losses(whole)
+    ends = [lines_of(workdir / "metrics.jsonl")[-1] for workdir in (broken, whole)]
+    assert ends[0] == ends[1]
+    assert [line["event"] for line in lines_of(broken / "logbook.jsonl")] == [
+        "started",
+        "preempted",
+        "resumed",
+        "finished",
+    ]
+
+
+@pytest.mark.slow
+def test_an_error_of_a_process_is_one_line(tmp_path: Path) -> None:
+    line = ("fit", "quickstart", "--data.path", "/no/such/file", "--workdir", str(tmp_path / "run"))
+    status, output, error = process(*line)
+    assert (status, output) == (1, "")
+    assert error == (
+        "error: data.path /no/such/file: does not exist; "
+        "give a file, a folder, a glob, or python:library\n"
+    )

@@ -1,0 +1,99 @@
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.train.estimate.tiny_models import (
+    TINY,
+    WORKING_BYTES,
+    describe_tiny,
+)
+from tests.train.support import light_compiler as light_compiler
+from train.data.config import TextDataConfig, TokenizerConfig
+from train.errors import UserError
+from train.estimate.description import describe
+from train.experiment import Experiment
+from transformer import (
+    LearnedPositions,
+)
+
+
+def test_flops_are_shown_up_to_the_maximum_length() -> None:
+    table = dataclasses.replace(TINY, position_embedding=LearnedPositions(700))
+    assert [flops.sequence_length for flops in describe_tiny(table).flops] == [11, 128, 512]
+    assert [flops.sequence_length for flops in describe_tiny(TINY).flops] == [11]
+
+
+def test_json_has_the_totals() -> None:
+    plain = json.loads(json.dumps(describe_tiny(TINY).as_dict()))
+    assert plain["parameters"]["total"] == 2414
+    assert plain["parameters"]["parts"]["positions"] == 19 * 7
+    assert plain["parameters"]["estimate"] == 12 * 3 * 49 + 17 * 7
+    forward, training = (plain["flops_per_token"][kind] for kind in ("forward", "training"))
+    assert forward["total"] == 2688 + 3168 + 1092 + 238
+    assert forward["total_causal"] == 2688 + 1728 + 1092 + 238
+    assert training == {
+        name: value * 3 if isinstance(value, int) and name != "sequence_length" else value
+        for name, value in forward.items()
+    }
+    assert plain["memory_bytes"]["total"] == describe_tiny(TINY).memory.total
+    assert plain["decoding"]["variants"][0]["num_kv_heads"] == [3]
+
+
+def test_tables_fit_a_narrow_terminal() -> None:
+    text = io.StringIO()
+    describe_tiny(TINY).print(Console(file=text, width=80))
+    shown = text.getvalue()
+    assert "…" not in shown
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["total", "2,414"] in rows
+    assert ["gradients", "(float32)", "9.62", "KiB"] in rows
+    working = f"{WORKING_BYTES / 1024:.3g}"
+    assert ["AdamW", "4+4+8=16", "4+4+8=16", "38.5", "KiB", working, "KiB"] in [r[:7] for r in rows]
+    assert ["AdamW", "6+4+8=18", "6+4+8=18", "43.3", "KiB"] in [row[:5] for row in rows]
+    assert "--ask-compiler" in shown
+
+
+def experiment(**tokenizer: Any) -> Experiment:
+    data = TextDataConfig(sequence_length=11, tokenizer=TokenizerConfig(**tokenizer))
+    return Experiment(model=dataclasses.replace(TINY, vocab_size=0), data=data, batch_size=5)
+
+
+def test_byte_tokenizer_needs_no_text() -> None:
+    described = describe(experiment(kind="byte"))
+    assert described.config.vocab_size == 257  # the bytes, and what stands between documents
+    assert (described.batch_size, described.sequence_length) == (5, 11)
+    assert described.notes == ()
+
+
+def test_trained_tokenizer_is_assumed_to_fill_its_vocabulary() -> None:
+    described = describe(experiment(kind="bpe", vocab_size=509))
+    assert described.config.vocab_size == 509
+    assert described.as_dict()["notes"] == [
+        "the bpe tokenizer is assumed to learn all of its 509 tokens"
+    ]
+
+
+def test_character_tokenizer_reads_the_text(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("abcab cabca bcabc\n" * 50)
+    asked = experiment(kind="character")
+    data = dataclasses.replace(
+        asked.text_data, path=str(tmp_path / "text.txt"), cache_dir=str(tmp_path / "cache")
+    )
+    described = describe(dataclasses.replace(asked, data=data))
+    assert described.config.vocab_size == len(set("abc \n")) + 1
+    missing = dataclasses.replace(data, path=str(tmp_path / "none.txt"))
+    with pytest.raises(UserError, match=r"none\.txt.*; or give --model\.vocab-size"):
+        describe(dataclasses.replace(asked, data=missing))
+
+
+def test_import_loads_no_jax() -> None:
+    modules = "train.estimate.description, train.doctor.report"
+    command = f"import sys, {modules}; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0

@@ -1,0 +1,51 @@
+"""The estimates of memory against what compilers reserved (`bench/drills/plan.py`)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.drills.plan import CASES, ratio
+from train.cli.parsing import parse, select_kinds
+from train.config.registry import find_experiment
+from train.estimate.batch_shapes import resolve_sizes
+from train.estimate.candidate import Candidate
+from train.estimate.footprint import footprint_terms
+from train.estimate.quantities import Quantities
+from train.estimate.target import parse_target
+from train.experiment import Experiment
+
+COMPILED: list[dict[str, Any]] = json.loads(
+    Path(__file__).with_name("footprint_cases.json").read_text()
+)
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+def test_nine_of_ten_are_within_a_tenth(platform: str) -> None:
+    ratios = [ratio(each) for each in COMPILED if each["platform"] == platform]
+    within = sum(abs(each - 1) <= 0.1 for each in ratios)
+    assert within >= 0.9 * len(ratios), sorted(ratios)
+    assert ratios
+
+
+def test_there_are_forty_cases_and_the_drill_compiles_them() -> None:
+    assert len(COMPILED) >= 40
+    assert {each["case"] for each in COMPILED} <= set(CASES.read_text().splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.sampled("h200")
+@pytest.mark.parametrize(
+    "case",
+    [each for each in COMPILED if each["case"].startswith("llama:3.2-1b")][:2],
+    ids=lambda each: each["case"].split()[1].replace(":", "-"),
+)
+def test_the_parts_are_those_of_the_code_as_it_is(case: dict[str, Any]) -> None:
+    config, name, *settings = case["case"].split()
+    default, left = select_kinds(find_experiment(config), settings)
+    experiment, _ = resolve_sizes(parse(Experiment, left, verb="plan", default=default))
+    target = parse_target(name)
+    quantities = Quantities.from_experiment(experiment, target)
+    found = footprint_terms(quantities, Candidate.from_experiment(experiment, target.num_chips))
+    assert found == pytest.approx(case["terms"], rel=0.01)

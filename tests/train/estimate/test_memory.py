@@ -1,0 +1,138 @@
+import dataclasses
+
+import pytest
+
+from tests.train.estimate.tiny_models import (
+    BLOCK,
+    LAYER_ELEMENTS,
+    TINY,
+    TOKENS,
+    describe_tiny,
+)
+from tests.train.support import light_compiler as light_compiler
+from train.estimate.description import describe_model
+from train.optim.muon import Muon
+from transformer import (
+    AttentionConfig,
+    EncoderConfig,
+    EncoderDecoder,
+    Hardware,
+    LanguageModel,
+    Precision,
+    TransformerConfig,
+)
+
+
+def test_memory_items() -> None:
+    memory = describe_tiny(TINY).memory
+    assert memory.weights == 4 * 2463
+    assert memory.compute_copy == 0
+    assert memory.gradients == 4 * 2463
+    assert memory.optimizer == 8 * 2463 + 4  # two moments, and the number of the step
+    assert memory.activations.textbook_elements == 3 * LAYER_ELEMENTS
+    assert memory.activations.bytes == memory.activations.textbook_bytes == 4 * 3 * LAYER_ELEMENTS
+    assert memory.activations.sixteen_bit_bytes == 3 * TOKENS * (34 * 7 + 5 * 11 * 3)
+    assert memory.logits == 2 * 4 * TOKENS * 24
+    assert memory.textbook_logits == 2 * 4 * TOKENS * 17
+    assert memory.total == 9852 + 9852 + 19708 + 12 * LAYER_ELEMENTS + 8 * TOKENS * 24
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights", "copy", "item"),
+    [("bfloat16", 4, 2, 2), ("pure_bfloat16", 2, 0, 2)],
+)
+def test_memory_by_precision(precision: str, weights: int, copy: int, item: int) -> None:
+    memory = describe_tiny(dataclasses.replace(TINY, precision=Precision.parse(precision))).memory
+    assert memory.weights == weights * 2463
+    assert memory.compute_copy == copy * 2463
+    assert memory.gradients == 4 * 2463
+    assert memory.optimizer == 8 * 2463 + 4
+    assert memory.activations.bytes == item * 3 * LAYER_ELEMENTS
+
+
+def test_memory_variants_cover_every_precision_and_optimizer() -> None:
+    found = {(each.precision, each.optimizer): each for each in describe_tiny(TINY).memory_variants}
+    sums = {key: sum(each.textbook_bytes_per_parameter) for key, each in found.items()}
+    assert sums == {
+        ("float32", "adamw"): 16,
+        ("float32", "adamw8bit"): 10,
+        ("float32", "sgd"): 12,
+        ("bfloat16", "adamw"): 18,
+        ("bfloat16", "adamw8bit"): 12,
+        ("bfloat16", "sgd"): 14,
+    }
+    assert found["float32", "sgd"].state_bytes == (4 * 2463, 4 * 2463, 4 * 2463)
+    assert found["bfloat16", "adamw"].state_bytes == (6 * 2463, 4 * 2463, 8 * 2463 + 4)
+    # No layer of this model has 4,096 numbers of a parameter.
+    assert found["float32", "adamw8bit"].state_bytes == found["float32", "adamw"].state_bytes
+    halved = found["bfloat16", "sgd"].memory.activations.bytes
+    assert found["float32", "sgd"].memory.activations.bytes == 2 * halved
+
+
+@pytest.mark.slow
+def test_eight_bit_state_has_codes_scales_and_unquantized_moments() -> None:
+    model = LanguageModel(TransformerConfig(vocab_size=128, d_model=64, num_layers=3))
+    per_layer = {"large": (4 * 64 * 64 + 2 * 64 * 256), "small": 4 * 64 + 256 + 64 + 4 * 64}
+    large, small = 128 * 64 + 3 * per_layer["large"], 3 * per_layer["small"] + 2 * 64
+    described = describe_model(model, batch_size=5, sequence_length=11)
+    assert described.parameters.allocated == large + small
+    eight = described.eight_bit_state
+    assert (eight.codes, eight.scales, eight.unquantized) == (
+        2 * large,
+        2 * 4 * large // 256,
+        8 * small,
+    )
+    (found,) = (
+        each
+        for each in described.memory_variants
+        if (each.precision, each.optimizer) == ("float32", "adamw8bit")
+    )
+    assert found.memory.optimizer == eight.codes + eight.scales + eight.unquantized + 4
+
+
+def test_ema_adds_one_float32_copy_of_the_weights() -> None:
+    plain, averaged = describe_tiny(TINY).memory, describe_tiny(TINY, ema=True).memory
+    assert (plain.ema, averaged.ema) == (0, 4 * 2463)
+    assert averaged.total == plain.total + 4 * 2463
+
+
+def test_activations_of_cross_attention() -> None:
+    block = dataclasses.replace(BLOCK, cross_attention=BLOCK.mixer)
+    config = dataclasses.replace(TINY, layer_pattern=(block,), encoder=EncoderConfig(3, (BLOCK,)))
+    model = EncoderDecoder(config)
+    found = describe_model(model, batch_size=5, sequence_length=11).memory.activations
+    assert found.textbook_elements == 6 * LAYER_ELEMENTS + 3 * TOKENS * (6 * 7 + 11 * 3)
+
+
+def test_muon_has_one_moment_for_matrices() -> None:
+    matrices = 3 * (7 * 15 + 7 * 5 + 7 * 11 + 33 * 7 + 2 * 7 * 13)
+    moments = 4 * (matrices + 2 * (2463 - matrices))
+    memory = describe_tiny(TINY, optimizer=Muon()).memory
+    assert moments < memory.optimizer < moments + 64  # and some numbers of steps
+
+
+def test_gradient_accumulation_has_fewer_activations_and_two_gradients() -> None:
+    memory = describe_tiny(TINY, grad_accum_steps=5).memory
+    assert memory.gradients == 2 * 4 * 2463
+    assert memory.activations.bytes == 4 * 3 * LAYER_ELEMENTS // 5
+    assert memory.logits == 2 * 4 * 11 * 24
+
+
+@pytest.mark.slow
+def test_remat_saves_layer_inputs_and_one_working_layer() -> None:
+    full = describe_tiny(dataclasses.replace(TINY, remat="full")).memory.activations
+    assert full.bytes == 4 * (3 * TOKENS * 7 + LAYER_ELEMENTS)
+    dots = describe_tiny(dataclasses.replace(TINY, remat="dots")).memory.activations
+    products = 15 + 5 + 11 + 7 + 13 + 7
+    assert dots.bytes == 4 * (3 * TOKENS * (7 + products) + LAYER_ELEMENTS)
+    assert full.textbook_bytes == dots.textbook_bytes == 4 * 3 * LAYER_ELEMENTS
+
+
+@pytest.mark.parametrize(("segments", "scores"), [(False, 0), (True, 11 * 2)])
+def test_flash_attention_saves_no_scores(segments: bool, scores: int) -> None:
+    """Documents that are kept apart are more than cuDNN's kernel can do."""
+    block = dataclasses.replace(BLOCK, mixer=AttentionConfig(num_heads=2, head_dim=8))
+    precision = Precision.parse("bfloat16")
+    config = dataclasses.replace(TINY, layer_pattern=(block,), precision=precision)
+    memory = describe_tiny(config, hardware=Hardware("gpu"), segments=segments).memory
+    assert memory.activations.bytes == 2 * 3 * TOKENS * (14 * 7 + scores)

@@ -1,0 +1,183 @@
+import dataclasses
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.train.support import light_compiler as light_compiler
+from tests.train.support import tiny
+from train.errors import UserError
+from train.estimate.batch_shapes import max_batch_shape, resolve_sizes
+from train.estimate.candidate import mesh_sizes
+from train.estimate.chips import CHIPS
+from train.estimate.plan import Plan, PlanOptions, make_plan, measure_if_local
+from train.estimate.plan_tables import format_duration, print_plan
+from train.estimate.published import PUBLISHED, chip_price
+from train.estimate.search import RankedCandidate
+from train.estimate.target import Target, parse_target
+from train.experiment import Experiment
+from train.parallel.mesh import MeshConfig
+
+COUNTED_DEVICES = 8
+
+CONTRACT = {
+    "fits",
+    "mesh",
+    "memory_bytes_per_chip",
+    "step_seconds",
+    "tokens_per_second",
+    "mfu",
+    "mfu_bound",
+}
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    return resolve_sizes(tiny(tmp_path_factory.mktemp("text"), batch_size=16))[0]
+
+
+@pytest.fixture(scope="module")
+def here() -> Target:
+    return parse_target("here")
+
+
+@pytest.fixture(scope="module")
+def found(experiment: Experiment, here: Target) -> Plan:
+    return make_plan(experiment, here, PlanOptions(tokens=1e6))
+
+
+@pytest.mark.slow
+def test_the_step_is_compiled_for_all_devices(found: Plan) -> None:
+    compiled = found.compiled_step
+    assert compiled is not None
+    size = found.best.footprint
+    assert compiled.weights == size.weights
+    assert compiled.optimizer == size.optimizer
+    assert compiled.peak >= compiled.arguments + compiled.temporaries > size.weights
+    assert found.fits
+    assert found.memory_bytes == compiled.peak
+    assert compiled.collectives
+    sizes = mesh_sizes(found.best.candidate.mesh)
+    used = {axis for one in compiled.collectives for axis in one.axes}
+    assert used <= {axis for axis, size in sizes.items() if size > 1}
+
+
+@pytest.mark.slow
+def test_steps_are_measured_where_they_can_be_run(found: Plan, here: Target) -> None:
+    assert found.measured_seconds is not None
+    assert 0 < found.measured_seconds < 600
+    chosen, compiled = found.best, found.compiled_step
+    assert compiled is not None
+    ways = {
+        "elsewhere": (chosen, compiled, parse_target("v5e:2x2")),
+        "not compiled": (chosen, None, here),
+        "too large": (chosen, dataclasses.replace(compiled, peak=here.memory_bytes + 1), here),
+        "too long": (_of_seconds(chosen, 11.0), compiled, here),
+    }
+    for name, way in ways.items():
+        assert measure_if_local(found.experiment, *way) is None, name
+
+
+def _of_seconds(chosen: RankedCandidate, seconds: float) -> RankedCandidate:
+    return chosen._replace(time=dataclasses.replace(chosen.time, compute_seconds=seconds))
+
+
+def test_what_it_costs(found: Plan) -> None:
+    assert found.tokens == 1e6
+    assert found.measured_seconds is not None
+    assert found.expected.seconds == found.measured_seconds  # what was timed is the best forecast
+    assert found.dollars(found.measured_seconds) == 0  # here costs nothing
+    assert 0 < found.expected.mfu <= found.mfu_bound
+
+
+def test_figures_of_one_time_belong_together(experiment: Experiment) -> None:
+    plain = make_plan(
+        experiment,
+        parse_target("h100:8"),
+        PlanOptions(compile_best=0, tokens=1e9, precisions=False),
+    ).as_dict()
+    rows, length = max_batch_shape(experiment)
+    for suffix in ("", "_bound"):
+        step, speed = plain[f"step_seconds{suffix}"], plain[f"tokens_per_second{suffix}"]
+        assert speed * step == pytest.approx(rows * length)
+        assert plain[f"hours{suffix}"] == pytest.approx(1e9 / speed / 3600)
+        dollars = plain[f"hours{suffix}"] * 8 * chip_price(CHIPS["h100"])
+        assert plain[f"dollars{suffix}"] == pytest.approx(dollars)
+    assert plain["mfu"] * plain["step_seconds"] == pytest.approx(
+        plain["mfu_bound"] * plain["step_seconds_bound"]
+    )
+    assert plain["mfu"] < plain["mfu_bound"]
+    assert plain["published"]["mfu"] == PUBLISHED["h100"].mfu
+
+
+def test_numbers_for_programs(found: Plan) -> None:
+    plain = json.loads(json.dumps(found.as_dict()))
+    assert plain.keys() >= CONTRACT
+    assert plain["flags"] == found.best.candidate.flags()
+    assert plain["candidates"] == found.num_candidates > 10
+    assert plain["precision"] == "float32"
+    assert plain["precisions"].keys() == {"bfloat16", "pure_bfloat16"}
+
+
+def test_tables_for_people(found: Plan) -> None:
+    console = Console(width=100, record=True, file=io.StringIO())
+    print_plan(found, console)
+    text = console.export_text()
+    assert "fits" in text
+    assert found.best.candidate.mesh_text() in text
+    assert "Memory of one chip" in text
+    assert text.index("expected: ") < text.index("at most: ")
+    assert "Communication of one step, as compiled" in text
+    assert "measured" in text
+    for each in found.other_precisions:
+        assert f"{each.precision.name}: python -m train fit ... {each.flags()}\n" in text
+
+
+@pytest.mark.slow
+def test_a_step_that_does_not_fit(experiment: Experiment, here: Target) -> None:
+    small = dataclasses.replace(here, chip=dataclasses.replace(here.chip, memory_bytes=10_000))
+    found = make_plan(experiment, small, PlanOptions(compile_best=0, precisions=False))
+    assert not found.fits
+    assert found.memory_bytes > 10_000
+
+
+def test_the_experiment_as_it_is(experiment: Experiment, here: Target) -> None:
+    cut = dataclasses.replace(experiment, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
+    found = make_plan(cut, here, PlanOptions(search=False, compile_best=0, precisions=False))
+    assert found.num_candidates == 1
+    assert found.experiment == cut
+
+
+def test_a_missing_compiler_is_told_before_the_search(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    module = sys.modules[make_plan.__module__]  # the package has a function of that name
+    monkeypatch.setattr(module, "search_candidates", lambda quantities: pytest.fail("has searched"))
+    with pytest.raises(UserError, match="is not installed"):
+        make_plan(experiment, parse_target("v5e:2x2"))
+
+
+@pytest.mark.parametrize(
+    ("hours", "shown"),
+    [(10 / 3600, "10 seconds"), (0.5, "30 minutes"), (47, "47.0 hours"), (240, "10 days")],
+)
+def test_how_long_it_takes_in_words(hours: float, shown: str) -> None:
+    assert format_duration(hours) == shown
+
+
+def test_prices(tmp_path: Path) -> None:
+    assert all(chip_price(chip) > 0 for chip in CHIPS.values())
+    own = tmp_path / "prices.toml"
+    own.write_text("v5e = 0.5\n")
+    assert chip_price(CHIPS["v5e"], str(own)) == 0.5
+    with pytest.raises(UserError, match=r"has no price for v5p; add a line like v5p = 1.20"):
+        chip_price(CHIPS["v5p"], str(own))
+    own.write_text("v5e: 1")
+    with pytest.raises(UserError, match="is not TOML"):
+        chip_price(CHIPS["v5e"], str(own))
+    with pytest.raises(UserError, match="No such file"):
+        chip_price(CHIPS["v5e"], str(tmp_path / "none.toml"))

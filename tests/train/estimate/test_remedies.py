@@ -1,0 +1,155 @@
+"""Precisions against numbers by hand, for the model and the chip of `test_estimates`."""
+
+import dataclasses
+
+import pytest
+
+from tests.train.estimate.test_roofline import (
+    CHIP,
+    EXPERIMENT,
+    LAYERS,
+    MATRICES,
+    OTHERS,
+    B,
+    D,
+    L,
+    T,
+    V,
+    candidate,
+)
+from train.cli.parsing import parse
+from train.estimate.candidate import Candidate
+from train.estimate.chips import ATTAINABLE_FRACTION, CHIPS
+from train.estimate.quantities import Quantities
+from train.estimate.remedies import (
+    PRECISION_SETTING,
+    PrecisionOption,
+    best_by_precision,
+    changed_flags,
+    cheapest_changes,
+    describe_change,
+    narrower_precisions,
+    replace_precision,
+)
+from train.estimate.roofline import estimate_step_time
+from train.estimate.search import rank_candidate, search_candidates
+from train.estimate.target import Target
+from train.experiment import Experiment
+from train.parallel.mesh import MeshConfig
+from transformer import Precision
+
+SLOW = dataclasses.replace(CHIP, fp32_flops_per_second=CHIP.bf16_flops_per_second / 2)
+TARGET = Target("toy", SLOW, (2, 2, 2))
+
+
+@pytest.fixture(scope="module")
+def wide() -> Quantities:
+    return Quantities.from_experiment(replace_precision(EXPERIMENT, Precision()), TARGET)
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Quantities:
+    return Quantities.from_experiment(EXPERIMENT, TARGET)
+
+
+def test_the_speeds_that_are_known() -> None:
+    for chip in CHIPS.values():
+        if chip.name == "t4":  # tensor cores of float16 alone
+            assert (
+                chip.peak_flops_per_second("bfloat16")
+                == chip.peak_flops_per_second("float32")
+                < chip.peak_flops_per_second("float16") / 8
+            )
+            continue
+        # One pass of bfloat16 on a TPU; TF32, of half the speed, on a GPU.
+        slower = 2 if chip.platform == "gpu" else 1
+        assert (
+            chip.peak_flops_per_second("bfloat16") / chip.peak_flops_per_second("float32") == slower
+        )
+        assert chip.peak_flops_per_second("float16") == chip.peak_flops_per_second("bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("own", "names"),
+    [
+        ("float32", ["bfloat16", "pure_bfloat16"]),
+        ("bfloat16", ["pure_bfloat16"]),
+        ("float16", ["bfloat16", "pure_bfloat16"]),
+        ("pure_bfloat16", []),
+        ("compute=bfloat16,softmax=bfloat16", []),  # those with a name have a wider softmax
+    ],
+)
+def test_no_other_precision_is_wider(own: str, names: list[str]) -> None:
+    found = narrower_precisions(Precision.parse(own), CHIP)
+    assert [each.name for each in found] == names
+
+
+def test_float16_is_tried_where_it_is_faster() -> None:
+    quick = dataclasses.replace(CHIP, fp16_flops_per_second=3 * CHIP.bf16_flops_per_second)
+    names = [each.name for each in narrower_precisions(Precision(), quick)]
+    assert names == ["bfloat16", "pure_bfloat16", "float16"]
+
+
+@pytest.mark.slow
+def test_what_float32_takes(wide: Quantities, narrow: Quantities) -> None:
+    layer = 2 * MATRICES + 4 * T * D
+    operations = 3 * (L * layer + 2 * V * D) + L * layer
+    time = estimate_step_time(wide, candidate(fsdp=8))
+    assert time.compute_seconds == pytest.approx(
+        B * T / 8 * operations / (0.5e9 * ATTAINABLE_FRACTION)
+    )
+    assert time.mfu == pytest.approx(time.model_flops / time.step_seconds / (8 * 0.5e9))
+    assert wide.compute_itemsize == 2 * narrow.compute_itemsize == 4
+    # The inputs of layers and of the last norm are twice as wide.
+    assert (
+        wide.residuals("full").replicated_per_row - narrow.residuals("full").replicated_per_row
+        == (L + 1) * T * D * 2
+    )
+
+
+def test_what_pure_bfloat16_saves(narrow: Quantities) -> None:
+    pure = Quantities.from_experiment(
+        replace_precision(EXPERIMENT, Precision.parse("pure_bfloat16")), TARGET
+    )
+    own = narrow.state_bytes(MeshConfig(data=8))
+    found = pure.state_bytes(MeshConfig(data=8))
+    assert own.weights == 4 * (LAYERS + OTHERS) == 2 * found.weights
+    assert own.optimizer == found.optimizer  # moments stay in float32
+    assert own.gradients == found.gradients
+
+
+@pytest.mark.slow
+def test_the_best_in_each_precision(narrow: Quantities) -> None:
+    half = replace_precision(EXPERIMENT, Precision.parse("float16"))
+    found = list(
+        best_by_precision(half, TARGET, lambda quantities: search_candidates(quantities)[:1])
+    )
+    assert [each.precision.name for each in found] == ["bfloat16", "pure_bfloat16"]
+    assert found[0].best == search_candidates(narrow)[0]
+
+
+def test_its_flags_make_the_experiment(narrow: Quantities) -> None:
+    best = rank_candidate(narrow, Candidate(MeshConfig(data=2, fsdp=4), "dots", 2))
+    for precision in narrower_precisions(Precision(), CHIP):
+        way = PrecisionOption(precision, best)
+        given = parse(Experiment, way.flags().split(), verb="fit", default=EXPERIMENT)
+        planned = best.candidate.apply_to(replace_precision(EXPERIMENT, precision))
+        assert given == planned
+
+
+def test_another_precision_is_a_remedy_that_counts_twice(
+    wide: Quantities, narrow: Quantities
+) -> None:
+
+    def way(quantities: Quantities, accumulate: int, mesh: MeshConfig) -> PrecisionOption:
+        one = rank_candidate(quantities, Candidate(mesh, "full", accumulate))
+        return PrecisionOption(quantities.experiment.model.precision, one)
+
+    data, fsdp = MeshConfig(data=8), MeshConfig(data=1, fsdp=8)
+    now = way(wide, 1, data)
+    one, two, three = way(wide, 2, data), way(narrow, 1, data), way(narrow, 2, fsdp)
+    assert cheapest_changes(now, [three, two, one]) == [one, two, three]
+    assert changed_flags(now, one) == "--grad-accum-steps 2"
+    assert changed_flags(now, two) == f"--{PRECISION_SETTING} bfloat16"
+    assert describe_change(now, two).endswith("time by estimate, lower precision)")
+    assert describe_change(now, one).endswith("time by estimate)")

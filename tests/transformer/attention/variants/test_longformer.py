@@ -1,0 +1,311 @@
+"""Longformer is two dense passes: its window and global keys, and the rows of global tokens."""
+
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.fixtures.long import LONGFORMER, real, stream
+from tests.fixtures.tiny import drawn
+from tests.transformer.formulas import Array, array, assert_close, normal
+from tests.transformer.layouts import attention, linear
+from tests.transformer.mixers import applied, made
+from transformer import Hardware, LongformerConfig, Mask, MaskPattern, NormConfig, RoPE
+from transformer.attention.base import MixerInputs
+from transformer.attention.variants.visible_keys import longformer_visible_keys
+from transformer.testing.abilities import (
+    check_any_length,
+    check_cached,
+    check_causal,
+    check_segments,
+)
+from transformer.testing.trial import make_trial
+
+FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "long.npz")
+
+B, T, D, N, K = 2, 41, 8, 4, 2
+PACKED = array(np.repeat([[1, 2, 0], [1, 2, 3]], [13, 21, 7], axis=1))
+RESTARTED = array([np.concatenate([np.arange(size) for size in (13, 21, 7)])])
+LISTED = array([[3, 0, 3, -1], [39, -1, 5, 8]])
+
+
+def window(config: LongformerConfig, positions: Array) -> Array:  # [B or 1, N, T, T] booleans
+    """Distances 0, d, ..., window d."""
+    steps = np.broadcast_to(config.dilations, (config.num_heads,))[:, None, None]
+    distance = np.abs(positions[:, None, :, None] - positions[:, None, None, :])
+    return np.asarray((distance % steps == 0) & (distance <= config.one_sided_window * steps))
+
+
+def passes(params: Any, x: Any, shown: Array, near: Array, is_global: Array) -> Any:  # [B, T, D]
+    """Softmax over window and global keys, then over all keys by the global projections."""
+
+    def softmax(suffix: str, seen: Array) -> Any:
+        q, k, v = (
+            jnp.einsum("BTD,DNH->BTNH", x, params[f"{name}{suffix}"])
+            + params[f"{name}{suffix}_bias"][None, None]
+            for name in ("query", "key", "value")
+        )
+        k, v = (jnp.repeat(each, q.shape[2] // k.shape[2], axis=2) for each in (k, v))
+        scores = jnp.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(q.shape[-1])
+        raised = jnp.where(seen, jnp.exp(scores), 0)
+        total = raised.sum(-1, keepdims=True)
+        return jnp.einsum("BNTS,BSNH->BTNH", raised / jnp.where(total > 0, total, 1), v)
+
+    most = softmax("", shown[:, None] & (near | is_global[:, None, None, :]))
+    few = softmax("_global", np.broadcast_to(shown[:, None], (B, 1, T, T)))
+    y = jnp.where(is_global[:, :, None, None], few, most)
+    return jnp.einsum("BTNH,NHD->BTD", y, params["output"]) + params["output_bias"][None, None]
+
+
+def shown(mask: Mask, positions: Array) -> Array:  # [B or 1, T, T] booleans
+    """What the mask shows, from its arrays."""
+    seen = np.ones((1, T, T), bool)
+    if mask.pattern.causal:
+        seen = seen & (positions[:, :, None] >= positions[:, None, :])
+    if mask.segments is not None:
+        segments = np.asarray(mask.segments)
+        seen = seen & (segments[:, :, None] == segments[:, None]) & (segments[:, None] != 0)
+    if mask.key_lengths is not None:
+        seen = seen & (np.arange(T) < np.asarray(mask.key_lengths)[:, None, None])
+    return seen
+
+
+INDEX = array([np.arange(T)])
+CASES: dict[str, Any] = {
+    "listed, of two lengths": (Mask(key_lengths=array([T, 29]), global_positions=LISTED), INDEX),
+    "listed, causal": (Mask(MaskPattern(causal=True), global_positions=LISTED), INDEX),
+    "packed": (Mask(segments=PACKED), RESTARTED),
+    "packed, listed, causal": (
+        Mask(MaskPattern(causal=True), segments=PACKED, global_positions=LISTED[:1]),
+        RESTARTED,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.sampled("[listed, causal")
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_are_those_of_two_dense_passes(case: str) -> None:
+    mask, positions = CASES[case]
+    dilations = (3, 1, 1, 2) if "listed" in case else (1,)
+    config = LongformerConfig(
+        num_heads=N, num_kv_heads=K, one_sided_window=3, dilations=dilations, num_global_tokens=2
+    )
+    mixer, params = made(config, D)
+    x = 0.5 * normal(1, B, T, D)
+    listed = np.array([[0, 1]]) if mask.globals is None else np.asarray(mask.globals)
+    is_global = (positions[:, :, None] == listed[:, None, :]).any(-1)
+    if mask.lengths is not None:  # padding is not global
+        is_global = is_global & (np.asarray(mask.lengths)[:, None] > INDEX)
+    dense = (shown(mask, positions), window(config, positions), is_global)
+
+    def both(run: Any) -> Any:
+        def inner(params: Any, x: Any) -> Any:
+            y, pull = jax.vjp(run, params, x)
+            return y, pull(jnp.cos(3 * y))
+
+        return jax.jit(inner)(params, x)
+
+    def mixed(params: Any, x: Any) -> Any:
+        output: Any = mixer.apply({"params": params}, x, MixerInputs(array(positions), mask))
+        return output.y
+
+    y, gradients = both(mixed)
+    expected, wanted = both(lambda params, x: passes(params, x, *dense))
+    assert_close(y, expected)
+    for got, want in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True):
+        assert_close(got, want)
+
+
+@pytest.mark.full
+def test_the_contract_where_the_window_is_short() -> None:
+    config = LongformerConfig(
+        num_heads=N, one_sided_window=3, dilations=(1, 3, 1, 3), position=RoPE()
+    )
+    trial = make_trial(config, D, T, (1, T + 6), Hardware())
+    for check in (check_causal, check_segments, check_any_length, check_cached):
+        check(trial)
+
+
+@pytest.mark.sampled("[9-settings0", "[37-settings2")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(
+            one_sided_window=3, dilations=(1, 2, 1, 3), num_global_tokens=14, qk_norm=NormConfig()
+        ),
+        dict(one_sided_window=100, num_global_tokens=0),  # wider than what comes
+        dict(one_sided_window=0, num_global_tokens=1, num_kv_heads=N),
+    ],
+)
+@pytest.mark.parametrize("length", [9, 37])
+def test_what_a_cache_holds_is_what_a_full_pass_sees(length: int, settings: dict[str, Any]) -> None:
+    """Where global tokens come one by one, too, and where the first read is beyond the window."""
+    config = LongformerConfig(**dict(num_heads=N, num_kv_heads=K) | settings)
+    check_cached(make_trial(config, D, length, (1,), Hardware()))
+
+
+def test_its_cache_does_not_grow_with_the_length() -> None:
+    mixer, _ = made(
+        LongformerConfig(num_heads=N, one_sided_window=5, dilations=(3,), num_global_tokens=2), D
+    )
+    sizes = [jax.tree.map(np.shape, mixer.init_cache(B, length)) for length in (16, 17, 100_000)]
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert (sizes[0].window.keys[1], sizes[0].global_query_kv.keys[1]) == (5 * 3 + 1, 2)
+
+
+def influence(config: LongformerConfig, mask: Mask) -> Array:  # [T, T] booleans
+    """Whether a query's result moves with a key's token."""
+    mixer, params = made(config, D)
+
+    def result(x: Any) -> Any:
+        output: Any = mixer.apply({"params": params}, x, MixerInputs(array(INDEX), mask))
+        return output.y[0].sum(-1)
+
+    jacobian = jax.jit(jax.jacrev(result))(normal(1, 1, T, D))
+    return np.asarray(jnp.abs(jacobian[:, 0]).sum(-1)) > 0
+
+
+@pytest.mark.full
+def test_how_many_keys_each_query_sees() -> None:
+    """2 w + 1 and the global ones; a global query all; under a causal mask those behind."""
+    sees = influence(LongformerConfig(num_heads=N, one_sided_window=3, dilations=(2,) * N), Mask())
+    assert sees[0].all()
+    assert sees[:, 0].all()
+    assert np.flatnonzero(sees[20]).tolist() == [0, 14, 16, 18, 20, 22, 24, 26]
+    config = LongformerConfig(num_heads=N, one_sided_window=3, num_global_tokens=0)
+    seen = influence(config, Mask(MaskPattern(causal=True), global_positions=array([[5, 30]])))
+    assert np.flatnonzero(seen[20]).tolist() == [5, 17, 18, 19, 20]
+    assert np.flatnonzero(seen[30]).tolist() == list(range(31))
+    assert influence(config, Mask()).sum() == 7 * T - 2 * (1 + 2 + 3)
+
+
+ROWS = array(np.arange(T)[None] < np.array([[T], [29]]))  # of one document each, and padding
+WITH_A_PACK = array(np.concatenate([7 * ROWS, PACKED[1:]]))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(head_dim=16),  # of few global queries: less is projected
+        dict(head_dim=16, qk_norm=NormConfig(), position=RoPE(), num_global_tokens=2),
+    ],
+)
+def test_one_document_a_row_is_the_same_as_beside_a_pack(settings: dict[str, Any]) -> None:
+    """Global tokens are found in another way as soon as one row is a pack, which is seen as the
+    program runs: the same numbers and gradients."""
+    config = LongformerConfig(num_heads=N, num_kv_heads=K, one_sided_window=3, **settings)
+    mixer, params = made(config, D)
+    x, real = normal(1, 3, T, D), jnp.asarray(ROWS)[..., None]
+    listed = None if "num_global_tokens" in settings else LISTED[[0, 1, 1]]
+
+    @jax.jit
+    def both(params: Any, x: Any, segments: Any) -> Any:
+        mask = Mask(
+            segments=segments, global_positions=None if listed is None else listed[: len(x)]
+        )
+
+        def run(params: Any, x: Any) -> Any:
+            output: Any = mixer.apply({"params": params}, x, MixerInputs(array(INDEX), mask))
+            return jnp.where(real, output.y[:2], 0)
+
+        y, pull = jax.vjp(run, params, x)
+        of_params, of_x = pull(jnp.cos(3 * y))
+        return y, of_params, of_x[:2]
+
+    apart, beside = both(params, x[:2], WITH_A_PACK[:2]), both(params, x, WITH_A_PACK)
+    for got, expected in zip(*map(jax.tree.leaves, (apart, beside)), strict=True):
+        assert_close(got, expected)
+    known = Mask(key_lengths=array([T, 29]), global_positions=None if listed is None else LISTED)
+    y = applied(mixer, params, x[:2], mask=known).y  # where it is known when compiled
+    assert_close(apart[0], np.where(ROWS[..., None], y, 0))
+    told = known.replace(key_lengths=None, segments=7 * ROWS, single_document=True)
+    y = applied(mixer, params, x[:2], mask=told).y
+    assert_close(apart[0], np.where(ROWS[..., None], y, 0))
+
+
+def test_what_is_dropped_does_not_depend_on_other_rows() -> None:
+    config = LongformerConfig(num_heads=N, one_sided_window=3, dropout=0.5)
+    mixer, params = made(config, D)
+    x, keys = normal(1, 3, T, D), jax.random.split(jax.random.key(0), 3)
+    apart, beside = (
+        applied(mixer, params, x[:n], mask=Mask(segments=WITH_A_PACK[:n]), dropout_rngs=keys[:n]).y
+        for n in (2, 3)
+    )
+    assert_close(np.where(ROWS[..., None], apart, 0), np.where(ROWS[..., None], beside[:2], 0))
+
+
+def test_it_computes_what_hugging_face_computes() -> None:
+    """Made by tests/fixtures/make_long.py."""
+    sizes, d = LONGFORMER, LONGFORMER.width
+    config = LongformerConfig(num_heads=sizes.heads, one_sided_window=sizes.window)
+    same = (np.eye(d, dtype=np.float32), np.zeros(d, np.float32))
+    params = {}
+    for suffix in ("_global", ""):
+        inner = [linear(drawn, f"{name}{suffix}", d, d) for name in ("query", "key", "value")]
+        for name, leaf in attention(inner, same, sizes.heads).items():
+            base, bias = name.removesuffix("_bias"), name.endswith("_bias")
+            params[f"{base}{suffix if base != 'output' else ''}{'_bias' * bias}"] = leaf
+    there = real(sizes)
+    mask = Mask(segments=array(there), global_positions=array(sizes.globals))
+    y = np.asarray(applied(made(config, d)[0], params, stream(sizes), mask=mask).y)
+    assert_close(y[there == 1], FIXTURES["longformer"][there == 1])
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"^longformer.dilations \(1, 2\): give one number from 1"):
+        LongformerConfig(num_heads=3, dilations=(1, 2))
+    with pytest.raises(ValueError, match=r"^longformer.one_sided_window -1: give 0 or more$"):
+        LongformerConfig(one_sided_window=-1)
+    mixer, params = made(LongformerConfig(num_heads=N), D)
+    x, cache = normal(0, B, T, D), mixer.init_cache(B, T)
+    with pytest.raises(ValueError, match=r"^mixer longformer: decodes under a causal mask; give"):
+        applied(mixer, params, x, cache=cache)
+    listed = Mask(MaskPattern(causal=True), global_positions=LISTED)
+    with pytest.raises(ValueError, match=r"^mixer longformer: decodes with the first tokens as"):
+        applied(mixer, params, x, cache=cache, mask=listed)
+
+
+@pytest.mark.parametrize("dilations", [(1,), (1, 3)])
+def test_flops_count_the_keys_that_are_seen(dilations: tuple[int, ...]) -> None:
+    config = LongformerConfig(
+        num_heads=2, one_sided_window=3, dilations=dilations, num_global_tokens=2
+    )
+    near, first = window(config, INDEX)[0], np.arange(T) < 2
+    seen = near | first | first[:, None]
+    counted = longformer_visible_keys(config, T)
+    assert counted.bidirectional == pytest.approx(seen.sum() / (2 * T))
+    assert counted.causal == pytest.approx((seen & np.tri(T, dtype=bool)).sum() / (2 * T))
+
+
+@pytest.mark.full
+def test_a_few_global_queries_need_no_keys_and_values_of_all_tokens() -> None:
+    """The same numbers, gradients and dropped weights' share, as with every token projected."""
+    config = LongformerConfig(
+        num_heads=N, num_kv_heads=K, head_dim=16, one_sided_window=5, num_global_tokens=2
+    )
+    mixer, params = made(config, D)
+    x, positions = normal(0, B, T, D), np.arange(T)[None]
+    ones = jnp.ones((1, T), int)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def both(params: Any, x: Any, segments: bool) -> Any:
+        pattern = MaskPattern(causal=True)  # with segments, any row is then taken for a pack
+        mask = Mask(pattern, segments=ones if segments else None)
+
+        def run(params: Any, x: Any) -> Any:
+            output: Any = mixer.apply({"params": params}, x, MixerInputs(array(positions), mask))
+            return output.y
+
+        y, pull = jax.vjp(run, params, x)
+        return y, pull(jnp.cos(y))
+
+    pairs = zip(*(jax.tree.leaves(both(params, x, each)) for each in (True, False)), strict=True)
+    for got, expected in pairs:
+        assert_close(got, expected)

@@ -1,0 +1,182 @@
+"""Performer: features of queries and keys in place of softmax."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax.core import meta
+
+from tests.transformer.formulas import array, assert_close, attention, normal, weights_of
+from tests.transformer.kernels import dense_attention, positive, relu
+from tests.transformer.mixers import applied, made
+from transformer import (
+    BlockConfig,
+    Hardware,
+    IdentityConfig,
+    Initialization,
+    LanguageModel,
+    Mask,
+    MaskPattern,
+    PerformerConfig,
+    Precision,
+    TransformerConfig,
+)
+from transformer.attention.base import MixerInputs
+from transformer.attention.variants.performer import Performer
+from transformer.context import ModelContext
+from transformer.costs import count_token_flops
+from transformer.layers.block import Memory
+from transformer.layers.stack import Stack, init_cache
+from transformer.testing.contract import ABILITY_CHECKS
+from transformer.testing.trial import make_trial
+
+B, T, D, N, K, H, M = 2, 11, 6, 4, 2, 3, 7
+CONFIG = PerformerConfig(num_heads=N, num_kv_heads=K, head_dim=H, num_features=M, seed=5)
+CAUSAL = Mask(MaskPattern(causal=True))
+
+
+@pytest.mark.parametrize("kind", ["positive", "relu"])
+def test_the_whole_mixer_against_the_formula(kind: Any) -> None:
+    """Four heads of queries on two of keys."""
+    config = PerformerConfig(
+        num_heads=N, num_kv_heads=K, head_dim=H, num_features=M, feature_map=kind, seed=5
+    )
+    mixer, w = made(config, D)
+    x, directions = normal(0, B, T, D), Performer.constants(config, 2, D)
+    y = applied(mixer, w, x, mask=CAUSAL, constants=directions).y
+    q, k, v = (
+        np.einsum("BTD,DNH->BTNH", np.float64(x), w[name]) + w[f"{name}_bias"][None, None]
+        for name in ("query", "key", "value")
+    )
+    phi = positive if kind == "positive" else relu
+    seen = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
+    expected = dense_attention(phi(q, directions), phi(k, directions), v, seen)
+    expected = np.einsum("BTNH,NHD->BTD", expected, w["output"]) + w["output_bias"]
+    assert_close(y, expected)
+
+
+@pytest.mark.slow
+def test_many_features_are_nearly_softmax_and_so_is_the_mean_over_seeds() -> None:
+    """The constants are arguments: all of these are one program."""
+    config = PerformerConfig(num_heads=2, head_dim=H, num_features=64)
+    mixer, w = made(config, D)
+    x = 0.4 * normal(0, 1, T, D)  # small, so that no few directions rule the errors
+    softmax, _ = attention(x, x, w, np.tri(T, dtype=bool)[None])
+    drawn = [
+        Performer.constants(PerformerConfig(head_dim=H, num_features=64, redraw_index=each), 0, D)
+        for each in range(64)
+    ]
+
+    def run(constants: Any) -> Any:
+        given: Any = dict(positions=np.arange(T)[None], mask=CAUSAL, constants=constants)
+        output: Any = mixer.apply({"params": w}, x, MixerInputs(**given))
+        return output.y
+
+    off = np.asarray(jax.jit(jax.vmap(run))(np.array(drawn)))[:, 0] - softmax
+    one = np.sqrt(np.mean(off**2))  # of 64 features; 64 times as many have an eighth of it
+    many = np.asarray(jax.jit(run)(np.concatenate(drawn))) - softmax
+    assert np.sqrt(np.mean(many**2)) < one / 4
+    # The quotient of two estimates is off by something of order 1 / M even on average.
+    assert np.sqrt(np.mean(off.mean(0) ** 2)) < one / 2
+
+
+def test_constants_are_a_function_of_seed_layer_and_redraw() -> None:
+    def drawn(layer: int = 0, **given: Any) -> Any:
+        return Performer.constants(PerformerConfig(num_features=M, head_dim=H, **given), layer, D)
+
+    assert drawn().shape == (M, H)
+    assert np.array_equal(drawn(3, seed=1, redraw_index=2), drawn(3, seed=1, redraw_index=2))
+    others = [drawn(1), drawn(seed=1), drawn(redraw_index=1)]
+    assert not any(np.allclose(drawn(), other) for other in others)
+    config = PerformerConfig(num_features=10, head_dim=H, feature_map="trigonometric")
+    assert Performer.constants(config, 0, D).shape == (5, H)
+
+
+def test_called_by_itself_it_has_the_features_of_layer_0() -> None:
+    mixer, w = made(CONFIG, D)
+    x, memory = normal(0, B, T, D), normal(1, B, T + 2, D)
+    given: Any = dict(memory=memory, mask=Mask(key_lengths=array([T + 2, 5])))
+    first = Performer.constants(CONFIG, 0, D)
+    y = applied(mixer, w, x, **given).y
+    assert_close(y, applied(mixer, w, x, constants=first, **given).y)
+    other = Performer.constants(CONFIG, 1, D)
+    assert not np.allclose(y, applied(mixer, w, x, constants=other, **given).y, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["scan", "unroll"])
+def test_in_cross_attention_it_has_the_features_of_its_layer(loop: Any) -> None:
+    """Three layers of nothing else, against the formula: with a memory, and with what is kept of
+    it."""
+    only = BlockConfig(
+        mixer=IdentityConfig(), cross_attention=CONFIG, feed_forward=None, norm=None, residual=False
+    )
+    shared = ModelContext(D, 3, Precision(), Initialization(), Hardware())
+    stack = Stack((only,), shared, loop)
+    x, memory = normal(0, B, T, D), normal(1, B, T + 2, D)
+    positions = np.arange(T)[None]
+    looks = Memory(memory, Mask(MaskPattern(ordered=False)))
+    given: Any = dict(positions=positions, mask=CAUSAL)
+    make = lambda x: stack.init(jax.random.key(0), x, memory=looks, **given)  # noqa: E731
+    params = weights_of(meta.unbox(jax.eval_shape(make, x))["params"])
+    run = jax.jit(functools.partial(stack.apply, {"params": params}))
+    found: Any = run(x, memory=looks, **given)
+    expected: Any = np.float64(x)
+    for layer in range(3):
+        w = jax.tree.map(lambda leaf, layer=layer: leaf[layer], params["place_0"]["cross"])
+        q, k, v = (
+            np.einsum("BTD,DNH->BTNH", of, w[name]) + w[f"{name}_bias"]
+            for name, of in (("query", expected), ("key", memory), ("value", memory))
+        )
+        directions = Performer.constants(CONFIG, layer, D)
+        seen = np.ones((B, T, T + 2), bool)
+        expected = dense_attention(positive(q, directions), positive(k, directions), v, seen)
+        expected = np.einsum("BTNH,NHD->BTD", expected, w["output"]) + w["output_bias"]
+    assert_close(found.x, expected)
+    cache: Any = init_cache((only,), shared, B, T, T + 2)
+    for tokens, source in ((slice(4), memory), (slice(4, None), None)):
+        given["positions"] = positions[:, tokens]
+        found = run(x[:, tokens], memory=looks._replace(x=source), cache=cache, **given)
+        cache = found.cache
+        assert_close(found.x, expected[:, tokens])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["trigonometric", "relu"])
+def test_other_features_keep_the_contract(kind: Any) -> None:
+    config = PerformerConfig(num_heads=2, num_kv_heads=1, num_features=10, feature_map=kind)
+    trial = make_trial(config, 6, 17, (1, 17), Hardware())
+    for ability in ("causal", "cached"):
+        ABILITY_CHECKS[ability](trial)
+
+
+def test_costs() -> None:
+    def scores(**given: Any) -> int:
+        block = BlockConfig(mixer=PerformerConfig(num_heads=N, **given), feed_forward=None)
+        config = TransformerConfig(
+            vocab_size=17, d_model=N * H, num_layers=1, layer_pattern=(block,)
+        )
+        flops = count_token_flops(LanguageModel(config), 1000)
+        assert flops.scores == flops.scores_causal
+        return flops.scores
+
+    assert scores(num_features=10) == 2 * 2 * N * (10 * H + 10 * (H + 1))
+    half = scores(num_features=10, feature_map="trigonometric")
+    assert half == 2 * 2 * N * (5 * H + 10 * (H + 1))
+
+
+def test_errors() -> None:
+    for message, given in (
+        (r"^performer.num_features 0: give 1 or more$", dict(num_features=0)),
+        (r"^performer.num_features 7: sines and cosines come in pairs; give an even number$",
+         dict(num_features=7, feature_map="trigonometric")),
+        (r"^performer.feature_map cosine: is not known; give one of positive, trigonometric, relu",
+         dict(feature_map="cosine")),
+        (r"^performer.redraw_index -1: give 0 or more$", dict(redraw_index=-1)),
+        (r"^attention.num_heads 0: give 1 or more$", dict(num_heads=0)),
+    ):  # fmt: skip
+        arguments: Any = given
+        with pytest.raises(ValueError, match=message):
+            PerformerConfig(**arguments)

@@ -1,0 +1,194 @@
+"""The sliding window is softmax attention under the window, decoded from a ring."""
+
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import array, assert_close, normal
+from transformer import Hardware, Mask, MaskPattern, NormConfig, RoPE, SlidingWindowConfig
+from transformer.attention.base import MixerInputs
+from transformer.attention.cache import ABSENT_POSITION, RollingCache
+from transformer.attention.projections import QKV
+from transformer.testing.abilities import pack_two_documents
+from transformer.testing.contract import check_mixer
+from transformer.testing.trial import Trial, make_trial, run_mixer
+
+
+def on_trial(config: SlidingWindowConfig, length: int = 67) -> Trial:
+    return make_trial(config, 12, length, (length,), Hardware())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "config",
+    [
+        SlidingWindowConfig(num_heads=2, window=7, backend="blockwise", position=RoPE()),
+        SlidingWindowConfig(
+            num_heads=4, num_kv_heads=2, window=5, dilation=3, dropout=0.1, bias=False
+        ),
+        SlidingWindowConfig(num_heads=2, window=1, qk_norm=NormConfig("rms")),
+    ],
+)
+def test_it_keeps_the_contract(config: SlidingWindowConfig) -> None:
+    check_mixer(config, d_model=12, length=67, lengths=(1, 67, 71))
+
+
+def test_the_window_by_hand() -> None:
+    """Three steps of two positions: a query sees itself and those two and four behind it."""
+    trial = on_trial(SlidingWindowConfig(num_heads=2, window=3, dilation=2), 7)
+    x, mixer = array(trial.inputs(0)), cast(Any, trial.mixer)
+    seen = mixer.select(QKV(x, x, x), MixerInputs(array(np.arange(7)[None]), Mask()))
+    behind = np.tril(np.asarray(seen)[0, 0])
+    assert [np.flatnonzero(row).tolist() for row in behind] == [
+        [0],
+        [1],
+        [0, 2],
+        [1, 3],
+        [0, 2, 4],
+        [1, 3, 5],
+        [2, 4, 6],
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.sampled("True")
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_of_tiles_are_those_of_the_formula(causal: bool) -> None:
+    """At a length that is no multiple of anything, with documents packed and padding."""
+    segments, positions = map(array, pack_two_documents(67))
+    mask = Mask(MaskPattern(causal=causal), positions=positions, segments=segments)
+    results = []
+    for form in ("blockwise", "reference"):
+        trial = on_trial(
+            SlidingWindowConfig(num_heads=3, window=9, backend=form, sinks=True, soft_cap=4.0)
+        )
+        inputs = trial.mixer_inputs(67, mask=mask, positions=positions)
+
+        def total(params: Any, x: Any, trial: Trial = trial, inputs: Any = inputs) -> Any:
+            y = run_mixer(trial.mixer, params, x, inputs).y
+            return (y * normal(5, *y.shape)).sum()
+
+        results.append(jax.jit(jax.value_and_grad(total, (0, 1)))(trial.params, trial.inputs(0)))
+    for got, expected in zip(*(jax.tree.leaves(each) for each in results), strict=True):
+        assert_close(got, expected)
+
+
+def test_the_ring_does_not_grow() -> None:
+    mixer = on_trial(SlidingWindowConfig(num_heads=2, window=5, dilation=2)).mixer
+    sizes = [mixer.init_cache(3, length).keys.shape[1] for length in (4, 9, 100_000)]
+    assert sizes == [4, 9, 9]
+
+
+def test_the_ring_by_hand() -> None:
+    """Five tokens into three slots: the last three stay, each at its position modulo three."""
+    zeros = jnp.zeros((2, 3, 1, 1))
+    ring = RollingCache(zeros, zeros, jnp.full((2, 3), ABSENT_POSITION))
+    new = jnp.arange(10.0).reshape(2, 5, 1, 1)
+    positions = array([[0, 1, 2, 3, 4], [0, 1, ABSENT_POSITION, ABSENT_POSITION, ABSENT_POSITION]])
+    ring = ring.append(new, 10 * new, positions)
+    assert np.asarray(ring.keys)[..., 0, 0].tolist() == [[3, 4, 2], [5, 6, 0]]
+    assert np.asarray(ring.values)[..., 0, 0].tolist() == [[30, 40, 20], [50, 60, 0]]
+    assert np.asarray(ring.positions).tolist() == [[3, 4, 2], [0, 1, ABSENT_POSITION]]
+
+
+def test_the_ring_keeps_the_newest_of_a_slot_in_whatever_order_they_come() -> None:
+    """Positions 1 and 4 share a slot: the older must not be written over the newer."""
+    zeros = jnp.zeros((1, 3, 1, 1))
+    new = jnp.arange(5.0).reshape(1, 5, 1, 1)
+    ring = RollingCache(zeros, zeros, jnp.full((1, 3), ABSENT_POSITION))
+    ring = ring.append(new, new, array([[4, 3, 2, 1, 0]]))
+    assert np.asarray(ring.positions).tolist() == [[3, 4, 2]]
+    assert np.asarray(ring.keys)[..., 0, 0].tolist() == [[1, 0, 2]]
+
+
+def test_slots_in_order_by_hand() -> None:
+    """Empty slots come first, then tokens by position, whichever slot they stood in."""
+    tokens = jnp.arange(6.0).reshape(2, 3, 1, 1)
+    ring = RollingCache(
+        tokens, 10 * tokens, array([[3, 4, 2], [0, 1, ABSENT_POSITION]])
+    ).sorted_by_position()
+    assert np.asarray(ring.keys)[..., 0, 0].tolist() == [[2, 0, 1], [5, 3, 4]]
+    assert np.asarray(ring.values)[..., 0, 0].tolist() == [[20, 0, 10], [50, 30, 40]]
+    assert np.asarray(ring.positions).tolist() == [[2, 3, 4], [ABSENT_POSITION, 0, 1]]
+
+
+CACHED = [
+    SlidingWindowConfig(num_heads=2, window=9, sinks=True, soft_cap=3.0, position=RoPE()),
+    SlidingWindowConfig(
+        num_heads=4, num_kv_heads=2, window=4, dilation=3, sinks=True, backend="reference"
+    ),
+    SlidingWindowConfig(num_heads=2, window=5, dilation=2, sinks=True, backend="blockwise"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.sampled("config1")
+@pytest.mark.parametrize("config", CACHED)
+def test_chunks_that_fit_the_ring_and_that_do_not_equal_the_full_pass(
+    config: SlidingWindowConfig,
+) -> None:
+    """Rings of 9 or 10 slots meet chunks of more and of fewer tokens, while not full and full."""
+    length = 340
+    trial = on_trial(config, length)
+    x = trial.inputs(0)
+    full = trial(x).y
+    for sizes in ((4, 30, 1, 7, 298), (300, 20, 10, 9, 1)):
+        cache, start = trial.init_cache(length), 0
+        for size in sizes:
+            here = slice(start, start + size)
+            y, cache, _ = trial(x[:, here], cache=cache, positions=np.arange(length)[None, here])
+            assert_close(y, full[:, here])
+            start += size
+        assert start == length
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", CACHED)
+def test_padded_chunks_of_several_lengths_equal_the_full_pass(config: SlidingWindowConfig) -> None:
+    """Each row goes on from its own position, in the second chunk as in the first."""
+    trial = on_trial(config)
+    x, index, rows = trial.inputs(0), np.arange(25), np.arange(3)[:, None]
+    full = trial(x).y
+    cache, starts = trial.init_cache(67), np.zeros(3, int)
+    for lengths in ([25, 11, 1], [3, 25, 0], [14, 20, 25]):
+        there = index < np.array(lengths)[:, None]
+        places = starts[:, None] + index
+        tokens = np.where(there[..., None], x[rows, places], 100 * trial.inputs(1, 25))
+        y, cache, _ = trial(tokens, cache=cache, positions=np.where(there, places, -1))
+        assert_close(y[there], full[rows, places][there])
+        starts = starts + lengths
+
+
+def test_weights_of_a_prompt_read_into_the_cache_are_those_of_its_queries() -> None:
+    trial = on_trial(SlidingWindowConfig(num_heads=2, window=5, dilation=2))
+    x, given = trial.inputs(0), dict(outputs=frozenset({"weights"}))
+    weights = np.asarray(trial(x, cache=trial.init_cache(67), **given).aux["weights"])
+    assert weights.shape == (3, 2, 67, 9 + 67)
+    assert not np.any(weights[..., :9])  # of the empty ring
+    assert_close(weights[..., 9:], trial(x, **given).aux["weights"])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("window", 0, "sliding_window.window 0: give 1 or more"),
+        ("dilation", 0, "sliding_window.dilation 0: give 1 or more"),
+        ("dropout", 1.0, r"sliding_window.dropout 1.0: give a share in \[0, 1\)"),
+        ("backend", "fast", "sliding_window.backend fast: is not known"),
+    ],
+)
+def test_bad_settings_are_named(field: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SlidingWindowConfig(**{field: value})
+
+
+def test_what_it_refuses() -> None:
+    trial = on_trial(SlidingWindowConfig(num_heads=2, window=5))
+    with pytest.raises(ValueError, match=r"^mixer sliding_window: has a window of its own"):
+        trial.trace(trial.inputs(0), mask=Mask(MaskPattern(causal=True, window=3)))
+    cache = trial.mixer.init_cache(3, 67)
+    with pytest.raises(ValueError, match=r"^mixer sliding_window: decodes under a causal mask"):
+        trial.trace(trial.inputs(0), mask=Mask(), cache=cache)

@@ -1,0 +1,184 @@
+"""Sparse Transformer's attention is softmax attention under its patterns."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import Array, array, assert_close, normal
+from transformer import Hardware, Mask, MaskPattern, RoPE, SparseTransformerConfig
+from transformer.attention.masks import dense_mask
+from transformer.attention.variants.sparse_transformer import pattern_mask
+from transformer.testing.abilities import pack_two_documents
+from transformer.testing.contract import check_mixer
+from transformer.testing.oracle import projections, reference_softmax_attention
+from transformer.testing.trial import Trial, make_trial, run_mixer
+
+T = 67
+
+
+def on_trial(config: SparseTransformerConfig, length: int = T) -> Trial:
+    return make_trial(config, 12, length, (length,), Hardware())
+
+
+KINDS = [
+    dict(pattern="strided", stride=5),
+    dict(pattern="fixed", stride=5, num_summary_tokens=2),
+    dict(pattern="strided", stride=7, factorization="heads"),
+    dict(pattern="fixed", stride=7, num_summary_tokens=3, factorization="heads"),
+    dict(pattern="strided", stride=6, factorization="far"),
+    dict(pattern="fixed", stride=6, num_summary_tokens=1, factorization="far"),
+    dict(pattern="fixed", stride=8, factorization="local"),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
+def test_it_keeps_the_contract(kind: dict[str, Any]) -> None:
+    config = SparseTransformerConfig(num_heads=4, num_kv_heads=2, position=RoPE(), **kind)
+    check_mixer(config, d_model=12, length=T, lengths=(1, T, 71))
+
+
+def test_the_patterns_by_hand() -> None:
+    """Queries 0 to 8, a stride of three: what figure 3 of the paper draws."""
+    index = array([np.arange(9)])
+
+    def rows(kind: Any, part: Any) -> list[list[int]]:
+        seen = np.tril(np.asarray(pattern_mask(kind, 3, 1, part, index, index))[0])
+        return [np.flatnonzero(row).tolist() for row in seen]
+
+    assert rows("strided", "local")[8] == [5, 6, 7, 8]
+    assert rows("strided", "far")[8] == [2, 5, 8]
+    assert rows("strided", "merged")[7] == [1, 4, 5, 6, 7]
+    assert rows("fixed", "local")[7] == [6, 7]
+    assert rows("fixed", "far")[7] == [2, 5]
+    assert rows("fixed", "merged")[8] == [2, 5, 6, 7, 8]
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(
+    "'stride': 8, 'factorization': 'local'}-True",
+    "{'pattern': 'strided', 'stride': 6, 'factorization': 'far'}-False",
+    "{'pattern': 'fixed', 'stride': 5, 'num_summary_tokens': 2}-True",
+)
+@pytest.mark.parametrize(
+    ("kind", "causal"),
+    [(kind, True) for kind in KINDS] + [(KINDS[each], False) for each in (0, 1, 4, 5)],
+    ids=str,
+)
+def test_values_and_gradients_against_the_dense_pattern(kind: dict[str, Any], causal: bool) -> None:
+    """With documents packed and padding, at a length that is no multiple of the stride."""
+    segments, positions = map(array, pack_two_documents(T))
+    mask = Mask(MaskPattern(causal=causal), positions=positions, segments=segments)
+    trial = on_trial(SparseTransformerConfig(num_heads=4, **kind))
+    inputs = trial.mixer_inputs(T, mask=mask, positions=positions)
+    chosen = normal(5, 3, T, 12)
+
+    def total(params: Any, x: Any) -> Any:
+        return (run_mixer(trial.mixer, params, x, inputs).y * chosen).sum()
+
+    mixer: Any = trial.mixer
+    heads = projections(mixer, trial.params, trial.inputs(0), inputs)
+    seen = np.asarray(mixer.select(heads, inputs)) & np.asarray(dense_mask(mask, T, T))[:, None]
+
+    def expected_total(params: Any, x: Any) -> Any:
+        q, k, v = projections(mixer, params, x, inputs)
+        scores = jax.numpy.einsum("BTNH,BSNH->BNTS", q, k) / q.shape[-1] ** 0.5
+        weights = jax.nn.softmax(jax.numpy.where(seen, scores, -1e30), axis=-1)
+        weights = jax.numpy.where(seen, weights, 0)
+        y = jax.numpy.einsum("BNTS,BSNH,NHD->BTD", weights, v, params["output"])
+        return ((y + params["output_bias"][None, None]) * chosen).sum()
+
+    got, expected = (
+        jax.jit(jax.value_and_grad(each, (0, 1)))(trial.params, trial.inputs(0))
+        for each in (total, expected_total)
+    )
+    for one, other in zip(*(jax.tree.leaves(each) for each in (got, expected)), strict=True):
+        assert_close(one, other)
+    y = np.asarray(run_mixer(trial.mixer, trial.params, trial.inputs(0), inputs).y)
+    q, k, v = (np.asarray(each) for each in heads)
+    assert_close(y, outputs(trial, reference_softmax_attention(q, k, v, seen)))
+
+
+def outputs(trial: Trial, y: Array) -> Array:
+    return np.einsum("BTNH,NHD->BTD", y, trial.params["output"]) + trial.params["output_bias"]
+
+
+@pytest.mark.slow
+def test_padding_by_lengths_is_not_seen() -> None:
+    trial = on_trial(
+        SparseTransformerConfig(num_heads=2, pattern="fixed", stride=5, num_summary_tokens=2)
+    )
+    x, lengths = trial.inputs(0), array([T, 23, 1])
+    mask = Mask(key_lengths=lengths)
+    there = np.arange(T)[None, :, None] < lengths[:, None, None]
+    before = trial(x, mask=mask).y
+    after = trial(np.where(there, x, 100 * trial.inputs(1)), mask=mask).y
+    assert np.array_equal(np.where(there, before, 0), np.where(there, after, 0))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("pattern", "length", "offset"), [("strided", 70, 40), ("fixed", 70, 40), ("fixed", 24, 40)]
+)
+def test_positions_may_begin_anywhere(pattern: Any, length: int, offset: int, causal: bool) -> None:
+    """A row that begins and ends among the last tokens of a block has more of them than others.
+
+    So has one whose first document goes on from elsewhere.
+    """
+    trial = on_trial(
+        SparseTransformerConfig(num_heads=2, pattern=pattern, stride=16, num_summary_tokens=8),
+        length,
+    )
+    x, first = trial.inputs(0), length // 2 - 1
+    alone = offset + np.arange(length)[None]
+    packed = np.where(np.arange(length) < first, alone, np.arange(length) - first)
+    documents = array(1 + (np.arange(length)[None] >= first))
+    for positions, segments in ((alone, None), (packed, documents)):
+        mask = Mask(MaskPattern(causal=causal), positions=array(positions), segments=segments)
+        inputs = trial.mixer_inputs(length, mask=mask, positions=positions)
+        mixer: Any = trial.mixer
+        heads = projections(mixer, trial.params, x, inputs)
+        shown = np.asarray(dense_mask(mask, length, length))[:, None]
+        seen = np.asarray(mixer.select(heads, inputs)) & shown
+        q, k, v = (np.asarray(each) for each in heads)
+        y = run_mixer(trial.mixer, trial.params, x, inputs).y
+        assert_close(y, outputs(trial, reference_softmax_attention(q, k, v, seen)))
+
+
+@pytest.mark.slow
+@pytest.mark.sampled("kind0")
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
+def test_chunks_of_several_blocks_equal_the_full_pass(kind: dict[str, Any]) -> None:
+    """Queries meet a cache a block at a time, of which the last is not full."""
+    length = 300
+    trial = on_trial(
+        SparseTransformerConfig(num_heads=4, num_kv_heads=2, position=RoPE(), **kind), length
+    )
+    x = trial.inputs(0)
+    full, cache, start = trial(x).y, trial.init_cache(length + 5), 0
+    for size in (5, 150, 1, 144):
+        here = slice(start, start + size)
+        y, cache, _ = trial(x[:, here], cache=cache, positions=np.arange(length)[None, here])
+        assert_close(y, full[:, here])
+        start += size
+    assert start == length
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(pattern="spiral"), "sparse.pattern spiral: is not known; give one of strided, fixed"),
+        (dict(stride=0), "sparse.stride 0: give 1 or more"),
+        (
+            dict(pattern="fixed", stride=4, num_summary_tokens=5),
+            "sparse.num_summary_tokens 5: is more than the stride; give less",
+        ),
+        (dict(num_heads=3, factorization="heads"), r"sparse.num_heads 3 \(of keys 3\): are odd"),
+    ],
+)
+def test_bad_settings_are_named(given: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SparseTransformerConfig(**given)

@@ -1,0 +1,93 @@
+"""Convolutions against loops over tokens and taps, at sizes of which no two are alike."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import Array, array, assert_close, normal
+from tests.transformer.mixers import applied, axes, made
+from transformer import Mask, MaskPattern
+from transformer.baselines.config import ConvolutionConfig
+from transformer.testing.contract import check_mixer
+
+B, T, D = 2, 7, 5
+SEGMENTS = array([[1, 1, 1, 2, 2, 0, 0], [0, 4, 4, 4, 4, 4, 4]])
+CONFIGS = {
+    "full": ConvolutionConfig(kernel_size=3),
+    "even": ConvolutionConfig(kernel_size=4),
+    "separable": ConvolutionConfig(kernel_size=3, separable=True),
+}
+
+
+def convolved(x: Array, w: dict[str, Array], ahead: int, segments: Array) -> Array:
+    """Each tap of each token of its own document, the last tap `ahead` tokens after it."""
+    if "kernel" in w:
+        kernel, bias = w["kernel"], w["kernel_bias"]
+    else:  # one matrix, scaled by channel for each tap
+        kernel, bias = np.einsum("KD,DE->KDE", w["depthwise"], w["output"]), w["output_bias"]
+    y = np.zeros(x.shape) + bias
+    for row, t, tap in np.ndindex(B, T, len(kernel)):
+        other = t + ahead - (len(kernel) - 1 - tap)
+        if 0 <= other < T and segments[row, t] == segments[row, other] != 0:
+            y[row, t] += x[row, other] @ kernel[tap]
+    return y
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=list(CONFIGS))
+def test_convolution_within_documents(config: ConvolutionConfig, causal: bool) -> None:
+    mixer, params = made(config, D)
+    x = normal(1, B, T, D)
+    y = applied(mixer, params, x, mask=Mask(MaskPattern(causal=causal), segments=SEGMENTS)).y
+    ahead = 0 if causal else (config.kernel_size - 1) // 2
+    assert_close(y, convolved(x, params, ahead, SEGMENTS))
+    y = applied(mixer, params, x, mask=Mask(MaskPattern(causal=causal))).y
+    assert_close(y, convolved(x, params, ahead, np.ones((B, T))))
+
+
+@pytest.mark.full
+def test_the_contract_of_other_forms() -> None:
+    for config in (ConvolutionConfig(kernel_size=1), CONFIGS["separable"]):
+        check_mixer(config, d_model=6, length=17, lengths=(1, 17, 23))
+
+
+def test_a_cache_goes_by_positions() -> None:
+    """Rows of 3 and 5 tokens, the first padded; then one more of each; then a new document."""
+    mixer, params = made(CONFIGS["even"], D)
+    x, causal = normal(1, B, T, D), Mask(MaskPattern(causal=True))
+    full = np.asarray(applied(mixer, params, x, mask=causal).y)
+    positions = array([[0, 1, 2, -1, -1], [0, 1, 2, 3, 4]])
+    cache: Any = np.zeros((B, 3, D), np.float32)
+    given: Any = dict(mask=causal, cache=cache, positions=positions)
+    _, cache, _ = applied(mixer, params, x[:, :5], **given)
+    next_one = x[[0, 1], [3, 5]][:, None]
+    y, cache, _ = applied(
+        mixer, params, next_one, **given | dict(cache=cache, positions=array([[3], [5]]))
+    )
+    assert_close(y[:, 0], full[[0, 1], [3, 5]])
+    anew = applied(
+        mixer, params, x[:, :1], **given | dict(cache=cache, positions=array([[0], [0]]))
+    )
+    assert_close(anew.y[:, 0], full[:, 0])
+
+
+def test_axes() -> None:
+    assert axes(CONFIGS["full"], D) == {
+        "kernel": ("taps", "embed", "hidden"),
+        "kernel_bias": ("hidden",),
+    }
+    assert axes(CONFIGS["separable"], D) == {
+        "depthwise": ("taps", "embed"),
+        "output": ("embed", "hidden"),
+        "output_bias": ("hidden",),
+    }
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match=r"^convolution.kernel_size 0: give 1 or more$"):
+        ConvolutionConfig(kernel_size=0)
+    mixer, params = made(CONFIGS["full"], D)
+    cache = np.zeros((B, 2, D), np.float32)
+    with pytest.raises(ValueError, match=r"^mixer convolution: decodes under a causal mask alone"):
+        applied(mixer, params, normal(0, B, T, D), cache=cache)

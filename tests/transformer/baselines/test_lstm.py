@@ -1,0 +1,156 @@
+"""The LSTM against its formula, against PyTorch's, and over long distances."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.fixtures.recurrent import LENGTHS, WIDTH, inputs
+from tests.fixtures.tiny import drawn
+from tests.transformer.formulas import Array, array, assert_close, normal
+from tests.transformer.mixers import applied, axes, made
+from tests.transformer.baselines import formulas
+from transformer import Hardware, Mask, MaskPattern
+from transformer.attention.base import MixerInputs
+from transformer.baselines import lstm
+from transformer.baselines.cells import document_boundaries
+from transformer.baselines.config import LSTMConfig
+from transformer.testing.abilities import check_cached
+from transformer.testing.contract import check_mixer
+from transformer.testing.trial import make_trial
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "recurrent.npz"
+B, T, D, H = 2, 7, 5, 3
+SEGMENTS = array([[1, 1, 1, 2, 2, 0, 0], [0, 4, 4, 4, 4, 4, 4]])
+
+
+def each_document(x: Array, run: Any) -> Array:  # [B, T, D] -> [B, T, ...]
+    """What `run` makes of each document of SEGMENTS alone, zeros elsewhere."""
+    y = np.zeros((B, T, run(x[0]).shape[-1]))
+    for row, document in ((0, 1), (0, 2), (1, 4)):
+        own = SEGMENTS[row] == document
+        y[row, own] = run(x[row, own])
+    return y
+
+
+def test_an_lstm_is_its_formula() -> None:
+    mixer, params = made(LSTMConfig(), D)
+    x = normal(1, B, T, D)
+    y = applied(mixer, params, x, mask=Mask(MaskPattern(causal=True))).y
+    assert_close(y, np.stack([formulas.lstm(row, params["forward"]) for row in x]))
+
+
+def test_documents_are_read_one_by_one_from_both_ends() -> None:
+    mixer, params = made(LSTMConfig(hidden_size=H, bidirectional=True), D)
+    x = normal(1, B, T, D)
+
+    def both(x: Array) -> Array:
+        ahead = formulas.lstm(x, params["forward"])
+        back = formulas.lstm(x[::-1], params["backward"])[::-1]
+        return np.concatenate([ahead, back], axis=-1)
+
+    y = applied(mixer, params, x, mask=Mask(segments=SEGMENTS)).y
+    assert_close(y, each_document(x, both) @ params["output"] + params["output_bias"])
+
+
+@pytest.mark.slow
+def test_the_contract_in_both_directions() -> None:
+    check_mixer(LSTMConfig(bidirectional=True), d_model=6, length=17, lengths=(1, 17, 23))
+
+
+@pytest.mark.slow
+def test_a_state_that_reads_padding_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def deaf(mask: Mask, positions: Any, **given: Any) -> Any:
+        return document_boundaries(mask, abs(positions), **given)
+
+    monkeypatch.setattr(lstm, "timeline", deaf)
+    message = "^mixer lstm: cached: a token after padded ones differs from the full pass"
+    with pytest.raises(AssertionError, match=message):
+        check_cached(make_trial(LSTMConfig(hidden_size=4), 6, 17, (17,), Hardware()))
+
+
+def torch_weights(name: str, side: str, width: int, hidden: int) -> dict[str, Array]:
+    """One direction of the layer `name`, as PyTorch lays it out: two biases, gates first."""
+    shapes = {"weight_ih": (width,), "weight_hh": (hidden,), "bias_ih": (), "bias_hh": ()}
+    w = {
+        part: drawn(f"{name}.{part}_l0{side}", (4 * hidden, *inputs)).reshape(4, hidden, *inputs)
+        for part, inputs in shapes.items()
+    }
+    return {
+        "input": np.moveaxis(w["weight_ih"], -1, 0),
+        "recurrent": np.moveaxis(w["weight_hh"], -1, 0),
+        "bias": w["bias_ih"] + w["bias_hh"],
+    }
+
+
+@pytest.mark.parametrize("name", ["lstm", "both"])
+def test_the_states_are_those_of_pytorch(name: str) -> None:
+    both = name == "both"
+    mixer, params = made(LSTMConfig(bidirectional=both), WIDTH)
+    hidden = WIDTH // (1 + both)
+    params["forward"] = torch_weights(name, "", WIDTH, hidden)
+    if both:
+        params["backward"] = torch_weights(name, "_reverse", WIDTH, hidden)
+    y = applied(mixer, params, inputs(), mask=Mask(key_lengths=array(LENGTHS))).y
+    with np.load(FIXTURES) as expected:
+        assert_close(y, expected[name])
+
+
+def test_the_axes_and_the_bias_of_the_forget_gate() -> None:
+    assert axes(LSTMConfig(hidden_size=H), D) == {
+        "forward/input": ("embed", "gates", "hidden"),
+        "forward/recurrent": ("state", "gates", "hidden"),
+        "forward/bias": ("gates", "hidden"),
+        "output": ("hidden", "embed"),
+        "output_bias": ("embed",),
+    }
+    mixer, _ = made(LSTMConfig(), D)
+    x, positions = normal(0, 1, 1, D), np.zeros((1, 1), int)
+    start = jax.jit(lambda key: mixer.init(key, x, MixerInputs(array(positions), Mask())))
+    bias = start(jax.random.key(0))["params"]["forward"]["bias"].value
+    assert bias.tolist() == [[0] * D, [1] * D, [0] * D, [0] * D]
+
+
+@pytest.mark.parametrize("forget_bias", [1.0, 6.0])
+def test_the_gradient_fades_no_faster_than_the_forget_gate(forget_bias: float) -> None:
+    """Around zero, and with the gates deaf to h, each step back costs a factor sigmoid(bias)."""
+    mixer, params = made(LSTMConfig(), D)
+    forward = jax.tree.map(np.zeros_like, params["forward"]) | {"input": params["forward"]["input"]}
+    forward["bias"][1] = forget_bias
+
+    def last(x: jax.Array) -> Any:
+        positions: Any = np.arange(T)[None]
+        variables = {"params": {"forward": forward}}
+        return mixer.apply(variables, x, MixerInputs(array(positions), Mask()))[0][0, -1].sum()
+
+    gradient = np.asarray(jax.jit(jax.grad(last))(np.zeros((1, T, D), np.float32)))[0]
+    norms = np.linalg.norm(gradient, axis=-1)[::-1]
+    assert_close(norms / norms[0], formulas.sigmoid(array(forget_bias)) ** np.arange(T))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"mask": Mask(MaskPattern(causal=True))},
+            "bidirectional reads what comes later, so cannot",
+        ),
+        ({"mask": Mask(MaskPattern(window=3))}, "cannot obey a window; use a mixer of attention"),
+        ({"memory": np.zeros((1, 1, D), np.float32)}, "reads its own input alone, no memory"),
+    ],
+    ids=["causal", "window", "memory"],
+)
+def test_refusals(given: Any, message: str) -> None:
+    mixer, params = made(LSTMConfig(hidden_size=H, bidirectional=True), D)
+    with pytest.raises(ValueError, match=f"^mixer lstm: {message}"):
+        applied(mixer, params, normal(0, B, T, D), **given)
+
+
+def test_widths() -> None:
+    assert LSTMConfig(bidirectional=True).resolved_hidden_size(6) == 3
+    with pytest.raises(ValueError, match=r"^lstm.bidirectional: would halve the width 5; set an"):
+        LSTMConfig(bidirectional=True).check_d_model(5)
+    with pytest.raises(ValueError, match=r"^lstm.hidden_size -1: give 0 or more$"):
+        LSTMConfig(hidden_size=-1)

@@ -1,0 +1,143 @@
+"""Recurrences that read a memory, against their formulas: documents packed on both sides."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import array, assert_close, normal
+from tests.transformer.mixers import applied, axes, made
+from tests.transformer.baselines import formulas
+from transformer import Hardware, Mask, MaskPattern, MixerConfig
+from transformer.attention.config import AdditiveScore, BilinearScore, DotScore
+from transformer.baselines.config import BahdanauConfig, LuongConfig, Seq2SeqConfig
+from transformer.baselines.memory_attention import first_visible, last_visible, memory_mask
+from transformer.testing.abilities import check_cross, check_segments
+from transformer.testing.contract import check_mixer
+from transformer.testing.trial import make_trial
+
+B, T, S, D, H, A = 2, 7, 6, 5, 3, 4
+SEGMENTS = array([[1, 1, 1, 2, 2, 0, 0], [0, 4, 4, 4, 4, 4, 4]])
+MEMORY_SEGMENTS = array([[2, 2, 2, 2, 1, 1], [4, 4, 4, 0, 0, 0]])
+DOCUMENTS = ((0, 1), (0, 2), (1, 4))
+MASK = Mask(MaskPattern(ordered=False), segments=SEGMENTS, key_segments=MEMORY_SEGMENTS)
+WEIGHTS = frozenset({"weights"})
+ATTENTIONAL = {
+    "bahdanau": BahdanauConfig(hidden_size=H, score_size=A),
+    "dot": LuongConfig(score=DotScore()),
+    "general": LuongConfig(hidden_size=H),
+    "concat": LuongConfig(hidden_size=H, score=AdditiveScore(A)),
+}
+ONE = np.zeros((1, 1, D), np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTENTIONAL)
+def test_attention_inside_the_recurrence(name: str) -> None:
+    config = ATTENTIONAL[name]
+    mixer, params = made(config, D, memory=ONE)
+    formula: Any = formulas.bahdanau if name == "bahdanau" else formulas.luong
+    x, memory = normal(1, B, T, D), normal(2, B, S, D)
+    output = applied(mixer, params, x, WEIGHTS, memory=memory, mask=MASK)
+    y, weights = np.asarray(output.y), np.zeros((B, 1, T, S))
+    for row, document in DOCUMENTS:
+        own, theirs = SEGMENTS[row] == document, MEMORY_SEGMENTS[row] == document
+        expected, looks = formula(x[row, own], memory[row, theirs], params)
+        assert_close(y[row, own], expected)
+        weights[row, 0][np.ix_(own, theirs)] = looks
+    assert_close(output.aux["weights"], weights)
+    output = applied(mixer, params, x, memory=memory)
+    alone = np.stack([formula(*both, params)[0] for both in zip(x, memory, strict=True)])
+    assert_close(output.y, alone)
+    assert output.aux == {}
+
+
+def test_a_source_in_one_vector() -> None:
+    mixer, params = made(Seq2SeqConfig(), D, memory=ONE)
+    x, memory = normal(1, B, T, D), normal(2, B, S, D)
+    y = np.asarray(applied(mixer, params, x, memory=memory, mask=MASK).y)
+    for row, document in DOCUMENTS:
+        own, theirs = SEGMENTS[row] == document, MEMORY_SEGMENTS[row] == document
+        assert_close(y[row, own], formulas.seq2seq(x[row, own], memory[row, theirs], params))
+    y = applied(mixer, params, x, memory=memory).y
+    assert_close(y, np.stack([formulas.seq2seq(*each, params) for each in zip(x, memory)]))  # noqa: B905
+
+
+@pytest.mark.slow
+def test_the_ends_of_what_is_seen() -> None:
+    seen = memory_mask(MASK, T, S)
+    assert seen.shape == (B, T, S)
+    assert not memory_mask(MASK, T, S)[0, 5].any()
+    memory: Any = np.arange(B * S).reshape(B, S, 1) + 1
+    firsts, lasts = (
+        np.asarray(each(memory, seen))[..., 0] for each in (first_visible, last_visible)
+    )
+    assert firsts.tolist() == [[5, 5, 5, 1, 1, 0, 0], [0, 7, 7, 7, 7, 7, 7]]
+    assert lasts.tolist() == [[6, 6, 6, 4, 4, 0, 0], [0, 9, 9, 9, 9, 9, 9]]
+    lengths = Mask(key_lengths=array([2, 6]))
+    assert np.asarray(last_visible(memory, memory_mask(lengths, 1, S))).ravel().tolist() == [2, 12]
+
+
+@pytest.mark.full
+def test_the_contract_of_an_additive_score() -> None:
+    check_mixer(ATTENTIONAL["concat"], d_model=6, length=17, lengths=(1, 17, 23))
+
+
+@pytest.mark.slow
+def test_a_mixer_that_is_deaf_to_the_memory_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = lambda scores, seen, values, dtype: (0 * values[:, 0], 0 * scores)  # noqa: E731
+    nothing = lambda memory, seen: first_visible(0 * memory, seen)  # noqa: E731
+    monkeypatch.setattr("transformer.baselines.bahdanau.align", silent)
+    monkeypatch.setattr("transformer.baselines.bahdanau.first_seen", nothing)
+    message = "^mixer bahdanau: cross: memory is not what is looked at$"
+    with pytest.raises(AssertionError, match=message):
+        check_cross(make_trial(BahdanauConfig(hidden_size=2), 6, 9, (1,), Hardware()))
+
+
+@pytest.mark.slow
+def test_a_mixer_that_sees_padding_of_the_memory_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    everything: Any = lambda mask, queries, size: np.ones((1, queries, size), bool)  # noqa: E731
+    monkeypatch.setattr("transformer.baselines.luong.looked_at", everything)
+    trial = make_trial(LuongConfig(hidden_size=2), 6, 9, (1,), Hardware())
+    with pytest.raises(
+        AssertionError, match=r"^mixer luong: cross: padding of the memory is seen$"
+    ):
+        check_cross(trial)
+    with pytest.raises(
+        AssertionError, match=r"^mixer luong: segments: document 1 of a pack differs"
+    ):
+        check_segments(trial)
+
+
+def test_axes() -> None:
+    names = axes(ATTENTIONAL["bahdanau"], D, memory=ONE)
+    assert names["gates"] == ("state", "gates", "hidden")
+    assert names["context"] == ("embed", "gates", "hidden")
+    assert names["score_vector"] == ("score",)
+    assert names["output_state"] == ("state", "pieces", "hidden")
+    names = axes(ATTENTIONAL["general"], D, memory=ONE)
+    assert names["feed"] == ("embed", "gates", "hidden")
+    assert names["combine"] == ("both", "hidden")
+    assert names["score_key"] == ("embed", "score")
+
+
+@pytest.mark.parametrize("config", [Seq2SeqConfig(), BahdanauConfig(), LuongConfig()])
+def test_without_a_memory_there_is_nothing_to_read(config: MixerConfig) -> None:
+    mixer, params = made(config, D, memory=ONE)
+    message = f"^mixer {config.kind}: has no memory to read; use it in an EncoderDecoder"
+    with pytest.raises(ValueError, match=message):
+        applied(mixer, params, normal(0, B, T, D))
+
+
+def test_errors() -> None:
+    with pytest.raises(
+        ValueError, match=r"^luong.hidden_size 3: the dot score needs states as wide as"
+    ):
+        LuongConfig(hidden_size=3, score=DotScore()).check_d_model(D)
+    LuongConfig(hidden_size=D, score=DotScore()).check_d_model(D)
+    LuongConfig(hidden_size=3, score=BilinearScore()).check_d_model(D)
+    with pytest.raises(ValueError, match=r"^bahdanau.score_size -1: give 0 or more$"):
+        BahdanauConfig(score_size=-1)
+    mixer, _ = made(LuongConfig(), D, memory=ONE)
+    with pytest.raises(ValueError, match=r"^mixer luong: its cache holds a memory; ask init_mem"):
+        mixer.init_cache(B, T)

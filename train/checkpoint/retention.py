@@ -1,0 +1,88 @@
+"""Decide which checkpoints to keep, and delete or rename the others."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from etils import epath
+
+from train.checkpoint.discovery import ORBAX_TMP_MARKER, list_steps
+from train.checkpoint.manifest import MANIFEST_NAME
+
+
+@dataclasses.dataclass
+class RetentionPolicy:
+    """Reasons to keep a checkpoint; one reason is enough.
+
+    A checkpoint is *due* at multiples of `save_every`. Saves in between, of a run that was
+    preempted, do not count for `keep_last_due` and `keep_min_age`, so that an interrupted run
+    keeps the same checkpoints to average and to roll back to as an uninterrupted one.
+    """
+
+    keep_last: int = 1
+    """Number of newest checkpoints to keep, at least 1."""
+    save_every: int = 0
+    """Steps between due checkpoints; 0: none is due."""
+    keep_last_due: int = 1
+    """Number of newest due checkpoints to keep; 1 adds nothing to `keep_last`."""
+    keep_min_age: int = 0
+    """Keep a due checkpoint that is at least this many steps old, and at most twice as many plus
+    `save_every`. Two are kept for it. 0: off."""
+    keep_every: int = 0
+    """Keep checkpoints at multiples of this many steps; 0: off."""
+    best_step: int | None = None
+    """Step of the best evaluation."""
+    pinned_steps: set[int] = dataclasses.field(default_factory=set)
+    """Steps to keep in any case."""
+
+    def __post_init__(self) -> None:
+        if self.keep_last < 1:
+            raise ValueError(f"keep {self.keep_last}: the newest is always kept")
+
+    def steps_to_keep(self, steps: Iterable[int]) -> set[int]:
+        """Return the subset of the steps to keep."""
+        steps = sorted(steps)
+        keep = {*steps[-self.keep_last :], *self.pinned_steps}
+        keep |= {step for step in steps if step == self.best_step}
+        if self.keep_every:
+            keep |= {step for step in steps if step % self.keep_every == 0}
+        if self.save_every and self.keep_last_due > 1:
+            due = [step for step in steps if step % self.save_every == 0]
+            keep |= set(due[-self.keep_last_due :])
+        if self.save_every and self.keep_min_age:
+            # Two neighbouring multiples of a spacing of at least `keep_min_age` steps: the older
+            # one is always old enough, and the newer one is the older one of the next pair.
+            spacing = math.ceil(self.keep_min_age / self.save_every) * self.save_every
+            keep |= set([step for step in steps if step % spacing == 0][-2:])
+        return keep.intersection(steps)
+
+
+def delete_unfinished(directory: epath.Path) -> None:
+    """Delete what killed and failed saves have left, which may fill the disk."""
+    for path in [
+        # Not by glob: the directory's own name may contain pattern characters.
+        *(path for path in directory.iterdir() if ORBAX_TMP_MARKER in path.name),
+        *(directory / str(step) for step in list_steps(directory, committed=False)),
+    ]:
+        with contextlib.suppress(OSError):
+            path.rmtree()
+
+
+def delete_checkpoint(directory: epath.Path, step: int) -> None:
+    """Delete a checkpoint. Its manifest goes first, so that a partial deletion does not count."""
+    with contextlib.suppress(OSError):  # the next save deletes what is left
+        (directory / str(step) / MANIFEST_NAME).unlink()
+        (directory / str(step)).rmtree()
+
+
+def set_aside_checkpoint(directory: epath.Path, step: int, name: str) -> epath.Path:
+    """Rename a checkpoint to `<name>-<step>`, so that the step can be saved again."""
+    target, number = directory / f"{name}-{step}", 1
+    while target.exists():
+        number += 1
+        target = directory / f"{name}-{step}-{number}"
+    (directory / str(step)).rename(target)
+    return target

@@ -1,0 +1,53 @@
+"""Write the files that describe a run: its config, tokenizer and labels.
+
+These files and one checkpoint make a run. Writing them needs no trainer and no evaluator, so that
+an importer of weights can create a run too.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+
+from train.config.io import experiment_to_dict, experiment_to_text
+from train.data.tokenizer import Tokenizer
+from train.experiment import Experiment
+from train.run_folder.folder import RunFolder, write_atomically
+from train.tasks.vocabulary import Labels
+from transformer.hardware import Hardware
+
+
+def write_run_files(
+    folder: RunFolder,
+    experiment: Experiment,
+    tokenizer: Tokenizer,
+    labels: Labels,
+    *,
+    auto_choices: Mapping[str, str],
+    hardware: Hardware,
+) -> None:
+    """Write `tokenizer.json`, `labels.json`, `config.txt` and `config.json`.
+
+    Args:
+      folder: Run folder, prepared by `RunFolder.create`.
+      experiment: Resolved settings, including the vocabulary size.
+      tokenizer: Tokenizer that the model's embedding rows belong to.
+      labels: Class or tag names by index. No file is written if there are none.
+      auto_choices: Value and reason of every `auto` setting. A resumed run keeps them.
+      hardware: Hardware on which `auto_choices` were made.
+
+    Raises:
+      UserError: A file cannot be written.
+    """
+    record = {
+        "experiment": experiment_to_dict(experiment),
+        "chosen": dict(auto_choices),
+        "hardware": dataclasses.asdict(hardware),
+    }
+    auto_lines = "".join(f"# auto: {name} = {choice}\n" for name, choice in auto_choices.items())
+    write_atomically(folder.tokenizer, tokenizer.to_json())
+    if labels:
+        write_atomically(folder.labels, json.dumps(labels, ensure_ascii=False) + "\n")
+    write_atomically(folder.config_text, experiment_to_text(experiment) + auto_lines)
+    # config.json marks the folder as a run, so it is written last: a process that is killed
+    # before this line leaves a folder that the next `fit` starts from scratch.
+    write_atomically(folder.config_json, json.dumps(record, indent=1) + "\n")

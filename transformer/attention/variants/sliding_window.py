@@ -75,7 +75,9 @@ class SlidingWindowAttention(Mixer):
             dropout_rngs=fold_in(inputs.dropout_rngs, 0),
         )
         sinks = declare_sink_logits(self, config.num_heads, shared) if config.sinks else None
-        how: Any = dict(backend=config.backend, hardware=shared.hardware, constrain=shared.constrain)
+        how: Any = dict(
+            backend=config.backend, hardware=shared.hardware, constrain=shared.constrain
+        )
         attended = attend(q, k, v, mask, scoring, sink_logits=sinks, outputs=inputs.outputs, **how)
         y = attended.y[:, before:]
         aux = {name: each[:, :, before:] for name, each in attended.aux.items()}  # weights

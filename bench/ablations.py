@@ -1,9 +1,9 @@
-"""One change at a time to a small language model: what it does to the held-out loss.
+"""Ablations of a small language model: the held-out loss after one change at a time.
 
     python -m bench.ablations heads
     python -m bench.ablations documents --steps 1000 --seeds 3
 
-The quickstart's model and corpus, every row trained alike.
+Model and corpus are the quickstart's. Every row is trained with the same recipe.
 """
 
 import dataclasses
@@ -26,27 +26,27 @@ Group = Literal["heads", "documents", "residual", "norms", "feed_forward", "riva
 
 
 def heads(base: Experiment) -> dict[str, Experiment]:
-    """The same width in fewer or more heads."""
+    """Different numbers of heads at the same total width."""
     counts = (1, 2, 3, 6, 12)
     changed = {n: with_mixer(base.model, num_heads=n, num_kv_heads=n) for n in counts}
     return {f"{n} heads": with_model(base, pattern=each) for n, each in changed.items()}
 
 
 def documents(base: Experiment) -> dict[str, Experiment]:
-    """Windows as one run of tokens, or documents in them kept apart."""
+    """Windows as one token stream, or with packed documents masked from each other."""
     apart = dataclasses.replace(base.text_data, document_masking=True)
     return {"one stream": base, "documents apart": dataclasses.replace(base, data=apart)}
 
 
 def residual(base: Experiment) -> dict[str, Experiment]:
-    """With and without what is added to f(x)."""
+    """Blocks with and without residual connections."""
     [block] = base.model.layer_pattern
     without = dataclasses.replace(block, residual=False)
     return {"with": base, "without": with_model(base, pattern=(without,))}
 
 
 def norms(base: Experiment) -> dict[str, Experiment]:
-    """Where the norm stands, and which."""
+    """Norm placement and kind."""
     [block] = base.model.layer_pattern
     rows = {}
     for placement in ("pre", "post", "sandwich"):
@@ -72,7 +72,7 @@ def feed_forward(base: Experiment) -> dict[str, Experiment]:
 
 
 def rivals(base: Experiment) -> dict[str, Experiment]:
-    """The recipes of `configs/versus.py`, as they are, for as many steps."""
+    """The recipes of `configs/versus.py` unchanged, with the same number of steps."""
     return {name: dataclasses.replace(each, steps=base.steps) for name, each in RIVALS.items()}
 
 
@@ -87,14 +87,14 @@ GROUPS: dict[Group, Callable[[Experiment], dict[str, Experiment]]] = {
 
 
 def main(group: tyro.conf.Positional[Group], steps: int = 600, seeds: int = 1) -> None:
-    """Prints the held-out loss of each row, its spread over seeds, and the time of training."""
+    """Print the held-out loss of each row, its spread over seeds, and the time of training."""
     table = Table(group, "loss", "spread", "seconds", title=f"{steps} steps, {seeds} seeds")
     for name, experiment in GROUPS[group](small(steps)).items():
         losses, seconds = [], []
         for seed in range(seeds):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             run = trained(dataclasses.replace(experiment, seed=seed))
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time.perf_counter() - start)
             losses.append(losses_by_position(run, LENGTH, windows=512).mean())
         spread = f"{max(losses) - min(losses):.3f}" if seeds > 1 else "-"
         loss = f"{statistics.mean(losses):.4f}"

@@ -5,10 +5,10 @@
 Each variant is a whole mixer, projections included, of one sequence of T tokens: forward and
 backward for its weights and its input, and with `--forward` the forward pass by itself. Variants
 take turns at one length, the median of the rounds is given. A variant whose step takes longer than
-a third of `--patience`, or needs more than `--most`, is not tried at greater lengths. Memory is
-what the compiler sets aside beside arguments and results. The exponents are the slopes of log time
+a third of `--patience`, or needs more than `--most`, is skipped at greater lengths. Memory is what
+the compiler reserves besides arguments and results. The exponents are the slopes of log time
 and log memory over log T from 4,096 tokens on; `crossing` is the length from which a variant's step
-is faster than full attention's, in the form that the library itself picks.
+is faster than that of full attention with the backend `auto`.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ EXACT = {
     "full, query blocks": AttentionConfig(backend="query_blocks"),
     "full, blockwise": AttentionConfig(backend="blockwise"),
 }
-"""Forms of full attention, beside `full` in the form that is picked."""
+"""Full attention with a fixed backend, besides `full` with `auto`."""
 
 FAMILY = (
     "full",
@@ -73,42 +73,42 @@ class Options:
     """Measure every variant of attention against the length."""
 
     variants: tuple[str, ...] = (*FAMILY, *EXACT)
-    """Names of mixers, or of the forms of full attention."""
+    """Names of mixers, or of entries of `EXACT`."""
     lengths: tuple[int, ...] = tuple(2**power for power in range(9, 17))
     """T, growing: 512 to 65,536."""
     num_heads: int = 4
     head_dim: int = 64
     rounds: int = 3
-    """How often each step is timed."""
+    """Number of timings per step."""
     patience: float = 20.0
     """Seconds for the rounds of one variant at one length."""
     most: float = 8.0
-    """GiB that a step may need."""
+    """Memory limit of a step, in GiB."""
     forward: bool = False
-    """Whether the forward pass is timed by itself too."""
+    """Also time the forward pass alone."""
     compute: Literal["float32", "bfloat16"] = "float32"
     figure: Path | None = Path("docs/figures/attention_cost.png")
     output: Path | None = None
-    """A file for the numbers, as JSON."""
+    """JSON file for the numbers."""
 
 
 @dataclasses.dataclass
 class Cost:
-    """Of one variant at one length."""
+    """Cost of one variant at one length."""
 
     step: float
     """Seconds, forward and backward."""
     forward: float | None
     """Seconds."""
     memory: int
-    """Bytes that a step needs beside arguments and results."""
+    """Bytes reserved for a step besides arguments and results."""
 
 
 Costs = dict[str, dict[int, Cost]]
 
 
 def config_of(name: str, options: Options, length: int) -> MixerConfig:
-    """A variant of the size asked for, otherwise as its defaults have it."""
+    """Return a variant with the requested sizes and defaults otherwise."""
     config = EXACT.get(name) or default_config(name)
     sizes: dict[str, Any] = dict(num_heads=options.num_heads, head_dim=options.head_dim)
     names = {field.name for field in dataclasses.fields(config)}
@@ -118,7 +118,7 @@ def config_of(name: str, options: Options, length: int) -> MixerConfig:
 
 
 def programs(config: MixerConfig, options: Options, length: int) -> tuple[list[Any], int]:
-    """The step, and forward if wanted, ready to be called; and the step's memory in bytes."""
+    """Compile the step (and the forward pass on request); return the calls and the step's bytes."""
     width = options.num_heads * options.head_dim
     precision = Precision(compute=options.compute)
     shared = ModelContext(width, 2, precision, Initialization(), local_hardware())
@@ -146,14 +146,14 @@ def programs(config: MixerConfig, options: Options, length: int) -> tuple[list[A
 
 
 def seconds(call: Callable[[], Any]) -> float:
-    """Wall time until the results are there."""
+    """Return the wall time until the results are ready."""
     start = time.perf_counter()
     jax.block_until_ready(call())
     return time.perf_counter() - start
 
 
 def measured(options: Options) -> Costs:
-    """All variants at all lengths that they bear."""
+    """Measure all variants at all lengths within their limits."""
     costs: Costs = {name: {} for name in options.variants}
     tired: set[str] = set()
     for length in track(options.lengths, "lengths"):
@@ -165,7 +165,7 @@ def measured(options: Options) -> Costs:
 
 
 def at_length(options: Options, length: int, tired: set[str]) -> dict[str, Cost]:
-    """Those that are not tired yet take turns; adds those that will be."""
+    """Measure variants in turns at one length; add those that reach a limit to `tired`."""
     ready: dict[str, Any] = {}
     for name in options.variants:
         if name in tired:
@@ -190,7 +190,7 @@ def at_length(options: Options, length: int, tired: set[str]) -> dict[str, Cost]
 
 
 def save(costs: Costs, path: Path | None) -> None:
-    """What has been measured so far."""
+    """Save the measurements so far."""
     if path:
         plain = {
             name: {t: dataclasses.asdict(cost) for t, cost in found.items()}
@@ -200,7 +200,7 @@ def save(costs: Costs, path: Path | None) -> None:
 
 
 def slope(found: dict[int, Cost], what: str) -> float | None:
-    """The exponent p of cost ~ T^p, by least squares over the longer lengths."""
+    """Return the exponent p of cost ~ T^p, fitted by least squares to the longer lengths."""
     points = [(t, getattr(cost, what)) for t, cost in found.items() if t >= FIRST_OF_SLOPE]
     if len(points) < 2:
         return None
@@ -209,14 +209,14 @@ def slope(found: dict[int, Cost], what: str) -> float | None:
 
 
 def crossing(found: dict[int, Cost], full: dict[int, Cost]) -> int | None:
-    """The first length from which on the step is always faster than full attention's."""
+    """Return the length from which on the step is always faster than full attention's."""
     both = sorted(set(found) & set(full))
     later = [t for t in both if all(found[u].step < full[u].step for u in both if u >= t)]
     return min(later, default=None)
 
 
 def table(costs: Costs, lengths: list[int]) -> Table:
-    """A row for each variant."""
+    """Return a table with one row per variant."""
     shown = [t for t in lengths if t in (1024, 4096, 16_384, 65_536)] or lengths[-1:]
     grid = Table(title="forward and backward, seconds and MiB")
     for title in ("", *(f"{t:,}" for t in shown), "time ~ T^", "memory ~ T^", "crossing"):
@@ -234,7 +234,7 @@ def table(costs: Costs, lengths: list[int]) -> Table:
 
 
 def draw(costs: Costs, path: Path) -> None:
-    """Time and memory against length, both axes logarithmic."""
+    """Plot time and memory against length, on logarithmic axes."""
     fig, axes = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
     colours = pyplot.get_cmap("tab20").colors  # type: ignore[attr-defined]
     for index, (name, found) in enumerate(costs.items()):

@@ -1,4 +1,4 @@
-"""Simple baselines for every score in RESULTS.md: what a few lines of counting achieve.
+"""Simple baselines for every score in RESULTS.md: counting models.
 
     python -m bench.baselines [trec sst2 ...]
 
@@ -9,8 +9,8 @@ model. Nothing is tuned: smoothing and discounts come from the formulas.
 - Classification: the most frequent class; multinomial naive Bayes over words, and over words and
   bigrams.
 - Tagging: the most frequent tag of each word.
-- Language modelling: interpolated Kneser-Ney n-grams over the model's own tokens.
-- Translation: the source copied; word by word, with the translation table of IBM model 1.
+- Language modeling: interpolated Kneser-Ney n-grams over the model's own tokens.
+- Translation: copying the source; translating word by word with the table of IBM model 1.
 """
 
 import itertools
@@ -310,7 +310,7 @@ def _words(text: str) -> list[str]:
 
 
 ORDERS = (1, 3, 5, 7)
-"""Of the n-gram models."""
+"""Orders of the n-gram models."""
 
 TASKS: dict[str, Callable[[Experiment], Scores]] = {
     "trec": classification,

@@ -1,4 +1,4 @@
-"""How long the training step of a deep model takes to compile, beside a shallow one.
+"""Compile time of the training step of a deep model, compared with a shallow one.
 
     python -m bench.compile_time [--layers 48 --against 12] [--rounds 3]
 
@@ -26,7 +26,7 @@ from transformer.config import LayerLoop
 
 
 def deepened(layers: int, loop: LayerLoop) -> Experiment:
-    """`gpt2:xl` with so many layers, a batch of two windows."""
+    """Return `gpt2:xl` with `layers` layers and a batch of two windows."""
     xl = find_experiment("gpt2:xl")
     model = dataclasses.replace(xl.model, num_layers=layers, layer_loop=loop)
     return dataclasses.replace(xl, model=model, batch_size=2, grad_accum_steps=1)
@@ -50,7 +50,7 @@ def compile_seconds(experiment: Experiment) -> float:
 
 
 def main(layers: int = 48, against: int = 12, rounds: int = 3) -> None:
-    """Prints seconds and their ratio to those of the scanned shallow model."""
+    """Print seconds and their ratio to those of the scanned shallow model."""
     jax.config.update("jax_enable_compilation_cache", False)
     cases: dict[tuple[int, LayerLoop], list[float]] = {
         (layers, "scan"): [],

@@ -1,4 +1,4 @@
-"""A contender as its parent sees it: a process that speaks ``bench.protocol``."""
+"""Contender process as seen by its parent: it speaks ``bench.protocol``."""
 
 import json
 import shlex
@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def interpreter(path: Path) -> str:
-    """Where an interpreter is, from any folder; a link is not followed, or it would leave its venv.
+    """Return an interpreter's absolute path. Links are not followed: they would leave the venv.
 
-    Raises UserError if nothing that can be run is there, nor on the search path under that name.
+    Raises UserError if neither the path nor the search path has an executable of that name.
     """
     found = shutil.which(path)
     if found is None:
@@ -30,9 +30,9 @@ def interpreter(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Contender:
-    """What to start: ``command`` (an interpreter and what it runs) from the root of the repository.
+    """Command to start from the root of the repository, and its settings.
 
-    settings: what the contender is told to build; anything that JSON can carry.
+    settings: JSON-compatible settings of what the contender builds.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Record:
-    """What a contender did.
+    """Measurements of one contender.
 
     seconds, losses: of its turn in every round; the loss is the last one.
     others: what other processes took of the machine's cores in each of its turns, 0 to 1.
@@ -59,7 +59,7 @@ class Record:
 
 
 class Runner:
-    """A contender's process, built and warmed up.
+    """Running contender, built and warmed up.
 
     Every method raises UserError if the process has ended before its time.
     """
@@ -72,13 +72,13 @@ class Runner:
         self._ready = self._listen()["ready"]
 
     def turn(self, steps: int) -> None:
-        """Has the contender run ``steps`` steps."""
+        """Run ``steps`` steps in the contender."""
         neighbours = Neighbours()
         turn = self._ask({"command": "run", "steps": steps})
         self._turns.append({**turn, "others": neighbours.share(turn["cpu_seconds"])})
 
     def finish(self) -> Record:
-        """Has the contender quit, and gathers what it did."""
+        """Stop the contender and collect its record."""
         peak = self._ask({"command": "quit"})["peak_memory_bytes"]
         return Record(
             name=self.name,
@@ -110,7 +110,7 @@ class Runner:
     def _ended_early(self) -> UserError:
         status = self._process.wait()
         self._errors.seek(0)
-        last_words = (self._errors.read().strip().splitlines() or ["without a word"])[-1]
+        last_words = (self._errors.read().strip().splitlines() or ["no message"])[-1]
         command: Any = self._process.args
         return UserError(
             f"{self.name}: ended early with status {status} ({last_words}); "
@@ -120,7 +120,7 @@ class Runner:
 
 @contextmanager
 def running(contender: Contender, warmup: int) -> Iterator[Runner]:
-    """Starts a contender and waits until it is built and warmed up; ends it when left."""
+    """Start a contender, wait until it is built and warmed up, and end it on exit."""
     settings = json.dumps({**contender.settings, "warmup": warmup})
     with (
         # A file, not a pipe: nobody reads during a turn, and a full pipe would block the contender.

@@ -1,9 +1,9 @@
-"""Rotary positions stretched to longer contexts, before and after a little fine-tuning.
+"""RoPE extended to longer contexts, before and after short fine-tuning.
 
     python -m bench.context_extension [--steps 600] [--tuning 60]
 
 The quickstart's model, trained on windows of 128 tokens; then its held-out loss over windows 2, 4
-and 8 times as long, as it is and by each rule of extension, with no training and after a tenth of
+and 8 times as long, unchanged and with each extension rule, without training and after a tenth of
 the steps at the longer length.
 """
 
@@ -30,7 +30,7 @@ FACTORS = (2, 4, 8)
 
 
 def rules(factor: float) -> dict[str, RopeScaling]:
-    """Every rule, for a context so many times longer."""
+    """Return every extension rule for a context `factor` times longer."""
     return {
         "none": NoScaling(),
         "linear": LinearScaling(factor),
@@ -41,7 +41,7 @@ def rules(factor: float) -> dict[str, RopeScaling]:
 
 
 def stretched(experiment: Experiment, scaling: RopeScaling, factor: int, tuning: int) -> Experiment:
-    """The experiment at a longer length, with as many tokens a step, at a fifth of its rate."""
+    """Return the experiment at a longer length: same tokens per step, a fifth of the rate."""
     pattern = with_mixer(experiment.model, position=RoPE(scaling=scaling))
     return dataclasses.replace(
         experiment,
@@ -55,7 +55,7 @@ def stretched(experiment: Experiment, scaling: RopeScaling, factor: int, tuning:
 
 
 def main(steps: int = 600, tuning: int = 60) -> None:
-    """Prints losses before and after fine-tuning, by rule and length."""
+    """Print losses before and after fine-tuning, by rule and length."""
     base = small(steps)
     run = trained(base)
     own = losses_by_position(run, LENGTH).mean()

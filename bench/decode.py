@@ -1,10 +1,10 @@
-"""Times decoding beside Hugging Face, taking turns on this machine.
+"""Decoding speed compared with Hugging Face, in turns on this machine.
 
     python bench/decode.py --torch-python ~/torch/bin/python
 
 Both sides continue random prompts by 128 tokens, greedily, in float32 with a key-value cache, on
-all cores; reading the prompts counts. The model is GPT-2's smallest with random weights. PyTorch
-and transformers are looked for in ``--torch-python``, which may be that of another environment.
+all cores; the prefill counts. The model is GPT-2's smallest with random weights. PyTorch
+and transformers are imported by ``--torch-python``, which may belong to another environment.
 """
 
 import json
@@ -27,34 +27,34 @@ PEER = "Hugging Face"
 
 @dataclass(frozen=True)
 class Options:
-    """Time decoding beside Hugging Face's generate."""
+    """Compare decoding with Hugging Face's generate."""
 
     torch_python: Path = Path(sys.executable)
     """The interpreter that has PyTorch and transformers."""
     batch: tuple[int, ...] = (1, 8)
-    """How many prompts are continued at once; each number is measured by itself."""
+    """Batch sizes, each measured separately."""
     layers: int = 12
     width: int = 768
     heads: int = 12
     context: int = 1024
-    """Positions that the model has."""
+    """Context length of the model."""
     vocabulary: int = 50_257
     prompt: int = 16
     """Tokens of each prompt."""
     new_tokens: int = 128
     rounds: int = 7
-    """How many turns each side takes; a turn continues one batch."""
+    """Number of turns per side; a turn continues one batch."""
     warmup: int = 1
     """Batches before the first turn."""
     seed: int = 0
-    """Of the order of turns."""
+    """Seed of the order of turns."""
     json: bool = False
     """Print one JSON object in place of tables."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The rows of one batch size; rates are new tokens a second, ratios to the peer's."""
+    """Rows of one batch size; rates are new tokens per second, ratios are to the peer's."""
 
     batch: int
     reference: str
@@ -62,7 +62,7 @@ class Measurement:
 
 
 def contenders(options: Options, batch: int) -> list[Contender]:
-    """Ours and the peer, told the same things. Raises UserError without the peer's interpreter."""
+    """Return both sides with the same settings. Raises UserError without the peer's interpreter."""
     shape = ("layers", "width", "heads", "context", "vocabulary", "prompt", "new_tokens")
     settings = {name: getattr(options, name) for name in shape}
     settings |= {"batch": batch, "threads": cores()}
@@ -74,7 +74,7 @@ def contenders(options: Options, batch: int) -> list[Contender]:
 
 
 def measure(options: Options, batch: int) -> Measurement:
-    """Races both sides with one batch size."""
+    """Race both sides with one batch size."""
     records = race(
         contenders(options, batch),
         rounds=options.rounds,
@@ -86,7 +86,7 @@ def measure(options: Options, batch: int) -> Measurement:
 
 
 def main(options: Options) -> None:
-    """Measures the batch sizes asked for; prints them as they come, or as one object at the end."""
+    """Measure the batch sizes asked for; prints them as they come, or as one object at the end."""
     measurements = []
     console = Console()
     if not options.json:

@@ -1,4 +1,4 @@
-"""How much a token far back still matters: gradients against distance, at initialisation.
+"""Gradient norm with respect to a token against its distance, at initialization.
 
     python -m bench.gradient_distance [--figure docs/figures/gradient_distance.png]
 
@@ -94,7 +94,7 @@ def _is_recurrent(path: Any) -> bool:
 
 
 def main(figure: Path = Path("docs/figures/gradient_distance.png")) -> None:
-    """Prints the gradients at some distances, and draws all."""
+    """Print the gradients at some distances, and draws all."""
     fig, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     table = Table("distance", *map(str, DISTANCES), title=f"Gradient norms, width {WIDTH}")
     for name, row in STACKS.items():

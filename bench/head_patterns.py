@@ -28,7 +28,7 @@ WEIGHTS = frozenset({"weights"})
 def reaches(
     weights: jax.Array,  # [L, B, N, T, S]
 ) -> jax.Array:  # [L, N] tokens
-    """How far back a head looks, in the mean."""
+    """Return the mean attention distance of each head."""
     length = weights.shape[-1]
     back = jnp.arange(length)[:, None] - jnp.arange(length)[None]
     return jnp.einsum("LBNTS,TS->LN", weights, back) / (weights.shape[1] * length)
@@ -67,7 +67,7 @@ def patterns(run: Run, params: Any, windows: int) -> tuple[np.ndarray, np.ndarra
 
 
 def main(workdir: tyro.conf.Positional[str], windows: int = 32) -> None:
-    """Prints a table.
+    """Print a table.
 
     Args:
       workdir: The folder of a language model's run whose layers are all of softmax attention.

@@ -76,10 +76,10 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of one variant."""
+    """Outcome of one variant."""
 
     accuracy: float
-    """Of the test split, in percent."""
+    """Test accuracy in percent."""
     loss: float
     """Nats an example, of the test split."""
     steps_per_second: float
@@ -88,7 +88,7 @@ class Outcome:
 
 
 def trained(experiment: Experiment, corpus: ExampleCorpus[ClassificationSplit]) -> Outcome:
-    """Trains from the seed, and judges by the test split."""
+    """Train from the seed, and judges by the test split."""
     task = ClassificationTask(ClassificationTask(experiment).resolve_experiment(corpus))
     engine = make_engine(task.experiment, local_hardware())
     assert isinstance(engine, JitEngine)
@@ -122,7 +122,7 @@ def guesses(corpus: ExampleCorpus[ClassificationSplit]) -> dict[str, float]:
 
 
 def first_tokens(split: ClassificationSplit) -> np.ndarray:  # [n]
-    """Of each text: what follows the token that stands for the whole."""
+    """Return the token after the first one, of each text."""
     return split.tokens.values[split.tokens.offsets[:-1] + 1]
 
 

@@ -47,9 +47,9 @@ class Options:
     """The interpreter that has PyTorch and transformers."""
     shortest: int = 512
     longest: int = 16_384
-    """Of the figure."""
+    """Lengths of the figure."""
     race_length: int = 4096
-    """Of the race of Longformers."""
+    """Length of the comparison with Hugging Face."""
     race_lengths: tuple[int, ...] = (1024, 2048, 4096, 8192)
     """At which the memory of BigBirds is compared."""
     window: int = 256
@@ -57,16 +57,16 @@ class Options:
     heads: int = 4
     head_width: int = 64
     rounds: int = 5
-    """How often each is timed."""
+    """Number of timings."""
     patience: float = 20.0
-    """Seconds beyond which a form is not run at greater lengths."""
+    """Seconds beyond which an implementation is skipped at greater lengths."""
     most: float = 10.0
     """GiB of memory beyond which a form is not run."""
     figure: Path | None = Path("docs/figures/longformer.png")
 
 
 class Cost(NamedTuple):
-    """Of one form at one length."""
+    """Cost of one implementation at one length."""
 
     seconds: float | None
     """None: not run."""
@@ -99,7 +99,7 @@ def check(window: int = 8, length: int = 56) -> None:
 
 
 def measured(options: Options, lengths: Sequence[int]) -> Costs:
-    """All forms at all lengths; in each round they take turns."""
+    """Measure all implementations at all lengths, in turns."""
     costs: Costs = {name: {} for name in FORMS}
     tired: set[str] = set()
     for length in track(lengths, "lengths"):

@@ -19,14 +19,14 @@ PEER = "Hugging Face"
 
 @dataclass(frozen=True)
 class Shape:
-    """What both sides are told."""
+    """Settings of both sides."""
 
     width: int = 768
     heads: int = 12
     window: int = 256
-    """Of Longformer, keys on each side."""
+    """Longformer: keys on each side."""
     block: int = 64
-    """Of BigBird."""
+    """BigBird: block size."""
 
 
 def contenders(torch_python: Path, mixer: str, length: int, shape: Shape) -> list[Contender]:
@@ -42,7 +42,7 @@ def contenders(torch_python: Path, mixer: str, length: int, shape: Shape) -> lis
 def race_both(
     torch_python: Path, length: int, lengths: Sequence[int], rounds: int, console: Console
 ) -> None:
-    """Prints Longformer's times at one length, and BigBird's memory at several."""
+    """Print Longformer's times at one length, and BigBird's memory at several."""
     shape = Shape()
     sides = contenders(torch_python, "longformer", length, shape)
     rows = compare(race(sides, rounds=rounds, steps=1, warmup=1), PEER, length)
@@ -59,7 +59,7 @@ def race_both(
 
 
 def growth(memory: dict[int, list[Record]]) -> Table:
-    """What a process grows by when it runs, by length, and the exponent it grows with."""
+    """Return the memory growth of a process by length, and its exponent."""
     grid = Table(title="bigbird: MiB that a forward pass takes beside weights and input")
     for title in ("", *(f"{length:,}" for length in memory), "~ T^"):
         grid.add_column(title, justify="right" if title else "left")

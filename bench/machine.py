@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""Description of the machine that figures are measured on."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

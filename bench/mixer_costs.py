@@ -1,4 +1,4 @@
-"""What each way of mixing tokens costs: operations by formula and as traced, steps, paths, memory.
+"""Costs of mixers: FLOPs by formula and as traced, sequential steps, path lengths, memory.
 
     python -m bench.mixer_costs [--width 512 --length 512]
 
@@ -46,7 +46,7 @@ TAPS, HEADS = 5, 8
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A way of mixing tokens, and what the texts say of it, for n tokens of width d."""
+    """Mixer and its textbook formulas for n tokens of width d."""
 
     block: BlockConfig
     formula: str
@@ -56,7 +56,7 @@ class Kind:
     path: str
     """Layers or steps between the first token and the last."""
     memory: str
-    """What the numbers kept for the backward pass grow with, beside the weights."""
+    """Growth of the residuals of the backward pass, besides the weights."""
     cheaper: Callable[[int], float] | None = None
     """d -> the length from which it is cheaper than attention."""
 
@@ -129,7 +129,7 @@ def traced_operations(
     width: int,  # d
     length: int,  # n
 ) -> int:
-    """Operations of all products of matrices in the program for one sequence."""
+    """Return the FLOPs of all matmuls in the program for one sequence."""
     shared = ModelContext(width, 1, Precision(), Initialization(), Hardware())
     module, x = Block(block, shared, parent=None), jnp.zeros((1, length, width))
     inputs = MixerInputs(jnp.arange(length)[None, :], Mask(MaskPattern(causal=True)))
@@ -142,7 +142,7 @@ def traced_operations(
 
 
 def products(jaxpr: Any) -> int:
-    """Operations of all products of matrices in a program, those of a loop once for each round."""
+    """Return the FLOPs of all matmuls in a program; loop bodies count once per iteration."""
     total = 0
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":
@@ -156,7 +156,7 @@ def products(jaxpr: Any) -> int:
 
 
 def main(width: int = 512, length: int = 512) -> None:
-    """Prints the costs at one size, and where attention stops being the cheaper."""
+    """Print the costs at one size, and where attention stops being the cheaper."""
     costs = Table(title=f"{length} tokens of width {width}, {TAPS} taps, {HEADS} heads")
     for column in ("kind", "formula", "GFLOP", "traced", "steps", "path", "memory ~"):
         costs.add_column(column)

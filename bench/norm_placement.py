@@ -1,4 +1,4 @@
-"""Whether gradients stay level with depth, by where the norms stand, at initialisation.
+"""Gradient norms by layer and depth for each norm placement, at initialization.
 
     python -m bench.norm_placement [--figure docs/figures/norm_placement.png]
 
@@ -94,7 +94,7 @@ def by_layer(stacked: Any) -> np.ndarray:  # [L]
 
 
 def main(figure: Path = Path("docs/figures/norm_placement.png")) -> None:
-    """Prints how many times a stack's first gradient the last is, and draws those of all layers."""
+    """Print how many times a stack's first gradient the last is, and draws those of all layers."""
     fig, panels = pyplot.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
     for placement, axes in zip(PLACEMENTS, panels, strict=True):
         for layers, shade in zip(DEPTHS, np.linspace(0.85, 0.1, len(DEPTHS)), strict=True):

@@ -1,4 +1,4 @@
-"""What `bench.patterns` draws: every mixer that has a pattern, small enough for it to be seen."""
+"""Panels of `bench.patterns`: every mixer with a pattern, at sizes small enough to see it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,25 +20,25 @@ LENGTH = 64
 ONE: Any = dict(num_heads=1, head_dim=16)
 
 HIDDEN, UNSEEN, ALL, NEAR, FAR, RANDOM, CHOSEN = range(7)
-"""Why a query sees a key, or does not."""
+"""Reasons why a query sees a key or not."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A mixer, and what its pattern is made of."""
+    """Mixer and the parts of its pattern."""
 
     kind: str
     name: str
-    """What the paper calls the pattern."""
+    """Paper's name of the pattern."""
     parts: Mapping[int, MixerConfig]
-    """Of each part, in the order in which they are added up, a mixer that has no later ones."""
+    """For each part, in order, a mixer with this part and the earlier ones only."""
     packed: bool = False
-    """Whether the row holds two documents."""
+    """True if the row holds two documents."""
     can_be_causal: bool = True
 
 
 def panels() -> list[Panel]:
-    """Every pattern, with sizes at which it can be seen."""
+    """Return every panel, with sizes at which its pattern is visible."""
     window = LongformerConfig(one_sided_window=4, num_global_tokens=0, **ONE)
     dilated = dataclasses.replace(window, dilations=(3,))
     globals_too = dataclasses.replace(window, num_global_tokens=2)
@@ -75,5 +75,5 @@ def panels() -> list[Panel]:
 
 
 def local(config: SparseTransformerConfig) -> SparseTransformerConfig:
-    """Without the far part."""
+    """Return the config without the far part."""
     return dataclasses.replace(config, factorization="local")

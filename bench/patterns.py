@@ -1,13 +1,12 @@
-"""Which query sees which key in every variant of attention that has a pattern, as pictures.
+"""Pictures of the attention patterns: which query sees which key.
 
     python -m bench.patterns [--figure docs/figures/attention_patterns.png]
 
-Mixers that choose keys by a pattern are asked for it (`select`). Of the others a key counts as seen
-by those tokens whose results change when it is changed: of Longformer, whose global tokens have
-weights of their own, and of full attention. Where a pattern has several parts the mixer is asked
-with fewer of them too, and a key has the colour of the first part that shows it. What is drawn is
-the first head. Performer and linear attention see all keys, and Linformer's are mixtures of all:
-they have no pattern.
+Mixers with a pattern of their own report it (`select`). For the others (Longformer, whose global
+tokens have their own weights, and full attention) a key counts as visible to the tokens whose
+results change when it changes. If a pattern has several parts, the mixer is also run with fewer of
+them, and a key gets the color of the first part that shows it. Only the first head is drawn.
+Performer and linear attention see all keys and Linformer projections of all: they have no pattern.
 """
 
 import functools
@@ -52,14 +51,14 @@ LOOKS = {
 
 
 def text() -> np.ndarray:  # [1, T, D]
-    """Few words, often repeated and never quite the same."""
+    """Return noisy repetitions of a few random vectors."""
     random = np.random.default_rng(3)
     words = random.normal(size=(WORDS, WIDTH))[random.integers(WORDS, size=LENGTH)]
     return (words + 0.5 * random.normal(size=words.shape)).astype(np.float32)[None]
 
 
 def mask_of(*, causal: bool, packed: bool) -> Mask:
-    """Of a row of one document, or of two."""
+    """Return the mask of a row with one document or two."""
     sizes = DOCUMENTS if packed else (LENGTH,)
     arrays: Any = dict(positions=np.concatenate([np.arange(size) for size in sizes])[None])
     if packed:
@@ -69,13 +68,13 @@ def mask_of(*, causal: bool, packed: bool) -> Mask:
 
 @functools.cache
 def trial_of(config: MixerConfig) -> Trial:
-    """The mixer with random weights."""
+    """Return the mixer with random weights."""
     return make_trial(config, WIDTH, LENGTH, (LENGTH,), Hardware())
 
 
 @functools.cache
 def seen(config: MixerConfig, *, causal: bool, packed: bool = False) -> np.ndarray:
-    """Which key [T, S] each query of the first head sees, as booleans."""
+    """Return as booleans [T, S] which keys each query of the first head sees."""
     trial, mask = trial_of(config), mask_of(causal=causal, packed=packed)
     mixer: Any = trial.mixer
     if not hasattr(mixer, "select"):
@@ -86,9 +85,9 @@ def seen(config: MixerConfig, *, causal: bool, packed: bool = False) -> np.ndarr
 
 
 def changed(trial: Trial, mask: Mask) -> np.ndarray:  # [T, S] booleans
-    """Which tokens' results are others when a token is, in one example for each token changed.
+    """Return which results change when a token changes, with one example per changed token.
 
-    A token's own result changes always: it sees itself, or could not be told from one that does.
+    A token's own result always changes, whether or not the pattern shows the token to itself.
     """
     x = text()
     many = np.repeat(x, LENGTH, axis=0)
@@ -99,7 +98,7 @@ def changed(trial: Trial, mask: Mask) -> np.ndarray:  # [T, S] booleans
 
 
 def reasons(panel: Panel, *, causal: bool) -> np.ndarray:  # [T, S] ints
-    """The first part of the pattern that shows a key to a query."""
+    """Return the first part of the pattern that shows a key to a query."""
     mask = mask_of(causal=causal, packed=panel.packed)
     found = np.where(np.asarray(dense_mask(mask, LENGTH, LENGTH))[0], UNSEEN, HIDDEN)
     for part, config in panel.parts.items():
@@ -109,7 +108,7 @@ def reasons(panel: Panel, *, causal: bool) -> np.ndarray:  # [T, S] ints
 
 
 def draw(axes: Any, found: np.ndarray) -> None:
-    """Queries downwards, keys to the right, as a matrix of weights is written."""
+    """Draw queries as rows and keys as columns."""
     colours = colors.ListedColormap([colour for _, colour in LOOKS.values()])
     axes.imshow(found, cmap=colours, vmin=0, vmax=len(LOOKS) - 1, interpolation="nearest")
     axes.set(xticks=[], yticks=[])
@@ -118,7 +117,7 @@ def draw(axes: Any, found: np.ndarray) -> None:
 
 
 def main(figure: Path = Path("docs/figures/attention_patterns.png")) -> None:
-    """Draws all patterns, and prints the share of pairs of tokens that each keeps."""
+    """Draw all patterns and print the fraction of token pairs that each keeps."""
     shown = panels()
     columns = len(shown) // 2
     space = ConstrainedLayoutEngine(h_pad=0.1)

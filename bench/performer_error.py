@@ -1,4 +1,4 @@
-"""How far Performer's attention is from softmax, against the number of its features.
+"""Error of Performer's attention against softmax by number of random features.
 
     python -m bench.performer_error [--figure docs/figures/performer_error.png]
 
@@ -62,7 +62,7 @@ def errors(
 
 
 def main(figure: Path = Path("docs/figures/performer_error.png")) -> None:
-    """Prints the errors and the exponent that they fall with, and draws them."""
+    """Print the errors and the exponent that they fall with, and draws them."""
     fig, axes = pyplot.subplots(
         1, len(SIZES), figsize=(9, 4), sharey=True, layout="constrained", squeeze=False
     )

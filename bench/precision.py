@@ -1,4 +1,4 @@
-"""What each precision policy costs and loses: memory, time of a step, held-out loss, underflow.
+"""Costs of precision policies: memory, step time, held-out loss, underflow.
 
     python -m bench.precision [--steps 300] [--rounds 7]
 
@@ -10,8 +10,8 @@ Three tables about the quickstart's model, on the device at hand:
    float16 rounds to zero, and whether any overflows, at several loss scales.
 3. The held-out loss after the same steps from the same seed, and float16 without a loss scale.
 
-The last table prints the peak rates of products that makers of accelerators state for each dtype,
-which `python -m train plan` computes with: nothing of it is measured here.
+The last table lists the peak rates that vendors state for each dtype and that `python -m train
+plan` uses: nothing of it is measured here.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ class Measured:
     temporaries: int
     """Bytes that the compiled step takes beside its arguments and results."""
     seconds: list[float]
-    """Of a step, one for each round."""
+    """Seconds per step, one value per round."""
 
     @property
     def median(self) -> float:
@@ -96,12 +96,12 @@ def measure(base: Experiment, corpus: TextCorpus, *, rounds: int, turn: int) -> 
         sides[name] = step, state, rows
     for number in range(rounds + 1):  # the first round warms up
         for name, (step, state, rows) in sides.items():
-            begun = time.perf_counter()
+            start = time.perf_counter()
             for _ in range(turn):
                 state, _ = step(state, rows)
             jax.block_until_ready(state.params)
             if number:
-                found[name].seconds.append((time.perf_counter() - begun) / turn)
+                found[name].seconds.append((time.perf_counter() - start) / turn)
             sides[name] = step, state, rows
     return found
 
@@ -158,7 +158,7 @@ def cost_table(found: dict[str, Measured], steps: str) -> Table:
 
 
 def peaks() -> Table:
-    """Return the table of makers' peak rates, by which plans are computed."""
+    """Return the table of vendors' peak rates that plans use."""
     dtypes: tuple[DType, ...] = ("float32", "bfloat16", "float16")
     table = Table("chip", *dtypes, title="peak TFLOP/s of products, as makers state them")
     for chip in CHIPS.values():

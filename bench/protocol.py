@@ -1,4 +1,4 @@
-"""The contender's half of a side-by-side measurement.
+"""Contender side of the protocol of side-by-side measurements.
 
 Standard library only: a peer's interpreter runs this file without having this project installed.
 
@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 
 def peak_resident_bytes() -> int:
-    """The most memory this process has had resident, in bytes."""
+    """Return the peak resident memory of this process in bytes."""
     # On Linux ru_maxrss survives exec: a small child of a large parent would report its parent.
     status = _status("VmHWM")
     if status is not None:
@@ -32,13 +32,13 @@ def peak_resident_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """The memory this process has resident now, in bytes; where nobody tells, the most so far."""
+    """Return the resident memory of this process in bytes; the peak if unknown."""
     now = _status("VmRSS")
     return peak_resident_bytes() if now is None else now
 
 
 def _status(name: str) -> int | None:
-    """A line of what Linux tells of a process, in bytes."""
+    """Return one entry of /proc/self/status in bytes."""
     status = Path("/proc/self/status")
     if status.exists():
         for line in status.read_text().splitlines():
@@ -49,10 +49,10 @@ def _status(name: str) -> int | None:
 
 @dataclass(frozen=True)
 class Work:
-    """What a contender repeats.
+    """Work that a contender repeats.
 
-    run: does so many steps and returns the last loss, or None where there is none. It must not
-        return before every result is there.
+    run: runs the given number of steps and returns the last loss, or None. It must not
+        return before every result is ready.
     versions: of the libraries that do the work.
     facts: what shows that the contenders do the same work, such as the number of parameters.
     peak_memory: in bytes; on an accelerator, give its own counter here.
@@ -65,7 +65,7 @@ class Work:
 
 
 def serve(build: Callable[[dict[str, Any]], Work]) -> None:
-    """Builds the work, runs ``settings["warmup"]`` steps of it, and answers until told to quit."""
+    """Build the work, run ``settings["warmup"]`` steps of it, and answer commands until "quit"."""
     answers = _claim_standard_output()
     settings = json.loads(sys.argv[-1])
     started = time.perf_counter()
@@ -94,7 +94,7 @@ def _timed(work: Work, steps: int) -> dict[str, Any]:
 
 
 def _claim_standard_output() -> TextIO:
-    """Keeps standard output for answers; what a library prints goes to standard error instead."""
+    """Reserve standard output for answers; redirect other prints to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers

@@ -1,4 +1,4 @@
-"""How near a stack's outputs are to one vector for all tokens, with and without residuals.
+"""Rank collapse: distance of a stack's outputs from one common vector, with and without residuals.
 
     python -m bench.rank_collapse [--figure docs/figures/rank_collapse.png]
 
@@ -55,7 +55,7 @@ def differing(x: jax.Array) -> jax.Array:  # [B, T, D] -> [B]
 
 
 def shares(config: BlockConfig, layers: int) -> np.ndarray:  # [L + 1, examples]
-    """Of random inputs, and of what each layer in turn makes of them. No layer is like another."""
+    """Return the shares for random inputs and after each layer. Every layer has its own weights."""
     start = Initialization(std=0, depth_scaled=False)
     block = Block(config, ModelContext(WIDTH, layers, Precision(), start, Hardware()), parent=None)
     inputs = MixerInputs(jnp.arange(LENGTH)[None, :], Mask())
@@ -74,7 +74,7 @@ def shares(config: BlockConfig, layers: int) -> np.ndarray:  # [L + 1, examples]
 
 
 def main(layers: int = 32, figure: Path = Path("docs/figures/rank_collapse.png")) -> None:
-    """Prints the share that is left behind the last layer, and draws it layer by layer."""
+    """Print the share that is left behind the last layer, and draws it layer by layer."""
     fig, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     for name, config in STACKS.items():
         found = shares(config, layers)

@@ -1,4 +1,4 @@
-"""Trains the character model of Shakespeare here and in nanoGPT, one after the other, by turns.
+"""Train the character model of Shakespeare here and in nanoGPT, in turns.
 
     python bench/shakespeare.py --data input.txt --nanogpt ~/nanoGPT --torch-python ~/bin/python
 
@@ -60,9 +60,9 @@ class Options:
     torch_python: Path = Path(sys.executable)
     """The interpreter that has PyTorch and what nanoGPT needs."""
     rounds: int = 3
-    """How often each side trains."""
+    """Number of trainings per side."""
     seed: int = 0
-    """Of the order of turns."""
+    """Seed of the order of turns."""
     json: bool = False
     """Print one JSON object in place of a table."""
 
@@ -80,7 +80,7 @@ class Run:
 
 
 def train_ours(options: Options, folder: Path) -> Run:
-    """Trains and evaluates by the command line, as a user does."""
+    """Train and evaluates by the command line, as a user does."""
     work = str(folder / "run")
     fit = [
         "fit",
@@ -97,7 +97,7 @@ def train_ours(options: Options, folder: Path) -> Run:
 
 
 def train_nanogpt(options: Options, folder: Path, checkout: Path) -> Run:
-    """Trains in a prepared copy, and measures its best checkpoint, the one it keeps."""
+    """Train in a prepared copy, and measures its best checkpoint, the one it keeps."""
     python = interpreter(options.torch_python)
     train = [python, *NANOGPT_TRAIN, f"--out_dir={folder}"]
     seconds, log = timed(train, checkout, folder / "train.log")
@@ -115,7 +115,7 @@ def last_reported(log: str) -> float | None:
 
 
 def timed(command: Sequence[str], folder: Path, errors: Path) -> tuple[float, str]:
-    """Runs a command in a folder: its wall time in seconds, and its standard output.
+    """Run a command in a folder: its wall time in seconds, and its standard output.
 
     Raises UserError, with the last line of its standard error, if it fails.
     """
@@ -126,7 +126,7 @@ def timed(command: Sequence[str], folder: Path, errors: Path) -> tuple[float, st
         )
     seconds = time.perf_counter() - started
     if done.returncode != 0:
-        last_words = (errors.read_text().strip().splitlines() or ["without a word"])[-1]
+        last_words = (errors.read_text().strip().splitlines() or ["no message"])[-1]
         raise UserError(
             f"{' '.join(command)}: ended with status {done.returncode} ({last_words}); "
             f"run it in {folder} to see all of it"
@@ -194,7 +194,7 @@ def table(runs: dict[str, list[Run]]) -> Table:
 
 
 def main(options: Options) -> None:
-    """Trains both sides and prints how they did."""
+    """Train both sides and prints how they did."""
     if options.rounds < 1:
         raise UserError(f"--rounds {options.rounds}: too few; give at least 1")
     runs = compete(options)

@@ -1,7 +1,7 @@
-"""Contenders measured side by side: they take turns in shuffled order, and are compared by round.
+"""Side-by-side measurement: contenders take turns in shuffled order and are compared by round.
 
-On a machine that others use too, a time taken at noon says nothing about one taken at one. Turns of
-a few steps put every contender under the same weather, and the ratio within a round cancels it.
+On a shared machine, times taken at different moments are not comparable. Turns of a few steps
+expose every contender to the same load, and the ratio within a round cancels it.
 """
 
 import random
@@ -21,7 +21,7 @@ from train.errors import UserError
 def race(
     contenders: Sequence[Contender], *, rounds: int, steps: int, warmup: int, seed: int = 0
 ) -> list[Record]:
-    """Builds the contenders one after the other, then has each run ``steps`` steps every round.
+    """Build the contenders one after the other, then run ``steps`` steps of each in every round.
 
     Raises UserError if a contender cannot be started or ends early.
     """
@@ -46,7 +46,7 @@ def race(
 
 @dataclass(frozen=True)
 class Row:
-    """A contender compared with the reference.
+    """Contender compared with the reference.
 
     rate: median over rounds, in units of work a second.
     ratio: median over rounds of this rate to the reference's in the same round; above 1 is faster.
@@ -63,7 +63,7 @@ class Row:
 
 
 def compare(records: Sequence[Record], reference: str, work: float) -> list[Row]:
-    """Compares the records with the one called ``reference``; ``work`` is done in every turn."""
+    """Compare the records with the one called ``reference``; ``work`` is done in every turn."""
     base = next(record.seconds for record in records if record.name == reference)
     return [_row(record, base, work) for record in records]
 
@@ -76,7 +76,7 @@ def _row(record: Record, base: Sequence[float], work: float) -> Row:
 
 
 def spread(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """The median and the first and third quartiles of the values; of one, that value itself."""
+    """Return the median and quartiles of the values; a single value stands for all three."""
     if len(values) == 1:  # quantiles wants two before Python 3.13
         return values[0], (values[0], values[0])
     first, middle, third = quantiles(values, n=4, method="inclusive")
@@ -84,7 +84,7 @@ def spread(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
 
 
 def table(title: str, rows: Sequence[Row], reference: str, unit: str) -> Table:
-    """The comparison as a table for people; ``unit`` is what work is counted in, "tokens" say.
+    """Return the comparison as a table; ``unit`` is the unit of work, for example "tokens".
 
     "others" is what other processes took of the cores meanwhile, "ready in" the seconds that
     building and warming up took.

@@ -1,4 +1,4 @@
-"""The sinusoidal positions as a picture: a wave in each dimension, ever longer.
+"""Picture of sinusoidal position embeddings.
 
     python -m bench.sinusoids [--figure docs/figures/sinusoids.png]
 
@@ -19,12 +19,12 @@ LENGTH, WIDTH = 128, 64
 
 
 def vectors() -> np.ndarray:  # [T, D]
-    """Those of the first positions."""
+    """Return the embeddings of the first positions."""
     return np.asarray(sinusoidal_embedding(jnp.arange(LENGTH)[None], WIDTH))[0]
 
 
 def main(figure: Path = Path("docs/figures/sinusoids.png")) -> None:
-    """Draws positions downwards, dimensions to the right."""
+    """Draw positions as rows and dimensions as columns."""
     fig, axes = pyplot.subplots(figsize=(6, 7), layout="constrained")
     drawn = axes.imshow(
         vectors(), cmap="RdBu", vmin=-1, vmax=1, aspect="auto", interpolation="nearest"

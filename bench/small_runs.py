@@ -1,4 +1,4 @@
-"""Small language models trained on the spot, for measurements that compare recipes."""
+"""Small training runs for benchmarks that compare recipes."""
 
 import dataclasses
 import itertools
@@ -27,7 +27,7 @@ TOKENS_AT_ONCE = 2048
 
 
 def small(steps: int, *, seed: int = 0) -> Experiment:
-    """The quickstart, of so many steps, on windows of 128 tokens in which documents follow."""
+    """Return the quickstart with `steps` steps, windows of 128 tokens, no document masking."""
     base = find_experiment("quickstart")
     data = dataclasses.replace(base.text_data, sequence_length=LENGTH, document_masking=False)
     # Its optimizer stays what it was when the figures in `docs/claims.md` were measured.
@@ -36,12 +36,12 @@ def small(steps: int, *, seed: int = 0) -> Experiment:
 
 
 def with_model(experiment: Experiment, **changes: Any) -> Experiment:
-    """The experiment with other fields of its model."""
+    """Return the experiment with changed fields of its model."""
     return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, **changes))
 
 
 def with_mixer(model: TransformerConfig, **changes: Any) -> tuple[BlockConfig, ...]:
-    """The model's layers with other fields of their mixers."""
+    """Return the model's layers with changed fields of their mixers."""
     return tuple(
         dataclasses.replace(block, mixer=dataclasses.replace(block.mixer, **changes))
         for block in model.layer_pattern
@@ -50,17 +50,17 @@ def with_mixer(model: TransformerConfig, **changes: Any) -> tuple[BlockConfig, .
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trained:
-    """What a small run has come to."""
+    """Result of a small run."""
 
     model: LanguageModel
     params: Any
     corpus: TextCorpus
     segments: bool
-    """Whether documents that share a window are kept apart."""
+    """True if packed documents are masked from each other."""
 
 
 def trained(experiment: Experiment, params: Any = None) -> Trained:
-    """Trains from the seed, or from parameters that another run has left."""
+    """Train from the seed, or from the parameters of another run."""
     corpus = LanguageModelTask(experiment).prepare_corpus()
     task = LanguageModelTask(LanguageModelTask(experiment).resolve_experiment(corpus))
     experiment = task.experiment
@@ -110,7 +110,7 @@ def losses_by_position(
     Args:
       run: A trained model and its corpus.
       length: T, which may differ from the length in training.
-      windows: Evaluate so many windows, spread evenly over the held-out text. None: its first
+      windows: Number of windows, spread evenly over the held-out text. None: its first
         `EVALUATED` tokens, so that different lengths are compared on the same text.
       config: Replaces the configuration of the model; its parameters stay.
     """

@@ -1,4 +1,4 @@
-"""What the time of attention tile by tile goes into, on a CPU: by the profiler of JAX.
+"""Profile of blockwise attention on a CPU, by JAX's profiler.
 
     python -m bench.softmax_profile [--length 8192]
 
@@ -30,18 +30,18 @@ from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.score_spec import ScoreSpec
 
 PARTS = {
-    "products": r"ynn_fusion|dot",
+    "matmuls": r"ynn_fusion|dot",
     "exponentials": r"exponential",
     "copies into another order": r"copy",
     "masks, sums, slices": r"fusion|select|add|multiply|slice|reduce|broadcast",
     "waiting for the other thread": r"Await",
 }
-"""Names of what ran, in the order in which they are tried."""
+"""Patterns of event names, tried in this order."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Profile attention tile by tile."""
+    """Profile blockwise attention."""
 
     length: int = 8192
     """T."""
@@ -52,7 +52,7 @@ class Options:
 
 
 class Span(NamedTuple):
-    """What ran in a thread, and when, in nanoseconds."""
+    """Event in a thread: name, start and end in nanoseconds."""
 
     name: str
     start: int
@@ -60,7 +60,7 @@ class Span(NamedTuple):
 
 
 def alone(spans: Iterable[Span]) -> Counter[str]:
-    """Nanoseconds of each name in one thread, less those of what ran within."""
+    """Return nanoseconds by name in one thread, excluding nested events."""
     found: Counter[str] = Counter()
     around: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
@@ -74,7 +74,7 @@ def alone(spans: Iterable[Span]) -> Counter[str]:
 
 
 def by_part(found: Counter[str]) -> Counter[str]:
-    """Nanoseconds of each of `PARTS`, and of the rest."""
+    """Return nanoseconds of each of `PARTS` and of the rest."""
     parts: Counter[str] = Counter()
     for name, nanoseconds in found.items():
         matching = (part for part, names in PARTS.items() if re.search(names, name))
@@ -83,7 +83,7 @@ def by_part(found: Counter[str]) -> Counter[str]:
 
 
 def profiled(options: Options) -> tuple[Counter[str], float]:
-    """Nanoseconds of each part over all threads, and seconds on the clock without the profiler."""
+    """Return nanoseconds of each part over all threads, and wall seconds without the profiler."""
     shape = (4, 1, options.length, options.heads, options.head_width)
     drawn = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     q, k, v, cotangent = (jnp.asarray(each) for each in drawn)
@@ -115,13 +115,13 @@ def profiled(options: Options) -> tuple[Counter[str], float]:
 
 
 def main(options: Options) -> None:
-    """Prints the share of each part."""
+    """Print the share of each part."""
     console = Console()
     console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
     parts, seconds = profiled(options)
     # Of the two products forward and the five backward a causal mask leaves half.
     operations = 7 * options.length**2 * options.heads * options.head_width
-    rate = operations / (parts["products"] / cores()) if parts["products"] else math.nan
+    rate = operations / (parts["matmuls"] / cores()) if parts["matmuls"] else math.nan
     title = f"T {options.length:,}, {seconds:.2f} s without the profiler"
     grid = Table(title=title, caption=f"the products alone: {rate:,.0f} GFLOP/s on {cores()} cores")
     grid.add_column("")

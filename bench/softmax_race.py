@@ -1,10 +1,10 @@
-"""Softmax attention beside PyTorch's, forward and backward, in processes that take turns.
+"""Softmax attention compared with PyTorch's, forward and backward, in alternating processes.
 
     python -m bench.softmax_race --torch-python ~/torch/bin/python [--lengths 1024 4096 16384]
 
-Causal, one sequence of T tokens, queries, keys and values alike on both sides: ours in tiles, whose
-memory grows with T, and PyTorch's `scaled_dot_product_attention`. `--full` has ours with all scores
-at once run too. Memory is what a process grows by when it runs.
+Causal, one sequence of T tokens, the same inputs on both sides: ours blockwise, with memory O(T),
+and PyTorch's `scaled_dot_product_attention`. `--full` adds ours with all scores at once. Memory is
+the growth of the process during the run.
 """
 
 import sys
@@ -34,12 +34,12 @@ class Options:
     num_heads: int = 4
     head_dim: int = 64
     full: bool = False
-    """Whether ours with all scores at once runs beside them."""
+    """Also run our reference backend."""
     rounds: int = 5
 
 
 def contenders(options: Options, length: int) -> list[Contender]:
-    """Ours and the peer, told the same. Raises UserError without the peer's interpreter."""
+    """Return both sides with the same settings. Raises UserError without the peer's interpreter."""
     settings: dict[str, Any] = dict(
         length=length, num_heads=options.num_heads, head_dim=options.head_dim, threads=cores()
     )
@@ -58,7 +58,7 @@ def contenders(options: Options, length: int) -> list[Contender]:
 
 
 def main(options: Options) -> None:
-    """Prints a table for each length."""
+    """Print a table for each length."""
     console = Console()
     console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
     for length in options.lengths:

@@ -1,11 +1,11 @@
-"""Times a full float32 training step beside nanoGPT or Hugging Face, taking turns on this machine.
+"""Full float32 training step compared with nanoGPT or Hugging Face, in turns on this machine.
 
     python bench/train_step.py --against nanogpt --nanogpt ~/nanoGPT --torch-python ~/bin/python
     python bench/train_step.py --against hf --torch-python ~/bin/python
 
 A step is forward, backward, clipping by global norm and AdamW, over random tokens that change at
 every step, on all cores, with the peer's GELU on both sides. PyTorch (and transformers for ``hf``)
-are looked for in ``--torch-python``, which may belong to an environment of its own.
+are imported by ``--torch-python``, which may belong to another environment.
 """
 
 import json
@@ -30,7 +30,7 @@ OURS = "ours"
 
 @dataclass(frozen=True)
 class Shape:
-    """A language model of GPT-2's form and the batch that it is trained on."""
+    """GPT-2 shape and batch."""
 
     layers: int
     width: int
@@ -55,7 +55,7 @@ OWN_GELU: dict[str, Gelu] = {"nanogpt": "erf", "hf": "tanh"}
 
 @dataclass(frozen=True)
 class Options:
-    """Time a full training step beside a peer's."""
+    """Compare a full training step with a peer's."""
 
     against: Literal["nanogpt", "hf"]
     """The peer: nanoGPT from a checkout, or Hugging Face's GPT2LMHeadModel."""
@@ -66,23 +66,23 @@ class Options:
     shape: Literal["small", "gpt2", "both"] = "both"
     """small: 6 layers x 384, T 256, B 12, V 65; gpt2: 12 layers x 768, T 512, B 2, V 50,304."""
     rounds: int = 15
-    """How many turns each side takes."""
+    """Number of turns per side."""
     steps: int | None = None
     """Steps in a turn; by default 5."""
     warmup: int = 3
     """Steps before the first turn."""
     gelu: Literal["own", "erf", "tanh"] = "own"
-    """On both sides; own: the peer's default (nanogpt erf, hf tanh)."""
+    """GELU of both sides; own: the peer's default (nanogpt erf, hf tanh)."""
     compile: bool = False
     """Run the peer under torch.compile."""
     seed: int = 0
-    """Of the order of turns."""
+    """Seed of the order of turns."""
     json: bool = False
     """Print one JSON object in place of tables."""
 
 
 def contenders(options: Options, shape: Shape) -> list[Contender]:
-    """Ours and the peer, told the same things."""
+    """Return ours and the peer with the same settings."""
     gelu = OWN_GELU[options.against] if options.gelu == "own" else options.gelu
     settings = {**asdict(shape), **OPTIMIZER, "gelu": gelu, "threads": cores()}
     ours = Contender(OURS, (sys.executable, "-m", "bench.peers.ours"), settings)
@@ -111,7 +111,7 @@ def _checkout(path: Path | None) -> Path:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The rows of one shape; rates are tokens a second, ratios to the peer's."""
+    """Rows of one shape; rates are tokens per second, ratios are to the peer's."""
 
     shape: str
     steps: int
@@ -120,7 +120,7 @@ class Measurement:
 
 
 def measure(options: Options, shape: str, sides: list[Contender]) -> Measurement:
-    """Races the sides in one shape; the last is the reference."""
+    """Compare the sides in one shape; the last is the reference."""
     steps = STEPS[shape] if options.steps is None else options.steps
     records = race(
         sides, rounds=options.rounds, steps=steps, warmup=options.warmup, seed=options.seed
@@ -131,7 +131,7 @@ def measure(options: Options, shape: str, sides: list[Contender]) -> Measurement
 
 
 def main(options: Options) -> None:
-    """Measures the shapes asked for, and prints them as they come or as one object at the end."""
+    """Measure the shapes asked for, and prints them as they come or as one object at the end."""
     names = list(SHAPES) if options.shape == "both" else [options.shape]
     sides = {name: contenders(options, SHAPES[name]) for name in names}
     console = Console(quiet=options.json)

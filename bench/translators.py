@@ -1,11 +1,11 @@
-"""The systems of translation, one after the other, on Multi30k: BLEU by the length of the source.
+"""BLEU of the translation systems on Multi30k by source length.
 
     python -m bench.translators [--systems seq2seq luong] [--steps 3000] [--data $DATA/multi30k]
 
-What is told of them: an LSTM that hands on one vector loses long sentences, attention does not
-(Bahdanau et al. 2015, figure 2), and a decoder that writes all words at once is worse than one that
-writes them in order (Gu et al. 2018). All learn from the same sentences, by the recipes of
-`configs/`, for as many steps; without evaluations on the way or averaging.
+Claims under test: an LSTM that passes one vector to the decoder fails on long sentences, attention
+does not (Bahdanau et al. 2015, figure 2); a non-autoregressive decoder is worse than an
+autoregressive one (Gu et al. 2018). All systems train on the same sentences with the recipes of
+`configs/` for the same number of steps, without intermediate evaluations or averaging.
 """
 
 import dataclasses
@@ -39,11 +39,11 @@ SYSTEMS = {
 }
 DATA = Path(os.environ.get("TRANSFORMER_DATA", ".")) / "multi30k"
 BEYOND = (10, 14, 18)
-"""Words of a source from which on it is of the next group."""
+"""Source lengths in words at which the next group begins."""
 
 
 def with_data(experiment: Experiment, folder: Path, steps: int) -> Experiment:
-    """The experiment, on the text in a folder, for so many steps."""
+    """Return the experiment for the text in a folder, with `steps` steps."""
     assert isinstance(experiment.data, BitextDataConfig)
     data = dataclasses.replace(
         experiment.data,
@@ -59,7 +59,7 @@ def with_data(experiment: Experiment, folder: Path, steps: int) -> Experiment:
 def by_length(
     sources: Sequence[str], found: Sequence[str], references: Sequence[str]
 ) -> list[float]:  # BLEU of the sources below each of `BEYOND`, and of the rest
-    """BLEU of the sentences of each group."""
+    """Return the BLEU of each length group."""
     groups = np.digitize([len(source.split()) for source in sources], BEYOND)
     scores = []
     for group in range(len(BEYOND) + 1):
@@ -70,7 +70,7 @@ def by_length(
 
 
 def measure(experiment: Experiment, pairs: int) -> tuple[list[float], float, float]:
-    """Trains, and translates so many test sentences; 0: all.
+    """Train, then translate `pairs` test sentences; 0: all.
 
     Returns BLEU of all and of each group, and the seconds of training and of translating.
     """
@@ -101,13 +101,13 @@ def main(
     data: Path = DATA,
     pairs: int = 0,
 ) -> None:
-    """Prints a table, and each row on standard error when it is known.
+    """Print a table, and each row on standard error as soon as it is known.
 
     Args:
       systems: Which.
       steps: Of each.
       data: The folder of Multi30k.
-      pairs: So many of the test split are translated; 0: all.
+      pairs: Number of test sentences to translate; 0: all.
     """
     bounds = [f"below {BEYOND[0]}"]
     bounds += [f"{low} to {high - 1}" for low, high in itertools.pairwise(BEYOND)]

@@ -1,4 +1,4 @@
-"""Softmax attention within a window, in the four ways that Longformer's paper compares.
+"""Softmax attention within a window: the four implementations that Longformer's paper compares.
 
 Beltagy et al. 2020, section 3.2 and appendix A. A query sees the keys up to `window` tokens away on
 both sides. All give the same numbers; lengths are multiples of the window, two at least.
@@ -20,18 +20,18 @@ Array = jax.Array
 
 
 def full(q: Array, k: Array, v: Array, window: int) -> Array:  # [B, T, N, H] each
-    """All scores [T, T], those outside of the window hidden."""
+    """Full attention: all scores [T, T], masked outside the window."""
     return attend_reference(q, k, v, _mask(window), _scoring(q))[0]
 
 
 def fused(q: Array, k: Array, v: Array, window: int) -> Array:  # [B, T, N, H] each
-    """Tile by tile with a running softmax, tiles outside of the window never visited."""
+    """Blockwise attention that skips tiles outside the window."""
     block = local_hardware().tile_size
     return attend_blockwise(q, k, v, _mask(window), _scoring(q), block_size=block).y
 
 
 def loop(q: Array, k: Array, v: Array, window: int) -> Array:  # [B, T, N, H] each
-    """One diagonal after the other: nothing but the band [2 w + 1, B, T, N] is ever kept."""
+    """Loop over diagonals: only the band [2 w + 1, B, T, N] is stored."""
     length = q.shape[1]
     offsets = jnp.arange(2 * window + 1)
     around = [(0, 0), (window, window), (0, 0), (0, 0)]
@@ -55,7 +55,7 @@ def loop(q: Array, k: Array, v: Array, window: int) -> Array:  # [B, T, N, H] ea
 
 
 def chunked(q: Array, k: Array, v: Array, window: int) -> Array:  # [B, T, N, H] each
-    """Chunks of 2 w tokens that overlap by w, as products of matrices: twice the scores needed."""
+    """Overlapping chunks of 2 w tokens as matmuls: twice the scores needed."""
     here, there = slice(None, window), slice(window, None)
     pairs = [_overlapping(_blocks(x, window), 2) for x in (q, k)]  # [B, T / w - 1, 2 w, N, H]
     scores = jnp.einsum("BCTNH,BCSNH->BNCTS", *pairs) / math.sqrt(q.shape[-1])

@@ -1,9 +1,9 @@
-"""Whether word vectors learned from plain text help a classifier of few examples.
+"""Effect of pretrained word vectors on a classifier with few examples.
 
     python -m bench.word_vectors [--text $TRANSFORMER_DATA/wikitext-2/train.txt --seeds 3]
 
-Skip-gram with negative samples (Mikolov et al. 2013) reads the text and the questions of TREC that
-are for training; its vectors are where the embeddings of a bag and of an LSTM begin. Beside them
+Skip-gram with negative samples (Mikolov et al. 2013) is trained on the text and on TREC's training
+questions. Its vectors initialize the embeddings of a bag and of an LSTM, which are compared with
 the same models from random embeddings of the same size.
 """
 
@@ -43,7 +43,7 @@ WINDOW, NEGATIVES, PAIRS = 5, 5, 4096
 
 
 def lstm(bag: TransformerConfig) -> TransformerConfig:
-    """An LSTM that reads both ways, in place of the bag's MLP."""
+    """Return the model with a bidirectional LSTM in place of the bag's MLP."""
     block = BlockConfig(
         mixer=LSTMConfig(bidirectional=True), feed_forward=None, norm=None, residual=False
     )
@@ -58,7 +58,7 @@ def learned(
     steps: int,
     seed: int = 0,
 ) -> np.ndarray:  # [rows, D]
-    """Vectors of words by what stands around them."""
+    """Train skip-gram vectors."""
     every = np.concatenate(texts)
     counts = np.bincount(every, minlength=words)
     pairs = np.concatenate(
@@ -94,7 +94,7 @@ def learned(
 
 
 def accuracy(experiment: Experiment, vectors: np.ndarray | None) -> float:
-    """Of the test split, after training from random embeddings or from vectors."""
+    """Return the test accuracy after training from random embeddings or from vectors."""
     corpus = ClassificationTask(experiment).prepare_corpus()
     task = ClassificationTask(ClassificationTask(experiment).resolve_experiment(corpus))
     engine = make_engine(task.experiment, local_hardware())
@@ -109,7 +109,7 @@ def accuracy(experiment: Experiment, vectors: np.ndarray | None) -> float:
 
 
 def read(experiment: Experiment, text: Path) -> list[np.ndarray]:  # each [n]
-    """The lines of a text, and the questions to learn from, as words that the questions have."""
+    """Return the lines of a text and the training questions as sequences of known words."""
     corpus = ClassificationTask(experiment).prepare_corpus()
     lines = text.read_text(encoding="utf-8").splitlines()
     texts = [*lines, *corpus.split("train").texts]
@@ -123,7 +123,7 @@ def main(
     steps: int = 10_000,
     seeds: int = 3,
 ) -> None:
-    """Prints the accuracy on TREC's 500 test questions, its mean and range over seeds."""
+    """Print the accuracy on TREC's 500 test questions: mean and range over seeds."""
     bag = TREC["bag"]
     models = {"bag": bag.model, "LSTM, both ways": lstm(bag.model)}
     corpus = ClassificationTask(bag).prepare_corpus()

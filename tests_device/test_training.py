@@ -20,7 +20,7 @@ from transformer.compat import CPU_TRAINS_IN_BFLOAT16
 
 STEPS = 20
 FALL = 0.3
-"""How far the loss of a batch that is seen again and again has to fall, in nats."""
+"""Required decrease, in nats, of the loss on a repeated batch."""
 
 
 def test_bfloat16_training(folder: Path, one_device: Hardware, meter: Meter) -> None:

@@ -27,11 +27,13 @@ class Precision:
     """Dtype of the statistics of LayerNorm and RMSNorm."""
     loss: DType = "float32"
     """Dtype of the log-sum-exp of logits and of the sum of losses."""
+    cache: DType | Literal["compute"] = "compute"
+    """Storage dtype of key-value caches. `compute`: the dtype they are computed in."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            unresolved = field.name == "compute" and value == AUTO
+            unresolved = (field.name, value) in (("compute", AUTO), ("cache", "compute"))
             if value not in get_args(DType) and not unresolved:
                 raise ValueError(
                     f"precision.{field.name} {value}: is not a supported dtype; "
@@ -49,6 +51,11 @@ class Precision:
         return dataclasses.replace(self, compute=hardware.compute_dtype)
 
     @property
+    def cache_dtype(self) -> DType:
+        """Storage dtype of key-value caches."""
+        return self.compute if self.cache == "compute" else self.cache
+
+    @property
     def needs_loss_scale(self) -> bool:
         """True for float16: with 5 exponent bits, small gradients underflow unless scaled."""
         return "float16" in (self.compute, self.parameters)
@@ -59,7 +66,10 @@ class Precision:
         for name, policy in (*POLICIES.items(), (AUTO, AUTO_POLICY)):
             if policy == self:
                 return name
-        return ",".join(f"{f.name}={getattr(self, f.name)}" for f in dataclasses.fields(self))
+        parts = dataclasses.asdict(self)
+        if self.cache == "compute":  # the default, which policies saved earlier do not name
+            del parts["cache"]
+        return ",".join(f"{part}={dtype}" for part, dtype in parts.items())
 
     @staticmethod
     def parse(text: str) -> Precision:

@@ -1,1 +1,1 @@
-"""Large drills, each a module that `make drills` runs: too long for the tests, and harsher."""
+"""Fault-injection drills, run by `make drills`: longer and harsher than the tests."""

@@ -1,4 +1,4 @@
-"""Experiments with settings that somebody might try, each of the type that it should have."""
+"""Random experiments whose settings have the right types."""
 
 import functools
 import pathlib
@@ -24,7 +24,7 @@ BASES = (
     "transformer_base",
     "bert:base",
 )
-"""Experiments that are described without their data."""
+"""Experiments that can be described without data."""
 
 WHOLE = st.sampled_from([-1, 0, 1, 2, 3, 4, 5, 7, 8, 12, 64, 100, 1000])
 BROKEN = st.sampled_from([-1.0, 0.0, 1e-9, 0.1, 0.5, 1.0, 2.0, 1e9, float("nan"), float("inf")])
@@ -32,7 +32,7 @@ BROKEN = st.sampled_from([-1.0, 0.0, 1e-9, 0.1, 0.5, 1.0, 2.0, 1e9, float("nan")
 
 @functools.cache
 def words() -> tuple[str, ...]:
-    """Every word that a setting of some base has, or a kind of one of its parts."""
+    """Return every string value and kind that occurs in some base."""
     found: set[str] = set()
     for base in BASES:
         experiment = find_experiment(base)
@@ -44,7 +44,7 @@ def words() -> tuple[str, ...]:
 
 
 def values(value: Any) -> st.SearchStrategy[Any]:
-    """Others of the same type, and none."""
+    """Return other values of the same type, and None."""
     match value:
         case bool():
             return st.booleans()
@@ -60,7 +60,7 @@ def values(value: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def experiments(draw: st.DrawFn) -> dict[str, Any]:
-    """A base with some parts of other kinds and some other values, as `config.json` has it."""
+    """Draw a base with some kinds and values replaced, in the form of `config.json`."""
     base = find_experiment(draw(st.sampled_from(BASES)))
     plain = experiment_to_dict(base)
     for name, known in draw(st.lists(st.sampled_from(list(kind_options(base))), max_size=2)):
@@ -73,7 +73,7 @@ def experiments(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def put(tree: Any, name: str, value: Any) -> None:
-    """Sets a value by its path, if there is such a place."""
+    """Set a value by its path, if the path exists."""
     *path, last = name.split(".")
     for key in path:
         tree = tree[int(key)] if isinstance(tree, list) else tree.get(key)
@@ -83,5 +83,5 @@ def put(tree: Any, name: str, value: Any) -> None:
 
 
 def use(folder: pathlib.Path, plain: dict[str, Any]) -> None:
-    """Describes it: the model is built, and its step traced."""
+    """Describe the experiment: build the model and trace its step."""
     describe(experiment_from_dict(plain, "an experiment"))

@@ -1,6 +1,6 @@
 """Whole classes of odd input, case by case: numbers, paths, files, types of fields, closed outputs.
 
-What Hypothesis draws in `bench.drills.fuzz` is a sample; these are all cases of a class.
+Hypothesis samples in `bench.drills.fuzz`; these sweeps try all cases of a class.
 """
 
 import contextlib
@@ -48,10 +48,10 @@ OTHERS: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1.5, 2**63, 10**400, -0.0),
     *(float("nan"), float("inf"), "", "x", "NaN", [], [None], {}, {"a": None}),
 )
-"""What JSON may have in place of a value."""
+"""JSON values of other types."""
 
 MANY = 8
-"""Entries of a list or an object, of which the first half is tried if there are more."""
+"""Maximum number of entries tried: of longer lists and objects, the first half of this."""
 
 SPARSE = 2**30
 
@@ -59,14 +59,14 @@ Use = Callable[[pathlib.Path], object]
 
 
 class Case(NamedTuple):
-    """One input, and all that is done with it in an empty folder."""
+    """One input, and its use in an empty folder."""
 
     name: str
     use: Use
 
 
 def sweeps(scratch: pathlib.Path) -> dict[str, Callable[[], Iterator[Case]]]:
-    """Every class, by name."""
+    """Return every sweep by name."""
     return {
         "numbers of settings": numbers,
         "paths": paths,
@@ -80,7 +80,7 @@ def sweeps(scratch: pathlib.Path) -> dict[str, Callable[[], Iterator[Case]]]:
 
 
 def numbers() -> Iterator[Case]:
-    """Every integer and float of every configuration, at the ends of what there is."""
+    """Yield every integer and float of every config, set to extreme values."""
     seen: set[tuple[str, str]] = set()
     tried: set[type] = set()
     files = sorted({name.partition(":")[0] for name in list_experiments()})
@@ -97,7 +97,7 @@ def numbers() -> Iterator[Case]:
 
 
 def shallow(experiment: Experiment) -> Experiment:
-    """The experiment with each of its blocks once: it is traced sooner."""
+    """Return the experiment with each block once, which traces faster."""
     model = experiment.model
     model = dataclasses.replace(model, num_layers=len(model.layer_pattern))
     if model.encoder is not None:
@@ -107,7 +107,7 @@ def shallow(experiment: Experiment) -> Experiment:
 
 
 def other_kinds(base: Experiment, tried: set[type], within: str = "") -> Iterator[Experiment]:
-    """The experiment with each of its parts of each other kind, and with each kind of their parts.
+    """Yield the experiment with each part replaced by each other kind, recursively.
 
     Args:
       base: The experiment.
@@ -130,7 +130,7 @@ def other_kinds(base: Experiment, tried: set[type], within: str = "") -> Iterato
 
 
 def numbers_of(config: Any, path: str = "") -> Iterator[tuple[str, str, int | float]]:
-    """(class, dotted name, value) of every number."""
+    """Yield (class, dotted name, value) of every number."""
     if isinstance(config, tuple):
         for index, each in enumerate(config):
             yield from numbers_of(each, f"{path}.{index}")
@@ -156,7 +156,7 @@ def described(plain: dict[str, Any], path: str, value: float) -> Use:
 
 
 def odd_files(folder: pathlib.Path, ending: str) -> Iterator[tuple[str, str]]:
-    """(what it is, its path): things that are no file to be read."""
+    """Yield (description, path) of things that are not regular files."""
     folder.mkdir()
     os.mkfifo(folder / f"fifo{ending}")
     (folder / f"folder{ending}").mkdir()
@@ -175,7 +175,7 @@ def odd_files(folder: pathlib.Path, ending: str) -> Iterator[tuple[str, str]]:
 
 
 def paths() -> Iterator[Case]:
-    """Every setting that is a path."""
+    """Yield every setting that is a path, with each odd path."""
     readers: dict[str, tuple[str, Callable[[str, pathlib.Path], object]]] = {
         "data.path": (".txt", lambda path, folder: _text(folder, path=path)),
         "data.path, JSON lines": (".jsonl", lambda path, folder: _text(folder, path=path)),
@@ -243,7 +243,7 @@ def _parallel(path: str) -> BitextDataConfig:
 
 
 def fields(scratch: pathlib.Path) -> Iterator[Case]:
-    """Each field of each file that is JSON, of each other type."""
+    """Yield each field of each JSON file with each other type."""
     for target in _fuzz_targets.targets(scratch):
         if target.packed or target.arguments is not None or target.drawn is not None:
             continue
@@ -257,7 +257,7 @@ def _given(target: _fuzz_targets.Target, data: bytes, folder: pathlib.Path) -> N
 
 
 def other_fields(seed: bytes) -> Iterator[tuple[str, bytes]]:
-    """The file with one field of another type; of JSON lines, in the last line."""
+    """Return the file with one field of another type (for JSON lines, in the last line)."""
     try:
         before, tree = b"", [json.loads(seed)]
     except ValueError:
@@ -278,7 +278,7 @@ def other_fields(seed: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where each value of a tree is."""
+    """Yield the path of each value of a tree."""
     keys = list(tree if isinstance(tree, dict) else range(len(tree)))
     for key in keys if len(keys) <= MANY or not path else keys[: MANY // 2]:
         yield (*path, key)
@@ -305,7 +305,7 @@ SETTINGS = (
 
 
 def train(folder: pathlib.Path, steps: int, workdir: pathlib.Path) -> None:
-    """Trains a tiny run, or goes on with it."""
+    """Train or resume a tiny run."""
     text = folder / "text.txt"
     if not text.exists():
         text.write_text("some words of a text\n" * 200)
@@ -315,7 +315,7 @@ def train(folder: pathlib.Path, steps: int, workdir: pathlib.Path) -> None:
 
 
 def _run(*arguments: str) -> None:
-    """A verb in this process (UserError: it was refused in one line)."""
+    """Run a command in this process; UserError means a one-line rejection."""
     errors, status = io.StringIO(), None
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
         try:
@@ -337,7 +337,7 @@ ENTRIES = (
 
 
 def files(scratch: pathlib.Path) -> Iterator[Case]:
-    """Everything in the folder of a run, and something odd in its place, for those who read it."""
+    """Yield each file of a run replaced by something odd, for each reader."""
     whole = scratch / "whole"
     train(scratch, 2, whole)
     readers: dict[str, Callable[[pathlib.Path], object]] = {
@@ -377,7 +377,7 @@ def _replaced(whole: pathlib.Path, entry: str, kind: str, read: Callable[..., ob
 
 
 def contents(place: pathlib.Path) -> dict[str, bytes]:
-    """All files at a place, or below."""
+    """Return all files at a path or below."""
     paths = [place, *place.rglob("*")]
     return {str(path): path.read_bytes() for path in paths if path.is_file()}
 
@@ -386,7 +386,7 @@ def contents(place: pathlib.Path) -> dict[str, bytes]:
 
 
 def outputs(scratch: pathlib.Path) -> Iterator[Case]:
-    """Each verb with an output that is full, or closed."""
+    """Yield each command with a full or closed output."""
     workdir = scratch / "whole"
     if not workdir.exists():
         train(scratch, 2, workdir)

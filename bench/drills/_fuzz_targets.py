@@ -1,4 +1,4 @@
-"""What the drill of broken input is let loose on."""
+"""Readers of files and arguments that the fuzz drill tests."""
 
 import dataclasses
 import json
@@ -47,35 +47,35 @@ from train.telemetry.metrics_log import MetricsLog, read_metrics
 from transformer.hardware import Hardware
 
 Use = Callable[[pathlib.Path, Any], None]
-"""(an empty folder, what is given): all that is done with it."""
+"""(empty folder, input) -> None: use the input."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Something that reads what it is given."""
+    """Reader under test, with valid examples of its input."""
 
     name: str
     use: Use
     seeds: Sequence[bytes] = (b"",)
-    """Files that are as they should be."""
+    """Valid files."""
     weight: int = 10
-    """Its share of the cases."""
+    """Relative number of cases."""
     packed: bool = False
-    """Whether files are gzip."""
+    """True if the files are gzipped."""
     arguments: Sequence[str] | None = None
-    """Names of settings, if it is given arguments and not a file."""
+    """Names of settings, if the input is command-line arguments."""
     drawn: st.SearchStrategy[Any] | None = None
-    """What it is given, if neither."""
+    """Strategy for other inputs."""
 
 
 def targets(scratch: pathlib.Path) -> list[Target]:
-    """All of them; a small checkpoint is made in the scratch folder."""
+    """Return all targets; creates a small checkpoint in the scratch folder."""
     models = Target("models", _fuzz_models.use, weight=2, drawn=_fuzz_models.experiments())
     return [*run_folder(scratch), settings(), models, *datasets(), *tokenizers()]
 
 
 def run_folder(scratch: pathlib.Path) -> list[Target]:
-    """The files of a run, each damaged alone."""
+    """Return the files of a run, each damaged separately."""
     config = {
         "experiment": experiment_to_dict(Experiment()),
         "chosen": {"model.layer_loop": "scan"},
@@ -150,7 +150,7 @@ def _times(folder: pathlib.Path, data: bytes) -> None:
 
 
 def _checkpoint(scratch: pathlib.Path) -> Target:
-    """A manifest, which is never taken for one that it is not."""
+    """Return the target for manifests: a damaged one must never be accepted as valid."""
     with CheckpointManager(scratch) as checkpoints:
         checkpoints.save(1, {"w": jnp.ones(3)}, {})
     files = {path.relative_to(scratch): path for path in scratch.rglob("*") if path.is_file()}
@@ -169,12 +169,12 @@ def _checkpoint(scratch: pathlib.Path) -> Target:
 
 
 def _fewer(data: bytes, whole: bytes) -> bool:
-    """Whether this is a manifest of some of the files, which nobody has written."""
+    """Return True for a well-formed manifest of some of the files that nobody has written."""
     return json.loads(data)["files"].items() <= json.loads(whole)["files"].items()
 
 
 def settings() -> Target:
-    """Arguments of the command line."""
+    """Return the target for command-line arguments."""
     default = find_experiment("quickstart")
     names = [f"--{name.replace('_', '-')}" for name in flatten_experiment(default)]
     names += ["--optimizer.kind", "--data.kind", "--task.kind", "--help", "--", "--model"]
@@ -193,7 +193,7 @@ VOCABULARY = b'{"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}'
 
 
 def datasets() -> list[Target]:
-    """Files of text and examples, read, split and encoded."""
+    """Return targets for text and example files, read, split and encoded."""
     text = "".join(f"Line {n} of a text, naïve enough.\n" for n in range(20)).encode()
     json_lines = _lines([{"text": f"document {n}"} for n in range(9)])
     tsv = b"label\ttext\n" + b"".join(b"%d\ttext %d\n" % (n % 2, n) for n in range(9))
@@ -248,7 +248,7 @@ def _parallel(folder: pathlib.Path, data: bytes) -> None:
 
 
 def tokenizers() -> list[Target]:
-    """Tokenizers of others."""
+    """Return targets for foreign tokenizer files."""
     learned = train_tokenizer(TokenizerConfig("bpe", vocab_size=300), ["a few words of text"] * 3)
     vocabulary = b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nword\n##s\n"
     return [

@@ -1,11 +1,11 @@
-"""Checkpoints damaged in every way that a disk knows: all noticed, all recovered.
+"""Damage checkpoints in every way that disks do: each must be noticed and recovered.
 
     python -m bench.drills.damage [--count 500] [--resumed 8] [--seed 0]
 
 A small run has two checkpoints. In copies of its folder every file of the newer one is truncated,
-emptied, deleted, or has one bit flipped at a random place, over and over. Noticed: the older one is
-what is gone on from. Recovered: its state is restored, and equals what it was bit for bit; some of
-the copies are resumed to the end, with the weights that the run came to.
+emptied, deleted, or has one bit flipped at a random place, repeatedly. Noticed: the older
+checkpoint is restored. Recovered: its state is equal bit for bit. Some of the copies are resumed to
+the end and must reach the final weights of the run.
 """
 
 import os
@@ -37,16 +37,16 @@ from transformer import TransformerConfig
 OLDER, NEWER = 4, 8
 
 Damage = Callable[[bytes, random.Random], bytes | None]
-"""The bytes of a file, which are not the same, or None if it goes."""
+"""(file bytes, random generator) -> other bytes, or None to delete the file."""
 
 
 def truncated(data: bytes, drawn: random.Random) -> bytes:
-    """Less than there was, but something if there can be."""
+    """Truncate the file, to at least one byte if possible."""
     return data[: drawn.randrange(min(1, len(data) - 1), len(data))]
 
 
 def flipped(data: bytes, drawn: random.Random) -> bytes:
-    """One bit is another."""
+    """Flip one bit."""
     place, bit = drawn.randrange(len(data)), drawn.randrange(8)
     return data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
 
@@ -60,12 +60,12 @@ KINDS: dict[str, Damage] = {
 
 
 def files_of(folder: pathlib.Path) -> list[pathlib.Path]:
-    """All files under a folder, by their names in it."""
+    """Return all files under a folder by relative name."""
     return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
 
 
 def apply(kind: str, file: pathlib.Path, drawn: random.Random) -> None:
-    """Damages a file; others that are linked to it stay as they are."""
+    """Damage a file without changing files hard-linked to it."""
     data = KINDS[kind](file.read_bytes(), drawn)
     file.unlink()
     if data is not None:
@@ -73,7 +73,7 @@ def apply(kind: str, file: pathlib.Path, drawn: random.Random) -> None:
 
 
 def cases(folder: pathlib.Path, count: int) -> Iterator[tuple[str, pathlib.Path]]:
-    """Every kind for every file, again and again; what is empty can only be deleted."""
+    """Yield every kind of damage for every file, cyclically; empty files can only be deleted."""
     done = 0
     while done < count:
         for file in files_of(folder):
@@ -83,7 +83,7 @@ def cases(folder: pathlib.Path, count: int) -> Iterator[tuple[str, pathlib.Path]
 
 
 def experiment(folder: pathlib.Path) -> Experiment:
-    """Small, and done in a second."""
+    """Return a small experiment that takes a second."""
     return Experiment(
         name="damage",
         model=TransformerConfig(d_model=16, num_layers=1, embedding_dropout=0.1),
@@ -102,7 +102,7 @@ def experiment(folder: pathlib.Path) -> Experiment:
 
 
 def copied(run: pathlib.Path, copy: pathlib.Path) -> None:
-    """A copy of a run's folder. Files of checkpoints, which nobody writes into, are linked."""
+    """Copy a run's folder; files of checkpoints are hard-linked because nobody writes into them."""
 
     def put(source: str, target: str) -> None:
         if "checkpoints" in pathlib.Path(source).relative_to(run).parts:
@@ -114,14 +114,14 @@ def copied(run: pathlib.Path, copy: pathlib.Path) -> None:
 
 
 def state_of(run: pathlib.Path, step: int, shapes: Any) -> list[bytes]:
-    """All that a checkpoint holds, bit for bit."""
+    """Return everything that a checkpoint holds."""
     with CheckpointManager(run / "checkpoints", read_only=True) as checkpoints:
         state = checkpoints.restore(step, shapes).state
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state.replace(key=None))]
 
 
 class Drill:
-    """A run, copies of which are damaged."""
+    """Run whose copies are damaged."""
 
     def __init__(self, folder: pathlib.Path):
         self.run, self.copy = folder / "run", folder / "copy"
@@ -134,7 +134,7 @@ class Drill:
     def case(
         self, kind: str, file: pathlib.Path, drawn: random.Random, *, resume: bool
     ) -> list[str]:
-        """What went well with one damage."""
+        """Outcome of one damage."""
         copied(self.run, self.copy)
         apply(kind, self.copy / "checkpoints" / str(NEWER) / file, drawn)
         with CheckpointManager(self.copy / "checkpoints", read_only=True) as checkpoints:
@@ -151,7 +151,7 @@ class Drill:
 
 
 def main(count: int = 500, resumed: int = 8, seed: int = 0) -> None:
-    """Prints a table; exits with 1 if a damage went unnoticed, or a run was not recovered.
+    """Print a table; exit with 1 if a damage was not noticed or not recovered.
 
     Args:
       count: Cases, or a few more.
@@ -175,7 +175,7 @@ def main(count: int = 500, resumed: int = 8, seed: int = 0) -> None:
 
 
 def show(tried: Counter[str], well: Counter[tuple[str, str]]) -> int:
-    """The table; returns the exit status."""
+    """Print the table; return the exit status."""
     table = Table("damage", "cases", "noticed", "recovered", "and resumed to the same end")
     for kind in KINDS:
         results = (str(well[kind, what]) for what in ("noticed", "recovered", "resumed"))

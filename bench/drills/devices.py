@@ -74,7 +74,7 @@ TOLERANCE = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How one run ended."""
+    """Outcome of one run."""
 
     end: str  # "well", "aborted", "hung" or another exit status
     seconds: float
@@ -84,7 +84,7 @@ class Outcome:
 
 
 def run_once(kind: str, folder: pathlib.Path, limit: float) -> Outcome:
-    """Train once in a new process. Returns how it ended."""
+    """Train once in a new process; return the outcome."""
     workdir = pathlib.Path(tempfile.mkdtemp(dir=folder))
     command = [sys.executable, "-m", "train", "fit", "quickstart", f"--workdir={workdir}"]
     environment = os.environ | {
@@ -148,7 +148,7 @@ def spread(outcomes: list[Outcome], expected: tuple[float, ...]) -> float:
 
 
 def main(runs: int = 10, only: str = "", cores: int = 2, limit: float = 600.0) -> None:
-    """Prints a table; exits with 1 if a run did not end well or its losses differ.
+    """Print a table; exit with 1 if a run failed or its losses differ.
 
     Args:
       runs: Of each kind.

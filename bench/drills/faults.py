@@ -1,4 +1,4 @@
-"""Faults to be planted in a run: in its data, in its gradients, in its weights."""
+"""Faults planted in a run: in its data, its gradients or its weights."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ from unittest import mock
 import jax
 import numpy as np
 
-from train.engine import JitEngine, Metrics
+from train.data.streams import HostBatch
+from train.engine import JitEngine
 from train.loop import _TrainingRun
 from train.state import TrainState
-from train.step import Batch, TrainStep
-from train.tasks.base import HostBatch, TrainingBatches
+from train.step import Batch, Metrics, TrainStep
+from train.tasks.base import TrainingBatches
 
 _FACTOR = "gradient_factor"
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What is wrong, from batch `first` on, with so many batches."""
+    """Fault in `count` batches from batch `first` on."""
 
     first: int
     count: int = 1
     words: int = 0
-    """Targets are words drawn from below this number; 0: they are left as they are."""
+    """Draw targets at random below this number; 0: leave them."""
     weight: float = 1.0
-    """What the weight of a batch's first targets is multiplied by: NaN, say."""
+    """Factor on the weight of a batch's first targets, for example NaN."""
     factor: float = 1.0
-    """What the gradients are multiplied by."""
+    """Factor on the gradients."""
     bit: int = 0
-    """Of a weight, the bit that flips before the first of these batches, once; 0: none."""
+    """Bit of a weight that flips once before the first of these batches; 0: none."""
 
 
 @contextlib.contextmanager
 def planted(fault: Fault) -> Iterator[None]:
-    """Has every run inside meet the fault."""
+    """Plant the fault in every run inside the context."""
     begin, gradients, step = _TrainingRun.__init__, TrainStep.compute_gradients, JitEngine.step
     flipped = [not fault.bit]
 
@@ -70,7 +71,7 @@ def planted(fault: Fault) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class _Batches(TrainingBatches):
-    """Those of a run, and among them those with a fault."""
+    """Batches of a run, some of them faulty."""
 
     sound: TrainingBatches
     fault: Fault
@@ -91,7 +92,7 @@ class _Batches(TrainingBatches):
 
 
 def _flipped(params: Any, bit: int) -> Any:
-    """With one bit of one number flipped, in the middle of the largest matrix."""
+    """Flip one bit of one number in the middle of the largest matrix."""
     leaves, structure = jax.tree.flatten(params)
     largest = max(range(len(leaves)), key=lambda i: (leaves[i].ndim > 1, leaves[i].size))
     array = np.array(leaves[largest])

@@ -1,12 +1,12 @@
-"""Broken input of every kind, drawn by Hypothesis: it ends well, or in an error for a person.
+"""Feed broken input to every reader: each case must succeed or end in a one-line error.
 
     python -m bench.drills.fuzz [--cases 10000] [--only WORD] [--seed 0] [--no-sweeps]
 
-Run folders, settings, models, datasets and tokenizers, in process. Each case is a file that was
-damaged, or settings that nobody would give. Anything but success or a UserError is a finding, as
-are a case that takes longer than `SECONDS` and a file outside of the folder that the case was
-given. After what is drawn come the sweeps of `_fuzz_sweeps`, which try all cases of a class: every
-number of the settings, every path, every field and file of a run, every verb's output.
+Run folders, settings, models, datasets and tokenizers, in process. Each case is a damaged
+file or an implausible setting, drawn by Hypothesis. Anything but success or a UserError is a
+finding, as are a case that takes longer than `SECONDS` and a file written outside the folder of the
+case. Then the sweeps of `_fuzz_sweeps` try all cases of a class: every number of the settings,
+every path, every field and file of a run, every command's output.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=5,
 )
-"""What JSON can say, and a little more: NaN, infinities, half a surrogate pair."""
+"""JSON values, and beyond JSON: NaN, infinities, half a surrogate pair."""
 
 
 def places(tree: Any) -> Iterator[tuple[Any, Any]]:
@@ -116,7 +116,7 @@ def other_bytes(draw: st.DrawFn, data: bytes) -> bytes:
 
 
 def inputs(target: Target) -> st.SearchStrategy[Any]:
-    """What a target is given."""
+    """Strategy for the input of a target."""
     if target.drawn is not None:
         return target.drawn
     if target.arguments is not None:
@@ -211,7 +211,7 @@ def sweep(cases: Iterable[Case], root: pathlib.Path) -> tuple[dict[str, int], li
 
 
 def main(cases: int = 10_000, only: str = "", seed: int = 0, sweeps: bool = True) -> None:
-    """Prints a table; ends with a traceback of the first finding that was drawn.
+    """Print a table; ends with a traceback of the first finding that was drawn.
 
     Those of the sweeps are listed at the end, and then it exits with 1.
 

@@ -2,7 +2,7 @@
 
     python -m bench.drills.goodput [--every 60] [--config quickstart] [-- --steps 600 ...]
 
-The command that a user gives, killed (SIGKILL) so many seconds after it was started, and started
+The command that a user gives, killed (SIGKILL) `--every` seconds after each start, and started
 again, until it comes to its end. Then what all that time went into, and how long it took from the
 start of a process to its first step where the programs were compiled before (the median, and the
 longest of all lives but the first).
@@ -32,7 +32,7 @@ from train.telemetry.goodput import (
 
 
 def run_killed(command: Sequence[str], every: float) -> int:
-    """Starts a command until it ends well. Returns how often it was killed."""
+    """Start a command until it ends well. Returns how often it was killed."""
     for kills in itertools.count():
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         try:
@@ -58,7 +58,7 @@ def main(
     config: str = "quickstart",
     every: float = 60.0,
 ) -> None:
-    """Prints what a run's time went into.
+    """Print what a run's time went into.
 
     Args:
       settings: Of the config, after `--`.

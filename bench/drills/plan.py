@@ -1,12 +1,12 @@
-"""The memory that a plan estimates, beside what compilers reserve.
+"""Compare the memory estimate of `plan` with what compilers reserve.
 
     python -m bench.drills.plan [--platform tpu | gpu] [--write]
 
-Compiles the real step of each case for its target and prints both, with the share of cases that
-are within a tenth. It needs libtpu (`pip install '.[tpu]'`) or the plugin for CUDA
-(`pip install '.[cuda13]'`), and takes a minute or two a case; cases whose compiler is not installed
-are told and left out. With --write the numbers go to tests/train/estimate/footprint_cases.json, which the tests
-hold the estimates against; --fit prints the coefficients that suit them best.
+Compile the real step of each case for its target and print both figures, with the fraction of
+cases within a tenth. Needs libtpu (`pip install '.[tpu]'`) or the CUDA plugin
+(`pip install '.[cuda13]'`), and takes a minute or two per case. Cases without an installed compiler
+are reported and skipped. `--write` stores the figures in tests/train/estimate/footprint_cases.json,
+which the tests check the estimates against; `--fit` prints the best coefficients.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ CASES = Path(__file__).with_suffix(".txt")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to compile."""
+    """Cases to compile."""
 
     platform: Literal["all", "tpu", "gpu"] = "all"
     write: bool = False
@@ -62,7 +62,7 @@ def cases(options: Options) -> Iterator[str]:
 
 
 def compiled(case: str) -> dict[str, Any]:
-    """What the compiler says of a case, and what the estimate is made of."""
+    """Compiler's figures of a case, and the terms of the estimate."""
     config, name, *settings = case.split()
     default, left = select_kinds(find_experiment(config), settings)
     experiment = parse(Experiment, left, verb="plan", default=default)
@@ -90,7 +90,7 @@ def ratio(found: dict[str, Any]) -> float:
 
 
 def main(options: Options) -> None:
-    """Prints a table."""
+    """Print a table."""
     kept = {each["case"]: each for each in json.loads(FILE.read_text())} if FILE.exists() else {}
     if options.fit:
         fit(list(kept.values()))
@@ -117,7 +117,7 @@ def main(options: Options) -> None:
 
 
 def fit(found: list[dict[str, Any]]) -> None:
-    """Prints coefficients fitted to all cases, errors relative to all memory."""
+    """Print coefficients fitted to all cases, errors relative to all memory."""
     names = Coefficients._fields
     own = [each for each in found if not each["refused"]]
     peak = np.array([each["peak"] for each in own])

@@ -60,21 +60,21 @@ CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cores": time.process_tim
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to run."""
+    """Steps to time."""
 
     cases: tuple[str, ...] = ()
     """A config with settings each; if none is given, some that suit the devices."""
     steps: int = 5
-    """That are timed."""
+    """Number of timed steps."""
     clock: Literal["wall", "cores"] = "wall"
     """cores: the seconds of this process's cores, on a machine that is shared. Give it one core
     (taskset -c 0), or waiting for the others counts too."""
 
 
 def main(options: Options) -> None:
-    """Prints a table."""
+    """Print a table."""
     target = local_target(CLOCKS[options.clock])
-    table = Table("case", "products", "memory", "estimated", "measured", "ratio", box=None)
+    table = Table("case", "matmuls", "memory", "estimated", "measured", "ratio", box=None)
     ratios = []
     for case in options.cases or (SMALL if target.chip.platform == "cpu" else LARGE):
         estimate, measured = compared(case, target, options)

@@ -1,4 +1,4 @@
-"""Runs killed at random moments and started again, against one that was left alone.
+"""Run killed at random moments and started again, against one that was left alone.
 
     python -m bench.drills.resume [--kills 200] [--devices 8] [--processes 2] [--seed 0]
 
@@ -77,10 +77,10 @@ class Life:
 
     process: BaseProcess
     errors: pathlib.Path
-    """What it writes to standard error."""
+    """File of its standard error."""
 
     def ended(self) -> int:
-        """Waits for its end, and returns its exit status."""
+        """Wait for its end, and returns its exit status."""
         self.process.join()
         assert self.process.exitcode is not None
         return self.process.exitcode
@@ -88,7 +88,7 @@ class Life:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What a run has: so many processes, and devices over all of them."""
+    """Number of processes, and of devices over all of them."""
 
     devices: int
     processes: int
@@ -124,7 +124,7 @@ FORKS = multiprocessing.get_context("forkserver")
 def live(
     devices: int, environment: dict[str, str], errors: pathlib.Path, command: list[str]
 ) -> None:
-    """What a new process does: all that `python -m train` does after its imports."""
+    """Run the command line in a new process, as `python -m train` does after its imports."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
     os.environ.update(environment)
     jax.config.update("jax_num_cpu_devices", devices)
@@ -134,7 +134,7 @@ def live(
 
 
 def finish(machine: Machine, workdir: pathlib.Path, steps: int, every: int) -> None:
-    """Runs to the end. Raises RuntimeError if the run does not end well."""
+    """Run to the end. Raises RuntimeError if the run does not end well."""
     for life in machine.start(workdir, steps, every):
         if life.ended():
             raise RuntimeError(life.errors.read_text())
@@ -143,7 +143,7 @@ def finish(machine: Machine, workdir: pathlib.Path, steps: int, every: int) -> N
 def torment(
     machine: Machine, workdir: pathlib.Path, kills: int, drawn: random.Random
 ) -> Counter[str]:
-    """Kills the run `kills` times, or until it is done. Returns how its lives ended."""
+    """Kill the run `kills` times, or until it is done. Returns how its lives ended."""
     ends: Counter[str] = Counter()
     steps = kills * STEPS_A_LIFE
     for _ in range(kills):
@@ -176,7 +176,7 @@ def torment(
 
 
 def abandoned(machine: Machine, codes: set[int], how: signal.Signals) -> set[int]:
-    """How a process may end whose partner died of the signal itself, before they had met.
+    """Exit statuses of a process whose partner was killed by the signal before they had met.
 
     JAX aborts it then. Alone, or where none died of the signal, an abort is a finding.
     """
@@ -214,7 +214,7 @@ def newest(metrics: pathlib.Path) -> int:
 
 
 def moment(workdir: pathlib.Path) -> str:
-    """What a kill has interrupted, as its folder tells."""
+    """Return the activity that a kill interrupted, judging from the folder."""
     names = [path.name for path in (workdir / "checkpoints").glob("*")]
     if any("tmp" in name for name in names):
         return "in the middle of a save"
@@ -232,7 +232,7 @@ def losses(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def drill(machine: Machine, kills: int, seed: int) -> bool:
-    """Prints a table. Returns whether nothing differs."""
+    """Print a table. Returns whether nothing differs."""
     with tempfile.TemporaryDirectory() as folder:
         unbroken, broken = (pathlib.Path(folder) / name for name in ("unbroken", "broken"))
         finish(machine, unbroken, kills * STEPS_A_LIFE, SELDOM)
@@ -251,7 +251,7 @@ def drill(machine: Machine, kills: int, seed: int) -> bool:
 
 
 def main(kills: int = 200, devices: int = 0, processes: int = 0, seed: int = 0) -> None:
-    """Prints a table for each machine; exits with 1 if anything differs.
+    """Print a table for each machine; exits with 1 if anything differs.
 
     Args:
       kills: Over all machines.

@@ -47,11 +47,11 @@ _BLOCK = BlockConfig(mixer=AttentionConfig(num_heads=2), feed_forward=FeedForwar
 
 
 class Outcome(NamedTuple):
-    """What became of a run."""
+    """Outcome of a run."""
 
     loss: float
     noticed: int | None
-    """The first step out of line."""
+    """First anomalous step."""
     done: str
 
 
@@ -143,7 +143,7 @@ def faults(first: int) -> dict[str, Fault]:
 
 
 def outcome(experiment: Experiment, workdir: pathlib.Path, fault: Fault) -> Outcome:
-    """Trains with a fault planted."""
+    """Train with a fault planted."""
     with planted(fault), contextlib.redirect_stderr(io.StringIO()):
         run = train.fit(experiment, str(workdir), quiet=True)
     lines = (workdir / "logbook.jsonl").read_text().splitlines()
@@ -158,7 +158,7 @@ def outcome(experiment: Experiment, workdir: pathlib.Path, fault: Fault) -> Outc
 
 
 def main(steps: int = 300, only: str = "") -> None:
-    """Prints a table; exits with 1 if a fault is noticed late, or costs 1% of the loss."""
+    """Print a table; exits with 1 if a fault is noticed late, or costs 1% of the loss."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     table = Table("run", "fault", "noticed after", "what was done", "loss", "clean", "more", "")
     failed = False

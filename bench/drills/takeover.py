@@ -56,10 +56,10 @@ main()
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """What the drill is asked for."""
+    """Command-line options."""
 
     kills: int = 3
-    """How often the run is killed."""
+    """Number of kills."""
 
 
 def start(workdir: pathlib.Path, machine: str) -> subprocess.Popen[str]:
@@ -79,7 +79,7 @@ def losses(workdir: pathlib.Path) -> dict[int, float]:
 
 
 def wait_for_steps(workdir: pathlib.Path, more: int) -> float:
-    """Wait until so many steps more are made; return the seconds until the first of them."""
+    """Wait for `count` more steps; return the seconds until the first of them."""
     began, before, first = time.monotonic(), max(losses(workdir), default=0), 0.0
     while (now := max(losses(workdir), default=0)) < min(before + more, STEPS):
         first = first or (time.monotonic() - began if now > before else 0.0)

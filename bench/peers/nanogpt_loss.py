@@ -50,7 +50,7 @@ def _summed(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor)
 
 
 def main() -> None:
-    """Reads the three arguments and prints the loss."""
+    """Read the three arguments and prints the loss."""
     checkout, checkpoint, tokens = (Path(argument) for argument in sys.argv[1:])
     ids = torch.from_numpy(np.fromfile(tokens, dtype=np.uint16).astype(np.int64))
     loss = mean_loss(load(checkout, checkpoint), ids)

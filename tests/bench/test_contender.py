@@ -23,7 +23,7 @@ def build(settings):
 serve(build)
 """
 
-# Keeps so many bytes for as long as it lives.
+# Holds the given number of bytes until it exits.
 KEEPER = """
 from bench.protocol import Work, serve
 
@@ -70,7 +70,7 @@ def test_peak_memory_is_the_contenders_own() -> None:
             "raise SystemExit('no such library')",
             "racer: ended early with status 1 (no such library",
         ),
-        ("import os; os._exit(3)", "racer: ended early with status 3 (without a word); to see all"),
+        ("import os; os._exit(3)", "racer: ended early with status 3 (no message); to see all"),
     ],
     ids=["an error", "silence"],
 )

@@ -1,4 +1,4 @@
-"""What is raced in ``bench/decode.py``, and how it is asked for."""
+"""Contenders and options of ``bench/decode.py``."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What `bench.longformer` compares: the same numbers by four ways, and both sides told the same."""
+"""`bench.longformer` compares equal numbers, with equal settings on both sides."""
 
 import math
 import os

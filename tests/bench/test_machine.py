@@ -1,4 +1,4 @@
-"""What is said about the machine."""
+"""The description of the machine."""
 
 import os
 

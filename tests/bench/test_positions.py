@@ -1,4 +1,4 @@
-"""Which experiments are compared, and what is drawn."""
+"""Experiments and figures of `bench.positions`."""
 
 from pathlib import Path
 from typing import Any

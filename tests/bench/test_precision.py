@@ -1,4 +1,4 @@
-"""What is lost in float16, on gradients that can be checked."""
+"""Underflow and overflow in float16 on gradients with known values."""
 
 import dataclasses
 from pathlib import Path

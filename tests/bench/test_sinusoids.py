@@ -1,4 +1,4 @@
-"""What is drawn is the formula."""
+"""The picture shows the formula."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `bench.softmax_profile` counts: each part once, and none of what merely contains others."""
+"""`bench.softmax_profile` counts each event once and no enclosing events."""
 
 from collections import Counter
 
@@ -27,7 +27,7 @@ def test_what_ran_within_is_not_counted_twice() -> None:
     assert by_part(found) == Counter(
         {
             "starting parts": 75,
-            "products": 20,
+            "matmuls": 20,
             "waiting for the other thread": 10,
             "copies into another order": 5,
         }

@@ -1,4 +1,4 @@
-"""What `bench.softmax_race` compares: the same numbers, told alike to both sides."""
+"""`bench.softmax_race` compares equal numbers, with equal settings on both sides."""
 
 import sys
 from pathlib import Path

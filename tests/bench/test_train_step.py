@@ -1,4 +1,4 @@
-"""What is raced in ``bench/train_step.py``, and how it is asked for."""
+"""Contenders and options of ``bench/train_step.py``."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def test_a_mistake_is_one_line_and_status_1(tmp_path: Path) -> None:
 
 
 def raced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Races nothing: ours takes half the seconds of its peer. Returns the steps asked for."""
+    """Race nothing: ours takes half the seconds of its peer. Returns the steps asked for."""
     asked = []
 
     def race(sides: list[Contender], *, rounds: int, steps: int, **_: int) -> list[Record]:

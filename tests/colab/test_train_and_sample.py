@@ -36,7 +36,7 @@ STEPS, CHEATING_STEPS = {steps}, 10"""
 
 
 class Shell:
-    """What stands in for IPython: it notes the magics that a cell calls."""
+    """Stub of IPython that records the magics that a cell calls."""
 
     def __init__(self) -> None:
         self.magics: list[tuple[str, str]] = []
@@ -52,7 +52,7 @@ def source(name: str) -> str:
 
 
 def execute(text: str, **names: Any) -> dict[str, Any]:
-    """Runs the text of a cell; returns the names that there are after it."""
+    """Run the text of a cell; returns the names that there are after it."""
     exec(TransformerManager().transform_cell(text), names)
     return names
 
@@ -199,7 +199,7 @@ def run_notebook(folder: pathlib.Path, *, steps: int, devices: int = 1) -> Any:
 
 
 def check_outputs(notebook: Any) -> None:
-    """The pictures and texts are there, and nothing warned."""
+    """Check that pictures and texts exist and that nothing warned."""
     outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
     warned = [
         each.text for cell in outputs.values() for each in cell if each.get("name") == "stderr"
@@ -211,7 +211,7 @@ def check_outputs(notebook: Any) -> None:
     assert said.count("--- temperature") == 6
     said = "".join(each.get("text", "") for each in outputs["mask"])
     assert re.search(r"Held-out bits a byte: [\d.]+ without the mask, [\d.]+ with it\.", said)
-    assert "What it writes: " in said
+    assert "Its sample: " in said
 
 
 def steps_of(lines: list[dict[str, Any]]) -> list[int]:

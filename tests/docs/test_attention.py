@@ -1,4 +1,4 @@
-"""What `docs/attention.md` says of the mixers is what they declare."""
+"""`docs/attention.md` agrees with what the mixers declare."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ COLUMNS = ("causal", "cached", "segments", "cross", "any length")
 
 
 def rows(heading: str) -> dict[str, dict[str, str]]:
-    """Of the first table whose first column has this heading, by the name in that column."""
+    """Return the rows of the first table with this heading in its first column, by that column."""
     lines = PAGE.read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(f"| {heading} |"))
     cut = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:]]

@@ -38,12 +38,12 @@ def test_translation_has_an_encoder_and_no_other_task_has(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match=r"model\.encoder: .* Translation; give an EncoderConfig"):
         dataclasses.replace(translator, **replaced_model(translator, encoder=None))
     experiment = tiny(tmp_path)
-    with pytest.raises(UsageError, match=r"model\.encoder: .*; only Translation has an encoder"):
+    with pytest.raises(UsageError, match=r"model\.encoder: .* which has no source text"):
         tiny(tmp_path, **replaced_model(experiment, encoder=EncoderConfig()))
 
 
 def test_who_may_not_be_causal(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"model\.causal: .* looks at both sides of a word"):
+    with pytest.raises(UsageError, match=r"model\.causal: .* reads both sides of a token"):
         tiny(tmp_path, task=MaskedLanguageModeling())
     classifier = tiny_classifier(tmp_path)
     causal = replaced_model(classifier, causal=True)
@@ -119,7 +119,7 @@ def test_microbatches_divide_the_rows_of_a_batch(tmp_path: Path) -> None:
     [
         (
             lambda: MaskedLanguageModeling(mlm_probability=0.0),
-            r"task\.mlm_probability 0\.0: give a share in \(0, 1\]",
+            r"task\.mlm_probability 0\.0: give a fraction in \(0, 1\]",
         ),
         (
             lambda: MaskedLanguageModeling(mask_replace_prob=0.8, random_replace_prob=0.3),

@@ -214,7 +214,7 @@ def test_paths_that_cannot_be(tmp_path: Path, path: str) -> None:
 
 
 def test_the_cache_is_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"data.cache gs://b/c: is remote"):
+    with pytest.raises(UsageError, match=r"data.cache_dir gs://b/c: is remote"):
         cache_folder("gs://b/c")
     for name in ("XDG_CACHE_HOME", "TRANSFORMER_CACHE"):
         monkeypatch.delenv(name, raising=False)
@@ -239,7 +239,7 @@ def test_a_rollback_that_no_run_has_written(tmp_path: Path, name: str, value: ob
     path.write_text(json.dumps({"rollbacks": [ROLLBACK], "cleared": True}))
     assert len(RollbackRecord.read(path).rollbacks) == 1
     path.write_text(json.dumps({"rollbacks": [{**ROLLBACK, name: value}], "cleared": True}))
-    with pytest.raises(UserError, match=rf"recovery.json: tells of no rollbacks \({name} is no"):
+    with pytest.raises(UserError, match=rf"is no record of rollbacks \({name} is no"):
         RollbackRecord.read(path)
 
 
@@ -255,7 +255,7 @@ def test_a_rollback_that_no_run_has_written(tmp_path: Path, name: str, value: ob
 )
 def test_a_record_that_no_run_has_written(tmp_path: Path, plain: object) -> None:
     (tmp_path / "recovery.json").write_text(json.dumps(plain))
-    with pytest.raises(UserError, match=r"recovery.json: tells of no rollbacks"):
+    with pytest.raises(UserError, match=r"recovery.json: is no record of rollbacks"):
         RollbackRecord.read(tmp_path / "recovery.json")
 
 

@@ -12,20 +12,18 @@ import dataclasses
 import io
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
+from train.config.io import classes_by_kind
 from train.errors import UsageError
 
 if TYPE_CHECKING:
     from transformer.precision import Precision
-from collections.abc import Mapping
-from typing import get_type_hints
 
-from train.config.io import classes_by_kind
 
 Arguments = TypeVar("Arguments")
 

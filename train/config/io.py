@@ -18,8 +18,11 @@ from typing import Any, Union, get_args, get_origin
 import cattrs
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
+from train.data.config import DataConfig
 from train.errors import UserError
 from train.experiment import Experiment
+from train.tasks.config import TaskConfig
+from train.tasks.registry import data_configs, task_configs
 from transformer.attention.config import MixerConfig
 from transformer.precision import Precision
 from transformer.registry import MixerConfigRegistry
@@ -191,6 +194,10 @@ def classes_by_kind(hint: Any) -> Mapping[str, type]:
     classes = [each for each in members if isinstance(each, type)]
     if any(issubclass(each, MixerConfig) for each in classes):
         return MixerConfigRegistry()
+    if any(issubclass(each, TaskConfig) for each in classes):
+        return task_configs()
+    if any(issubclass(each, DataConfig) for each in classes):
+        return data_configs()
     configs = [each for each in classes if dataclasses.is_dataclass(each)]
     return {kind_name(each): each for each in configs} if len(configs) > 1 else {}
 

@@ -1,52 +1,54 @@
-"""What the data settings are. Imports nothing heavy: the command line reads this for ``--help``."""
+"""Settings of the data: the interface of all kinds, tokenizers, and running text.
 
+Imports nothing heavy: the command line reads this module for `--help`.
+"""
+
+import abc
 import dataclasses
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from train.errors import UsageError
 
 TokenizerKind = Literal["byte", "character", "word", "bpe", "wordpiece", "file"]
-
-
 SplitMethod = Literal["documents", "tail"]
-
 
 NUM_BYTE_VALUES = 256
 
 
 def require(condition: bool, message: str) -> None:
-    """Raises UsageError with ``message`` ("field: problem; remedy") unless ``condition``."""
+    """Raise UsageError with ``message`` ("field: problem; remedy") unless ``condition`` holds."""
     if not condition:
         raise UsageError(message)
 
 
 def require_one_of(name: str, value: str, choices: object) -> None:
-    """Raises UsageError unless ``value`` is one of the values of a Literal, ``choices``."""
+    """Raise UsageError unless ``value`` is one of the values of ``choices``, a Literal."""
     known = get_args(choices)
     require(value in known, f"{name}: {value!r} is not known; choose from {', '.join(known)}")
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig:
-    """How text becomes tokens. Every kind has one token that stands between documents."""
+    """Settings of the tokenizer. Every kind has one token that separates documents."""
 
     kind: TokenizerKind = "bpe"
-    """byte: the 256 bytes. character: all characters of the text, held out or not. word: what
-    stands between spaces, and <eos> for a newline. bpe: byte-level byte-pair encoding.
-    wordpiece: BERT's. The last three learn from the training split. file: one that exists."""
+    """byte: the 256 bytes. character: all characters of the text, held-out text included. word:
+    words between spaces, and <eos> for a newline. bpe: byte-level byte-pair encoding. wordpiece:
+    BERT's. The last three are trained on the training split. file: an existing tokenizer."""
 
     path: str = ""
     """With kind=file: a tokenizer.json, a vocab.txt (BERT's), or a folder that holds one of them
     or encoder.json (or vocab.json) and merges.txt (GPT-2's)."""
 
     vocab_size: int = 8192
-    """Most tokens that word, bpe or wordpiece learn, the special ones included."""
+    """Maximum vocabulary size of word, bpe and wordpiece, special tokens included."""
 
     lowercase: bool = False
-    """Lower the case of all text first (what is decoded is then lower case too)."""
+    """Lowercase all text first. Decoded text is then lowercase too."""
 
     training_characters: int = 100_000_000
-    """Learn word, bpe or wordpiece from the first this many characters of the training split."""
+    """Number of characters, from the start of the training split, that word, bpe and wordpiece
+    are trained on."""
 
     def __post_init__(self) -> None:
         name = "data.tokenizer"
@@ -72,14 +74,64 @@ class TokenizerConfig:
         )
         require(
             self.training_characters > 0,
-            f"{name}.training_characters: {self.training_characters} leaves nothing to learn from; "
+            f"{name}.training_characters: {self.training_characters} leaves no text to train on; "
             "give a positive number",
         )
 
 
+class DataConfig(abc.ABC):
+    """Interface of the data settings, `Experiment.data`: a frozen dataclass.
+
+    It states the facts about batches that the trainer and the estimates need before any data are
+    read, so that neither asks for the class of the settings.
+
+    Attributes:
+      length_field: Name of the field that limits the length of an example.
+      is_text: Examples are windows of running text, all of one length.
+    """
+
+    length_field: ClassVar[str] = "max_length"
+    is_text: ClassVar[bool] = False
+
+    @property
+    @abc.abstractmethod
+    def path(self) -> str:
+        """Path of the training data."""
+
+    @property
+    @abc.abstractmethod
+    def tokenizer(self) -> TokenizerConfig:
+        """Settings of the tokenizer."""
+
+    @property
+    @abc.abstractmethod
+    def longest_example(self) -> int:
+        """Maximum number of tokens of an example."""
+
+    @property
+    def shortest_row(self) -> int:
+        """Lower bound of the tokens of a row, padding included. Used by checks of memory."""
+        return self.longest_example
+
+    @property
+    def has_segments(self) -> bool:
+        """True if rows hold several documents or padding, which attention must separate."""
+        return True
+
+    @property
+    def batch_tokens(self) -> int:
+        """Maximum number of tokens of a batch; 0 if `Experiment.batch_size` alone limits it."""
+        return 0
+
+    @property
+    def batch_size_multiple(self) -> int:
+        """Number that the rows of a batch are a multiple of, where `batch_tokens` is not 0."""
+        return 1
+
+
 @dataclasses.dataclass(frozen=True)
-class TextDataConfig:
-    """Which text is read, what is held out of it, and how it is cut into windows.
+class TextDataConfig(DataConfig):
+    """Running text: the files to read, the held-out part, and the length of windows.
 
     A path is a file, a folder (every file under it whose name does not begin with a dot), a glob
     such as ``books/**/*.txt``, or ``python:library`` (the help topics and library source that
@@ -88,49 +140,52 @@ class TextDataConfig:
     document each, or JSON lines (.jsonl, .ndjson), one document a line; either may be gzip (.gz).
     """
 
+    length_field = "sequence_length"
+    is_text = True
+
     path: str = ""
-    """The text to train on, less what is held out of it."""
+    """Training text. Held-out text is taken from it unless validation_path is set."""
 
     validation_path: str = ""
-    """The validation text. Empty: it is held out of path."""
+    """Validation text. Empty: held out of path."""
 
     test_path: str = ""
-    """The test text. Empty: there is no test split."""
+    """Test text. Empty: no test split."""
 
     text_field: str = "text"
-    """JSON lines: the field that holds a document's text."""
+    """JSON lines: name of the field that holds a document's text."""
 
     split_method: SplitMethod = "documents"
-    """How validation text is held out of path. documents: whole documents, drawn by a hash of
-    their names. tail: the last characters, be they in the middle of a document (and so it is for
-    a path of one document)."""
+    """Rule that holds validation text out of path. documents: whole documents, selected by a hash
+    of their names. tail: the last characters, even from the middle of a document (also used if path
+    has a single document)."""
 
     validation_fraction: float = 0.1
-    """The part of the characters of path that is held out: for documents, at most this and at
-    least one document."""
+    """Fraction of the characters of path to hold out. For documents: at most this fraction, and
+    at least one document."""
 
     max_bytes: int = 0
-    """Read only the first this many bytes of the text of each path; 0 reads all."""
+    """Maximum number of bytes of text to read from each path. 0: all of it."""
 
     sequence_length: int = 256
-    """Tokens in a window, T."""
+    """Tokens of a window, T."""
 
     document_masking: bool = True
-    """Documents that share a window do not attend to each other, and positions start anew at
-    each. False: a window is one run of tokens, separators included."""
+    """Documents that share a window do not attend to each other, and positions restart at each.
+    False: a window is one run of tokens, separators included."""
 
     tokenizer: TokenizerConfig = TokenizerConfig()
-    """How text becomes tokens."""
+    """Settings of the tokenizer."""
 
     cache_dir: str = ""
-    """A local folder for encoded text. Empty: $TRANSFORMER_CACHE, or else
-    linen-transformer under $XDG_CACHE_HOME or ~/.cache."""
+    """Local folder for encoded text. Empty: $TRANSFORMER_CACHE, or else linen-transformer under
+    $XDG_CACHE_HOME or ~/.cache."""
 
     def __post_init__(self) -> None:
         require_one_of("data.split_method", self.split_method, SplitMethod)
         require(
             0 < self.validation_fraction < 1,
-            f"data.validation_fraction: {self.validation_fraction} is not a part of the text; "
+            f"data.validation_fraction: {self.validation_fraction} is not a fraction of the text; "
             "give a number between 0 and 1",
         )
         require(
@@ -141,7 +196,12 @@ class TextDataConfig:
             self.max_bytes >= 0,
             f"data.max_bytes: {self.max_bytes} is negative; give 0 to read all",
         )
-        require(
-            bool(self.text_field),
-            "data.text_field: is empty; name the JSON field that has the text",
-        )
+        require(bool(self.text_field), "data.text_field: is empty; name the JSON field of the text")
+
+    @property
+    def longest_example(self) -> int:
+        return self.sequence_length
+
+    @property
+    def has_segments(self) -> bool:
+        return self.document_masking

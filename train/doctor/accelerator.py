@@ -8,6 +8,7 @@ from train.doctor.environment import Finding
 if TYPE_CHECKING:
     from train.doctor.environment import Machine
 
+
 GIB = 2**30
 
 

@@ -12,12 +12,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from train.runtime.host_memory import host_memory_bytes
-
-if TYPE_CHECKING:
-    pass  # DROPPED
 
 Level = Literal["ok", "warning", "problem"]
 

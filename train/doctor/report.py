@@ -10,6 +10,7 @@ from train.doctor.environment import Finding, Level, Machine, inspect_machine
 if TYPE_CHECKING:
     from rich.console import Console
 
+
 LEVEL_MARKS: dict[Level, str] = {
     "ok": "[green]ok[/green]",
     "warning": "[yellow]warning[/yellow]",

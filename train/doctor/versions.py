@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
 
+
 PROJECT = "linen-transformer"
 
 

@@ -1,103 +1,91 @@
-"""What an experiment leaves for its data to say, as far as it can be known beforehand.
-
-Products that an optimizer makes of its own: those of Muon, once a step whatever the batch.
-
-What of an experiment the estimates are made from, counted once for all candidates.
-"""
+"""Batch shapes and sizes that an experiment leaves to its data, as far as they are known early."""
 
 import dataclasses
 from typing import TYPE_CHECKING
 
-from train.data.example_configs import BitextDataConfig
 from train.errors import UserError
-from train.tasks.config import Classification, Tagging
 
 if TYPE_CHECKING:
     import jax
     from jax.sharding import Mesh
 
     from train.experiment import Experiment
-from train.experiment import Experiment
 
 
 def max_batch_shape(experiment: "Experiment") -> tuple[int, int]:
-    """The examples of a batch, and the tokens of each: the most that there may be."""
+    """Return the largest batch of an experiment: (examples, tokens per example)."""
     data = experiment.data
-    if isinstance(data, BitextDataConfig) and data.batch_tokens:
-        room = min(data.batch_tokens // data.max_length, experiment.batch_size or data.batch_tokens)
-        return max(1, room // data.batch_size_multiple) * data.batch_size_multiple, data.max_length
-    length: int = getattr(data, "sequence_length", 0) or getattr(data, "max_length", 1)
+    length = data.longest_example
+    if data.batch_tokens:
+        room = min(data.batch_tokens // length, experiment.batch_size or data.batch_tokens)
+        return max(1, room // data.batch_size_multiple) * data.batch_size_multiple, length
     return experiment.batch_size, length
 
 
 def sharded_batch_shapes(
     experiment: "Experiment", mesh: "Mesh"
 ) -> "dict[str, jax.ShapeDtypeStruct]":
-    """What a step is given, by shapes, laid over a mesh.
+    """Return the fields of a batch as shapes with shardings over a mesh.
 
-    Raises UsageError if the mesh cannot cut it.
+    Raises UsageError if the mesh does not divide the batch.
     """
     import jax
 
     from train.parallel.sharding import logical_to_sharding
 
-    def laid(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def with_sharding(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         sharding = logical_to_sharding(mesh, ("batch", "length")[: leaf.ndim], leaf.shape)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     rows, _ = max_batch_shape(experiment)
-    return {name: laid(leaf) for name, leaf in unsharded_batch_shapes(experiment, rows).items()}
+    return {
+        name: with_sharding(leaf) for name, leaf in unsharded_batch_shapes(experiment, rows).items()
+    }
 
 
 def unsharded_batch_shapes(
     experiment: "Experiment", rows: int
 ) -> "dict[str, jax.ShapeDtypeStruct]":
-    """So many rows of a batch, by shapes: all that any task's batches have."""
-    import jax
-    import numpy as np
+    """Return the shapes and dtypes of the arrays of a batch of `rows` rows, by name."""
+    from train.tasks.registry import make_task
 
-    text = (rows, max_batch_shape(experiment)[1])
-    target = (rows,) if isinstance(experiment.task, Classification) else text
-    names = ("tokens", "segments", "positions", "source", "source_segments")
-    shapes = dict.fromkeys(names, (text, np.int32)) | {
-        "targets": (target, np.int32),
-        "weights": (target, np.float32),
-        "examples": ((rows,), np.uint32),
-    }
-    return {name: jax.ShapeDtypeStruct(*each) for name, each in shapes.items()}
+    return make_task(experiment).batch_shapes(rows, max_batch_shape(experiment)[1])
 
 
 def resolve_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ...]]:
-    """The experiment with its V and its number of classes, and what was assumed to know them."""
+    """Return the experiment with vocabulary size and number of labels, and the assumptions made.
+
+    Data are read only for character vocabularies and for labels that the config does not count.
+    """
     tokenizer, task = experiment.data.tokenizer, experiment.task
-    counts_classes = isinstance(task, Classification | Tagging) and not task.num_labels
-    if counts_classes or (not experiment.model.vocab_size and tokenizer.kind == "character"):
-        return _read(experiment), ()
+    needs_labels = task.predicts_labels and not task.num_labels
+    if needs_labels or (not experiment.model.vocab_size and tokenizer.kind == "character"):
+        return _resolve_from_data(experiment), ()
     if experiment.model.vocab_size:
         return experiment, ()
     if tokenizer.kind in ("byte", "file"):
         from train.data.tokenizer_training import train_tokenizer
 
-        return _of(experiment, train_tokenizer(tokenizer, ()).vocab_size), ()
-    most = tokenizer.vocab_size
-    note = f"the {tokenizer.kind} tokenizer is taken to learn all of its {most:,} tokens"
-    return _of(experiment, most), (note,)
+        return _with_vocab_size(experiment, train_tokenizer(tokenizer, ()).vocab_size), ()
+    vocab_size = tokenizer.vocab_size
+    note = f"the {tokenizer.kind} tokenizer is assumed to learn all of its {vocab_size:,} tokens"
+    return _with_vocab_size(experiment, vocab_size), (note,)
 
 
-def _of(experiment: "Experiment", words: int) -> "Experiment":
-    model = dataclasses.replace(experiment.model, vocab_size=words)
+def _with_vocab_size(experiment: "Experiment", vocab_size: int) -> "Experiment":
+    model = dataclasses.replace(experiment.model, vocab_size=vocab_size)
     return dataclasses.replace(experiment, model=model)
 
 
-def _read(experiment: "Experiment") -> "Experiment":
-    """As the data make it: they are read."""
+def _resolve_from_data(experiment: "Experiment") -> "Experiment":
+    """Return the experiment with the sizes of its data."""
     from train.tasks.registry import make_task
 
     try:
         task = make_task(experiment)
         return task.resolve_experiment(task.prepare_corpus())
     except UserError as error:
-        known = "--task.classes and " if hasattr(experiment.task, "classes") else ""
+        labels = "--task.num-labels and " if experiment.task.predicts_labels else ""
         raise UserError(
-            f"{error}; or give {known}--model.vocab-size, and no text is needed"
+            f"{error}; or give {labels}--model.vocab-size, and no text is needed"
         ) from error

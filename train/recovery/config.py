@@ -1,4 +1,4 @@
-"""The settings of recovery."""
+"""Settings of anomaly detection and rollback."""
 
 import dataclasses
 
@@ -7,35 +7,39 @@ from transformer.validation import check_at_least
 
 @dataclasses.dataclass(frozen=True)
 class RecoveryConfig:
-    """What is done about loss spikes and updates that are not finite.
+    """Response to loss spikes and non-finite updates.
 
-    First the update is skipped. If that does not help, the run goes back to a checkpoint from
-    before the trouble and on with other data (PaLM, section 5.1); if that does not help either,
-    it does so with a lower learning rate (OPT, section 2.5); and then it stops.
+    1. The update of an anomalous step is skipped.
+    2. If anomalies persist, the run rolls back to an earlier checkpoint and continues with other
+       batches (PaLM, section 5.1).
+    3. If the anomaly returns, the next rollback also lowers the learning rate (OPT, section 2.5).
+    4. After `max_rollbacks` rollbacks for the same anomaly, the run stops with an error.
     """
 
     window: int = 100
-    """Steps that a step is compared with. 0: there is no watch, and no update is skipped but those
-    that are not finite."""
+    """Number of recent steps that a step is compared with. 0 turns detection off: only non-finite
+    updates are skipped."""
     warmup: int = 50
-    """Of these, how many there have to be before the watch begins."""
+    """Steps that the window must hold before detection starts."""
     threshold: float = 8.0
-    """A loss or a gradient norm is out of line from so many robust standard deviations above the
-    median of the window, in logarithms. Out of line too: what is not finite."""
+    """Anomaly threshold for the loss, the gradient norm and the parameter norm, in MAD-scaled
+    standard deviations of the logarithm above the median of the window. Non-finite values are
+    always anomalies."""
     loss_rise_tolerance: float = 0.1
-    """The median loss of the window is out of line from this share on above the lowest that it has
-    been, and from one robust standard deviation on. It finds a loss that rises too slowly, or by
-    too little, to be a spike; then the run goes back at once. 0: it is not looked for."""
+    """Largest relative rise of the window's median loss above its lowest value so far. A larger
+    rise, of at least one standard deviation, causes a rollback at once. It finds a divergence that
+    is too slow to be a spike. 0 turns it off."""
     patience: int = 3
-    """Steps in a row that are out of line from which on skipping their updates does not help."""
+    """Consecutive anomalies that cause a rollback."""
     rollback_steps: int = 100
-    """Steps before the trouble at which the checkpoint to go back to should be, if one is kept."""
+    """Steps between the first anomaly and the checkpoint to roll back to, if one is kept."""
     skip_batches: int = 200
-    """Batches beyond the trouble that are left out, as are all since that checkpoint."""
+    """Batches to skip after the anomaly. The batches since the checkpoint are skipped too."""
     max_rollbacks: int = 3
-    """How often the run goes back for one trouble before it stops."""
+    """Rollbacks for one anomaly before the run stops with an error."""
     lr_factor: float = 0.5
-    """What the learning rate is multiplied by, for good, each time but the first of these."""
+    """Factor on the learning rate for the rest of the run, applied from the second rollback for
+    one anomaly on, in (0, 1]."""
 
     def __post_init__(self) -> None:
         for name in ("window", "warmup", "rollback_steps", "skip_batches", "max_rollbacks"):

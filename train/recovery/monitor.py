@@ -1,4 +1,4 @@
-"""Reads what the watch says of each step, one step late: then nothing waits for it."""
+"""Read the detector's verdicts on the host, one step late so that training does not wait."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from train.engine import Metrics
 from train.recovery.config import RecoveryConfig
 from train.recovery.detector import DETECTOR_METRICS, MONITORED_METRICS
 from train.recovery.rollback import Anomaly
+from train.step import Metrics
 from train.telemetry.reporter import Reporter
 
 
-class _Seen(NamedTuple):
-    """A step that was dispatched."""
+class _Dispatched(NamedTuple):
+    """Step that was dispatched to the devices and may still be running."""
 
     step: int
     cursor: int
@@ -22,61 +22,68 @@ class _Seen(NamedTuple):
 
 
 class AnomalyMonitor:
-    """Tells of every update that was skipped, and of trouble."""
+    """Log every skipped update, and return the anomalies that need a rollback."""
 
-    def __init__(self, config: RecoveryConfig, report: Reporter):
-        self._config, self._report = config, report
-        self._waiting: _Seen | None = None
+    def __init__(self, config: RecoveryConfig, reporter: Reporter):
+        self._config, self._reporter = config, reporter
+        self._pending: _Dispatched | None = None
 
     def check(self, step: int, cursor: int, metrics: Metrics, *, wait: bool) -> Anomaly | None:
-        """Looks at the step before this one; `wait`: at this one too, which waits for its end.
+        """Check the previous step. With `wait`, check this step too, which waits for its end.
 
         Args:
-          step: Its number.
-          cursor: The number of its batch.
-          metrics: What the engine said of it.
-          now: Whether its state is about to be saved or judged.
-        """
-        waiting = self._waiting
-        self._waiting = _Seen(step, cursor, metrics)
-        trouble = self._read(waiting) if waiting else None
-        if wait and not trouble:
-            trouble, self._waiting = self._read(self._waiting), None
-        return trouble
+          step: Number of this step.
+          cursor: Number of its batch.
+          metrics: Metrics of this step, as returned by the engine.
+          wait: The state of this step is about to be saved or evaluated, so it must be known to be
+            normal.
 
-    def _read(self, seen: _Seen) -> Anomaly | None:
-        if "strikes" not in seen.metrics or not float(seen.metrics["skipped"]):
+        Returns:
+          An anomaly that needs a rollback; None if there is none.
+        """
+        previous = self._pending
+        self._pending = _Dispatched(step, cursor, metrics)
+        # Fetching a metric waits for its step. The previous step has ended, or ends before this
+        # one can start, so reading it leaves the devices busy.
+        anomaly = self._read(previous) if previous else None
+        if wait and not anomaly:
+            anomaly, self._pending = self._read(self._pending), None
+        return anomaly
+
+    def _read(self, dispatched: _Dispatched) -> Anomaly | None:
+        step, cursor, fetched = dispatched
+        if "consecutive_anomalies" not in fetched or not float(fetched["skipped"]):
             return None
-        told = {name: float(seen.metrics[name]) for name in (*MONITORED_METRICS, *DETECTOR_METRICS)}
-        why = describe_anomaly(told)
-        self._report.log_event(
-            "skipped",
-            step=seen.step,
-            batch=seen.cursor,
-            **{name: told[name] for name in MONITORED_METRICS},
-            why=why,
+        metrics = {name: float(fetched[name]) for name in (*MONITORED_METRICS, *DETECTOR_METRICS)}
+        reason = describe_anomaly(metrics)
+        monitored = {name: metrics[name] for name in MONITORED_METRICS}
+        self._reporter.log_event("skipped", step=step, batch=cursor, **monitored, why=reason)
+        self._reporter.print_message(
+            f"step {step}: the update of batch {cursor} is skipped: {reason}"
         )
-        self._report.print_message(
-            f"step {seen.step}: the update of batch {seen.cursor} is skipped: {why}"
-        )
-        risen = told["usual_loss"] > told["usual_loss_limit"]
-        # What is in the weights is not helped by an update that is skipped.
-        at_once = risen or not told["param_norm"] <= told["param_norm_limit"]
-        if told["strikes"] < self._config.patience and not at_once:
+        risen = metrics["median_loss"] > metrics["median_loss_limit"]
+        # Skipping further updates does not repair the weights, so this cannot wait for patience.
+        weights_damaged = not metrics["param_norm"] <= metrics["param_norm_limit"]
+        count = int(metrics["consecutive_anomalies"])
+        if count < self._config.patience and not (risen or weights_damaged):
             return None
-        # A median has risen when half its window has.
-        for_long = self._config.window // 2 if risen else int(told["strikes"]) - 1
-        return Anomaly(max(seen.step - for_long, 1), seen.step, seen.cursor + 1, why)
+        # The median has risen once half of its window has.
+        age = self._config.window // 2 if risen else count - 1
+        return Anomaly(max(step - age, 1), step, cursor + 1, reason)
 
 
 def describe_anomaly(metrics: Mapping[str, float]) -> str:
-    """What is wrong with a step, in words; `metrics` has `SEEN` and `REPORT`."""
-    wrong = []
-    for name in (*MONITORED_METRICS, "usual_loss"):
-        value, most = metrics[name], metrics[f"{name}_limit"]
-        called = "median loss" if name == "usual_loss" else name
+    """Describe which metrics of a step exceed their limits.
+
+    Args:
+      metrics: Values of `MONITORED_METRICS` and `DETECTOR_METRICS`.
+    """
+    problems = []
+    for name in (*MONITORED_METRICS, "median_loss"):
+        value, limit = metrics[name], metrics[f"{name}_limit"]
+        label = "median loss" if name == "median_loss" else name
         if not math.isfinite(value):
-            wrong.append(f"{called} {value}")
-        elif value > most:
-            wrong.append(f"{called} {value:.4g}, more than {most:.4g}")
-    return " and ".join(wrong)
+            problems.append(f"{label} {value}")
+        elif value > limit:
+            problems.append(f"{label} {value:.4g}, more than {limit:.4g}")
+    return " and ".join(problems)

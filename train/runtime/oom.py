@@ -8,8 +8,6 @@ from typing import Any
 
 import jax
 
-from train.data.config import TextDataConfig
-from train.data.example_configs import BitextDataConfig
 from train.engine import Engine
 from train.errors import UserError
 from train.estimate.memory_tables import format_bytes
@@ -53,9 +51,7 @@ def check_minimum_memory(engine: Engine, experiment: Experiment) -> None:
     state = sum(map(_bytes_of_device, jax.tree.leaves(engine.abstract_state()))) * local
     model = experiment.model
     rows = experiment.batch_size // jax.process_count()
-    tokens = rows * (
-        1 if isinstance(experiment.data, BitextDataConfig) else experiment.sequence_length
-    )
+    tokens = rows * experiment.data.shortest_row
     # The input of each layer is kept for the backward pass whatever is computed again.
     kept = (
         tokens
@@ -127,8 +123,7 @@ def generic_remedies(experiment: Experiment) -> list[str]:
         remedies.append(f"raise grad_accum_steps (now {experiment.grad_accum_steps}) or lower {smaller}")
     if experiment.model.remat != "full":
         remedies.append(f"set model.remat to full (now {experiment.model.remat})")
-    cut = "sequence_length" if isinstance(experiment.data, TextDataConfig) else "max_length"
-    remedies.append(f"lower data.{cut} (now {length})")
+    remedies.append(f"lower data.{experiment.data.length_field} (now {length})")
     remedies.append(
         f"lower model.d_model (now {experiment.model.d_model}) or "
         f"model.num_layers (now {experiment.model.num_layers})"

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Tasks: what a run learns, one module a task, and their registry."""

@@ -1,7 +1,4 @@
-"""The interface of a task: all that a run does otherwise when it learns something else.
-
-Means over an evaluation set.
-"""
+"""Interface of a task: its data, model, loss, evaluation and answers to prompts."""
 
 from __future__ import annotations
 
@@ -10,8 +7,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import jax
 import numpy as np
 
+from train.data.streams import HostBatch
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:
@@ -24,176 +23,183 @@ if TYPE_CHECKING:
     from transformer.context import ActivationConstraint
     from transformer.hardware import Hardware
     from transformer.models.base import Model
-import collections
-from typing import TYPE_CHECKING
-
-import jax
-from jax.sharding import Mesh
-
-from train.experiment import EvaluationConfig
-from train.parallel.batches import num_batch_shards
-from train.runtime.dispatch_limit import MAX_PROGRAMS_IN_FLIGHT
-
-if TYPE_CHECKING:
-    from train.engine import Engine
-
-HostBatch = dict[str, np.ndarray]
-"""Some rows of a batch: `examples` [B] uint32 and `weights` of the targets, whatever else."""
-
 
 TextCallback = Callable[[str], None]
+"""Function that receives text piece by piece, as it is generated."""
 
 
 class Corpus(Protocol):
-    """What `Task.prepare_corpus` makes. Only its task knows what else it has."""
+    """Data of a task, as `Task.prepare_corpus` returns them. Tasks add what they need."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
 
     @property
     def digest(self) -> str:
-        """Tells corpora apart."""
+        """Digest of texts, splits, labels and tokens: equal for equal data."""
         ...
 
     @property
     def labels(self) -> Labels:
-        """The names of classes or tags; none of tasks that have no such."""
+        """Names of the labels or tags by index; empty for a task without labels."""
         ...
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was done to the data that their owner should know, one sentence each."""
+        """Messages for the user about changes to the data (truncated, removed), a sentence each."""
         ...
 
 
 class TrainingBatches(Protocol):
-    """Batches without end, each a pure function of the seed and its number."""
+    """Endless sequence of training batches, each a pure function of the seed and the cursor."""
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """The rows of batch `cursor` that are the share of one host of several."""
+        """Return the rows of batch `cursor` that belong to one host.
+
+        The arrays include `examples` [B] uint32 and the `weights` of the targets.
+        """
         ...
 
 
 class EvaluationBatches(Protocol):
-    """The batches of a held-out split."""
+    """Batches of a held-out split."""
 
     def __len__(self) -> int: ...
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """As that of a `TrainingSet`."""
+        """Return the rows of batch `cursor` that belong to one host."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """What evaluations are judged by."""
+    """Metric that selects the best checkpoint and stops a run early."""
 
     name: str
     lower_is_better: bool
 
     def is_better(self, candidate: float, reference: float) -> bool:
-        """Whether `candidate` is better than `reference`; what is no number is better than nothing."""
+        """Return True if `candidate` is better than `reference`. NaN is never better."""
         return candidate < reference if self.lower_is_better else candidate > reference
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleOptions:
-    """How a run's model answers. Each task takes what concerns it."""
+    """Options of `Task.sample`. Each task uses those in its `supported_options`."""
 
     max_new_tokens: int = 200
     sampling: SamplingConfig = ANCESTRAL_SAMPLING
     num_beams: int = 0
-    """0: as the run's settings say."""
+    """Hypotheses of beam search; 0: as the run's settings say."""
     seed: int = 0
 
 
 class Task(abc.ABC):
-    """What is learned from an experiment's data, by which model, and how it is judged and shown."""
+    """A task: all that differs between runs that learn different things.
+
+    Subclasses are constructed with the experiment alone and are registered, with their settings,
+    in `train.tasks.registry`.
+
+    Attributes:
+      experiment: The experiment, as requested or as `resolve_experiment` has completed it.
+    """
 
     experiment: Experiment
-    """As it was asked for, or as `resolve_experiment` has made it."""
 
     @property
     def continues_prompt(self) -> bool:
-        """Whether a sample goes on from its prompt, rather than answering it."""
+        """True if `sample` continues its prompt, False if it answers it."""
         return False
 
     @property
     def supported_options(self) -> tuple[str, ...]:
-        """The options that say how a sample is made, by the names of the command line's settings.
-
-        The others would change nothing.
-        """
+        """Options of `sample` that have an effect, by the names of their command-line flags."""
         return ()
 
     @property
     def target_fraction(self) -> float | None:
-        """Share of the tokens of which a word is told in training; None: the model's own."""
+        """Fraction of the tokens that have a prediction target; None: as the model declares it."""
         return None
 
     @property
     def untrained_parts(self) -> tuple[str, ...]:
-        """Parts of the model that get no gradient, each with the setting that leaves it out."""
+        """Notes on parts of the model that get no gradient, with the setting that removes each."""
         types = self.experiment.model.num_token_types
         if types < 2:
             return ()
         note = (
-            f"model.token_types {types}: the task knows type 0 alone, and trains no other row of "
-            "the table; 0 leaves it out"
+            f"model.num_token_types {types}: the task uses type 0 alone, and trains no other row "
+            "of the table; 0 leaves it out"
         )
         return (note,)
 
     @property
     def metric_notes(self) -> dict[str, str]:
-        """What is to be said beside the metrics, such as how a score was made, by name."""
+        """Strings to report beside the metrics, such as the signature of a BLEU score, by name."""
         return {}
 
     @abc.abstractmethod
     def selection_metric(self, corpus: Any) -> Metric:
-        """What evaluations on the way are judged by."""
+        """Return the metric that compares the evaluations during training."""
 
     @abc.abstractmethod
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
     ) -> Corpus:
-        """The corpus; of a run that was begun, with the tokenizer and the labels that it has.
+        """Read, split and tokenize the data.
 
-        Raises UserError if the data are missing, empty or damaged.
+        Args:
+          tokenizer: The tokenizer of an earlier run, used instead of the one of the settings.
+          labels: The labels of an earlier run, in order.
+
+        Raises:
+          UserError: The data are missing, empty or damaged.
         """
 
     @abc.abstractmethod
     def resolve_experiment(self, corpus: Any) -> Experiment:
-        """The experiment with what it left for the corpus to say."""
+        """Return the experiment with the sizes that the corpus decides (vocabulary, labels)."""
 
     @abc.abstractmethod
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> Model:
-        """The model of an experiment that is resolved."""
+        """Return the model of a resolved experiment."""
 
     @abc.abstractmethod
     def make_loss_fn(self, model: Any) -> LossFn:
-        """What is minimised, under the name `loss`, and what is measured beside it."""
+        """Return the loss function: the minimized `loss` and the metrics measured beside it."""
+
+    @abc.abstractmethod
+    def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shapes and dtypes of a batch's arrays, by name, to compile without data."""
 
     @abc.abstractmethod
     def training_batches(self, corpus: Any) -> TrainingBatches:
-        """What to train on. Raises UserError if there is not enough of it."""
+        """Return the batches to train on. Raises UserError if there are too few data."""
 
     @abc.abstractmethod
     def describe_training_data(self, corpus: Any) -> str:
-        """How much there is to train on, in words."""
+        """Return the amount of training data as text: "12,345 tokens of text"."""
 
     @abc.abstractmethod
     def evaluate(
         self, engine: Engine, params: Any, corpus: Any, split: str, *, full_split: bool
     ) -> dict[str, float]:
-        """The metrics of a split by name.
+        """Return the metrics of a split by name.
 
-        Over all of it, or over as much as an evaluation on the way takes. Raises UserError if
-        there is no such split.
+        Args:
+          engine: Compiled step and loss.
+          params: Weights to evaluate.
+          corpus: The result of `prepare_corpus`.
+          split: "train", "validation" or "test".
+          full_split: Evaluate all of it, and not only `evaluation.num_batches` batches.
+
+        Raises:
+          UserError: The data have no such split.
         """
 
     @abc.abstractmethod
     def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
-        """Raises UserError for a prompt that the model could not answer."""
+        """Raise UserError for a prompt that the model cannot answer."""
 
     @abc.abstractmethod
     def sample(
@@ -203,53 +209,39 @@ class Task(abc.ABC):
         options: SampleOptions,
         on_text: TextCallback | None = None,
     ) -> list[str]:
-        """What the model answers to each prompt.
+        """Return the model's answer to each prompt.
 
-        `on_text` is given the answer to a single one in pieces, as it is made. Raises UserError for
-        prompts that it cannot take.
+        Args:
+          run: The model, its weights and its tokenizer.
+          prompts: One or more prompts.
+          options: See `supported_options`.
+          on_text: Receives the answer to a single prompt in pieces, as it is generated.
+
+        Raises:
+          UserError: The model cannot answer a prompt.
         """
 
 
-def round_up_batch_size(batch_size: int, mesh: Mesh) -> int:
-    """The batch size, or a few rows more so that it divides among the devices."""
-    shards = num_batch_shards(mesh)
-    return -(-batch_size // shards) * shards
+def token_batch_shapes(
+    batch_size: int, length: int, *, targets_per_token: bool = True
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of the arrays that batches of the shipped tasks may have.
 
+    A batch has only some of them. `jax.jit` drops the arguments that a loss does not read, so the
+    others cost nothing.
 
-def max_eval_batches(settings: EvaluationConfig, full_split: bool) -> int | None:
-    """The most batches of an evaluation; None: those of the whole split."""
-    return None if full_split or not settings.num_batches else settings.num_batches
-
-
-def gather_to_host(array: jax.Array) -> np.ndarray:
-    """An array whole, though each host may have but its part."""
-    if array.is_fully_addressable:
-        return np.asarray(array)
-    from jax.experimental import multihost_utils
-
-    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
-
-
-def mean_losses(engine: Engine, params: Any, batches: EvaluationBatches) -> dict[str, float]:
-    """Return the means of the task's losses over a set, by name.
-
-    Sums are taken on the host in float64. Results are fetched a few batches late, so that the
-    devices never wait for the host, and what is not fetched yet does not grow with the set.
+    Args:
+      batch_size: Rows, B.
+      length: Tokens of a row, T, and of its source text if it has one.
+      targets_per_token: Targets and weights are [B, T], and not [B].
     """
-    host, hosts = jax.process_index(), jax.process_count()
-    totals: dict[str, np.ndarray] = {}
-    pending: collections.deque[dict[str, Any]] = collections.deque()
-
-    def add(sums: dict[str, Any]) -> None:
-        for name, each in jax.device_get(sums).items():
-            totals[name] = totals.get(name, 0) + np.array(each, np.float64)
-
-    for cursor in range(len(batches)):
-        pending.append(
-            engine.evaluate(params, engine.put_batch(batches.host_batch(cursor, host, hosts)))
-        )
-        if len(pending) > MAX_PROGRAMS_IN_FLIGHT:
-            add(pending.popleft())
-    while pending:
-        add(pending.popleft())
-    return {name: float(total / weight) for name, (total, weight) in totals.items()}
+    text = (batch_size, length)
+    target = text if targets_per_token else (batch_size,)
+    names = ("tokens", "segments", "positions", "source", "source_segments")
+    shapes: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(names, (text, np.int32))
+    shapes |= {
+        "targets": (target, np.int32),
+        "weights": (target, np.float32),
+        "examples": ((batch_size,), np.uint32),
+    }
+    return {name: jax.ShapeDtypeStruct(*each) for name, each in shapes.items()}

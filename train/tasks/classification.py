@@ -1,50 +1,43 @@
-"""What tasks whose answers are classes have in common: one for a text, or one for each word.
-
-Classification: the class of each text.
-"""
+"""Text classification, and the code that it shares with token classification (tagging)."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from train.data.buckets import Bucket, bucket_by_rows
-from train.data.example_configs import ExampleDataConfig, ListOpsDataConfig
+from train.data.buckets import Bucket, RaggedArray, bucket_by_rows
+from train.data.classification import ClassificationSplit, encode_texts, prepare_classification
+from train.data.example_configs import (
+    ClassificationDataConfig,
+    ExampleDataConfig,
+    ListOpsDataConfig,
+)
 from train.data.examples import (
     ExampleCorpus,
     ExampleEvaluationBatches,
     Examples,
     ExampleTrainingBatches,
 )
+from train.data.listops import prepare_listops
 from train.data.tokenizer import Tokenizer
 from train.experiment import Experiment
 from train.step import Batch, LossFn
-from train.tasks.base import Task, max_eval_batches, round_up_batch_size
+from train.tasks.base import Metric, SampleOptions, Task, TextCallback, token_batch_shapes
 from train.tasks.config import Classification, Tagging
+from train.tasks.evaluation import max_eval_batches, mean_losses, round_up_batch_size
 from train.tasks.losses import auxiliary_losses, label_loss, requested_outputs
-from train.tasks.vocabulary import resolve_num_labels, resolve_vocab_size
-from transformer.losses import Loss
-from transformer.models.base import LOGITS
-
-if TYPE_CHECKING:
-    from train.engine import Engine
-from collections.abc import Sequence
-
-import numpy as np
-
-from train.data.buckets import RaggedArray
-from train.data.classification import ClassificationSplit, encode_texts, prepare_classification
-from train.data.example_configs import ClassificationDataConfig
-from train.data.listops import prepare_listops
-from train.tasks.base import Metric, SampleOptions, TextCallback, mean_losses
-from train.tasks.vocabulary import Labels
+from train.tasks.vocabulary import Labels, resolve_num_labels, resolve_vocab_size
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
+from transformer.losses import Loss
+from transformer.models.base import LOGITS
 from transformer.models.heads import Classifier
 
 if TYPE_CHECKING:
@@ -54,29 +47,32 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class LabelPredictionTask(Task):
-    """An encoder with a head, trained on examples that are padded to the lengths of buckets."""
+    """Tasks that predict labels of texts or of words, with an encoder and a linear head.
+
+    Examples are grouped by length into buckets, and padded to the length of their bucket.
+    """
 
     experiment: Experiment
 
     @property
     @abc.abstractmethod
-    def data(self) -> ExampleDataConfig | ListOpsDataConfig:
-        """Where the examples come from."""
+    def data(self) -> ExampleDataConfig:
+        """Settings of the data."""
 
     @property
     @abc.abstractmethod
     def task_config(self) -> Classification | Tagging:
-        """Those of the task itself."""
+        """Settings of the task."""
 
     def resolve_experiment(self, corpus: ExampleCorpus[Any]) -> Experiment:
         experiment = resolve_vocab_size(self.experiment, corpus.tokenizer)
         return resolve_num_labels(experiment, self.task_config, corpus.labels)
 
     def make_loss_fn(self, model: Any) -> LossFn:
-        """The cross entropy of the classes.
+        """Return the cross entropy of the labels, with the accuracy.
 
-        A batch has `tokens` and `segments` [B, T]; `targets` and `weights` are [B] for texts, and
-        [B, T] for words, at whose first pieces the weights are.
+        A batch has `tokens` and `segments` [B, T]. `targets` and `weights` are [B] for texts, and
+        [B, T] for words, with weight 1 at the first token of each word.
         """
 
         def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
@@ -88,8 +84,8 @@ class LabelPredictionTask(Task):
                 outputs=LOGITS | requested_outputs(dropout_rngs),
             )
             assert output.logits is not None
-            found = label_loss(model, output.logits, batch)
-            return {**found, **auxiliary_losses(output.aux, found["loss"].weight)}
+            losses = label_loss(model, output.logits, batch)
+            return {**losses, **auxiliary_losses(output.aux, losses["loss"].weight)}
 
         return loss
 
@@ -101,17 +97,16 @@ class LabelPredictionTask(Task):
     def evaluation_batches(
         self, engine: Engine, examples: Examples, *, full_split: bool
     ) -> ExampleEvaluationBatches:
-        """All of a split, or as much as an evaluation on the way takes."""
-        settings = self.experiment.evaluation
-        rows = round_up_batch_size(settings.batch_size or self.experiment.batch_size, engine.mesh)
+        """Return the batches of a whole split, or of a part for an evaluation during training."""
+        config = self.experiment.evaluation
+        batch_size = config.batch_size or self.experiment.batch_size
+        buckets = self.make_buckets(examples, round_up_batch_size(batch_size, engine.mesh))
         return ExampleEvaluationBatches(
-            examples,
-            self.make_buckets(examples, rows),
-            max_batches=max_eval_batches(settings, full_split),
+            examples, buckets, max_batches=max_eval_batches(config, full_split)
         )
 
     def make_buckets(self, examples: Examples, batch_size: int) -> tuple[Bucket, ...]:
-        """By length, each with so many rows to a batch."""
+        """Return buckets by length, each with batches of `batch_size` rows."""
         return bucket_by_rows(
             examples.lengths, batch_size=batch_size, max_buckets=self.data.max_buckets
         )
@@ -128,22 +123,19 @@ def predict_labels(
     *,
     model: Any,  # a Classifier or a Tagger
 ) -> jax.Array:  # [B] or [B, T]
-    """The likeliest class of each text, or tag of each token."""
+    """Return the index of the most likely label of each text, or of each token."""
     logits = model.apply({"params": params}, tokens, segments=segments).logits
     return jnp.argmax(logits, axis=-1)
 
 
-Corpus = ExampleCorpus[ClassificationSplit]
-
-
 @dataclasses.dataclass(frozen=True)
 class ClassificationTask(LabelPredictionTask):
-    """A classifier of texts, judged by its accuracy."""
+    """Classification of texts. The best checkpoint is the one with the highest accuracy."""
 
     @property
     def data(self) -> ClassificationDataConfig | ListOpsDataConfig:
         data = self.experiment.data
-        assert isinstance(data, ClassificationDataConfig | ListOpsDataConfig)  # as has been checked
+        assert isinstance(data, ClassificationDataConfig | ListOpsDataConfig)
         return data
 
     @property
@@ -151,40 +143,46 @@ class ClassificationTask(LabelPredictionTask):
         assert isinstance(self.experiment.task, Classification)
         return self.experiment.task
 
-    def selection_metric(self, corpus: Corpus) -> Metric:
+    def selection_metric(self, corpus: ExampleCorpus[ClassificationSplit]) -> Metric:
         return Metric("accuracy", lower_is_better=False)
 
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
-    ) -> Corpus:
+    ) -> ExampleCorpus[ClassificationSplit]:
         data = self.data
         if isinstance(data, ListOpsDataConfig):
             return prepare_listops(data, tokenizer, labels or None)
         return prepare_classification(data, tokenizer, labels or None)
 
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> Classifier:
-        settings = self.task_config
+        config = self.task_config
         return Classifier(
             self.experiment.model,
             hardware,
             constrain,
-            num_classes=settings.num_labels,
-            pooling=settings.pooling,
-            head_dropout=settings.classifier_dropout,
+            num_classes=config.num_labels,
+            pooling=config.pooling,
+            head_dropout=config.classifier_dropout,
         )
 
-    def describe_training_data(self, corpus: Corpus) -> str:
+    def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return token_batch_shapes(batch_size, length, targets_per_token=False)
+
+    def describe_training_data(self, corpus: ExampleCorpus[ClassificationSplit]) -> str:
         return f"{len(corpus.split('train').tokens):,} texts of {len(corpus.labels)} classes"
 
     def evaluate(
-        self, engine: Engine, params: Any, corpus: Corpus, split: str, *, full_split: bool
+        self,
+        engine: Engine,
+        params: Any,
+        corpus: ExampleCorpus[ClassificationSplit],
+        split: str,
+        *,
+        full_split: bool,
     ) -> dict[str, float]:
-        """Loss in nats a text, and accuracy."""
-        return mean_losses(
-            engine,
-            params,
-            self.evaluation_batches(engine, corpus.split(split), full_split=full_split),
-        )
+        """Return the loss, in nats a text, and the accuracy."""
+        batches = self.evaluation_batches(engine, corpus.split(split), full_split=full_split)
+        return mean_losses(engine, params, batches)
 
     def sample(
         self,
@@ -193,17 +191,16 @@ class ClassificationTask(LabelPredictionTask):
         options: SampleOptions,
         on_text: TextCallback | None = None,
     ) -> list[str]:
-        """The likeliest class of each prompt."""
+        """Return the most likely label of each prompt."""
         length = self.data.max_length
         texts = RaggedArray.from_sequences(
             [text[:length] for text in encode_texts(run.tokenizer, prompts)]
         )
-        found = []
-        for number in range(len(prompts)):
-            tokens, real = texts.pad(np.array([number]), length)
-            segments = real.astype(np.int32)
-            best = predict_labels(run.params, tokens, segments, model=run.model)
-            found.append(run.labels[int(best[0])])
+        answers = []
+        for index in range(len(prompts)):
+            tokens, real = texts.pad(np.array([index]), length)
+            best = predict_labels(run.params, tokens, real.astype(np.int32), model=run.model)
+            answers.append(run.labels[int(best[0])])
         if on_text is not None:
-            on_text("".join(found))
-        return found
+            on_text("".join(answers))
+        return answers

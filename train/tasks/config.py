@@ -1,86 +1,173 @@
-"""What can be learned, as settings. Imports nothing that computes."""
+"""Settings of the tasks that a run can learn. Imports neither JAX nor any model.
 
+The command line reads this module for `--help`, so it stays cheap to import.
+`train.tasks.registry` maps each of these classes to the `Task` that implements it.
+"""
+
+from __future__ import annotations
+
+import abc
 import dataclasses
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from transformer.config import Pooling
+from train.data.config import DataConfig, TextDataConfig
+from train.data.example_configs import (
+    BitextDataConfig,
+    ClassificationDataConfig,
+    ListOpsDataConfig,
+    TokenLabelDataConfig,
+)
+from train.errors import UsageError
+from transformer.config import Pooling, TransformerConfig
 from transformer.validation import check_at_least, check_fraction
 
+if TYPE_CHECKING:
+    from train.experiment import Experiment
+
+
+class TaskConfig(abc.ABC):
+    """Interface of a task's settings: a frozen dataclass, saved under its class name.
+
+    Attributes:
+      data_configs: The classes of `Experiment.data` that the task accepts.
+      predicts_labels: The data decide the number of labels, unless `num_labels` gives it.
+      reports_bits_per_byte: Evaluations report bits per byte, comparable with compressors.
+    """
+
+    data_configs: ClassVar[tuple[type[DataConfig], ...]]
+    predicts_labels: ClassVar[bool] = False
+    reports_bits_per_byte: ClassVar[bool] = False
+
+    @property
+    def num_labels(self) -> int:
+        """Number of labels of a task that predicts labels; 0 if there are none or it is open."""
+        return 0
+
+    @abc.abstractmethod
+    def check(self, experiment: Experiment) -> None:
+        """Raise UsageError if the experiment's model does not fit the task."""
+
+
+def check_no_encoder(task: TaskConfig, model: TransformerConfig) -> None:
+    """Raise UsageError for an encoder beside the model of a task that has no source text."""
+    if model.encoder is not None:
+        raise UsageError(
+            f"model.encoder: does not suit task {type(task).__name__}, which has no source text; "
+            "set it to None"
+        )
+
 
 @dataclasses.dataclass(frozen=True)
-class LanguageModeling:
-    """The next token of every token."""
+class LanguageModeling(TaskConfig):
+    """Causal language modeling: predict the next token."""
+
+    data_configs = (TextDataConfig,)
+    reports_bits_per_byte = True
+
+    def check(self, experiment: Experiment) -> None:
+        check_no_encoder(self, experiment.model)
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedLanguageModeling:
-    """The words that were hidden, from those around them (Devlin et al. 2019, section 3.1)."""
+class MaskedLanguageModeling(TaskConfig):
+    """Masked language modeling: predict hidden tokens (Devlin et al. 2019, section 3.1)."""
+
+    data_configs = (TextDataConfig,)
 
     mlm_probability: float = 0.15
-    """Share of the tokens that the model has to tell."""
+    """Fraction of the tokens that are selected for prediction, in (0, 1]."""
     mask_replace_prob: float = 0.8
-    """Share of those that are shown as a mask."""
+    """Fraction of the selected tokens that are replaced by the mask token."""
     random_replace_prob: float = 0.1
-    """Share of those that are shown as some other token; the rest are shown as they are."""
+    """Fraction of the selected tokens that are replaced by a random token. The rest stay."""
 
     def __post_init__(self) -> None:
         if not 0 < self.mlm_probability <= 1:
-            raise ValueError(f"task.mlm_probability {self.mlm_probability}: give a share in (0, 1]")
+            raise ValueError(
+                f"task.mlm_probability {self.mlm_probability}: give a fraction in (0, 1]"
+            )
         if (
             min(self.mask_replace_prob, self.random_replace_prob) < 0
             or self.mask_replace_prob + self.random_replace_prob > 1
         ):
             raise ValueError(
-                f"task.mask_replace_prob {self.mask_replace_prob}, task.random_replace_prob {self.random_replace_prob}: give shares from 0 on "
-                "that are at most 1 together"
+                f"task.mask_replace_prob {self.mask_replace_prob}, task.random_replace_prob "
+                f"{self.random_replace_prob}: give fractions of at least 0 that sum to at most 1"
+            )
+
+    def check(self, experiment: Experiment) -> None:
+        check_no_encoder(self, experiment.model)
+        if experiment.model.causal:
+            raise UsageError(
+                f"model.causal: task {type(self).__name__} reads both sides of a token; set it to "
+                "False (--model.no-causal)"
             )
 
 
 @dataclasses.dataclass(frozen=True)
-class Classification:
-    """The class of each text."""
+class Classification(TaskConfig):
+    """Text classification: predict the label of each text."""
+
+    data_configs = (ClassificationDataConfig, ListOpsDataConfig)
+    predicts_labels = True
 
     num_labels: int = 0
-    """C; 0: as many as the training data have."""
+    """Number of labels, C. 0: as many as the training data have."""
     pooling: Pooling = "first"
-    """What the class is told from: the first token, put there for it, or the mean of all."""
+    """Vector that the label is predicted from: of the first token (a start token), or the mean."""
     classifier_dropout: float = 0.0
-    """Of the pooled vector."""
+    """Dropout rate of the pooled vector, in [0, 1)."""
 
     def __post_init__(self) -> None:
         check_at_least("task.num_labels", self.num_labels, 0)
         check_fraction("task.classifier_dropout", self.classifier_dropout)
 
+    def check(self, experiment: Experiment) -> None:
+        check_no_encoder(self, experiment.model)
+        if experiment.model.causal and self.pooling == "first":
+            raise UsageError(
+                "task.pooling first: the first token of a causal model sees no other; set "
+                "model.causal to False (--model.no-causal), or task.pooling to mean"
+            )
+
 
 @dataclasses.dataclass(frozen=True)
-class Tagging:
-    """The tag of each word, told at its first piece."""
+class Tagging(TaskConfig):
+    """Token classification: predict the tag of each word at its first subword token."""
+
+    data_configs = (TokenLabelDataConfig,)
+    predicts_labels = True
 
     num_labels: int = 0
-    """C, the number of tags; 0: as many as the training data have."""
+    """Number of tags, C. 0: as many as the training data have."""
     classifier_dropout: float = 0.0
-    """Of each token's vector."""
+    """Dropout rate of each token's vector, in [0, 1)."""
 
     def __post_init__(self) -> None:
         check_at_least("task.num_labels", self.num_labels, 0)
         check_fraction("task.classifier_dropout", self.classifier_dropout)
 
+    def check(self, experiment: Experiment) -> None:
+        check_no_encoder(self, experiment.model)
+
 
 @dataclasses.dataclass(frozen=True)
-class Translation:
-    """The text in another language."""
+class Translation(TaskConfig):
+    """Translation: predict the target sentence of a source sentence."""
+
+    data_configs = (BitextDataConfig,)
 
     label_smoothing: float = 0.1
-    """Share of a target that is spread evenly over all words (Vaswani et al. 2017, section 5.4)."""
+    """Probability mass spread evenly over the vocabulary (Vaswani et al. 2017, section 5.4)."""
     num_beams: int = 5
-    """Hypotheses that are kept at each step of the search; 1: the likeliest word each time."""
+    """Hypotheses kept at each step of beam search. 1: greedy decoding."""
     length_penalty: float = 0.6
-    """A hypothesis of n tokens is worth log p / ((5 + n) / 6)^this (Wu et al. 2016, section 7)."""
+    """Exponent a: hypotheses of n tokens score log p / ((5 + n) / 6)^a (Wu et al. 2016, 7)."""
     extra_length: int = 50
-    """Translations have at most so many tokens more than their source."""
+    """Longest translation, in tokens beyond the length of its source."""
     compute_bleu: Literal["end", "always"] = "end"
-    """When translations are written and scored: at the end of a run, or at every evaluation too.
-    Otherwise evaluations on the way tell the loss alone."""
+    """Evaluations that translate and compute BLEU: only the one at the end of a run, or every one.
+    The others report the loss alone."""
 
     def __post_init__(self) -> None:
         check_fraction("task.label_smoothing", self.label_smoothing)
@@ -88,6 +175,8 @@ class Translation:
         check_at_least("task.length_penalty", self.length_penalty, 0)
         check_at_least("task.extra_length", self.extra_length, 0)
 
-
-TaskConfig = LanguageModeling | MaskedLanguageModeling | Classification | Tagging | Translation
-"""What a run learns."""
+    def check(self, experiment: Experiment) -> None:
+        if experiment.model.encoder is None:
+            raise UsageError(
+                f"model.encoder: is missing for task {type(self).__name__}; give an EncoderConfig"
+            )

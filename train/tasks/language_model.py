@@ -1,4 +1,4 @@
-"""Language modelling: the next token of every token."""
+"""Causal language modeling: predict the next token."""
 
 from __future__ import annotations
 
@@ -15,15 +15,8 @@ from train.data.corpus import TextCorpus, prepare_text
 from train.data.tokenizer import Tokenizer
 from train.experiment import Experiment
 from train.step import Batch, LossFn
-from train.tasks.base import (
-    Metric,
-    SampleOptions,
-    Task,
-    TextCallback,
-    max_eval_batches,
-    mean_losses,
-    round_up_batch_size,
-)
+from train.tasks.base import Metric, SampleOptions, Task, TextCallback, token_batch_shapes
+from train.tasks.evaluation import max_eval_batches, mean_losses, round_up_batch_size
 from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
 from train.tasks.text_completion import complete_texts
 from train.tasks.vocabulary import Labels, resolve_vocab_size
@@ -36,10 +29,13 @@ if TYPE_CHECKING:
     from train.engine import Engine
     from train.run import Run
 
+MAX_EXPONENT = 700.0
+"""Largest loss whose perplexity, its exponential, is a finite float."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModelTask(Task):
-    """A causal model of text, judged by its loss."""
+    """Causal language modeling. The best checkpoint is the one with the lowest loss."""
 
     experiment: Experiment
 
@@ -70,27 +66,31 @@ class LanguageModelTask(Task):
         return LanguageModel(self.experiment.model, hardware, constrain)
 
     def make_loss_fn(self, model: LanguageModel) -> LossFn:
-        """The cross entropy of a batch of windows.
+        """Return the cross entropy of the next tokens of a batch of windows.
 
-        A batch has `tokens`, `targets` and `weights` [B, T], and where documents are kept apart
-        `segments` and `positions` [B, T].
+        A batch has `tokens`, `targets` and `weights` [B, T], and with document masking `segments`
+        and `positions` [B, T].
         """
         segments = self.data.document_masking
-        spread = model.constrain.num_shards("length") > 1  # then tokens do not lie in order
+        # Under context parallelism a device's tokens are not contiguous: pass their positions.
+        context_parallel = model.constrain.num_shards("length") > 1
 
         def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
             output = model.apply(
                 {"params": params},
                 batch["tokens"],
-                positions=batch["positions"] if segments or spread else None,
+                positions=batch["positions"] if segments or context_parallel else None,
                 segments=batch["segments"] if segments else None,
                 dropout_rngs=dropout_rngs,
                 outputs=requested_outputs(dropout_rngs),
             )
-            found = token_loss(model, params, output.hidden, batch)
-            return {**found, **auxiliary_losses(output.aux, found["loss"].weight)}
+            losses = token_loss(model, params, output.hidden, batch)
+            return {**losses, **auxiliary_losses(output.aux, losses["loss"].weight)}
 
         return loss
+
+    def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return token_batch_shapes(batch_size, length)
 
     def training_batches(self, corpus: TextCorpus) -> TextTrainingBatches:
         return TextTrainingBatches(
@@ -107,31 +107,32 @@ class LanguageModelTask(Task):
     def evaluate(
         self, engine: Engine, params: Any, corpus: TextCorpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
-        """Loss in nats a token, perplexity, and bits per byte of the text.
+        """Return the loss, in nats a token, the perplexity, and the bits per byte of the text.
 
-        With `evaluation.compression_baselines`, at the end what compressors make of the same text too.
+        With `evaluation.compression_baselines`, a full split also reports the bits per byte that
+        general-purpose compressors need for the same text.
         """
-        settings, stream = self.experiment.evaluation, corpus.split(split)
+        config, stream = self.experiment.evaluation, corpus.split(split)
+        batch_size = config.batch_size or self.experiment.batch_size
         batches = make_text_evaluation_batches(
             stream,
-            batch_size=round_up_batch_size(
-                settings.batch_size or self.experiment.batch_size, engine.mesh
-            ),
+            batch_size=round_up_batch_size(batch_size, engine.mesh),
             sequence_length=self.data.sequence_length,
-            stride=settings.stride or None,
+            stride=config.stride or None,
             document_masking=self.data.document_masking,
-            max_batches=max_eval_batches(settings, full_split),
+            max_batches=max_eval_batches(config, full_split),
         )
         loss = mean_losses(engine, params, batches)["loss"]
+        # bits/byte = nats/token * tokens/byte / ln 2, with the bytes of the unnormalized text.
         bits_per_nat = stream.num_targets / stream.num_bytes / math.log(2)
         metrics = {
             "loss": loss,
-            "perplexity": math.exp(min(loss, 700.0)),
+            "perplexity": math.exp(min(loss, MAX_EXPONENT)),
             "bits_per_byte": loss * bits_per_nat,
         }
-        if full_split and settings.compression_baselines:
-            needed = corpus.compressed_bits_per_byte(split)
-            metrics |= {f"bits_per_byte_{name.split()[0]}": x for name, x in needed.items()}
+        if full_split and config.compression_baselines:
+            baselines = corpus.compressed_bits_per_byte(split)
+            metrics |= {f"bits_per_byte_{name.split()[0]}": x for name, x in baselines.items()}
         return metrics
 
     def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
@@ -144,6 +145,7 @@ class LanguageModelTask(Task):
         options: SampleOptions,
         on_text: TextCallback | None = None,
     ) -> list[str]:
+        """Return the continuation of each prompt."""
         return complete_texts(
             run,
             prompts,

@@ -1,4 +1,4 @@
-"""What the losses of tasks are made of."""
+"""Loss terms of the tasks: cross entropy over the vocabulary or labels, auxiliary losses."""
 
 from typing import Any
 
@@ -12,9 +12,12 @@ from transformer.models.base import Model, get_output_matrix
 
 LOSS_OUTPUTS: Outputs = frozenset({"losses"})
 
+MAX_UNROLLED_CHUNKS = 8
+"""Most chunks of the cross entropy that are unrolled on CPU, where a loop costs more."""
+
 
 def requested_outputs(dropout_rngs: jax.Array | None) -> Outputs:
-    """What a model is asked for beside its hidden states: in training, its own losses."""
+    """Return the extra outputs to request from a model: in training, its auxiliary losses."""
     return NO_OUTPUTS if dropout_rngs is None else LOSS_OUTPUTS
 
 
@@ -28,26 +31,30 @@ def token_loss(
     label_smoothing: float = 0.0,
     with_accuracy: bool = False,
 ) -> dict[str, Loss]:
-    """Cross entropy over the vocabulary, in chunks that fit the hardware: `loss`.
+    """Return `loss`, the cross entropy over the vocabulary, and with `with_accuracy` `accuracy`.
 
-    With `with_accuracy`, the share of words that are told right too.
+    Logits [B, T, V] are the largest array of a small model: they are computed in chunks of T,
+    so that one chunk fits the hardware (see `transformer.losses`).
     """
     config, hardware = model.config, model.hardware
     batch_size, length, _ = hidden.shape
-    parts = model.constrain.num_shards("length")
-    parts = 1 if length % parts else parts
-    chunks = choose_num_chunks(batch_size, length, config.padded_vocab_size, hardware, parts)
+    # Each device chunks its own tokens if T is sharded; otherwise a chunk would cross devices.
+    length_shards = model.constrain.num_shards("length")
+    length_shards = 1 if length % length_shards else length_shards
+    num_chunks = choose_num_chunks(
+        batch_size, length, config.padded_vocab_size, hardware, length_shards
+    )
     cross_entropy = ChunkedCrossEntropy(
         vocab_size=config.vocab_size,
-        num_chunks=chunks,
-        unroll=hardware.platform == "cpu" and chunks <= 8,
+        num_chunks=num_chunks,
+        unroll=hardware.platform == "cpu" and num_chunks <= MAX_UNROLLED_CHUNKS,
         dtype=config.precision.loss,
         label_smoothing=label_smoothing,
-        context_sharded=parts > 1,
+        context_sharded=length_shards > 1,
     )
     inputs = hidden, get_output_matrix(params, config), batch["targets"], batch["weights"], bias
-    found = {"loss": cross_entropy(*inputs)}
-    return {**found, "accuracy": cross_entropy.accuracy(*inputs)} if with_accuracy else found
+    losses = {"loss": cross_entropy(*inputs)}
+    return {**losses, "accuracy": cross_entropy.accuracy(*inputs)} if with_accuracy else losses
 
 
 def label_loss(
@@ -55,26 +62,29 @@ def label_loss(
     logits: jax.Array,  # [..., C]
     batch: Batch,  # `targets` and `weights` [...]
 ) -> dict[str, Loss]:
-    """Cross entropy over a few classes, and the share of those that are told right."""
+    """Return `loss`, the cross entropy over C labels, and `accuracy`."""
     targets, weights = batch["targets"], batch["weights"]
-    chances = jax.nn.log_softmax(logits.astype(model.config.precision.loss), axis=-1)
-    losses = -jnp.take_along_axis(chances, targets[..., None], axis=-1)[..., 0]
-    right = jnp.argmax(chances, axis=-1) == targets
+    log_probs = jax.nn.log_softmax(logits.astype(model.config.precision.loss), axis=-1)
+    losses = -jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+    correct = jnp.argmax(log_probs, axis=-1) == targets
     weight = jnp.sum(weights)
     return {
         "loss": Loss(jnp.sum(losses * weights), weight),
-        "accuracy": Loss(jnp.sum(right * weights), weight),
+        "accuracy": Loss(jnp.sum(correct * weights), weight),
     }
 
 
 def auxiliary_losses(
-    aux: Any,  # of a model
-    weight: jax.Array,  # of the batch's loss
+    aux: Any,  # auxiliary outputs of a model
+    weight: jax.Array,  # weight of the batch's loss
 ) -> dict[str, Loss]:
-    """The model's own losses by name, summed over layers, to be weighted as the batch's loss is."""
-    found: dict[str, jax.Array] = {}
+    """Return the model's own losses (such as load balancing) by name, summed over layers.
+
+    Each gets the weight of the batch's loss: then accumulation and sharding average both alike.
+    """
+    sums: dict[str, jax.Array] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(aux):
         name = str(getattr(path[-1], "key", ""))
         if name.startswith(AUX_LOSS_PREFIX):
-            found[name] = found.get(name, jnp.float32(0)) + jnp.sum(leaf.astype(jnp.float32))
-    return {name: Loss(value * weight, weight) for name, value in sorted(found.items())}
+            sums[name] = sums.get(name, jnp.float32(0)) + jnp.sum(leaf.astype(jnp.float32))
+    return {name: Loss(value * weight, weight) for name, value in sorted(sums.items())}

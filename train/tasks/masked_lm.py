@@ -1,4 +1,4 @@
-"""Masked language modelling: the words that were hidden (Devlin et al. 2019)."""
+"""Masked language modeling: predict hidden tokens (Devlin et al. 2019)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,9 @@ from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
 from train.step import Batch, LossFn
-from train.tasks.base import (
-    Metric,
-    SampleOptions,
-    Task,
-    TextCallback,
-    max_eval_batches,
-    mean_losses,
-    round_up_batch_size,
-)
+from train.tasks.base import Metric, SampleOptions, Task, TextCallback, token_batch_shapes
 from train.tasks.config import MaskedLanguageModeling
+from train.tasks.evaluation import max_eval_batches, mean_losses, round_up_batch_size
 from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
 from train.tasks.vocabulary import Labels, resolve_vocab_size
 from transformer.context import ActivationConstraint
@@ -42,12 +35,12 @@ if TYPE_CHECKING:
     from train.run import Run
 
 MASK_PATTERN = re.compile(r"\s*(?:\[MASK\]|<mask>)")
-"""What stands for a hidden word in a prompt, with the space that belongs to the word."""
+"""A mask in a prompt, with the space before it, which is part of the masked token."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLanguageModelTask(Task):
-    """A model of text that sees both sides of a word, judged by its loss."""
+    """Masked language modeling. The best checkpoint is the one with the lowest loss."""
 
     experiment: Experiment
 
@@ -62,7 +55,7 @@ class MaskedLanguageModelTask(Task):
 
     @property
     def max_targets(self) -> int:
-        """Words of a window that are told at most."""
+        """Maximum number of prediction targets of a window."""
         return max(1, int(np.rint(self.task_config.mlm_probability * self.data.sequence_length)))
 
     @property
@@ -73,7 +66,7 @@ class MaskedLanguageModelTask(Task):
     def untrained_parts(self) -> tuple[str, ...]:
         if not self.experiment.model.pooler:
             return super().untrained_parts
-        pooler = "model.pooler true: masked words do not train the pooler; false leaves it out"
+        pooler = "model.pooler true: masked tokens do not train the pooler; false leaves it out"
         return (*super().untrained_parts, pooler)
 
     def selection_metric(self, corpus: TextCorpus) -> Metric:
@@ -94,41 +87,47 @@ class MaskedLanguageModelTask(Task):
         return MaskedLanguageModel(self.experiment.model, hardware, constrain)
 
     def make_loss_fn(self, model: MaskedLanguageModel) -> LossFn:
-        """The cross entropy of the hidden words alone; no logits are computed of the others.
+        """Return the cross entropy of the masked tokens.
 
-        A batch has `tokens`, `targets`, `weights`, `segments` and `positions` [B, T]. Padding is
-        met in evaluation alone.
+        A batch has `tokens`, `targets`, `weights`, `segments` and `positions` [B, T].
         """
-        most = self.max_targets
-        apart = self.data.document_masking
+        max_targets = self.max_targets
+        document_masking = self.data.document_masking
 
         def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
+            # Training windows are full. Only evaluation (no dropout) has padding to mask.
+            segments = batch["segments"] if document_masking or dropout_rngs is None else None
             output = model.apply(
                 {"params": params},
                 batch["tokens"],
                 positions=batch["positions"],
-                segments=batch["segments"] if apart or dropout_rngs is None else None,
+                segments=segments,
                 dropout_rngs=dropout_rngs,
                 outputs=requested_outputs(dropout_rngs),
             )
-            hidden, hers = gather_targets(output.hidden, batch, most)
+            # Gather the targets first, so that no logits are computed for the other tokens.
+            hidden, targets = gather_targets(output.hidden, batch, max_targets)
             bias = params["head_output_bias"]
-            found = token_loss(
-                model, params, hidden, hers, bias=bias, with_accuracy=dropout_rngs is None
+            losses = token_loss(
+                model, params, hidden, targets, bias=bias, with_accuracy=dropout_rngs is None
             )
-            return {**found, **auxiliary_losses(output.aux, found["loss"].weight)}
+            return {**losses, **auxiliary_losses(output.aux, losses["loss"].weight)}
 
         return loss
 
     def make_masking(self, tokenizer: Tokenizer, seed: int) -> Masking:
-        settings = self.task_config
+        """Return the masking that the task's settings describe."""
+        config = self.task_config
         return Masking(
             tokenizer,
             seed=seed,
-            mlm_probability=settings.mlm_probability,
-            mask_replace_prob=settings.mask_replace_prob,
-            random_replace_prob=settings.random_replace_prob,
+            mlm_probability=config.mlm_probability,
+            mask_replace_prob=config.mask_replace_prob,
+            random_replace_prob=config.random_replace_prob,
         )
+
+    def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return token_batch_shapes(batch_size, length)
 
     def training_batches(self, corpus: TextCorpus) -> MaskedTrainingBatches:
         seed = self.experiment.seed
@@ -147,16 +146,18 @@ class MaskedLanguageModelTask(Task):
     def evaluate(
         self, engine: Engine, params: Any, corpus: TextCorpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
-        """Loss in nats a hidden word, and the share of them told right; always the same ones."""
-        settings = self.experiment.evaluation
+        """Return the loss, in nats a masked token, and the accuracy.
+
+        Every evaluation masks the same tokens (seed 0), so that evaluations are comparable.
+        """
+        config = self.experiment.evaluation
+        batch_size = config.batch_size or self.experiment.batch_size
         windows = make_text_evaluation_batches(
             corpus.split(split),
-            batch_size=round_up_batch_size(
-                settings.batch_size or self.experiment.batch_size, engine.mesh
-            ),
+            batch_size=round_up_batch_size(batch_size, engine.mesh),
             sequence_length=self.data.sequence_length,
             document_masking=self.data.document_masking,
-            max_batches=max_eval_batches(settings, full_split),
+            max_batches=max_eval_batches(config, full_split),
         )
         batches = MaskedEvaluationBatches(windows, self.make_masking(corpus.tokenizer, 0))
         return mean_losses(engine, params, batches)
@@ -171,14 +172,14 @@ class MaskedLanguageModelTask(Task):
         options: SampleOptions,
         on_text: TextCallback | None = None,
     ) -> list[str]:
-        """Each prompt with the likeliest word in place of every [MASK]."""
-        filled = [self.fill_masks(run, prompt) for prompt in prompts]
+        """Return each prompt with the most likely token in place of every [MASK]."""
+        answers = [self.fill_masks(run, prompt) for prompt in prompts]
         if on_text is not None:
-            on_text("".join(filled))
-        return filled
+            on_text("".join(answers))
+        return answers
 
     def encode_prompt(self, prompt: str, tokenizer: Tokenizer) -> np.ndarray:  # [T]
-        """The tokens of a prompt (UserError: it is too long, or hides no word)."""
+        """Return the tokens of a prompt. Raises UserError if it is too long or has no mask."""
         tokens, longest = encode_masked_prompt(tokenizer, prompt), self.data.sequence_length
         if len(tokens) > longest:
             raise UserError(
@@ -187,52 +188,55 @@ class MaskedLanguageModelTask(Task):
         return tokens
 
     def fill_masks(self, run: Run, prompt: str) -> str:
-        """The prompt with the likeliest words."""
+        """Return the prompt with its masks replaced by the most likely tokens."""
         assert isinstance(run.model, MaskedLanguageModel)
         tokenizer = run.tokenizer
         tokens = self.encode_prompt(prompt, tokenizer)
         row = np.zeros((1, self.data.sequence_length), np.int32)
         row[0, : len(tokens)] = tokens
-        best = np.asarray(_likeliest(run.params, row, np.int32(len(tokens)), model=run.model))[0]
-        here = best[: len(tokens)]
-        return tokenizer.decode(np.where(tokens == tokenizer.mask_token_id, here, tokens)).strip()
+        best = _predict_tokens(run.params, row, np.int32(len(tokens)), model=run.model)
+        predicted = np.asarray(best)[0, : len(tokens)]
+        filled = np.where(tokens == tokenizer.mask_token_id, predicted, tokens)
+        return tokenizer.decode(filled).strip()
 
 
 def gather_targets(
     hidden: jax.Array,  # [B, T, D]
     batch: Batch,
     max_targets: int,
-) -> tuple[jax.Array, Batch]:  # [B, most, D]; targets and weights [B, most]
-    """The places of each row that have weight, in order, and others of weight 0 after them."""
-    weights, places = jax.lax.top_k(batch["weights"], max_targets)  # [B, most]
-    targets = jnp.take_along_axis(batch["targets"], places, axis=1)
-    hidden = jnp.take_along_axis(hidden, places[:, :, None], axis=1)
+) -> tuple[jax.Array, Batch]:  # [B, max_targets, D]; targets and weights [B, max_targets]
+    """Return the positions of each row that have weight, in order, then others of weight 0."""
+    # The number of targets varies by row, but shapes must be static. top_k puts the weights of 1
+    # first, and breaks ties by position.
+    weights, positions = jax.lax.top_k(batch["weights"], max_targets)  # [B, max_targets]
+    targets = jnp.take_along_axis(batch["targets"], positions, axis=1)
+    hidden = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
     return hidden, {"targets": targets, "weights": weights}
 
 
 def encode_masked_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:  # [T]
-    """A prompt's tokens after one that begins a text, masks among them.
+    """Return a prompt's tokens after a token that begins a text, mask tokens included.
 
-    Raises UserError if it has no mask, or characters that the tokenizer lacks.
+    Raises UserError if the prompt has no mask, or characters that the tokenizer lacks.
     """
-    pieces = MASK_PATTERN.split(prompt)
-    if len(pieces) == 1:
+    texts = MASK_PATTERN.split(prompt)
+    if len(texts) == 1:
         raise UserError(f"prompt {prompt!r}: hides no word; write [MASK] in place of one")
-    parts: list[Any] = [[tokenizer.eos_token_id], tokenizer.encode(pieces[0])]
-    for piece in pieces[1:]:
-        parts += [[tokenizer.mask_token_id], tokenizer.encode(piece)]
-    return np.concatenate([np.asarray(part, np.int32) for part in parts])
+    tokens: list[Any] = [[tokenizer.eos_token_id], tokenizer.encode(texts[0])]
+    for text in texts[1:]:
+        tokens += [[tokenizer.mask_token_id], tokenizer.encode(text)]
+    return np.concatenate([np.asarray(each, np.int32) for each in tokens])
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def _likeliest(
+def _predict_tokens(
     params: Any,
     tokens: jax.Array,  # [B, T]
     length: jax.Array,
     *,
     model: MaskedLanguageModel,
 ) -> jax.Array:  # [B, T]
-    """The likeliest word at each of the first `length` places."""
+    """Return the most likely token at each of the first `length` positions."""
     segments = (jnp.arange(tokens.shape[1]) < length).astype(jnp.int32)
     segments = jnp.broadcast_to(segments[None], tokens.shape)
     logits = model.apply({"params": params}, tokens, segments=segments).logits

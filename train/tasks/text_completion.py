@@ -1,7 +1,4 @@
-"""Text that goes on from a prompt: a tokenizer before decoding, and one after it.
-
-What a run's model answers to prompts, whatever it has learned.
-"""
+"""Text completion: tokenize prompts, generate, and decode the text as it is generated."""
 
 from __future__ import annotations
 
@@ -20,8 +17,6 @@ from transformer.models.language_model import LanguageModel
 if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer
     from train.run import Run
-if TYPE_CHECKING:
-    from train.run import Run
 
 
 def complete_texts(
@@ -33,94 +28,110 @@ def complete_texts(
     seed: int = 0,
     on_text: TextCallback | None = None,
 ) -> list[str]:
-    """What the model writes after each prompt, up to the end of the text or `max_new_tokens`.
+    """Generate a continuation of each prompt, to the end of the text or `max_new_tokens`.
 
-    A prompt may be empty. `on_text` is given the text after a single prompt in pieces, as it is
-    made; they join to the text returned. Where the model has learned fewer positions than are
-    asked for, it goes on from the newer half of them each time they are used up.
+    When a text has filled the model's positions, generation continues from the newer half of its
+    tokens.
+
+    Args:
+      run: A run whose model is a `LanguageModel`.
+      prompts: Texts to continue; they may be empty.
+      max_new_tokens: Maximum number of tokens to generate for each prompt.
+      sampling: How tokens are drawn.
+      seed: Seed of the draws.
+      on_text: Receives the continuation of a single prompt in pieces, as it is generated. They
+        join to the returned text.
 
     Raises:
-      UserError: a prompt has characters that the tokenizer lacks, or fills the model's positions;
+      UserError: A prompt has characters that the tokenizer lacks, or fills the model's positions;
         or max_new_tokens is less than 1.
     """
     if on_text is not None and len(prompts) != 1:
-        raise ValueError(f"stream: shows one text as it is made; give 1 prompt, not {len(prompts)}")
-    tokenizer, model = run.tokenizer, _model(run)
+        raise ValueError(
+            f"on_text: receives one text as it is generated; give 1 prompt, not {len(prompts)}"
+        )
+    tokenizer, model = run.tokenizer, _language_model(run)
     rows = [np.append(np.int32(tokenizer.eos_token_id), tokenizer.encode(each)) for each in prompts]
     try:
         check_prompts(model, rows, min(max_new_tokens, 1))
     except ValueError as error:
         raise UserError(str(error)) from error
-    texts = [_Text(tokenizer, row, on_text) for row in rows]
-    for group in _groups(rows, max_new_tokens, model.config.max_length):
-        those = [rows[i] for i in group], [texts[i] for i in group]
-        _write(run, *those, max_new_tokens, sampling=sampling, seed=seed)
+    texts = [_GeneratedText(tokenizer, row, on_text) for row in rows]
+    for group in _group_prompts(rows, max_new_tokens, model.config.max_length):
+        group_rows, group_texts = [rows[i] for i in group], [texts[i] for i in group]
+        _generate_texts(run, group_rows, group_texts, max_new_tokens, sampling=sampling, seed=seed)
     return [text.finish() for text in texts]
 
 
-def _model(run: Run) -> LanguageModel:
-    assert isinstance(run.model, LanguageModel)  # the only one whose texts go on
+def _language_model(run: Run) -> LanguageModel:
+    assert isinstance(run.model, LanguageModel)
     return run.model
 
 
-class _Text:
-    """What is written after a prompt, shown piece by piece."""
+class _GeneratedText:
+    """Text generated after a prompt, decoded and passed on piece by piece."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: np.ndarray, show: TextCallback | None):
+    def __init__(self, tokenizer: Tokenizer, prompt: np.ndarray, on_text: TextCallback | None):
         self._decoder = StreamDecoder(tokenizer)
-        for token in prompt:  # the decoder has to know if a space comes first
+        # The decoder reads the prompt too: it decides if a space precedes the first new token.
+        for token in prompt:
             self._decoder.push(token)
         self._decoder.flush()
-        self._show = show
+        self._on_text = on_text
         self._pieces: list[str] = []
 
     def push(self, tokens: list[int]) -> None:
-        self._put("".join(map(self._decoder.push, tokens)))
+        self._add("".join(map(self._decoder.push, tokens)))
 
     def finish(self) -> str:
-        self._put(self._decoder.flush())
+        self._add(self._decoder.flush())
         return "".join(self._pieces)
 
-    def _put(self, piece: str) -> None:
+    def _add(self, piece: str) -> None:
         self._pieces.append(piece)
-        if piece and self._show is not None:
-            self._show(piece)
+        if piece and self._on_text is not None:
+            self._on_text(piece)
 
 
-def _groups(rows: list[np.ndarray], max_new_tokens: int, limit: int | None) -> list[list[int]]:
-    """Prompts to continue at once: all, or those of one length if their positions will run out.
+def _group_prompts(
+    rows: list[np.ndarray], max_new_tokens: int, max_length: int | None
+) -> list[list[int]]:
+    """Group prompts to generate together: all, or those of one length if positions run out.
 
-    Where they run out must follow from a prompt alone, as its sample does.
+    The context is halved when a group's positions run out. A prompt's sample must not depend on
+    the prompts beside it, so prompts of different lengths are then not batched.
     """
     lengths = [len(row) for row in rows]
-    if limit is None or max(lengths, default=0) + max_new_tokens <= limit:
+    if max_length is None or max(lengths, default=0) + max_new_tokens <= max_length:
         return [list(range(len(rows)))]
     return [
         [i for i, each in enumerate(lengths) if each == length] for length in sorted(set(lengths))
     ]
 
 
-def _write(
+def _generate_texts(
     run: Run,
-    rows: list[np.ndarray],
-    texts: list[_Text],
-    left: int,
+    rows: list[np.ndarray],  # each [t]; all of one length if positions can run out
+    texts: list[_GeneratedText],
+    num_tokens: int,
     *,
     sampling: SamplingConfig,
     seed: int,
 ) -> None:
-    """Continues prompts by `remaining` tokens; if positions can run out, all are of one length."""
+    """Generate up to `num_tokens` tokens after each prompt."""
 
     def push(new: list[list[int]]) -> None:
         for text, tokens in zip(texts, new, strict=True):
             text.push(tokens)
 
-    model, limit = _model(run), run.model.config.max_length
-    while rows and left:
-        if limit is not None and len(rows[0]) == limit:
-            rows = [row[-(limit // 2) :] for row in rows]
-        room = left if limit is None else min(left, limit - max(map(len, rows)))
-        made = generate(
+    model, max_length = _language_model(run), run.model.config.max_length
+    while rows and num_tokens:
+        if max_length is not None and len(rows[0]) == max_length:
+            rows = [row[-(max_length // 2) :] for row in rows]
+        room = num_tokens
+        if max_length is not None:
+            room = min(num_tokens, max_length - max(map(len, rows)))
+        generated = generate(
             model,
             run.params,
             rows,
@@ -130,7 +141,7 @@ def _write(
             stop_token=run.tokenizer.stop_token_id,
             on_tokens=push,
         )
-        left -= room
-        going = [i for i, stopped in enumerate(made.stopped) if not stopped]
-        rows = [np.append(rows[i], np.array(made.tokens[i], np.int32)) for i in going]
-        texts = [texts[i] for i in going]
+        num_tokens -= room
+        active = [i for i, stopped in enumerate(generated.stopped) if not stopped]
+        rows = [np.append(rows[i], np.array(generated.tokens[i], np.int32)) for i in active]
+        texts = [texts[i] for i in active]

@@ -1,4 +1,4 @@
-"""Translation: the text in another language (Vaswani et al. 2017)."""
+"""Translation: predict the target sentence of a source sentence (Vaswani et al. 2017)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,9 @@ from train.errors import UserError
 from train.evaluation.metrics import sacre_bleu, tokenized_bleu
 from train.experiment import Experiment
 from train.step import Batch, LossFn
-from train.tasks.base import (
-    Metric,
-    SampleOptions,
-    Task,
-    TextCallback,
-    max_eval_batches,
-    mean_losses,
-    round_up_batch_size,
-)
+from train.tasks.base import Metric, SampleOptions, Task, TextCallback, token_batch_shapes
 from train.tasks.config import Translation
+from train.tasks.evaluation import max_eval_batches, mean_losses, round_up_batch_size
 from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
 from train.tasks.vocabulary import Labels, resolve_vocab_size
 from transformer.baselines.nonautoregressive import NonAutoregressive, translate_nonautoregressive
@@ -44,20 +37,24 @@ if TYPE_CHECKING:
     from train.run import Run
 
 Corpus = ExampleCorpus[BitextSplit]
-
-
 Translator = EncoderDecoder | NonAutoregressive
+
+MAX_EXPONENT = 700.0
+"""Largest loss whose perplexity, its exponential, is a finite float."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TranslationTask(Task):
-    """An encoder-decoder of sentences, judged by its loss on the way and scored by BLEU."""
+    """Translation of sentences, scored by BLEU. The best checkpoint has the lowest loss.
+
+    With `task.compute_bleu` "always", the best checkpoint has the highest BLEU.
+    """
 
     experiment: Experiment
 
     @property
     def data(self) -> BitextDataConfig:
-        assert isinstance(self.experiment.data, BitextDataConfig)  # as the experiment has checked
+        assert isinstance(self.experiment.data, BitextDataConfig)
         return self.experiment.data
 
     @property
@@ -67,7 +64,7 @@ class TranslationTask(Task):
 
     @property
     def supported_options(self) -> tuple[str, ...]:
-        """Whoever writes all words at once does not search."""
+        """Beam search applies to autoregressive models alone."""
         return ("beams",) if self.experiment.model.causal else ()
 
     @property
@@ -88,13 +85,13 @@ class TranslationTask(Task):
         return resolve_vocab_size(self.experiment, corpus.tokenizer)
 
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> Translator:
-        """Word by word, or without `model.causal` all words at once."""
+        """Return an autoregressive model, or without `model.causal` a non-autoregressive one."""
         config = self.experiment.model
-        kind = EncoderDecoder if config.causal else NonAutoregressive
-        return kind(config, hardware, constrain)
+        model_class = EncoderDecoder if config.causal else NonAutoregressive
+        return model_class(config, hardware, constrain)
 
     def make_loss_fn(self, model: Translator) -> LossFn:
-        """The cross entropy of the target's words; smoothed in training alone.
+        """Return the cross entropy of the target's tokens. Labels are smoothed in training alone.
 
         A batch has `source` and `source_segments` [B, S], and `tokens`, `segments`, `targets` and
         `weights` [B, T].
@@ -111,25 +108,30 @@ class TranslationTask(Task):
                 dropout_rngs=dropout_rngs,
                 outputs=requested_outputs(dropout_rngs),
             )
-            share = 0.0 if dropout_rngs is None else smoothing
-            found = token_loss(model, params, output.hidden, batch, label_smoothing=share)
-            return {**found, **auxiliary_losses(output.aux, found["loss"].weight)}
+            label_smoothing = 0.0 if dropout_rngs is None else smoothing
+            losses = token_loss(
+                model, params, output.hidden, batch, label_smoothing=label_smoothing
+            )
+            return {**losses, **auxiliary_losses(output.aux, losses["loss"].weight)}
 
         return loss
+
+    def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return token_batch_shapes(batch_size, length)
 
     def make_buckets(
         self, pairs: BitextSplit, batch_size: int, batch_size_multiple: int
     ) -> tuple[Bucket, ...]:
-        """Return pairs by length, in batches of `batch_size`, or of data.batch_tokens."""
-        most = self.data.max_buckets
+        """Return buckets by length, with batches of `batch_size` rows or of data.batch_tokens."""
+        max_buckets = self.data.max_buckets
         if not self.data.batch_tokens:
-            return bucket_by_rows(pairs.lengths, batch_size=batch_size, max_buckets=most)
+            return bucket_by_rows(pairs.lengths, batch_size=batch_size, max_buckets=max_buckets)
         return bucket_by_tokens(
             pairs.lengths,
             batch_tokens=self.data.batch_tokens,
             batch_size=batch_size,
             batch_size_multiple=batch_size_multiple,
-            max_buckets=most,
+            max_buckets=max_buckets,
         )
 
     def training_batches(self, corpus: Corpus) -> ExampleTrainingBatches:
@@ -145,18 +147,22 @@ class TranslationTask(Task):
     def evaluate(
         self, engine: Engine, params: Any, corpus: Corpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
-        """Loss in nats a token of the target, perplexity, and at the end BLEU twice.
+        """Return the loss, in nats a target token, the perplexity, and for a full split BLEU.
 
-        `compute_bleu` is sacreBLEU's, in lower case; `tokenised_bleu` that of Moses tokens in lower case.
+        `bleu` is sacreBLEU's, lowercase; `tokenised_bleu` is that of Moses tokens, lowercase.
         """
-        settings, pairs = self.experiment.evaluation, corpus.split(split)
-        rows = round_up_batch_size(settings.batch_size or self.experiment.batch_size, engine.mesh)
-        buckets = self.make_buckets(pairs, rows, round_up_batch_size(1, engine.mesh))
+        config, pairs = self.experiment.evaluation, corpus.split(split)
+        batch_size = config.batch_size or self.experiment.batch_size
+        buckets = self.make_buckets(
+            pairs,
+            round_up_batch_size(batch_size, engine.mesh),
+            round_up_batch_size(1, engine.mesh),
+        )
         batches = ExampleEvaluationBatches(
-            pairs, buckets, max_batches=max_eval_batches(settings, full_split)
+            pairs, buckets, max_batches=max_eval_batches(config, full_split)
         )
         loss = mean_losses(engine, params, batches)["loss"]
-        metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+        metrics = {"loss": loss, "perplexity": math.exp(min(loss, MAX_EXPONENT))}
         if full_split or self.task_config.compute_bleu == "always":
             metrics |= self.bleu_scores(engine, params, corpus, pairs, example_indices(batches))
         return metrics
@@ -169,13 +175,14 @@ class TranslationTask(Task):
         pairs: BitextSplit,
         indices: Sequence[int],
     ) -> dict[str, float]:
-        """BLEU of the translations of some pairs' sources."""
-        sources = [pairs.source[number] for number in indices]
-        found = self.translate_sources(engine.model, params, corpus.tokenizer, sources)
-        references = [pairs.pairs[number].target for number in indices]
+        """Translate the sources of some pairs and return the BLEU of the translations."""
+        sources = [pairs.source[index] for index in indices]
+        translations = self.translate_sources(engine.model, params, corpus.tokenizer, sources)
+        references = [pairs.pairs[index].target for index in indices]
+        tokenized = tokenized_bleu(translations, references, self.data.target_lang)
         return {
-            "bleu": sacre_bleu(found, references).score,
-            "tokenised_bleu": tokenized_bleu(found, references, self.data.target_lang).score,
+            "bleu": sacre_bleu(translations, references).score,
+            "tokenised_bleu": tokenized.score,
         }
 
     def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
@@ -193,16 +200,16 @@ class TranslationTask(Task):
         options: SampleOptions,
         on_text: TextCallback | None = None,
     ) -> list[str]:
-        """The translation of each prompt."""
+        """Return the translation of each prompt."""
         for prompt in prompts:
             self.check_prompt(prompt, run.tokenizer)
         sources = encode_sentences(run.tokenizer, prompts)
-        found = self.translate_sources(
+        translations = self.translate_sources(
             run.model, run.params, run.tokenizer, sources, options.num_beams
         )
         if on_text is not None:
-            on_text("".join(found))
-        return found
+            on_text("".join(translations))
+        return translations
 
     def translate_sources(
         self,
@@ -212,28 +219,32 @@ class TranslationTask(Task):
         sources: Sequence[np.ndarray],  # each [S]
         num_beams: int = 0,
     ) -> list[str]:
-        settings, end = self.task_config, tokenizer.eos_token_id
+        """Return the translations of tokenized sources, by beam search of `num_beams`.
+
+        0 beams: as many as the settings say. A non-autoregressive model does not search.
+        """
+        config, end = self.task_config, tokenizer.eos_token_id
         if isinstance(model, NonAutoregressive):
-            written = translate_nonautoregressive(model, params, sources, stop=end)
+            tokens = translate_nonautoregressive(model, params, sources, stop=end)
         else:
-            written = translate(
+            beam_search = BeamSearchConfig(num_beams or config.num_beams, config.length_penalty)
+            tokens = translate(
                 model,
                 params,
                 sources,
                 start_token=end,
                 stop_token=end,
-                beam_search_config=BeamSearchConfig(
-                    num_beams or settings.num_beams, settings.length_penalty
-                ),
-                extra_length=settings.extra_length,
+                beam_search_config=beam_search,
+                extra_length=config.extra_length,
             ).tokens
-        return [decode_sentence(tokenizer, np.array(tokens, np.int32)) for tokens in written]
+        return [decode_sentence(tokenizer, np.array(each, np.int32)) for each in tokens]
 
 
 def example_indices(batches: ExampleEvaluationBatches) -> list[int]:
-    """The numbers of the examples of some batches, in order."""
-    found: list[int] = []
+    """Return the indices of the examples of some batches, in ascending order."""
+    indices: list[int] = []
     for cursor in range(len(batches)):
         rows = batches.host_batch(cursor, 0, 1)
-        found += rows["examples"][rows["weights"].any(axis=1)].tolist()
-    return sorted(found)
+        # A row that only fills up a batch has no weight.
+        indices += rows["examples"][rows["weights"].any(axis=1)].tolist()
+    return sorted(indices)

@@ -1,13 +1,4 @@
-"""The names of a run's classes or tags, by number.
-
-A run that was trained: its model, weights and tokenizer, read from its folder.
-
-A run read from its folder, with the weights that it is judged by.
-
-The model's vocabulary is the tokenizer's, and its classes are those of the data.
-
-Every task by its settings.
-"""
+"""Sizes that the data decide: the vocabulary of the tokenizer, and the labels of the data."""
 
 from __future__ import annotations
 
@@ -15,35 +6,24 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from train.errors import UserError
-from train.experiment import Experiment
 from train.run_folder.folder import RunFolder, explain_read_errors, read_json
 from train.run_folder.regular_files import MAX_VOCABULARY_BYTES
 
 if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer
-from typing import TYPE_CHECKING
-
-from train.data.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from train.data.tokenizer import Tokenizer
     from train.experiment import Experiment
-
-    pass  # DROPPED
     from train.tasks.config import Classification, Tagging
-from train.tasks.config import Classification, Tagging
-
-if TYPE_CHECKING:
-    from train.experiment import Experiment
 
 Labels = tuple[str, ...]
+"""Names of labels or tags by index."""
 
 
 def read_labels(folder: RunFolder) -> Labels:
-    """The names of a run's classes or tags; none of a run that has no such."""
+    """Return the labels saved with a run; empty for a task without labels."""
     with explain_read_errors(folder.labels):
         try:
-            folder.labels.stat()  # not `exists`, which takes a loop of links for no file
+            # Not `exists`: it takes a loop of symbolic links for a missing file.
+            folder.labels.stat()
         except FileNotFoundError:
             return ()
     names = read_json(folder.labels, MAX_VOCABULARY_BYTES)
@@ -53,9 +33,9 @@ def read_labels(folder: RunFolder) -> Labels:
 
 
 def resolve_vocab_size(experiment: Experiment, tokenizer: Tokenizer) -> Experiment:
-    """The experiment with the tokenizer's number of words, where it left that open.
+    """Return the experiment with `model.vocab_size` set to the tokenizer's size if it was 0.
 
-    Raises UserError if it says another.
+    Raises UserError if it was set to another size.
     """
     model = experiment.model
     if not model.vocab_size:
@@ -68,21 +48,21 @@ def resolve_vocab_size(experiment: Experiment, tokenizer: Tokenizer) -> Experime
 def resolve_num_labels(
     experiment: Experiment, task: Classification | Tagging, labels: Labels
 ) -> Experiment:
-    """The experiment with the number of classes, where it left that open.
+    """Return the experiment with `task.num_labels` set to the number of labels if it was 0.
 
-    Raises UserError if it says another.
+    Raises UserError if it was set to another number.
     """
     if task.num_labels not in (0, len(labels)):
         raise UserError(
-            f"task.num_labels {task.num_labels}: the data have {len(labels)} ({', '.join(labels)}); "
-            "leave it out"
+            f"task.num_labels {task.num_labels}: the data have {len(labels)} "
+            f"({', '.join(labels)}); leave it out"
         )
     task = dataclasses.replace(task, num_labels=len(labels))
     return dataclasses.replace(experiment, task=task)
 
 
 def check_vocab_size(experiment: Experiment, tokenizer: Tokenizer, source: str) -> None:
-    """Raises UserError if the model has another vocabulary than the tokenizer."""
+    """Raise UserError if the model's vocabulary is not the tokenizer's, read from `source`."""
     if experiment.model.vocab_size != tokenizer.vocab_size:
         raise UserError(
             f"{source}: has {tokenizer.vocab_size} tokens and the model "

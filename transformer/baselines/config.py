@@ -77,7 +77,7 @@ class LSTMConfig(MixerConfig):
         """H for a model of width D. Raises ValueError if D would have to be halved and is odd."""
         if self.bidirectional and not self.hidden_size and width % 2:
             raise ValueError(
-                f"lstm.bidirectional: would halve the width {width}; set an even one, or hidden"
+                f"lstm.bidirectional: would halve the width {width}; set an even one, or hidden_size"
             )
         return self.hidden_size or width // (1 + self.bidirectional)
 

@@ -49,7 +49,7 @@ def test_a_mesh_that_is_given_is_planned_as_it_is(capsys: Capture) -> None:
     ("arguments", "message"),
     [
         ("gpt2 --target v9:1", "target v9:1: is not known; give one of"),
-        ("gpt2 --target v5e:5x5", "target v5e:5x5: is no slice"),
+        ("gpt2 --target v5e:5x5", "target v5e:5x5: is not a slice"),
         ("gpt2:xl --target h100:8 --mesh.tensor 8", "does not divide into 8 parts"),
         ("gpt2 --target v5e:2x2 --mesh.fsdp 3", "does not divide 4 devices"),
         ("nothing --target here", "config nothing:"),

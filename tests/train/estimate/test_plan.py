@@ -130,7 +130,7 @@ def test_tables_for_people(found: Plan) -> None:
     assert found.best.candidate.mesh_text() in text
     assert "Memory of one chip" in text
     assert text.index("expected: ") < text.index("at most: ")
-    assert "Sent in one step, as compiled" in text
+    assert "Communication of one step, as compiled" in text
     assert "measured" in text
     for each in found.other_precisions:
         assert f"{each.precision.name}: python -m train fit ... {each.flags()}\n" in text
@@ -174,7 +174,7 @@ def test_prices(tmp_path: Path) -> None:
     own = tmp_path / "prices.toml"
     own.write_text("v5e = 0.5\n")
     assert chip_price(CHIPS["v5e"], str(own)) == 0.5
-    with pytest.raises(UserError, match=r"has no price for v5p; add v5p = 1.20, say"):
+    with pytest.raises(UserError, match=r"has no price for v5p; add a line like v5p = 1.20"):
         chip_price(CHIPS["v5p"], str(own))
     own.write_text("v5e: 1")
     with pytest.raises(UserError, match="is not TOML"):

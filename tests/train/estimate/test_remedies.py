@@ -151,5 +151,5 @@ def test_another_precision_is_a_remedy_that_counts_twice(
     assert cheapest_changes(now, [three, two, one]) == [one, two, three]
     assert changed_flags(now, one) == "--grad-accum-steps 2"
     assert changed_flags(now, two) == f"--{PRECISION_SETTING} bfloat16"
-    assert describe_change(now, two).endswith("time by estimate, rounds more)")
+    assert describe_change(now, two).endswith("time by estimate, lower precision)")
     assert describe_change(now, one).endswith("time by estimate)")

@@ -11,7 +11,7 @@ LIMITS = {
     "loss_limit": 3.0,
     "grad_norm_limit": 4.0,
     "param_norm_limit": 20.0,
-    "usual_loss_limit": 2.5,
+    "median_loss_limit": 2.5,
 }
 
 
@@ -44,8 +44,8 @@ def metrics(
 ) -> Any:
     """Of a step, the limits of all that is watched."""
     bad = strikes > 0 if skipped is None else skipped
-    values = {"loss": loss, "grad_norm": norm, "param_norm": weights, "usual_loss": usual}
-    values |= {"skipped": bad, "strikes": strikes}
+    values = {"loss": loss, "grad_norm": norm, "param_norm": weights, "median_loss": usual}
+    values |= {"skipped": bad, "consecutive_anomalies": strikes}
     return {name: jnp.float32(value) for name, value in {**values, **LIMITS}.items()}
 
 
@@ -117,10 +117,10 @@ def test_without_a_watch_there_is_nothing_to_see() -> None:
         ({"loss": 3.5}, "loss 3.5, more than 3"),
         ({"grad_norm": 400.0}, "grad_norm 400, more than 4"),
         ({"param_norm": math.inf}, "param_norm inf"),
-        ({"usual_loss": 2.6}, "median loss 2.6, more than 2.5"),
+        ({"median_loss": 2.6}, "median loss 2.6, more than 2.5"),
         ({"loss": 3.5, "grad_norm": math.nan}, "loss 3.5, more than 3 and grad_norm nan"),
     ],
 )
 def test_what_is_wrong_in_words(values: dict[str, float], expected: str) -> None:
-    fine = {"loss": 1.0, "grad_norm": 1.0, "param_norm": 1.0, "usual_loss": 1.0}
+    fine = {"loss": 1.0, "grad_norm": 1.0, "param_norm": 1.0, "median_loss": 1.0}
     assert describe_anomaly({**fine, **LIMITS, **values}) == expected

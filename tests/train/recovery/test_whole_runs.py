@@ -136,7 +136,7 @@ def test_the_evidence_is_kept(runs: Runs) -> None:
     engine = make_engine(runs.poisoned.experiment, local_hardware())
     with CheckpointManager(workdir / "spikes", read_only=True) as spikes:
         state = spikes.restore(28, engine.abstract_state()).state
-    assert int(state.watch.consecutive_anomalies) == 3
+    assert int(state.anomaly_detector.consecutive_anomalies) == 3
     assert sorted(losses(workdir)) == list(range(1, STEPS + 1))
     aside = lines_of(workdir / "metrics.jsonl.beyond-16")
     assert {line["step"] for line in aside} == set(range(17, 29))
@@ -226,7 +226,7 @@ def test_pmap_goes_back_as_jit_does(runs: Runs) -> None:
 def test_tries_are_bounded(runs: Runs) -> None:
     """All data are bad from some batch on."""
     workdir = runs.folder / "hopeless"
-    with pytest.raises(UserError, match="going back 2 times did not help") as caught:
+    with pytest.raises(UserError, match="2 rollbacks did not help") as caught:
         fit(runs.folder, "hopeless", HOPELESS)
     assert len(str(caught.value).splitlines()) == 1
     assert f"its state is in {workdir / 'spikes'}" in str(caught.value)
@@ -234,7 +234,7 @@ def test_tries_are_bounded(runs: Runs) -> None:
     assert [line["tries"] for line in rollbacks] == [1, 2]
     assert [line["rate"] for line in rollbacks] == [1.0, 0.5]
     before = (workdir / "recovery.json").read_text()
-    with pytest.raises(UserError, match="going back 2 times did not help"):
+    with pytest.raises(UserError, match="2 rollbacks did not help"):
         fit(runs.folder, "hopeless", HOPELESS)
     assert (workdir / "recovery.json").read_text() == before
 

@@ -230,7 +230,10 @@ def _backward(how: _How, given: Any, cotangents: Any) -> Any:
 
     def one(carry: Any, inputs: Any) -> Any:
         step, cotangent = inputs
-        seen, here = gathered_mask(how.pattern, step, columns), fold_in(dropout_rngs, step.number)
+        seen, here = (
+            gathered_mask(how.pattern, step, columns),
+            fold_in(dropout_rngs, step.step_index),
+        )
         look = functools.partial(_look, how, seen=seen, dropout_rngs=here)
         given = (step.q, gather_blocks(k, step), gather_blocks(v, step))
         _, pull = jax.vjp(look, *(each.astype(how.sums) for each in given))

@@ -19,7 +19,7 @@ class SharedQueryKeyConfig(MultiHeadConfig):
         super().__post_init__()
         if self.resolved_num_kv_heads != self.num_heads:
             raise ValueError(
-                f"{self.kind}.kv_heads {self.num_kv_heads}: queries are keys too, so there are as many "
+                f"{self.kind}.num_kv_heads {self.num_kv_heads}: queries are keys too, so there are as many "
                 "heads of both; leave it at 0"
             )
         if self.qk_norm is not None:

@@ -137,6 +137,6 @@ class PrimerConfig(MixerConfig):
         if not self.head_dim and width % self.num_heads:
             raise ValueError(
                 f"primer.num_heads {self.num_heads}: does not divide the width {width}; "
-                "give a divisor of it, or set head_width"
+                "give a divisor of it, or set head_dim"
             )
         return self.head_dim or width // self.num_heads

@@ -167,12 +167,12 @@ class Linformer(Mixer):
         if length > config.max_length:
             raise ValueError(
                 f"mixer linformer: {length:,} tokens are more than the {config.max_length:,} columns "
-                f"of its projections; set length to {length:,} or more"
+                f"of its projections; set max_length to {length:,} or more"
             )
         if config.max_documents == 1 and mask.segments is not None:
             raise ValueError(
                 "mixer linformer: of one document a row cannot keep segments apart; "
-                "give lengths, or set documents to 2 or more"
+                "give lengths, or set max_documents to 2 or more"
             )
         pattern = dataclasses.replace(mask.pattern, ordered=True)  # any order will do
         reject_mask_patterns(config.kind, mask.replace(pattern=pattern))

@@ -120,7 +120,7 @@ def attend_cached(
     if mask.global_positions is not None:
         raise ValueError(
             "mixer longformer: decodes with the first tokens as global ones; give a mask without "
-            "globals, and longformer.global_tokens"
+            "globals, and longformer.num_global_tokens"
         )
     here = mark_padding(positions, len(x))
     first = cache.global_kv.keys.shape[1]
@@ -128,7 +128,7 @@ def attend_cached(
     near = _near(mixer, own, mask, scoring, cache.window, here, first)
     ring, seen = cache.window.append(own.k, own.v, here), cache.global_kv.append(own.k, own.v, here)
     if not first:
-        return near.y.astype(own.v.dtype), cache.replace(near=ring, max_values=seen)
+        return near.y.astype(own.v.dtype), cache.replace(window=ring, global_kv=seen)
     far, last = (
         scoring._replace(dropout_rngs=fold_in(scoring.dropout_rngs, part)) for part in (1, 2)
     )
@@ -219,7 +219,7 @@ class Longformer(Mixer):
         config, shared = self.config, self.context
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
-        reject_mask_patterns(config.kind, mask.replace(globals=None))
+        reject_mask_patterns(config.kind, mask.replace(global_positions=None))
         own = project_qkv(self, x, inputs.positions, config, shared)
         scoring = ScoreSpec(
             scale=1 / math.sqrt(own.q.shape[-1]),
@@ -296,8 +296,8 @@ class Longformer(Mixer):
             positions=jnp.asarray(positions if mask.positions is None else mask.positions),
             segments=ones if mask.segments is None else mask.segments,
             key_segments=ones if real is None else real,
-            lengths=None,
-            globals=None,
+            key_lengths=None,
+            global_positions=None,
         )
         if mask.single_document:
             return as_single_document(filled), listed, False

@@ -177,7 +177,7 @@ def test_weights_of_a_prompt_read_into_the_cache_are_those_of_its_queries() -> N
         ("window", 0, "sliding_window.window 0: give 1 or more"),
         ("dilation", 0, "sliding_window.dilation 0: give 1 or more"),
         ("dropout", 1.0, r"sliding_window.dropout 1.0: give a share in \[0, 1\)"),
-        ("form", "fast", "sliding_window.form fast: is not known"),
+        ("backend", "fast", "sliding_window.backend fast: is not known"),
     ],
 )
 def test_bad_settings_are_named(field: str, value: Any, message: str) -> None:

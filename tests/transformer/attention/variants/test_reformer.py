@@ -188,9 +188,9 @@ def test_weights_and_errors() -> None:
     assert "key" not in names
     assert names["output"] == ("heads", "head", "embed")
     wrong: Any = (
-        (dict(buckets=3), r"^reformer.buckets 3: half of them .*; give an even number$"),
-        (dict(rounds=0), r"^reformer.rounds 0: give 1 or more$"),
-        (dict(kv_heads=1), r"^reformer.kv_heads 1: queries are keys too"),
+        (dict(num_buckets=3), r"^reformer.num_buckets 3: half of them .*; give an even number$"),
+        (dict(num_hashes=0), r"^reformer.num_hashes 0: give 1 or more$"),
+        (dict(num_kv_heads=1), r"^reformer.num_kv_heads 1: queries are keys too"),
     )
     for given, message in wrong:
         with pytest.raises(ValueError, match=message):

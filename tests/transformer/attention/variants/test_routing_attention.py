@@ -212,7 +212,7 @@ def test_a_classifier_pads_in_balanced_clusters() -> None:
 
 @pytest.mark.full
 def test_the_contract() -> None:
-    small: dict[str, Any] = dict(width=7, length=71, lengths=(1, 71))
+    small: dict[str, Any] = dict(d_model=7, length=71, lengths=(1, 71))
     check_mixer(dataclasses.replace(CONFIG, position=RoPE()), **small)
 
 
@@ -288,8 +288,8 @@ def test_weights_and_errors() -> None:
     assert "key" in axes(BALANCED, D)
     wrong: Any = (
         (dict(window=0), r"^routing.window 0: give 1 or more$"),
-        (dict(clusters=0), r"^routing.clusters 0: give 1 or more$"),
-        (dict(kv_heads=1), r"^routing.kv_heads 1: queries are keys too"),
+        (dict(num_clusters=0), r"^routing.num_clusters 0: give 1 or more$"),
+        (dict(num_kv_heads=1), r"^routing.num_kv_heads 1: queries are keys too"),
     )
     for given, message in wrong:
         with pytest.raises(ValueError, match=message):

@@ -11,7 +11,7 @@ from tests.fixtures.recurrent import LENGTHS, WIDTH, inputs
 from tests.fixtures.tiny import drawn
 from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
-from tests.transformer.recurrent import formulas
+from tests.transformer.baselines import formulas
 from transformer import Mask, MaskPattern
 from transformer.attention.base import MixerInputs
 from transformer.baselines.config import ElmanConfig
@@ -78,8 +78,8 @@ def test_the_gradient_vanishes_or_explodes_with_distance(scale: float) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden": -3}, "elman.hidden -3: give 0 or more"),
-        ({"depth": 0}, "elman.depth 0: give 1 or more"),
+        ({"hidden_size": -3}, "elman.hidden_size -3: give 0 or more"),
+        ({"transition_depth": 0}, "elman.transition_depth 0: give 1 or more"),
     ],
 )
 def test_errors(fields: Any, message: str) -> None:

@@ -88,8 +88,8 @@ def test_constants_are_a_function_of_seed_layer_and_redraw() -> None:
         return Performer.constants(PerformerConfig(num_features=M, head_dim=H, **given), layer, D)
 
     assert drawn().shape == (M, H)
-    assert np.array_equal(drawn(3, seed=1, redraw=2), drawn(3, seed=1, redraw=2))
-    others = [drawn(1), drawn(seed=1), drawn(redraw=1)]
+    assert np.array_equal(drawn(3, seed=1, redraw_index=2), drawn(3, seed=1, redraw_index=2))
+    others = [drawn(1), drawn(seed=1), drawn(redraw_index=1)]
     assert not any(np.allclose(drawn(), other) for other in others)
     config = PerformerConfig(num_features=10, head_dim=H, feature_map="trigonometric")
     assert Performer.constants(config, 0, D).shape == (5, H)
@@ -163,20 +163,20 @@ def test_costs() -> None:
         assert flops.scores == flops.scores_causal
         return flops.scores
 
-    assert scores(features=10) == 2 * 2 * N * (10 * H + 10 * (H + 1))
-    half = scores(features=10, feature_map="trigonometric")
+    assert scores(num_features=10) == 2 * 2 * N * (10 * H + 10 * (H + 1))
+    half = scores(num_features=10, feature_map="trigonometric")
     assert half == 2 * 2 * N * (5 * H + 10 * (H + 1))
 
 
 def test_errors() -> None:
     for message, given in (
-        (r"^performer.features 0: give 1 or more$", dict(features=0)),
-        (r"^performer.features 7: sines and cosines come in pairs; give an even number$",
-         dict(features=7, feature_map="trigonometric")),
+        (r"^performer.num_features 0: give 1 or more$", dict(num_features=0)),
+        (r"^performer.num_features 7: sines and cosines come in pairs; give an even number$",
+         dict(num_features=7, feature_map="trigonometric")),
         (r"^performer.feature_map cosine: is not known; give one of positive, trigonometric, relu",
          dict(feature_map="cosine")),
-        (r"^performer.redraw -1: give 0 or more$", dict(redraw=-1)),
-        (r"^attention.heads 0: give 1 or more$", dict(heads=0)),
+        (r"^performer.redraw_index -1: give 0 or more$", dict(redraw_index=-1)),
+        (r"^attention.num_heads 0: give 1 or more$", dict(num_heads=0)),
     ):  # fmt: skip
         arguments: Any = given
         with pytest.raises(ValueError, match=message):

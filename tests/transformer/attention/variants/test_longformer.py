@@ -136,15 +136,17 @@ def test_the_contract_where_the_window_is_short() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(window=3, dilations=(1, 2, 1, 3), global_tokens=14, qk_norm=NormConfig()),
-        dict(window=100, global_tokens=0),  # wider than what comes
-        dict(window=0, global_tokens=1, kv_heads=N),
+        dict(
+            one_sided_window=3, dilations=(1, 2, 1, 3), num_global_tokens=14, qk_norm=NormConfig()
+        ),
+        dict(one_sided_window=100, num_global_tokens=0),  # wider than what comes
+        dict(one_sided_window=0, num_global_tokens=1, num_kv_heads=N),
     ],
 )
 @pytest.mark.parametrize("length", [9, 37])
 def test_what_a_cache_holds_is_what_a_full_pass_sees(length: int, settings: dict[str, Any]) -> None:
     """Where global tokens come one by one, too, and where the first read is beyond the window."""
-    config = LongformerConfig(**dict(heads=N, kv_heads=K) | settings)
+    config = LongformerConfig(**dict(num_heads=N, num_kv_heads=K) | settings)
     check_cached(make_trial(config, D, length, (1,), Hardware()))
 
 
@@ -154,7 +156,7 @@ def test_its_cache_does_not_grow_with_the_length() -> None:
     )
     sizes = [jax.tree.map(np.shape, mixer.init_cache(B, length)) for length in (16, 17, 100_000)]
     assert sizes[0] == sizes[1] == sizes[2]
-    assert (sizes[0].near.keys[1], sizes[0].global_query_kv.keys[1]) == (5 * 3 + 1, 2)
+    assert (sizes[0].window.keys[1], sizes[0].global_query_kv.keys[1]) == (5 * 3 + 1, 2)
 
 
 def influence(config: LongformerConfig, mask: Mask) -> Array:  # [T, T] booleans
@@ -191,8 +193,8 @@ WITH_A_PACK = array(np.concatenate([7 * ROWS, PACKED[1:]]))
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(head_width=16),  # of few global queries: less is projected
-        dict(head_width=16, qk_norm=NormConfig(), position=RoPE(), global_tokens=2),
+        dict(head_dim=16),  # of few global queries: less is projected
+        dict(head_dim=16, qk_norm=NormConfig(), position=RoPE(), num_global_tokens=2),
     ],
 )
 def test_one_document_a_row_is_the_same_as_beside_a_pack(settings: dict[str, Any]) -> None:
@@ -201,7 +203,7 @@ def test_one_document_a_row_is_the_same_as_beside_a_pack(settings: dict[str, Any
     config = LongformerConfig(num_heads=N, num_kv_heads=K, one_sided_window=3, **settings)
     mixer, params = made(config, D)
     x, real = normal(1, 3, T, D), jnp.asarray(ROWS)[..., None]
-    listed = None if "global_tokens" in settings else LISTED[[0, 1, 1]]
+    listed = None if "num_global_tokens" in settings else LISTED[[0, 1, 1]]
 
     @jax.jit
     def both(params: Any, x: Any, segments: Any) -> Any:
@@ -223,7 +225,7 @@ def test_one_document_a_row_is_the_same_as_beside_a_pack(settings: dict[str, Any
     known = Mask(key_lengths=array([T, 29]), global_positions=None if listed is None else LISTED)
     y = applied(mixer, params, x[:2], mask=known).y  # where it is known when compiled
     assert_close(apart[0], np.where(ROWS[..., None], y, 0))
-    told = known.replace(lengths=None, segments=7 * ROWS, single_document=True)
+    told = known.replace(key_lengths=None, segments=7 * ROWS, single_document=True)
     y = applied(mixer, params, x[:2], mask=told).y
     assert_close(apart[0], np.where(ROWS[..., None], y, 0))
 
@@ -259,7 +261,7 @@ def test_it_computes_what_hugging_face_computes() -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^longformer.dilations \(1, 2\): give one number from 1"):
         LongformerConfig(num_heads=3, dilations=(1, 2))
-    with pytest.raises(ValueError, match=r"^longformer.window -1: give 0 or more$"):
+    with pytest.raises(ValueError, match=r"^longformer.one_sided_window -1: give 0 or more$"):
         LongformerConfig(one_sided_window=-1)
     mixer, params = made(LongformerConfig(num_heads=N), D)
     x, cache = normal(0, B, T, D), mixer.init_cache(B, T)

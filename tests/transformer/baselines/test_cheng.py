@@ -5,7 +5,7 @@ import pytest
 
 from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
-from tests.transformer.recurrent import formulas
+from tests.transformer.baselines import formulas
 from transformer import BlockConfig, LanguageModel, Mask, MaskPattern, TransformerConfig
 from transformer.baselines.config import ChengConfig
 from transformer.costs import count_token_flops
@@ -53,5 +53,5 @@ def test_axes_and_costs() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"^cheng.score -1: give 0 or more$"):
+    with pytest.raises(ValueError, match=r"^cheng.score_size -1: give 0 or more$"):
         ChengConfig(score_size=-1)

@@ -85,7 +85,7 @@ def test_axes() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match=r"^convolution.taps 0: give 1 or more$"):
+    with pytest.raises(ValueError, match=r"^convolution.kernel_size 0: give 1 or more$"):
         ConvolutionConfig(kernel_size=0)
     mixer, params = made(CONFIGS["full"], D)
     cache = np.zeros((B, 2, D), np.float32)

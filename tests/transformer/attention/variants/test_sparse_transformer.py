@@ -24,12 +24,12 @@ def on_trial(config: SparseTransformerConfig, length: int = T) -> Trial:
 
 KINDS = [
     dict(pattern="strided", stride=5),
-    dict(pattern="fixed", stride=5, summary=2),
-    dict(pattern="strided", stride=7, factor="heads"),
-    dict(pattern="fixed", stride=7, summary=3, factor="heads"),
-    dict(pattern="strided", stride=6, factor="far"),
-    dict(pattern="fixed", stride=6, summary=1, factor="far"),
-    dict(pattern="fixed", stride=8, factor="local"),
+    dict(pattern="fixed", stride=5, num_summary_tokens=2),
+    dict(pattern="strided", stride=7, factorization="heads"),
+    dict(pattern="fixed", stride=7, num_summary_tokens=3, factorization="heads"),
+    dict(pattern="strided", stride=6, factorization="far"),
+    dict(pattern="fixed", stride=6, num_summary_tokens=1, factorization="far"),
+    dict(pattern="fixed", stride=8, factorization="local"),
 ]
 
 
@@ -58,9 +58,9 @@ def test_the_patterns_by_hand() -> None:
 
 @pytest.mark.slow
 @pytest.mark.sampled(
-    "'stride': 8, 'factor': 'local'}-True",
-    "{'pattern': 'strided', 'stride': 6, 'factor': 'far'}-False",
-    "{'pattern': 'fixed', 'stride': 5, 'summary': 2}-True",
+    "'stride': 8, 'factorization': 'local'}-True",
+    "{'pattern': 'strided', 'stride': 6, 'factorization': 'far'}-False",
+    "{'pattern': 'fixed', 'stride': 5, 'num_summary_tokens': 2}-True",
 )
 @pytest.mark.parametrize(
     ("kind", "causal"),
@@ -173,10 +173,10 @@ def test_chunks_of_several_blocks_equal_the_full_pass(kind: dict[str, Any]) -> N
         (dict(pattern="spiral"), "sparse.pattern spiral: is not known; give one of strided, fixed"),
         (dict(stride=0), "sparse.stride 0: give 1 or more"),
         (
-            dict(pattern="fixed", stride=4, summary=5),
-            "sparse.summary 5: is more than the stride; give less",
+            dict(pattern="fixed", stride=4, num_summary_tokens=5),
+            "sparse.num_summary_tokens 5: is more than the stride; give less",
         ),
-        (dict(heads=3, factor="heads"), r"sparse.heads 3 \(of keys 3\): are odd"),
+        (dict(num_heads=3, factorization="heads"), r"sparse.num_heads 3 \(of keys 3\): are odd"),
     ],
 )
 def test_bad_settings_are_named(given: Any, message: str) -> None:

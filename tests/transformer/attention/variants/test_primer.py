@@ -109,10 +109,10 @@ def test_axes_and_costs() -> None:
 
 def test_errors() -> None:
     with pytest.raises(
-        ValueError, match=r"^primer.heads 4: does not divide the width 6; give a di"
+        ValueError, match=r"^primer.num_heads 4: does not divide the width 6; give a di"
     ):
         PrimerConfig(num_heads=4).check_d_model(D)
-    with pytest.raises(ValueError, match=r"^primer.heads 0: give 1 or more$"):
+    with pytest.raises(ValueError, match=r"^primer.num_heads 0: give 1 or more$"):
         PrimerConfig(num_heads=0)
     mixer, params = made(CONFIG, D)
     with pytest.raises(ValueError, match=r"^mixer primer: decodes under a causal mask alone"):

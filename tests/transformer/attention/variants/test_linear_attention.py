@@ -40,8 +40,8 @@ def test_it_is_the_papers_recurrence_and_keeps_its_state() -> None:
     given: Any = dict(mask=CAUSAL, cache=mixer.init_cache(B, T))
     found = applied(mixer, w, x, **given)
     assert_close(found.y, y)
-    assert_close(found.cache.totals[..., :-1], s)
-    assert_close(found.cache.totals[..., -1], z)
+    assert_close(found.cache.kv_sums[..., :-1], s)
+    assert_close(found.cache.kv_sums[..., -1], z)
     assert_close(applied(mixer, w, x, mask=CAUSAL).y, y)
 
 
@@ -55,7 +55,7 @@ def test_another_document_starts_anew_where_positions_do() -> None:
     found = applied(mixer, w, both, mask=CAUSAL, cache=cache, positions=positions)
     alone = applied(mixer, w, y, mask=CAUSAL, cache=mixer.init_cache(B, T))
     assert_close(found.y[:, 2:], alone.y)
-    assert_close(found.cache.totals, alone.cache.totals)
+    assert_close(found.cache.kv_sums, alone.cache.kv_sums)
 
 
 def test_features() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
-from tests.transformer.recurrent import formulas
+from tests.transformer.baselines import formulas
 from transformer import Hardware, Mask, MaskPattern, MixerConfig
 from transformer.attention.config import AdditiveScore, BilinearScore, DotScore
 from transformer.baselines.config import BahdanauConfig, LuongConfig, Seq2SeqConfig
@@ -130,11 +130,13 @@ def test_without_a_memory_there_is_nothing_to_read(config: MixerConfig) -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"^luong.hidden 3: the dot score needs states as wide as"):
+    with pytest.raises(
+        ValueError, match=r"^luong.hidden_size 3: the dot score needs states as wide as"
+    ):
         LuongConfig(hidden_size=3, score=DotScore()).check_d_model(D)
     LuongConfig(hidden_size=D, score=DotScore()).check_d_model(D)
     LuongConfig(hidden_size=3, score=BilinearScore()).check_d_model(D)
-    with pytest.raises(ValueError, match=r"^bahdanau.score -1: give 0 or more$"):
+    with pytest.raises(ValueError, match=r"^bahdanau.score_size -1: give 0 or more$"):
         BahdanauConfig(score_size=-1)
     mixer, _ = made(LuongConfig(), D, memory=ONE)
     with pytest.raises(ValueError, match=r"^mixer luong: its cache holds a memory; ask init_mem"):

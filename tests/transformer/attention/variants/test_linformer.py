@@ -27,7 +27,9 @@ LENGTH = 13
 
 
 def config(**given: Any) -> LinformerConfig:
-    usual: Any = dict(heads=N, kv_heads=K, head_width=H, length=LENGTH, rank=R, bias=False)
+    usual: Any = dict(
+        num_heads=N, num_kv_heads=K, head_dim=H, max_length=LENGTH, rank=R, bias=False
+    )
     return LinformerConfig(**usual | given)
 
 
@@ -69,7 +71,7 @@ CASES = [
     (dict(sharing="none"), Mask(segments=SEGMENTS), T),
     (dict(sharing="key_value"), Mask(key_lengths=array([10, 1])), T),
     (dict(sharing="heads"), Mask(segments=SEGMENTS, key_segments=OTHERS), S),
-    (dict(documents=1), Mask(key_lengths=array([3, 11])), T),
+    (dict(max_documents=1), Mask(key_lengths=array([3, 11])), T),
 ]
 
 
@@ -127,7 +129,7 @@ def test_each_document_of_a_pack_is_as_if_alone_and_too_many_are_not_a_number() 
 
 @pytest.mark.slow
 def test_a_classifier_pads() -> None:
-    block = BlockConfig(mixer=config(documents=2))
+    block = BlockConfig(mixer=config(max_documents=2))
     model = Classifier(
         TransformerConfig(
             vocab_size=17, d_model=D, num_layers=1, layer_pattern=(block,), causal=False
@@ -165,10 +167,10 @@ def test_errors() -> None:
         applied(mixer, w, x[:, :3], mask=Mask(MaskPattern(causal=True)))
     with pytest.raises(ValueError, match=r"^mixer linformer: cannot decode, as each of its keys"):
         mixer.init_cache(1, 3)
-    alone, _ = made(config(documents=1), D)
+    alone, _ = made(config(max_documents=1), D)
     with pytest.raises(ValueError, match=r"^mixer linformer: of one document a row cannot keep"):
         applied(alone, w, x[:, :3], mask=Mask(segments=array([[1, 1, 0]])))
-    for name in ("length", "rank", "documents"):
+    for name in ("max_length", "rank", "max_documents"):
         with pytest.raises(ValueError, match=rf"^linformer.{name} 0: give 1 or more$"):
             config(**{name: 0})
     with pytest.raises(ValueError, match=r"^linformer.sharing layers: is not known; give one of"):

@@ -11,7 +11,7 @@ from tests.fixtures.recurrent import LENGTHS, WIDTH, inputs
 from tests.fixtures.tiny import drawn
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
-from tests.transformer.recurrent import formulas
+from tests.transformer.baselines import formulas
 from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.base import MixerInputs
 from transformer.baselines import lstm
@@ -152,5 +152,5 @@ def test_widths() -> None:
     assert LSTMConfig(bidirectional=True).resolved_hidden_size(6) == 3
     with pytest.raises(ValueError, match=r"^lstm.bidirectional: would halve the width 5; set an"):
         LSTMConfig(bidirectional=True).check_d_model(5)
-    with pytest.raises(ValueError, match=r"^lstm.hidden -1: give 0 or more$"):
+    with pytest.raises(ValueError, match=r"^lstm.hidden_size -1: give 0 or more$"):
         LSTMConfig(hidden_size=-1)

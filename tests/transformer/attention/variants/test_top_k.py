@@ -112,7 +112,7 @@ def test_costs() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"^top_k.chosen 0: give 1 or more$"):
+    with pytest.raises(ValueError, match=r"^top_k.keys_per_query 0: give 1 or more$"):
         TopKConfig(keys_per_query=0)
     with pytest.raises(ValueError, match=r"^top_k.dropout 1.0: give a share in \[0, 1\)$"):
         TopKConfig(dropout=1.0)

@@ -158,7 +158,7 @@ def test_what_each_block_sees() -> None:
 
 def test_the_last_block_is_the_last_with_a_token() -> None:
     lengths = array([T, 2 * BLOCK + 1])
-    seen = seen_blocks(CONFIG, T, lengths=lengths)
+    seen = seen_blocks(CONFIG, T, key_lengths=lengths)
     assert seen[0, :, :, -1].all()
     assert seen[1, :, :, 2].all()
     assert not seen[1, :, :, -1].all()
@@ -213,9 +213,11 @@ def test_it_computes_what_hugging_face_computes() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"^bigbird.window_blocks 2: give an odd number, of a bl"):
+    with pytest.raises(
+        ValueError, match=r"^bigbird.num_window_blocks 2: give an odd number, of a bl"
+    ):
         BigBirdConfig(num_window_blocks=2)
-    with pytest.raises(ValueError, match=r"^bigbird.span 16: give 64 or more$"):
+    with pytest.raises(ValueError, match=r"^bigbird.random_block_span 16: give 64 or more$"):
         BigBirdConfig(random_block_span=16)
     mixer, params = made(CONFIG, D, constants=table(CONFIG))
     window: Any = dict(mask=Mask(MaskPattern(window=3)), constants=table(CONFIG))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.transformer.formulas import array, assert_close, normal, weights_of
 from tests.transformer.mixers import applied, made
-from tests.transformer.recurrent import formulas
+from tests.transformer.baselines import formulas
 from transformer import EncoderDecoder, Mask, MaskPattern
 from transformer.baselines.config import GNMTDecoderConfig, GNMTEncoderConfig
 from transformer.baselines.gnmt import gnmt_config
@@ -48,7 +48,7 @@ def test_all_layers_of_the_decoder_get_what_the_first_has_looked_at() -> None:
 
 @pytest.fixture(scope="module")
 def model() -> EncoderDecoder:
-    return EncoderDecoder(gnmt_config(D, num_layers=3, vocab_size=13, vocab_multiple=1))
+    return EncoderDecoder(gnmt_config(D, num_layers=3, vocab_size=13, pad_vocab_to_multiple=1))
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_costs(model: EncoderDecoder) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"layers": 1}, "gnmt_encoder.layers 1: give 2 or more"),
+        ({"num_layers": 1}, "gnmt_encoder.num_layers 1: give 2 or more"),
         ({"dropout": 1.0}, r"gnmt_encoder.dropout 1.0: give a share in \[0, 1\)"),
     ],
 )

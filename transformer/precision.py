@@ -28,11 +28,13 @@ class Precision:
     """Means and variances of LayerNorm and RMSNorm."""
     loss: DType = "float32"
     """Logits' log-sum-exp and the sum of the loss."""
+    cache: DType | Literal["compute"] = "compute"
+    """Stored keys and values of decoding; `compute`: as they are computed."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            undecided = field.name == "compute" and value == AUTO
+            undecided = (field.name, value) in (("compute", AUTO), ("cache", "compute"))
             if value not in get_args(DType) and not undecided:
                 raise ValueError(
                     f"precision.{field.name} {value}: is no dtype of a policy; "
@@ -50,6 +52,11 @@ class Precision:
         return dataclasses.replace(self, compute=hardware.compute_dtype)
 
     @property
+    def cache_dtype(self) -> DType:
+        """Storage dtype of key-value caches."""
+        return self.compute if self.cache == "compute" else self.cache
+
+    @property
     def needs_loss_scale(self) -> bool:
         """float16 has five bits of exponent: small gradients vanish unless the loss is scaled."""
         return "float16" in (self.compute, self.parameters)
@@ -60,7 +67,10 @@ class Precision:
         for name, policy in (*POLICIES.items(), (AUTO, AUTO_POLICY)):
             if policy == self:
                 return name
-        return ",".join(f"{f.name}={getattr(self, f.name)}" for f in dataclasses.fields(self))
+        parts = dataclasses.asdict(self)
+        if self.cache == "compute":  # the default, which policies saved earlier do not name
+            del parts["cache"]
+        return ",".join(f"{part}={dtype}" for part, dtype in parts.items())
 
     @staticmethod
     def parse(text: str) -> Precision:

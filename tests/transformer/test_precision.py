@@ -156,3 +156,10 @@ def test_auto_has_a_name_and_is_refused_by_a_model() -> None:
     model = LanguageModel(TransformerConfig(vocab_size=7, d_model=8, num_layers=1, precision=auto))
     with pytest.raises(ValueError, match=r"precision auto: is decided by the trainer .*\.on\(hard"):
         jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 2), np.int32))
+
+
+def test_caches_store_the_dtype_of_the_computation_or_their_own() -> None:
+    assert Precision.parse("bfloat16").cache_dtype == "bfloat16"
+    narrow = Precision.parse("compute=float32,cache=bfloat16")
+    assert narrow.cache_dtype == "bfloat16"
+    assert Precision.parse(narrow.name) == narrow

@@ -1,7 +1,4 @@
-"""The mixer that mixes nothing: every token is left to itself.
-
-A bag of embeddings: the least that can tell what a text is about.
-"""
+"""Bag of embeddings: a text classifier that ignores word order."""
 
 from typing import Any
 
@@ -24,7 +21,7 @@ from transformer.registry import MIXERS
 
 
 class Identity(Mixer):
-    """What a bag of embeddings has in place of attention."""
+    """Mixer that returns its input."""
 
     config: IdentityConfig
 
@@ -63,10 +60,10 @@ def bag_of_embeddings_config(
     embedding_dropout: float = 0.0,
     **model_fields: Any,  # other fields of the configuration
 ) -> TransformerConfig:
-    """Embed, MLP, mean, logistic regression, for `Classifier(config, pooling="mean")`.
+    """Return the configuration of an embedding, an MLP and a mean, for `Classifier`.
 
-    Words in another order give the same answer (compare the deep averaging network of Iyyer et al.
-    2015, which takes the mean first).
+    Use `Classifier(config, pooling="mean")`. The order of tokens has no effect. The deep averaging
+    network of Iyyer et al. 2015 is similar but takes the mean before the MLP.
     """
     mlp = FeedForwardConfig(d_ff=hidden, activation="relu", dropout=dropout)
     block = BlockConfig(mixer=IdentityConfig(), feed_forward=mlp, norm=None, residual=False)

@@ -1,4 +1,7 @@
-"""Attention within clusters of equal size, which may overlap (Roy et al. 2021, algorithm 1)."""
+"""Attention within clusters of equal size, which may overlap (Roy et al. 2021, algorithm 1).
+
+Letters: E clusters, C tokens per cluster.
+"""
 
 import math
 
@@ -12,7 +15,7 @@ def nearest_tokens(
     affinity: jax.Array,  # [B, N, T, E] larger where nearer; -inf: not there
     cluster_size: int,  # C
 ) -> jax.Array:  # [B, N, E, C] indices of tokens
-    """The tokens nearest to each cluster; of equal ones the first."""
+    """Return the tokens nearest to each cluster. Ties go to the lower index."""
     return jax.lax.top_k(affinity.swapaxes(2, 3), cluster_size)[1]
 
 
@@ -20,7 +23,7 @@ def membership_mask(
     members: jax.Array,  # [B, N, E, C]
     length: int,
 ) -> jax.Array:  # [B, N, E, T] booleans
-    """Which tokens each cluster has."""
+    """Return a mask of the tokens that each cluster contains."""
     none = jnp.zeros((*members.shape[:3], length), bool)
     return jnp.put_along_axis(none, members, True, axis=-1, inplace=False)
 
@@ -34,10 +37,12 @@ def attend_balanced_clusters(
     is_token: jax.Array,  # [B or 1, T] booleans; False: neither sees nor is seen
     softmax_dtype: str = "float32",
 ) -> jax.Array:  # [B, T, N, H of values]
-    """Softmax over the keys of all clusters that a query is in; zeros where it is in none.
+    """Compute a softmax over the keys of all clusters that contain the query.
 
-    A key that is with the query in m of them counts an m-th in each. Scores are within sqrt(H), so
-    that is taken off in place of their maximum, which clusters would have to agree on.
+    A key that shares m clusters with the query counts 1 / m in each of them. Queries in no cluster
+    get zeros. Scores lie in [-sqrt(H), sqrt(H)] because q and k have length sqrt(H). The constant
+    sqrt(H) is therefore subtracted in place of the row maximum, on which the clusters of a query
+    would have to agree.
     """
     bound, length = math.sqrt(q.shape[-1]), q.shape[1]
     operands, sums, dtype = q.dtype, accumulation_dtype(q.dtype, softmax_dtype), v.dtype
@@ -68,7 +73,7 @@ def attend_balanced_clusters(
 
 
 def _together(of_queries: jax.Array, of_keys: jax.Array, length: int) -> jax.Array:
-    """[B, N, E, C, C]: how many clusters have both, for the queries and keys of each."""
+    """Return [B, N, E, C, C]: number of clusters that contain both the query and the key."""
     both = []
     for chosen in (of_queries, of_keys):
         own = membership_mask(chosen, length).swapaxes(2, 3).astype(jnp.float32)  # [B, N, T, E]
@@ -82,7 +87,7 @@ def _rows(x: jax.Array, chosen: jax.Array) -> jax.Array:  # [B, N, T, H] -> [B, 
 
 
 def _summed(x: jax.Array, chosen: jax.Array, length: int) -> jax.Array:
-    """[B, N, E, C, H] -> [B, N, T, H]: what all clusters have found for each token."""
+    """Sum the results of all clusters for each token: [B, N, E, C, H] -> [B, N, T, H]."""
     flat = chosen.reshape(*chosen.shape[:2], -1)
 
     def one(rows: jax.Array, at: jax.Array) -> jax.Array:

@@ -1,9 +1,9 @@
-"""How blocks of keys are found and gathered for blocks of queries, step by step.
+"""Attention of each block of queries over selected blocks of keys.
 
-Attention of each block of queries over the blocks of keys that were chosen for it.
+The selected blocks are gathered for a few blocks of queries (a step) at a time, forward and
+backward. Memory is O(T): the backward pass saves only the inputs of each step.
 
-What is chosen is gathered for a few blocks of queries at a time, one step after the other, forward
-and backward: memory is O(T), and no step is remembered but by its inputs.
+Letters in shapes: `group` blocks of queries per step, `m` selected blocks of keys.
 """
 
 import functools
@@ -21,14 +21,14 @@ from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 
 
 class BlockTokens(NamedTuple):
-    """What the mask says of tokens, in blocks."""
+    """Positions and segments of tokens, cut into blocks."""
 
     positions: jax.Array  # [B or 1, blocks, block]
     segments: jax.Array  # [B or 1, blocks, block]; 0: not there
 
 
 class GatherStep(NamedTuple):
-    """What one step starts from; of all steps, with a first axis over them."""
+    """Inputs of one step. The inputs of all steps are stacked along a leading axis."""
 
     step_index: jax.Array  # []
     q: jax.Array  # [B, N, group, block, H]
@@ -39,7 +39,7 @@ class GatherStep(NamedTuple):
 def query_and_key_tokens(
     mask: Mask, num_queries: int, num_keys: int
 ) -> tuple[BlockTokens, BlockTokens]:  # [B or 1, T or S]
-    """Of queries and of keys; those beyond the lengths are not there."""
+    """Return positions and segments of queries and keys; keys beyond the lengths get segment 0."""
     rows, columns = mask.resolved_positions(num_queries, num_keys)
     ones = lambda size: jnp.ones((1, size), jnp.int32)  # noqa: E731
     own = ones(num_queries) if mask.segments is None else mask.segments
@@ -56,7 +56,7 @@ def split_blocks(
     block_size: int,
     num_blocks: int = 0,  # of blocks; 0: as many as there are tokens for
 ) -> jax.Array:  # [B, blocks, block, ...]
-    """In blocks, with zeros behind the last token."""
+    """Cut the tokens into blocks; pad the last block with zeros."""
     num_blocks = num_blocks or -(-x.shape[1] // block_size)
     spare = [(0, 0)] * x.ndim
     spare[1] = (0, num_blocks * block_size - x.shape[1])
@@ -64,12 +64,12 @@ def split_blocks(
 
 
 def heads_first(x: jax.Array) -> jax.Array:  # [B, blocks, block, N, H] -> [B, N, blocks, block, H]
-    """Heads before tokens, as products take them."""
+    """Move the heads before the tokens, as matmuls expect them."""
     return jnp.moveaxis(x, 3, 1)
 
 
 def split_steps(x: jax.Array, axis: int, num_steps: int) -> jax.Array:
-    """The axis of blocks cut into steps, which come first."""
+    """Cut the block axis into steps and move the step axis to the front."""
     return jnp.moveaxis(x.reshape(*x.shape[:axis], num_steps, -1, *x.shape[axis + 1 :]), axis, 0)
 
 
@@ -77,7 +77,7 @@ def block_indices(
     blocks: jax.Array,  # [B, K, blocks, block, H]
     step: GatherStep,
 ) -> tuple[jax.Array, ...]:  # [B, 1, 1, 1], [1, N, 1, 1], [B, N, group, m]
-    """The index of each chosen block; one behind the last where none was."""
+    """Return the index of each selected block; an index past the end means no block."""
     batch, heads = step.q.shape[:2]
     example = jnp.arange(batch)[:, None, None, None]
     head = (jnp.arange(heads) // (heads // blocks.shape[1]))[None, :, None, None]
@@ -86,7 +86,7 @@ def block_indices(
 
 
 def gather_blocks(blocks: jax.Array, step: GatherStep) -> jax.Array:  # [B, N, group, m block, H]
-    """The chosen blocks of keys or values side by side."""
+    """Gather the selected blocks of keys or values and concatenate their tokens."""
     found = jnp.asarray(blocks).at[block_indices(blocks, step)].get(mode="clip")
     return found.reshape(*found.shape[:3], -1, found.shape[-1])
 
@@ -94,7 +94,7 @@ def gather_blocks(blocks: jax.Array, step: GatherStep) -> jax.Array:  # [B, N, g
 def gathered_mask(
     pattern: MaskPattern, step: GatherStep, key_tokens: BlockTokens
 ) -> jax.Array:  # [B or 1, N or 1, group, block, m block]
-    """Which of the gathered keys each query sees."""
+    """Return which of the gathered keys each query may see."""
     rows, chosen = step.query_tokens, step.selected
     batch = max(len(rows.segments), len(key_tokens.segments), len(rows.positions), len(chosen))
     shape = (batch, *chosen.shape[1:])
@@ -122,7 +122,7 @@ def gathered_mask(
 
 
 QUERIES_PER_STEP = 128
-"""Queries of a step, if a block has no more."""
+"""Target number of queries per step. A step has at least one block."""
 
 
 def attend_selected_blocks(
@@ -135,10 +135,13 @@ def attend_selected_blocks(
     block_size: int,  # tokens of a block
     query_block_size: int = 0,  # queries of a block, if not as many
 ) -> PartialAttention:
-    """One softmax over the keys in the chosen blocks, as far as the mask shows them.
+    """Compute one softmax over the visible keys of the selected blocks.
 
-    No block may be chosen twice for the same queries. Raises ValueError for scores that are more
-    than products, and for a mask that is more than a pattern, segments and lengths.
+    Queries must not select the same block twice: its keys would count twice.
+
+    Raises:
+      ValueError: the scores are more than dot products, or the mask has more than a pattern,
+        segments and lengths.
     """
     if not scoring.dot_product_only:
         raise ValueError("chosen blocks: have scores of products alone; leave out biases and caps")
@@ -169,7 +172,7 @@ def attend_selected_blocks(
 
 
 class _How(NamedTuple):
-    """What a pass does; hashable."""
+    """Static settings of a pass (hashable: `custom_vjp` requires it)."""
 
     pattern: MaskPattern
     scale: float
@@ -179,7 +182,7 @@ class _How(NamedTuple):
 
     @property
     def sums(self) -> Any:
-        """Dtype of sums of products."""
+        """Accumulation dtype of the matmuls."""
         return accumulation_dtype(self.operands, self.softmax_dtype)
 
 
@@ -191,7 +194,7 @@ def _look(
     seen: jax.Array,  # [B or 1, N or 1, group, block, m block]
     dropout_rngs: jax.Array | None,  # [B]
 ) -> tuple[jax.Array, jax.Array]:  # [B, N, group, block, H of values], [B, N, group, block]
-    """Softmax attention, and the logarithm of the softmax's sum."""
+    """Return the softmax attention of one step and the log-sum-exp of its scores."""
     scores = precise_einsum("...TH,...SH->...TS", q, k, how.operands, how.sums)
     # Weights are divided by their sum before they meet the values: divided after, the gradients of
     # the two would not cancel, as one is rounded on its way through the product.
@@ -225,7 +228,10 @@ def _forward(how: _How, *given: Any) -> Any:
 
 
 def _backward(how: _How, given: Any, cotangents: Any) -> Any:
-    """Each step again, its gradients added where its keys and values came from."""
+    """Recompute each step and scatter-add its key and value gradients to their blocks.
+
+    A block may be selected by many steps, so gradients accumulate in a carry of the full size.
+    """
     k, v, steps, columns, dropout_rngs = given
 
     def one(carry: Any, inputs: Any) -> Any:

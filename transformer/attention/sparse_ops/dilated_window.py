@@ -1,4 +1,4 @@
-"""A window on both sides of each query, dilated by head (Beltagy et al. 2020, section 3.1)."""
+"""Two-sided sliding window with one dilation per head (Beltagy et al. 2020, section 3.1)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ def attend_dilated(
     dilations: Sequence[int],  # of each head, or one for all
     max_tile_size: int = DEFAULT_BLOCK_SIZE,  # the most queries, and keys, that are scored at once
 ) -> PartialAttention:
-    """Keys 0, d, 2 d, ..., window * d positions away; only those behind under a causal mask.
+    """Attend to keys 0, d, 2 d, ..., window * d positions away (causal: to those before).
 
-    The positions of a document count up by one. O(T window), whatever the dilation. Keys with
-    `key_positions` of their own, as those of a cache, may be in any order: O(T S).
+    Positions must count up by one within a document. Cost O(T window) for any dilation. Keys with
+    `key_positions` of their own, such as cached keys, may be in any order at a cost of O(T S).
     """
     if len(set(dilations)) == 1:
         return _dilated(q, k, v, mask, scoring, one_sided_window, dilations[0], max_tile_size)
@@ -60,9 +60,10 @@ def _dilated(
     dilation: int,
     tile: int,
 ) -> PartialAttention:
-    """All heads alike: of d tokens in a row each goes into a row of its own, d steps from the next.
+    """Attend with the same dilation d in all heads.
 
-    There the window has no gaps.
+    Reshape each row into d rows that hold every d-th token. The window has no gaps in them, so that
+    the blockwise kernel skips everything outside it.
     """
     batch, length = q.shape[:2]
     block = min(max(window, MIN_TILE_SIZE), tile)

@@ -1,17 +1,12 @@
-"""A few queries that see everything, among many that do not: their rows alone, put in place.
+"""Global tokens: all tokens attend to them and they attend to all tokens of their document.
 
-Global tokens: every token sees them, and they see every token of their document.
+Global tokens are listed by position in their document. If each row holds one document, they are
+gathered once for all queries. In packed rows each document has its own global tokens: for each
+listed position, every token finds the global token of its document by its distance in positions,
+since positions of a document count up by one. Both cost O(n T) for n global positions.
 
-They are known by their positions. In a row of one document they are gathered once for all queries;
-in a pack each document has its own (`packed_globals`).
-
-Global tokens of packed documents, each with its own: O(n T), however many documents there are.
-
-One position after the other, every token finds the global token at that position of its document,
-by counting back from itself: positions of a document count up by one.
-
-Sums over a document, in gradients too, are of the softmax's dtype: in bfloat16 a sum of thousands
-stops growing.
+Sums over a document, also in gradients, accumulate in the dtype of the softmax: in bfloat16 a sum
+of thousands of terms stops growing.
 """
 
 from typing import Any, NamedTuple
@@ -30,7 +25,7 @@ def gather_tokens(
     x: jax.Array,  # [B, T, ...] or [1, T, ...]
     index: jax.Array,  # [B or 1, n]; T: none, which takes the last
 ) -> jax.Array:  # [B or 1, n, ...]
-    """The tokens at `index` of each example."""
+    """Gather the tokens at `index` of each example."""
     batch = max(len(x), len(index))
     row = jnp.arange(batch)[:, None]
     here = jnp.broadcast_to(jnp.minimum(index, x.shape[1] - 1), (batch, index.shape[1]))
@@ -45,7 +40,7 @@ def attend_from_tokens(
     scoring: ScoreSpec,
     index: jax.Array,  # [B or 1, n] where they stand; T: nowhere
 ) -> jax.Array:  # [B, n, N, H of values]
-    """What queries that stand at `index` find over all keys that the mask shows: O(n T)."""
+    """Attend from the queries at `index` to all visible keys. Cost O(n T)."""
     length = k.shape[1]
     positions, theirs = mask.resolved_positions(length, length)
     segments = jnp.ones((1, length), jnp.int32) if mask.segments is None else mask.segments
@@ -62,7 +57,7 @@ def scatter_tokens(
     updates: jax.Array,  # [B, n, ...]
     index: jax.Array,  # [B or 1, n]; T: nowhere
 ) -> jax.Array:  # [B, T, ...]
-    """`y` with other rows at `index`."""
+    """Return `y` with the tokens at `index` replaced by `updates`."""
     places = jnp.broadcast_to(index, updates.shape[:2])
     return y.at[jnp.arange(len(y))[:, None], places].set(updates, mode="drop")
 
@@ -70,7 +65,7 @@ def scatter_tokens(
 def mask_duplicates(
     global_positions: jax.Array,  # [B or 1, n] positions; -1: none
 ) -> jax.Array:  # [B or 1, n]
-    """With -1 in place of a position that stands before."""
+    """Replace repeated positions by -1, so that no key is counted twice."""
     same = global_positions[:, :, None] == global_positions[:, None, :]
     before = jnp.tri(global_positions.shape[1], k=-1, dtype=bool)[None]
     return jnp.where((same & before).any(-1), -1, global_positions)
@@ -80,7 +75,7 @@ def is_global_token(
     mask: Mask,  # with positions and key_segments [B or 1, T]
     global_positions: jax.Array,  # [B or 1, n]
 ) -> jax.Array:  # [B or 1, T] booleans
-    """Which tokens are global; padding is not."""
+    """Return which tokens are global. Padding is not."""
     positions: Any = mask.positions
     found = (positions[:, :, None] == global_positions[:, None, :]).any(-1)
     return found & (mask.key_segments != 0)
@@ -89,7 +84,7 @@ def is_global_token(
 def has_single_document_rows(
     mask: Mask,  # with key_segments [B or 1, T]
 ) -> jax.Array:  # [] boolean
-    """Whether no row is a pack; padding may be anywhere."""
+    """Return True if no row contains more than one document. Padding may be anywhere."""
     segments: Any = mask.key_segments
     return jnp.all((segments == segments.max(axis=1, keepdims=True)) | (segments == 0))
 
@@ -97,7 +92,7 @@ def has_single_document_rows(
 def as_single_document(
     mask: Mask,  # with key_segments [B or 1, T], of one document
 ) -> Mask:
-    """With the document numbered 1, as `attend_to_globals` has it."""
+    """Return the mask with every document renumbered to 1, as `attend_to_globals` requires."""
     segments: Any = mask.key_segments
     there = (segments != 0).astype(jnp.int32)
     return mask.replace(segments=there, key_segments=there)
@@ -107,7 +102,7 @@ def find_global_tokens(
     mask: Mask,  # with positions and key_segments [B or 1, T], of one document
     global_positions: jax.Array,  # [B or 1, n]
 ) -> jax.Array:  # [B or 1, n]
-    """Where the token of each position stands; T: nowhere."""
+    """Return the row index of the token at each listed position; T if there is none."""
     positions: Any = mask.positions
     places = jnp.where(mask.key_segments != 0, positions, -1)
     found = (places[:, None, :] == global_positions[:, :, None]) & (global_positions >= 0)[
@@ -124,7 +119,7 @@ def attend_to_globals(
     scoring: ScoreSpec,
     index: jax.Array,  # [B or 1, n]; T: none
 ) -> PartialAttention:
-    """What queries find over the global keys alone: O(n T)."""
+    """Attend from all queries to the global keys only. Cost O(n T)."""
     there = (index < q.shape[1]).astype(jnp.int32)
     positions: Any = mask.positions
     theirs = mask.with_keys(gather_tokens(positions, index), there)
@@ -132,7 +127,7 @@ def attend_to_globals(
 
 
 class _Found(NamedTuple):
-    """The global token at one position of each token's document."""
+    """Global token at one position of each token's document."""
 
     place: jax.Array  # [B or 1, T] where it stands
     there: jax.Array  # [B or 1, T] booleans: whether there is one
@@ -163,7 +158,7 @@ def attend_to_packed_globals(
     scoring: ScoreSpec,
     global_positions: jax.Array,  # [B or 1, n] distinct positions; -1: none
 ) -> PartialAttention:
-    """What queries find over the global keys of their document alone."""
+    """Attend from all queries to the global keys of their own document."""
     dtype, operands = v.dtype, scoring.operand_dtype_of(q)
     sums = accumulation_dtype(operands, scoring.softmax_dtype)
     grouped = _grouped(q, k).astype(sums)
@@ -212,7 +207,7 @@ def attend_from_packed_globals(
     scoring: ScoreSpec,
     global_positions: jax.Array,  # [B or 1, n] distinct positions; -1: none
 ) -> jax.Array:  # [B, T, N, H of values]
-    """`y` with the rows of global tokens as they find them over all of their document."""
+    """Return `y` with the rows of global tokens replaced by attention over their whole document."""
     batch, length = q.shape[:2]
     example = jnp.arange(batch)[:, None]
     operands = scoring.operand_dtype_of(q)
@@ -221,7 +216,7 @@ def attend_from_packed_globals(
 
     @jax.checkpoint
     def look(position: jax.Array, number: jax.Array) -> jax.Array:  # [B, T, N, H of values]
-        """What the global token at this position of each document finds, where it stands."""
+        """Return the attention of each document's global token at `position`, in its own row."""
         found = _find(mask, position)
         seen = found.there & (found.ahead >= 0) if mask.pattern.causal else found.there
         index = jnp.broadcast_to(jnp.where(seen, found.place, length), (batch, length))

@@ -1,10 +1,14 @@
-"""Attention within groups: each query sees the last members of its own group, up to itself.
+"""Attention within groups: each query attends to the last members of its group, itself included.
 
-Tokens are sorted by group, and each group is cut into chunks that look at themselves and a window
-back. A chunk starts with its group, never across two: so a token's place in its chunk follows from
-the members before it alone, and the same keys are added up in the same order whatever comes later.
-Cut at every so many sorted tokens, a later token would move earlier ones to other places, and
-change their last digits.
+Tokens are sorted by group. Each group is cut into chunks, and a chunk attends to itself and to a
+window before it. A chunk always starts at the start of its group or after a full chunk, and never
+spans two groups. A token's place in its chunk then depends on earlier members only, so the same
+keys are added in the same order whatever tokens come later. Chunks of fixed size over the sorted
+row would break this: a later token would shift earlier ones to other places and change their last
+digits, which violates bitwise causality.
+
+Letters in shapes: R queries of a chunk, C keys of a chunk, F integers per token that a score bias
+depends on.
 """
 
 import functools
@@ -19,15 +23,15 @@ from transformer.attention.sparse_ops.top_k_keys import softmax_where
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 
 CHUNK_SIZE = 64
-"""Queries that are looked at together."""
+"""Number of queries per chunk."""
 
 
 ScoreBiasFn = Callable[[jax.Array, jax.Array], jax.Array]
-"""Marks of queries [B, N, R, F] and of keys [B, N, C, F] -> what scores gain [B, N, R, C]."""
+"""(integers of queries [B, N, R, F], of keys [B, N, C, F]) -> score bias [B, N, R, C]."""
 
 
 class _How(NamedTuple):
-    """What a pass does; hashable."""
+    """Static settings of a pass (hashable: `custom_vjp` requires it)."""
 
     window: int
     ahead: int  # keys behind a chunk's last query that it looks at
@@ -39,7 +43,7 @@ class _How(NamedTuple):
 
     @property
     def sums(self) -> Any:
-        """Dtype of sums of products."""
+        """Accumulation dtype of the matmuls."""
         return accumulation_dtype(self.operands, self.softmax_dtype)
 
 
@@ -57,10 +61,10 @@ def attend_grouped(
     score_bias_fn: ScoreBiasFn | None = None,
     bias_inputs: jax.Array | None = None,  # [B, N, T, F] integers that `gain` goes by
 ) -> PartialAttention:
-    """Softmax over the last `window` members of each query's group, itself among them.
+    """Compute a softmax over the last `window` members of each query's group, itself included.
 
-    Not causal, also over the window - 1 members after it. Memory is linear in T, forward and
-    backward, and so is time, beside that of the sort.
+    Not causal: also over the window - 1 members after it. Memory is linear in T in both passes.
+    Time is linear too, apart from the sort.
     """
     length = q.shape[1]
     how = _How(
@@ -90,10 +94,10 @@ def group_positions(
     groups: jax.Array,  # [B, N, T]
     window: int,
 ) -> jax.Array:  # [B, N, T]
-    """Numbers that tell who sees whom.
+    """Return numbers whose differences encode visibility.
 
-    Two of them are less than `window` apart just if their tokens are in one group, less than
-    `window` members apart.
+    Two numbers differ by less than `window` exactly if their tokens are in the same group and less
+    than `window` members apart.
     """
     order = jnp.argsort(groups, axis=-1, stable=True)
     return jnp.argsort(order, axis=-1) + window * groups
@@ -104,7 +108,7 @@ def split_groups_by_document(
     num_groups: int,
     documents: jax.Array | None,  # [B or 1, T] 0 is padding; None: one document
 ) -> jax.Array:  # [B, N, T]
-    """Groups of each document's own. Padding has none."""
+    """Return groups that are separate for each document. Padding gets group -1."""
     if documents is None:
         return groups
     here = documents[:, None, :]
@@ -178,7 +182,7 @@ _grouped.defvjp(_forward, _backward)
 
 
 class _Cut:
-    """Sorted arrays with room for the windows of the first and the last chunk."""
+    """Sorted arrays, padded so that the windows of the first and last chunks are in bounds."""
 
     def __init__(self, how: _How, q: jax.Array, k: jax.Array, v: jax.Array, tags: jax.Array):
         room = [(0, 0), (0, 0), (how.window, how.chunk + how.ahead), (0, 0)]
@@ -190,12 +194,12 @@ class _Cut:
     def arrays(
         self, start: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:  # [B, N] -> [B, N, R or C, H]
-        """Queries, keys and values of a chunk."""
+        """Return the queries, keys and values of a chunk."""
         k, v = (_take(each, start, self.columns) for each in (self.k, self.v))
         return _take(self.q, start + self.behind, self.rows), k, v
 
     def tags_of(self, start: jax.Array) -> tuple[jax.Array, jax.Array]:  # [B, N, R or C, 1 + F]
-        """Of a chunk's queries and keys."""
+        """Return the tags of the queries and of the keys of a chunk."""
         return _take(self.tags, start + self.behind, self.rows), _take(
             self.tags, start, self.columns
         )
@@ -209,7 +213,7 @@ def _look(
     tags_q: jax.Array,  # [B, N, R, 1 + F]
     tags_k: jax.Array,  # [B, N, C, 1 + F]
 ) -> PartialAttention:  # y [B, N, R, H of values], not rounded
-    """One chunk: the key in column `window` stands where the first query does."""
+    """Attend within one chunk. Key column `window` is the first query's own key."""
     scores = precise_einsum("BNRH,BNCH->BNRC", q, k, how.operands, how.sums)
     scores = scores.astype(how.softmax_dtype) * how.scale
     if how.gain is not None:
@@ -230,7 +234,7 @@ def _chunks(
     groups: jax.Array,  # [B, N, T] sorted
     size: int,
 ) -> tuple[jax.Array, jax.Array]:  # [B, N, T], a number
-    """Where chunks start, in order (T: there is no more), and the most chunks of any row."""
+    """Return the sorted start of each chunk (T: none) and the largest number of chunks in a row."""
     length = groups.shape[2]
     index = jnp.arange(length)[None, None, :]
     first = jnp.pad(

@@ -1,12 +1,8 @@
-"""The n-th largest entry of each row, exactly, without sorting.
+"""Attention to selected keys, one block of queries at a time.
 
-Queries a block at a time, so that what each needs of all keys never exists for all of them.
-
-A softmax over the keys that each query has chosen for itself.
-
-Attention to the last members of each query's group among the keys of a cache.
-
-Softmax attention to the keys that score highest for each query (Gupta et al. 2021).
+Scores of a block of queries against all keys exist only while the block is processed, so memory is
+linear in T. Two selections: the k highest scores (Gupta et al. 2021) and the last members of a
+group among cached keys.
 """
 
 from collections.abc import Callable
@@ -29,10 +25,11 @@ def nth_largest(
     x: jax.Array,  # [..., S]
     n: int,  # n, from 1 to S
 ) -> jax.Array:  # [..., 1]
-    """Bit by bit from the highest on: each bit stays if n entries are as large with it.
+    """Return the n-th largest entry of each row, exactly and without sorting.
 
-    That is 32 comparisons of each entry. XLA sorts rows to find their largest entries, which takes
-    twenty times as long on a CPU. Not for rows with NaN.
+    Build its bits from the highest to the lowest: a bit is set if at least n entries are as large
+    as the number with it. This takes 32 comparisons per entry. `jax.lax.top_k` sorts each row,
+    which takes twenty times as long on a CPU. Rows must not contain NaN.
     """
     wide = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
     top = jnp.uint32(1 << (FLOAT32_BITS - 1))
@@ -54,7 +51,7 @@ QUERY_BLOCK_SIZE = 128
 
 
 SAVED_QUERY_BLOCK_RESIDUALS = "kept of a block of queries"
-"""The name (`checkpoint_name`) of what the backward pass does not compute again."""
+"""Checkpoint name of the values that the backward pass reads instead of recomputing them."""
 
 
 def map_query_blocks(
@@ -63,9 +60,10 @@ def map_query_blocks(
     *,
     block_size: int = QUERY_BLOCK_SIZE,
 ) -> jax.Array:  # [B, T, ...]
-    """`attend(number of the block, *blocks [B, R, ...])` -> [B, R, ...], one block after the other.
+    """Apply `attend(block_index, *blocks [B, R, ...]) -> [B, R, ...]` to one block after the other.
 
-    The last is filled up with zeros. The backward pass computes each block again, but for `KEPT`.
+    The last block is padded with zeros. The backward pass recomputes each block, except values
+    named `SAVED_QUERY_BLOCK_RESIDUALS`.
     """
     length = queries[0].shape[1]
     size = min(block_size, length)
@@ -87,9 +85,9 @@ def softmax_where(
     scores: jax.Array,  # [..., S]
     where: jax.Array,  # [..., S] booleans
 ) -> tuple[jax.Array, jax.Array]:  # [..., S], [...]
-    """Weights, and the logarithm of the sum of the exponents of what is chosen.
+    """Return softmax weights over the entries where `where` is True, and their log-sum-exp.
 
-    Of a query that has chosen nothing: zeros and -inf, and no gradient.
+    A row without such entries gets zero weights, -inf and no gradient.
     """
     scores = jnp.where(where, scores, -jnp.inf)
     largest = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
@@ -113,7 +111,7 @@ def attend_last_group_members(
     scale: float,
     softmax_dtype: str = "float32",
 ) -> jax.Array:  # [B, T, N, H of values]
-    """What `attend_grouped` computes under a causal mask, for queries behind those of a cache."""
+    """Compute causal `attend_grouped` for new queries over cached keys."""
     theirs = jnp.swapaxes(key_groups, 1, 2)[:, :, None]  # [B, N, 1, S]
     index = jnp.arange(k.shape[1])[None, None, None, :]
     operands, sums = q.dtype, accumulation_dtype(q.dtype, softmax_dtype)
@@ -145,7 +143,7 @@ def attend_top_k(
     *,
     block_size: int = QUERY_BLOCK_SIZE,
 ) -> jax.Array:  # [B, T, N, H of values]
-    """Each query averages the values of its `keys_per_query` keys, in blocks of queries (section 2)."""
+    """Attend from each query to its `keys_per_query` highest-scoring keys (section 2)."""
     queries, keys = q.shape[1], k.shape[1]
     tiling = Tiling(queries, keys, min(block_size, queries), keys, lookback=None, lookahead=None)
     given, dtype = pad_mask(mask, tiling), v.dtype
@@ -166,7 +164,7 @@ def apply_top_k_weights(
     v: jax.Array,  # [B, S, K, H of values]
     scoring: ScoreSpec,
 ) -> jax.Array:  # [B, T, N, H of values]
-    """The average of the values under the weights, some of which are dropped."""
+    """Apply dropout to the weights and return the weighted sum of the values."""
     operands = scoring.operand_dtype_of(v)
     sums = accumulation_dtype(operands, scoring.softmax_dtype)
     dropped = dropout(weights, scoring.dropout_rate, scoring.dropout_rngs).astype(sums)
@@ -180,7 +178,7 @@ def top_k_weights(
     scoring: ScoreSpec,
     keys_per_query: int,
 ) -> jax.Array:  # [B, N, T, S]
-    """The softmax over the `keys_per_query` highest scores that the mask shows; of all others zero."""
+    """Return softmax weights over the k highest visible scores, zero elsewhere."""
     scores = scoring.compute_scores(q, k, *mask.resolved_positions(q.shape[1], k.shape[1]))
     chosen = top_k_mask(scores, dense_mask(mask, q.shape[1], k.shape[1])[:, None], keys_per_query)
     return softmax_where(scores, chosen)[0]
@@ -191,7 +189,7 @@ def top_k_mask(
     visible: jax.Array,  # [B or 1, 1, T, S] booleans
     keys_per_query: int,
 ) -> jax.Array:  # [B, N, T, S] booleans
-    """The `keys_per_query` highest scores of each query, of those seen; of equal ones the first keys."""
+    """Return a mask of the k highest visible scores per query. Ties go to the lower index."""
     scores = jnp.where(visible, jax.lax.stop_gradient(scores), -jnp.inf)
     least = checkpoint_name(
         nth_largest(scores, min(keys_per_query, scores.shape[-1])), SAVED_QUERY_BLOCK_RESIDUALS

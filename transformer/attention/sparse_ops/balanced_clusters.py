@@ -24,8 +24,8 @@ def membership_mask(
     length: int,
 ) -> jax.Array:  # [B, N, E, T] booleans
     """Return a mask of the tokens that each cluster contains."""
-    none = jnp.zeros((*members.shape[:3], length), bool)
-    return jnp.put_along_axis(none, members, True, axis=-1, inplace=False)
+    empty = jnp.zeros((*members.shape[:3], length), bool)
+    return jnp.put_along_axis(empty, members, True, axis=-1, inplace=False)
 
 
 def attend_balanced_clusters(
@@ -45,50 +45,60 @@ def attend_balanced_clusters(
     would have to agree.
     """
     bound, length = math.sqrt(q.shape[-1]), q.shape[1]
-    operands, sums, dtype = q.dtype, accumulation_dtype(q.dtype, softmax_dtype), v.dtype
-    # A token is in several clusters, whose gradients are added: as float32, rounded once.
-    q, k, v = (each.astype(sums) for each in (q, k, v))
-    rows_q, rows_k, rows_v = (
-        _rows(x.swapaxes(1, 2), chosen)
-        for x, chosen in ((q, query_members), (k, key_members), (v, key_members))
+    operand_dtype, sum_dtype, dtype = q.dtype, accumulation_dtype(q.dtype, softmax_dtype), v.dtype
+    # A token may be in several clusters, and their gradients are added: widen first, so that the
+    # sum is rounded once.
+    q, k, v = (each.astype(sum_dtype) for each in (q, k, v))
+    cluster_q, cluster_k, cluster_v = (
+        _gather_members(x.swapaxes(1, 2), members)
+        for x, members in ((q, query_members), (k, key_members), (v, key_members))
     )
-    scores = precise_einsum("BNECH,BNEDH->BNECD", rows_q, rows_k, operands, sums)
+    # `sqrt(H)` bounds the scores, so no maximum has to be agreed on between clusters. Dividing by
+    # the number of shared clusters makes a key count once in total.
+    scores = precise_einsum("BNECH,BNEDH->BNECD", cluster_q, cluster_k, operand_dtype, sum_dtype)
     scores = scores.astype(softmax_dtype) / bound
-    raised = jnp.exp(scores - bound) / _together(query_members, key_members, length).astype(
-        softmax_dtype
-    )
-    seen = _rows(
+    exp_scores = jnp.exp(scores - bound) / _shared_cluster_counts(
+        query_members, key_members, length
+    ).astype(softmax_dtype)
+    key_is_token = _gather_members(
         jnp.broadcast_to(is_token[:, None, :, None], (*k.shape[:1], k.shape[2], length, 1)),
         key_members,
     )
-    raised = jnp.where(seen[..., 0][..., None, :], raised, 0)
-    total = _summed(raised.sum(-1, keepdims=True), query_members, length)
-    some = (total > 0) & is_token[:, None, :, None]
-    # Weights are divided by their sum before they meet the values: divided after, the gradients of
-    # the two would not cancel, as one is rounded on its way through the product.
-    weights = (raised / _rows(jnp.where(some, total, 1), query_members)).astype(sums)
-    found = precise_einsum("BNECD,BNEDH->BNECH", weights, rows_v, operands, sums)
-    y = jnp.where(some, _summed(found, query_members, length), 0)
+    exp_scores = jnp.where(key_is_token[..., 0][..., None, :], exp_scores, 0)
+    total = _sum_over_clusters(exp_scores.sum(-1, keepdims=True), query_members, length)
+    has_keys = (total > 0) & is_token[:, None, :, None]
+    # Divide the weights by their sum before the matmul with the values. If divided after it, the
+    # gradients through numerator and denominator would not cancel, because the matmul rounds one.
+    weights = (exp_scores / _gather_members(jnp.where(has_keys, total, 1), query_members)).astype(
+        sum_dtype
+    )
+    cluster_y = precise_einsum("BNECD,BNEDH->BNECH", weights, cluster_v, operand_dtype, sum_dtype)
+    y = jnp.where(has_keys, _sum_over_clusters(cluster_y, query_members, length), 0)
     return y.astype(dtype).swapaxes(1, 2)
 
 
-def _together(of_queries: jax.Array, of_keys: jax.Array, length: int) -> jax.Array:
+def _shared_cluster_counts(of_queries: jax.Array, of_keys: jax.Array, length: int) -> jax.Array:
     """Return [B, N, E, C, C]: number of clusters that contain both the query and the key."""
-    both = []
-    for chosen in (of_queries, of_keys):
-        own = membership_mask(chosen, length).swapaxes(2, 3).astype(jnp.float32)  # [B, N, T, E]
-        both.append(_rows(own, chosen))
-    return jnp.einsum("BNECF,BNEDF->BNECD", *both)
+    memberships = []
+    for members in (of_queries, of_keys):
+        membership = (
+            membership_mask(members, length).swapaxes(2, 3).astype(jnp.float32)
+        )  # [B, N, T, E]
+        memberships.append(_gather_members(membership, members))
+    # For each pair of members, count the clusters F that contain both.
+    return jnp.einsum("BNECF,BNEDF->BNECD", *memberships)
 
 
-def _rows(x: jax.Array, chosen: jax.Array) -> jax.Array:  # [B, N, T, H] -> [B, N, E, C, H]
-    flat = chosen.reshape(*chosen.shape[:2], -1, 1)
-    return jnp.take_along_axis(x, flat, axis=2).reshape(*chosen.shape, x.shape[-1])
+def _gather_members(
+    x: jax.Array, members: jax.Array
+) -> jax.Array:  # [B, N, T, H] -> [B, N, E, C, H]
+    flat = members.reshape(*members.shape[:2], -1, 1)
+    return jnp.take_along_axis(x, flat, axis=2).reshape(*members.shape, x.shape[-1])
 
 
-def _summed(x: jax.Array, chosen: jax.Array, length: int) -> jax.Array:
+def _sum_over_clusters(x: jax.Array, members: jax.Array, length: int) -> jax.Array:
     """Sum the results of all clusters for each token: [B, N, E, C, H] -> [B, N, T, H]."""
-    flat = chosen.reshape(*chosen.shape[:2], -1)
+    flat = members.reshape(*members.shape[:2], -1)
 
     def one(rows: jax.Array, at: jax.Array) -> jax.Array:
         return jnp.zeros((length, rows.shape[-1]), rows.dtype).at[at].add(rows)

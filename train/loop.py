@@ -17,13 +17,15 @@ from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.config.io import diff_experiments
 from train.config.resolve import resolve_precision, unavailable_backends
 from train.data.batches import prefetch
+from train.data.streams import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.doctor.report import accelerator_warnings
-from train.engine import Metrics, check_batch_sharding, make_engine
+from train.engine import make_engine
 from train.errors import UserError
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
+from train.parallel.batches import check_batch_divides
 from train.recovery.detector import DETECTOR_METRICS
 from train.recovery.monitor import AnomalyMonitor
 from train.recovery.rollback import Anomaly, RollbackManager, rollback_retention
@@ -43,8 +45,7 @@ from train.runtime.hardware import enable_compilation_cache, local_hardware
 from train.runtime.oom import check_minimum_memory, explain_oom, suggest_remedies
 from train.runtime.signals import PreemptedError, StopRequest
 from train.state import TrainState
-from train.step import Batch
-from train.data.streams import HostBatch
+from train.step import Batch, Metrics
 from train.tasks.base import Task
 from train.tasks.registry import make_task
 from train.telemetry.goodput import ActivityTimer
@@ -114,7 +115,7 @@ class _TrainingRun:
         chosen = pin_previous_choices(self.experiment, before, hardware)
         self.kept = diff_experiments(self.experiment, chosen)
         self.engine = make_engine(chosen, hardware)
-        check_batch_sharding(self.experiment, self.engine.mesh)
+        check_batch_divides(self.engine.mesh, self.experiment)
         check_minimum_memory(self.engine, self.experiment)
         self.judge = Evaluator(self.experiment, self.engine, self.corpus, folder)
         self.recovery = RollbackManager(self.experiment, folder, resuming=before is not None)

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from train.data.streams import HostBatch
-from train.engine import JitEngine, Metrics
+from train.engine import JitEngine
 from train.loop import _TrainingRun
 from train.state import TrainState
-from train.step import Batch, TrainStep
+from train.step import Batch, Metrics, TrainStep
 from train.tasks.base import TrainingBatches
 
 _FACTOR = "gradient_factor"

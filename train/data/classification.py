@@ -1,7 +1,4 @@
-"""Files of texts with their labels: tab-separated columns, or the label as the first word.
-
-Texts and the classes that they belong to, for classifiers.
-"""
+"""Labeled texts: files, encoding, and batches for classification."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from train.errors import UserError
 
 
 class LabeledText(NamedTuple):
-    """A text, the name of its class, and what messages call the line that it is from."""
+    """A text, its label, and its location for error messages."""
 
     label: str
     text: str
@@ -41,7 +38,7 @@ class LabeledText(NamedTuple):
 def read_labeled_texts(
     config: ClassificationDataConfig, setting: str, path: str
 ) -> Iterator[LabeledText]:
-    """The texts of a file, one for each line that is not empty."""
+    """Yield the texts of a file, one for each line that is not empty."""
     file = find_file(path, setting)
     lines = read_lines(file, config.encoding)
     columns = _columns(config, lines[0], line_location(file, 0)) if config.format == "tsv" else None
@@ -58,34 +55,34 @@ def read_labeled_texts(
 
 
 def _columns(config: ClassificationDataConfig, first: str, where: str) -> tuple[int, int]:
-    """The numbers of the columns of label and text."""
+    """Return the indices of the columns of label and text."""
     if not config.header:
         return int(config.label_column), int(config.text_column)
     names = first.split("\t")
-    found = []
+    indices = []
     for setting, column in (
         ("label_column", config.label_column),
         ("text_column", config.text_column),
     ):
         if column in names:
-            found.append(names.index(column))
+            indices.append(names.index(column))
         elif column.isdecimal():
-            found.append(int(column))
+            indices.append(int(column))
         else:
             raise UserError(
-                f"{where}: the header has no column {column!r} (it has {preview_names(names)}); set "
-                f"data.{setting}, or data.header to False if this line is an example"
+                f"{where}: the header has no column {column!r} (it has {preview_names(names)}); "
+                f"set data.{setting}, or data.header to False if this line is an example"
             )
-    return found[0], found[1]
+    return indices[0], indices[1]
 
 
 def _by_columns(line: str, columns: tuple[int, int], where: str) -> tuple[str, str]:
     cells = line.split("\t")
     if max(columns) >= len(cells):
         raise UserError(
-            f"{where}: has {len(cells)} columns, but data.label_column and data.text_column ask for column "
-            f"{max(columns)}, from 0 on; mend the line or these settings (a tab stands between "
-            "columns)"
+            f"{where}: has {len(cells)} columns, but data.label_column and data.text_column ask "
+            f"for column {max(columns)}, from 0 on; mend the line or these settings (columns are "
+            "separated by tabs)"
         )
     return cells[columns[0]].strip(), cells[columns[1]]
 
@@ -99,16 +96,16 @@ def _first_word(line: str, where: str) -> tuple[str, str]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClassificationSplit:
-    """The texts of a split, each with a token before it whose vector can stand for the whole."""
+    """Tokenized texts of a split, each after a start token whose vector can represent the text."""
 
     texts: Sequence[str]
     tokens: RaggedArray
     targets: np.ndarray  # [n] int32
-    """The number of each text's class."""
+    """Index of the label of each text."""
 
     @property
     def lengths(self) -> np.ndarray:  # [n, 1]
-        """Tokens of each text."""
+        """Number of tokens of each text."""
         return self.tokens.lengths[:, None]
 
     def batch(
@@ -116,14 +113,14 @@ class ClassificationSplit:
         indices: np.ndarray,  # [B] int64
         lengths: tuple[int, ...],
     ) -> HostBatch:
-        """Some texts, padded to T tokens.
+        """Return some texts, padded to T tokens.
 
         Returns:
           tokens: [B, T] int32.
-          segments: [B, T] int32, 1 where they are no padding.
-          targets: [B] int32, the classes.
+          segments: [B, T] int32, 1 where tokens are no padding.
+          targets: [B] int32, the label indices.
           weights: [B] float32, 1 unless the row is empty.
-          examples: [B] uint32, the numbers of the texts within the split.
+          examples: [B] uint32, the indices of the texts within the split.
         """
         tokens, real = self.tokens.pad(indices, lengths[0])
         return {
@@ -140,16 +137,16 @@ def prepare_classification(
     tokenizer: Tokenizer | None = None,
     labels: Sequence[str] | None = None,
 ) -> ExampleCorpus[ClassificationSplit]:
-    """Reads and encodes the texts that ``config`` names.
+    """Read and tokenize the texts that ``config`` names.
 
     Args:
-      config: Which files, which tokenizer.
-      tokenizer: Used in place of what ``config.tokenizer`` describes.
-      labels: The names of the classes by number; those of ``config.path``, sorted, if None.
+      config: Files and tokenizer.
+      tokenizer: Used instead of the one that ``config.tokenizer`` describes.
+      labels: The labels by index; None: those of ``config.path``, sorted.
 
     Raises:
-      UserError: A file is missing, empty or not encoded as the settings say, a line is not as
-        they say, or a label is none of the classes.
+      UserError: A file is missing, empty or not encoded as configured, a line is malformed, or a
+        label is not among ``labels``.
     """
     splits = read_splits(
         config, lambda setting, path: list(read_labeled_texts(config, setting, path))
@@ -165,7 +162,7 @@ def make_classification_corpus(
     label_names: Sequence[str],
     tokenizer: Tokenizer | None = None,
 ) -> ExampleCorpus[ClassificationSplit]:
-    """Encodes texts that have been read; ``label_names`` are those of the classes, by number."""
+    """Tokenize texts that have been read. ``label_names`` are the labels by index."""
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
         {
@@ -184,7 +181,7 @@ def make_classification_corpus(
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Iterable[str]) -> list[np.ndarray]:  # each [T] int32
-    """The tokens of texts as a classifier reads them: after the one that stands for the whole."""
+    """Return the tokens of texts, each after the start token of a classifier."""
     first = np.array([tokenizer.cls_token_id])
     return [
         np.concatenate([first, tokens]).astype(np.int32)
@@ -200,7 +197,7 @@ def _encode(
     longest: int,
     notes: list[str],
 ) -> ClassificationSplit:
-    """Encodes a split; what is said of its texts goes to ``notes``."""
+    """Tokenize a split. Notes on truncated texts are appended to ``notes``."""
     labels = ((example.label, example.location) for example in examples)
     targets = np.array(label_indices(labels, names, "label"), np.int32)
     texts = [example.text for example in examples]

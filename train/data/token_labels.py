@@ -1,7 +1,4 @@
-"""Files of sentences whose words have tags: CoNLL-U, and the columns of older shared tasks.
-
-Sentences whose words have tags, for taggers.
-"""
+"""Tagged words: CoNLL files, encoding, and batches for token classification."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ _DOCUMENT_START = "-DOCSTART-"
 
 
 class TaggedWord(NamedTuple):
-    """A word, its tag, and the line that it is from, counted from 0."""
+    """A word, its tag, and the index of its line, from 0."""
 
     text: str
     tag: str
@@ -51,18 +48,18 @@ class TaggedWord(NamedTuple):
 
 
 class TaggedSentence(NamedTuple):
-    """Some words, and the file that they are from."""
+    """The words of a sentence, and the file that they come from."""
 
     words: Sequence[TaggedWord]
     file: TextFile
 
     def tag_locations(self) -> Iterator[tuple[str, str]]:
-        """Each tag, and what messages call its line."""
+        """Yield each tag with its location for error messages."""
         return ((word.tag, line_location(self.file, word.line)) for word in self.words)
 
 
 def read_sentences(config: TokenLabelDataConfig, setting: str, path: str) -> list[TaggedSentence]:
-    """The sentences of a file (UserError: it is missing, or a line is not as it should be)."""
+    """Return the sentences of a file. Raises UserError if it is missing or malformed."""
     file = find_file(path, setting)
     read = _columns_word if config.format == "columns" else _conllu_word(config)
     sentences: list[list[TaggedWord]] = [[]]
@@ -75,7 +72,7 @@ def read_sentences(config: TokenLabelDataConfig, setting: str, path: str) -> lis
 
 
 def _columns_word(line: str, where: str) -> tuple[str, str] | None:
-    """The first column and the last."""
+    """Return the first column and the last, or None at the start of a document."""
     cells = line.split()
     if cells[0] == _DOCUMENT_START:
         return None
@@ -87,10 +84,10 @@ def _columns_word(line: str, where: str) -> tuple[str, str] | None:
 
 
 def _conllu_word(config: TokenLabelDataConfig) -> Callable[[str, str], tuple[str, str] | None]:
-    """A reader of CoNLL-U's lines (universaldependencies.org/format.html).
+    """Return a function that reads a line of CoNLL-U (universaldependencies.org/format.html).
 
-    Comments are no words, nor are the surface forms of several words (3-4), of which each comes on
-    its own line, nor words that the text leaves out (8.1).
+    It returns None for comments, for surface forms of several words (3-4), whose words follow on
+    lines of their own, and for words that the text omits (8.1).
     """
     column = _UPOS + (config.tag_column == "xpos")
 
@@ -109,8 +106,8 @@ def _conllu_word(config: TokenLabelDataConfig) -> Callable[[str, str], tuple[str
             raise UserError(f"{where}: {cells[0]!r} is no word's number; mend it")
         if cells[column] == "_":
             raise UserError(
-                f"{where}: word {cells[1]!r} has no {config.tag_column}; tag it, or set data.tag_column to other "
-                "tags that the file has"
+                f"{where}: word {cells[1]!r} has no {config.tag_column}; tag it, or "
+                "set data.tag_column to other tags that the file has"
             )
         return cells[1], cells[column]
 
@@ -118,23 +115,23 @@ def _conllu_word(config: TokenLabelDataConfig) -> Callable[[str, str], tuple[str
 
 
 NO_TAG = -1
-"""What the later pieces of a word have in place of a tag's number."""
+"""Target of the tokens of a word after its first, in place of a tag's index."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenLabelSplit:
-    """The sentences of a split in pieces of words. A long sentence takes several rows."""
+    """Tokenized sentences of a split. A long sentence takes several rows."""
 
     tokens: RaggedArray
     targets: RaggedArray
-    """For each token the number of its word's tag if it is the first piece, else `NO_TAG`."""
+    """For each token the index of its word's tag if it is the word's first, else `NO_TAG`."""
     sentence_indices: np.ndarray  # [n] int64
-    """Which sentence each row is of, in order."""
+    """Index of the sentence of each row, ascending."""
     labels: tuple[str, ...]
 
     @property
     def lengths(self) -> np.ndarray:  # [n, 1]
-        """Tokens of each row."""
+        """Number of tokens of each row."""
         return self.tokens.lengths[:, None]
 
     def batch(
@@ -142,14 +139,14 @@ class TokenLabelSplit:
         indices: np.ndarray,  # [B] int64
         lengths: tuple[int, ...],
     ) -> HostBatch:
-        """Some rows, padded to T tokens.
+        """Return some rows, padded to T tokens.
 
         Returns:
-          tokens: [B, T] int32, the pieces of words.
-          segments: [B, T] int32, 1 where they are no padding.
-          targets: [B, T] int32, the tag of each word at its first piece; 0 elsewhere.
-          weights: [B, T] float32, 1 at first pieces.
-          examples: [B] uint32, the numbers of the rows within the split.
+          tokens: [B, T] int32.
+          segments: [B, T] int32, 1 where tokens are no padding.
+          targets: [B, T] int32, the tag of each word at its first token; 0 elsewhere.
+          weights: [B, T] float32, 1 at first tokens.
+          examples: [B] uint32, the indices of the rows within the split.
         """
         tokens, real = self.tokens.pad(indices, lengths[0])
         targets, _ = self.targets.pad(indices, lengths[0])
@@ -163,11 +160,11 @@ class TokenLabelSplit:
         }
 
     def tags(self, predictions: Sequence[np.ndarray] | None = None) -> list[list[str]]:
-        """The tags of every sentence.
+        """Return the tags of every sentence.
 
         Args:
-          answers: For each row, by its number, what a tagger says of each token: [T] or longer.
-            None: the true tags.
+          predictions: For each row the predicted tag of each token: [T] or longer. None: the true
+            tags.
         """
         sentences: list[list[str]] = [[] for _ in range(self.sentence_indices[-1] + 1)]
         for row, sentence in enumerate(self.sentence_indices):
@@ -183,16 +180,16 @@ def prepare_token_labels(
     tokenizer: Tokenizer | None = None,
     labels: Sequence[str] | None = None,
 ) -> ExampleCorpus[TokenLabelSplit]:
-    """Reads and encodes the sentences that ``config`` names.
+    """Read and tokenize the sentences that ``config`` names.
 
     Args:
-      config: Which files, which tags, which tokenizer.
-      tokenizer: Used in place of what ``config.tokenizer`` describes.
-      labels: The names of the tags by number; those of ``config.path``, sorted, if None.
+      config: Files, tags and tokenizer.
+      tokenizer: Used instead of the one that ``config.tokenizer`` describes.
+      labels: The tags by index; None: those of ``config.path``, sorted.
 
     Raises:
-      UserError: A file is missing, empty or not UTF-8, a line is not as it should be, or a tag is
-        none of those of training.
+      UserError: A file is missing, empty or not UTF-8, a line is malformed, or a tag is not among
+        ``labels``.
     """
     splits = read_splits(config, lambda setting, path: read_sentences(config, setting, path))
     training = [*splits["train"], *([] if config.validation_path else splits["validation"])]
@@ -225,14 +222,14 @@ def make_token_label_split(
     labels: tuple[str, ...],
     max_length: int,
 ) -> TokenLabelSplit:
-    """The rows of sentences.
+    """Return the rows of sentences.
 
     Args:
-      tokenizer: Cuts words into pieces.
-      sentences: The words of each.
-      tags: The number of each word's tag.
-      labels: The names of the tags by number.
-      max_length: The most tokens of a row.
+      tokenizer: Splits words into tokens.
+      sentences: The words of each sentence.
+      tags: The tag index of each word.
+      labels: The tags by index.
+      max_length: Maximum number of tokens of a row.
     """
     known = encode_words(tokenizer, itertools.chain.from_iterable(sentences))
     tokens, targets, sentence = [], [], []
@@ -257,7 +254,7 @@ def make_token_label_split(
 def encode_words(
     tokenizer: Tokenizer, words: Iterable[str]
 ) -> Mapping[str, np.ndarray]:  # each [t] int32
-    """The pieces of each word, with the space before it; at least one, whatever the word is."""
+    """Return the tokens of each word with its leading space: at least one, whatever the word is."""
     different = list(dict.fromkeys(words))
     nothing = np.array([tokenizer.eos_token_id], np.int32)
     pieces = tokenizer.encode_documents(with_leading_space(different))
@@ -268,11 +265,11 @@ def encode_words(
 
 
 def split_into_rows(sizes: Sequence[int], max_length: int) -> Iterator[tuple[int, int]]:
-    """Cuts a sentence between words into rows of at most ``max_length`` tokens.
+    """Cut a sentence between words into rows of at most ``max_length`` tokens.
 
     Args:
-      sizes: The tokens of each word.
-      longest: The most of a row. A word of more has a row of its own all the same.
+      sizes: Number of tokens of each word.
+      max_length: Maximum number of tokens of a row. A longer word gets a row of its own.
 
     Yields:
       The first word of each row, and the one after its last.
@@ -294,7 +291,7 @@ def _encode(
     longest: int,
     notes: list[str],
 ) -> TokenLabelSplit:
-    """Encodes a split; what is said of its sentences goes to ``notes``."""
+    """Tokenize a split. Notes on its sentences are appended to ``notes``."""
     words = [[word.text for word in found.words] for found in sentences]
     tags = [label_indices(found.tag_locations(), labels, "tag") for found in sentences]
     encoded = make_token_label_split(tokenizer, words, tags, labels=labels, max_length=longest)

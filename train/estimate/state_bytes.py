@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from train.engine import init_state, make_train_step
+from train.engine import make_train_step
 from train.experiment import Experiment
 from train.parallel.mesh import MESH_AXES, MeshConfig
 from train.parallel.sharding import (
@@ -17,7 +17,7 @@ from train.parallel.sharding import (
     parameter_shardings,
     replicated_sharding,
 )
-from train.state import TrainState
+from train.state import TrainState, init_state
 from train.tasks.registry import make_task
 from transformer.context import unconstrained
 from transformer.hardware import Hardware

@@ -2,7 +2,7 @@ import pathlib
 
 import pytest
 
-from train.data import library
+from train.data import python_library as library
 from train.data.corpus import TextSource
 from train.errors import UserError
 

@@ -95,7 +95,7 @@ def test_the_limit_counts_bytes_and_keeps_characters_whole() -> None:
 def test_a_gzip_bomb_is_refused_before_it_fills_the_memory(
     tmp_path: pathlib.Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_files, "_SMALL", 1000)
+    monkeypatch.setattr(text_files, "_MIN_GZIP_LIMIT", 1000)
     (tmp_path / name).write_bytes(gzip.compress(bytes(300_000)))
     with pytest.raises(UserError, match=r"gz: unpacks to more than 200 times its size, which no"):
         read(tmp_path)

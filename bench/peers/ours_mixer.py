@@ -14,7 +14,7 @@ from transformer import BigBirdConfig, Initialization, LongformerConfig, Mask, P
 from transformer.attention.base import MixerInputs, mixer_class
 from transformer.attention.config import MixerConfig
 from transformer.context import ModelContext
-from transformer.layers.params import is_boxed_weight
+from transformer.layers.logical_axes import is_boxed_weight
 
 
 def config_of(settings: dict[str, Any]) -> MixerConfig:

@@ -43,9 +43,9 @@ def resolve_auto(
         )
         if choice is not None:
             choices[backend_field(index)] = f"{choice.backend} ({choice.reason})"
-    unroll = should_unroll(model.layer_loop, model.remat, model.num_layers, hardware)
+    unroll = should_unroll(model.layer_loop, model.remat, model.num_layers)
     choices[LAYER_LOOP] = "unroll" if unroll else "scan"
-    flatten = hardware.flatten_tokens and context_shards == 1
+    flatten = hardware.platform == "cpu" and context_shards == 1
     choices["flattened tokens"] = "yes" if flatten else "no"
     return choices
 

@@ -16,7 +16,7 @@ ScoreFn = Callable[[jax.Array, jax.Array, DTypeLike, DTypeLike], jax.Array]
 [B, N, T, S]."""
 
 BiasFn = Callable[[jax.Array, jax.Array], jax.Array]
-"""Query positions [B or 1, T], key positions [B or 1, S] -> bias [B or 1, N, T, S] of the scores."""
+"""Query positions [B or 1, T], key positions [B or 1, S] -> bias [B or 1, N, T, S] of scores."""
 
 
 def dot_product_scores(

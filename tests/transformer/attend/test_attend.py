@@ -311,7 +311,7 @@ def test_a_form_without_biases_falls_back_aloud(caplog: pytest.LogCaptureFixture
 
     with caplog.at_level(logging.WARNING):
         jax.eval_shape(run, *arrays)
-    reason = "cudnn cannot serve: its scores are products alone, without a bias or a cap"
+    reason = "cudnn cannot serve: it supports dot products only, without a bias or a cap"
     assert caplog.messages == [f"attention: {reason}; using reference"]
 
 

@@ -155,7 +155,7 @@ BUGS = (
         "train/data/batches.py",
         "place >= counted_before",
         "place > counted_before",
-        "train/data/test_evaluation.py",
+        "train/data/test_evaluation_batches.py",
     ),
     Bug(
         "a checkpoint's digests not compared",

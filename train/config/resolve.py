@@ -32,9 +32,9 @@ def resolve_auto(
             chosen[f"model.layer_pattern.{place}.mixer.backend"] = (
                 f"{choice.backend} ({choice.reason})"
             )
-    unrolled = should_unroll(model.layer_loop, model.remat, model.num_layers, hardware)
+    unrolled = should_unroll(model.layer_loop, model.remat, model.num_layers)
     chosen["model.layer_loop"] = "unroll" if unrolled else "scan"
-    chosen["flattened tokens"] = "yes" if hardware.flatten_tokens and context_shards == 1 else "no"
+    chosen["flattened tokens"] = "yes" if hardware.platform == "cpu" and context_shards == 1 else "no"
     return chosen
 
 

@@ -183,8 +183,8 @@ def test_signs_that_the_output_cannot_show_are_spelt_out(monkeypatch: pytest.Mon
         ("evaluate /no/such/run", 1, "workdir /no/such/run: does not exist; give the --workdir"),
         ("sample RUN --temperature -1", 2, "sampling.temperature -1.0: give 0"),
         ("sample RUN --top-p 0", 2, "sampling.top_p 0.0: give a probability"),
-        ("sample RUN --beams 4", 2, "sample --beams: changes nothing of what this run's model"),
-        ("sample RUN --beams=0", 2, "leave it out (it heeds --max-new-tokens, --temperature, --to"),
+        ("sample RUN --beams 4", 2, "sample --beams: has no effect on this run's task"),
+        ("sample RUN --beams=0", 2, "leave it out (it supports --max-new-tokens, --temper"),
         ("sample RUN --prompt caïman", 1, "lacks ('ï')"),
         ("sample RUN --max-new-tokens 0", 1, "max_new_tokens 0"),
         ("fit OWN --workdir RUN --steps 2", 1, "is at step 3 already; give --steps 3 or more"),
@@ -227,7 +227,7 @@ def test_every_error_is_one_line(capsys: Capture) -> None:
         print_error(KeyboardInterrupt()),
     ]
     assert found == [1, 2, 1, 130]
-    remedy = "check the path, its permissions and the room on its disk"
+    remedy = "check the path, its permissions and the free disk space"
     assert capsys.readouterr().err.splitlines() == [
         "error: thing: has two lines; mend it",
         "error: verb: is not known",

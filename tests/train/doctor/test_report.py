@@ -120,7 +120,7 @@ def test_pairs_that_colab_and_kaggle_have_are_left_alone() -> None:
     for version, runtime in (("0.0.21.1", "Colab"), ("0.0.17", "Kaggle")):
         found = check_plugin("libtpu", version, wanted, "0.7.2")
         assert found.level == "warning"
-        assert f"which jax 0.7.2 asks for, but {runtime} has them so" in found.detail
+        assert f"which jax 0.7.2 requires, but {runtime} ships them together" in found.detail
         assert found.remedy.startswith("leave it: training runs")
     assert "pip install" in check_plugin("libtpu", "0.0.20", wanted, "0.7.2").remedy
 
@@ -131,7 +131,7 @@ def test_what_is_wrong_with_the_accelerator_is_a_line_for_a_run(
     monkeypatch.setattr("train.doctor.report.inspect_machine", lambda: GPU)
     monkeypatch.setattr("train.doctor.versions.installed_plugins", lambda: ())
     [line] = accelerator_warnings("cpu")
-    assert line.startswith("accelerator: a GPU is here (/dev/nvidia0), but JAX computes on the CPU")
+    assert line.startswith("accelerator: a GPU is present (/dev/nvidia0), but JAX uses the CPU")
     assert line.endswith("pip install -e '.[cuda13]', or '.[cuda12]' for a driver before 580")
     stale = Finding("libtpu", "warning", "1 is not ==2, which jax 3 asks for", "pip install it")
     monkeypatch.setattr("train.doctor.versions.check_plugins", lambda: iter([stale]))
@@ -216,7 +216,7 @@ def test_surroundings() -> None:
         "memory": ("warning", "1.0 GiB"),
         "disk": ("warning", "1.5 GiB free in /here"),
         "notebook": ("ok", "Kaggle"),
-        "JAX_DISABLE_JIT": ("warning", "1: runs every operation by itself, very slowly"),
+        "JAX_DISABLE_JIT": ("warning", "1: runs every operation separately, very slowly"),
     }
     rich = dataclasses.replace(poor, memory_bytes=2**35, free_disk_bytes=2**35, environment={})
     assert all(each.level == "ok" for each in check_environment(rich))

@@ -161,7 +161,10 @@ def select_kinds(config: Config, arguments: Sequence[str]) -> tuple[Config, list
 
 def kinds_help(config: Any) -> str:
     """Return the parts that can be of several classes, for `--help`."""
-    lines = [f"--{path}.kind {{{','.join(known)}}}" for path, known in kind_options(config)]
+    lines = [
+        f"--{path.replace('_', '-')}.kind {{{','.join(known)}}}"
+        for path, known in kind_options(config)
+    ]
     return "\n".join(["Another kind has settings of its own:", *lines]) if lines else ""
 
 

@@ -47,7 +47,7 @@ except SystemExit as stop:
         ("fit multi30k_recurrent --help", "--model.layer-pattern.0.mixer.kind"),
         (
             "fit gpt2 --model.layer-pattern.0.mixer.kind performer --help",
-            "--model.layer-pattern.0.mixer.features",
+            "--model.layer-pattern.0.mixer.num-features",
         ),
     ],
 )
@@ -108,6 +108,6 @@ def test_the_settings_of_a_config_have_help(capsys: Capture) -> None:
     assert (found.status, found.error) == (0, "")
     assert "--steps INT" in found.output
     assert (
-        f"Updates of the weights. (default: {find_experiment('quickstart').steps})" in found.output
+        f"Number of weight updates. (default: {find_experiment('quickstart').steps})" in found.output
     )
     assert "--model.d-model" in found.output

@@ -143,7 +143,7 @@ class MajorityTask(Task):
         for prompt in prompts:
             tokens = run.tokenizer.encode(prompt)[None]
             logits = run.model.apply({"params": run.params}, tokens).logits
-            answers.append(LABELS[int(np.argmax(logits))])
+            answers.append(LABELS[int(np.argmax(np.asarray(logits)))])
         return answers
 
     def _batches(self, seed: int, num_batches: int = 0) -> BitBatches:

@@ -1,7 +1,7 @@
-# What the scripts of this folder share. Source it.
+# Functions shared by the scripts of this folder. Source it.
 # shellcheck shell=bash
 
-# Runs a command, or only prints it where DRY_RUN is set.
+# Run a command, or only print it if DRY_RUN is set.
 run() {
 	if [ -n "${DRY_RUN:-}" ]; then
 		printf '+'
@@ -12,7 +12,7 @@ run() {
 	fi
 }
 
-# Ends with status 2 unless every variable that is named has a value.
+# Exit with status 2 unless every named variable has a value.
 need() {
 	local name
 	for name in "$@"; do
@@ -32,7 +32,7 @@ need_remote_workdir() {
 	fi
 }
 
-# Ends with status 2 unless a program is there; a dry run needs none.
+# Exit with status 2 unless a program is installed; a dry run needs none.
 program() {
 	if [ -z "${DRY_RUN:-}" ] && ! command -v "$1" >/dev/null; then
 		echo "$0: $1 is not installed; $2" >&2

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Trains on a slice of TPUs in Google Kubernetes Engine, as a JobSet (cloud/jobset.yaml).
+# Train on a TPU slice in Google Kubernetes Engine, as a JobSet (cloud/jobset.yaml).
 #
 #   NAME=llama IMAGE=us-docker.pkg.dev/you/images/it:1 CHIP=tpu-v5p-slice TOPOLOGY=4x4x4 HOSTS=16 \
 #   CONFIG=llama:3-8b WORKDIR=gs://bucket/runs/llama cloud/gke.sh up
 #
-#   up     start; the JobSet starts hosts again that fail or are preempted, and the run goes on
+#   up     start; the JobSet restarts hosts that fail or are preempted, and the run resumes
 #   show   print the JobSet
-#   logs   what the first host says
-#   down   stop, and give the hosts back: they cost money as long as they are there
-#   xpk    print the like command of xpk, for clusters that were made by it
+#   logs   show the output of the first host
+#   down   stop and release the hosts: they cost money until then
+#   xpk    print the equivalent xpk command, for clusters created with xpk
 #
 # NAME      of the JobSet               CONFIG     what to train
 # IMAGE     built from cloud/Dockerfile  WORKDIR    the run's folder, in a bucket (gs://...)

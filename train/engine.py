@@ -1,9 +1,12 @@
-"""What a compiled training step is to those who call it: the loop, the tasks, the judge.
+"""Engines: the training step compiled for a set of devices, and placement of its arrays.
 
-An engine limits how many of its programs are in flight (`train/runtime/dispatch_limit.py`), so its callers may
-call `step` and `evaluate` without waiting for their results.
+The loop, the tasks and the evaluator call the `Engine` interface. It has two implementations:
+`JitEngine` (any mesh; the default) and `PmapEngine` (one replica of the model on each device).
+Both initialize, evaluate and lay out arrays in the same way, with the functions at the end of this
+file; they differ in how the training step is compiled.
 
-The training step compiled for the devices at hand, by `jit` over a mesh or by `pmap`.
+Calls return before their programs have run. An engine limits how many of its programs are in flight
+(`train/runtime/dispatch_limit.py`), so callers need not wait for results.
 """
 
 import abc
@@ -12,18 +15,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 from train.config.resolve import resolve_auto
 from train.errors import UsageError
 from train.experiment import Experiment
-from train.optim.loss_scale import LossScale
 from train.optim.registry import make_step_optimizer
 from train.optim.schedules import make_schedule
-from train.parallel.batches import check_batch_divides, check_context_parallelism, shard_batch
+from train.parallel.batches import check_context_parallelism, shard_batch
 from train.parallel.mesh import make_mesh
 from train.parallel.sharding import (
     check_optimizer_placement,
@@ -33,20 +33,23 @@ from train.parallel.sharding import (
     parameter_shardings,
     replicated_sharding,
 )
-from train.recovery.detector import AnomalyDetector
 from train.runtime.dispatch_limit import DispatchLimit, max_programs_in_flight
-from train.state import TrainState
-from train.step import Batch, TrainStep
+from train.state import TrainState, init_state
+from train.step import Batch, Metrics, TrainStep
 from train.tasks.registry import make_task
 from transformer.context import unconstrained
 from transformer.hardware import Hardware
 from transformer.models.base import Model
 
-Metrics = dict[str, jax.Array]
+StepFunction = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+"""A training step, before or after compilation."""
 
 
 class Engine(abc.ABC):
-    """What the loop calls. States are as a checkpoint holds them: one logical copy."""
+    """Interface of a compiled training step.
+
+    States are those of a checkpoint: one logical copy of every array, however it is placed.
+    """
 
     model: Model
     mesh: Mesh
@@ -54,152 +57,175 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def init(self) -> TrainState:
-        """The state before the first step, born where it belongs."""
+        """Return the state before the first step, created on its devices."""
 
     @abc.abstractmethod
     def abstract_state(self) -> TrainState:
-        """The state's shapes, dtypes and layout, with nothing allocated."""
+        """Return shapes, dtypes and shardings of the state. Nothing is allocated."""
 
     @abc.abstractmethod
     def put_batch(self, rows: dict[str, np.ndarray]) -> Batch:
-        """This host's rows of a batch, on the devices."""
+        """Return the global batch of which this host has `rows`, on the devices."""
 
     @abc.abstractmethod
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        """One update. `state` is consumed."""
+        """Return the state after one update, and its metrics. Donates (deletes) `state`."""
 
     @abc.abstractmethod
     def auto_choices(self) -> dict[str, str]:
-        """What every `auto` has become here, and why."""
+        """Return what each `auto` setting became on this hardware, with the reason."""
 
     @abc.abstractmethod
     def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
-        """Sums of the losses of a batch, without dropout."""
+        """Return the loss sums of a batch, by name, without dropout."""
 
 
 def make_engine(experiment: Experiment, hardware: Hardware) -> Engine:
-    """Return the engine that the experiment asks for, over the devices that `hardware` counts.
+    """Return the engine of an experiment over the first `hardware.count` devices.
 
-    Raises UsageError for a mesh, or a model, that cannot be made.
+    Raises:
+      UsageError: the mesh or the model cannot be built.
     """
     mesh = make_mesh(experiment.mesh, jax.devices()[: hardware.count])
-    kind = PmapEngine if experiment.compile == "pmap" else JitEngine
+    engine_class = PmapEngine if experiment.compile == "pmap" else JitEngine
     try:
-        return kind(experiment, mesh, hardware)
+        return engine_class(experiment, mesh, hardware)
     except ValueError as error:
         raise UsageError(str(error)) from error
 
 
-def check_batch_sharding(experiment: Experiment, mesh: Mesh) -> None:
-    """Raises UsageError if batches to train on cannot be cut for the devices of a mesh."""
-    check_batch_divides(mesh, *experiment.row_multiple, experiment.grad_accum_steps)
-
-
 class JitEngine(Engine):
-    """`jit` with a NamedSharding for every array."""
+    """Training step compiled by `jit`, with a NamedSharding for every array."""
 
     def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
-        self.experiment, self.mesh = experiment, mesh
         check_context_parallelism(experiment, mesh, hardware)
+        self.experiment, self.mesh = experiment, mesh
         self.model = make_task(experiment).make_model(hardware, make_sharding_constraint(mesh))
-        self.axes = self.model.logical_axes()
-        self.train_step = make_train_step(experiment, self.model, self.axes)
+        self._axes = self.model.logical_axes()
+        self.train_step = make_train_step(experiment, self.model, self._axes)
         check_optimizer_placement(experiment.mesh, hardware)
         self.dispatch_limit = DispatchLimit(max_programs_in_flight(hardware, mesh))
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
-        step, loss = self.train_step, self.train_step.loss_fn
-
-        # Profiles and compiler logs show the names of the functions that are compiled.
-        def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-            return step(state, batch)
-
-        def evaluate(params: Any, batch: Batch) -> dict[str, Any]:
-            return loss(params, batch, None)
-
+        # Output shardings are given, not inferred: a state that the compiler laid out otherwise
+        # would make the second step compile again.
         self._step = jax.jit(
-            train_step, donate_argnums=0, out_shardings=(shardings, replicated_sharding(mesh))
+            named_train_step(self.train_step),
+            donate_argnums=0,
+            out_shardings=(_shardings(self.abstract_state()), replicated_sharding(mesh)),
         )
-        self._evaluate = jax.jit(evaluate)
+        self._evaluate = jit_evaluation(self.train_step)
 
     def init(self) -> TrainState:
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
-        # Whoever reads a number of a state that did not fit would wait for ever (jax 0.12 on CPUs).
-        return jax.block_until_ready(jax.jit(self._init, out_shardings=shardings)())
+        return init_on_devices(self._init, self._abstract_state)
+
+    def abstract_state(self) -> TrainState:
+        return self._abstract_state
 
     @functools.cached_property
     def _init(self) -> Callable[[], TrainState]:
         return functools.partial(init_state, self.experiment, self.model, self.train_step.optimizer)
 
-    def abstract_state(self) -> TrainState:
-        shapes = jax.eval_shape(self._init)
-        params = parameter_shardings(self.mesh, self.axes, shapes.params)
-        whole = replicated_sharding(self.mesh)
-        optimizer = optimizer_state_shardings(shapes.optimizer, shapes.params, params, whole)
-        if self.experiment.mesh.optimizer_placement == "host":
-            optimizer = host_memory_shardings(optimizer)
-        rest = jax.tree.map(lambda _: whole, shapes)
-        ema = None if shapes.ema is None else params
-        shardings = rest.replace(params=params, optimizer=optimizer, ema=ema)
-        return jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            shapes,
-            shardings,
-        )
+    @functools.cached_property
+    def _abstract_state(self) -> TrainState:
+        return place_state(self.experiment, self.mesh, self._init, self._axes)
 
     def put_batch(self, rows: dict[str, np.ndarray]) -> Batch:
-        count = len(next(iter(rows.values()))) * jax.process_count()
-        return shard_batch(self.mesh, rows, count)
+        return shard_host_rows(self.mesh, rows)
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        state, metrics = self._dispatch_step(state, batch)
-        self.dispatch_limit.add(metrics)  # not the state, which the next step is given to overwrite
+        state, metrics = self._step(state, batch)
+        self.dispatch_limit.add(metrics)  # The next step donates the state, but not the metrics.
         return state, metrics
 
-    def _dispatch_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        return self._step(state, batch)
-
     def lower_step(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
-        """The step's program before it is compiled; shapes will do for arguments."""
+        """Return the step's program before compilation. Arguments may be abstract."""
         return self._step.lower(state, batch)
 
     def auto_choices(self) -> dict[str, str]:
         return resolve_auto(self.experiment, self.model.hardware, self.mesh.shape["context"])
 
     def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
-        sums = self._evaluate(params, batch)
-        self.dispatch_limit.add(sums)
-        return sums
+        losses = self._evaluate(params, batch)
+        self.dispatch_limit.add(losses)
+        return losses
 
 
-class PmapEngine(JitEngine):
-    """`pmap`: replicated data parallelism, the batch cut along a mapped axis."""
+class PmapEngine(Engine):
+    """Training step compiled by `pmap`: replicated parameters, the batch split over the devices.
+
+    States, batches and evaluation are those of `JitEngine` over the same mesh, so that a checkpoint
+    of one engine is a checkpoint of the other. Only `step` splits the batch along a mapped axis.
+    """
+
+    AXIS_NAME = "devices"
 
     def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
-        super().__init__(experiment, mesh, hardware)
-        single = make_task(experiment).make_model(hardware, unconstrained)
-        mapped = make_train_step(experiment, single, self.axes, axis_name="devices")
-
-        def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-            return mapped(state, batch)
-
-        self._mapped = jax.pmap(
-            train_step, "devices", in_axes=(None, 0), out_axes=None, donate_argnums=0
+        self.experiment, self.mesh = experiment, mesh
+        self.model = make_task(experiment).make_model(hardware, make_sharding_constraint(mesh))
+        self._axes = self.model.logical_axes()
+        self.train_step = make_train_step(experiment, self.model, self._axes)
+        check_optimizer_placement(experiment.mesh, hardware)
+        self.dispatch_limit = DispatchLimit(max_programs_in_flight(hardware, mesh))
+        # Inside `pmap` a program sees one device: its model must not constrain shardings.
+        replica = make_task(experiment).make_model(hardware, unconstrained)
+        # `out_axes=None` returns one logical copy. All replicas have the same state after the
+        # step, since `TrainStep` sums gradients over the mapped axis.
+        self._step = jax.pmap(
+            named_train_step(make_train_step(experiment, replica, self._axes, self.AXIS_NAME)),
+            self.AXIS_NAME,
+            in_axes=(None, 0),
+            out_axes=None,
+            donate_argnums=0,
         )
+        self._evaluate = jit_evaluation(self.train_step)
 
-    def _dispatch_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        count = self.mesh.size
-        cut = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
-        return self._mapped(state, cut)
+    def init(self) -> TrainState:
+        return init_on_devices(self._init, self._abstract_state)
+
+    def abstract_state(self) -> TrainState:
+        return self._abstract_state
+
+    @functools.cached_property
+    def _init(self) -> Callable[[], TrainState]:
+        return functools.partial(init_state, self.experiment, self.model, self.train_step.optimizer)
+
+    @functools.cached_property
+    def _abstract_state(self) -> TrainState:
+        return place_state(self.experiment, self.mesh, self._init, self._axes)
+
+    def put_batch(self, rows: dict[str, np.ndarray]) -> Batch:
+        return shard_host_rows(self.mesh, rows)
+
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        num_devices = self.mesh.size
+        split = jax.tree.map(lambda x: x.reshape(num_devices, -1, *x.shape[1:]), batch)
+        state, metrics = self._step(state, split)
+        self.dispatch_limit.add(metrics)
+        return state, metrics
+
+    def auto_choices(self) -> dict[str, str]:
+        return resolve_auto(self.experiment, self.model.hardware)
+
+    def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
+        losses = self._evaluate(params, batch)
+        self.dispatch_limit.add(losses)
+        return losses
 
 
 def make_train_step(
-    experiment: Experiment, model: Model, axes: Any, axis_name: str | None = None
+    experiment: Experiment, model: Model, logical_axes: Any, axis_name: str | None = None
 ) -> TrainStep:
-    """The step of an experiment; `axis_name` if it is to be mapped over devices."""
+    """Return the training step of an experiment.
+
+    Args:
+      experiment: The settings.
+      model: The model that the loss calls.
+      logical_axes: Tree of `LogicalAxes` with the structure of the parameters.
+      axis_name: The mapped axis to sum gradients over, if the step is compiled by `pmap`.
+    """
     return TrainStep(
         loss_fn=make_task(experiment).make_loss_fn(model),
         optimizer=make_step_optimizer(
-            experiment.optimizer, axes, experiment.mesh.optimizer_placement
+            experiment.optimizer, logical_axes, experiment.mesh.optimizer_placement
         ),
         schedule=make_schedule(
             experiment.schedule, steps=experiment.steps, width=experiment.model.d_model
@@ -213,21 +239,58 @@ def make_train_step(
     )
 
 
-def init_state(
-    experiment: Experiment, model: Model, optimizer: optax.GradientTransformation
+def named_train_step(step: TrainStep) -> StepFunction:
+    """Return the step as a function. Profiles and compiler logs show its name, `train_step`."""
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        return step(state, batch)
+
+    return train_step
+
+
+def jit_evaluation(step: TrainStep) -> Callable[[Any, Batch], dict[str, Any]]:
+    """Return the compiled loss function, without dropout."""
+
+    def evaluate(params: Any, batch: Batch) -> dict[str, Any]:
+        return step.loss_fn(params, batch, None)
+
+    return jax.jit(evaluate)
+
+
+def init_on_devices(init: Callable[[], TrainState], abstract_state: TrainState) -> TrainState:
+    """Return the initial state, every array created in its shards by one program.
+
+    Waits for the program, so that an out-of-memory error is raised here: with jax 0.12 on CPU, a
+    later read of an array that did not fit would hang.
+    """
+    return jax.block_until_ready(jax.jit(init, out_shardings=_shardings(abstract_state))())
+
+
+def place_state(
+    experiment: Experiment, mesh: Mesh, init: Callable[[], TrainState], logical_axes: Any
 ) -> TrainState:
-    """The state at step 0, from the seed alone."""
-    weights, dropout = jax.random.split(jax.random.key(experiment.seed))
-    params = model.init_params(weights)
-    wide = jax.tree.map(lambda p: p.astype(jnp.float32), params)
-    scaled = experiment.model.precision.needs_loss_scale
-    return TrainState(
-        step=jnp.int32(0),
-        cursor=jnp.int32(0),
-        params=params,
-        optimizer=optimizer.init(wide),
-        key=dropout,
-        loss_scale=LossScale.init(experiment.loss_scale) if scaled else None,
-        ema=wide if experiment.ema.decay else None,
-        anomaly_detector=AnomalyDetector.create(experiment.recovery),
+    """Return shapes and dtypes of the state that `init` makes, with the sharding of each array."""
+    shapes = jax.eval_shape(init)
+    replicated = replicated_sharding(mesh)
+    params = parameter_shardings(mesh, logical_axes, shapes.params)
+    optimizer = optimizer_state_shardings(shapes.optimizer, shapes.params, params, replicated)
+    if experiment.mesh.optimizer_placement == "host":
+        optimizer = host_memory_shardings(optimizer)
+    ema = None if shapes.ema is None else params
+    everywhere = jax.tree.map(lambda _: replicated, shapes)
+    shardings = everywhere.replace(params=params, optimizer=optimizer, ema=ema)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings,
     )
+
+
+def shard_host_rows(mesh: Mesh, rows: dict[str, np.ndarray]) -> Batch:
+    """Return the global batch. Every host has the same number of rows."""
+    host_rows = len(next(iter(rows.values())))
+    return shard_batch(mesh, rows, host_rows * jax.process_count())
+
+
+def _shardings(state: TrainState) -> TrainState:
+    return jax.tree.map(lambda leaf: leaf.sharding, state)

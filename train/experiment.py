@@ -1,7 +1,12 @@
-"""An experiment: everything that decides a run, as one frozen value."""
+"""The experiment: one frozen dataclass that holds every setting of a training run.
+
+Each part (model, data, optimizer, ...) is a frozen dataclass of its own, validated when it is
+built. Flags (`--schedule.warmup-steps 200`) and `config.txt` use the same dotted field names.
+This module must stay importable without JAX: `--help` reads it before JAX is loaded.
+"""
 
 import dataclasses
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from train.data.config import DataConfig, TextDataConfig
 from train.errors import UsageError
@@ -18,107 +23,104 @@ from transformer.validation import check_seed as check_jax_seed
 
 
 def check_seed(seed: int) -> None:
-    """Raise UsageError for a seed of which `jax.random.key` would cut off bits."""
+    """Raise UsageError for a seed that `jax.random.key` would truncate."""
     try:
         check_jax_seed(seed)
     except ValueError as error:
         raise UsageError(str(error)) from error
 
 
-def _check_numbers(experiment: Any) -> None:
-    """Raise UsageError for any number of the settings that is too large, or not finite."""
-    try:
-        check_numbers(experiment)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def _at_least(least: int, part: str, config: Any, *names: str) -> None:
-    """Raises UsageError for the first of these settings that is less."""
+def _check_at_least(minimum: int, section: str, config: Any, *names: str) -> None:
+    """Raise UsageError for the first of these fields that is below `minimum`."""
     for name in names:
-        if getattr(config, name) < least:
-            setting = f"{part}.{name}" if part else name
-            raise UsageError(f"{setting} {getattr(config, name)}: give {least} or more")
+        if getattr(config, name) < minimum:
+            field = f"{section}.{name}" if section else name
+            raise UsageError(f"{field} {getattr(config, name)}: give {minimum} or more")
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-    """The held-out metrics, during training and at its end."""
+    """Held-out metrics during training and at its end."""
 
     every: int = 500
-    """Steps between evaluations; 0: only at the end."""
+    """Steps between evaluations. 0: evaluate only at the end."""
     num_batches: int = 20
-    """Batches of each evaluation during training; 0: the whole split. The one at the end takes
-    the whole split."""
+    """Batches of each evaluation during training. 0: the whole split. The final evaluation always
+    uses the whole split."""
     stride: int = 0
-    """New tokens in each window: less than the sequence length gives every token more context,
-    at more cost. 0: the sequence length."""
+    """Tokens that each window adds to the previous one. Values below the sequence length give every
+    token more context and cost more. 0: the sequence length (no overlap)."""
     batch_size: int = 0
-    """As the experiment's own, or a few rows more so that a batch divides among devices; 0: that
-    of training. Where training has data.batch_tokens, evaluation has them too."""
+    """Rows of an evaluation batch, rounded up to a multiple of the devices. 0: the training batch
+    size. With data.batch_tokens, evaluation batches are limited by tokens too."""
     compression_baselines: bool = False
-    """Show at the end what gzip -9 and xz -9 make of the held-out text."""
+    """At the end, also report the bits per byte of gzip -9 and xz -9 on the held-out text."""
     average_checkpoints: int = 1
-    """What is evaluated at the end is the mean of the weights of so many checkpoints: the last, and
-    those before it at multiples of checkpoint.every. They are kept for it."""
+    """Evaluate the mean of the weights of this many checkpoints at the end: the last one and those
+    before it at multiples of checkpoint.every, which are kept on disk for it."""
 
     def __post_init__(self) -> None:
-        _at_least(0, "evaluation", self, "every", "num_batches", "stride", "batch_size")
-        _at_least(1, "evaluation", self, "average_checkpoints")
+        _check_at_least(0, "evaluation", self, "every", "num_batches", "stride", "batch_size")
+        _check_at_least(1, "evaluation", self, "average_checkpoints")
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleConfig:
-    """Texts that the model writes on the way, to be looked at."""
+    """Texts that the model generates during training, shown beside the metrics."""
 
     every: int = 0
-    """Steps between samples; 0: none."""
+    """Steps between samples. 0: no samples."""
     prompt: str = ""
+    """Text to continue, classify, tag or translate."""
     max_new_tokens: int = 100
+    """Upper limit of the length of a sample, in tokens."""
     temperature: float = 0.8
+    """Divisor of the logits. 0: greedy decoding."""
     top_k: int = 0
+    """Sample only from this many most likely tokens. 0: from all."""
     top_p: float = 1.0
+    """Sample only from the most likely tokens that together have this probability."""
 
     def __post_init__(self) -> None:
-        _at_least(0, "sample", self, "every")
-        _at_least(1, "sample", self, "max_new_tokens")
+        _check_at_least(0, "sample", self, "every")
+        _check_at_least(1, "sample", self, "max_new_tokens")
         try:
             self.sampling_config()
         except ValueError as error:
             raise UsageError(str(error).replace("sampling.", "sample.", 1)) from error
 
     def sampling_config(self) -> SamplingConfig:
-        """How a word is chosen."""
+        """Return the settings of the token sampler."""
         return SamplingConfig(self.temperature, self.top_k, self.top_p)
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """What of the run is kept on disk."""
+    """Checkpoints that a run writes and keeps."""
 
     every: int = 500
-    """Steps between checkpoints; the last step always has one. 0: only the last."""
+    """Steps between checkpoints. The last step always has one. 0: only the last step."""
     keep_last: int = 2
-    """How many of the newest are kept."""
+    """Number of newest checkpoints to keep."""
     keep_every: int = 0
-    """Checkpoints at multiples of this many steps are kept too; 0: none."""
+    """Also keep checkpoints at multiples of this many steps. 0: none."""
     keep_best: bool = False
-    """The checkpoint of the best evaluation is kept too, and is what the run is judged by."""
+    """Also keep the checkpoint of the best evaluation, and evaluate and load the run from it."""
     verify: Literal["auto", "sizes", "full"] = "auto"
-    """What is compared with the manifest before a checkpoint is restored: the sizes of its files;
-    their digests too; or digests only where the files together have at most 4 GiB."""
+    """Check against the manifest before a checkpoint is restored. sizes: file sizes. full: sizes
+    and SHA-256 digests. auto: full for checkpoints of at most 4 GiB, else sizes."""
 
     def __post_init__(self) -> None:
-        _at_least(0, "checkpoint", self, "every", "keep_every")
-        _at_least(1, "checkpoint", self, "keep_last")
+        _check_at_least(0, "checkpoint", self, "every", "keep_every")
+        _check_at_least(1, "checkpoint", self, "keep_last")
 
 
 @dataclasses.dataclass(frozen=True)
 class EmaConfig:
-    """An exponential moving average of the weights, to be judged by in their place."""
+    """Exponential moving average (EMA) of the weights, used for evaluation."""
 
     decay: float = 0.0
-    """Share of the average that a step leaves as it is, near 1; 0: none is kept."""
+    """Factor of the old average in each update, close to 1. 0: keep no average."""
 
     def __post_init__(self) -> None:
         check_fraction("ema.decay", self.decay)
@@ -126,24 +128,26 @@ class EmaConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EarlyStoppingConfig:
-    """An end before the last step, when evaluations get no better."""
+    """End of training before the last step, when evaluations stop improving."""
 
     patience: int = 0
-    """Evaluations in a row without a better one after which the run ends; it is judged by the best
-    of them. 0: no such end."""
+    """Consecutive evaluations without improvement after which training stops. The run then keeps
+    the weights of its best evaluation. 0: never stop early."""
 
     def __post_init__(self) -> None:
-        _at_least(0, "stopping", self, "patience")
+        _check_at_least(0, "early_stopping", self, "patience")
 
 
 @dataclasses.dataclass(frozen=True)
 class LossScaleConfig:
-    """Used when a precision policy computes in float16, and at no other time."""
+    """Dynamic loss scaling. Active only if the precision policy computes in float16."""
 
     init_scale: float = 2.0**15
+    """Factor of the loss in the first step."""
     growth_interval: int = 2000
-    """Steps without overflow after which the scale doubles."""
+    """Consecutive steps without overflow after which the scale doubles."""
     max_scale: float = 2.0**24
+    """Upper limit of the scale."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.init_scale <= self.max_scale:
@@ -162,166 +166,179 @@ class Experiment:
     """A model, its data, and how it is trained."""
 
     name: str = "experiment"
-    """What the run is called, and its folder under runs/ unless --workdir says otherwise."""
+    """Name of the run, and of its folder under runs/ unless --workdir is given."""
     task: TaskConfig = LanguageModeling()
-    """What it learns."""
+    """Training objective, with its own evaluation metrics."""
     model: TransformerConfig = TransformerConfig()
+    """Architecture, initialization and numerical precision."""
     data: DataConfig = TextDataConfig()
+    """Training and evaluation data, and their tokenizer."""
     optimizer: OptimizerConfig = AdamW()
+    """Update rule and its hyperparameters."""
     schedule: ScheduleConfig = ScheduleConfig()
+    """Learning rate as a function of the step."""
     steps: int = 1000
-    """Updates of the weights."""
+    """Number of weight updates."""
     batch_size: int = 32
-    """Examples (windows, texts, pairs of sentences) in a batch, over all devices and microbatches.
-    Beside data.batch_tokens, which translation has, it is the most that there may be; 0: as many as
-    that allows."""
+    """Examples (windows, texts, sentence pairs) in a batch, over all devices and microbatches. With
+    data.batch_tokens (translation) it is an upper limit; 0: no limit beside data.batch_tokens."""
     grad_accum_steps: int = 1
-    """Microbatches that a batch is cut into, one after the other: less memory, the same result."""
+    """Microbatches of each batch, processed one after the other. More of them need less memory; the
+    result is the same."""
     seed: int = 0
-    """Of the first weights, of dropout, and of the order of the data."""
+    """Seed of the initial weights, of dropout, and of the order of the data."""
     log_every: int = 10
     """Steps between lines of metrics.jsonl."""
     mesh: MeshConfig = MeshConfig()
+    """Arrangement of the devices."""
     compile: Literal["jit", "pmap"] = "jit"
-    """jit: over the mesh. pmap: one copy of the model on each device."""
+    """Compilation of the step. jit: over the whole mesh. pmap: one replica of the model on each
+    device (data parallelism only)."""
     evaluation: EvaluationConfig = EvaluationConfig()
+    """Held-out metrics."""
     sample: SampleConfig = SampleConfig()
+    """Texts generated during training."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints written and kept."""
     loss_scale: LossScaleConfig = LossScaleConfig()
+    """Dynamic loss scaling for float16."""
     ema: EmaConfig = EmaConfig()
+    """Exponential moving average of the weights."""
     early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
+    """End of training when evaluations stop improving."""
     recovery: RecoveryConfig = RecoveryConfig()
+    """Response to loss spikes and to non-finite updates."""
 
     @property
     def uses_best_checkpoint(self) -> bool:
-        """Whether the best checkpoint is kept, and the run judged by it."""
+        """Return True if the run is evaluated and loaded from its best checkpoint."""
         return self.checkpoint.keep_best or self.early_stopping.patience > 0
 
     @property
     def text_data(self) -> TextDataConfig:
-        """The data of a task that learns from text; of other tasks, a TypeError."""
+        """Return the data configuration of a text task. Raise TypeError for any other task."""
         if not isinstance(self.data, TextDataConfig):
             raise TypeError(f"task {type(self.task).__name__}: has no running text")
         return self.data
 
     @property
     def sequence_length(self) -> int:
-        """Maximum number of tokens of a sequence that the model reads."""
+        """Return the largest number of tokens in one sequence."""
         return self.data.longest_example
 
     @property
     def has_segments(self) -> bool:
-        """True if rows hold several documents or padding, which attention must separate."""
+        """Return True if rows hold several documents or padding, so that attention needs a mask."""
         return self.data.has_segments
 
     @property
     def batch_tokens(self) -> int:
-        """Maximum number of tokens of a batch, padding included; 0: batches have `batch_size`."""
+        """Return the most tokens of a batch with padding. 0: batches have `batch_size` rows."""
         return self.data.batch_tokens
 
     @property
     def row_multiple(self) -> tuple[str, int]:
-        """Number that the rows of every batch are a multiple of: (name of the field, value)."""
+        """Return the field that the row count of every batch is a multiple of, and its value."""
         if self.batch_tokens:
             return "data.batch_size_multiple", self.data.batch_size_multiple
         return "batch_size", self.batch_size
 
     def __post_init__(self) -> None:
-        _at_least(1, "", self, "steps", "grad_accum_steps", "log_every")
+        _check_at_least(1, "", self, "steps", "grad_accum_steps", "log_every")
         self._check_batch()
         check_seed(self.seed)
-        _check_numbers(self)
+        try:
+            check_numbers(self)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         self._check_task()
         self._check_lengths()
-        self._check_judging()
-        setting, rows = self.row_multiple
+        self._check_model_selection()
+        field, rows = self.row_multiple
         if rows % self.grad_accum_steps:
             raise UsageError(
-                f"grad_accum_steps {self.grad_accum_steps}: does not divide {setting} {rows}; "
+                f"grad_accum_steps {self.grad_accum_steps}: does not divide {field} {rows}; "
                 "give a divisor of it"
             )
         if self.compile == "pmap" and self.mesh != MeshConfig(data=self.mesh.data):
             raise UsageError(
-                "compile pmap: copies the whole model to each device, and knows no axis of the "
-                "mesh but mesh.data; use --compile jit"
+                "compile pmap: replicates the whole model on each device and supports no mesh axis "
+                "but mesh.data; use --compile jit"
             )
 
     def _check_batch(self) -> None:
-        """That there is a number of examples, or of tokens, and that the two agree."""
+        """Check that batches have rows or tokens, and that the two limits agree."""
         if not self.batch_tokens:
-            fields = [field.name for field in dataclasses.fields(cast("Any", self.data))]
+            fields = [field.name for field in dataclasses.fields(self.data)]
             if self.batch_size == 0 and "batch_tokens" in fields:
                 raise UsageError("batch_size 0: give 1 or more, or set data.batch_tokens")
-            _at_least(1, "", self, "batch_size")
+            _check_at_least(1, "", self, "batch_size")
             return
-        _at_least(0, "", self, "batch_size")
+        _check_at_least(0, "", self, "batch_size")
         if self.batch_tokens < self.sequence_length:
             raise UsageError(
                 f"data.batch_tokens {self.batch_tokens}: has no room for a sentence of "
                 f"data.max_length {self.sequence_length} tokens; give more"
             )
-        setting, multiple = self.row_multiple
+        field, multiple = self.row_multiple
         if self.batch_size % multiple:
             raise UsageError(
-                f"batch_size {self.batch_size}: is no multiple of {setting} {multiple}, as the "
-                "rows of every batch are; give a multiple of it, or 0 for no limit beside "
-                "data.batch_tokens"
+                f"batch_size {self.batch_size}: is no multiple of {field} {multiple}; give a "
+                "multiple of it, or 0 to limit batches by data.batch_tokens alone"
             )
 
     def _check_task(self) -> None:
-        """That data and model are such as the task needs."""
+        """Check that the data and the model suit the task."""
         task, accepted = type(self.task).__name__, self.task.data_configs
         if type(self.data) not in accepted:
-            known = " or a ".join(each.__name__ for each in accepted)
+            names = " or a ".join(each.__name__ for each in accepted)
             raise UsageError(
-                f"task {task}: learns from a {known}, not a {type(self.data).__name__}; "
+                f"task {task}: learns from a {names}, not a {type(self.data).__name__}; "
                 "set data to one"
             )
         self.task.check(self)
-        for setting in ("stride", "compression_baselines"):
-            if getattr(self.evaluation, setting) and not self.data.is_text:
-                raise UsageError(f"evaluation.{setting}: is for text alone; leave it out")
+        for name in ("stride", "compression_baselines"):
+            if getattr(self.evaluation, name) and not self.data.is_text:
+                raise UsageError(f"evaluation.{name}: is for text alone; leave it out")
         if self.evaluation.compression_baselines and not self.task.reports_bits_per_byte:
             raise UsageError(
-                f"evaluation.compression_baselines: task {task} has no bits per byte; leave it"
+                f"evaluation.compression_baselines: task {task} has no bits per byte; leave it out"
             )
 
     def _check_lengths(self) -> None:
-        """That the model can take sequences as long as those of the data."""
-        setting = self.data.length_field
+        """Check that the model and the backend can take batches of this size."""
+        field = self.data.length_field
         longest = self.model.max_length
         if longest is not None and self.sequence_length > longest:
             raise UsageError(
-                f"data.{setting} {self.sequence_length}: the model's table of positions "
-                f"has {longest} rows; give at most that, or a longer model.position.sequence_length"
+                f"data.{field} {self.sequence_length}: the model's table of positions has "
+                f"{longest} rows; give at most that, or a longer "
+                "model.position_embedding.max_length"
             )
         if self.evaluation.stride > self.sequence_length:
             raise UsageError(
-                f"evaluation.stride {self.evaluation.stride}: is beyond data.{setting} "
+                f"evaluation.stride {self.evaluation.stride}: is beyond data.{field} "
                 f"{self.sequence_length}; give at most that, or 0"
             )
-
         rows = max(self.batch_size, self.evaluation.batch_size)
         tokens = self.batch_tokens or rows * self.sequence_length
-        if tokens > MAX_INTEGER:  # their indices have 32 bits
+        if tokens > MAX_INTEGER:  # XLA indexes the tokens of a batch with int32.
             raise UsageError(
-                f"batch_size {rows}: makes {tokens} tokens with data.{setting} "
+                f"batch_size {rows}: makes {tokens} tokens with data.{field} "
                 f"{self.sequence_length}, and a batch has at most {MAX_INTEGER}; lower one of them"
             )
 
-    def _check_judging(self) -> None:
-        """That there is what the run is to be judged by."""
+    def _check_model_selection(self) -> None:
+        """Check that the evaluations and checkpoints exist that choose the final weights."""
         if self.uses_best_checkpoint and not self.evaluation.every:
-            asked = (
-                "early_stopping.patience"
-                if self.early_stopping.patience
-                else "checkpoint.keep_best"
-            )
+            stops = self.early_stopping.patience > 0
+            field = "early_stopping.patience" if stops else "checkpoint.keep_best"
             raise UsageError(
-                f"{asked}: there is no evaluation on the way to go by; set evaluation.every"
+                f"{field}: needs evaluations during training; set evaluation.every to 1 or more"
             )
-        if self.evaluation.average_checkpoints > 1 and not self.checkpoint.every:
+        count = self.evaluation.average_checkpoints
+        if count > 1 and not self.checkpoint.every:
             raise UsageError(
-                f"evaluation.average_checkpoints {self.evaluation.average_checkpoints}: there is "
-                "no checkpoint but the last to average; set checkpoint.every"
+                f"evaluation.average_checkpoints {count}: there is only the last checkpoint to "
+                "average; set checkpoint.every"
             )

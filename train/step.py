@@ -1,4 +1,15 @@
-"""One training step: a pure function (state, batch) -> (state, metrics)."""
+"""One training step: a pure function (state, batch) -> (state, metrics).
+
+The step in order, `TrainStep.__call__`:
+
+1. gradients of the scaled loss, summed over microbatches and, under `pmap`, over devices;
+2. one division by the total weight of the targets, so that every way to split a batch agrees;
+3. the anomaly detector's verdict on the loss and the global norms;
+4. gradient clipping, optimizer, learning rate, EMA: applied only if the verdict accepts the update;
+5. the loss scale (float16) and the counters.
+
+Shapes: B examples of a batch, A microbatches, T tokens of a row.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,111 +28,123 @@ from train.state import TrainState
 from transformer.losses import Loss
 
 Batch = dict[str, jax.Array]
-"""Arrays with the batch in front; `examples` [B] are the examples' numbers in the run, `weights`
-those of the targets."""
+"""Arrays with leading axis B. `examples` [B] holds the number of each example in the run, `weights`
+the loss weights of the targets."""
 
+Metrics = dict[str, jax.Array]
+"""Scalars of one step, on the devices."""
 
 LossFn = Callable[[Any, Batch, jax.Array | None], dict[str, Loss]]
-"""(params, batch, dropout_rngs [B]) -> sums by name. Minimised are `loss` and, where a model has
-losses of its own, those whose names begin with `AUXILIARY`: they have the weight of `loss`. Without
-random keys nothing is trained."""
-
+"""(params, batch, dropout_rngs [B]) -> sums with weights, by name. The step minimizes `loss` plus
+the model's own losses, whose names begin with `AUX_LOSS_PREFIX`. `dropout_rngs` is None in
+evaluation."""
 
 AUX_LOSS_PREFIX = "loss/"
+
+MIN_WEIGHT = 1e-9
+"""Lower limit of divisors, for batches in which no target has weight."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainStep:
-    """The step as a value that can be called.
+    """The training step with its static settings.
 
-    Losses come as sums with weights and are divided once, after all microbatches and devices are
-    in: so accumulation, `jit` over any mesh, and `pmap` agree.
+    Losses are sums with weights. They are divided once, after all microbatches and devices are
+    summed: gradient accumulation, `jit` over any mesh, and `pmap` give the same result.
     """
 
     loss_fn: LossFn
     optimizer: optax.GradientTransformationExtraArgs
-    """`guarded`: its update is told whether it is to be made."""
+    """From `make_step_optimizer`: its update takes `accept_update`."""
     schedule: Schedule
     max_grad_norm: float = 1.0
+    """Largest global norm of the gradients. 0: no clipping."""
     grad_accum_steps: int = 1
-    """Microbatches that a batch is cut into."""
+    """Microbatches (A) of each batch."""
     loss_scale: LossScaleConfig = LossScaleConfig()
     axis_name: str | None = None
-    """The mapped axis over which `pmap` splits the batch."""
+    """Mapped axis over which `pmap` splits the batch. None under `jit`."""
     ema_decay: float = 0.0
+    """Decay of the moving average, if the state has one."""
     recovery: RecoveryConfig = RecoveryConfig()
 
-    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """Return the state after one update, and the metrics of the step."""
         scale = jnp.float32(1) if state.loss_scale is None else state.loss_scale.scale
-        grads, sums = self.accumulate_gradients(state, batch, scale)
+        grads, losses = self.accumulate_gradients(state, batch, scale)
         if self.axis_name is not None:
-            grads, sums = jax.lax.psum((grads, sums), self.axis_name)
-        nominal = batch["weights"].size
-        divisor = scale * jnp.maximum(sums["loss"].weight, 1e-9) / nominal
+            grads, losses = jax.lax.psum((grads, losses), self.axis_name)
+        # `compute_gradients` multiplied the loss by scale / size. Undo it here and divide by the
+        # weight of the whole batch, which no microbatch and no device knows on its own.
+        size = batch["weights"].size
+        divisor = scale * jnp.maximum(losses["loss"].weight, MIN_WEIGHT) / size
         grads = jax.tree.map(lambda g: g / divisor, grads)
-        norm = optax.tree.norm(grads)
-        metrics = {name: weighted_mean(each) for name, each in sums.items()}
-        metrics.update(grad_norm=norm, param_norm=global_norm(state.params))
-        known = None if state.loss_scale is None else state.loss_scale.scale
-        seen = jnp.stack([metrics[name] for name in MONITORED_METRICS])
+        grad_norm = optax.tree.norm(grads)
+        metrics = {name: weighted_mean(loss) for name, loss in losses.items()}
+        metrics.update(grad_norm=grad_norm, param_norm=global_norm(state.params))
+
+        # The verdict is part of the compiled program: every step is checked, on all devices alike,
+        # and the host does not have to wait for it.
+        known_scale = None if state.loss_scale is None else state.loss_scale.scale
+        monitored = jnp.stack([metrics[name] for name in MONITORED_METRICS])
         verdict = detect_anomaly(
-            state.anomaly_detector, seen, padded_length(batch), known, self.recovery
+            state.anomaly_detector, monitored, padded_length(batch), known_scale, self.recovery
         )
-        rate = self.schedule(state.step + 1)
+        learning_rate = self.schedule(state.step + 1)
         if state.anomaly_detector is not None:
-            rate = rate * state.anomaly_detector.lr_factor
-        new = self.apply_update(
-            state, self.clip_gradients(grads, norm), rate, verdict.accept_update
-        )
+            learning_rate = learning_rate * state.anomaly_detector.lr_factor
+        grads = self.clip_gradients(grads, grad_norm)
+        new_state = self.apply_update(state, grads, learning_rate, verdict.accept_update)
         if state.loss_scale is not None:
-            scaled = state.loss_scale.update(jnp.isfinite(norm), self.loss_scale)
-            new = new.replace(loss_scale=scaled)
+            loss_scale = state.loss_scale.update(jnp.isfinite(grad_norm), self.loss_scale)
+            new_state = new_state.replace(loss_scale=loss_scale)
         skipped = 1 - verdict.accept_update.astype(jnp.float32)
-        metrics.update(learning_rate=rate, skipped=skipped, **verdict.metrics)
-        return new.replace(anomaly_detector=verdict.detector), metrics
+        metrics.update(learning_rate=learning_rate, skipped=skipped, **verdict.metrics)
+        return new_state.replace(anomaly_detector=verdict.detector), metrics
 
     def accumulate_gradients(
         self, state: TrainState, batch: Batch, loss_scale: jax.Array
     ) -> tuple[Any, dict[str, Loss]]:
-        """Gradients and losses summed over the microbatches.
+        """Return gradients and losses summed over the microbatches.
 
-        Gradients are in float32, of the loss times scale / (number of weights): a size that
-        float16 can hold.
+        Gradients are float32, of the loss times `loss_scale` / (number of target weights): a
+        magnitude that float16 can represent in the backward pass.
         """
         if self.grad_accum_steps == 1:
             return self.compute_gradients(state, batch, loss_scale)
-        # Microbatch j takes examples j, j + A, ...: a batch spread over devices stays spread.
+        # Microbatch j takes examples j, j + A, j + 2A, ...: with consecutive examples instead, a
+        # microbatch would lie on few of the devices that share the batch.
         count = self.grad_accum_steps
-        micro = jax.tree.map(
+        microbatches = jax.tree.map(
             lambda x: x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1), batch
-        )
-        shapes = jax.eval_shape(
-            self.compute_gradients, state, jax.tree.map(lambda x: x[0], micro), loss_scale
-        )
+        )  # [A, B / A, ...]
+        first = jax.tree.map(lambda x: x[0], microbatches)
+        shapes = jax.eval_shape(self.compute_gradients, state, first, loss_scale)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-        def add(total: Any, one: Batch) -> tuple[Any, None]:
-            return jax.tree.map(
-                jnp.add, total, self.compute_gradients(state, one, loss_scale)
-            ), None
+        def add(total: Any, microbatch: Batch) -> tuple[Any, None]:
+            gradients = self.compute_gradients(state, microbatch, loss_scale)
+            return jax.tree.map(jnp.add, total, gradients), None
 
-        (grads, sums), _ = jax.lax.scan(add, zeros, micro)
-        return jax.tree.map(lambda g: g / count, grads), sums
+        (grads, losses), _ = jax.lax.scan(add, zeros, microbatches)
+        # Each microbatch divided by its own size, which is 1 / A of the batch's.
+        return jax.tree.map(lambda g: g / count, grads), losses
 
     def compute_gradients(
         self, state: TrainState, batch: Batch, loss_scale: jax.Array
     ) -> tuple[Any, dict[str, Loss]]:
-        nominal = batch["weights"].size
+        """Return float32 gradients of the scaled loss of one microbatch, and its loss sums."""
+        size = batch["weights"].size
 
         def objective(params: Any) -> tuple[jax.Array, dict[str, Loss]]:
-            sums = self.loss_fn(params, batch, example_rngs(state, batch))
-            return total_loss(sums) * (loss_scale / nominal), sums
+            losses = self.loss_fn(params, batch, example_rngs(state, batch))
+            return total_loss(losses) * (loss_scale / size), losses
 
-        grads, sums = jax.grad(objective, has_aux=True)(state.params)
-        return jax.tree.map(lambda g: g.astype(jnp.float32), grads), sums
+        grads, losses = jax.grad(objective, has_aux=True)(state.params)
+        return jax.tree.map(lambda g: g.astype(jnp.float32), grads), losses
 
     def clip_gradients(self, grads: Any, grad_norm: jax.Array) -> Any:
-        """Scaled down to the largest global norm, if beyond it (Pascanu et al. 2013)."""
+        """Scale gradients down to the largest global norm (Pascanu et al. 2013)."""
         if not self.max_grad_norm:
             return grads
         factor = jnp.minimum(1.0, self.max_grad_norm / jnp.maximum(grad_norm, 1e-9))
@@ -130,17 +153,20 @@ class TrainStep:
     def apply_update(
         self, state: TrainState, grads: Any, learning_rate: jax.Array, accept_update: jax.Array
     ) -> TrainState:
-        """The state one update on; if not all is `accept_update`, with what it has learned as before."""
+        """Return the state after the update.
+
+        A rejected update leaves parameters, optimizer state and EMA as they are. Step and cursor
+        advance all the same: the batch is used up, and no later step sees it again.
+        """
         directions, optimizer = self.optimizer.update(
-            grads, state.optimizer, state.params, fine=accept_update
+            grads, state.optimizer, state.params, accept_update=accept_update
         )
         updates = jax.tree.map(lambda d: -learning_rate * d, directions)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
         if ema is not None:
-            ema = tree_where(
-                accept_update, update_ema(ema, params, state.step, self.ema_decay), ema
-            )
+            new_ema = update_ema(ema, params, state.step, self.ema_decay)
+            ema = tree_where(accept_update, new_ema, ema)
         return state.replace(
             step=state.step + 1,
             cursor=state.cursor + 1,
@@ -151,45 +177,46 @@ class TrainStep:
 
 
 def example_rngs(state: TrainState, batch: Batch) -> jax.Array:  # [B]
-    """A random key for each example, from (the run's key, the step, the example's number).
+    """Return a dropout key for each example, folded from (run key, step, example number).
 
-    So dropout does not depend on how a batch is cut.
+    A key depends on the example, not on its place in the batch: dropout is the same however the
+    batch is split over microbatches, devices and hosts.
     """
-    step = jax.random.fold_in(state.key, state.step)
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(step, batch["examples"])
+    step_key = jax.random.fold_in(state.key, state.step)
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(step_key, batch["examples"])
 
 
 def update_ema(ema: Any, params: Any, num_updates: jax.Array, decay: float) -> Any:
-    """An exponential moving average, one update on.
+    """Return the exponential moving average of the parameters after one more update.
 
-    It begins with a decay of 1/10, 2/11, 3/12, ... up to `decay`, as TensorFlow's
-    ExponentialMovingAverage does, so that the first weights are soon forgotten.
+    The decay rises through 1/10, 2/11, 3/12, ... to `decay`, as in TensorFlow's
+    ExponentialMovingAverage, so that the random initial weights soon lose their share.
     """
     n = num_updates.astype(jnp.float32)
-    rest = 1 - jnp.minimum(decay, (1 + n) / (10 + n))
-    return jax.tree.map(lambda e, p: e + rest * (p.astype(e.dtype) - e), ema, params)
+    new_share = 1 - jnp.minimum(decay, (1 + n) / (10 + n))
+    return jax.tree.map(lambda e, p: e + new_share * (p.astype(e.dtype) - e), ema, params)
 
 
 def global_norm(params: Any) -> jax.Array:  # float32
-    """Of all numbers taken together, in float32 whatever the parameters are in."""
+    """Return the L2 norm of all parameters, computed in float32."""
     return optax.tree.norm(jax.tree.map(lambda p: p.astype(jnp.float32), params))
 
 
-def total_loss(sums: dict[str, Loss]) -> jax.Array:
-    """The task's loss with those of the model itself, as a sum of the weight of `loss`."""
-    own = (each.total for name, each in sums.items() if name.startswith(AUX_LOSS_PREFIX))
-    return sum(own, start=sums["loss"].total)
+def total_loss(losses: dict[str, Loss]) -> jax.Array:
+    """Return the sum of the task's loss and the auxiliary losses (all have the same weight)."""
+    auxiliary = (loss.total for name, loss in losses.items() if name.startswith(AUX_LOSS_PREFIX))
+    return sum(auxiliary, start=losses["loss"].total)
 
 
 def weighted_mean(loss: Loss) -> jax.Array:
-    """The sum over its weight; 0 where nothing has weight."""
-    return loss.total / jnp.maximum(loss.weight, 1e-9)
+    """Return the sum divided by its weight. 0 if nothing has weight."""
+    return loss.total / jnp.maximum(loss.weight, MIN_WEIGHT)
 
 
 def padded_length(batch: Batch) -> int:
-    """Return T, the tokens of a row with its padding; 1 for rows that are no sequences.
+    """Return T, the padded length of a row. 1 for batches that are no sequences.
 
-    Of a translation it is the target's, whose tokens have the loss. Batches of like length are
-    compared with each other when spikes are looked for.
+    Translation has the length of the target, whose tokens have the loss. The anomaly detector
+    compares a batch with earlier ones of its own length.
     """
     return batch["tokens"].shape[1] if "tokens" in batch else 1

@@ -11,11 +11,11 @@ from unittest import mock
 import jax
 import numpy as np
 
-from train.engine import JitEngine, Metrics
+from train.data.streams import HostBatch
+from train.engine import JitEngine
 from train.loop import _TrainingRun
 from train.state import TrainState
-from train.step import Batch, TrainStep
-from train.data.streams import HostBatch
+from train.step import Batch, Metrics, TrainStep
 from train.tasks.base import TrainingBatches
 
 _FACTOR = "gradient_factor"

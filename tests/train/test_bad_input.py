@@ -349,7 +349,7 @@ def test_memory_that_runs_out_when_a_run_is_looked_at(
         ("--mesh.data 3", "mesh data 3 x fsdp 1 x tensor 1: does not divide 8 devices; give"),
         ("--mesh.tensor 8 --mesh.data 1", "axis heads of size 4: does not divide into 8 parts"),
         ("--batch-size 12", "batch_size 12: does not divide among 8"),
-        ("--compile pmap --mesh.fsdp 2", "compile pmap: copies the whole model to each device"),
+        ("--compile pmap --mesh.fsdp 2", "compile pmap: replicates the whole model on each device"),
         ("--data.sequence-length 17", "data.sequence_length 17: the model's table of positions"),
         ("--model.d-model 18", "num_heads 4: does not divide the width 18; give a divisor of it"),
     ],

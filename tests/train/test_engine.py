@@ -9,11 +9,12 @@ import pytest
 
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
-from train.engine import Engine, JitEngine, PmapEngine, check_batch_sharding, make_engine
+from train.engine import Engine, JitEngine, PmapEngine, make_engine
 from train.errors import UsageError
 from train.experiment import Experiment, LossScaleConfig
 from train.optim.loss_scale import LossScale
 from train.optim.registry import OPTIMIZERS
+from train.parallel.batches import check_batch_divides
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.recovery.detector import DETECTOR_METRICS
 from train.state import TrainState
@@ -209,11 +210,11 @@ def test_float16_trains_with_a_loss_scale(folder: Path) -> None:
 def test_batches_and_meshes_that_do_not_divide(folder: Path, changes: Any, message: str) -> None:
     experiment = an_experiment(folder, **changes)
     with pytest.raises(UsageError, match=message):
-        check_batch_sharding(experiment, make_engine(experiment, Hardware(count=8)).mesh)
+        check_batch_divides(make_engine(experiment, Hardware(count=8)).mesh, experiment)
 
 
 def test_pmap_cannot_cut_the_model(folder: Path) -> None:
-    with pytest.raises(UsageError, match="compile pmap: copies the whole model"):
+    with pytest.raises(UsageError, match="compile pmap: replicates the whole model"):
         an_experiment(folder, compile="pmap", mesh=MeshConfig(data=4, fsdp=2))
 
 

@@ -19,7 +19,7 @@ from train.recovery.detector import AnomalyDetector
 from train.state import TrainState
 from train.step import Batch, TrainStep, example_rngs, weighted_mean
 from transformer.layers.dropout import dropout
-from transformer.layers.params import LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes
 from transformer.losses import Loss
 
 WIDTH, LENGTH, BATCH = 5, 3, 12
@@ -199,7 +199,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
         )
     )
     batch = {"weights": jnp.zeros((1, 1)), "examples": jnp.zeros(1, jnp.uint32)}
-    state = a_state(optimizer, LossScale.init(scale))
+    state = a_state(optimizer, LossScale.create(scale))
     start = jax.tree.map(jnp.copy, (state.params, state.optimizer))
     for n, expected in enumerate([2.0**9, 2.0**8], start=1):
         state, metrics = step(state, batch)
@@ -270,7 +270,7 @@ def test_recovery_lowers_the_learning_rate() -> None:
 
 
 def test_a_loss_scale_changes_no_result() -> None:
-    scale = LossScale.init(LossScaleConfig(init_scale=2.0**12))
+    scale = LossScale.create(LossScaleConfig(init_scale=2.0**12))
     plain, _ = jax.jit(STEP)(a_state(), a_batch())
     scaled, _ = jax.jit(STEP)(a_state(scale=scale), a_batch())
     assert_close(scaled.params, plain.params, 1e-6)

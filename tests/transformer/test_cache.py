@@ -16,15 +16,14 @@ from transformer import (
     RoPE,
     TransformerConfig,
 )
-from transformer.attention.cache import KVCache
-from transformer.layers.stack import unstack_layers
+from transformer.attention.cache import KVCache, MemoryCache, RollingCache
+from transformer.generation.decode_weights import unstack_layers
 
 B, T, V = 3, 11, 13
 
 
 def test_tokens_are_written_at_each_example_s_own_position() -> None:
-    empty: Any = (np.zeros((2, 5, 1, 3)), np.zeros((2, 5, 1, 2)))
-    cache = KVCache(*empty)
+    cache = KVCache.empty(2, 5, 1, 3, "float32", 2)
     keys, values = 1 + normal(0, 2, 2, 1, 3), 1 + normal(1, 2, 2, 1, 2)
     positions: Any = np.array([[3, 4], [0, 1]])
     written = jax.jit(KVCache.append)(cache, keys, values, positions)
@@ -37,12 +36,27 @@ def test_tokens_are_written_at_each_example_s_own_position() -> None:
 
 
 def test_examples_may_share_their_positions() -> None:
-    empty: Any = (np.zeros((2, 5, 1, 3)), np.zeros((2, 5, 1, 2)))
+    cache = KVCache.empty(2, 5, 1, 3, "float32", value_head_dim=2)
     keys, values = normal(0, 2, 2, 1, 3), normal(1, 2, 2, 1, 2)
-    written = jax.jit(KVCache.append)(KVCache(*empty), keys, values, array([[3, 4]]))
+    written = jax.jit(KVCache.append)(cache, keys, values, array([[3, 4]]))
     assert np.array_equal(written.keys[:, 3:], keys)
     assert np.array_equal(written.values[:, 3:], values)
     assert not np.any(written.keys[:, :3])
+
+
+def test_a_cache_stores_one_dtype_and_is_read_in_another() -> None:
+    keys, values = normal(0, 2, 2, 1, 3), normal(1, 2, 2, 1, 3)
+    for kind in (KVCache, RollingCache):
+        cache = kind.empty(2, 4, 1, 3, "bfloat16").append(keys, values, array([[0, 1]] * 2))
+        assert cache.keys.dtype == cache.values.dtype == "bfloat16"
+        read = cache.read("float32")
+        assert np.array_equal(read.keys[:, :2], keys.astype("bfloat16").astype("float32"))
+        assert read.values.dtype == "float32"
+        assert np.asarray(read.positions)[0, :2].tolist() == [0, 1]
+    memory = MemoryCache.empty(2, 2, 1, 3, "bfloat16").append(keys, values)
+    assert np.array_equal(memory.read("float32").keys, keys.astype("bfloat16").astype("float32"))
+    with pytest.raises(ValueError, match="its cache is made for 2 x 2; give init_memory_cache"):
+        memory.append(keys[:, :1], values[:, :1])
 
 
 MIXERS = (  # whose caches differ in shape

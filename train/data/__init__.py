@@ -1,1 +1,1 @@
-"""TODO."""
+"""Data: text and examples in, batches of tokens out."""

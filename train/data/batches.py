@@ -1,18 +1,14 @@
-"""Batches made ahead of time, on a thread of their own.
-
-Training batches: random access by cursor, in an order that the seed decides.
-
-Evaluation batches: every target of a stream once, in order.
-"""
+"""Batches of windows of text, for training and evaluation, and prefetching of batches."""
 
 from __future__ import annotations
 
 import collections
 import concurrent.futures
+import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -22,8 +18,6 @@ from train.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     import grain
-import dataclasses
-from collections.abc import Iterator
 
 Item = TypeVar("Item")
 
@@ -31,15 +25,15 @@ Item = TypeVar("Item")
 def prefetch(
     load: Callable[[int], Item], start: int = 0, *, buffer_size: int = 2
 ) -> Generator[tuple[int, Item]]:
-    """Yields (cursor, load(cursor)) from ``start`` on, while the next ones are being loaded.
+    """Yield (cursor, load(cursor)) from ``start`` on, loading ahead in a thread.
 
-    What ``load`` raises is raised here, at its cursor. Closing the generator (``close()``, or
+    An exception of ``load`` is raised here, at its cursor. Closing the generator (``close()``, or
     ``contextlib.closing``) ends the thread.
 
     Args:
       load: For example ``batches.__getitem__``, or that and the copy to the device.
       start: The first cursor.
-      ahead: How many are kept ready.
+      buffer_size: Number of items to load ahead.
     """
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:
@@ -57,24 +51,24 @@ def prefetch(
 
 
 class TextTrainingBatches:
-    """The batches of a stream, without end: ``batches[cursor]`` is the batch of that cursor.
+    """Endless training batches of a token stream: ``batches[cursor]`` is the batch of that cursor.
 
-    Example e (row b of batch c is example c * batch_size + b) depends on the seed and e alone: not
-    on the batch size, on what was read before, nor on how many hosts read. An epoch is a cut of
-    the whole stream, taken as a circle, into windows side by side, in shuffled order. Each epoch
-    cuts at other places. Every target is met once in an epoch, less those, fewer than a window,
-    that are left where the circle closes.
+    Example e (row b of batch c is example c * batch_size + b) is a pure function of the seed and e.
+    It does not depend on the batch size, on earlier reads, or on the number of hosts. An epoch cuts
+    the stream, taken as a circle, into adjacent windows and shuffles them. Every epoch cuts at
+    different places. An epoch has every target once, except those left over where the circle closes
+    (fewer than a window).
 
     A batch has, for B windows of T tokens:
 
-      tokens, targets: [B, T] int32, the tokens and the ones after them.
+      tokens, targets: [B, T] int32, the tokens and the next tokens.
       weights: [B, T] float32, 1 for each target that counts.
-      segments: [B, T] int32, the document within the window, from 1 on; 0 is padding.
-      positions: [B, T] int32, the place within the document (as far as it is in the window).
-      examples: [B] uint32, the number of each example (modulo 2**32), to fold into random keys.
+      segments: [B, T] int32, index of the document within the window, from 1; 0 is padding.
+      positions: [B, T] int32, position within the document (as far as it is in the window).
+      examples: [B] uint32, example index modulo 2**32, folded into the dropout keys.
 
     Attributes:
-      windows_per_epoch: Windows in an epoch.
+      windows_per_epoch: Number of windows of an epoch.
     """
 
     def __init__(
@@ -86,14 +80,15 @@ class TextTrainingBatches:
         seed: int,
         document_masking: bool,
     ):
-        """Makes the batches; nothing is read yet.
+        """Set up the batches. Nothing is read yet.
 
         Args:
-          stream: What to cut windows from.
-          batch_size: Windows in a batch, over all hosts.
-          sequence_length: Tokens in a window, T.
-          seed: Decides the order; any integer from 0 on.
-          segments: Number the documents that share a window, or take it as one run of tokens.
+          stream: Token stream to cut windows from.
+          batch_size: Windows of a batch, over all hosts.
+          sequence_length: Tokens of a window, T.
+          seed: Seed of the order, at least 0.
+          document_masking: Number the documents of a window, and do not treat it as one run of
+            tokens.
 
         Raises:
           UserError: The stream is shorter than one window, or the seed is negative.
@@ -117,7 +112,7 @@ class TextTrainingBatches:
         return self.rows(cursor, 0, self.batch_size)
 
     def rows(self, cursor: int, start: int, stop: int) -> HostBatch:
-        """Rows ``start`` to ``stop`` of ``self[cursor]``: what one host of several needs."""
+        """Return rows ``start`` to ``stop`` of ``self[cursor]``."""
         first = cursor * self.batch_size
         examples = np.arange(first + start, first + stop)
         batch = self._windows.cut(np.array([self._begin(int(example)) for example in examples]))
@@ -126,18 +121,18 @@ class TextTrainingBatches:
         return batch
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """The share of one host of several in ``self[cursor]``, which ``num_hosts`` must divide."""
+        """Return one host's rows of ``self[cursor]``. ``num_hosts`` must divide the batch size."""
         return self.rows(cursor, *host_rows(self.batch_size, host, num_hosts))
 
     def _begin(self, example: int) -> int:
-        """Return the place in the stream where the window of an example begins."""
+        """Return the position in the stream of the first token of an example's window."""
         epoch = example // self.windows_per_epoch
         phase = _phase(self._seed, epoch, self._length)
         return phase + self._length * self._order[example]
 
 
 def host_rows(batch_size: int, host: int, num_hosts: int) -> tuple[int, int]:
-    """The first row of a batch that is one host's of several, and the one after its last."""
+    """Return the range of rows [start, stop) of a batch that belongs to one host."""
     each = batch_size // num_hosts
     return host * each, (host + 1) * each
 
@@ -145,13 +140,13 @@ def host_rows(batch_size: int, host: int, num_hosts: int) -> tuple[int, int]:
 def example_ids(
     examples: np.ndarray,  # [B] int64
 ) -> np.ndarray:  # [B] uint32
-    """The numbers of examples modulo 2**32: what is folded into random keys."""
+    """Return example indices modulo 2**32, to be folded into random keys."""
     return (examples % (1 << 32)).astype(np.uint32)
 
 
 def _shuffled(count: int, seed: int) -> grain.MapDataset:
-    """The numbers below ``count`` in another order for each epoch, without end."""
-    # With a jaxlib before 0.11, as Colab has, grain warns of profiling that is not used here.
+    """Return the indices below ``count``, shuffled anew in each epoch, without end."""
+    # With a jaxlib before 0.11 (Colab), importing grain logs a warning about profiling.
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -160,14 +155,15 @@ def _shuffled(count: int, seed: int) -> grain.MapDataset:
     finally:
         logger.setLevel(level)
 
-    # Grain's shuffle of epoch e with seed s is that of epoch e - 1 with seed s + 1: spread them.
-    spread = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    return grain.MapDataset.range(count).shuffle(seed=spread).repeat()
+    # Grain's shuffle of epoch e with seed s is that of epoch e - 1 with seed s + 1. Hash the seed,
+    # so that runs with adjacent seeds do not share their orders.
+    hashed = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    return grain.MapDataset.range(count).shuffle(seed=hashed).repeat()
 
 
 @functools.lru_cache(maxsize=64)
 def _phase(seed: int, epoch: int, length: int) -> int:
-    """Return the place of an epoch's first cut, from 0 up to the length of a window."""
+    """Return the position of the first cut of an epoch, in [0, length)."""
     return int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0]) % length
 
 
@@ -180,20 +176,21 @@ def make_text_evaluation_batches(
     stride: int | None = None,
     max_batches: int | None = None,
 ) -> TextEvaluationBatches:
-    """Lays windows over a stream so that each target counts once.
+    """Lay windows over a stream so that each target counts once.
 
     Args:
-      stream: What to evaluate on; it may be shorter than a window.
-      batch_size: Windows in a batch, over all hosts.
-      sequence_length: Tokens in a window, T.
-      segments: As in training.
-      stride: How much further each window begins. Below T, windows overlap and each counts only
-        its last ``stride`` targets (the first window: all), so that every target has at least
-        T - stride tokens before it, as far as its document has. None or 0: T.
-      limit: At most this many batches, of windows spread evenly over the stream. None or 0: all.
+      stream: Token stream to evaluate on; it may be shorter than a window.
+      batch_size: Windows of a batch, over all hosts.
+      sequence_length: Tokens of a window, T.
+      document_masking: As in training.
+      stride: Distance between the starts of adjacent windows. Below T, windows overlap and each
+        counts only its last ``stride`` targets (the first window: all), so that every target has at
+        least T - stride tokens of context, as far as its document has them. None or 0: T.
+      max_batches: Maximum number of batches, of windows spread evenly over the stream. None or 0:
+        all.
 
     Raises:
-      ValueError: stride is longer than a window, so that targets would be left out.
+      ValueError: stride is longer than a window, which would skip targets.
     """
     stride = stride or sequence_length
     if not 0 < stride <= sequence_length:
@@ -210,14 +207,14 @@ def make_text_evaluation_batches(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextEvaluationBatches:
-    """Batches with the arrays of `train.data.batches.TextTrainingBatches`, all of one shape.
+    """Evaluation batches with the arrays of `TextTrainingBatches`, all of one shape.
 
-    Weights are 1 where a target counts in this window. Everything is 0 in padding: beyond the end
-    of the stream, and in the rows that fill up the last batch.
+    Weights are 1 where a target counts in its window. Everything is 0 in padding: beyond the end of
+    the stream, and in the rows that fill up the last batch.
     """
 
     windows: Windows
-    window_indices: np.ndarray  # [windows], which of the windows at multiples of stride
+    window_indices: np.ndarray  # [windows], as multiples of stride
     stride: int
     batch_size: int
 
@@ -231,22 +228,25 @@ class TextEvaluationBatches:
         return self.rows(cursor, 0, self.batch_size)
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """The share of one host of several in ``self[cursor]``, which ``num_hosts`` must divide."""
+        """Return one host's rows of ``self[cursor]``. ``num_hosts`` must divide the batch size."""
         return self.rows(cursor, *host_rows(self.batch_size, host, num_hosts))
 
     def rows(self, cursor: int, start: int, stop: int) -> HostBatch:
-        """Rows ``start`` to ``stop`` of ``self[cursor]``: what one host of several needs."""
+        """Return rows ``start`` to ``stop`` of ``self[cursor]``."""
         if not 0 <= cursor < len(self):
             raise IndexError(f"batch {cursor} of {len(self)}")
+        window_length = self.windows.window_length
         first = cursor * self.batch_size
         examples = np.arange(first + start, first + stop)  # [B]
         filled = examples < len(self.window_indices)
         window = self.window_indices[np.where(filled, examples, 0)]  # [B]
-        begins = window * self.stride
-        place = np.arange(self.windows.window_length)  # [T]
-        real = filled[:, None] & (begins[:, None] + place < self.windows.num_targets)  # [B, T]
-        counted_before = np.where(window > 0, self.windows.window_length - self.stride, 0)  # [B]
-        batch = {name: np.where(real, array, 0) for name, array in self.windows.cut(begins).items()}
-        batch["weights"] = (real & (place >= counted_before[:, None])).astype(np.float32)
+        starts = window * self.stride  # [B]
+        offset = np.arange(window_length)  # [T]
+        # The stream is a circle, but an evaluation ends where it closes.
+        real = filled[:, None] & (starts[:, None] + offset < self.windows.num_targets)  # [B, T]
+        # Overlapping windows: the one before has counted all but the last `stride` targets.
+        num_context = np.where(window > 0, window_length - self.stride, 0)  # [B]
+        batch = {name: np.where(real, array, 0) for name, array in self.windows.cut(starts).items()}
+        batch["weights"] = (real & (offset >= num_context[:, None])).astype(np.float32)
         batch["examples"] = example_ids(examples)
         return batch

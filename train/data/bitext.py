@@ -1,4 +1,4 @@
-"""Sentences and their translations, for encoder-decoders."""
+"""Bitext: sentence pairs of two languages, for encoder-decoders."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class SentencePair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BitextSplit:
-    """The pairs of a split. Each sentence ends with the tokenizer's end of text."""
+    """Tokenized sentence pairs of a split. Each sentence ends with the end-of-text token."""
 
     pairs: Sequence[SentencePair]
     source: RaggedArray
     target: RaggedArray
     decoder_start_token_id: int
-    """The token that the decoder is given first: the end of text too."""
+    """First input token of the decoder: the end-of-text token."""
 
     @property
     def lengths(self) -> np.ndarray:  # [n, 2]
-        """Tokens of source and target."""
+        """Number of tokens of source and target."""
         return np.stack([self.source.lengths, self.target.lengths], axis=1)
 
     def batch(
@@ -52,14 +52,14 @@ class BitextSplit:
         indices: np.ndarray,  # [B] int64
         lengths: tuple[int, ...],
     ) -> HostBatch:
-        """Some pairs, padded to S and T tokens.
+        """Return some pairs, padded to S and T tokens.
 
         Returns:
           source, source_segments: [B, S] int32, the tokens, and 1 where they are no padding.
-          tokens, targets: [B, T] int32, what the decoder is given and what it should say.
+          tokens, targets: [B, T] int32, the decoder's inputs and targets.
           segments: [B, T] int32, 1 where these are no padding.
           weights: [B, T] float32, the same.
-          examples: [B] uint32, the numbers of the pairs within the split.
+          examples: [B] uint32, the indices of the pairs within the split.
         """
         source, source_real = self.source.pad(indices, lengths[0])
         targets, real = self.target.pad(indices, lengths[1])
@@ -80,14 +80,14 @@ class BitextSplit:
 def prepare_bitext(
     config: BitextDataConfig, tokenizer: Tokenizer | None = None
 ) -> ExampleCorpus[BitextSplit]:
-    """Reads and encodes the pairs that ``config`` names.
+    """Read and tokenize the pairs that ``config`` names.
 
     Args:
-      config: Which files, which tokenizer.
-      tokenizer: Used in place of what ``config.tokenizer`` describes.
+      config: Files and tokenizer.
+      tokenizer: Used instead of the one that ``config.tokenizer`` describes.
 
     Raises:
-      UserError: A file is missing, empty or not UTF-8, or two files have not as many lines.
+      UserError: A file is missing, empty or not UTF-8, or two files differ in length.
     """
     splits = read_splits(config, lambda setting, path: read_pairs(config, setting, path))
     tokenizer = tokenizer or tokenizer_for_splits(
@@ -106,7 +106,7 @@ def prepare_bitext(
 
 
 def read_pairs(config: BitextDataConfig, setting: str, path: str) -> list[SentencePair]:
-    """The pairs of the two files whose names begin with ``path``."""
+    """Return the pairs of the two files whose names begin with ``path``."""
     files = [
         find_file(f"{path}.{ending}", setting)
         for ending in (config.source_lang, config.target_lang)
@@ -123,7 +123,7 @@ def read_pairs(config: BitextDataConfig, setting: str, path: str) -> list[Senten
 def encode_sentences(
     tokenizer: Tokenizer, texts: Iterable[str]
 ) -> list[np.ndarray]:  # each [T] int32
-    """The tokens of sentences, each with the end of text after it."""
+    """Return the tokens of sentences, each followed by the end-of-text token."""
     end = [tokenizer.eos_token_id]
     return [
         np.append(tokens, end).astype(np.int32)
@@ -135,45 +135,52 @@ def decode_sentence(
     tokenizer: Tokenizer,
     tokens: np.ndarray,  # [T]
 ) -> str:
-    """The text of what a decoder said, up to the first end of text."""
+    """Return the text of a decoder's output, up to the first end-of-text token."""
     ends = np.flatnonzero(tokens == tokenizer.eos_token_id)
     return tokenizer.decode(tokens[: ends[0]] if len(ends) else tokens).strip()
 
 
 def _encode(
-    name: str, pairs: Sequence[SentencePair], tokenizer: Tokenizer, longest: int, notes: list[str]
+    name: str,
+    pairs: Sequence[SentencePair],
+    tokenizer: Tokenizer,
+    max_length: int,
+    notes: list[str],
 ) -> BitextSplit:
-    """Encodes a split; what is said of its pairs goes to ``notes``."""
+    """Tokenize a split. Notes on removed and truncated pairs are appended to ``notes``."""
     sides = [
         encode_sentences(tokenizer, [pair[side] for pair in pairs])
         for side in range(len(SentencePair._fields))
     ]
     lengths = np.array([[len(tokens) for tokens in side] for side in sides])  # [2, n]
-    unfit = (lengths > longest).any(axis=0)  # [n]
+    unsuitable = (lengths > max_length).any(axis=0)  # [n]
     if name == "train":
-        unfit |= (lengths == 1).any(axis=0)  # the end alone
-        kept = np.flatnonzero(~unfit).tolist()
-        if not kept:
+        # Pairs with an empty side (the end token alone) teach nothing. Other splits keep every
+        # pair, so that their scores are comparable with published ones.
+        unsuitable |= (lengths == 1).any(axis=0)
+        indices = np.flatnonzero(~unsuitable).tolist()
+        if not indices:
             raise UserError(
-                f"the train split: all its pairs are longer than data.max_length {longest} tokens "
-                "or have an empty side; raise it, or give other text"
+                f"the train split: all its pairs are longer than data.max_length {max_length} "
+                "tokens or have an empty side; raise it, or give other text"
             )
-        pairs = [pairs[number] for number in kept]
-        sides = [[side[number] for number in kept] for side in sides]
-    if unfit.any():
-        what = "or have an empty side: they are left out" if name == "train" else "and are cut"
+        pairs = [pairs[index] for index in indices]
+        sides = [[side[index] for index in indices] for side in sides]
+    if unsuitable.any():
+        problem = "or have an empty side: they are left out" if name == "train" else "and are cut"
         notes.append(
-            f"the {name} split: {unfit.sum():,} of {unfit.size:,} pairs are longer than "
-            f"data.max_length {longest} tokens {what}"
+            f"the {name} split: {unsuitable.sum():,} of {unsuitable.size:,} pairs are longer than "
+            f"data.max_length {max_length} tokens {problem}"
         )
     source, target = (
-        RaggedArray.from_sequences([_cut(tokens, longest) for tokens in side]) for side in sides
+        RaggedArray.from_sequences([_truncate(tokens, max_length) for tokens in side])
+        for side in sides
     )
     return BitextSplit(pairs, source, target, tokenizer.eos_token_id)
 
 
-def _cut(tokens: np.ndarray, longest: int) -> np.ndarray:
-    """The tokens, or the first of them and the end."""
-    if len(tokens) <= longest:
+def _truncate(tokens: np.ndarray, max_length: int) -> np.ndarray:
+    """Return the tokens, truncated to ``max_length`` with the end token kept."""
+    if len(tokens) <= max_length:
         return tokens
-    return np.append(tokens[: longest - 1], tokens[-1:])
+    return np.append(tokens[: max_length - 1], tokens[-1:])

@@ -1,6 +1,6 @@
-"""Sequences of many lengths in one array, and padded to one length when they are needed.
+"""Ragged arrays, and buckets of examples of similar length.
 
-Examples of like length put together, so that batches have few shapes and little padding.
+Buckets limit the number of batch shapes, each of which is a program to compile, and the padding.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RaggedArray:
-    """Sequences of numbers, one after the other."""
+    """Integer sequences of different lengths, concatenated in one array."""
 
     values: np.ndarray  # [n] int32
     offsets: np.ndarray  # [sequences + 1] int64
-    """Where each sequence begins in flat, and where the last one ends."""
+    """Offset of each sequence in values, then the total length."""
 
     @classmethod
     def from_sequences(cls, sequences: Sequence[np.ndarray]) -> RaggedArray:
-        """The sequences, in order."""
+        """Concatenate sequences."""
         lengths = [len(sequence) for sequence in sequences]
         flat = np.concatenate([np.zeros(0, np.int32), *sequences]).astype(np.int32)
         return cls(flat, np.cumsum([0, *lengths], dtype=np.int64))
@@ -41,19 +41,20 @@ class RaggedArray:
         indices: np.ndarray,  # [B] int64
         length: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Some of the sequences as the rows of an array.
+        """Return some of the sequences as rows of a padded array.
 
         Args:
-          numbers: Which sequences; -1 is an empty one.
+          indices: Sequences to return; -1 is an empty one.
           length: T, at least the length of the longest of them.
 
         Returns:
-          The numbers [B, T] int32, 0 in padding, and where they are real [B, T] bool.
+          The values [B, T] int32, 0 in padding, and a mask [B, T] that is True where they are no
+          padding.
         """
         lengths = np.where(indices < 0, 0, self.lengths[indices])  # [B]
-        place = np.arange(length)  # [T]
-        real = place < lengths[:, None]  # [B, T]
-        source = np.where(real, self.offsets[indices][:, None] + place, 0)  # [B, T]
+        position = np.arange(length)  # [T]
+        real = position < lengths[:, None]  # [B, T]
+        source = np.where(real, self.offsets[indices][:, None] + position, 0)  # [B, T]
         return np.where(real, self.values[source], 0), real
 
 
@@ -62,13 +63,13 @@ class Bucket:
     """Examples that are padded to the same lengths."""
 
     batch_size: int
-    """Rows in a batch, B."""
+    """Rows of a batch, B."""
 
     lengths: tuple[int, ...]
-    """The length of each side: source and target, or the only one."""
+    """Padded length of each side: of source and target, or of the only side."""
 
     examples: np.ndarray  # [n] int64
-    """Their numbers, in order."""
+    """Indices of the examples, ascending."""
 
 
 def bucket_by_tokens(
@@ -79,22 +80,24 @@ def bucket_by_tokens(
     batch_size_multiple: int = 1,
     max_buckets: int = 8,
 ) -> tuple[Bucket, ...]:
-    """Buckets whose batches have about as many tokens: the shorter the examples, the more rows.
+    """Return buckets with about equal tokens a batch: the shorter the examples, the more rows.
 
     Args:
-      lengths: Of each side of each example.
-      batch_tokens: Rows times the longer side of a batch is at most this, if row_multiple allows.
-        It is less where fewer rows hold the bucket's examples in as many batches.
-      batch_size: A batch has at most this many rows; 0: no such limit.
-      row_multiple: Every batch has a multiple of this many rows.
-      most: At most this many buckets: each shape is a program that has to be compiled.
+      lengths: Length of each side of each example.
+      batch_tokens: Upper bound of rows times the longer side of a batch, if batch_size_multiple
+        permits. It is lower where fewer rows hold the bucket's examples in as many batches.
+      batch_size: Maximum number of rows of a batch; 0: no such limit.
+      batch_size_multiple: The rows of every batch are a multiple of this.
+      max_buckets: Maximum number of buckets. Each shape is a program to compile.
     """
 
     def rows(count: int, longer: int) -> int:
         room = min(batch_tokens // longer, batch_size or batch_tokens)
-        most_rows = max(1, room // batch_size_multiple) * batch_size_multiple
-        even = -(-count // -(-count // most_rows))  # dealt evenly over as few batches
-        return -(-even // batch_size_multiple) * batch_size_multiple
+        max_rows = max(1, room // batch_size_multiple) * batch_size_multiple
+        num_batches = -(-count // max_rows)
+        # Deal the examples evenly: full batches and a small last one would need more padding.
+        even_rows = -(-count // num_batches)
+        return -(-even_rows // batch_size_multiple) * batch_size_multiple
 
     return _buckets(lengths, rows, max_buckets)
 
@@ -105,49 +108,50 @@ def bucket_by_rows(
     batch_size: int,
     max_buckets: int = 8,
 ) -> tuple[Bucket, ...]:
-    """As `buckets_by_tokens`, but every batch has ``batch_size`` rows."""
+    """Return buckets whose batches all have ``batch_size`` rows. See `bucket_by_tokens`."""
     return _buckets(lengths, lambda *_: batch_size, max_buckets)
 
 
 def _buckets(
     lengths: np.ndarray,  # [n, sides]
     rows: Callable[[int, int], int],  # of the number of examples and their longer side
-    most: int,
+    max_buckets: int,
 ) -> tuple[Bucket, ...]:
     longer = lengths.max(axis=1)  # [n]
-    which = np.searchsorted(_edges(longer, most), longer)  # [n]
-    found = []
-    for bucket in range(which.max() + 1):
-        examples = np.flatnonzero(which == bucket)
+    bucket_of = np.searchsorted(_edges(longer, max_buckets), longer)  # [n]
+    buckets = []
+    for bucket in range(bucket_of.max() + 1):
+        examples = np.flatnonzero(bucket_of == bucket)
         sides = tuple(int(side) for side in lengths[examples].max(axis=0))
-        found.append(Bucket(rows(len(examples), max(sides)), sides, examples))
-    return tuple(found)
+        buckets.append(Bucket(rows(len(examples), max(sides)), sides, examples))
+    return tuple(buckets)
 
 
 def _edges(
     longer: np.ndarray,  # [n]
-    most: int,
+    max_buckets: int,
 ) -> np.ndarray:  # [buckets], ascending
-    """The greatest length of each bucket, chosen so that all padded examples are least in sum.
+    """Return the padded length of each bucket, such that the sum of all padded lengths is minimal.
 
-    Dynamic programming: the best that k buckets can do for the examples of the shortest lengths
-    follows from the best that k - 1 can do for fewer of them.
+    Dynamic programming: the best result of k buckets for the examples up to some length follows
+    from the best results of k - 1 buckets for fewer of them.
     """
     values, counts = np.unique(longer, return_counts=True)  # [m]
-    before = np.cumsum([0, *counts])  # [m + 1], examples that are shorter than each value
-    width = np.array([0, *values])  # what the last of them is padded to
-    # One more bucket, from length `start` up to `end`, both included as "none": [end, start].
+    before = np.cumsum([0, *counts])  # [m + 1], number of examples up to each value, from none
+    width = np.array([0, *values])  # [m + 1], padded length of a bucket that ends at each value
+    # size[end, start]: padded length of the bucket of the examples after `start` up to `end`.
     size = np.maximum(before[:, None] - before[None, :], 0) * width[:, None]
     allowed = np.tri(len(before), dtype=bool)
     best = np.where(np.arange(len(before)) == 0, 0.0, np.inf)  # [m + 1], with no bucket yet
-    choices = []
-    for _ in range(most):
+    starts = []  # for each number of buckets, the best start of the last one, by its end
+    for _ in range(max_buckets):
         sums = np.where(allowed, best[None, :] + size, np.inf)
-        choices.append(sums.argmin(axis=1))
+        starts.append(sums.argmin(axis=1))
         best = sums.min(axis=1)
+    # Walk back from the end of all examples through the best starts. Empty buckets are skipped.
     edges, end = [], len(values)
-    for choice in reversed(choices):
-        if choice[end] < end:
+    for start in reversed(starts):
+        if start[end] < end:
             edges.append(values[end - 1])
-        end = choice[end]
+        end = start[end]
     return np.array(edges[::-1])

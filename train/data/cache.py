@@ -1,4 +1,4 @@
-"""Folders that are costly to make: made once, by one process, and whole or not there."""
+"""Cache folders: computed once, by one process, and never seen incomplete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from train.errors import UsageError, UserError
 
 
 def cache_folder(setting: str) -> pathlib.Path:
-    """The folder of ``data.cache_dir`` or, if that is empty, the user's own.
+    """Return the folder of ``data.cache_dir``, or the user's own if it is empty.
 
     Raises UserError if it is remote, or the home folder is not known.
     """
@@ -27,7 +27,7 @@ def cache_folder(setting: str) -> pathlib.Path:
 
 
 def user_cache_folder() -> pathlib.Path:
-    """Return the folder of all that this project keeps for the user, below ~/.cache as a rule.
+    """Return the user's cache folder of this project, usually below ~/.cache.
 
     Raises UserError if the home folder is not known.
     """
@@ -42,7 +42,7 @@ def user_cache_folder() -> pathlib.Path:
 
 
 def cache_key(*parts: object) -> str:
-    """A name for what follows from ``parts`` (JSON values): equal where they are equal."""
+    """Return a name derived from JSON values: equal for equal values."""
     text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
@@ -52,15 +52,15 @@ def get_or_create(
     write: Callable[[pathlib.Path], None],
     is_complete: Callable[[pathlib.Path], bool] = pathlib.Path.is_dir,
 ) -> pathlib.Path:
-    """Returns ``folder``, having it written first unless it is there and whole.
+    """Return ``folder``, after creating it unless it exists and is complete.
 
-    Of several processes one writes and the others wait. What is written appears under its name
-    at once and complete, so that a kill or a full disk leaves nothing that could be taken for it.
+    If several processes ask for it, one writes and the others wait. The folder is written under
+    another name and renamed, so that a kill or a full disk leaves no incomplete folder.
 
     Args:
-      folder: The folder to make.
+      folder: The folder to create.
       write: Fills an empty folder.
-      whole: Whether a folder that is there is what `write` made.
+      is_complete: Returns True if an existing folder is what `write` made.
 
     Raises:
       UserError: The cache cannot be written (a full disk, no permission).
@@ -83,6 +83,7 @@ def get_or_create(
 
 
 def _replace(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
+    """Write the folder under a temporary name, then rename it."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     partial.mkdir()

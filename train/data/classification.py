@@ -1,7 +1,4 @@
-"""Files of texts with their labels: tab-separated columns, or the label as the first word.
-
-Texts and the classes that they belong to, for classifiers.
-"""
+"""Labeled texts: files, encoding, and batches for classification."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from train.errors import UserError
 
 
 class LabeledText(NamedTuple):
-    """A text, the name of its class, and what messages call the line that it is from."""
+    """A text, its label, and its location for error messages."""
 
     label: str
     text: str
@@ -41,74 +38,77 @@ class LabeledText(NamedTuple):
 def read_labeled_texts(
     config: ClassificationDataConfig, setting: str, path: str
 ) -> Iterator[LabeledText]:
-    """The texts of a file, one for each line that is not empty."""
+    """Yield the texts of a file, one for each line that is not empty."""
     file = find_file(path, setting)
     lines = read_lines(file, config.encoding)
     columns = _columns(config, lines[0], line_location(file, 0)) if config.format == "tsv" else None
     skip = 1 if config.format == "tsv" and config.header else 0
     for index, line in enumerate(lines[skip:], start=skip):
         if line.strip():
-            where = line_location(file, index)
-            label, text = _by_columns(line, columns, where) if columns else _first_word(line, where)
+            location = line_location(file, index)
+            if columns:
+                label, text = _by_columns(line, columns, location)
+            else:
+                label, text = _first_word(line, location)
             if not label:
-                raise UserError(f"{where}: its label is empty; mend the line, or leave it out")
+                raise UserError(f"{location}: its label is empty; mend the line, or leave it out")
             yield LabeledText(
-                label.partition(":")[0] if config.coarse_labels else label, text, where
+                label.partition(":")[0] if config.coarse_labels else label, text, location
             )
 
 
-def _columns(config: ClassificationDataConfig, first: str, where: str) -> tuple[int, int]:
-    """The numbers of the columns of label and text."""
+def _columns(config: ClassificationDataConfig, first: str, location: str) -> tuple[int, int]:
+    """Return the indices of the columns of label and text."""
     if not config.header:
         return int(config.label_column), int(config.text_column)
     names = first.split("\t")
-    found = []
+    indices = []
     for setting, column in (
         ("label_column", config.label_column),
         ("text_column", config.text_column),
     ):
         if column in names:
-            found.append(names.index(column))
+            indices.append(names.index(column))
         elif column.isdecimal():
-            found.append(int(column))
+            indices.append(int(column))
         else:
             raise UserError(
-                f"{where}: the header has no column {column!r} (it has {preview_names(names)}); set "
-                f"data.{setting}, or data.header to False if this line is an example"
+                f"{location}: the header has no column {column!r} (it has {preview_names(names)}); "
+                f"set data.{setting}, or data.header to False if this line is an example"
             )
-    return found[0], found[1]
+    return indices[0], indices[1]
 
 
-def _by_columns(line: str, columns: tuple[int, int], where: str) -> tuple[str, str]:
+def _by_columns(line: str, columns: tuple[int, int], location: str) -> tuple[str, str]:
     cells = line.split("\t")
     if max(columns) >= len(cells):
         raise UserError(
-            f"{where}: has {len(cells)} columns, but data.label_column and data.text_column ask for column "
-            f"{max(columns)}, from 0 on; mend the line or these settings (a tab stands between "
-            "columns)"
+            f"{location}: has {len(cells)} columns, but data.label_column and data.text_column ask "
+            f"for column {max(columns)}, from 0 on; mend the line or these settings (columns are "
+            "separated by tabs)"
         )
     return cells[columns[0]].strip(), cells[columns[1]]
 
 
-def _first_word(line: str, where: str) -> tuple[str, str]:
+def _first_word(line: str, location: str) -> tuple[str, str]:
     label, _, text = line.strip().partition(" ")
     if not text:
-        raise UserError(f"{where}: has one word only; it should have a label and then a text")
+        raise UserError(f"{location}: has one word only; it should have a label and then a text")
     return label, text
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClassificationSplit:
-    """The texts of a split, each with a token before it whose vector can stand for the whole."""
+    """Tokenized texts of a split, each after a start token whose vector can represent the text."""
 
     texts: Sequence[str]
     tokens: RaggedArray
     targets: np.ndarray  # [n] int32
-    """The number of each text's class."""
+    """Index of the label of each text."""
 
     @property
     def lengths(self) -> np.ndarray:  # [n, 1]
-        """Tokens of each text."""
+        """Number of tokens of each text."""
         return self.tokens.lengths[:, None]
 
     def batch(
@@ -116,14 +116,14 @@ class ClassificationSplit:
         indices: np.ndarray,  # [B] int64
         lengths: tuple[int, ...],
     ) -> HostBatch:
-        """Some texts, padded to T tokens.
+        """Return some texts, padded to T tokens.
 
         Returns:
           tokens: [B, T] int32.
-          segments: [B, T] int32, 1 where they are no padding.
-          targets: [B] int32, the classes.
+          segments: [B, T] int32, 1 where tokens are no padding.
+          targets: [B] int32, the label indices.
           weights: [B] float32, 1 unless the row is empty.
-          examples: [B] uint32, the numbers of the texts within the split.
+          examples: [B] uint32, the indices of the texts within the split.
         """
         tokens, real = self.tokens.pad(indices, lengths[0])
         return {
@@ -140,16 +140,16 @@ def prepare_classification(
     tokenizer: Tokenizer | None = None,
     labels: Sequence[str] | None = None,
 ) -> ExampleCorpus[ClassificationSplit]:
-    """Reads and encodes the texts that ``config`` names.
+    """Read and tokenize the texts that ``config`` names.
 
     Args:
-      config: Which files, which tokenizer.
-      tokenizer: Used in place of what ``config.tokenizer`` describes.
-      labels: The names of the classes by number; those of ``config.path``, sorted, if None.
+      config: Files and tokenizer.
+      tokenizer: Used instead of the one that ``config.tokenizer`` describes.
+      labels: The labels by index; None: those of ``config.path``, sorted.
 
     Raises:
-      UserError: A file is missing, empty or not encoded as the settings say, a line is not as
-        they say, or a label is none of the classes.
+      UserError: A file is missing, empty or not encoded as configured, a line is malformed, or a
+        label is not among ``labels``.
     """
     splits = read_splits(
         config, lambda setting, path: list(read_labeled_texts(config, setting, path))
@@ -165,26 +165,27 @@ def make_classification_corpus(
     label_names: Sequence[str],
     tokenizer: Tokenizer | None = None,
 ) -> ExampleCorpus[ClassificationSplit]:
-    """Encodes texts that have been read; ``label_names`` are those of the classes, by number."""
+    """Tokenize texts that have been read. ``label_names`` are the labels by index."""
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
         {
-            split: with_leading_space(example.text for example in found)
-            for split, found in splits.items()
+            split: with_leading_space(example.text for example in examples)
+            for split, examples in splits.items()
         },
     )
     notes: list[str] = []
     encoded = {
-        split: _encode(split, found, tokenizer, label_names, config.max_length, notes)
-        for split, found in splits.items()
+        split: _encode(split, examples, tokenizer, label_names, config.max_length, notes)
+        for split, examples in splits.items()
     }
-    content = {split: [example[:2] for example in found] for split, found in splits.items()}
+    # Without the locations: the digest must not depend on the paths of the files.
+    content = {split: [example[:2] for example in examples] for split, examples in splits.items()}
     digest = corpus_digest(tokenizer, {"labels": tuple(label_names), **content})
     return ExampleCorpus(tokenizer, encoded, digest, tuple(label_names), tuple(notes))
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Iterable[str]) -> list[np.ndarray]:  # each [T] int32
-    """The tokens of texts as a classifier reads them: after the one that stands for the whole."""
+    """Return the tokens of texts, each after the start token of a classifier."""
     first = np.array([tokenizer.cls_token_id])
     return [
         np.concatenate([first, tokens]).astype(np.int32)
@@ -196,20 +197,20 @@ def _encode(
     split: str,
     examples: Sequence[LabeledText],
     tokenizer: Tokenizer,
-    names: Sequence[str],
-    longest: int,
+    label_names: Sequence[str],
+    max_length: int,
     notes: list[str],
 ) -> ClassificationSplit:
-    """Encodes a split; what is said of its texts goes to ``notes``."""
+    """Tokenize a split. Notes on truncated texts are appended to ``notes``."""
     labels = ((example.label, example.location) for example in examples)
-    targets = np.array(label_indices(labels, names, "label"), np.int32)
+    targets = np.array(label_indices(labels, label_names, "label"), np.int32)
     texts = [example.text for example in examples]
     tokens = encode_texts(tokenizer, texts)
-    if beyond := sum(len(text) > longest for text in tokens):
+    if num_truncated := sum(len(text) > max_length for text in tokens):
         notes.append(
-            f"the {split} split: {beyond:,} of {len(texts):,} texts are longer than "
-            f"data.max_length {longest} tokens and are cut"
+            f"the {split} split: {num_truncated:,} of {len(texts):,} texts are longer than "
+            f"data.max_length {max_length} tokens and are cut"
         )
     return ClassificationSplit(
-        texts, RaggedArray.from_sequences([text[:longest] for text in tokens]), targets
+        texts, RaggedArray.from_sequences([text[:max_length] for text in tokens]), targets
     )

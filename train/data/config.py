@@ -79,6 +79,7 @@ class TokenizerConfig:
         )
 
 
+@dataclasses.dataclass(frozen=True)
 class DataConfig(abc.ABC):
     """Interface of the data settings, `Experiment.data`: a frozen dataclass.
 
@@ -156,8 +157,8 @@ class TextDataConfig(DataConfig):
     """JSON lines: name of the field that holds a document's text."""
 
     split_method: SplitMethod = "documents"
-    """How validation text is held out of path. documents: whole documents, selected by a hash of
-    their names. tail: the last characters, even from the middle of a document (also used if path
+    """Rule that holds validation text out of path. documents: whole documents, selected by a hash
+    of their names. tail: the last characters, even from the middle of a document (also used if path
     has a single document)."""
 
     validation_fraction: float = 0.1
@@ -196,9 +197,7 @@ class TextDataConfig(DataConfig):
             self.max_bytes >= 0,
             f"data.max_bytes: {self.max_bytes} is negative; give 0 to read all",
         )
-        require(
-            bool(self.text_field), "data.text_field: is empty; name the JSON field of the text"
-        )
+        require(bool(self.text_field), "data.text_field: is empty; name the JSON field of the text")
 
     @property
     def longest_example(self) -> int:

@@ -1,9 +1,4 @@
-"""What one path setting stands for: documents in a fixed order, readable as often as needed.
-
-Which text belongs to which split: held out as whole documents, or as the tail of the text.
-
-From what the data settings say to token streams: found, split, encoded, kept.
-"""
+"""Running text: find the files, split off held-out text, train the tokenizer, tokenize, cache."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ from typing import Any, Protocol
 from train.data.cache import cache_folder, cache_key, get_or_create
 from train.data.config import TextDataConfig
 from train.data.files import TextFile, find_files
-from train.data.library import LIBRARY_PATH, library_documents, library_files
+from train.data.python_library import LIBRARY_PATH, library_documents, library_files
 from train.data.streams import TokenStream, read_stream, stream_is_complete, write_stream
 from train.data.text import Document, read_documents, truncate_documents
 from train.data.tokenizer import Tokenizer
@@ -30,7 +25,7 @@ from train.evaluation.compression import compressed_bits_per_byte
 
 @dataclasses.dataclass(frozen=True)
 class TextSource:
-    """The documents that one setting names. Nothing is kept in memory: each pass reads anew."""
+    """Documents of one path setting. They are not kept in memory: each pass reads them again."""
 
     setting: str
     path: str
@@ -42,72 +37,72 @@ class TextSource:
     def find(
         cls, setting: str, path: str, *, text_field: str = "text", max_bytes: int = 0
     ) -> TextSource:
-        """Finds the files that ``path``, the value of ``setting``, means (UserError: none)."""
+        """Return the source of ``path``, the value of ``setting``. UserError: it has no files."""
         files = library_files() if path == LIBRARY_PATH else find_files(path, setting)
         return cls(setting, path, files, text_field, max_bytes)
 
     def documents(self) -> Iterator[Document]:
-        """The documents, never empty ones (UserError: there is no text at all)."""
+        """Yield the documents that are not empty. Raises UserError if there is no text at all."""
         if self.path == LIBRARY_PATH:
             documents = library_documents(self.files)
         else:
             documents = read_documents(self.files, text_field=self.text_field)
-        nothing = True
+        is_empty = True
         for document in truncate_documents(documents, self.max_bytes):
-            nothing = False
+            is_empty = False
             yield document
-        if nothing:
+        if is_empty:
             raise UserError(f"{self.setting} {self.path}: is empty; give a path that holds text")
 
     def fingerprint(self) -> list[object]:
-        """What tells whether the text may have changed, as JSON: files, sizes and times."""
+        """Return JSON values that change if the text may have changed: files, sizes and times."""
         version = [*sys.version_info] if self.path == LIBRARY_PATH else []
         files = [file.fingerprint() for file in self.files]
         return [version, self.text_field, self.max_bytes, files]
 
 
 class Holdout(Protocol):
-    """Divides documents into those to train on and those held out."""
+    """Rule that divides documents into a training part and a held-out part."""
 
     def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
-        """The documents of one of the two parts, in order."""
+        """Yield the documents of one of the two parts, in order."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class DocumentHoldout:
-    """Documents are held out whole, those with these numbers."""
+    """Holds out whole documents, by index."""
 
     held_out: frozenset[int]
 
     def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
-        """See `Cut`."""
-        for number, document in enumerate(documents):
-            if (number in self.held_out) == held_out:
+        """See `Holdout`."""
+        for index, document in enumerate(documents):
+            if (index in self.held_out) == held_out:
                 yield document
 
 
 @dataclasses.dataclass(frozen=True)
 class TailHoldout:
-    """The characters from ``start`` on are held out, counted over all documents."""
+    """Holds out the characters from ``start`` on, counted over all documents."""
 
     start: int
 
     def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
-        """See `Cut`."""
+        """See `Holdout`."""
         before = 0
         for name, text in documents:
             cut = min(max(self.start - before, 0), len(text))
             before += len(text)
-            if kept := text[cut:] if held_out else text[:cut]:
-                yield Document(name, kept)
+            if part := text[cut:] if held_out else text[:cut]:
+                yield Document(name, part)
 
 
 class TextSplits:
-    """The documents of every split that a DataConfig has.
+    """Documents of every split of a `TextDataConfig`.
 
     Attributes:
-      names: The splits there are: "train", "validation" and, if it was asked for, "test".
+      names: The splits: "train", "validation" and, if it is configured, "test".
     """
 
     def __init__(self, config: TextDataConfig):
@@ -126,7 +121,7 @@ class TextSplits:
         self.names = ("train", "validation", *(["test"] if config.test_path else []))
 
     def documents(self, split: str) -> Iterator[Document]:
-        """The documents of a split; reads the files anew each time."""
+        """Yield the documents of a split. The files are read again each time."""
         if split in ("train", "validation") and "validation" not in self._sources:
             documents = self._sources["train"].documents()
             return self.holdout.select(documents, held_out=split == "validation")
@@ -134,7 +129,7 @@ class TextSplits:
 
     @functools.cached_property
     def holdout(self) -> Holdout:
-        """How ``data.path`` is divided (reads all of it once, to measure it)."""
+        """Rule that divides ``data.path``. It reads all of the text once, to measure it."""
         source, fraction = self._sources["train"], self._config.validation_fraction
         sizes = [(document.name, len(document.text)) for document in source.documents()]
         if self._config.split_method == "documents" and len(sizes) > 1:
@@ -149,7 +144,7 @@ class TextSplits:
         return TailHoldout(start)
 
     def fingerprint(self) -> dict[str, object]:
-        """What tells whether any split may have changed, as JSON."""
+        """Return JSON values that change if a split may have changed."""
         prints: dict[str, object] = {
             split: source.fingerprint() for split, source in self._sources.items()
         }
@@ -159,52 +154,48 @@ class TextSplits:
 
 
 def choose_held_out_documents(sizes: list[tuple[str, int]], fraction: float) -> frozenset[int]:
-    """Draws documents by a hash of their names, up to a fraction of all characters.
+    """Choose documents by a hash of their names, up to a fraction of all characters.
 
-    The same documents are drawn wherever the corpus lies and however often it is read. At least
-    one is drawn (the smallest, if none fits) and at least one is not.
+    The choice does not depend on the place of the corpus or on the order of reading. At least one
+    document is chosen (the smallest, if none fits), and at least one is not.
 
     Args:
-      sizes: The name and the number of characters of each document, at least two of them.
-      fraction: The part of all characters to draw at most, between 0 and 1.
+      sizes: Name and number of characters of each document, at least two of them.
+      fraction: Maximum fraction of all characters to choose, between 0 and 1.
 
     Returns:
-      The numbers of the documents drawn.
+      The indices of the chosen documents.
     """
-    left = fraction * sum(size for _, size in sizes)
-    drawn = set()
-    for number in sorted(range(len(sizes)), key=lambda number: _hash(sizes[number][0])):
-        if sizes[number][1] <= left:
-            left -= sizes[number][1]
-            drawn.add(number)
-    smallest = min(range(len(sizes)), key=lambda number: (sizes[number][1], sizes[number][0]))
-    return frozenset(drawn or {smallest})
+    remaining = fraction * sum(size for _, size in sizes)
+    chosen = set()
+    for index in sorted(range(len(sizes)), key=lambda index: _hash(sizes[index][0])):
+        if sizes[index][1] <= remaining:
+            remaining -= sizes[index][1]
+            chosen.add(index)
+    smallest = min(range(len(sizes)), key=lambda index: (sizes[index][1], sizes[index][0]))
+    return frozenset(chosen or {smallest})
 
 
 def _hash(name: str) -> bytes:
     return hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest()
 
 
-# Raise it when what is written changes, so that what is there is not taken for it.
+# Version of the files in the cache. Increase it when their contents change.
 _FORMAT = 1
-
-
-_FACTS = "corpus.json"
-
-
+_METADATA = "corpus.json"
 _TOKENIZER = "tokenizer.json"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextCorpus:
-    """A tokenizer and the streams of all splits.
+    """A tokenizer and the token streams of all splits.
 
     Attributes:
-      tokenizer: The tokenizer of all streams.
-      streams: By the name of the split: "train", "validation" and, if asked for, "test".
-      digest: Tells corpora apart: equal if all texts, splits and tokens are.
-      labels: None: text has no classes.
-      notes: None.
+      tokenizer: Tokenizer of all streams.
+      streams: Streams by split: "train", "validation" and, if it is configured, "test".
+      digest: Digest of texts, splits and tokens: equal for equal data.
+      labels: Empty: running text has no labels.
+      notes: Empty.
     """
 
     tokenizer: Tokenizer
@@ -215,7 +206,7 @@ class TextCorpus:
     notes: tuple[str, ...] = ()
 
     def split(self, name: str) -> TokenStream:
-        """The stream of a split (UserError: there is none of that name)."""
+        """Return the stream of a split. Raises UserError if there is none of that name."""
         if name not in self.streams:
             remedy = "set data.test_path" if name == "test" else "choose one of these"
             raise UserError(
@@ -224,18 +215,20 @@ class TextCorpus:
         return self.streams[name]
 
     def compressed_bits_per_byte(self, name: str) -> dict[str, float]:
-        """Bits a byte that gzip -9 and xz -9 need for the text of a split (reads it again)."""
+        """Return the bits per byte of gzip -9 and xz -9 on a split's text, which is read again."""
         stream = self.split(name)
         return compressed_bits_per_byte(doc.text for doc in self._splits.documents(stream.name))
 
 
 def prepare_tokenizer(config: TextDataConfig) -> Tokenizer:
-    """The tokenizer of the settings, learned from the training split unless it is in the cache.
+    """Return the configured tokenizer, trained on the training split unless it is cached.
 
-    Raises UserError as `prepare_corpus` does.
+    Raises UserError as `prepare_text` does.
     """
     splits = TextSplits(config)
-    return _obtain_tokenizer(config, splits, splits.fingerprint(), cache_folder(config.cache_dir))
+    return _load_or_train_tokenizer(
+        config, splits, splits.fingerprint(), cache_folder(config.cache_dir)
+    )
 
 
 def prepare_text(
@@ -245,16 +238,16 @@ def prepare_text(
     cache_dir: str | pathlib.Path | None = None,
     with_mask_token: bool = False,
 ) -> TextCorpus:
-    """Reads, splits and encodes the text that ``config`` names, or finds it in the cache.
+    """Read, split and tokenize the text that ``config`` names, or find it in the cache.
 
-    The cache is keyed by the settings, by the files' sizes and times, and by the tokenizer, so
-    a run that brings its own tokenizer.json finds what its training encoded.
+    The cache key covers the settings, the sizes and times of the files, and the tokenizer, so that
+    a run that brings its own tokenizer.json finds the tokens of its training.
 
     Args:
-      config: Which text, which split, which tokenizer.
-      tokenizer: Used in place of what ``config.tokenizer`` describes.
-      cache: Used in place of ``config.cache``; a local folder.
-      mask: See that the tokenizer has a token to hide others with.
+      config: Text, splits and tokenizer.
+      tokenizer: Used instead of the one that ``config.tokenizer`` describes.
+      cache_dir: Used instead of ``config.cache_dir``; a local folder.
+      with_mask_token: Add a mask token to the tokenizer if it has none.
 
     Raises:
       UserError: The text is missing, empty or damaged, or the cache cannot be written.
@@ -263,48 +256,48 @@ def prepare_text(
     splits = TextSplits(config)
     sources = splits.fingerprint()
     if tokenizer is None:
-        tokenizer = _obtain_tokenizer(config, splits, sources, folder)
+        tokenizer = _load_or_train_tokenizer(config, splits, sources, folder)
     if with_mask_token:
         tokenizer = tokenizer.with_mask_token()
     entry = folder / f"tokens-{cache_key(_FORMAT, sources, tokenizer.digest)}"
-    get_or_create(entry, lambda partial: _write(partial, splits, tokenizer), _is_whole)
-    facts = json.loads((entry / _FACTS).read_text())
-    streams = {name: read_stream(entry, name, facts[name]) for name in splits.names}
+    get_or_create(entry, lambda partial: _write(partial, splits, tokenizer), _is_complete)
+    metadata = json.loads((entry / _METADATA).read_text())
+    streams = {name: read_stream(entry, name, metadata[name]) for name in splits.names}
     digest = cache_key(tokenizer.digest, [stream.digest for stream in streams.values()])
     return TextCorpus(tokenizer, streams, digest, splits)
 
 
-def _obtain_tokenizer(
+def _load_or_train_tokenizer(
     config: TextDataConfig, splits: TextSplits, sources: dict[str, object], folder: pathlib.Path
 ) -> Tokenizer:
-    """The tokenizer of the settings, learned from the training split unless it is in the cache."""
+    """Return the configured tokenizer, trained on the training split unless it is cached."""
     settings = config.tokenizer
     if settings.kind == "file":
         return Tokenizer.load(settings.path)
-    # A character tokenizer can only take what it has met, so its alphabet is that of all splits.
+    # A character tokenizer rejects unknown characters: its alphabet is that of all splits.
     names = splits.names if settings.kind == "character" else ("train",)
     entry = folder / f"tokenizer-{cache_key(_FORMAT, sources, dataclasses.asdict(settings))}"
 
     def write(partial: pathlib.Path) -> None:
         texts = (document.text for name in names for document in splits.documents(name))
-        learned = train_tokenizer(settings, texts)
-        (partial / _TOKENIZER).write_text(learned.to_json(), encoding="utf-8")
+        trained = train_tokenizer(settings, texts)
+        (partial / _TOKENIZER).write_text(trained.to_json(), encoding="utf-8")
 
     return Tokenizer.load(get_or_create(entry, write) / _TOKENIZER)
 
 
 def _write(folder: pathlib.Path, splits: TextSplits, tokenizer: Tokenizer) -> None:
-    facts = {}
+    metadata = {}
     for name in splits.names:
-        facts[name] = write_stream(folder, name, splits.documents(name), tokenizer)
-        if facts[name]["documents"] == 0:
+        metadata[name] = write_stream(folder, name, splits.documents(name), tokenizer)
+        if metadata[name]["documents"] == 0:
             raise UserError(f"the {name} split: has no words in it; give more text")
-    (folder / _FACTS).write_text(json.dumps(facts, indent=1))
+    (folder / _METADATA).write_text(json.dumps(metadata, indent=1))
 
 
-def _is_whole(folder: pathlib.Path) -> bool:
+def _is_complete(folder: pathlib.Path) -> bool:
     try:
-        facts: dict[str, dict[str, Any]] = json.loads((folder / _FACTS).read_text())
+        metadata: dict[str, dict[str, Any]] = json.loads((folder / _METADATA).read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
-    return all(stream_is_complete(folder, name, facts[name]) for name in facts)
+    return all(stream_is_complete(folder, name, metadata[name]) for name in metadata)

@@ -1,7 +1,4 @@
-"""A corpus of separate examples: read, split, and kept in memory.
-
-Batches of separate examples, padded to the lengths of their buckets.
-"""
+"""Corpora of separate examples: splits, labels, and batches padded to the lengths of buckets."""
 
 from __future__ import annotations
 
@@ -25,35 +22,32 @@ from train.data.tokenizer_training import train_tokenizer
 from train.errors import UsageError, UserError
 
 Example = TypeVar("Example")
-
-
 Split = TypeVar("Split")
 
-
 ReadExamples = Callable[[str, str], Sequence[Example]]
-"""Reads the examples of a path, given the name of its setting and the path."""
+"""Function that reads the examples of a path, given the name of its setting and the path."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExampleCorpus(Generic[Split]):
-    """A tokenizer and the examples of all splits."""
+    """A tokenizer and the examples of all splits, in memory."""
 
     tokenizer: Tokenizer
 
     splits: Mapping[str, Split]
-    """By name: "train", "validation" and, if asked for, "test"."""
+    """Examples by split: "train", "validation" and, if it is configured, "test"."""
 
     digest: str
-    """Tells corpora apart: equal if all texts, labels, splits and tokens are."""
+    """Digest of texts, labels, splits and tokens: equal for equal data."""
 
     labels: tuple[str, ...] = ()
-    """The names of classes or tags, by number."""
+    """Names of the labels or tags by index."""
 
     notes: tuple[str, ...] = ()
-    """What was done to the examples that their owner should know, one sentence each."""
+    """Messages for the user about changes to the examples (truncated, removed), a sentence each."""
 
     def split(self, name: str) -> Split:
-        """The examples of a split (UserError: there is none of that name)."""
+        """Return the examples of a split. Raises UserError if there is none of that name."""
         if name not in self.splits:
             remedy = "set data.test_path" if name == "test" else "choose one of these"
             raise UserError(
@@ -65,7 +59,7 @@ class ExampleCorpus(Generic[Split]):
 def read_splits(
     config: ExampleDataConfig, read: ReadExamples[Example]
 ) -> dict[str, Sequence[Example]]:
-    """The examples of every split; those of validation may be held out of those of training."""
+    """Return the examples of every split. Validation may be held out of the training examples."""
 
     def examples_of(setting: str, path: str) -> Sequence[Example]:
         if examples := read(setting, path):
@@ -81,11 +75,11 @@ def read_splits(
                 f"data.path {config.path}: one example is too few to hold one out; give more, or "
                 "set data.validation_path"
             )
-        drawn = choose_held_out_examples(
+        held_out = choose_held_out_examples(
             len(examples), config.validation_fraction, config.split_seed
         )
-        validation = [example for n, example in enumerate(examples) if n in drawn]
-        examples = [example for n, example in enumerate(examples) if n not in drawn]
+        validation = [example for n, example in enumerate(examples) if n in held_out]
+        examples = [example for n, example in enumerate(examples) if n not in held_out]
     splits = {"train": examples, "validation": validation}
     if config.test_path:
         splits["test"] = examples_of("data.test_path", config.test_path)
@@ -93,17 +87,17 @@ def read_splits(
 
 
 def choose_held_out_examples(count: int, fraction: float, seed: int) -> frozenset[int]:
-    """Draws a part of the numbers below ``count``: at least one is drawn and at least one is not.
+    """Choose a fraction of the indices below ``count``: at least one, and not all.
 
-    The order in which they are drawn is that of a hash, so that it is the same everywhere.
+    They are chosen in the order of a hash, which is the same on every machine.
     """
-    order = sorted(range(count), key=lambda number: _hash(f"{seed}:{number}"))
+    order = sorted(range(count), key=lambda index: _hash(f"{seed}:{index}"))
     return frozenset(order[: min(max(1, round(count * fraction)), count - 1)])
 
 
 def tokenizer_for_splits(config: TokenizerConfig, texts: Mapping[str, Iterable[str]]) -> Tokenizer:
-    """The tokenizer of the settings, learned from the texts of the training split."""
-    # A character tokenizer can only take what it has met, so its alphabet is that of all splits.
+    """Return the configured tokenizer, trained on the texts of the training split."""
+    # A character tokenizer rejects unknown characters: its alphabet is that of all splits.
     names = texts if config.kind == "character" else ("train",)
     return train_tokenizer(config, itertools.chain.from_iterable(texts[name] for name in names))
 
@@ -111,40 +105,40 @@ def tokenizer_for_splits(config: TokenizerConfig, texts: Mapping[str, Iterable[s
 def label_indices(
     labels: Iterable[tuple[str, str]], label_names: Sequence[str], noun: str
 ) -> list[int]:
-    """The number of each label's class.
+    """Return the index of each label.
 
     Args:
-      labels: Each with its place in a file.
-      names: The classes.
-      what: What messages call a label.
+      labels: Labels, each with its location for error messages.
+      label_names: The labels by index.
+      noun: Word for a label in error messages: "label" or "tag".
 
     Raises:
-      UserError: A label is none of the classes.
+      UserError: A label is not among ``label_names``.
     """
-    numbers = {name: number for number, name in enumerate(label_names)}
-    found = []
-    for label, where in labels:
-        if label not in numbers:
+    index_of = {name: index for index, name in enumerate(label_names)}
+    indices = []
+    for label, location in labels:
+        if label not in index_of:
             raise UserError(
-                f"{where}: {noun} {label!r} is none of those of training ({preview_names(label_names)}); mend it, "
-                "or leave it out"
+                f"{location}: {noun} {label!r} is none of those of training "
+                f"({preview_names(label_names)}); mend it, or leave it out"
             )
-        found.append(numbers[label])
-    return found
+        indices.append(index_of[label])
+    return indices
 
 
 def corpus_digest(tokenizer: Tokenizer, splits: Mapping[str, object]) -> str:
-    """What tells corpora apart, from their tokenizer and what was read, as JSON has it."""
+    """Return the digest of a tokenizer and of splits, as JSON values."""
     return cache_key(tokenizer.digest, splits)
 
 
 def with_leading_space(texts: Iterable[str]) -> list[str]:
-    """Each text with a space before it, so that its first word is the token it is elsewhere."""
+    """Add a leading space to each text, so that its first word has the token it has elsewhere."""
     return [f" {text.strip()}" for text in texts]
 
 
 def preview_names(names: Sequence[str]) -> str:
-    """The first of some names, for a message."""
+    """Return the first 20 names, for an error message."""
     return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
 
 
@@ -153,11 +147,11 @@ def _hash(text: str) -> bytes:
 
 
 class Examples(Protocol):
-    """A split of examples."""
+    """Interface of a split of examples."""
 
     @property
     def lengths(self) -> np.ndarray:  # [n, sides]
-        """Of each side of each example."""
+        """Number of tokens of each side of each example."""
         ...
 
     def batch(
@@ -165,28 +159,28 @@ class Examples(Protocol):
         indices: np.ndarray,  # [B] int64
         lengths: tuple[int, ...],
     ) -> HostBatch:
-        """Some examples as a batch, padded to these lengths; number -1 is a row of zeros."""
+        """Return some examples, padded to these lengths. Index -1 gives a row of zeros."""
         ...
 
 
 class ExampleTrainingBatches:
-    """Batches without end, each a pure function of the seed and its number.
+    """Endless training batches, each a pure function of the seed and the cursor.
 
-    An epoch has every example once: each bucket's, in shuffled order, are dealt evenly over as few
-    batches as hold them, and the batches of all buckets are shuffled. Rows that are left over are
-    zeros. All epochs have as many batches, and another order.
+    An epoch has every example once. The examples of each bucket are shuffled and dealt evenly to
+    the fewest batches that hold them, and the batches of all buckets are shuffled. Unused rows are
+    zeros. All epochs have the same number of batches, in different orders.
 
     Attributes:
-      batches_per_epoch: Batches in an epoch.
+      batches_per_epoch: Number of batches of an epoch.
     """
 
     def __init__(self, examples: Examples, buckets: Sequence[Bucket], *, seed: int):
-        """Makes the batches.
+        """Set up the batches.
 
         Args:
           examples: The split.
-          buckets: All its examples, each in one.
-          seed: Decides the order; any integer from 0 on.
+          buckets: Buckets that together have each example once.
+          seed: Seed of the order, at least 0.
 
         Raises:
           UserError: The seed is negative.
@@ -194,51 +188,53 @@ class ExampleTrainingBatches:
         if seed < 0:
             raise UsageError(f"seed: {seed} is negative; give 0 or more")
         self._examples, self._buckets = examples, buckets
-        self._deals = batch_slices(buckets)
+        self._slices = batch_slices(buckets)
         self._seed = seed
-        self.batches_per_epoch = len(self._deals)
+        self.batches_per_epoch = len(self._slices)
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """The rows of batch ``cursor`` that are the share of one host of several."""
-        epoch, place = divmod(cursor, self.batches_per_epoch)
-        deal = self._deals[seeded_permutation(self.batches_per_epoch, self._seed, epoch)[place]]
-        bucket = self._buckets[deal.bucket]
-        order = seeded_permutation(len(bucket.examples), self._seed, epoch, 1 + deal.bucket)
-        chosen = bucket.examples[order[deal.start : deal.stop]]
+        """Return the rows of batch ``cursor`` that belong to one host."""
+        epoch, position = divmod(cursor, self.batches_per_epoch)
+        batch = self._slices[
+            seeded_permutation(self.batches_per_epoch, self._seed, epoch)[position]
+        ]
+        bucket = self._buckets[batch.bucket]
+        order = seeded_permutation(len(bucket.examples), self._seed, epoch, 1 + batch.bucket)
+        chosen = bucket.examples[order[batch.start : batch.stop]]
         return _rows(self._examples, bucket, chosen, host, num_hosts)
 
 
 class ExampleEvaluationBatches:
-    """Every example of a split once: the batches of each bucket in order, the shortest first."""
+    """Every example of a split once: bucket by bucket in order, the shortest bucket first."""
 
     def __init__(
         self, examples: Examples, buckets: Sequence[Bucket], *, max_batches: int | None = None
     ):
-        """Makes the batches.
+        """Set up the batches.
 
         Args:
           examples: The split.
-          buckets: As of `TrainingBatches`.
-          limit: At most this many batches, spread evenly over all. None or 0: all.
+          buckets: Buckets that together have each example once.
+          max_batches: Maximum number of batches, spread evenly over all. None or 0: all.
         """
         self._examples, self._buckets = examples, buckets
-        every = batch_slices(buckets)
-        count = min(len(every), max_batches or len(every))
-        self._deals = [every[number * len(every) // count] for number in range(count)]
+        slices = batch_slices(buckets)
+        count = min(len(slices), max_batches or len(slices))
+        self._slices = [slices[index * len(slices) // count] for index in range(count)]
 
     def __len__(self) -> int:
-        return len(self._deals)
+        return len(self._slices)
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """As that of `TrainingBatches`. A row of weight 0 throughout is none of the examples."""
-        deal = self._deals[cursor]
-        bucket = self._buckets[deal.bucket]
-        chosen = bucket.examples[deal.start : deal.stop]
+        """Return the rows of batch ``cursor`` of one host. Unused rows have weight 0."""
+        batch = self._slices[cursor]
+        bucket = self._buckets[batch.bucket]
+        chosen = bucket.examples[batch.start : batch.stop]
         return _rows(self._examples, bucket, chosen, host, num_hosts)
 
 
 class BatchSlice(NamedTuple):
-    """What one batch has: the examples of a bucket from ``start`` up to ``stop``."""
+    """Examples of one batch: those of a bucket from ``start`` up to ``stop``."""
 
     bucket: int
     start: int
@@ -246,24 +242,23 @@ class BatchSlice(NamedTuple):
 
 
 def batch_slices(buckets: Sequence[Bucket]) -> list[BatchSlice]:
-    """Deals the examples of each bucket evenly over as few batches as hold them."""
-    found = []
-    for number, bucket in enumerate(buckets):
+    """Deal the examples of each bucket evenly to the fewest batches that hold them."""
+    slices = []
+    for index, bucket in enumerate(buckets):
         count = len(bucket.examples)
-        batches = -(-count // bucket.batch_size)
-        cuts = [batch * count // batches for batch in range(batches + 1)]
-        found += [BatchSlice(number, *cut) for cut in itertools.pairwise(cuts)]
-    return found
+        num_batches = -(-count // bucket.batch_size)
+        cuts = [batch * count // num_batches for batch in range(num_batches + 1)]
+        slices += [BatchSlice(index, *cut) for cut in itertools.pairwise(cuts)]
+    return slices
 
 
 @functools.lru_cache(maxsize=64)
 def seeded_permutation(count: int, *seeds: int) -> np.ndarray:  # [count] int64
-    """The numbers below ``count`` in an order that the seeds decide.
-
-    It sorts the raw stream of a generator, which NumPy promises never to change.
-    """
-    stream = np.random.PCG64(np.random.SeedSequence(seeds)).random_raw(count)
-    return np.argsort(stream, kind="stable")
+    """Return the indices below ``count``, permuted by the seeds."""
+    # Sort the raw output of PCG64, which NumPy promises never to change. The algorithms of
+    # `Generator.permutation` may change between versions, and with them the order of the data.
+    keys = np.random.PCG64(np.random.SeedSequence(seeds)).random_raw(count)
+    return np.argsort(keys, kind="stable")
 
 
 def _rows(
@@ -271,10 +266,10 @@ def _rows(
     bucket: Bucket,
     chosen: np.ndarray,  # [at most rows] int64
     host: int,
-    hosts: int,
+    num_hosts: int,
 ) -> HostBatch:
-    numbers = np.full(bucket.batch_size, -1)
-    numbers[: len(chosen)] = chosen
-    return examples.batch(
-        numbers[slice(*host_rows(bucket.batch_size, host, hosts))], bucket.lengths
-    )
+    """Return one host's rows of a batch. Rows without an example get index -1, and weight 0."""
+    indices = np.full(bucket.batch_size, -1)
+    indices[: len(chosen)] = chosen
+    rows = slice(*host_rows(bucket.batch_size, host, num_hosts))
+    return examples.batch(indices[rows], bucket.lengths)

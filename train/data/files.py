@@ -1,4 +1,4 @@
-"""Paths as people give them -> the files that they mean, in a fixed order."""
+"""File paths: expansion of `~`, variables, globs and folders, for local and remote paths."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _MAGIC = re.compile(r"[*?[]")
 
 @dataclasses.dataclass(frozen=True)
 class TextFile:
-    """A file to read, and its name within what was asked for (it does not say where that lies)."""
+    """A file to read, and its name relative to the requested path (without the path's location)."""
 
     name: str
     path: AnyPath
 
     def fingerprint(self) -> tuple[str, int, int]:
-        """(path, bytes, time of the last change): another one means that the text may differ."""
+        """Return (path, bytes, modification time), which changes when the text may have changed."""
         with as_user_error(str(self.path)):
             if isinstance(self.path, pathlib.Path):
                 local = self.path.stat()
@@ -40,7 +40,7 @@ class TextFile:
 
 @contextlib.contextmanager
 def as_user_error(what: str) -> Iterator[None]:
-    """Turns what reading a path can raise into a UserError that names it."""
+    """Turn an exception of reading a path into a UserError that names the path."""
     try:
         yield
     except OSError as error:
@@ -54,7 +54,7 @@ def expand_path(path: str) -> AnyPath:
     """Return a local or remote path, with ``~`` and ``$NAME`` expanded.
 
     Raises:
-      UsageError: It names a user or a file system that is not known, or has a NUL in it.
+      UsageError: It names an unknown user or file system, or contains a NUL.
     """
     expanded = os.path.expandvars(path)
     if "\0" in expanded:
@@ -72,9 +72,9 @@ def expand_path(path: str) -> AnyPath:
 
 
 def expand_user(path: pathlib.Path) -> pathlib.Path:
-    """Return a path with the home folder in place of ``~`` or ``~NAME`` at its beginning.
+    """Return a path with the home folder in place of a leading ``~`` or ``~NAME``.
 
-    Raises UsageError if there is no such user, or the system knows of no home.
+    Raises UsageError if there is no such user, or the home folder is not known.
     """
     try:
         return path.expanduser()
@@ -85,14 +85,14 @@ def expand_user(path: pathlib.Path) -> pathlib.Path:
 
 
 def find_files(path: str, setting: str) -> tuple[TextFile, ...]:
-    """The files that ``path`` (a file, folder or glob) means, sorted by name.
+    """Return the files that ``path`` (a file, folder or glob) names, sorted by name.
 
     Args:
       path: As described in `train.data.config.TextDataConfig`.
-      setting: The name of the setting it came from, for the messages.
+      setting: Name of the setting that it came from, for error messages.
 
     Raises:
-      UserError: Nothing is there, or it cannot be listed.
+      UserError: Nothing was found, or the path cannot be listed.
     """
     if not path:
         raise UsageError(f"{setting}: is empty; give a file, a folder, a glob, or python:library")
@@ -104,10 +104,10 @@ def find_files(path: str, setting: str) -> tuple[TextFile, ...]:
 
 
 def find_file(path: str, setting: str) -> TextFile:
-    """The one file that ``path`` means, or the file of that name with .gz after it.
+    """Return the file that ``path`` names, or the file of that name with .gz after it.
 
     Raises:
-      UserError: There is none, or it is a folder.
+      UserError: It does not exist, or it is a folder.
     """
     if not path:
         raise UsageError(f"{setting}: is empty; give the path of a file")
@@ -124,7 +124,7 @@ def find_file(path: str, setting: str) -> TextFile:
 
 
 def _places(path: str) -> Iterator[AnyPath]:
-    """Where to look: the path as it is, then under $TRANSFORMER_DATA."""
+    """Yield the locations to search: the path as it is, then under $TRANSFORMER_DATA."""
     location = expand_path(path)
     yield location
     base = os.environ.get("TRANSFORMER_DATA")
@@ -164,7 +164,7 @@ def _walk(folder: AnyPath) -> Iterator[AnyPath]:
 
 
 def _matches(pattern: AnyPath) -> Iterator[TextFile]:
-    """The files that a glob matches, named from its first part that has a wildcard."""
+    """Yield the files that a glob matches, named from its first part that has a wildcard."""
     base = next(folder for folder in pattern.parents if not _MAGIC.search(str(folder)))
     relative = str(pattern.relative_to(base))
     if "**" in relative and not isinstance(base, pathlib.Path):

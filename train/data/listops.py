@@ -1,10 +1,10 @@
-"""ListOps: expressions of nested operations on digits, and their values.
+"""ListOps: expressions of nested operations on digits, labeled by their values.
 
     [MAX 4 [MED 5 1 7 ] 2 ]
 
-Nangia and Bowman 2018, as the Long Range Arena draws them (Tay et al. 2021, section 2.2.1): a node
-is an operator with a chance of one in four and a digit otherwise, down to a depth at which all are
-digits; expressions whose length is not as wanted are thrown away.
+Nangia and Bowman 2018, generated as in the Long Range Arena (Tay et al. 2021, section 2.2.1): a
+node is an operator with probability 1/4 and a digit otherwise, and always a digit at the maximum
+depth. Expressions that are too short or too long are rejected.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ OPERATOR_PROBABILITY = 0.25
 
 
 MAX_FAILED_DRAWS = 100_000
-"""So many drawn in a row of which none could be used: it is taken that there are no more."""
+"""Rejected expressions in a row after which generation stops: none of such a length may be left."""
 
 
 DIGITS = tuple("0123456789")
 
 
 def median(values: Sequence[int]) -> int:
-    """The middle one; of two in the middle their mean, rounded down."""
+    """Return the median; of two middle values their mean, rounded down."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) // 2
 
@@ -56,9 +56,9 @@ def draw_expression(
     tokens: list[str],
     depth: int = 1,
 ) -> int:
-    """Draws an expression, adds its tokens to those given, and returns its value.
+    """Generate an expression, append its tokens to ``tokens``, and return its value.
 
-    It is given up where there are too many tokens already, and then neither is of use.
+    Generation stops once there are too many tokens. Tokens and value are then of no use.
     """
     if len(tokens) >= config.max_length:
         return 0
@@ -75,10 +75,10 @@ def draw_expression(
 
 
 def generate_examples(config: ListOpsDataConfig) -> Iterator[LabeledText]:
-    """Expressions without end, none of them twice; the seed decides them on every machine.
+    """Yield expressions without end and without duplicates, the same on every machine.
 
     Raises:
-      UserError: There are not as many of such a length, or hardly.
+      UserError: No more expressions of such a length were found.
     """
     # Of a generator's methods it is this one whose numbers Python promises never to change.
     draw = random.Random(config.generator_seed).random
@@ -92,9 +92,9 @@ def generate_examples(config: ListOpsDataConfig) -> Iterator[LabeledText]:
                 break
         else:
             raise UserError(
-                f"data.min_length {config.min_length}: of {MAX_FAILED_DRAWS:,} expressions drawn in a row "
-                f"none was new, longer, and shorter than data.max_length {config.max_length}; give "
-                "less, or fewer data.train_examples"
+                f"data.min_length {config.min_length}: of {MAX_FAILED_DRAWS:,} expressions "
+                "drawn in a row none was new, longer, and shorter than data.max_length "
+                f"{config.max_length}; give less, or fewer data.train_examples"
             )
         seen.add(text)
         yield LabeledText(DIGITS[value], text, f"expression {len(seen)}")
@@ -105,15 +105,15 @@ def prepare_listops(
     tokenizer: Tokenizer | None = None,
     labels: Sequence[str] | None = None,
 ) -> ExampleCorpus[ClassificationSplit]:
-    """Draws or reads the expressions, and encodes them.
+    """Generate or read the expressions, and tokenize them.
 
     Args:
-      config: How many and how long, or which files.
-      tokenizer: Used in place of what ``config.tokenizer`` describes.
-      labels: The names of the values by number; the digits, if None.
+      config: Number and lengths of the expressions, or their files.
+      tokenizer: Used instead of the one that ``config.tokenizer`` describes.
+      labels: The values by index; None: the digits.
 
     Raises:
-      UserError: A file cannot be used, or there are not enough expressions of such a length.
+      UserError: A file cannot be used, or there are too few expressions of such a length.
     """
 
     def read(setting: str, path: str) -> list[LabeledText]:
@@ -126,12 +126,12 @@ def prepare_listops(
 
 
 def remove_parentheses(text: str) -> str:
-    """An expression as it is drawn here: the arena's files put pairs of its tokens in them."""
+    """Remove the parentheses that the arena's files put around pairs of tokens."""
     return " ".join(text.replace("(", " ").replace(")", " ").split())
 
 
 def _drawn(config: ListOpsDataConfig) -> dict[str, Sequence[LabeledText]]:
-    """The splits. What is tested on is drawn first, so that more to train on does not change it."""
+    """Generate the splits."""
     examples = generate_examples(config)
     test = [next(examples) for _ in range(config.test_examples)]
     validation = [next(examples) for _ in range(config.validation_examples)]

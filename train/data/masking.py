@@ -1,4 +1,4 @@
-"""Words hidden from a model that has to tell them: BERT's pretraining task."""
+"""Masking of tokens for masked language modeling (Devlin et al. 2019, section 3.1)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from train.data.tokenizer import Tokenizer
 
 
 class Masking:
-    """Which tokens are hidden and how (Devlin et al. 2019, section 3.1).
+    """Selects tokens for prediction, and hides them.
 
-    Of the tokens of a window that are no special ones, a share is chosen: the nearest number to it,
-    and at least one. A chosen token is shown as the mask, as another word, or as it is. All of it
-    is a pure function of the seed and the example's number, so that another epoch has other
-    choices, and an evaluation always the same ones.
+    A fraction of a window's tokens, special tokens excepted, is selected: the nearest integer, at
+    least 1. A selected token is replaced by the mask, replaced by a random token, or left as it is.
+    The result is a pure function of the seed and the example's index: it differs between epochs,
+    and is the same in every evaluation.
     """
 
     def __init__(
@@ -29,54 +29,56 @@ class Masking:
         mask_replace_prob: float = 0.8,
         random_replace_prob: float = 0.1,
     ):
-        """Makes it.
+        """Set up the masking.
 
         Args:
-          tokenizer: One with a mask token (see its `with_mask_token`).
-          seed: Decides what is chosen.
-          rate: The share of tokens that are chosen.
-          masked: The share of those that are shown as the mask.
-          replaced: The share of those that are shown as a word drawn from all that are not special.
+          tokenizer: A tokenizer with a mask token (see `Tokenizer.with_mask_token`).
+          seed: Seed of the selection.
+          mlm_probability: Fraction of the tokens that are selected.
+          mask_replace_prob: Fraction of the selected tokens that are replaced by the mask.
+          random_replace_prob: Fraction of the selected tokens that are replaced by a random token
+            that is not special.
 
         Raises:
           ValueError: The tokenizer has no mask token.
         """
         if tokenizer.mask_token_id is None:
-            raise ValueError("the tokenizer has no mask token; give the one that with_mask() makes")
-        self._mask, self._seed = tokenizer.mask_token_id, seed
-        self._rate, self._masked, self._replaced = (
-            mlm_probability,
-            mask_replace_prob,
-            random_replace_prob,
-        )
+            raise ValueError(
+                "the tokenizer has no mask token; give the one that with_mask_token() returns"
+            )
+        self._mask_token_id, self._seed = tokenizer.mask_token_id, seed
+        self._mlm_probability = mlm_probability
+        self._mask_replace_prob = mask_replace_prob
+        self._random_replace_prob = random_replace_prob
         self._special = np.array([*tokenizer.special_token_ids, tokenizer.eos_token_id])
-        self._words = np.setdiff1d(np.arange(tokenizer.vocab_size), self._special)
+        self._regular_tokens = np.setdiff1d(np.arange(tokenizer.vocab_size), self._special)
 
     def mask_batch(self, batch: HostBatch) -> HostBatch:
-        """The task that a batch of windows makes.
+        """Return a batch of windows with some tokens hidden.
 
         Args:
-          batch: tokens, segments and positions [B, T], and examples [B]; nothing is hidden where
+          batch: tokens, segments and positions [B, T], and examples [B]. Nothing is hidden where
             segments are 0.
 
         Returns:
-          tokens: [B, T] int32, with the chosen ones hidden.
-          targets: [B, T] int32, the tokens as they were.
-          weights: [B, T] float32, 1 where a token was chosen.
-          segments, positions, examples: as they were.
+          tokens: [B, T] int32, with the selected tokens hidden.
+          targets: [B, T] int32, the original tokens.
+          weights: [B, T] float32, 1 where a token was selected.
+          segments, positions, examples: unchanged.
         """
         tokens = batch["tokens"]
         draws = self._draws(batch["examples"], tokens.shape[1])  # [B, 3, T]
-        chosen = self._choose(tokens, batch["segments"] > 0, draws[:, 0])  # [B, T]
-        share = draws[:, 1] / 2.0**64  # [B, T], from 0 up to 1
-        words = self._words[draws[:, 2] % len(self._words)]  # [B, T]
-        shown = np.where(share < self._masked + self._replaced, words, tokens)
-        shown = np.where(share < self._masked, self._mask, shown)
+        selected = self._select(tokens, batch["segments"] > 0, draws[:, 0])  # [B, T]
+        uniform = draws[:, 1] / 2.0**64  # [B, T], in [0, 1)
+        random_tokens = self._regular_tokens[draws[:, 2] % len(self._regular_tokens)]  # [B, T]
+        replace_prob = self._mask_replace_prob + self._random_replace_prob
+        replaced = np.where(uniform < replace_prob, random_tokens, tokens)
+        replaced = np.where(uniform < self._mask_replace_prob, self._mask_token_id, replaced)
         return {
             **batch,
-            "tokens": np.where(chosen, shown, tokens).astype(np.int32),
+            "tokens": np.where(selected, replaced, tokens).astype(np.int32),
             "targets": tokens,
-            "weights": chosen.astype(np.float32),
+            "weights": selected.astype(np.float32),
         }
 
     def _draws(
@@ -84,42 +86,43 @@ class Masking:
         examples: np.ndarray,  # [B] uint32
         length: int,
     ) -> np.ndarray:  # [B, 3, T] uint64
-        """Random numbers from a stream of its own for each example."""
-        streams = [
+        """Return random integers, from a separate generator for each example."""
+        # Raw output of PCG64: NumPy promises never to change it, unlike its distributions.
+        generators = [
             np.random.PCG64(np.random.SeedSequence((self._seed, int(example))))
             for example in examples
         ]
-        return np.stack([stream.random_raw(3 * length).reshape(3, length) for stream in streams])
+        return np.stack([each.random_raw(3 * length).reshape(3, length) for each in generators])
 
-    def _choose(
+    def _select(
         self,
         tokens: np.ndarray,  # [B, T]
         real: np.ndarray,  # [B, T] bool
         draws: np.ndarray,  # [B, T] uint64
     ) -> np.ndarray:  # [B, T] bool
-        """The tokens with the least draws, as many as are to be chosen in each row."""
-        open_ = real & ~np.isin(tokens, self._special)
-        count = np.rint(self._rate * open_.sum(axis=1)).clip(1)  # [B]
-        order = np.where(open_, draws, np.iinfo(np.uint64).max).argsort(axis=1, kind="stable")
+        """Select the tokens with the smallest draws, as many as are due in each row."""
+        maskable = real & ~np.isin(tokens, self._special)
+        count = np.rint(self._mlm_probability * maskable.sum(axis=1)).clip(1)  # [B]
+        order = np.where(maskable, draws, np.iinfo(np.uint64).max).argsort(axis=1, kind="stable")
         rank = order.argsort(axis=1)  # [B, T]
-        return open_ & (rank < count[:, None])
+        return maskable & (rank < count[:, None])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskedTrainingBatches:
-    """Training batches of windows with tokens hidden."""
+    """Training batches of windows with hidden tokens."""
 
     batches: TextTrainingBatches
     masking: Masking
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """See `Batches.host` and `Masking.mask_batch`."""
+        """See `TextTrainingBatches.host_batch` and `Masking.mask_batch`."""
         return self.masking.mask_batch(self.batches.host_batch(cursor, host, num_hosts))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskedEvaluationBatches:
-    """Evaluation batches of windows with tokens hidden, always the same ones."""
+    """Evaluation batches of windows with hidden tokens, the same ones every time."""
 
     batches: TextEvaluationBatches
     masking: Masking
@@ -128,5 +131,5 @@ class MaskedEvaluationBatches:
         return len(self.batches)
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """See `EvaluationBatches.host` and `Masking.mask_batch`."""
+        """See `TextEvaluationBatches.host_batch` and `Masking.mask_batch`."""
         return self.masking.mask_batch(self.batches.host_batch(cursor, host, num_hosts))

@@ -1,6 +1,6 @@
-"""The tokens of a split on disk, mapped into memory: never read whole, shared by processes.
+"""Token streams: the tokens of a split in a memory-mapped file, and windows cut out of them.
 
-Windows cut out of a token stream, many at a time, with no loop over rows.
+A stream is never read whole, and processes share its memory.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from train.data.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenStream:
-    """The documents of a split, one after the other.
+    """Documents of a split, concatenated.
 
-    A document is stored as the token that stands between documents, then its own tokens: each of
-    these is a target that has a token before it. The stream ends with one more separator, so that
-    the end of the last document is learned too.
+    A document is stored as the separator token, then its own tokens, so that each of these is a
+    target with a token before it. The stream ends with one more separator, so that the end of the
+    last document is a target too.
     """
 
     name: str
-    """The split, as messages call it."""
+    """Name of the split, for error messages."""
 
     tokens: np.ndarray  # [n] uint16 or uint32
-    """Token numbers; the first and the last are separators."""
+    """Token ids. The first and the last are separators."""
 
     document_starts: np.ndarray  # [documents] int64
-    """Where in tokens each document's separator is, in order; the first is 0."""
+    """Position of each document's separator in tokens, ascending. The first is 0."""
 
     num_bytes: int
-    """The size of the text in UTF-8, before any normalisation: what bits per byte divide by."""
+    """Size of the text in UTF-8, before any normalization. Bits per byte are relative to it."""
 
     digest: str = ""
-    """Tells the texts of streams apart."""
+    """Digest of the texts."""
 
     @property
     def num_targets(self) -> int:
-        """How many tokens there are to predict: all but the first."""
+        """Number of prediction targets: all tokens but the first."""
         return len(self.tokens) - 1
 
 
 def write_stream(
     folder: pathlib.Path, name: str, documents: Iterable[Document], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """Encodes documents into ``folder`` and returns what `read_stream` needs to know, as JSON."""
+    """Tokenize documents into ``folder``, and return the JSON metadata that `read_stream` needs."""
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     tally = _Tally()
     with _tokens_file(folder, name).open("wb") as file:
@@ -70,7 +70,7 @@ def write_stream(
 
 
 def read_stream(folder: pathlib.Path, name: str, metadata: dict[str, Any]) -> TokenStream:
-    """Maps what `write_stream` wrote into memory."""
+    """Map a stream that `write_stream` wrote into memory."""
     return TokenStream(
         name=name,
         tokens=np.memmap(_tokens_file(folder, name), metadata["dtype"], mode="r"),
@@ -81,7 +81,7 @@ def read_stream(folder: pathlib.Path, name: str, metadata: dict[str, Any]) -> To
 
 
 def stream_is_complete(folder: pathlib.Path, name: str, metadata: dict[str, Any]) -> bool:
-    """Whether the files have the size that they were written with."""
+    """Return True if the files have the sizes that they were written with."""
     sizes = (
         (_tokens_file(folder, name), metadata["tokens"] * np.dtype(metadata["dtype"]).itemsize),
         (_starts_file(folder, name), metadata["documents"] * np.dtype(np.int64).itemsize),
@@ -98,7 +98,7 @@ def _starts_file(folder: pathlib.Path, name: str) -> pathlib.Path:
 
 
 class _Writer:
-    """Appends documents, with one separator between them even if a text ended in it itself."""
+    """Appends documents with one separator between them, even if a text ends in it."""
 
     def __init__(self, file: IO[bytes], dtype: np.dtype, separator: int):
         self._file, self._dtype, self._separator = file, dtype, separator
@@ -107,13 +107,13 @@ class _Writer:
         self.starts: list[int] = []
 
     def add(self, tokens: np.ndarray) -> None:
-        if len(tokens) == 0:  # white space alone has no words
+        if len(tokens) == 0:  # a text of white space, with the word tokenizer
             return
         self.starts.append(self.separate())
         self._write(tokens)
 
     def separate(self) -> int:
-        """Sees that a separator is the last token, and returns its place."""
+        """Append a separator unless the last token is one, and return its position."""
         if self._last != self._separator:
             self._write(np.array([self._separator]))
         return self.length - 1
@@ -125,7 +125,7 @@ class _Writer:
 
 
 class _Tally:
-    """Counts texts, and takes their digest, while they pass through."""
+    """Counts the bytes of texts, and digests them, as they pass through."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -141,44 +141,48 @@ class _Tally:
 
 
 HostBatch = dict[str, np.ndarray]
+"""Arrays of a batch on the host, by name. They include `examples` and the `weights` of targets."""
 
 
 class Windows:
-    """The windows of a stream, which is a circle: its last separator is its first.
+    """Windows of a stream, cut many at a time.
 
-    So a window may begin anywhere, and none is cut short at the end.
+    The stream is a circle whose last separator is its first. A window may begin anywhere, and none
+    is cut short at the end.
 
     Attributes:
-      length: Tokens in a window, T.
-      targets: Tokens to predict in the stream, which is how far around the circle is.
+      window_length: Tokens of a window, T.
+      num_targets: Number of prediction targets of the stream: the circumference of the circle.
     """
 
     def __init__(self, stream: TokenStream, window_length: int, *, document_masking: bool):
         self.window_length = window_length
         self.num_targets = stream.num_targets
-        self._tokens = np.asarray(stream.tokens)  # indexing the memmap itself is slower
-        self._segments = document_masking
+        # A view of the memmap as a plain array: indexing np.memmap itself is slower.
+        self._tokens = np.asarray(stream.tokens)
+        self._document_masking = document_masking
         starts = np.asarray(stream.document_starts)
-        # Those that a window can reach beyond the end stand there once more.
+        # Windows may wrap around: repeat the documents that a window can reach beyond the end.
         self._starts = np.concatenate([starts, starts[starts < window_length] + self.num_targets])
 
     def cut(
         self,
-        starts: np.ndarray,  # [B] int64, places in the stream
+        starts: np.ndarray,  # [B] int64, positions in the stream
     ) -> HostBatch:
-        """The windows that begin at these places, T tokens each.
+        """Return the windows that begin at these positions, T tokens each.
 
         Returns:
           tokens: [B, T] int32.
-          targets: [B, T] int32, the token after each of them.
-          segments: [B, T] int32, the number of the document within the window, from 1 on; a
-            window's first document may have begun before it. All 1 without segments.
-          positions: [B, T] int32, places within the document, or from the window's beginning if
-            the document began before it. Places within the window without segments.
+          targets: [B, T] int32, the next token of each.
+          segments: [B, T] int32, index of the document within the window, from 1. The first
+            document may begin before the window. All 1 without document masking.
+          positions: [B, T] int32, position within the document, or within the window if the
+            document began before it. Position within the window without document masking.
         """
-        places = starts[:, None] + np.arange(self.window_length + 1)  # [B, T + 1]
-        tokens = self._tokens[places % self.num_targets].astype(np.int32)
-        segments, positions = self._number(places[:, :-1])
+        # One token more than a window: the target of its last token.
+        offsets = starts[:, None] + np.arange(self.window_length + 1)  # [B, T + 1]
+        tokens = self._tokens[offsets % self.num_targets].astype(np.int32)
+        segments, positions = self._segments_and_positions(offsets[:, :-1])
         return {
             "tokens": np.ascontiguousarray(tokens[:, :-1]),
             "targets": np.ascontiguousarray(tokens[:, 1:]),
@@ -186,15 +190,15 @@ class Windows:
             "positions": positions,
         }
 
-    def _number(
+    def _segments_and_positions(
         self,
-        places: np.ndarray,  # [B, T]
+        offsets: np.ndarray,  # [B, T]
     ) -> tuple[np.ndarray, np.ndarray]:
-        first = places[:, :1]
-        if not self._segments:
-            positions = (places - first).astype(np.int32)
+        first = offsets[:, :1]
+        if not self._document_masking:
+            positions = (offsets - first).astype(np.int32)
             return np.ones_like(positions), positions
-        document = np.searchsorted(self._starts, places, side="right")  # [B, T], from 1 on
+        document = np.searchsorted(self._starts, offsets, side="right")  # [B, T], from 1
         segments = document - document[:, :1] + 1
-        positions = places - np.maximum(self._starts[document - 1], first)
+        positions = offsets - np.maximum(self._starts[document - 1], first)
         return segments.astype(np.int32), positions.astype(np.int32)

@@ -1,7 +1,4 @@
-"""Documents out of files: plain text and JSON lines, either of them gzip or not.
-
-Files of which each line is something, so that a message can say which line is wrong.
-"""
+"""Reading of text files: documents of plain text or JSON lines, and lines; gzip or not."""
 
 from __future__ import annotations
 
@@ -26,29 +23,27 @@ from train.run_folder.regular_files import (
 
 _JSON_LINES = (".jsonl", ".ndjson")
 
+# Limit of decompressed bytes: this ratio of the file's size, or the minimum if that is more. gzip
+# packs text about 20 to 1, and the zeros of a decompression bomb 1000 to 1.
+_MAX_GZIP_RATIO, _MIN_GZIP_LIMIT = 200, 2**26
 
-_RATIO, _SMALL = 200, 2**26  # text is packed to a twentieth, say; zeros to a thousandth
-
-
-_BUFFER = 2**17
-
-
-_FEW = 64  # bytes that are 0, which a text may have
+_BUFFER_BYTES = 2**17
+_MAX_ZERO_BYTES = 64  # zero bytes that a buffer of text may have
 
 
 class Document(NamedTuple):
-    """One text, and a name that does not change when the corpus is moved or added to."""
+    """A text, and a name that does not change when the corpus is moved or grows."""
 
     name: str
     text: str
 
 
 def read_documents(files: Iterable[TextFile], *, text_field: str = "text") -> Iterator[Document]:
-    """The documents of the files, in order; those without any text are left out.
+    """Yield the documents of the files, in order, except those without text.
 
     Args:
-      files: Each a plain text (one document) or JSON lines (one document a line).
-      field: The field of a JSON line that has the text.
+      files: Plain text (one document each) or JSON lines (one document a line).
+      text_field: Field of a JSON line that holds the text.
 
     Raises:
       UserError: A file is missing, unreadable, not UTF-8, damaged, or not what its name says.
@@ -60,18 +55,18 @@ def read_documents(files: Iterable[TextFile], *, text_field: str = "text") -> It
 
 
 def truncate_documents(documents: Iterable[Document], max_bytes: int) -> Iterator[Document]:
-    """The first ``max_bytes`` bytes (UTF-8) of the documents, to a whole character; 0: all."""
-    left = max_bytes
+    """Yield the first ``max_bytes`` UTF-8 bytes of the documents, in whole characters; 0: all."""
+    remaining = max_bytes
     for name, text in documents:
         if not max_bytes:
             yield Document(name, text)
             continue
         encoded = text.encode()
-        if len(encoded) < left:
-            left -= len(encoded)
+        if len(encoded) < remaining:
+            remaining -= len(encoded)
             yield Document(name, text)
             continue
-        if cut := encoded[:left].decode(errors="ignore"):
+        if cut := encoded[:remaining].decode(errors="ignore"):
             yield Document(name, cut)
         return
 
@@ -88,50 +83,53 @@ def _read(file: TextFile, field: str) -> Iterator[Document]:
 
 @contextlib.contextmanager
 def open_decompressed(file: TextFile) -> Iterator[IO[bytes]]:
-    """The bytes of a file, decompressed if its name ends in .gz."""
+    """Open the bytes of a file, decompressed if its name ends in .gz."""
     with as_user_error(str(file.path)), open_regular(file.path) as stream:
         if not file.name.endswith(".gz"):
             yield stream
             return
         try:
             with gzip.open(stream) as unzipped:
-                bounded = io.BufferedReader(_Bounded(unzipped, file), _BUFFER)
+                bounded = io.BufferedReader(_BoundedGzip(unzipped, file), _BUFFER_BYTES)
                 yield cast("IO[bytes]", bounded)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise UserError(f"{file.path}: damaged gzip ({error}); fetch it again") from error
 
 
 def read_text(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool = False) -> bytes:
-    """Return what an opened file holds, all of it at once.
+    """Return all bytes of an opened file.
 
     Args:
-      stream: As `opened` gives it.
-      file: What it is called in messages.
-      zeros: Accept bytes that are 0, which UTF-16 has and UTF-8 does not.
+      stream: As `open_decompressed` gives it.
+      file: The file, for error messages.
+      allow_zero_bytes: Accept zero bytes, which UTF-16 has and UTF-8 text does not.
 
     Raises:
       UserError: The memory has no room for it, or it is plainly no text.
     """
-    most = max_text_bytes()
+    limit = max_text_bytes()
     size = 0 if file.name.endswith(".gz") else file.fingerprint()[1]
-    if size > most:
-        raise too_large_error(file.path, size, most)
-    start = stream.read(_BUFFER)
-    empty = start.count(0)
-    if not allow_zero_bytes and empty > _FEW and empty > len(start) // 4:
+    if size > limit:
+        raise too_large_error(file.path, size, limit)
+    start = stream.read(_BUFFER_BYTES)
+    zeros = start.count(0)
+    if not allow_zero_bytes and zeros > _MAX_ZERO_BYTES and zeros > len(start) // 4:
         raise UserError(
-            f"{file.path}: is no text ({empty} of its first {len(start)} bytes are 0); leave the "
+            f"{file.path}: is no text ({zeros} of its first {len(start)} bytes are 0); leave the "
             "file out with a glob, or convert it (iconv -f utf-16 -t utf-8, say)"
         )
-    return start + read_all(stream, file.path, most)
+    return start + read_all(stream, file.path, limit)
 
 
-class _Bounded(io.RawIOBase):
-    """What a gzip file unpacks to, as long as it can be text: a bomb would fill the memory."""
+class _BoundedGzip(io.RawIOBase):
+    """Decompressed bytes of a gzip file, up to the size that text can have.
+
+    Without a bound, a decompression bomb would fill the memory.
+    """
 
     def __init__(self, unzipped: gzip.GzipFile, file: TextFile):
         self._unzipped, self._file, self._bytes = unzipped, file, 0
-        self._most = max(_SMALL, _RATIO * file.fingerprint()[1])
+        self._limit = max(_MIN_GZIP_LIMIT, _MAX_GZIP_RATIO * file.fingerprint()[1])
 
     def readable(self) -> bool:
         return True
@@ -139,20 +137,20 @@ class _Bounded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         count = self._unzipped.readinto(buffer)
         self._bytes += count
-        if self._bytes > self._most:
+        if self._bytes > self._limit:
             raise UserError(
-                f"{self._file.path}: unpacks to more than {_RATIO} times its size, which no text "
-                "does; leave it out, or unpack it yourself"
+                f"{self._file.path}: unpacks to more than {_MAX_GZIP_RATIO} times its size, which "
+                "no text does; leave it out, or unpack it yourself"
             )
         return count
 
 
-def _decode(encoded: bytes, place: str, offset: int = 0) -> str:
+def _decode(encoded: bytes, location: str, offset: int = 0) -> str:
     try:
         return encoded.decode()
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{place}: not UTF-8 at byte {offset + error.start} (0x{encoded[error.start]:02x}); "
+            f"{location}: not UTF-8 at byte {offset + error.start} (0x{encoded[error.start]:02x}); "
             "convert it (iconv -t utf-8), or leave the file out with a glob"
         ) from error
 
@@ -160,40 +158,46 @@ def _decode(encoded: bytes, place: str, offset: int = 0) -> str:
 def _json_lines(stream: IO[bytes], file: TextFile, field: str) -> Iterator[Document]:
     offset = 0
     for number, line in enumerate(iter_lines(stream, file.path, MAX_DOCUMENT_BYTES), start=1):
-        place = f"{file.path}:{number}"
-        text = _decode(line, place, offset)
+        location = f"{file.path}:{number}"
+        text = _decode(line, location, offset)
         offset += len(line)
         if text.strip():
-            yield Document(f"{file.name}:{number}", _field(text, field, place))
+            yield Document(f"{file.name}:{number}", _field(text, field, location))
 
 
-def _field(line: str, field: str, place: str) -> str:
+def _field(line: str, field: str, location: str) -> str:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{place}: not JSON ({error}); each line must be one JSON object"
+            f"{location}: not JSON ({error}); each line must be one JSON object"
         ) from error
     if not isinstance(record, dict):
-        raise UserError(f"{place}: not a JSON object; each line must be one, with the text in it")
+        raise UserError(
+            f"{location}: not a JSON object; each line must be one, with the text in it"
+        )
     if field not in record:
         has = ", ".join(record) or "none"
-        raise UserError(f"{place}: has no field {field!r} (it has {has}); set data.text_field")
+        raise UserError(f"{location}: has no field {field!r} (it has {has}); set data.text_field")
     text = record[field]
     if not isinstance(text, str):
-        raise UserError(f"{place}: field {field!r} is not a text; set data.text_field to one that is")
+        raise UserError(
+            f"{location}: field {field!r} is not a text; set data.text_field to another"
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{place}: half a surrogate pair in {field!r}; mend the escape") from error
+        raise UserError(
+            f"{location}: half a surrogate pair in {field!r}; mend the escape"
+        ) from error
     return text
 
 
 def read_lines(file: TextFile, encoding: str = "utf-8") -> list[str]:
-    """The lines of a file, without their ends. Line n of the file is element n - 1.
+    """Return the lines of a file without their ends. Line n of the file is element n - 1.
 
     Raises:
-      UserError: The file is unreadable, damaged, otherwise encoded, or has nothing but white space.
+      UserError: The file is unreadable, damaged, has another encoding, or only white space.
     """
     with open_decompressed(file) as stream:
         encoded = read_text(stream, file, allow_zero_bytes="\0".encode(encoding) != b"\0")
@@ -206,7 +210,7 @@ def read_lines(file: TextFile, encoding: str = "utf-8") -> list[str]:
 
 
 def line_location(file: TextFile, index: int) -> str:
-    """What messages call element ``index`` of the lines of a file."""
+    """Return the location of a line for error messages: "path:number"."""
     return f"{file.path}:{index + 1}"
 
 

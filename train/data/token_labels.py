@@ -1,7 +1,4 @@
-"""Files of sentences whose words have tags: CoNLL-U, and the columns of older shared tasks.
-
-Sentences whose words have tags, for taggers.
-"""
+"""Tagged words: CoNLL files, encoding, and batches for token classification."""
 
 from __future__ import annotations
 
@@ -31,19 +28,16 @@ from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 
 CONLLU_COLUMNS = 10
+_UPOS_COLUMN = 3
 
-
-_UPOS = 3
-
-
-_NEITHER_WORD = re.compile(r"\d+-\d+|\d+\.\d+")
-
+# Ids of multiword tokens (3-4) and of empty nodes (8.1).
+_NOT_A_WORD_ID = re.compile(r"\d+-\d+|\d+\.\d+")
 
 _DOCUMENT_START = "-DOCSTART-"
 
 
 class TaggedWord(NamedTuple):
-    """A word, its tag, and the line that it is from, counted from 0."""
+    """A word, its tag, and the index of its line, from 0."""
 
     text: str
     tag: str
@@ -51,18 +45,18 @@ class TaggedWord(NamedTuple):
 
 
 class TaggedSentence(NamedTuple):
-    """Some words, and the file that they are from."""
+    """The words of a sentence, and the file that they come from."""
 
     words: Sequence[TaggedWord]
     file: TextFile
 
     def tag_locations(self) -> Iterator[tuple[str, str]]:
-        """Each tag, and what messages call its line."""
+        """Yield each tag with its location for error messages."""
         return ((word.tag, line_location(self.file, word.line)) for word in self.words)
 
 
 def read_sentences(config: TokenLabelDataConfig, setting: str, path: str) -> list[TaggedSentence]:
-    """The sentences of a file (UserError: it is missing, or a line is not as it should be)."""
+    """Return the sentences of a file. Raises UserError if it is missing or malformed."""
     file = find_file(path, setting)
     read = _columns_word if config.format == "columns" else _conllu_word(config)
     sentences: list[list[TaggedWord]] = [[]]
@@ -74,43 +68,43 @@ def read_sentences(config: TokenLabelDataConfig, setting: str, path: str) -> lis
     return [TaggedSentence(words, file) for words in sentences if words]
 
 
-def _columns_word(line: str, where: str) -> tuple[str, str] | None:
-    """The first column and the last."""
+def _columns_word(line: str, location: str) -> tuple[str, str] | None:
+    """Return the first column and the last, or None at the start of a document."""
     cells = line.split()
     if cells[0] == _DOCUMENT_START:
         return None
     if len(cells) < 2:
         raise UserError(
-            f"{where}: has one column only; a word must be the first and its tag the last"
+            f"{location}: has one column only; a word must be the first and its tag the last"
         )
     return cells[0], cells[-1]
 
 
 def _conllu_word(config: TokenLabelDataConfig) -> Callable[[str, str], tuple[str, str] | None]:
-    """A reader of CoNLL-U's lines (universaldependencies.org/format.html).
+    """Return a function that reads a line of CoNLL-U (universaldependencies.org/format.html).
 
-    Comments are no words, nor are the surface forms of several words (3-4), of which each comes on
-    its own line, nor words that the text leaves out (8.1).
+    It returns None for comments, for surface forms of several words (3-4), whose words follow on
+    lines of their own, and for words that the text omits (8.1).
     """
-    column = _UPOS + (config.tag_column == "xpos")
+    column = _UPOS_COLUMN + (config.tag_column == "xpos")
 
-    def word(line: str, where: str) -> tuple[str, str] | None:
+    def word(line: str, location: str) -> tuple[str, str] | None:
         if line.startswith("#"):
             return None
         cells = line.split("\t")
         if len(cells) != CONLLU_COLUMNS:
             raise UserError(
-                f"{where}: has {len(cells)} columns, not the {CONLLU_COLUMNS} of CoNLL-U; mend it, "
-                "or set data.format to columns"
+                f"{location}: has {len(cells)} columns, not the {CONLLU_COLUMNS} of CoNLL-U; mend "
+                "it, or set data.format to columns"
             )
-        if _NEITHER_WORD.fullmatch(cells[0]):
+        if _NOT_A_WORD_ID.fullmatch(cells[0]):
             return None
         if not cells[0].isdecimal():
-            raise UserError(f"{where}: {cells[0]!r} is no word's number; mend it")
+            raise UserError(f"{location}: {cells[0]!r} is no word's number; mend it")
         if cells[column] == "_":
             raise UserError(
-                f"{where}: word {cells[1]!r} has no {config.tag_column}; tag it, or set data.tag_column to other "
-                "tags that the file has"
+                f"{location}: word {cells[1]!r} has no {config.tag_column}; tag it, or "
+                "set data.tag_column to other tags that the file has"
             )
         return cells[1], cells[column]
 
@@ -118,23 +112,23 @@ def _conllu_word(config: TokenLabelDataConfig) -> Callable[[str, str], tuple[str
 
 
 NO_TAG = -1
-"""What the later pieces of a word have in place of a tag's number."""
+"""Target of the tokens of a word after its first, in place of a tag's index."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenLabelSplit:
-    """The sentences of a split in pieces of words. A long sentence takes several rows."""
+    """Tokenized sentences of a split. A long sentence takes several rows."""
 
     tokens: RaggedArray
     targets: RaggedArray
-    """For each token the number of its word's tag if it is the first piece, else `NO_TAG`."""
+    """For each token the index of its word's tag if it is the word's first, else `NO_TAG`."""
     sentence_indices: np.ndarray  # [n] int64
-    """Which sentence each row is of, in order."""
+    """Index of the sentence of each row, ascending."""
     labels: tuple[str, ...]
 
     @property
     def lengths(self) -> np.ndarray:  # [n, 1]
-        """Tokens of each row."""
+        """Number of tokens of each row."""
         return self.tokens.lengths[:, None]
 
     def batch(
@@ -142,14 +136,14 @@ class TokenLabelSplit:
         indices: np.ndarray,  # [B] int64
         lengths: tuple[int, ...],
     ) -> HostBatch:
-        """Some rows, padded to T tokens.
+        """Return some rows, padded to T tokens.
 
         Returns:
-          tokens: [B, T] int32, the pieces of words.
-          segments: [B, T] int32, 1 where they are no padding.
-          targets: [B, T] int32, the tag of each word at its first piece; 0 elsewhere.
-          weights: [B, T] float32, 1 at first pieces.
-          examples: [B] uint32, the numbers of the rows within the split.
+          tokens: [B, T] int32.
+          segments: [B, T] int32, 1 where tokens are no padding.
+          targets: [B, T] int32, the tag of each word at its first token; 0 elsewhere.
+          weights: [B, T] float32, 1 at first tokens.
+          examples: [B] uint32, the indices of the rows within the split.
         """
         tokens, real = self.tokens.pad(indices, lengths[0])
         targets, _ = self.targets.pad(indices, lengths[0])
@@ -163,11 +157,11 @@ class TokenLabelSplit:
         }
 
     def tags(self, predictions: Sequence[np.ndarray] | None = None) -> list[list[str]]:
-        """The tags of every sentence.
+        """Return the tags of every sentence.
 
         Args:
-          answers: For each row, by its number, what a tagger says of each token: [T] or longer.
-            None: the true tags.
+          predictions: For each row the predicted tag of each token: [T] or longer. None: the true
+            tags.
         """
         sentences: list[list[str]] = [[] for _ in range(self.sentence_indices[-1] + 1)]
         for row, sentence in enumerate(self.sentence_indices):
@@ -183,35 +177,35 @@ def prepare_token_labels(
     tokenizer: Tokenizer | None = None,
     labels: Sequence[str] | None = None,
 ) -> ExampleCorpus[TokenLabelSplit]:
-    """Reads and encodes the sentences that ``config`` names.
+    """Read and tokenize the sentences that ``config`` names.
 
     Args:
-      config: Which files, which tags, which tokenizer.
-      tokenizer: Used in place of what ``config.tokenizer`` describes.
-      labels: The names of the tags by number; those of ``config.path``, sorted, if None.
+      config: Files, tags and tokenizer.
+      tokenizer: Used instead of the one that ``config.tokenizer`` describes.
+      labels: The tags by index; None: those of ``config.path``, sorted.
 
     Raises:
-      UserError: A file is missing, empty or not UTF-8, a line is not as it should be, or a tag is
-        none of those of training.
+      UserError: A file is missing, empty or not UTF-8, a line is malformed, or a tag is not among
+        ``labels``.
     """
     splits = read_splits(config, lambda setting, path: read_sentences(config, setting, path))
     training = [*splits["train"], *([] if config.validation_path else splits["validation"])]
-    names = tuple(labels or sorted({word.tag for found in training for word in found.words}))
+    names = tuple(labels or sorted({word.tag for sentence in training for word in sentence.words}))
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
         {
-            split: (f" {' '.join(word.text for word in sentence.words)}" for sentence in found)
-            for split, found in splits.items()
+            split: (f" {' '.join(word.text for word in sentence.words)}" for sentence in sentences)
+            for split, sentences in splits.items()
         },
     )
     notes: list[str] = []
     encoded = {
-        split: _encode(split, found, tokenizer, names, config.max_length, notes)
-        for split, found in splits.items()
+        split: _encode(split, sentences, tokenizer, names, config.max_length, notes)
+        for split, sentences in splits.items()
     }
     content = {
-        split: [[word[:2] for word in sentence.words] for sentence in found]
-        for split, found in splits.items()
+        split: [[word[:2] for word in sentence.words] for sentence in sentences]
+        for split, sentences in splits.items()
     }
     digest = corpus_digest(tokenizer, {"labels": names, **content})
     return ExampleCorpus(tokenizer, encoded, digest, names, tuple(notes))
@@ -225,31 +219,33 @@ def make_token_label_split(
     labels: tuple[str, ...],
     max_length: int,
 ) -> TokenLabelSplit:
-    """The rows of sentences.
+    """Return the rows of sentences.
 
     Args:
-      tokenizer: Cuts words into pieces.
-      sentences: The words of each.
-      tags: The number of each word's tag.
-      labels: The names of the tags by number.
-      max_length: The most tokens of a row.
+      tokenizer: Splits words into tokens.
+      sentences: The words of each sentence.
+      tags: The tag index of each word.
+      labels: The tags by index.
+      max_length: Maximum number of tokens of a row.
     """
-    known = encode_words(tokenizer, itertools.chain.from_iterable(sentences))
-    tokens, targets, sentence = [], [], []
-    for number, words in enumerate(sentences):
-        pieces = [known[word] for word in words]
-        marks = [
+    # Each different word is tokenized once: words of natural text repeat.
+    tokens_of = encode_words(tokenizer, itertools.chain.from_iterable(sentences))
+    tokens, targets, sentence_indices = [], [], []
+    for index, words in enumerate(sentences):
+        word_tokens = [tokens_of[word] for word in words]
+        # The tag is the target of a word's first token (Devlin et al. 2019, section 5.3).
+        word_targets = [
             np.array([tag, *[NO_TAG] * (len(word) - 1)])
-            for tag, word in zip(tags[number], pieces, strict=True)
+            for tag, word in zip(tags[index], word_tokens, strict=True)
         ]
-        for begin, end in split_into_rows([len(word) for word in pieces], max_length):
-            tokens.append(np.concatenate(pieces[begin:end])[:max_length])
-            targets.append(np.concatenate(marks[begin:end])[:max_length])
-            sentence.append(number)
+        for begin, end in split_into_rows([len(word) for word in word_tokens], max_length):
+            tokens.append(np.concatenate(word_tokens[begin:end])[:max_length])
+            targets.append(np.concatenate(word_targets[begin:end])[:max_length])
+            sentence_indices.append(index)
     return TokenLabelSplit(
         RaggedArray.from_sequences(tokens),
         RaggedArray.from_sequences(targets),
-        np.array(sentence),
+        np.array(sentence_indices),
         labels,
     )
 
@@ -257,22 +253,23 @@ def make_token_label_split(
 def encode_words(
     tokenizer: Tokenizer, words: Iterable[str]
 ) -> Mapping[str, np.ndarray]:  # each [t] int32
-    """The pieces of each word, with the space before it; at least one, whatever the word is."""
-    different = list(dict.fromkeys(words))
-    nothing = np.array([tokenizer.eos_token_id], np.int32)
-    pieces = tokenizer.encode_documents(with_leading_space(different))
+    """Return the tokens of each word with its leading space: at least one, whatever the word is."""
+    unique = list(dict.fromkeys(words))
+    # A word of which the tokenizer drops every character still needs a token to carry its tag.
+    placeholder = np.array([tokenizer.eos_token_id], np.int32)
+    encoded = tokenizer.encode_documents(with_leading_space(unique))
     return {
-        word: tokens if len(tokens) else nothing
-        for word, tokens in zip(different, pieces, strict=True)
+        word: tokens if len(tokens) else placeholder
+        for word, tokens in zip(unique, encoded, strict=True)
     }
 
 
 def split_into_rows(sizes: Sequence[int], max_length: int) -> Iterator[tuple[int, int]]:
-    """Cuts a sentence between words into rows of at most ``max_length`` tokens.
+    """Cut a sentence between words into rows of at most ``max_length`` tokens.
 
     Args:
-      sizes: The tokens of each word.
-      longest: The most of a row. A word of more has a row of its own all the same.
+      sizes: Number of tokens of each word.
+      max_length: Maximum number of tokens of a row. A longer word gets a row of its own.
 
     Yields:
       The first word of each row, and the one after its last.
@@ -291,16 +288,16 @@ def _encode(
     sentences: Sequence[TaggedSentence],
     tokenizer: Tokenizer,
     labels: tuple[str, ...],
-    longest: int,
+    max_length: int,
     notes: list[str],
 ) -> TokenLabelSplit:
-    """Encodes a split; what is said of its sentences goes to ``notes``."""
-    words = [[word.text for word in found.words] for found in sentences]
-    tags = [label_indices(found.tag_locations(), labels, "tag") for found in sentences]
-    encoded = make_token_label_split(tokenizer, words, tags, labels=labels, max_length=longest)
-    if more := len(encoded.sentence_indices) - len(sentences):
+    """Tokenize a split. Notes on its sentences are appended to ``notes``."""
+    words = [[word.text for word in sentence.words] for sentence in sentences]
+    tags = [label_indices(sentence.tag_locations(), labels, "tag") for sentence in sentences]
+    encoded = make_token_label_split(tokenizer, words, tags, labels=labels, max_length=max_length)
+    if num_extra := len(encoded.sentence_indices) - len(sentences):
         notes.append(
-            f"the {split} split: sentences of more than data.max_length {longest} tokens go on in "
-            f"further rows, {more:,} beside the {len(sentences):,} of one for each sentence"
+            f"the {split} split: sentences of more than data.max_length {max_length} tokens "
+            f"continue in further rows, {num_extra:,} beside the {len(sentences):,} first ones"
         )
     return encoded

@@ -1,4 +1,4 @@
-"""Text to token numbers and back, whatever the kind of tokenizer."""
+"""Tokenizers: text to token ids and back, for every kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from train.data.subwords import (
+from train.data.text_chunks import (
     can_be_chunked,
     component_spec,
     is_character_model,
@@ -22,33 +22,31 @@ if TYPE_CHECKING:
 
     from train.data.files import AnyPath
 
-# The name that each family of tokenizers has for what stands between documents.
-_END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]", "<|im_end|>")
+# Name of the document separator in each family of tokenizers.
+_EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]", "<|im_end|>")
 
-
-# The name that each family has for what hides a token; the first is added where there is none.
-_MASK = ("[MASK]", "<mask>")
+# Name of the mask token in each family. The first is added to a tokenizer that has none.
+_MASK_NAMES = ("[MASK]", "<mask>")
 
 
 _BATCH_CHARACTERS = 1 << 22
 
 
 class Tokenizer:
-    """A tokenizer of the `tokenizers` library, with what a language model asks of it.
+    """A tokenizer of the `tokenizers` library, with the tokens that language models need.
 
-    Special tokens that are spelled out in a text are encoded as the text that they are, so no
-    text can forge the end of a document.
+    Special tokens that are spelled out in a text are tokenized as plain text, so that no text can
+    forge the end of a document.
 
     Attributes:
-      end_of_text: The token that stands between documents; generation begins with it.
-      stop: The token that ends generation: end_of_text, or None if texts have that token inside
-        them too (it is a newline of the word tokenizer).
-      start: The token that stands before a text that is judged as a whole: [CLS] if there is one,
-        or else end_of_text.
-      mask: The token that hides another one, or None; `with_mask_token` sees that there is one.
-      special: The tokens that are no part of any text.
-      vocab_size: One more than the largest token number.
-      digest: Tells tokenizers apart: equal where they are equal.
+      eos_token_id: Separator of documents; generation starts with it.
+      stop_token_id: Token that ends generation: eos_token_id, or None if texts contain that token
+        (the word tokenizer uses it for a newline).
+      cls_token_id: First token of a text to classify: [CLS] if there is one, else eos_token_id.
+      mask_token_id: Token that hides another one, or None; see `with_mask_token`.
+      special_token_ids: Tokens that are no part of any text.
+      vocab_size: One more than the largest token id.
+      digest: Equal for equal tokenizers.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, origin: str = "tokenizer"):
@@ -62,41 +60,43 @@ class Tokenizer:
         newline = backend.encode("\n", add_special_tokens=False).ids
         self.stop_token_id = None if self.eos_token_id in newline else self.eos_token_id
         self.cls_token_id = vocabulary.get("[CLS]", self.eos_token_id)
-        self.mask_token_id = next((vocabulary[name] for name in _MASK if name in vocabulary), None)
+        self.mask_token_id = next(
+            (vocabulary[name] for name in _MASK_NAMES if name in vocabulary), None
+        )
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(
-            number for number, token in added.items() if token.special
+            token_id for token_id, token in added.items() if token.special
         )
-        self._may_be_cut = can_be_chunked(backend)
+        self._can_be_chunked = can_be_chunked(backend)
         self._characters = _characters(backend)
 
     @classmethod
     def load(cls, path: str | AnyPath) -> Tokenizer:
-        """Reads a tokenizer.json, a vocab.txt, or a folder that holds either, or GPT-2's files.
+        """Load a tokenizer.json, a vocab.txt, or a folder that holds either or GPT-2's files.
 
         Raises:
-          UserError: It is missing, damaged, or has no token to stand between documents.
+          UserError: It is missing, damaged, or has no token to separate documents.
         """
         from train.data.tokenizer_files import load_backend_tokenizer
 
         return cls(load_backend_tokenizer(str(path)), str(path))
 
     def with_mask_token(self) -> Tokenizer:
-        """This tokenizer, or if it has no mask token, one that has it beside all others."""
+        """Return this tokenizer, with a mask token added if it has none."""
         if self.mask_token_id is not None:
             return self
         import tokenizers
 
         backend = tokenizers.Tokenizer.from_str(self.to_json())
-        backend.add_special_tokens([_MASK[0]])
+        backend.add_special_tokens([_MASK_NAMES[0]])
         return Tokenizer(backend)
 
     def to_json(self) -> str:
-        """The text of the tokenizer.json that `load` reads."""
+        """Return the text of the tokenizer.json that `load` reads."""
         return self._backend.to_str(pretty=True)
 
     def save(self, path: str | AnyPath) -> None:
-        """Writes a tokenizer.json (``path`` is the file, and may be remote)."""
+        """Write a tokenizer.json. ``path`` is the file, and may be remote."""
         from train.data.files import as_user_error, expand_path
 
         with as_user_error(str(path)):
@@ -107,7 +107,7 @@ class Tokenizer:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def encode(self, text: str) -> np.ndarray:  # [T] int32
-        """The tokens of a text, with none added.
+        """Return the tokens of a text. No special tokens are added.
 
         Raises:
           UserError: The text has characters for which the tokenizer has no token.
@@ -115,11 +115,11 @@ class Tokenizer:
         return next(self.encode_documents([text]))
 
     def encode_documents(self, texts: Iterable[str]) -> Iterator[np.ndarray]:  # each [T] int32
-        """The tokens of each text, in order; as `encode`, but in batches and on all cores."""
+        """Yield the tokens of each text, in order, tokenized in batches on all cores."""
         parts = []
-        for batch in _batches(self._pieces(texts)):
+        for batch in _batches(self._chunks(texts)):
             encodings = self._backend.encode_batch_fast(
-                [piece for piece, _ in batch], add_special_tokens=False
+                [chunk for chunk, _ in batch], add_special_tokens=False
             )
             for encoding, (_, last) in zip(encodings, batch, strict=True):
                 parts.append(np.array(encoding.ids, np.int32))
@@ -128,19 +128,19 @@ class Tokenizer:
                     parts = []
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The text of the tokens, special ones left out; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of tokens without special ones. Invalid UTF-8 becomes U+FFFD."""
         return self._backend.decode([int(token) for token in tokens], skip_special_tokens=True)
 
-    def _pieces(self, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
-        """The pieces of all texts, each with whether it is the last of its text."""
+    def _chunks(self, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
+        """Yield the chunks of all texts, each with True if it is the last of its text."""
         for text in texts:
             self._check(text)
-            cut = list(split_into_chunks(text)) if self._may_be_cut else [text]
-            for number, piece in enumerate(cut, start=1):
-                yield piece, number == len(cut)
+            chunks = list(split_into_chunks(text)) if self._can_be_chunked else [text]
+            for number, chunk in enumerate(chunks, start=1):
+                yield chunk, number == len(chunks)
 
     def _check(self, text: str) -> None:
-        """Raises UserError for characters that would be dropped without a word."""
+        """Raise UserError for characters that the tokenizer would drop silently."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -151,8 +151,8 @@ class Tokenizer:
             return
         normalizer = self._backend.normalizer
         characters = set(normalizer.normalize_str(text) if normalizer else text)
-        if lacking := sorted(characters - self._characters):
-            shown = " ".join(map(repr, lacking[:10])) + (" ..." if lacking[10:] else "")
+        if unknown := sorted(characters - self._characters):
+            shown = " ".join(map(repr, unknown[:10])) + (" ..." if unknown[10:] else "")
             raise UserError(
                 f"the text: has characters that the tokenizer lacks ({shown}); leave them out, or "
                 "train with data.tokenizer.kind byte or bpe, which have them all"
@@ -160,20 +160,21 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Decodes a sample while it is made: what `push` and `flush` return joins to its text.
+    """Incremental decoder: the results of `push` and `flush` join to the text of all tokens.
 
-    A character of several tokens is held back until it is whole. Only the tokens since the last
-    text are decoded again, so that the cost of a token does not grow with the sample.
+    A character of several tokens is held back until it is complete. Only the tokens since the last
+    returned text are decoded again, so that the cost of a token does not grow with the text.
     """
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        self._before: list[int] = []  # their text is out; they say if a space precedes the next
+        # Tokens whose text has been returned. They decide if a space precedes the next token.
+        self._before: list[int] = []
         self._tokens: list[int] = []
         self._shown = ""
 
     def push(self, token: int) -> str:
-        """The text that is certain now that ``token`` has come (often one word, or nothing)."""
+        """Add a token and return the text that is now certain (often one word, or nothing)."""
         self._tokens.append(int(token))
         text = self._text()
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
@@ -184,7 +185,7 @@ class StreamDecoder:
         return shown
 
     def flush(self) -> str:
-        """The rest: what was held back and never became whole."""
+        """Return the rest: the characters that never became complete."""
         return self._show(self._text())
 
     def _text(self) -> str:
@@ -198,7 +199,7 @@ class StreamDecoder:
 
 
 def _characters(backend: tokenizers.Tokenizer) -> frozenset[str] | None:
-    """The only characters that the tokenizer can take; None: it can take any."""
+    """Return the characters that the tokenizer accepts; None: all."""
     if backend.pre_tokenizer is not None:
         return None
     model = component_spec(backend.model)
@@ -206,16 +207,16 @@ def _characters(backend: tokenizers.Tokenizer) -> frozenset[str] | None:
 
 
 def _end_of_text(vocabulary: dict[str, int], origin: str) -> int:
-    for name in _END_OF_TEXT:
+    for name in _EOS_NAMES:
         if name in vocabulary:
             return vocabulary[name]
     raise UserError(
-        f"{origin}: has no token to stand between documents; add one of {' '.join(_END_OF_TEXT)}"
+        f"{origin}: has no token to separate documents; add one of {' '.join(_EOS_NAMES)}"
     )
 
 
 def _batches(items: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """Groups pieces so that a batch keeps all cores busy and takes little memory."""
+    """Group chunks so that a batch keeps all cores busy and takes little memory."""
     batch, characters = [], 0
     for item in items:
         batch.append(item)

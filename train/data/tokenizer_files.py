@@ -1,4 +1,4 @@
-"""Tokenizers as others save them: tokenizer.json, GPT-2's two files, BERT's vocab.txt."""
+"""Tokenizers in the files of others: tokenizer.json, GPT-2's two files, BERT's vocab.txt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GPT2_END_OF_TEXT = "<|endoftext|>"
 
 
 def load_backend_tokenizer(path: str) -> tokenizers.Tokenizer:
-    """Reads a tokenizer from a file, or from a folder that has one.
+    """Load a tokenizer from a file, or from a folder that holds one.
 
     Raises:
       UserError: There is none, or it is damaged.
@@ -63,7 +63,7 @@ def _tokenizer_json(file: AnyPath) -> tokenizers.Tokenizer:
 
 
 def _gpt2(vocabulary_file: AnyPath, merges_file: AnyPath) -> tokenizers.Tokenizer:
-    """Byte-level BPE (Radford et al. 2019, section 2.2): the tokens' numbers, and the merges."""
+    """Load byte-level BPE (Radford et al. 2019, section 2.2) from a vocabulary and its merges."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     try:
@@ -83,7 +83,7 @@ def _gpt2(vocabulary_file: AnyPath, merges_file: AnyPath) -> tokenizers.Tokenize
 
 
 def _bert(file: AnyPath) -> tokenizers.Tokenizer:
-    """WordPiece (Devlin et al. 2019), cased if any word of the vocabulary is."""
+    """Load WordPiece (Devlin et al. 2019), cased if any word of the vocabulary is."""
     words = _text(file).rstrip("\n").split("\n")
     cased = any(word != word.lower() for word in words if not word.startswith("["))
     if "[UNK]" not in words:
@@ -95,7 +95,7 @@ def _bert(file: AnyPath) -> tokenizers.Tokenizer:
 
 
 def make_wordpiece_backend(vocabulary: dict[str, int], *, lowercase: bool) -> tokenizers.Tokenizer:
-    """A WordPiece model of these words, with BERT's steps around it."""
+    """Return a WordPiece tokenizer of these words, with BERT's normalizer and decoder."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))

@@ -1,4 +1,4 @@
-"""A tokenizer of each kind, learned from text."""
+"""Training of a tokenizer of each kind on text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from train.data.config import TokenizerConfig
-from train.data.subwords import NEWLINE_REPLACEMENT, split_into_chunks
+from train.data.text_chunks import NEWLINE_REPLACEMENT, split_into_chunks
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_files import (
     BERT_SPECIAL_TOKENS,
@@ -23,14 +23,14 @@ _UNKNOWN_WORD = "<unk>"
 
 
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Learns the tokenizer that ``config`` describes; the same texts always give the same one.
+    """Train the tokenizer that ``config`` describes. The same texts always give the same one.
 
     Args:
-      config: Its kind and size; for kind "file" it is loaded and nothing is learned.
+      config: Kind and size. Kind "file" is loaded, and nothing is trained.
       texts: Read once, as far as needed: not at all for "byte" and "file", all for "character".
 
     Raises:
-      UserError: The file of kind "file" cannot be used, or vocab_size is below the letters.
+      UserError: The file of kind "file" cannot be used, or vocab_size is too small for the letters.
     """
     if config.kind == "file":
         return Tokenizer.load(config.path)
@@ -45,7 +45,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def _byte(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
-    """Token b is byte b, and 256 stands between documents."""
+    """Return the tokenizer whose token b is byte b, with 256 to separate documents."""
     from tokenizers import models
 
     symbols = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
@@ -55,7 +55,7 @@ def _byte(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer
 
 
 def _bpe(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
-    """Byte-level BPE as GPT-2 has it (Radford et al. 2019, section 2.2)."""
+    """Train byte-level BPE as in GPT-2 (Radford et al. 2019, section 2.2)."""
     from tokenizers import models, trainers
 
     backend = _byte_level(models.BPE(), config)
@@ -81,7 +81,7 @@ def _byte_level(model: tokenizers.models.BPE, config: TokenizerConfig) -> tokeni
 
 
 def _character(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
-    """The characters by code point, then what stands between documents. BPE without merges."""
+    """Return a tokenizer of the characters by code point, then the separator."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     normalizer = normalizers.Lowercase() if config.lowercase else None
@@ -98,7 +98,7 @@ def _character(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Toke
 
 
 def _word(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
-    """The most frequent words, <unk> for the others and <eos> for a newline (as in WikiText)."""
+    """Return a tokenizer of the most frequent words, <unk>, and <eos> for a newline (WikiText)."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     newline = NEWLINE_REPLACEMENT.strip()
@@ -125,11 +125,9 @@ def _word(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer
 
 
 def _wordpiece(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
-    """WordPiece with BERT's steps and special tokens.
-
-    The trainer numbers the letters within words in an order that changes from run to run, and
-    breaks ties by these numbers. So it runs twice: to find the letters, then with them in order.
-    """
+    """Train WordPiece with BERT's normalizer and special tokens."""
+    # The trainer numbers the letters within words in an order that changes from run to run, and
+    # breaks ties by these numbers. Train twice: to find the letters, then with them in order.
     sample = list(_first(texts, config.training_characters))
     letters = set(_learned_wordpieces(config, sample, vocab_size=0, first=())) - {
         *BERT_SPECIAL_TOKENS
@@ -160,7 +158,7 @@ def _learned_wordpieces(
 
 
 def _byte_symbols() -> list[str]:
-    """The character that stands for each byte in byte-level vocabularies.
+    """Return the character that stands for each byte in byte-level vocabularies (GPT-2's).
 
     Printable bytes stand for themselves; the others take the characters from 256 on.
     """
@@ -170,7 +168,7 @@ def _byte_symbols() -> list[str]:
 
 
 def _first(texts: Iterable[str], characters: int) -> Iterator[str]:
-    """The first so many characters of the texts, in pieces (which are counted in parallel)."""
+    """Yield the first ``characters`` characters of the texts, in chunks counted in parallel."""
     for text in texts:
         yield from split_into_chunks(text[:characters])
         characters -= len(text)

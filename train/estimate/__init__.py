@@ -1,1 +1,1 @@
-"""TODO."""
+"""Estimates of memory, time and cost of training: what `describe` and `plan` compute."""

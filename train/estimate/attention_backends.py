@@ -1,11 +1,4 @@
-"""Which forms of attention a step takes on its target.
-
-One way of training an experiment on a target: what a search goes through.
-
-Every way of cutting a step for a target, ranked by the estimates.
-
-`fit --mesh auto`: the mesh that a plan for the devices that are here would take.
-"""
+"""Attention backends of an experiment's layers on a target."""
 
 import dataclasses
 from typing import Any
@@ -18,11 +11,11 @@ from transformer.hardware import Hardware
 from transformer.parameter_counts import LayerMixer
 
 HARDWARE_KERNELS = ("cudnn", "splash")
-"""Forms that only their own hardware, or its libraries, can trace."""
+"""Backends that can be traced only on their own hardware."""
 
 
 def layer_backend(experiment: Experiment, hardware: Hardware, layer: LayerMixer) -> Backend | None:
-    """The form of a layer's attention; None of other mixers."""
+    """Return the attention backend of a layer; None for other mixers."""
     length = max_batch_shape(experiment)[1]
     choice = layer.backend_choice(
         experiment.model, length, hardware=hardware, segments=experiment.has_segments
@@ -31,7 +24,10 @@ def layer_backend(experiment: Experiment, hardware: Hardware, layer: LayerMixer)
 
 
 def replace_kernels(experiment: Experiment, hardware: Hardware) -> Experiment:
-    """The experiment with tiles in place of kernels: both keep the same for the backward pass."""
+    """Return the experiment with `blockwise` in place of hardware kernels.
+
+    Both save the same residuals, and `blockwise` can be traced on any machine.
+    """
     model = experiment.model
 
     def replaced(block: BlockConfig) -> BlockConfig:

@@ -1,9 +1,4 @@
-"""What an experiment leaves for its data to say, as far as it can be known beforehand.
-
-Products that an optimizer makes of its own: those of Muon, once a step whatever the batch.
-
-What of an experiment the estimates are made from, counted once for all candidates.
-"""
+"""Batch shapes and sizes that an experiment leaves to its data, as far as they are known early."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -15,11 +10,10 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from train.experiment import Experiment
-from train.experiment import Experiment
 
 
 def max_batch_shape(experiment: "Experiment") -> tuple[int, int]:
-    """The examples of a batch, and the tokens of each: the most that there may be."""
+    """Return the largest batch of an experiment: (examples, tokens per example)."""
     data = experiment.data
     length = data.longest_example
     if data.batch_tokens:
@@ -31,20 +25,22 @@ def max_batch_shape(experiment: "Experiment") -> tuple[int, int]:
 def sharded_batch_shapes(
     experiment: "Experiment", mesh: "Mesh"
 ) -> "dict[str, jax.ShapeDtypeStruct]":
-    """What a step is given, by shapes, laid over a mesh.
+    """Return the fields of a batch as shapes with shardings over a mesh.
 
-    Raises UsageError if the mesh cannot cut it.
+    Raises UsageError if the mesh does not divide the batch.
     """
     import jax
 
     from train.parallel.sharding import logical_to_sharding
 
-    def laid(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def with_sharding(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         sharding = logical_to_sharding(mesh, ("batch", "length")[: leaf.ndim], leaf.shape)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     rows, _ = max_batch_shape(experiment)
-    return {name: laid(leaf) for name, leaf in unsharded_batch_shapes(experiment, rows).items()}
+    return {
+        name: with_sharding(leaf) for name, leaf in unsharded_batch_shapes(experiment, rows).items()
+    }
 
 
 def unsharded_batch_shapes(
@@ -57,36 +53,39 @@ def unsharded_batch_shapes(
 
 
 def resolve_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ...]]:
-    """The experiment with its V and its number of classes, and what was assumed to know them."""
+    """Return the experiment with vocabulary size and number of labels, and the assumptions made.
+
+    Data are read only for character vocabularies and for labels that the config does not count.
+    """
     tokenizer, task = experiment.data.tokenizer, experiment.task
-    counts_labels = task.predicts_labels and not task.num_labels
-    if counts_labels or (not experiment.model.vocab_size and tokenizer.kind == "character"):
-        return _read(experiment), ()
+    needs_labels = task.predicts_labels and not task.num_labels
+    if needs_labels or (not experiment.model.vocab_size and tokenizer.kind == "character"):
+        return _resolve_from_data(experiment), ()
     if experiment.model.vocab_size:
         return experiment, ()
     if tokenizer.kind in ("byte", "file"):
         from train.data.tokenizer_training import train_tokenizer
 
-        return _of(experiment, train_tokenizer(tokenizer, ()).vocab_size), ()
-    most = tokenizer.vocab_size
-    note = f"the {tokenizer.kind} tokenizer is taken to learn all of its {most:,} tokens"
-    return _of(experiment, most), (note,)
+        return _with_vocab_size(experiment, train_tokenizer(tokenizer, ()).vocab_size), ()
+    vocab_size = tokenizer.vocab_size
+    note = f"the {tokenizer.kind} tokenizer is assumed to learn all of its {vocab_size:,} tokens"
+    return _with_vocab_size(experiment, vocab_size), (note,)
 
 
-def _of(experiment: "Experiment", words: int) -> "Experiment":
-    model = dataclasses.replace(experiment.model, vocab_size=words)
+def _with_vocab_size(experiment: "Experiment", vocab_size: int) -> "Experiment":
+    model = dataclasses.replace(experiment.model, vocab_size=vocab_size)
     return dataclasses.replace(experiment, model=model)
 
 
-def _read(experiment: "Experiment") -> "Experiment":
-    """As the data make it: they are read."""
+def _resolve_from_data(experiment: "Experiment") -> "Experiment":
+    """Return the experiment with the sizes of its data."""
     from train.tasks.registry import make_task
 
     try:
         task = make_task(experiment)
         return task.resolve_experiment(task.prepare_corpus())
     except UserError as error:
-        known = "--task.num-labels and " if experiment.task.predicts_labels else ""
+        labels = "--task.num-labels and " if experiment.task.predicts_labels else ""
         raise UserError(
-            f"{error}; or give {known}--model.vocab-size, and no text is needed"
+            f"{error}; or give {labels}--model.vocab-size, and no text is needed"
         ) from error

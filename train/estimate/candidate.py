@@ -1,11 +1,4 @@
-"""Which forms of attention a step takes on its target.
-
-One way of training an experiment on a target: what a search goes through.
-
-Every way of cutting a step for a target, ranked by the estimates.
-
-`fit --mesh auto`: the mesh that a plan for the devices that are here would take.
-"""
+"""One way to train an experiment on a target: mesh, rematerialization and microbatches."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -15,11 +8,11 @@ from train.parallel.mesh import MESH_AXES, MeshConfig
 from transformer.config import RematPolicy
 
 SEARCHED_REMAT: tuple[RematPolicy, ...] = ("none", "dots", "full")
-"""Those that a search tries, beside the experiment's own."""
+"""Rematerialization policies that a search tries, in addition to the experiment's own."""
 
 
 class Candidate(NamedTuple):
-    """What can be chosen without changing what is learnt."""
+    """Settings that can change without changing what the model learns."""
 
     mesh: MeshConfig
     remat: RematPolicy
@@ -27,20 +20,20 @@ class Candidate(NamedTuple):
 
     @classmethod
     def from_experiment(cls, experiment: Experiment, devices: int) -> "Candidate":
-        """The experiment as it is; -1 in its mesh becomes a number."""
+        """Return the experiment's own settings, with -1 in its mesh resolved."""
         sizes: Any = experiment.mesh.axis_sizes(devices)
         mesh = dataclasses.replace(experiment.mesh, **sizes)
         return cls(mesh, experiment.model.remat, experiment.grad_accum_steps)
 
     def apply_to(self, experiment: Experiment) -> Experiment:
-        """The experiment, trained this way."""
+        """Return the experiment with these settings."""
         model = dataclasses.replace(experiment.model, remat=self.remat)
         return dataclasses.replace(
             experiment, model=model, mesh=self.mesh, grad_accum_steps=self.grad_accum_steps
         )
 
     def flags(self) -> str:
-        """What to give `fit`."""
+        """Return the flags of `fit` for these settings."""
         sizes = mesh_sizes(self.mesh)
         given = [f"--mesh.{name} {size}" for name, size in sizes.items() if size > 1]
         if self.mesh.data == 1:  # by default it takes all devices
@@ -52,12 +45,12 @@ class Candidate(NamedTuple):
         )
 
     def mesh_text(self) -> str:
-        """`fsdp 128 x tensor 8`."""
+        """Return the mesh for people, for example `fsdp 128 x tensor 8`."""
         sizes = mesh_sizes(self.mesh)
         parts = [f"{name} {size}" for name, size in sizes.items() if size > 1]
         return " x ".join(parts) or "one chip"
 
 
 def mesh_sizes(mesh: MeshConfig) -> dict[str, int]:
-    """The size of each axis."""
+    """Return the size of each mesh axis."""
     return {axis: getattr(mesh, axis) for axis in MESH_AXES}

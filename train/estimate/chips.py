@@ -1,13 +1,14 @@
-"""What is known of each accelerator: its speed, memory and links, as its maker states them.
+"""Peak rates, memory and links of each accelerator, as its maker states them.
 
-Figures of TPUs are those of Google's pages (docs.cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e),
-where bandwidth between chips is given for both directions of all links together; those of GPUs are
-from NVIDIA's data sheets, dense products without sparsity. Products of float32 are those that JAX
-makes unless told otherwise (docs.jax.dev/en/latest/201/precision.html): rounded to bfloat16 on a
-TPU, so as fast as those, and to TF32 on these GPUs. The memory that a program may take is what the
-compiler itself allows where it says so. To its host a GPU has PCIe 5.0 with 16 lanes (128 GB/s in
-the data sheets, both directions together), a TPU what Austin et al. 2025 give ("How to Scale Your
-Model", part 2).
+TPU figures are Google's (docs.cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e); their bandwidth
+between chips is for both directions of all links together. GPU figures are from NVIDIA's data
+sheets, for dense matmuls without sparsity.
+
+float32 matmuls run at JAX's default precision (docs.jax.dev/en/latest/201/precision.html): rounded
+to bfloat16 on a TPU, so at the bfloat16 rate, and to TF32 on these GPUs. The memory of a program is
+the compiler's own limit where it states one. Host links: 16 lanes of PCIe 5.0 for GPUs (128 GB/s in
+the data sheets, both directions together); for TPUs the figures of Austin et al. 2025 ("How to
+Scale Your Model", part 2).
 """
 
 import dataclasses
@@ -19,12 +20,13 @@ GIB = 2**30
 
 
 ATTAINABLE_FRACTION = 0.8
-"""Share of the peak that one large product attains: 790 of 989 TFLOP/s on an H200 (measured)."""
+"""Fraction of the peak that one large matmul reaches: 790 of 989 TFLOP/s on an H200 (measured)."""
 
 
 TPU_ATTAINABLE_FRACTION = 0.9
-"""The same on a TPU. With less, the roofline would be below what is published: 66.86% MFU on v5e
-with full rematerialization is 89% of the peak with what is computed again."""
+"""Fraction of the peak that matmuls reach on a TPU. A lower value would put the roofline below a
+published run: 66.86% MFU on v5e with full rematerialization is 89% of the peak when recomputation
+counts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,44 +34,45 @@ class Chip:
     """One accelerator."""
 
     name: str
-    """As targets and prices call it."""
+    """Name in targets and price tables."""
     device_kind: str
-    """As JAX calls it."""
+    """JAX's `device_kind`."""
     platform: Platform
     bf16_flops_per_second: float
-    """Operations a second, products of bfloat16 with sums in float32."""
+    """Peak of bfloat16 matmuls that accumulate in float32."""
     memory_bytes: int
-    """Bytes that a program can have."""
+    """Bytes that a program can use."""
     memory_bandwidth: float
-    """Bytes a second between memory and chip."""
+    """Bytes per second between memory and chip."""
     link_bandwidth: float
-    """Bytes a second that a chip sends to its neighbours, over all links together."""
+    """Bytes per second that a chip sends to its neighbours, over all links together."""
     chips_per_host: int
     """Chips of one host."""
     network_bandwidth: float
-    """Bytes a second that a chip sends beyond its links, through the network."""
+    """Bytes per second that a chip sends over the network between hosts or slices."""
     torus_dimensions: int = 0
-    """Of the torus that links make; 0: all chips of a host reach each other alike."""
+    """Dimensions of the torus of links; 0: all chips of a host are directly connected."""
     largest_slice: tuple[int, ...] = ()
-    """The largest slice."""
+    """Shape of the largest slice."""
     host_bandwidth: float = 64e9
-    """Bytes a second, in one direction, between a chip and the memory of its host."""
+    """Bytes per second, in one direction, between a chip and its host's memory."""
     hop_latency: float = 1e-6
     """Seconds from one chip to the next."""
     compute_capability: str = ""
     """Compute capability of a GPU."""
     libtpu_chip_config: str = ""
-    """How libtpu calls it that both cores of a chip are one device, if it does not take it so."""
+    """libtpu's name of the configuration in which both cores of a chip are one device; empty:
+    default."""
 
     attainable_fraction: float = ATTAINABLE_FRACTION
-    """Fraction of the peak that products reach at best."""
+    """Fraction of the peak that matmuls reach at best."""
     fp32_flops_per_second: float | None = None
-    """Operations a second of products of float32; None: as many as of bfloat16."""
+    """Peak of float32 matmuls; None: as bfloat16."""
     fp16_flops_per_second: float | None = None
-    """The same of float16."""
+    """Peak of float16 matmuls; None: as bfloat16."""
 
     def peak_flops_per_second(self, dtype: DType) -> float:
-        """Operations a second of products of a dtype."""
+        """Return the peak of matmuls in a dtype."""
         own = {"float32": self.fp32_flops_per_second, "float16": self.fp16_flops_per_second}.get(
             dtype
         )
@@ -77,7 +80,7 @@ class Chip:
 
     @property
     def link_bandwidth_per_dimension(self) -> float:
-        """Bytes a second of a ring along one dimension, both ways round together."""
+        """Return the bytes per second of a ring along one dimension, both directions together."""
         return self.link_bandwidth / max(self.torus_dimensions, 1)
 
 
@@ -85,6 +88,7 @@ CHIPS = {
     chip.name: chip
     for chip in (
         Chip(
+            # libtpu fuses the two cores of a v4 chip into one device only if told so ("megacore").
             name="v4",
             device_kind="TPU v4",
             platform="tpu",
@@ -149,7 +153,7 @@ CHIPS = {
             name="t4",
             device_kind="Tesla T4",
             platform="gpu",
-            bf16_flops_per_second=8.1e12,  # its tensor cores have no bfloat16: it is computed in float32
+            bf16_flops_per_second=8.1e12,  # no bfloat16 tensor cores: computed in float32
             memory_bytes=15_828_320_256,
             memory_bandwidth=320e9,
             link_bandwidth=16e9,  # PCIe 3.0
@@ -235,6 +239,7 @@ CHIPS = {
         ),
     )
 }
-"""By name. The network is 50 Gbit/s a chip for v4 and v5p, 200 Gbit/s for eight v5e, 400 Gbit/s a
-GPU; 100 Gbit/s for four T4, eight L4 or eight A100, as Google rents them. T4, L4 and the A100 with
-40 GB are the GPUs of Colab and Kaggle."""
+"""Chips by name. T4, L4 and the A100 with 40 GB are the GPUs of Colab and Kaggle.
+
+Network per chip: 50 Gbit/s for v4 and v5p; 200 Gbit/s for eight v5e; 400 Gbit/s per newer GPU; 100
+Gbit/s for four T4, eight L4 or eight A100, as Google rents them."""

@@ -1,16 +1,9 @@
-"""What the compiler says of the memory of a training step, beside what is described.
-
-The real training step, compiled for a target by its own compiler, and what that says of it.
-"""
+"""Compile the real training step for a target with the target's own compiler."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from train.engine import JitEngine
-    from train.experiment import Experiment
 import re
 import time
+from typing import Any
 
 import jax
 
@@ -29,45 +22,47 @@ SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """A step as the compiler has made it; bytes are those of one chip."""
+    """A compiled step; sizes are bytes of one chip."""
 
     weights: int
     optimizer: int
-    """Its state; 0 if that lies with the host."""
+    """Optimizer state on the chip; 0 if it is placed in host memory."""
     other_state: int
-    """The moving average of the weights, counters and keys."""
+    """Exponential moving average of the weights, counters and random keys."""
     batch: int
     arguments: int
-    """What the step is given, as the compiler lays it out."""
+    """Arguments of the step in the compiler's layout."""
     temporaries: int
     results: int
-    """Those that do not take the place of arguments."""
+    """Outputs that do not reuse donated arguments."""
     peak: int
-    """All of it, at the moment when it is most."""
+    """Peak memory of the step."""
     collectives: tuple[Collective, ...]
     compile_seconds: float
-    """That compiling took."""
+    """Duration of the compilation."""
     rejection: str = ""
-    """Of a step that the compiler refuses, as too large for a chip: the largest of what it would
-    have to hold, or what the compiler says. Its sizes are then the least that they can be."""
+    """Reason of a compiler that rejects the step as too large: its largest arrays, or its message.
+    Sizes are then lower bounds. Empty for a step that compiled."""
     engine: Any = None
-    """That made it."""
+    """Engine that made the step."""
     program: Any = None
-    """What can be run, on devices that are here."""
+    """Executable program; runs only on local devices."""
 
     def without_program(self) -> "CompiledStep":
-        """Return the same figures without what only this process can use."""
+        """Return the same figures without fields that only this process can use."""
         return dataclasses.replace(self, engine=None, program=None)
 
     def fits(self, available_bytes: int) -> bool:
-        """In so many bytes of a chip; never if the compiler itself refuses it."""
+        """Return True if the step compiled and its peak is within the available bytes."""
         return not self.rejection and self.peak <= available_bytes
 
 
 def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
-    """Compiles the step of an experiment that has its sizes; nothing is allocated.
+    """Compile the step of an experiment whose sizes are resolved. Nothing is allocated.
 
-    Raises UserError for a target without its compiler, UsageError for what cannot be divided.
+    Raises:
+      UserError: The target's compiler is not installed.
+      UsageError: The mesh does not divide the model or the batch.
     """
     mesh = make_mesh(experiment.mesh, target_devices(target))
     try:
@@ -77,33 +72,33 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
     except ValueError as error:
         raise UsageError(str(error)) from error
     weights, optimizer = bytes_per_device(state.params), bytes_per_device(state.optimizer)
-    known: dict[str, Any] = dict(
+    sizes: dict[str, Any] = dict(
         weights=weights,
         optimizer=0 if experiment.mesh.optimizer_placement == "host" else optimizer,
         other_state=bytes_per_device(state) - weights - optimizer,
         batch=bytes_per_device(batch),
     )
-    begun = time.perf_counter()
+    start = time.perf_counter()
     try:
         program = engine.lower_step(state, batch).compile()
     except jax.errors.JaxRuntimeError as error:
         if not is_oom_error(error):
             raise
         return CompiledStep(
-            **known,
-            **parse_rejection(str(error), sum(known.values()), target.memory_bytes),
-            compile_seconds=time.perf_counter() - begun,
+            **sizes,
+            **parse_rejection(str(error), sum(sizes.values()), target.memory_bytes),
+            compile_seconds=time.perf_counter() - start,
         )
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     stats: Any = program.memory_analysis()
     results = stats.output_size_in_bytes - stats.alias_size_in_bytes
-    parts = stats.argument_size_in_bytes + results + stats.temp_size_in_bytes
+    total = stats.argument_size_in_bytes + results + stats.temp_size_in_bytes
     return CompiledStep(
-        **known,
+        **sizes,
         arguments=stats.argument_size_in_bytes,
         temporaries=stats.temp_size_in_bytes,
         results=results,
-        peak=parts + stats.generated_code_size_in_bytes,
+        peak=total + stats.generated_code_size_in_bytes,
         collectives=find_collectives(program.as_text() or "", mesh),
         compile_seconds=seconds,
         engine=engine,
@@ -112,13 +107,13 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
 
 
 def parse_rejection(message: str, arguments: int, available_bytes: int) -> dict[str, Any]:
-    """What a compiler that refuses a step tells of its memory.
+    """Return the sizes that a compiler reports for a step that it rejects as too large.
 
     Args:
-      message: Its words. Of a TPU's all memory that is used; what its newer wording calls that of
-        temporaries has the arguments in it.
-      arguments: Bytes that the step is given.
-      available_bytes: Bytes that there are. It takes more than that, whatever else is known.
+      message: The compiler's message. TPU compilers report all memory in use; newer ones call it
+        temporaries, arguments included.
+      arguments: Bytes of the step's arguments.
+      available_bytes: Bytes of the chip. The step needs more than that.
     """
     used = re.search(rf"Used {_SIZE}\s+of {_SIZE} hbm", message) or re.search(
         rf"HLO temporaries \({_SIZE}\) exceeds", message

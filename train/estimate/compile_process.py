@@ -1,7 +1,7 @@
-"""Compile a step in a process of its own: a compiler that does not belong to this JAX may crash.
+"""Compile a step in a subprocess, since a compiler that does not match JAX may crash.
 
-jax 0.7.2 with the libtpu 0.0.21.1 that Colab has, for example, ends in a segmentation fault within
-jax for whatever is compiled for a TPU that is not there.
+For example, jax 0.7.2 with libtpu 0.0.21.1 (as on Colab) ends with a segmentation fault for every
+program compiled for an absent TPU.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from train.estimate.target import COMPILER_PACKAGES, Target
 from train.experiment import Experiment
 
 SUBPROCESS_ENVIRONMENT = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-"""libtpu lets one process at a time load it, for the sake of the chips; this one uses none."""
+"""libtpu allows one process at a time, to guard the chips; the subprocess uses no chip."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CompilerFailure:
-    """An error of the compiler's own, in its words."""
+    """An internal error of the compiler."""
 
     message: str
 
 
 class NotImportable:
-    """The answer of a process that cannot import a class of the experiment."""
+    """The answer of a subprocess that cannot import a class of the experiment."""
 
 
 def compile_in_subprocess(experiment: Experiment, target: Target) -> CompiledStep:
-    """Return `compile_step` of an experiment and a target, computed by another process.
+    """Return `compile_step(experiment, target)` computed by another process.
 
-    Raises what `compile_step` raises, and UserError if the process dies: the line names the
+    Raises the errors of `compile_step`, and UserError if the process dies: the message names the
     versions of JAX and of the compiler, and what to install.
     """
     with tempfile.TemporaryDirectory(prefix="plan-") as name:
@@ -46,7 +46,7 @@ def compile_in_subprocess(experiment: Experiment, target: Target) -> CompiledSte
         request.write_bytes(pickle.dumps((experiment, target)))
         command = [sys.executable, "-m", __name__, str(request), str(answer)]
         path = os.pathsep.join(filter(None, sys.path))
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
             env={**os.environ, **SUBPROCESS_ENVIRONMENT, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
@@ -55,34 +55,36 @@ def compile_in_subprocess(experiment: Experiment, target: Target) -> CompiledSte
             errors="replace",
         )
         if not answer.exists():
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            status = done.returncode
-            how = f"died of {signal.Signals(-status).name}" if status < 0 else f"failed ({last})"
-            raise UserError(_explained(target, how))
+            last = (completed.stderr.strip().splitlines() or ["no message"])[-1]
+            status = completed.returncode
+            outcome = (
+                f"died of {signal.Signals(-status).name}" if status < 0 else f"failed ({last})"
+            )
+            raise UserError(_failure_message(target, outcome))
         found = pickle.loads(answer.read_bytes())
     if isinstance(found, NotImportable):
-        # A mixer of a config file or of a notebook: only this process knows its class.
+        # Only this process knows the class of a mixer from a config file or a notebook.
         return compile_step(experiment, target)
     if isinstance(found, CompilerFailure):
-        raise UserError(_explained(target, f"failed ({found.message})"))
+        raise UserError(_failure_message(target, f"failed ({found.message})"))
     if isinstance(found, Exception):
         raise found
     step: CompiledStep = found
     return step
 
 
-def _explained(target: Target, how: str) -> str:
-    """Return the line that says how the compiler ended, and what to do."""
+def _failure_message(target: Target, outcome: str) -> str:
+    """Return the error message for a compiler that failed: outcome, versions and remedy."""
     from train.doctor.versions import installed_version, plugin_remedy
 
     package = COMPILER_PACKAGES[target.chip.platform][0].replace("_", "-")
     jax, version = installed_version("jax"), installed_version(package)
-    told = f"target {target.name}: its compiler, {package} {version} with jax {jax}, {how}"
+    message = f"target {target.name}: its compiler, {package} {version} with jax {jax}, {outcome}"
     remedy = plugin_remedy(package) or "upgrade both together"
-    return f"{told}; {remedy}, or --compile-best 0 for the estimate alone"
+    return f"{message}; {remedy}, or --compile-best 0 for estimates only"
 
 
-def _compiled(request: bytes) -> CompiledStep | NotImportable:
+def _compile_request(request: bytes) -> CompiledStep | NotImportable:
     try:
         experiment, target = pickle.loads(request)
     except (AttributeError, ImportError):
@@ -91,19 +93,20 @@ def _compiled(request: bytes) -> CompiledStep | NotImportable:
 
 
 def main() -> None:
-    """Read a request, compile, and write the answer: the step, or the error to raise."""
+    """Read a request, compile, and write the answer: the compiled step or the error to raise."""
     request, answer = map(pathlib.Path, sys.argv[1:3])
-    found: object
+    result: object
     try:
-        found = _compiled(request.read_bytes())
+        result = _compile_request(request.read_bytes())
     except UserError as error:
-        found = error
+        result = error
     except Exception as error:  # noqa: BLE001 (compilers fail in ways of their own)
-        words = " ".join(str(error).split()) or type(error).__name__
-        found = CompilerFailure(words[:200])
-    written = answer.with_name("writing")
-    written.write_bytes(pickle.dumps(found))
-    written.rename(answer)
+        text = " ".join(str(error).split()) or type(error).__name__
+        result = CompilerFailure(text[:200])
+    partial = answer.with_name("writing")
+    partial.write_bytes(pickle.dumps(result))
+    # A rename is atomic: the answer exists only if it is complete.
+    partial.rename(answer)
 
 
 if __name__ == "__main__":

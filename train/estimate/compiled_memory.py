@@ -1,20 +1,15 @@
-"""What the compiler says of the memory of a training step, beside what is described.
-
-The real training step, compiled for a target by its own compiler, and what that says of it.
-"""
+"""Memory of a training step as the compiler reports it, next to the described items."""
 
 import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
+from train.engine import JitEngine
 from train.estimate.memory import TrainingMemory
+from train.experiment import Experiment
 
 if TYPE_CHECKING:
-    from train.engine import JitEngine
-    from train.experiment import Experiment
     from transformer.hardware import Hardware
-from train.engine import JitEngine
-from train.experiment import Experiment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,45 +17,47 @@ class CompiledMemory:
     """Bytes of one device."""
 
     devices: int
+    """Number of devices."""
     state: int
-    """Weights, moments and counters, by their shapes."""
+    """Weights, moments and counters, from their shapes."""
     batch: int
     arguments: int
-    """What the compiler says that the step is given: state and batch, less what it does not use."""
+    """Arguments of the compiled step: state and batch, without fields that the step does not read.
+    """
     donated: int
-    """Results that take the place of arguments."""
+    """Outputs that reuse the memory of donated arguments."""
     results: int
-    """Others."""
+    """Outputs with memory of their own."""
     temporaries: int
-    """What the compiler reserves beside: all that is described below."""
+    """Scratch memory that the compiler reserves; the fields below describe it."""
     compute_copy: int
     gradients: int
     activations: int
     logits: int
     residual_activations: int
-    """What differentiation keeps of the forward pass that grows with the batch, by tracing it: the
-    compiler may keep less, and compute it again."""
+    """Residuals of the forward pass that grow with the batch, from tracing its vjp. The compiler
+    may recompute some of them instead."""
     residual_weights: int
-    """What it keeps that does not grow: weights cast or cut out of stacks, and the gradient of the
-    output matrix, which the loss takes in its forward pass."""
+    """Residuals that do not grow with the batch: weights cast or sliced from stacks, and the
+    gradient of the output matrix, which the loss computes in its forward pass."""
 
     @property
     def estimated_temporaries(self) -> int:
-        """Temporaries as they are described."""
+        """Return the temporaries as `describe` estimates them."""
         return self.compute_copy + self.gradients + self.activations + self.logits
 
     @property
     def traced_temporaries(self) -> int:
-        """The same with what is kept as it is traced."""
+        """Return the temporaries with traced residuals in place of the estimate."""
         return self.residual_weights + self.gradients + self.residual_activations + self.logits
 
 
 def compile_for_memory(
     experiment: "Experiment", memory: TrainingMemory, hardware: "Hardware"
 ) -> CompiledMemory:
-    """Compiles the step of an experiment that has its sizes, for the devices that are here.
+    """Compile the step of an experiment with known sizes for the local devices.
 
-    It takes as long as compiling does before training; nothing is allocated.
+    This takes as long as the compilation before training. Nothing is allocated.
     """
     from train.engine import JitEngine, make_engine
     from train.estimate.batch_shapes import sharded_batch_shapes
@@ -68,14 +65,16 @@ def compile_for_memory(
     from train.parallel.sharding import num_shards
     from train.runtime.oom import explain_oom, suggest_remedies
 
-    engine = make_engine(experiment, hardware)
-    assert isinstance(engine, JitEngine)  # as all are
+    # A `pmap` step is measured as the `jit` step of the same mesh, which can be lowered.
+    engine = make_engine(dataclasses.replace(experiment, compile="jit"), hardware)
+    assert isinstance(engine, JitEngine)
     state: Any = engine.abstract_state()
     batch: Any = sharded_batch_shapes(experiment, engine.mesh)
     with explain_oom(lambda: suggest_remedies(experiment)):
         stats: Any = engine.lower_step(state, batch).compile().memory_analysis()
     shards = num_batch_shards(engine.mesh) * num_shards(engine.mesh, "length")
-    kept_activations, kept_weights = trace_residual_bytes(
+    # Activations grow with the microbatch; a part that does not grow is weights in another form.
+    residual_activations, residual_weights = trace_residual_bytes(
         engine, batch, experiment.grad_accum_steps
     )
     return CompiledMemory(
@@ -90,13 +89,13 @@ def compile_for_memory(
         gradients=memory.gradients // engine.mesh.size,
         activations=memory.activations.bytes // shards,
         logits=memory.logits // shards,
-        residual_activations=kept_activations // shards,
-        residual_weights=kept_weights,
+        residual_activations=residual_activations // shards,
+        residual_weights=residual_weights,
     )
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Bytes of the part of each array that a device has."""
+    """Return the bytes that one device stores of a tree of sharded arrays."""
     import jax
 
     return sum(
@@ -106,31 +105,33 @@ def bytes_per_device(tree: Any) -> int:
 
 
 def trace_residual_bytes(engine: "JitEngine", batch: Any, grad_accum_steps: int) -> tuple[int, int]:
-    """Bytes that differentiation keeps of a microbatch: those that grow with it, and others."""
-    once, twice = (_traced(engine, batch, times / grad_accum_steps) for times in (1, 2))
+    """Return the residual bytes of a microbatch: those that grow with it, and the others."""
+    once, twice = (_residual_bytes(engine, batch, times / grad_accum_steps) for times in (1, 2))
     return twice - once, 2 * once - twice
 
 
-def _traced(engine: "JitEngine", batch: Any, share: float) -> int:
-    """Bytes that differentiation keeps of the forward pass of this share of a batch.
+def _residual_bytes(engine: "JitEngine", batch: Any, fraction: float) -> int:
+    """Return the residual bytes of the forward pass of a fraction of a batch.
 
-    Each array counts once, and the weights themselves not at all.
+    Each array counts once. The weights themselves do not count.
     """
     import jax
 
     from train.step import example_rngs, total_loss
 
-    def pull(state: Any, rows: Any) -> Any:
-        keys = example_rngs(state, rows)
-        loss = lambda params: total_loss(engine.train_step.loss_fn(params, rows, keys))  # noqa: E731
+    def make_vjp(state: Any, rows: Any) -> Any:
+        rngs = example_rngs(state, rows)
+        loss = lambda params: total_loss(engine.train_step.loss_fn(params, rows, rngs))  # noqa: E731
         return jax.vjp(loss, state.params)[1]
 
     rows = {
-        name: jax.ShapeDtypeStruct((round(leaf.shape[0] * share), *leaf.shape[1:]), leaf.dtype)
+        name: jax.ShapeDtypeStruct((round(leaf.shape[0] * fraction), *leaf.shape[1:]), leaf.dtype)
         for name, leaf in batch.items()
     }
-    program = jax.make_jaxpr(pull)(engine.abstract_state(), rows).jaxpr
-    given = {id(variable) for variable in program.invars}
-    kept = {id(variable): variable.aval for variable in program.outvars}
-    avals: Any = [aval for name, aval in kept.items() if name not in given]
+    program = jax.make_jaxpr(make_vjp)(engine.abstract_state(), rows).jaxpr
+    # The vjp function is a pytree of residuals: the outputs of this program are exactly what the
+    # backward pass reads. An output that is also an input is a weight or a part of the batch.
+    inputs = {id(variable) for variable in program.invars}
+    residuals = {id(variable): variable.aval for variable in program.outvars}
+    avals: Any = [aval for name, aval in residuals.items() if name not in inputs]
     return sum(aval.size * aval.dtype.itemsize for aval in avals)

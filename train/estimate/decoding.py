@@ -1,7 +1,8 @@
-"""What decoding a token moves and computes, with many key-value heads or few.
+"""Bytes and FLOPs of one decoding step, for different numbers of key-value heads.
 
-The weights are read once for a whole batch, the cache once for each sequence. A few operations a
-byte are far below what any accelerator can do: decoding waits for memory (Shazeer 2019).
+A step reads the weights once per batch and the cache once per sequence. The arithmetic intensity of
+a few FLOPs per byte is far below what any accelerator can sustain: decoding is bound by memory
+bandwidth (Shazeer 2019).
 """
 
 import dataclasses
@@ -13,44 +14,51 @@ if TYPE_CHECKING:
     from transformer.models.encoder_decoder import EncoderDecoder
     from transformer.models.language_model import LanguageModel
 
+
 LARGE_BATCH = 64
-"""Beside a batch of 1: by then the cache, not the weights, is most of what is read."""
+"""Second batch size of the tables: at 64 sequences most bytes read are cache, not weights."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodingCost:
-    """A step that adds a token to each of some sequences of `context` tokens.
+    """Cost of a step that appends one token to each sequence of `context_length` tokens.
 
-    Of an encoder-decoder the sequence is its own; the source has been read into the cache before.
+    In an encoder-decoder the sequence is the target; the source is already in the cache.
     """
 
     num_kv_heads: tuple[int, ...]
-    """K of each attention of the pattern: in a place that has both, cross attention second."""
+    """K of each attention layer in the pattern; cross attention follows the self attention of its
+    block."""
     context_length: int
+    """Tokens in the cache."""
     source_length: int
-    """Tokens of the source: as many, or 0 of a model that has none."""
+    """Tokens of the source: equal to `context_length`, or 0 for models without an encoder."""
     cache_bytes_per_token: int
-    """What the cache grows by, for each token of a sequence."""
+    """Growth of the cache per generated token."""
     cache_bytes_per_source_token: int
-    """What it has more for each token of the source."""
+    """Cache bytes per source token."""
     cache_bytes: int
-    """Of one sequence, and its source."""
+    """Cache of one sequence and its source."""
     weight_bytes: int
-    """Read once a step, as they are stored. Nothing that only the source meets."""
+    """Weights read by one step, in their storage dtype, without parameters that only the source
+    uses."""
     flops: int
-    """Of one token."""
+    """FLOPs per generated token."""
 
     def bytes_read_per_token(self, batch_size: int = 1) -> float:
-        """Weights, shared by the sequences of a batch, and the token's own cache."""
+        """Return bytes of the token's own cache and its share of the weights."""
         return self.weight_bytes / batch_size + self.cache_bytes
 
     def arithmetic_intensity(self, batch_size: int = 1) -> float:
-        """Operations for each byte read."""
+        """Return FLOPs per byte read."""
         return self.flops / self.bytes_read_per_token(batch_size)
 
 
 def count_decoding_variants(model: "Model", context_length: int) -> tuple[DecodingCost, ...]:
-    """Of a model that writes token by token: as it is, then with other key-value heads."""
+    """Return decoding costs of a model: as configured first, then with other key-value heads.
+
+    Empty for models that do not decode, or whose steps have no exact count.
+    """
     from transformer.models.encoder_decoder import EncoderDecoder
     from transformer.models.language_model import LanguageModel
 
@@ -62,9 +70,10 @@ def count_decoding_variants(model: "Model", context_length: int) -> tuple[Decodi
 
 
 def _is_counted(config: "TransformerConfig") -> bool:
-    """Whether all mixers decode from a cache, in steps that are counted exactly.
+    """Return True if every mixer decodes from a cache and its steps have an exact count.
 
-    Cross attention of other kinds is not: their formulas count what is done to the memory's keys.
+    Cross attention of other kinds is excluded: its formula includes work that is done once for each
+    source.
     """
     from transformer.attention.base import mixer_class
     from transformer.attention.config import AttentionConfig
@@ -79,7 +88,7 @@ def _is_counted(config: "TransformerConfig") -> bool:
 def count_decoding_cost(
     model: "LanguageModel | EncoderDecoder", context_length: int
 ) -> DecodingCost:
-    """The cost of a step at this context, with a source of as many tokens if it reads one."""
+    """Return the cost of a step at this context; a source has the same length."""
     from transformer.costs import count_decode_step_flops, decode_step_weight_bytes
     from transformer.parameter_counts import cache_bytes
 
@@ -100,7 +109,7 @@ def count_decoding_cost(
 def kv_head_variants(
     model: "LanguageModel | EncoderDecoder",
 ) -> tuple["LanguageModel | EncoderDecoder", ...]:
-    """The model with N, N / 4 and 1 key-value heads, and as it is: the most of them first."""
+    """Return the model with N, N / 4 and 1 key-value heads and as configured, most heads first."""
     variants = {_kv_heads(model.config): model.config}
     for group in (1, 4, None):
         other = _grouped(model.config, group)
@@ -110,7 +119,10 @@ def kv_head_variants(
 
 
 def _grouped(config: "TransformerConfig", group: int | None) -> "TransformerConfig":
-    """With a key-value head for every `group` query heads where that divides; None: one for all."""
+    """Return the config with one key-value head per `group` query heads; None: one for all.
+
+    Layers whose number of heads `group` does not divide keep their own.
+    """
     from transformer.attention.config import AttentionConfig
 
     pattern = []

@@ -1,25 +1,16 @@
-"""A description as plain numbers, for programs.
+"""Sizes and costs of a model and of its training, computed before anything is allocated.
 
-What a model is, costs and takes, before anything is allocated.
+This module loads no JAX at import: the command line imports it for help texts.
 """
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from train.estimate.compiled_memory import CompiledMemory
-from train.estimate.decoding import LARGE_BATCH, DecodingCost
-from train.estimate.memory import MemoryVariant
-
-if TYPE_CHECKING:
-    pass  # DROPPED
-    from train.estimate.memory import TrainingMemory
-    from transformer.costs import TokenFlops
-    from transformer.parameter_counts import ParameterCounts
 from train.errors import UsageError
-from train.estimate.compiled_memory import compile_for_memory
-from train.estimate.decoding import count_decoding_variants
+from train.estimate.decoding import LARGE_BATCH, DecodingCost, count_decoding_variants
 from train.estimate.memory import (
     EightBitStateBytes,
+    MemoryVariant,
     TrainingMemory,
     count_eight_bit_state,
     estimate_memory_variants,
@@ -29,6 +20,7 @@ from train.estimate.memory import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from train.estimate.compiled_memory import CompiledMemory
     from train.experiment import Experiment
     from train.optim.registry import OptimizerConfig
     from transformer.config import TransformerConfig
@@ -38,8 +30,169 @@ if TYPE_CHECKING:
     from transformer.parameter_counts import ParameterCounts
 
 
+SEQUENCE_LENGTHS = (128, 512, 2048, 8192, 32768)
+"""Sequence lengths of the FLOPs table, in addition to the experiment's own length."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """Sizes and costs of one model and of its training."""
+
+    config: "TransformerConfig"
+    batch_size: int
+    sequence_length: int
+    parameters: "ParameterCounts"
+    parameter_estimate: int
+    """The textbook estimate 12 L D^2 + V D."""
+    flops: tuple["TokenFlops", ...]
+    """FLOPs of a token's forward pass at several lengths; the experiment's own length first."""
+    training_flops_estimate: int
+    """The textbook estimate 6 N + 12 L D T, in FLOPs per training token."""
+    optimizer: str
+    """The optimizer's `kind`."""
+    memory: TrainingMemory
+    memory_variants: tuple[MemoryVariant, ...]
+    """Training memory for each pair of precision and optimizer in the textbook's table."""
+    eight_bit_state: EightBitStateBytes
+    """State of 8-bit AdamW by component."""
+    decoding_costs: tuple[DecodingCost, ...]
+    """Cost of one decoding step: this model first, then variants with other numbers of key-value
+    heads. Empty for models that do not decode from a cache or whose steps have no cost formula."""
+    attention_traffic: "AttentionTraffic"
+    notes: tuple[str, ...] = ()
+    """Assumptions that were made, and parts of the model that are not trained."""
+    compiled_memory: "CompiledMemory | None" = None
+    """Memory of the same step as the compiler reports it; None unless it was asked."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain numbers for `--json`."""
+        return description_as_dict(self)
+
+    def print(self, console: "Console | None" = None) -> None:
+        """Print tables to a console, by default standard output."""
+        from train.estimate.tables import print_description
+
+        print_description(self, console)
+
+
+def describe(
+    experiment: "Experiment", hardware: "Hardware | None" = None, *, with_compiler: bool = False
+) -> Description:
+    """Describe an experiment without allocating its model.
+
+    Data are read only if the vocabulary size or the number of labels depends on them.
+
+    Args:
+      experiment: The experiment; vocabulary size and number of labels may be left to its data.
+      hardware: Hardware to run on, a CPU if None. It decides which attention backend is used.
+      with_compiler: Compile the step for the local devices too, which `hardware` must describe.
+
+    Raises:
+      UserError: A size depends on data that cannot be read.
+      UsageError: The model is invalid.
+    """
+    from train.estimate.batch_shapes import max_batch_shape, resolve_sizes
+    from train.tasks.registry import make_task
+    from transformer.context import unconstrained
+    from transformer.hardware import Hardware
+
+    experiment, notes = resolve_sizes(experiment)
+    batch_size, length = max_batch_shape(experiment)
+    hardware = hardware or Hardware()
+    task = make_task(experiment)
+    try:
+        described = describe_model(
+            task.make_model(hardware, unconstrained),
+            batch_size=batch_size,
+            sequence_length=length,
+            optimizer=experiment.optimizer,
+            grad_accum_steps=experiment.grad_accum_steps,
+            segments=experiment.has_segments,
+            ema=experiment.ema.decay > 0,
+            predicted_fraction=task.target_fraction,
+            notes=(*notes, *task.untrained_parts),
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if not with_compiler:
+        return described
+    from train.estimate.compiled_memory import compile_for_memory  # loads the engine
+
+    compiled = compile_for_memory(experiment, described.memory, hardware)
+    return dataclasses.replace(described, compiled_memory=compiled)
+
+
+def describe_model(
+    model: "Model",
+    *,
+    batch_size: int,
+    sequence_length: int,
+    optimizer: "OptimizerConfig | None" = None,
+    grad_accum_steps: int = 1,
+    segments: bool = False,
+    ema: bool = False,
+    predicted_fraction: float | None = None,
+    notes: tuple[str, ...] = (),
+) -> Description:
+    """Describe a model trained on `batch_size` sequences of `sequence_length` tokens per step.
+
+    An encoder-decoder has `sequence_length` tokens in the source and as many in the target.
+
+    Args:
+      model: The model; its config has a vocabulary size.
+      batch_size: Sequences of a step, over all microbatches.
+      sequence_length: Tokens of a sequence, T.
+      optimizer: The optimizer, AdamW if None.
+      grad_accum_steps: Microbatches of a step.
+      segments: True if sequences hold several documents or padding.
+      ema: True if an exponential moving average of the weights is stored.
+      predicted_fraction: Fraction of tokens that have a prediction target; None: the model's own.
+      notes: Notes to show with the description.
+    """
+    from train.optim.adam import AdamW
+    from transformer import costs, parameter_counts
+
+    config, optimizer = model.config, optimizer or AdamW()
+    parameters = parameter_counts.count_parameters(model)
+    shape: dict[str, Any] = dict(
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        grad_accum_steps=grad_accum_steps,
+        segments=segments,
+        ema=ema,
+        predicted_fraction=predicted_fraction,
+    )
+    return Description(
+        config=config,
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        parameters=parameters,
+        parameter_estimate=parameter_counts.estimate_parameters(config),
+        flops=tuple(
+            costs.count_token_flops(model, t, predicted_fraction)
+            for t in _flops_lengths(sequence_length, config)
+        ),
+        training_flops_estimate=costs.estimate_training_flops(
+            config, parameters.active, sequence_length
+        ),
+        optimizer=optimizer.kind,
+        memory=estimate_training_memory(model, optimizer, **shape),
+        memory_variants=estimate_memory_variants(model, **shape),
+        eight_bit_state=count_eight_bit_state(model),
+        decoding_costs=count_decoding_variants(model, sequence_length),
+        attention_traffic=costs.attention_traffic(model, sequence_length),
+        notes=notes,
+    )
+
+
+def _flops_lengths(own: int, config: "TransformerConfig") -> tuple[int, ...]:
+    """Return the experiment's length, then the table's lengths that the model supports."""
+    limit = config.max_length or SEQUENCE_LENGTHS[-1]
+    return (own, *(length for length in SEQUENCE_LENGTHS if length <= limit and length != own))
+
+
 def description_as_dict(description: "Description") -> dict[str, Any]:
-    """Numbers of parameters, operations a token, and bytes."""
+    """Return parameters, FLOPs per token and bytes as plain numbers."""
     own, *others = description.flops
     return {
         "batch_size": description.batch_size,
@@ -109,16 +262,16 @@ def _memory_variant_as_dict(combination: MemoryVariant) -> dict[str, Any]:
     }
 
 
-def _compiled_memory_as_dict(compiled: CompiledMemory | None) -> dict[str, Any] | None:
+def _compiled_memory_as_dict(compiled: "CompiledMemory | None") -> dict[str, Any] | None:
     if compiled is None:
         return None
     return dataclasses.asdict(compiled) | {"estimated_temporaries": compiled.estimated_temporaries}
 
 
-def _decoding_costs_as_dict(all_of_them: tuple[DecodingCost, ...]) -> dict[str, Any] | None:
-    if not all_of_them:
+def _decoding_costs_as_dict(costs: tuple[DecodingCost, ...]) -> dict[str, Any] | None:
+    if not costs:
         return None
-    own, *variants = all_of_them
+    own, *variants = costs
     return _decoding_cost_as_dict(own) | {
         "variants": [_decoding_cost_as_dict(each) for each in variants]
     }
@@ -132,149 +285,3 @@ def _decoding_cost_as_dict(decoding: DecodingCost) -> dict[str, Any]:
         "flops_per_byte": decoding.arithmetic_intensity(),
         f"flops_per_byte_batch_{LARGE_BATCH}": decoding.arithmetic_intensity(LARGE_BATCH),
     }
-
-
-SEQUENCE_LENGTHS = (128, 512, 2048, 8192, 32768)
-"""At which operations are shown, beside the experiment's own length."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Description:
-    """Sizes and costs of one model and of how it is trained."""
-
-    config: "TransformerConfig"
-    batch_size: int
-    sequence_length: int
-    parameters: "ParameterCounts"
-    parameter_estimate: int
-    """12 L D^2 + V D."""
-    flops: tuple["TokenFlops", ...]
-    """Of a token's forward pass, at several lengths; the experiment's own first."""
-    training_flops_estimate: int
-    """6 N + 12 L D T operations a token."""
-    optimizer: str
-    """The kind of it."""
-    memory: TrainingMemory
-    memory_variants: tuple[MemoryVariant, ...]
-    """Of precision and optimizer, beside the textbook's bytes a parameter."""
-    eight_bit_state: EightBitStateBytes
-    """What 8-bit AdamW's state is made of."""
-    decoding_costs: tuple[DecodingCost, ...]
-    """With other numbers of key-value heads too; this model's own first. None of a model that does
-    not write token by token, or in steps that have no formula."""
-    attention_traffic: "AttentionTraffic"
-    notes: tuple[str, ...] = ()
-    """What had to be assumed, and what of the model is not trained."""
-    compiled_memory: CompiledMemory | None = None
-    """What the compiler says of the same step's memory, if it was asked."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, for `--json`."""
-        pass  # DROPPED
-
-        return description_as_dict(self)
-
-    def print(self, console: "Console | None" = None) -> None:
-        """Tables for people, on standard output unless a console is given."""
-        from train.estimate.tables import print_description
-
-        print_description(self, console)
-
-
-def describe(
-    experiment: "Experiment", hardware: "Hardware | None" = None, *, with_compiler: bool = False
-) -> Description:
-    """Describes an experiment. Nothing is allocated, and data are read only for what they decide.
-
-    `hardware` is what it is to run on (a CPU if None): it decides whether attention keeps its
-    scores. If `with_compiler`, the step is compiled too, for the devices that are here, which
-    `hardware` must tell of. Raises UserError if the vocabulary is a text's characters, or the
-    number of classes is that of the data, and there are no data; UsageError for a model that
-    cannot be made.
-    """
-    from train.estimate.batch_shapes import max_batch_shape, resolve_sizes
-    from train.tasks.registry import make_task
-    from transformer.context import unconstrained
-    from transformer.hardware import Hardware
-
-    experiment, notes = resolve_sizes(experiment)
-    batch_size, length = max_batch_shape(experiment)
-    hardware = hardware or Hardware()
-    task = make_task(experiment)
-    try:
-        described = describe_model(
-            task.make_model(hardware, unconstrained),
-            batch_size=batch_size,
-            sequence_length=length,
-            optimizer=experiment.optimizer,
-            grad_accum_steps=experiment.grad_accum_steps,
-            segments=getattr(experiment.data, "segments", True),
-            ema=experiment.ema.decay > 0,
-            predicted_fraction=task.target_fraction,
-            notes=(*notes, *task.untrained_parts),
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    if not with_compiler:
-        return described
-    found = compile_for_memory(experiment, described.memory, hardware)
-    return dataclasses.replace(described, compiled_memory=found)
-
-
-def describe_model(
-    model: "Model",
-    *,
-    batch_size: int,
-    sequence_length: int,
-    optimizer: "OptimizerConfig | None" = None,
-    grad_accum_steps: int = 1,
-    segments: bool = False,
-    ema: bool = False,
-    predicted_fraction: float | None = None,
-    notes: tuple[str, ...] = (),
-) -> Description:
-    """Describes a model trained on `batch_size` windows of `sequence_length` tokens at a time.
-
-    Windows of an encoder-decoder have as many tokens in the source as in the target. `predicted_fraction` is the
-    share of the tokens of which a word is told; None: the model's own.
-    """
-    from train.optim.adam import AdamW
-    from transformer import costs, parameter_counts
-
-    config, optimizer = model.config, optimizer or AdamW()
-    parameters = parameter_counts.count_parameters(model)
-    shape: dict[str, Any] = dict(
-        batch_size=batch_size,
-        sequence_length=sequence_length,
-        grad_accum_steps=grad_accum_steps,
-        segments=segments,
-        ema=ema,
-        predicted_fraction=predicted_fraction,
-    )
-    return Description(
-        config=config,
-        batch_size=batch_size,
-        sequence_length=sequence_length,
-        parameters=parameters,
-        parameter_estimate=parameter_counts.estimate_parameters(config),
-        flops=tuple(
-            costs.count_token_flops(model, t, predicted_fraction)
-            for t in _lengths(sequence_length, config)
-        ),
-        training_flops_estimate=costs.estimate_training_flops(
-            config, parameters.active, sequence_length
-        ),
-        optimizer=optimizer.kind,
-        memory=estimate_training_memory(model, optimizer, **shape),
-        memory_variants=estimate_memory_variants(model, **shape),
-        eight_bit_state=count_eight_bit_state(model),
-        decoding_costs=count_decoding_variants(model, sequence_length),
-        attention_traffic=costs.attention_traffic(model, sequence_length),
-        notes=notes,
-    )
-
-
-def _lengths(own: int, config: "TransformerConfig") -> tuple[int, ...]:
-    """The experiment's length, then those of the table that the model can take."""
-    limit = config.max_length or SEQUENCE_LENGTHS[-1]
-    return (own, *(length for length in SEQUENCE_LENGTHS if length <= limit and length != own))

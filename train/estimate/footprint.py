@@ -1,13 +1,8 @@
-"""What differentiation keeps of a forward pass, by tracing the real loss.
+"""Estimated memory of a step on one chip, without compiling it.
 
-Arrays are counted by their shapes: those whose last axis is the model's width lie whole on every
-part of the `tensor` axis, the others (heads, hidden units, scores) are cut by it.
-
-How much memory a step takes on a chip: a model fitted to what compilers reserve.
-
-The state and the batch are exact. What is reserved beside them is made of what differentiation
-keeps (traced), gradients, and what a layer and the loss work with, each times a coefficient. The
-coefficients are fitted to steps compiled for TPUs and GPUs (`bench/drills/plan.py`).
+State and batch are exact. Temporaries are a linear model: traced residuals, gradients, the working
+set of a layer, the gathered weights of a layer and the logits of a chunk, each times a coefficient.
+The coefficients are fitted to steps compiled for TPUs and GPUs (`bench/drills/plan.py`).
 """
 
 import dataclasses
@@ -20,21 +15,21 @@ from transformer.losses import choose_num_chunks
 
 
 class Coefficients(NamedTuple):
-    """What a compiler makes of each part."""
+    """Bytes that compilers reserve per byte of each term."""
 
     residuals_none: float
-    """Of what is kept for the backward pass as it is traced, layers without rematerialisation."""
+    """Residuals of layers without rematerialization."""
     residuals_dots: float
-    """The same with products kept."""
+    """Residuals with `dots`: outputs of weight matmuls."""
     residuals_full: float
-    """The same with inputs of layers kept."""
+    """Residuals with `full`: inputs of layers."""
     gradients: float
     layer_working_set: float
-    """Of what one layer would keep: its working set while it is computed again."""
+    """Residuals of one layer: the working set while the layer is recomputed."""
     gathered_weights: float
-    """Of one layer's weights."""
+    """Weights of one layer, gathered over `fsdp`."""
     logits: float
-    """Of the logits of a chunk, in float32."""
+    """Logits of one chunk, in float32."""
 
 
 COEFFICIENTS = Coefficients(
@@ -50,18 +45,18 @@ COEFFICIENTS = Coefficients(
 
 @dataclasses.dataclass(frozen=True)
 class Footprint:
-    """Bytes of one chip."""
+    """Estimated bytes of one chip."""
 
     weights: int
     optimizer: int
-    """Its state; 0 if that lies with the host."""
+    """Optimizer state on the chip; 0 if it is placed in host memory."""
     other_state: int
     batch: int
     gradients: int
     residuals: int
-    """For the backward pass."""
+    """Arrays saved for the backward pass."""
     working_set: int
-    """Of the layer or the loss that is being computed."""
+    """Working set of the layer or of the loss."""
 
     @property
     def arguments(self) -> int:
@@ -77,65 +72,73 @@ class Footprint:
 
 
 BATCH_BYTES_PER_TOKEN = 7 * 4
-"""Of one token: tokens, segments, positions, targets, weights; of a pair, those of the source."""
+"""Bytes per token of a batch: tokens, segments, positions, targets, weights, source and its
+segments."""
 
 
 def footprint_terms(quantities: Quantities, candidate: Candidate) -> dict[str, float]:
-    """What coefficients are applied to, by their names."""
+    """Return the terms that the coefficients multiply, by name of the coefficient."""
     mesh, model = candidate.mesh, quantities.experiment.model
     rows = quantities.batch_size / (
         mesh.data * mesh.fsdp * mesh.expert * candidate.grad_accum_steps
     )
-    share = rows / mesh.context
-    none = quantities.residuals("none")
-    # What is offloaded lies with the host: the chip has the inputs of layers.
+    local_rows = rows / mesh.context  # in whole sequences of T tokens
+    no_remat = quantities.residuals("none")
+    # With `offload` the matmul outputs are in host memory: the chip keeps the inputs of layers.
     remat: RematPolicy = "full" if candidate.remat == "offload" else candidate.remat
-    kept = quantities.residuals(remat).bytes_per_chip(share, mesh.tensor)
+    residuals = quantities.residuals(remat).bytes_per_chip(local_rows, mesh.tensor)
     target = quantities.target
-    words = round(quantities.sequence_length * quantities.state_shapes.predicted_fraction)
-    accumulated = quantities.batch_size // candidate.grad_accum_steps
+    targets = round(quantities.sequence_length * quantities.state_shapes.predicted_fraction)
+    microbatch = quantities.batch_size // candidate.grad_accum_steps
     chunks = (
-        choose_num_chunks(accumulated, words, model.padded_vocab_size, target.hardware)
-        if words
+        choose_num_chunks(microbatch, targets, model.padded_vocab_size, target.hardware)
+        if targets
         else 1
     )
-    logits = 4 * share * words / chunks * model.padded_vocab_size / mesh.tensor
+    logits = 4 * local_rows * targets / chunks * model.padded_vocab_size / mesh.tensor
+    # `fsdp` gathers one layer at a time; `tensor` and `expert` shards stay sharded.
     gathered = (
         quantities.largest_layer_parameters
         * quantities.compute_itemsize
         / (mesh.tensor * mesh.expert)
     )
     return {
-        f"residuals_{remat}": kept,
+        f"residuals_{remat}": residuals,
         "gradients": quantities.state_bytes(mesh).gradients
         * (1 if candidate.grad_accum_steps == 1 else 2),
-        "layer_working_set": none.bytes_per_chip(share, mesh.tensor) / quantities.num_layers,
+        "layer_working_set": no_remat.bytes_per_chip(local_rows, mesh.tensor)
+        / quantities.num_layers,
         "gathered_weights": gathered,
         "logits": logits,
     }
 
 
 def apply_coefficients(terms: dict[str, float]) -> dict[str, float]:
-    """Bytes of gradients, of what is kept, and of what is worked with, from `parts`."""
-    sized = {name: getattr(COEFFICIENTS, name) * size for name, size in terms.items()}
-    held = sum(
-        sized.pop(name, 0.0) for name in ("residuals_none", "residuals_dots", "residuals_full")
+    """Return estimated bytes of gradients, residuals and working set."""
+    sizes = {name: getattr(COEFFICIENTS, name) * size for name, size in terms.items()}
+    residuals = sum(
+        sizes.pop(name, 0.0) for name in ("residuals_none", "residuals_dots", "residuals_full")
     )
-    gradients = sized.pop("gradients")
-    return {"gradients": gradients, "residuals": held, "working_set": sum(sized.values())}
+    gradients = sizes.pop("gradients")
+    return {"gradients": gradients, "residuals": residuals, "working_set": sum(sizes.values())}
 
 
 def estimate_footprint(quantities: Quantities, candidate: Candidate) -> Footprint:
-    """The estimate. Raises UsageError for a mesh that does not divide the model."""
+    """Return the estimate for a candidate.
+
+    Raises UsageError if its mesh does not divide the model.
+    """
     mesh, state = candidate.mesh, quantities.state_bytes(candidate.mesh)
-    found = apply_coefficients(footprint_terms(quantities, candidate))
+    temporaries = apply_coefficients(footprint_terms(quantities, candidate))
     optimizer = state.optimizer
-    if (
-        mesh.optimizer_placement == "host"
-    ):  # a layer's comes and goes at a time, or what is in no layer
+    if mesh.optimizer_placement == "host":
+        # The optimizer's state visits the chip one layer at a time, double-buffered; parameters
+        # outside the layers (embedding, output) visit in one piece.
         layers, others = quantities.layer_parameters, quantities.other_parameters
-        share = max(quantities.largest_layer_parameters, others) / (layers + others)
-        found["working_set"] = max(found["working_set"], 2 * share * optimizer - found["residuals"])
+        fraction = max(quantities.largest_layer_parameters, others) / (layers + others)
+        temporaries["working_set"] = max(
+            temporaries["working_set"], 2 * fraction * optimizer - temporaries["residuals"]
+        )
         optimizer = 0
     tokens = (
         quantities.batch_size
@@ -147,5 +150,5 @@ def estimate_footprint(quantities: Quantities, candidate: Candidate) -> Footprin
         optimizer=optimizer,
         other_state=state.other,
         batch=int(tokens * BATCH_BYTES_PER_TOKEN),
-        **{name: int(size) for name, size in found.items()},
+        **{name: int(size) for name, size in temporaries.items()},
     )

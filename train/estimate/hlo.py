@@ -1,8 +1,6 @@
-"""Reading a compiled program's text: computations, instructions, and how often each runs.
+"""Parse the text of compiled XLA programs: computations, loops, and collectives by mesh axis.
 
-The text is XLA's, as `jax.stages.Compiled.as_text` gives it, of any platform.
-
-What a compiled program sends between devices: every collective, its size and its mesh axes.
+The text is that of `jax.stages.Compiled.as_text()`, on any platform.
 """
 
 import dataclasses
@@ -29,7 +27,7 @@ _CALLED = re.compile(r"\b(?:body|calls|to_apply|true_computation|false_computati
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 
 
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
 _CONSTANT = re.compile(r"^(\d+)\)")
@@ -41,32 +39,32 @@ class Instruction(NamedTuple):
     name: str
     type: str  # of the result, with layout
     opcode: str
-    operands_and_attributes: str  # operands and attributes, after the opening parenthesis
+    operands_and_attributes: str  # the rest of the line, after the opening parenthesis
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The names of what it is given."""
+        """Return the names of the operands."""
         return tuple(re.findall(r"%([\w.\-]+)", self.operands_and_attributes.split(")", 1)[0]))
 
     def attribute(self, name: str) -> str:
-        """The value of `name=`: up to the next attribute. Empty if there is none."""
+        """Return the value of `name=`, up to the next attribute; empty if absent."""
         found = re.search(rf"\b{name}=(.*?)(?=, [a-z_]+=|$)", self.operands_and_attributes)
         return found[1] if found else ""
 
 
 Computation = dict[str, Instruction]
-"""Instructions by name."""
+"""Instructions of a computation by name."""
 
 
 class Program(NamedTuple):
-    """A module."""
+    """A module: its computations and the name of the entry."""
 
     computations: dict[str, Computation]
     entry: str
 
     @classmethod
     def parse(cls, text: str) -> "Program":
-        """Raises ValueError for a text without an entry computation."""
+        """Parse a program. Raises ValueError for a text without an entry computation."""
         computations: dict[str, Computation] = {}
         entry, current = "", None
         for line in text.splitlines():
@@ -83,31 +81,33 @@ class Program(NamedTuple):
         return cls(computations, entry)
 
     def execution_counts(self) -> dict[str, int]:
-        """How often each computation runs, by name; in one run of the program.
+        """Return how many times each computation executes in one run of the program.
 
-        A loop whose number of turns is not to be seen counts once; of a choice each branch does.
+        A loop with an unknown trip count counts once. Each branch of a conditional counts.
         """
+        # Walk the call tree from the entry. A computation that is called from several places, such
+        # as a shared reduction, adds up its callers' counts.
         counts = dict.fromkeys(self.computations, 0)
-        waiting = [(self.entry, 1)]
-        while waiting:
-            name, times = waiting.pop()
+        stack = [(self.entry, 1)]
+        while stack:
+            name, times = stack.pop()
             counts[name] += times
             for instruction in self.computations[name].values():
-                each = times * self._turns(instruction)
-                waiting += [(called, each) for called in self._called(instruction)]
+                each = times * self._trip_count(instruction)
+                stack += [(called, each) for called in self._called_computations(instruction)]
         return counts
 
     def fused_computations(self) -> set[str]:
-        """The names of computations that are fusions."""
+        """Return the names of computations that are fusions."""
         return {
             name
             for computation in self.computations.values()
             for instruction in computation.values()
             if instruction.opcode == "fusion"
-            for name in self._called(instruction)
+            for name in self._called_computations(instruction)
         }
 
-    def _called(self, instruction: Instruction) -> Iterator[str]:
+    def _called_computations(self, instruction: Instruction) -> Iterator[str]:
         if instruction.opcode in ("async-update", "async-done"):
             return  # they name what async-start has started
         names = _CALLED.findall(instruction.operands_and_attributes)
@@ -115,11 +115,13 @@ class Program(NamedTuple):
             names += re.findall(r"[\w.\-]+", branches)
         yield from (name for name in names if name in self.computations)
 
-    def _turns(self, instruction: Instruction) -> int:
-        """Of a loop, as the compiler has noted it; else the only number its condition knows."""
+    def _trip_count(self, instruction: Instruction) -> int:
+        """Return the trip count: the compiler's note, else the only constant of the condition."""
+        # XLA writes `known_trip_count` where its analysis succeeds. Otherwise a loop of `lax.scan`
+        # has a condition `i < n`, whose only integer constant is n.
         if instruction.opcode != "while":
             return 1
-        if noted := _TRIPS.search(instruction.operands_and_attributes):
+        if noted := _TRIP_COUNT.search(instruction.operands_and_attributes):
             return int(noted[1])
         condition = self.computations.get(instruction.attribute("condition").lstrip("%"), {})
         bounds = [
@@ -132,7 +134,7 @@ class Program(NamedTuple):
 
 
 def array_bytes(type_: str) -> int:
-    """Bytes of the arrays of a type, such as `(f32[2,3]{1,0}, pred[])`, without padding."""
+    """Return the unpadded bytes of the arrays of a type, such as `(f32[2,3]{1,0}, pred[])`."""
     total = 0.0
     for name, bits, sizes in _ARRAY.findall(type_):
         count = math.prod(int(size) for size in sizes.split(",") if size)
@@ -141,7 +143,7 @@ def array_bytes(type_: str) -> int:
 
 
 def array_shapes(type_: str) -> tuple[tuple[int, ...], ...]:
-    """The shapes of the arrays of a type."""
+    """Return the shapes of the arrays of a type."""
     return tuple(
         tuple(int(size) for size in sizes.split(",") if size)
         for _, _, sizes in _ARRAY.findall(type_)
@@ -157,10 +159,11 @@ COLLECTIVE_KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
+"""Opcodes of collectives."""
 
 
 WHOLE_ARRAY_KINDS = ("collective-permute", "collective-broadcast")
-"""Those that send an array whole."""
+"""Collectives in which a device sends its array whole."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,24 +171,24 @@ class Collective:
     """One collective instruction."""
 
     kind: str
-    """One of `KINDS`."""
+    """One of `COLLECTIVE_KINDS`."""
     axes: tuple[str, ...]
-    """The mesh axes along which data travel."""
+    """Mesh axes along which data travel."""
     group_size: int
-    """Devices that take part together."""
+    """Devices of one group."""
     bytes: int
-    """Of the array on one device where it is whole: what an all-gather ends with, and a
-    reduce-scatter begins with; of the others, what each device puts in."""
+    """Bytes of the whole array on one device: the output of an all-gather, the input of a
+    reduce-scatter; for other kinds the input of each device."""
     count: int
-    """Times that it runs in one run of the program."""
+    """Executions in one run of the program."""
     shapes: tuple[tuple[int, ...], ...]
-    """Of what each device puts in."""
+    """Shapes of each device's inputs."""
     op_name: str
-    """The operation of the program before compilation that it comes from, as XLA has it."""
+    """XLA's `op_name`: the operation of the traced program that it comes from."""
 
     @property
     def bytes_sent(self) -> float:
-        """Bytes that each device sends in one run of it, around a ring.
+        """Return the bytes that each device sends in one execution, over a ring.
 
         An all-reduce is a reduce-scatter and an all-gather.
         """
@@ -196,17 +199,18 @@ class Collective:
 
 
 def find_collectives(text: str, mesh: Mesh) -> tuple[Collective, ...]:
-    """All that the program of `text` sends over `mesh`; what stays on one device is left out.
+    """Return the collectives that send data between devices of `mesh`.
 
     Args:
-      text: Of a program compiled for CPU, GPU or TPU (`Compiled.as_text()`).
-      mesh: What it was compiled over.
+      text: Text of a program compiled for CPU, GPU or TPU (`Compiled.as_text()`).
+      mesh: Mesh that the program was compiled for.
 
-    Starts and ends of asynchronous ones count once; inside a loop they count as often as it turns.
+    The start and the end of an asynchronous collective count as one. Collectives of a loop count
+    once per iteration.
     """
     program = Program.parse(text)
     runs, fused = program.execution_counts(), program.fused_computations()
-    found: list[Collective] = []
+    collectives: list[Collective] = []
     seen: set[str] = set()
     for name, computation in program.computations.items():
         for instruction in computation.values():
@@ -217,15 +221,16 @@ def find_collectives(text: str, mesh: Mesh) -> tuple[Collective, ...]:
                 if channel in seen:
                     continue
                 seen.add(channel)
-            one = _collective(name, instruction, computation, runs[name], mesh)
-            found += [one] if one.axes else []
-    return tuple(found)
+            collective = _parse_collective(name, instruction, computation, runs[name], mesh)
+            if collective.axes:  # else it stays on one device
+                collectives.append(collective)
+    return tuple(collectives)
 
 
 def total_collectives(
     found: Iterable[Collective],
 ) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
-    """By kind and axes: how many run, and their bytes together."""
+    """Return the number and the total bytes of collectives, by kind and mesh axes."""
     sums: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
     for one in found:
         count, size = sums.get((one.kind, one.axes), (0, 0))
@@ -233,7 +238,7 @@ def total_collectives(
     return sums
 
 
-def _collective(
+def _parse_collective(
     name: str, instruction: Instruction, computation: Computation, count: int, mesh: Mesh
 ) -> Collective:
     kind = instruction.opcode.removesuffix("-start")
@@ -255,9 +260,10 @@ def _collective(
 
 
 def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
-    """Which devices exchange data, by their places in the mesh."""
-    if found := _NAMED.search(instruction.operands_and_attributes):
+    """Return the groups of devices that exchange data, as positions in the mesh."""
+    if found := _MESH_GROUPS.search(instruction.operands_and_attributes):
         return _groups_of_mesh(found[1], found[2], found[3])
+    # Three notations: named mesh axes, an iota list [groups,size]<=[dims]T(perm), explicit lists.
     pairs = instruction.attribute("source_target_pairs")
     text = pairs or instruction.attribute("replica_groups")
     if found := re.match(r"\[([\d,]+)\]<=(\[.*)", text):
@@ -267,13 +273,13 @@ def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
     return listed or [list(range(devices))]
 
 
-_NAMED = re.compile(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?\)?)\))? \{(.*?)\}")
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?\)?)\))? \{(.*?)\}")
 
 
 def _groups_of_mesh(sizes: str, ids: str | None, along: str) -> list[list[int]]:
-    """Those of `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b':(1)2}`.
+    """Return the groups of `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b':(1)2}`.
 
-    The last are the first two of the four along b, as if it were two axes of two.
+    `'b':(1)2` names the first 2 of the 4 devices along b, as if b were two axes of size 2.
     """
     shape: list[int] = []
     chosen: list[int] = []
@@ -281,6 +287,7 @@ def _groups_of_mesh(sizes: str, ids: str | None, along: str) -> list[list[int]]:
         name: (pre, size) for name, pre, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", along)
     }
     for name, size in re.findall(r"'(\w+)'=(\d+)", sizes):
+        # A sub-axis `(pre)size` splits the axis into [pre, size, rest]; groups run along `size`.
         before, some = (int(each or 0) for each in parts.get(name, ("", "")))
         cut = [before, some, int(size) // (before * some)] if some else [int(size)]
         chosen += [len(shape) + (1 if some else 0)] if name in parts else []
@@ -293,7 +300,7 @@ def _groups_of_mesh(sizes: str, ids: str | None, along: str) -> list[list[int]]:
 
 
 def _iota(text: str) -> np.ndarray:
-    """The numbers of `[2,4]T(1,0)`: 0 to 7 as [2, 4], with its axes in this order."""
+    """Return the numbers of an iota list: `[2,4]T(1,0)` is 0 to 7 as [2, 4], transposed."""
     found = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
     if found is None:
         raise ValueError(f"replica groups {text}: are written in a way that is not known")
@@ -306,7 +313,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _axes(groups: list[list[int]], mesh: Mesh) -> tuple[str, ...]:
-    """Those along which members of a group differ."""
+    """Return the mesh axes along which members of a group differ."""
     sizes = tuple(mesh.shape.values())
     places = [np.stack(np.unravel_index(group, sizes)) for group in groups]  # [axes, members]
     differ = np.any([(place != place[:, :1]).any(1) for place in places], axis=0)

@@ -1,7 +1,4 @@
-"""The devices of this process as a chip: known by their name, or measured in a second.
-
-The real step on the devices that are here, to hold the estimate of its time against.
-"""
+"""The local device as a `Chip`: looked up by name, else measured in a second."""
 
 import dataclasses
 import time
@@ -16,19 +13,19 @@ from train.runtime.host_memory import host_memory_bytes
 from transformer.precision import DType
 
 MATMUL_SIZE = 1024
-"""Of the matrices that are multiplied."""
+"""Rows and columns of the matrices that are multiplied."""
 
 
 COPY_BYTES = 2**26
-"""Bytes that are copied."""
+"""Bytes of the array that is copied."""
 
 
 Clock = Callable[[], float]
-"""Seconds: those of the wall, or of this process's cores where others take their share of them."""
+"""A clock in seconds: wall time, or CPU time of this process where other processes compete."""
 
 
 def local_chip(device: Any, clock: Clock = time.perf_counter) -> Chip:
-    """A known chip by its kind, with the memory that is really there; else one that is measured."""
+    """Return the known chip of this device kind with its real memory, else a measured one."""
     stats = device.memory_stats() or {}
     memory = stats.get("bytes_limit", 0) or host_memory_bytes() // jax.local_device_count()
     for chip in CHIPS.values():
@@ -38,9 +35,9 @@ def local_chip(device: Any, clock: Clock = time.perf_counter) -> Chip:
 
 
 def measure_chip(device: Any, memory_bytes: int, clock: Clock) -> Chip:
-    """A chip of one host, from products of matrices in each dtype and a copy.
+    """Measure matmuls in each dtype and a copy, and return a chip of one host.
 
-    Divided by `ATTAINED`, which the estimates multiply with: this is what was attained.
+    The measured rates are divided by `ATTAINABLE_FRACTION`, since the estimates multiply by it.
     """
     share = ATTAINABLE_FRACTION * jax.local_device_count()  # CPU devices share the cores
     array = jax.device_put(jnp.ones(COPY_BYTES // 4, jnp.float32), device)
@@ -61,17 +58,17 @@ def measure_chip(device: Any, memory_bytes: int, clock: Clock) -> Chip:
 
 
 def _products(device: Any, dtype: DType, clock: Clock) -> float:
-    """Operations a second of a product of matrices."""
+    """Return the FLOPs per second of a matrix product."""
     matrix = jax.device_put(jnp.ones((MATMUL_SIZE, MATMUL_SIZE), dtype), device)
     return 2 * MATMUL_SIZE**3 / _fastest(jax.jit(lambda x: x @ x), matrix, clock)
 
 
 def _fastest(run: Callable[[Any], Any], argument: Any, clock: Clock, times: int = 5) -> float:
-    """Seconds of the fastest of some runs."""
+    """Return the seconds of the fastest of several runs."""
     jax.block_until_ready(run(argument))
     seconds = []
     for _ in range(times):
-        begun = clock()
+        start = clock()
         jax.block_until_ready(run(argument))
-        seconds.append(clock() - begun)
+        seconds.append(clock() - start)
     return min(seconds)

@@ -1,51 +1,46 @@
-"""What the forward pass keeps for the backward pass: an estimate, beside the textbook's.
+"""Training memory by item, summed over all devices, and the textbook's bytes per parameter.
 
-What training keeps in memory, item by item, over all devices together.
-
-Memory of training by precision and optimizer, beside the textbook's bytes a parameter.
+Weights, gradients and optimizer state follow from shapes and are exact. Activations are an estimate
+from the textbook's formula, corrected for rematerialization and for attention backends that do not
+store scores. The letters B, T, L, D, N, V are those of the project's axis alphabet.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from transformer.models.base import Model
-    from transformer.parameter_counts import LayerMixer
 import functools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from train.optim.registry import OptimizerConfig
     from transformer.models.base import Model
-if TYPE_CHECKING:
-    from transformer.models.base import Model
+    from transformer.parameter_counts import LayerMixer
+
 
 RECOMPUTING_BACKENDS = ("blockwise", "cudnn", "splash", "ring")
-"""Forms of attention that compute scores again in the backward pass."""
+"""Attention backends that recompute scores in the backward pass instead of storing them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ActivationMemory:
-    """Of one batch (or microbatch), over all devices together."""
+    """Activations of one batch (or microbatch), over all devices."""
 
     bytes: int
-    """With this model's rematerialisation and form of attention."""
+    """Estimate for this model's rematerialization policy and attention backend."""
     textbook_elements: int
-    """L B T (14 D + T N): the intermediate results of every layer, scores included."""
+    """L B T (14 D + T N): every intermediate result of every layer, scores included."""
     textbook_bytes: int
-    """The same in the dtype that the model computes in."""
+    """The textbook's elements in the compute dtype."""
     sixteen_bit_bytes: int
-    """L (34 B T D + 5 B N T^2), for 16-bit training with dropout (Korthikanti et al. 2022,
-    section 4.1)."""
+    """L (34 B T D + 5 B N T^2): 16-bit training with dropout (Korthikanti et al. 2022, section
+    4.1)."""
 
 
 def estimate_activations(
     model: "Model", batch_size: int, sequence_length: int, *, segments: bool = False
 ) -> ActivationMemory:
-    """For `batch_size` windows of `sequence_length` tokens; `segments` says that documents are kept apart.
+    """Estimate the activations of `batch_size` sequences of `sequence_length` tokens.
 
-    Cross attention adds to its layer the part of a layer that attention is: 6 of 14 vectors of
-    width D, 13 of 34 bytes, and its scores.
+    Cross attention adds the attention share of a layer to its layer: 6 of 14 vectors of width D, 13
+    of 34 bytes, and its scores.
     """
     import jax.numpy as jnp
 
@@ -53,46 +48,60 @@ def estimate_activations(
     from transformer.parameter_counts import layer_mixers
 
     config, tokens = model.config, batch_size * sequence_length
-    textbook, kept, sixteen_bit = 0, [], 0
+    textbook, saved_by_layer, sixteen_bit = 0, [], 0
     for layer in layer_mixers(config):
         mixer = layer.mixer
+        # Vectors of width D that a layer saves per token: 6 in attention, 8 in the feed-forward. In
+        # 16-bit bytes with dropout masks: 13 of 34 (Korthikanti et al. 2022, section 4.1).
         vectors, sixteen = (6, 13) if layer.cross else (14, 34)
         scores = sequence_length * (mixer.num_heads if isinstance(mixer, AttentionConfig) else 0)
-        held = sequence_length * _kept_heads(model, layer, sequence_length, segments)
+        saved_scores = sequence_length * _heads_with_saved_scores(
+            model, layer, sequence_length, segments
+        )
         textbook += tokens * (vectors * config.d_model + scores)
-        kept.append(tokens * (vectors * config.d_model + held))
+        saved_by_layer.append(tokens * (vectors * config.d_model + saved_scores))
         sixteen_bit += tokens * (sixteen * config.d_model + 5 * scores)
-    item = jnp.dtype(config.precision.compute).itemsize
+    itemsize = jnp.dtype(config.precision.compute).itemsize
     return ActivationMemory(
-        bytes=item * _elements(model, kept, tokens),
+        bytes=itemsize * _saved_elements(model, saved_by_layer, tokens),
         textbook_elements=textbook,
-        textbook_bytes=item * textbook,
+        textbook_bytes=itemsize * textbook,
         sixteen_bit_bytes=sixteen_bit,
     )
 
 
-def _elements(model: "Model", layers: list[int], tokens: int) -> int:
-    """What is kept of all layers, given what each has when nothing is computed again."""
+def _saved_elements(model: "Model", saved_by_layer: list[int], tokens: int) -> int:
+    """Return the elements saved for the backward pass, over all layers.
+
+    Args:
+      model: The model.
+      saved_by_layer: Elements that each layer saves without rematerialization.
+      tokens: Tokens of the batch, B T.
+    """
     from transformer.parameter_counts import abstract_parameters
 
     config = model.config
     if config.remat == "none":
-        return sum(layers)
+        return sum(saved_by_layer)
     encoder = config.encoder.num_layers if config.encoder is not None else 0
     inputs = (config.num_layers + encoder) * config.d_model
-    products = sum(
+    matmul_outputs = sum(
         leaf.size // leaf.fan_in
         for leaf in abstract_parameters(model).leaves()
         if leaf.path_in_side[0] == "layers"
         and leaf.axes.is_matrix
         and "experts" not in leaf.axes.stack
     )
-    a_token = inputs + products if config.remat == "dots" else inputs
-    return tokens * a_token + max(layers)
+    # With rematerialization each layer saves its input (`dots`: and its matmul outputs), and one
+    # layer at a time has all of its activations while it is recomputed.
+    per_token = inputs + matmul_outputs if config.remat == "dots" else inputs
+    return tokens * per_token + max(saved_by_layer)
 
 
-def _kept_heads(model: "Model", layer: "LayerMixer", length: int, segments: bool) -> int:
-    """N, or 0 where the scores of a layer never exist all at once."""
+def _heads_with_saved_scores(
+    model: "Model", layer: "LayerMixer", length: int, segments: bool
+) -> int:
+    """Return N, or 0 for layers that never materialize all scores at once."""
     from transformer.attention.config import AttentionConfig
 
     choice = layer.backend_choice(model.config, length, hardware=model.hardware, segments=segments)
@@ -104,24 +113,24 @@ def _kept_heads(model: "Model", layer: "LayerMixer", length: int, segments: bool
 
 @dataclasses.dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes, over all devices together."""
+    """Bytes of a training step by item, over all devices."""
 
     weights: int
-    """As they are stored, the padding of the vocabulary included."""
+    """Weights as stored, vocabulary padding included."""
     compute_copy: int
-    """Weights cast to the dtype of products, where that is another."""
+    """Weights cast to the compute dtype; 0 if that is the storage dtype."""
     gradients: int
-    """In float32, whatever the weights are; twice when microbatches are added up."""
+    """Gradients in float32; two copies while microbatches accumulate."""
     optimizer: int
-    """Moments, exactly as the optimizer makes them."""
+    """Optimizer state, exactly as the optimizer initializes it."""
     activations: ActivationMemory
-    """An estimate."""
+    """Estimate of the activations."""
     logits: int
-    """Of one chunk of the loss, with their gradient, in float32."""
+    """Logits of one chunk of the loss and their gradient, in float32."""
     textbook_logits: int
-    """2 B T V elements in float32: what logits of the whole batch would take."""
+    """2 B T V elements in float32: logits of the whole batch and their gradient."""
     ema: int = 0
-    """The moving average of the weights, in float32, if one is kept."""
+    """Exponential moving average of the weights in float32; 0 if none is stored."""
 
     @property
     def total(self) -> int:
@@ -129,12 +138,12 @@ class TrainingMemory:
 
     @property
     def state(self) -> int:
-        """What is there between steps."""
+        """Bytes that persist between steps."""
         return self.weights + self.optimizer + self.ema
 
     @property
     def working_set(self) -> int:
-        """What a batch takes."""
+        """Bytes that depend on the batch."""
         return self.activations.bytes + self.logits
 
 
@@ -149,9 +158,17 @@ def estimate_training_memory(
     ema: bool = False,
     predicted_fraction: float | None = None,
 ) -> TrainingMemory:
-    """What a training step holds; `batch_size` counts the windows of all microbatches.
+    """Estimate the memory of a training step.
 
-    `predicted_fraction` is the share of the tokens of which a word is told; None: the model's own.
+    Args:
+      model: The model.
+      optimizer: The optimizer.
+      batch_size: Sequences of a step, over all microbatches.
+      sequence_length: Tokens of a sequence, T.
+      grad_accum_steps: Microbatches of a step.
+      segments: True if sequences hold several documents or padding.
+      ema: True if an exponential moving average of the weights is stored.
+      predicted_fraction: Fraction of tokens that have a prediction target; None: the model's own.
     """
     import jax.numpy as jnp
 
@@ -160,30 +177,33 @@ def estimate_training_memory(
 
     config = model.config
     count = count_parameters(model).allocated
-    item = jnp.dtype(config.precision.compute).itemsize
+    itemsize = jnp.dtype(config.precision.compute).itemsize
     rows = batch_size // grad_accum_steps
-    words = round(
+    targets = round(
         sequence_length
         * (model.predicted_fraction if predicted_fraction is None else predicted_fraction)
     )
     chunks = (
-        choose_num_chunks(rows, words, config.padded_vocab_size, model.hardware) if words else 1
+        choose_num_chunks(rows, targets, config.padded_vocab_size, model.hardware) if targets else 1
     )
-    chunk = rows * -(-words // chunks)
+    # The fused cross entropy computes logits in chunks of the sequence; only one chunk exists.
+    chunk = rows * -(-targets // chunks)
     return TrainingMemory(
         weights=sum(leaf.num_bytes for leaf in abstract_parameters(model).leaves()),
-        compute_copy=0 if config.precision.compute == config.precision.parameters else count * item,
+        compute_copy=0
+        if config.precision.compute == config.precision.parameters
+        else count * itemsize,
         gradients=4 * count * (1 if grad_accum_steps == 1 else 2),
         optimizer=optimizer_state_bytes(model, optimizer),
         activations=estimate_activations(model, rows, sequence_length, segments=segments),
         logits=2 * 4 * chunk * config.padded_vocab_size,
-        textbook_logits=2 * 4 * rows * words * config.vocab_size,
+        textbook_logits=2 * 4 * rows * targets * config.vocab_size,
         ema=4 * count if ema else 0,
     )
 
 
 def optimizer_state_bytes(model: "Model", optimizer: "OptimizerConfig") -> int:
-    """Size of the optimizer's state."""
+    """Return the size of the optimizer's state."""
     import jax
 
     leaves = jax.tree.leaves(optimizer_state_shapes(model, optimizer))
@@ -192,7 +212,7 @@ def optimizer_state_bytes(model: "Model", optimizer: "OptimizerConfig") -> int:
 
 @functools.lru_cache(maxsize=16)
 def optimizer_state_shapes(model: "Model", optimizer: "OptimizerConfig") -> Any:
-    """Shapes of the optimizer's state for float32 gradients, by tracing how it starts."""
+    """Return the shapes of the optimizer's state for float32 gradients, by abstract evaluation."""
     import jax
     import jax.numpy as jnp
 
@@ -200,24 +220,26 @@ def optimizer_state_shapes(model: "Model", optimizer: "OptimizerConfig") -> Any:
     from transformer.parameter_counts import abstract_parameters
 
     shapes, axes = abstract_parameters(model)
-    wide = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), shapes)
-    return jax.eval_shape(make_optimizer(optimizer, axes).init, wide)
+    gradients = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), shapes)
+    return jax.eval_shape(make_optimizer(optimizer, axes).init, gradients)
 
 
 TEXTBOOK_WEIGHT_BYTES = {"float32": 4, "bfloat16": 6}
-"""The textbook's bytes a parameter, by policy: weights alone, or with a copy in 16 bits."""
+"""Textbook bytes per parameter by precision policy: weights, with a 16-bit copy for `bfloat16`."""
 
 
 TEXTBOOK_GRADIENT_BYTES = 4
+"""Textbook bytes per parameter of a float32 gradient."""
 
 
 TEXTBOOK_OPTIMIZER_BYTES = {"adamw": 8, "adamw8bit": 2, "sgd": 4}
-"""SGD with momentum. Without the scales of 8-bit blocks."""
+"""Textbook bytes per parameter of optimizer state; SGD has momentum, 8-bit blocks have no scales.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryVariant:
-    """A model trained in one precision by one optimizer."""
+    """Training memory with one precision policy and one optimizer."""
 
     precision: str
     optimizer: str
@@ -225,7 +247,7 @@ class MemoryVariant:
 
     @property
     def textbook_bytes_per_parameter(self) -> tuple[int, int, int]:
-        """Bytes a parameter of weights, gradients and the optimizer's state."""
+        """Return textbook bytes per parameter of weights, gradients and optimizer state."""
         return (
             TEXTBOOK_WEIGHT_BYTES[self.precision],
             TEXTBOOK_GRADIENT_BYTES,
@@ -234,45 +256,49 @@ class MemoryVariant:
 
     @property
     def state_bytes(self) -> tuple[int, int, int]:
-        """The same in all, as this trainer has it."""
+        """Return total bytes of weights, gradients and optimizer state in this trainer."""
         memory = self.memory
         return memory.weights + memory.compute_copy, memory.gradients, memory.optimizer
 
 
 @dataclasses.dataclass(frozen=True)
 class EightBitStateBytes:
-    """Bytes of 8-bit AdamW's state."""
+    """State of 8-bit AdamW by component, in bytes."""
 
     codes: int
+    """8-bit codes of both moments."""
     scales: int
-    """A float32 for each block of 256 numbers, of each of two moments."""
+    """One float32 scale per block of 256 elements, for each of the two moments."""
     unquantized: int
-    """Moments in 32 bits, of parameters with fewer than 4,096 numbers in a layer."""
+    """float32 moments of parameters with fewer than 4,096 elements per layer."""
 
 
 def estimate_memory_variants(model: "Model", **shape: Any) -> tuple[MemoryVariant, ...]:
-    """Every one of the textbook; `shape` is what else `training_memory` asks for."""
-    from train.optim.registry import OPTIMIZERS as KINDS
+    """Return every precision and optimizer of the textbook's table.
+
+    `shape` holds the keyword arguments of `estimate_training_memory`.
+    """
+    from train.optim.registry import OPTIMIZERS
     from transformer.precision import Precision
 
-    found = []
+    variants = []
     for precision in TEXTBOOK_WEIGHT_BYTES:
         config = dataclasses.replace(model.config, precision=Precision.parse(precision))
         other = dataclasses.replace(model, config=config)
         for kind in TEXTBOOK_OPTIMIZER_BYTES:
-            memory = estimate_training_memory(other, KINDS[kind](), **shape)
-            found.append(MemoryVariant(precision, kind, memory))
-    return tuple(found)
+            memory = estimate_training_memory(other, OPTIMIZERS[kind](), **shape)
+            variants.append(MemoryVariant(precision, kind, memory))
+    return tuple(variants)
 
 
 def count_eight_bit_state(model: "Model") -> EightBitStateBytes:
-    """What 8-bit AdamW keeps of a model, by tracing how it starts."""
+    """Return the state of 8-bit AdamW for a model, by abstract evaluation of its initialization."""
     import jax
     import jax.numpy as jnp
 
     from train.optim.adamw_8bit import AdamW8bit
 
-    codes = scales = small = 0
+    codes = scales = unquantized = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(
         optimizer_state_shapes(model, AdamW8bit())
     ):
@@ -282,5 +308,5 @@ def count_eight_bit_state(model: "Model") -> EightBitStateBytes:
         elif any(getattr(entry, "name", "") == "scales" for entry in path):
             scales += size
         elif leaf.shape:
-            small += size
-    return EightBitStateBytes(codes, scales, small)
+            unquantized += size
+    return EightBitStateBytes(codes, scales, unquantized)

@@ -1,4 +1,4 @@
-"""The answer: what fits, how fast, and at what cost."""
+"""Plan an experiment for a target: memory, time, price and the best mesh."""
 
 import dataclasses
 import functools
@@ -19,56 +19,56 @@ from train.estimate.time_step import time_step
 from train.experiment import Experiment
 
 MAX_MEASURED_SECONDS = 10.0
-"""Seconds of a step, by the estimate, that is not run to be measured if it takes longer."""
+"""Longest estimated step, in seconds, that is executed for a measurement."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions:
-    """How to plan."""
+    """Options of a plan."""
 
     search: bool = True
-    """Try every mesh, rematerialisation and number of microbatches, and take the best; else the
-    experiment as it is."""
+    """Search over meshes, rematerialization and microbatches; False: keep the experiment's
+    settings."""
     compile_best: int = 1
-    """Compile the real step of at most so many of the best, until one fits; 0: estimates alone."""
+    """Compile up to this many of the best candidates, until one fits; 0: estimates only."""
     tokens: float = 0.0
-    """To train on, for the time and the price; 0: as many as the experiment does."""
+    """Training tokens for total time and price; 0: those of the experiment's steps."""
     prices: str = ""
-    """A TOML file with the price of a chip and hour; empty: the list prices that are shipped."""
+    """TOML file with prices per chip hour; empty: the shipped list prices."""
     precisions: bool = True
-    """Estimate the best in each other precision too."""
+    """Estimate the best candidate in each narrower precision too."""
     measure: bool = True
-    """Run a few of the compiled steps, on devices that are here, where they fit and are short."""
+    """Execute a few compiled steps if the target is local and the step fits and is short."""
     show: int = 8
-    """Candidates of the ranking that are shown."""
+    """Rows of the ranking to show."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How an experiment is best trained on a target."""
+    """Best way to train an experiment on a target."""
 
     experiment: Experiment
-    """As it is to be trained."""
+    """The experiment with the planned settings."""
     target: Target
     best: RankedCandidate
     compiled_step: CompiledStep | None
     ranking: tuple[RankedCandidate, ...]
-    """The ranking, best first; the experiment as it is, if nothing was searched."""
+    """Candidates, best first; only the experiment's own settings without a search."""
     num_candidates: int
     """Candidates that were estimated."""
     rejected: tuple[tuple[RankedCandidate, CompiledStep], ...]
-    """Better ones, by the estimates, that the compiler found too large."""
+    """Higher-ranked candidates that do not fit once compiled."""
     measured_seconds: float | None
-    """Seconds of the real step."""
+    """Measured seconds of a step; None if it was not executed."""
     other_precisions: tuple[PrecisionOption, ...]
-    """The best in each other precision, by the estimates."""
+    """Best candidate in each narrower precision, by the estimates."""
     tokens: float
     dollars_per_chip_hour: float
     notes: tuple[str, ...] = ()
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of one chip: as compiled, else as estimated."""
+        """Return bytes of one chip: compiled if available, else estimated."""
         return self.compiled_step.peak if self.compiled_step else self.best.footprint.total
 
     @property
@@ -82,35 +82,35 @@ class Plan:
 
     @functools.cached_property
     def expected(self) -> ExpectedStep:
-        """Time and MFU of a step as they are to be expected."""
+        """Return the expected time and MFU of a step."""
         time = self.best.time
         return expect_step(self.target.chip, time.step_seconds, time.mfu, self.measured_seconds)
 
     @property
     def step_seconds_bound(self) -> float:
-        """The least that a step can take: the roofline, or a step that was timed and is faster."""
+        """Return the lower bound of the step time: the roofline, or a faster measurement."""
         return min(self.best.time.step_seconds, self.expected.seconds)
 
     @property
     def mfu_bound(self) -> float:
-        """MFU at `step_seconds_bound`."""
+        """Return the MFU at `step_seconds_bound`."""
         return self.best.time.mfu * self.best.time.step_seconds / self.step_seconds_bound
 
     def tokens_per_second(self, step_seconds: float) -> float:
-        """Return the throughput of all chips for a time of one step."""
+        """Return the throughput of all chips for a step time."""
         rows, length = max_batch_shape(self.experiment)
         return rows * length / step_seconds
 
     def hours(self, step_seconds: float) -> float:
-        """Return the hours that all tokens take."""
+        """Return the hours to train on all tokens."""
         return self.tokens / self.tokens_per_second(step_seconds) / 3600
 
     def dollars(self, step_seconds: float) -> float:
-        """Return what all tokens cost."""
+        """Return the price of training on all tokens."""
         return self.hours(step_seconds) * self.dollars_per_chip_hour * self.target.num_chips
 
-    def _by_time(self) -> dict[str, Any]:
-        """Return what follows from the time of a step: as expected, and at the bound."""
+    def _time_as_dict(self) -> dict[str, Any]:
+        """Return times, throughput and price, expected and at the bound."""
         found: dict[str, Any] = {"expected_from": self.expected.reason}
         steps = {"": self.expected.seconds, "_bound": self.step_seconds_bound}
         for suffix, step in steps.items():
@@ -126,7 +126,7 @@ class Plan:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, for `--json`."""
+        """Return plain numbers for `--json`."""
         time, size = self.best.time, self.best.footprint
         return {
             "target": self.target.name,
@@ -139,8 +139,8 @@ class Plan:
             "memory_bytes_per_chip": self.memory_bytes,
             "memory_bytes_available": self.target.memory_bytes,
             "estimated_bytes": dataclasses.asdict(size) | {"total": size.total},
-            "compiled_bytes": _plain(self.compiled_step),
-            **self._by_time(),
+            "compiled_bytes": _compiled_as_dict(self.compiled_step),
+            **self._time_as_dict(),
             "step_seconds_measured": self.measured_seconds,
             "step_seconds_overlapped": time.overlapped_seconds,
             "step_seconds_in_turn": time.sequential_seconds,
@@ -159,7 +159,7 @@ class Plan:
         }
 
 
-def _plain(compiled: CompiledStep | None) -> dict[str, Any] | None:
+def _compiled_as_dict(compiled: CompiledStep | None) -> dict[str, Any] | None:
     if compiled is None:
         return None
     return {
@@ -175,53 +175,53 @@ def make_plan(
     options: PlanOptions = PlanOptions(),
     notes: tuple[str, ...] = (),
 ) -> Plan:
-    """Plans an experiment that has its sizes.
+    """Plan an experiment whose sizes are resolved.
 
-    Raises UsageError for a model that cannot be divided, UserError for a target whose compiler is
-    not installed.
+    Raises:
+      UsageError: No mesh divides the model.
+      UserError: The target's compiler is not installed, or a price is missing.
     """
-    dollars_an_hour = chip_price(
-        target.chip, options.prices
-    )  # before the search, which takes a while
+    # Errors in the request are reported before the search, which takes a while.
+    dollars_per_chip_hour = chip_price(target.chip, options.prices)
     experiment = resolve_precision(experiment, target.hardware)
     if options.search and options.compile_best:
-        require_compiler(target)  # before the search, which takes a while
-    find = search_candidates if options.search else _as_it_is
-    every = find(Quantities.from_experiment(experiment, target))
-    refused = []
-    chosen, compiled = every[0], None
+        require_compiler(target)
+    find = search_candidates if options.search else _unsearched
+    ranked = find(Quantities.from_experiment(experiment, target))
+    rejected = []
+    best, compiled = ranked[0], None
     compiler = compile_step if target.is_local else compile_in_subprocess
-    for each in every[: options.compile_best]:
-        chosen, compiled = each, compiler(each.candidate.apply_to(experiment), target)
+    for each in ranked[: options.compile_best]:
+        best, compiled = each, compiler(each.candidate.apply_to(experiment), target)
         if compiled.fits(target.memory_bytes):
             break
-        refused.append((each, compiled))
+        rejected.append((each, compiled))
     else:
-        refused = refused[:-1]
+        rejected = rejected[:-1]  # none fits: `best` itself is the last one
     rows, length = max_batch_shape(experiment)
-    planned = chosen.candidate.apply_to(experiment)
+    planned = best.candidate.apply_to(experiment)
     return Plan(
         experiment=planned,
         target=target,
-        best=chosen,
+        best=best,
         compiled_step=compiled,
-        ranking=tuple(every[: options.show]),
-        num_candidates=len(every),
-        rejected=tuple(refused),
-        measured_seconds=measure_if_local(planned, chosen, compiled, target)
+        ranking=tuple(ranked[: options.show]),
+        num_candidates=len(ranked),
+        rejected=tuple(rejected),
+        measured_seconds=measure_if_local(planned, best, compiled, target)
         if options.measure
         else None,
         other_precisions=tuple(best_by_precision(experiment, target, find))
         if options.precisions
         else (),
         tokens=options.tokens or math.prod((experiment.steps, rows, length)),
-        dollars_per_chip_hour=dollars_an_hour,
+        dollars_per_chip_hour=dollars_per_chip_hour,
         notes=notes,
     )
 
 
-def _as_it_is(quantities: Quantities) -> list[RankedCandidate]:
-    """The experiment's own way and no other."""
+def _unsearched(quantities: Quantities) -> list[RankedCandidate]:
+    """Return the experiment's own settings as the only candidate."""
     return [
         rank_candidate(
             quantities,
@@ -233,7 +233,7 @@ def _as_it_is(quantities: Quantities) -> list[RankedCandidate]:
 def measure_if_local(
     experiment: Experiment, best: RankedCandidate, compiled: CompiledStep | None, target: Target
 ) -> float | None:
-    """Seconds of the real step, if it can be run here and is short."""
+    """Return measured seconds of a step; None if it is not local, too large or too slow."""
     if compiled is None or not target.is_local or not compiled.fits(target.memory_bytes):
         return None
     return (

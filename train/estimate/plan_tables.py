@@ -1,4 +1,4 @@
-"""A plan as tables, for people."""
+"""Print a plan as tables for people."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def print_plan(plan: Plan, console: "Console | None" = None) -> None:
-    """Prints the verdict, then what it rests on."""
+    """Print the verdict, then memory, time, communication and alternatives."""
     from rich.console import Console
 
     console = console or Console(highlight=False)
@@ -31,33 +31,34 @@ def print_plan(plan: Plan, console: "Console | None" = None) -> None:
 
 
 def _verdict(plan: Plan) -> Iterable["RenderableType"]:
-    target, likely, least = plan.target, plan.expected, plan.step_seconds_bound
+    target, expected, bound = plan.target, plan.expected, plan.step_seconds_bound
     spare = target.memory_bytes - plan.memory_bytes
-    word = "fits" if plan.fits else "does not fit"
-    room = f"{format_bytes(abs(spare))} a chip {'to spare' if spare >= 0 else 'too much'}"
+    verdict = "fits" if plan.fits else "does not fit"
+    room = f"{format_bytes(abs(spare))} per chip {'free' if spare >= 0 else 'over the limit'}"
     source = "compiled" if plan.compiled_step else "estimated"
     yield (
         f"[bold]{plan.experiment.name} on {target.name}[/bold] ({target.num_chips} x "
-        f"{target.chip.device_kind}): [bold]{word}[/bold], {format_bytes(plan.memory_bytes)} of "
+        f"{target.chip.device_kind}): [bold]{verdict}[/bold], {format_bytes(plan.memory_bytes)} of "
         f"{format_bytes(target.memory_bytes)} ({source}), {room}"
     )
     yield (
-        f"expected: {_seconds(likely.seconds)} a step, "
-        f"{format_count(plan.tokens_per_second(likely.seconds))} tokens a second, MFU "
-        f"{likely.mfu:.0%} ({likely.reason})"
+        f"expected: {_seconds(expected.seconds)} per step, "
+        f"{format_count(plan.tokens_per_second(expected.seconds))} tokens/s, MFU "
+        f"{expected.mfu:.0%} ({expected.reason})"
     )
     yield (
-        f"at most: {_seconds(least)} a step, {format_count(plan.tokens_per_second(least))} tokens "
-        f"a second, MFU {plan.mfu_bound:.0%}, if nothing but arithmetic, memory and links took time"
+        f"at most: {_seconds(bound)} per step, {format_count(plan.tokens_per_second(bound))} "
+        f"tokens/s, MFU {plan.mfu_bound:.0%}, if only arithmetic, memory and links took time"
     )
-    if likely.published is not None:
-        yield f"best published: MFU {likely.published.citation()}, {likely.published.url}"
-    if likely.fallback is not None:
-        yield f"standing in: MFU {likely.fallback.citation()}, {likely.fallback.url}"
+    if expected.published is not None:
+        yield f"best published: MFU {expected.published.citation()}, {expected.published.url}"
+    if expected.fallback is not None:
+        yield f"from another chip: MFU {expected.fallback.citation()}, {expected.fallback.url}"
     yield (
-        f"{format_count(plan.tokens)} tokens in {format_duration(plan.hours(least))} to "
-        f"{format_duration(plan.hours(likely.seconds))}, for {_dollars(plan.dollars(least))} to "
-        f"{_dollars(plan.dollars(likely.seconds))} (${plan.dollars_per_chip_hour:.2f} a chip and hour)"
+        f"{format_count(plan.tokens)} tokens in {format_duration(plan.hours(bound))} to "
+        f"{format_duration(plan.hours(expected.seconds))}, for {_dollars(plan.dollars(bound))} to "
+        f"{_dollars(plan.dollars(expected.seconds))} "
+        f"(${plan.dollars_per_chip_hour:.2f} per chip hour)"
     )
     yield f"python -m train fit ... {plan.best.candidate.flags()}\n"
 
@@ -71,10 +72,10 @@ def _memory(plan: Plan) -> Iterable["RenderableType"]:
         "other state": (size.other_state, real.other_state if real else None),
         "batch": (size.batch, real.batch if real else None),
         "gradients": (size.gradients, None),
-        "kept for the backward pass": (size.residuals, None),
-        "layer or loss under way": (size.working_set, None),
+        "residuals": (size.residuals, None),
+        "working set of a layer or the loss": (size.working_set, None),
         "temporaries": (size.temporaries, real.temporaries if real else None),
-        "results and program": (0, real.peak - real.arguments - real.temporaries if real else None),
+        "outputs and program": (0, real.peak - real.arguments - real.temporaries if real else None),
         "all": (size.total, real.peak if real else None),
     }
     for name, (estimate, found) in rows.items():
@@ -84,32 +85,34 @@ def _memory(plan: Plan) -> Iterable["RenderableType"]:
         )
     yield table
     if real and real.rejection:
-        yield f"The compiler refuses the step; sizes are the least that it takes: {real.rejection}"
+        yield f"The compiler rejects the step; sizes are lower bounds: {real.rejection}"
 
 
 def _time(plan: Plan) -> Iterable["RenderableType"]:
     time = plan.best.time
     table = new_table("Time of one step", "what", "seconds")
-    table.add_row("products", _seconds(time.compute_seconds))
+    table.add_row("compute", _seconds(time.compute_seconds))
     table.add_row("memory", _seconds(time.memory_seconds))
     for axis, seconds in time.link_seconds.items():
         table.add_row(f"links, {axis}", _seconds(seconds))
     for what, seconds in time.host_seconds.items():
         table.add_row(f"host, {what}", _seconds(seconds))
-    table.add_row("a step, at least", _seconds(time.step_seconds), style="bold")
+    table.add_row("step, at least", _seconds(time.step_seconds), style="bold")
     if plan.measured_seconds is None:
-        table.add_row("a step, expected", _seconds(plan.expected.seconds), style="bold")
+        table.add_row("step, expected", _seconds(plan.expected.seconds), style="bold")
     else:
-        table.add_row("a step, measured", _seconds(plan.measured_seconds), style="bold")
-    table.add_row("if all overlapped", _seconds(time.overlapped_seconds))
-    table.add_row("if nothing did", _seconds(time.sequential_seconds))
+        table.add_row("step, measured", _seconds(plan.measured_seconds), style="bold")
+    table.add_row("everything overlapped", _seconds(time.overlapped_seconds))
+    table.add_row("nothing overlapped", _seconds(time.sequential_seconds))
     yield table
 
 
 def _collectives(plan: Plan) -> Iterable["RenderableType"]:
     if plan.compiled_step is None or not plan.compiled_step.collectives:
         return
-    table = new_table("Sent in one step, as compiled", "collective", "along", "times", "bytes")
+    table = new_table(
+        "Communication of one step, as compiled", "collective", "along", "times", "bytes"
+    )
     for (kind, axes), (count, size) in sorted(
         total_collectives(plan.compiled_step.collectives).items()
     ):
@@ -122,12 +125,12 @@ def _ranking(plan: Plan) -> Iterable["RenderableType"]:
     if plan.num_candidates < 2:
         return
     table = new_table(
-        f"The best of {plan.num_candidates:,} by the estimates",
+        f"Best of {plan.num_candidates:,} candidates, by the estimates",
         "mesh",
         "remat",
         "microbatches",
         "memory",
-        "a step, at least",
+        "step, at least",
         "MFU, at most",
     )
     for each in plan.ranking:
@@ -143,9 +146,9 @@ def _ranking(plan: Plan) -> Iterable["RenderableType"]:
     yield table
     for each, found in plan.rejected:
         yield (
-            f"{each.candidate.mesh_text()}, {each.candidate.remat}: was estimated at "
-            f"{format_bytes(each.footprint.total)}, and takes {format_bytes(found.peak)} "
-            f"{'or more, for the compiler refuses it' if found.rejection else 'as compiled'}"
+            f"{each.candidate.mesh_text()}, {each.candidate.remat}: estimated "
+            f"{format_bytes(each.footprint.total)}, needs {format_bytes(found.peak)} "
+            f"{'or more: the compiler rejects it' if found.rejection else 'as compiled'}"
         )
 
 
@@ -153,8 +156,8 @@ def _precisions(plan: Plan) -> Iterable["RenderableType"]:
     if not plan.other_precisions:
         return
     table = new_table(
-        "In other precisions, which change what is learnt",
-        *("precision", "memory", "a step, at least", "MFU, at most", "fits"),
+        "Other precisions, which change training results",
+        *("precision", "memory", "step, at least", "MFU, at most", "fits"),
     )
     own = PrecisionOption(plan.experiment.model.precision, plan.best)
     for each in (own, *plan.other_precisions):
@@ -181,7 +184,7 @@ def _seconds(seconds: float) -> str:
 
 
 def format_duration(hours: float) -> str:
-    """In the unit that suits."""
+    """Format hours in seconds, minutes, hours or days."""
     if hours < 1 / 60:
         return f"{hours * 3600:.0f} seconds"
     if hours < 1:

@@ -1,20 +1,17 @@
-"""What an hour of a chip costs.
+"""Price of a chip hour, and step time expected from the best published training efficiency.
 
-Best published training efficiency of each chip, and the step time that it leads one to expect.
-
-The roofline (`train/estimate/roofline.py`) is a bound: no kernel launch, no norm, no straggler costs
-anything in it. What a real trainer reaches of it is known only where somebody measured one. So each
-chip has the run with the best published MFU of a dense model in bfloat16, and the same roofline is
-applied to that run. Their ratio is the chip's `efficiency`; a plan expects
+The roofline (`train/estimate/roofline.py`) is a bound: kernel launches, norms and stragglers cost
+nothing in it. Only measurements tell how close a real trainer comes. So each chip has the run with
+the best published MFU of a dense bfloat16 model, and the same roofline is applied to that run. The
+ratio of the two is the chip's `efficiency`; a plan expects
 
     expected MFU = min(efficiency * bound of this plan, published MFU).
 
-The ratio and not the published MFU alone, because a model that is bound by memory or by messages
-would reach the MFU of a large dense model on no trainer. The minimum, because a plan should not
-promise more than anybody has reached.
+The ratio, because a step that is bound by memory or communication never reaches the MFU of a large
+dense model. The minimum, because a plan should not promise more than a published run.
 
-Published figures count all T x T scores of causal attention; this package counts those that are
-seen (`StepTime.model_flops`). `PublishedRun.mfu_causal_scores` is the figure by our count.
+Published figures count all T x T scores of causal attention; this package counts the visible ones
+(`StepTime.model_flops`). `PublishedRun.mfu_causal_scores` converts.
 """
 
 import dataclasses
@@ -28,13 +25,13 @@ from train.estimate.chips import Chip
 from train.run_folder.regular_files import MAX_SETTINGS_BYTES, read_bytes
 
 MAX_DOLLARS_PER_HOUR = 1e9
-"""Dollars of an hour, beyond which a number is no price."""
+"""Upper limit of a valid price."""
 
 
 def chip_price(chip: Chip, path: str = "") -> float:
-    """US dollars for one chip and hour, from a table of the user's own or the one shipped.
+    """Return US dollars per chip hour, from the user's table or the shipped one.
 
-    Raises UserError if the file cannot be read or has no number for the chip.
+    Raises UserError if the file cannot be read or has no price for the chip.
     """
     found = load_prices(path).get(chip.name)
     if (
@@ -43,13 +40,17 @@ def chip_price(chip: Chip, path: str = "") -> float:
         or not 0 <= found < MAX_DOLLARS_PER_HOUR
     ):
         raise UserError(
-            f"prices {_source(path)}: has no price for {chip.name}; add {chip.name} = 1.20, say"
+            f"prices {_source(path)}: has no price for {chip.name}; add a line like "
+            f"{chip.name} = 1.20"
         )
     return float(found)
 
 
 def load_prices(path: str = "") -> dict[str, Any]:
-    """Return the table of a file, or the one shipped (UserError: it cannot be read)."""
+    """Return a price table, the shipped one without a path.
+
+    Raises UserError if the file cannot be read or is not TOML.
+    """
     source = _source(path)
     with as_user_error(source):
         data = _data(path)
@@ -74,10 +75,10 @@ def _data(path: str) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class PublishedRun:
-    """A training run with its MFU and where that is written."""
+    """A published training run with its MFU and source."""
 
     mfu: float
-    """As published: all T x T scores counted."""
+    """MFU as published, with all T x T scores counted."""
     model: str
     hardware: str
     organisation: str
@@ -85,24 +86,24 @@ class PublishedRun:
     year: int
     url: str
     plan_arguments: str
-    """The same run as arguments of `plan`: config, target, settings."""
+    """Arguments of `plan` for the same run: config, target, settings."""
     mfu_bound: float
-    """MFU of the roofline for `case`, in our count of the scores."""
+    """Roofline MFU for `plan_arguments`, with visible scores counted."""
     full_scores_flops_ratio: float
-    """FLOPs with all T x T scores over FLOPs in our count."""
+    """FLOPs with all T x T scores over FLOPs with visible scores."""
 
     @property
     def mfu_causal_scores(self) -> float:
-        """The published MFU in our count of the scores."""
+        """Return the published MFU with visible scores counted."""
         return self.mfu / self.full_scores_flops_ratio
 
     @property
     def efficiency(self) -> float:
-        """Fraction of the roofline that the run reached."""
+        """Return the fraction of the roofline that the run reached."""
         return self.mfu_causal_scores / self.mfu_bound
 
     def citation(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         return (
             f"{self.mfu:.1%} for {self.model} on {self.hardware} "
             f"({self.organisation}, {self.title}, {self.year})"
@@ -121,8 +122,9 @@ PUBLISHED = {
         title="MaxText, High Performance Model Configs on TPU v4",
         year=2023,
         url=f"{_MAXTEXT_TABLES}/tpu/v4",
-        plan_arguments="gpt3:175b v4:4x4x4 --model.vocab-size 32000 --model.d-model 6144 --model.num-layers 48 "
-        "--model.layer-pattern.0.mixer.num-heads 24 --model.layer-pattern.0.mixer.head-dim 256 "
+        plan_arguments="gpt3:175b v4:4x4x4 --model.vocab-size 32000 --model.d-model 6144 "
+        "--model.num-layers 48 --model.layer-pattern.0.mixer.num-heads 24 "
+        "--model.layer-pattern.0.mixer.head-dim 256 "
         "--batch-size 832 --grad-accum-steps 1 --model.remat full --mesh.data 1 --mesh.fsdp 64",
         mfu_bound=0.6765,
         full_scores_flops_ratio=1.0268,
@@ -162,8 +164,8 @@ PUBLISHED = {
         title="MaxText, Optimized models tiering",
         year=2025,
         url="https://maxtext.readthedocs.io/en/latest/reference/models/tiering.html",
-        plan_arguments="llama:3.1-70b v6e:16x16 --batch-size 1280 --grad-accum-steps 1 --model.remat offload "
-        "--mesh.data 1 --mesh.fsdp 256",
+        plan_arguments="llama:3.1-70b v6e:16x16 --batch-size 1280 --grad-accum-steps 1 "
+        "--model.remat offload --mesh.data 1 --mesh.fsdp 256",
         mfu_bound=0.5166,
         full_scores_flops_ratio=1.0717,
     ),
@@ -175,8 +177,8 @@ PUBLISHED = {
         title="llm-foundry, MPT Training Benchmarks",
         year=2023,
         url="https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking",
-        plan_arguments="gpt3:6.7b a100:8 --model.vocab-size 50432 --batch-size 96 --grad-accum-steps 2 "
-        "--model.remat none --mesh.data 1 --mesh.fsdp 8",
+        plan_arguments="gpt3:6.7b a100:8 --model.vocab-size 50432 --batch-size 96 "
+        "--grad-accum-steps 2 --model.remat none --mesh.data 1 --mesh.fsdp 8",
         mfu_bound=0.8,
         full_scores_flops_ratio=1.0388,
     ),
@@ -194,62 +196,66 @@ PUBLISHED = {
         full_scores_flops_ratio=1.0751,
     ),
 }
-"""By chip. Settings of a case are those of the published run as far as they are known; `residuals_dots`
-stands for MaxText's `minimal`, which keeps the outputs of products with weights."""
+"""Best published run by chip. Settings follow the run as far as they are published; `dots` stands
+for MaxText's `minimal` policy, which saves the outputs of weight matmuls."""
 
 
 FALLBACK_CHIP = "h100"
-"""The chip whose run stands in for GPUs without a figure (T4, L4, H200, B200): of the GPUs that
-have one, it reached the least of its roofline."""
+"""Chip whose run is used for GPUs without a published one (T4, L4, H200, B200): of the GPUs that
+have one, it reached the smallest fraction of its roofline."""
 
 
 CPU_EFFICIENCY = 0.73
-"""Efficiency of a processor: the median of seven steps timed beside their estimates (docs/plan.md,
+"""Efficiency of a CPU: the median of seven timed steps over their estimates (docs/plan.md,
 `bench/drills/plan_time.py`)."""
 
 
 class ExpectedStep(NamedTuple):
-    """A step as it is expected, beside the bound."""
+    """Expected time and MFU of a step."""
 
     seconds: float
     mfu: float
     reason: str
-    """What the expectation rests on."""
+    """Basis of the expectation."""
     published: PublishedRun | None = None
-    """The best published run on this kind of chip."""
+    """Best published run on this chip."""
     fallback: PublishedRun | None = None
-    """The run on another kind of chip that is taken where none is published on this kind."""
+    """Run on another chip that is used if none is published for this one."""
 
 
 def expect_step(
     chip: Chip, bound_seconds: float, bound_mfu: float, measured_seconds: float | None = None
 ) -> ExpectedStep:
-    """Return the expected time and MFU of a step whose roofline gives `bound_*`.
+    """Return the expected time and MFU of a step with the roofline `bound_seconds`, `bound_mfu`.
 
-    A step that was timed on the chip itself (`measured_seconds`, seconds) is its own best forecast.
+    A measurement on the chip itself (`measured_seconds`) replaces the forecast.
     """
     own = PUBLISHED.get(chip.name)
     if measured_seconds is not None:
-        why = "timed here"
+        reason = "measured on this machine"
         return ExpectedStep(
-            measured_seconds, bound_mfu * bound_seconds / measured_seconds, why, own
+            measured_seconds, bound_mfu * bound_seconds / measured_seconds, reason, own
         )
     if chip.platform == "cpu":
-        why = f"{CPU_EFFICIENCY:.0%} of the bound, the median of steps timed on a processor"
-        return ExpectedStep(bound_seconds / CPU_EFFICIENCY, bound_mfu * CPU_EFFICIENCY, why)
+        reason = f"{CPU_EFFICIENCY:.0%} of the bound, the median of steps measured on CPUs"
+        return ExpectedStep(bound_seconds / CPU_EFFICIENCY, bound_mfu * CPU_EFFICIENCY, reason)
     run = own or PUBLISHED[FALLBACK_CHIP]
+    # The ratio to the roofline carries over to other models; the published MFU is the upper limit.
     mfu = min(run.efficiency * bound_mfu, run.mfu_causal_scores)
     seconds = bound_seconds * bound_mfu / mfu if mfu else bound_seconds
     if own is None:
-        why = f"as on {FALLBACK_CHIP.upper()}: no MFU of a dense bfloat16 model known for {chip.device_kind}"
-        return ExpectedStep(seconds, mfu, why, fallback=run)
+        reason = (
+            f"as on {FALLBACK_CHIP.upper()}: no MFU of a dense bfloat16 model published for "
+            f"{chip.device_kind}"
+        )
+        return ExpectedStep(seconds, mfu, reason, fallback=run)
     capped = mfu < run.efficiency * bound_mfu
-    why = "no more than" if capped else "as far from the bound as"
-    return ExpectedStep(seconds, mfu, f"{why} the best published run on this chip", own)
+    limit = "no more than" if capped else "as far from the bound as"
+    return ExpectedStep(seconds, mfu, f"{limit} the best published run on this chip", own)
 
 
 def published_as_dict(run: PublishedRun | None) -> dict[str, Any] | None:
-    """Return plain values, for `--json`."""
+    """Return plain values for `--json`."""
     if run is None:
         return None
     names = ("mfu", "model", "hardware", "organisation", "title", "year", "url")

@@ -1,15 +1,6 @@
-"""What an experiment leaves for its data to say, as far as it can be known beforehand.
-
-Products that an optimizer makes of its own: those of Muon, once a step whatever the batch.
-
-What of an experiment the estimates are made from, counted once for all candidates.
-"""
+"""Counts of an experiment that the estimates share, computed once for all candidates."""
 
 import dataclasses
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from train.experiment import Experiment
 import functools
 import math
 
@@ -29,7 +20,7 @@ from transformer.parameter_counts import ParameterLeaf, abstract_parameters, lay
 
 
 def count_optimizer_flops(experiment: Experiment, leaves: list[ParameterLeaf]) -> float:
-    """Operations of one step, of all parameters."""
+    """Return the FLOPs of the optimizer's own matmuls in one step; only Muon has any."""
     optimizer = experiment.optimizer
     if not isinstance(optimizer, Muon):
         return 0.0
@@ -40,9 +31,9 @@ def count_optimizer_flops(experiment: Experiment, leaves: list[ParameterLeaf]) -
 
 
 def _orthogonalised(leaf: ParameterLeaf) -> int:
-    """Operations of an iteration for a stack of matrices, m rows of n, the longer side last.
+    """Return the FLOPs of one Newton-Schulz iteration for a stack of m x n matrices, m <= n.
 
-    It is A = X X', B = b A + c A A, X <- a X + B X (Jordan et al. 2024).
+    The iteration is A = X X', B = b A + c A A, X <- a X + B X (Jordan et al. 2024).
     """
     stack = math.prod(leaf.shape[: len(leaf.axes.stack)])
     m, n = sorted((leaf.fan_in, leaf.size // stack // leaf.fan_in))
@@ -50,35 +41,36 @@ def _orthogonalised(leaf: ParameterLeaf) -> int:
 
 
 FULL_SCORE_BACKENDS = ("reference",)
-"""Forms of attention that write all scores to memory, the masked ones too."""
+"""Attention backends that write all scores to memory, masked ones included."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Quantities:
-    """Of one experiment on one target."""
+    """Counts of one experiment on one target."""
 
     experiment: Experiment
     target: Target
     batch_size: int
     """Examples of a batch."""
     sequence_length: int
-    """T."""
+    """Tokens of an example, T."""
     compute_itemsize: int
-    """Bytes of a number in products."""
+    """Bytes of an element in the compute dtype."""
     layer_parameters: int
-    """Numbers of all layers that every token meets, experts included."""
+    """Parameters of all layers, all experts included."""
     other_parameters: int
-    """Of the embedding, the output and the like."""
+    """Parameters outside the layers: embedding, output and the like."""
     largest_layer_parameters: int
-    """Numbers of the largest layer."""
+    """Parameters of the largest layer."""
     token_flops: TokenFlops
-    """Of one token, forward."""
+    """FLOPs of one token's forward pass."""
     optimizer_flops: float
-    """Operations of the optimizer's own products, of one step."""
+    """FLOPs of the optimizer's own matmuls, per step."""
     state_shapes: StateShapes
 
     @classmethod
     def from_experiment(cls, experiment: Experiment, target: Target) -> "Quantities":
+        """Count an experiment whose sizes are resolved."""
         states = StateShapes.from_experiment(experiment)
         model, config = states.model, experiment.model
         rows, length = max_batch_shape(experiment)
@@ -102,29 +94,32 @@ class Quantities:
 
     @property
     def peak_flops_per_second(self) -> float:
-        """Operations a second of a chip, in the dtype of products."""
+        """Return the peak of one chip in the compute dtype."""
         return self.target.chip.peak_flops_per_second(self.experiment.model.precision.compute)
 
     @property
     def num_layers(self) -> int:
-        """Of both sides of an encoder-decoder."""
+        """Return the number of layers, encoder and decoder together."""
         config = self.experiment.model
         return config.num_layers + (config.encoder.num_layers if config.encoder is not None else 0)
 
     @property
     def sequences_per_example(self) -> int:
-        """How many rows of T tokens an example has: two of an encoder-decoder."""
+        """Return the sequences of T tokens per example: 2 for an encoder-decoder."""
         return 2 if self.experiment.model.encoder is not None else 1
 
     @functools.cached_property
     def computes_all_scores(self) -> bool:
-        """Whether some layer's attention computes all T x S scores and writes them down."""
+        """Return True if some layer's attention materializes all T x S scores."""
         layers = layer_mixers(self.experiment.model)
         forms = (layer_backend(self.experiment, self.target.hardware, layer) for layer in layers)
         return any(form in FULL_SCORE_BACKENDS for form in forms)
 
     def state_bytes(self, mesh: MeshConfig) -> StateBytes:
-        """A chip's part of the state. Raises UsageError for a mesh that does not divide."""
+        """Return a chip's part of the state.
+
+        Raises UsageError for a mesh that does not divide the model.
+        """
         return self._states(mesh)
 
     @functools.cached_property
@@ -132,7 +127,7 @@ class Quantities:
         return functools.cache(self.state_shapes.bytes_per_chip)
 
     def residuals(self, remat: RematPolicy) -> Residuals:
-        """What differentiation keeps, for one row."""
+        """Return the residuals under a rematerialization policy."""
         return self._kept(remat)
 
     @functools.cached_property
@@ -143,7 +138,10 @@ class Quantities:
 
 
 def _largest(leaves: list[ParameterLeaf]) -> int:
-    """Numbers of the largest layer: each place of the pattern is a stack of layers alike."""
+    """Return the parameters of the largest layer.
+
+    Each place of the layer pattern is a stack of equal layers: its parameters are [layers, ...].
+    """
     places: dict[tuple[str, ...], int] = {}
     for leaf in leaves:
         side = leaf.path[: len(leaf.path) - len(leaf.path_in_side) + 2]

@@ -1,7 +1,4 @@
-"""The experiment in other precisions: what each would take, if its rounding is accepted.
-
-What would make a step fit that ran out of memory, by the same estimates as a plan's.
-"""
+"""Changes of settings that make a step fit: mesh, rematerialization, microbatches, precision."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -24,17 +21,17 @@ from transformer.precision import POLICIES, Precision
 
 
 class PrecisionOption(NamedTuple):
-    """A way of training in some precision."""
+    """A precision policy with its best candidate."""
 
     precision: Precision
     best: RankedCandidate
 
     def flags(self) -> str:
-        """What to give `fit`."""
+        """Return the flags of `fit` for this option."""
         return f"--model.precision {self.precision.name} {self.best.candidate.flags()}"
 
     def as_dict(self, chip: Chip) -> dict[str, Any]:
-        """Plain numbers, for `--json`."""
+        """Return plain numbers for `--json`."""
         time = self.best.time
         likely = expect_step(chip, time.step_seconds, time.mfu)
         return {
@@ -49,36 +46,40 @@ class PrecisionOption(NamedTuple):
 
 
 def narrower_precisions(own: Precision, chip: Chip) -> list[Precision]:
-    """The named policies that are sensible on a chip and in no part wider than one's own.
+    """Return the named policies that suit a chip and have no dtype wider than `own`.
 
-    float16 has fewer exponents than bfloat16, and needs its loss scaled: it is sensible only where
-    its products are far faster, as on GPUs older than bfloat16.
+    float16 has less range than bfloat16 and needs loss scaling. It is included only if it is more
+    than twice as fast, as on GPUs without bfloat16.
     """
-    quick = chip.peak_flops_per_second("float16") > 2 * chip.peak_flops_per_second("bfloat16")
+    fast_float16 = chip.peak_flops_per_second("float16") > 2 * chip.peak_flops_per_second(
+        "bfloat16"
+    )
     return [
         policy
         for policy in POLICIES.values()
-        if policy != own and not _wider(policy, own) and (quick or not policy.needs_loss_scale)
+        if policy != own
+        and not _wider(policy, own)
+        and (fast_float16 or not policy.needs_loss_scale)
     ]
 
 
 def best_by_precision(
     experiment: Experiment, target: Target, find: Callable[[Quantities], list[RankedCandidate]]
 ) -> Iterator[PrecisionOption]:
-    """The best that is found in each of the other precisions."""
+    """Yield the best candidate in each narrower precision."""
     for precision in narrower_precisions(experiment.model.precision, target.chip):
         quantities = Quantities.from_experiment(replace_precision(experiment, precision), target)
         yield PrecisionOption(precision, find(quantities)[0])
 
 
 def replace_precision(experiment: Experiment, precision: Precision) -> Experiment:
-    """The experiment with another policy."""
+    """Return the experiment with another precision policy."""
     model = dataclasses.replace(experiment.model, precision=precision)
     return dataclasses.replace(experiment, model=model)
 
 
 def _wider(policy: Precision, own: Precision) -> bool:
-    """Whether some part has more bytes than one's own."""
+    """Return True if some dtype of the policy has more bytes than in `own`."""
     return any(
         jnp.dtype(getattr(policy, field.name)).itemsize
         > jnp.dtype(getattr(own, field.name)).itemsize
@@ -87,40 +88,44 @@ def _wider(policy: Precision, own: Precision) -> bool:
 
 
 MAX_SUGGESTIONS = 3
+"""Number of remedies, and of memory items, that a message names."""
 
 
 PRECISION_SETTING = "model.precision"
-"""The setting that changes what is learnt."""
+"""The one setting of a remedy that changes training results."""
 
 
 def suggest_remedies(experiment: Experiment, target: Target) -> list[str]:
-    """The largest parts of the step as it is, and the cheapest changes of settings that fit.
+    """Return the largest memory items of the step and the cheapest settings that fit, as texts.
 
-    Nothing if the estimates cannot tell: the model is no such as they know, or they say that it
-    fits.
+    Empty if the estimates do not apply to this model, or say that the step fits.
     """
     try:
         experiment = resolve_sizes(experiment)[0]
-        now = _as_it_is(experiment, target)
+        now = _current(experiment, target)
         if now.best.fits:
             return []
         fitting = list(_fitting(experiment, target))
+    # This runs while an out-of-memory error is reported: a failing estimate must not replace it.
     except (UserError, UsageError, ValueError):
         return []
-    said = [describe_change(now, each) for each in cheapest_changes(now, fitting)]
-    smaller = "nothing that leaves the model as it is makes it fit; lower model.d_model or model.num_layers"
-    given = f"give {said[0]}" if said else smaller
-    return [f"largest are {largest_parts(now.best.footprint)}; {given}", *said[1:]]
+    changes = [describe_change(now, each) for each in cheapest_changes(now, fitting)]
+    smaller = (
+        "no setting that keeps the model makes it fit; lower model.d_model or model.num_layers"
+    )
+    given = f"give {changes[0]}" if changes else smaller
+    return [f"largest are {largest_parts(now.best.footprint)}; {given}", *changes[1:]]
 
 
-def _as_it_is(experiment: Experiment, target: Target) -> PrecisionOption:
+def _current(experiment: Experiment, target: Target) -> PrecisionOption:
+    """Return the experiment's own settings with their estimates."""
     quantities = Quantities.from_experiment(experiment, target)
     candidate = Candidate.from_experiment(experiment, target.num_chips)
     return PrecisionOption(experiment.model.precision, rank_candidate(quantities, candidate))
 
 
 def _fitting(experiment: Experiment, target: Target) -> Iterator[PrecisionOption]:
-    """All that fits: the own precision first, and in each the fastest."""
+    """Yield every candidate that fits: the own precision first, the fastest first in each."""
     own = experiment.model.precision
     for precision in (own, *narrower_precisions(own, target.chip)):
         quantities = Quantities.from_experiment(replace_precision(experiment, precision), target)
@@ -130,56 +135,56 @@ def _fitting(experiment: Experiment, target: Target) -> Iterator[PrecisionOption
 
 
 def cheapest_changes(now: PrecisionOption, fitting: list[PrecisionOption]) -> list[PrecisionOption]:
-    """The fastest of each kind of change, those that change fewest settings first.
+    """Return the fastest option of each set of changed settings, sets with fewer settings first.
 
-    Another precision, which changes what is learnt, counts as two settings.
+    Precision counts as two settings, since it changes training results.
     """
-    kinds: dict[frozenset[str], PrecisionOption] = {}
-    for each in fitting:  # the fastest come first
-        kinds.setdefault(_different(now, each), each)
+    by_settings: dict[frozenset[str], PrecisionOption] = {}
+    for each in fitting:  # each precision's candidates come fastest first
+        by_settings.setdefault(_changed_settings(now, each), each)
 
     def cost(names: frozenset[str]) -> tuple[int, float]:
-        return len(names) + (PRECISION_SETTING in names), kinds[names].best.time.step_seconds
+        return len(names) + (PRECISION_SETTING in names), by_settings[names].best.time.step_seconds
 
-    return [kinds[names] for names in sorted(kinds, key=cost)[:MAX_SUGGESTIONS]]
+    return [by_settings[names] for names in sorted(by_settings, key=cost)[:MAX_SUGGESTIONS]]
 
 
 def describe_change(now: PrecisionOption, new: PrecisionOption) -> str:
-    """A change with what it costs."""
+    """Return the flags of a change and its effect on step time."""
     cost = new.best.time.step_seconds / now.best.time.step_seconds - 1
-    rounding = "" if new.precision == now.precision else ", rounds more"
+    rounding = "" if new.precision == now.precision else ", lower precision"
     return f"{changed_flags(now, new)} ({cost:+.0%} time by estimate{rounding})"
 
 
 def changed_flags(old: PrecisionOption, new: PrecisionOption) -> str:
-    """The flags that lead from one to the other."""
-    settings, names = _settings(new), _different(old, new)
+    """Return the flags that change one option into the other."""
+    settings, names = _settings(new), _changed_settings(old, new)
     return " ".join(f"--{name} {settings[name]}" for name in settings if name in names)
 
 
 def largest_parts(size: Footprint) -> str:
-    """The three largest parts."""
+    """Return the largest memory items as text."""
     parts = {
         "weights": size.weights,
         "the optimizer's state": size.optimizer,
         "gradients": size.gradients,
-        "what is kept for the backward pass": size.residuals,
-        "the layer or loss under way": size.working_set,
+        "residuals of the forward pass": size.residuals,
+        "the working set of a layer or the loss": size.working_set,
     }
     ordered = sorted(parts, key=lambda name: -parts[name])
     return ", ".join(f"{name} ({format_bytes(parts[name])})" for name in ordered[:MAX_SUGGESTIONS])
 
 
-def _settings(way: PrecisionOption) -> dict[str, object]:
-    candidate = way.best.candidate
+def _settings(option: PrecisionOption) -> dict[str, object]:
+    candidate = option.best.candidate
     return {
         **{f"mesh.{axis}": size for axis, size in mesh_sizes(candidate.mesh).items()},
         "grad-accum-steps": candidate.grad_accum_steps,
         "model.remat": candidate.remat,
-        PRECISION_SETTING: way.precision.name,
+        PRECISION_SETTING: option.precision.name,
     }
 
 
-def _different(old: PrecisionOption, new: PrecisionOption) -> frozenset[str]:
+def _changed_settings(old: PrecisionOption, new: PrecisionOption) -> frozenset[str]:
     before, after = _settings(old), _settings(new)
     return frozenset(name for name in after if after[name] != before[name])

@@ -1,13 +1,7 @@
-"""What differentiation keeps of a forward pass, by tracing the real loss.
+"""Residuals of a forward pass (arrays saved for the backward pass), from tracing the real loss.
 
-Arrays are counted by their shapes: those whose last axis is the model's width lie whole on every
-part of the `tensor` axis, the others (heads, hidden units, scores) are cut by it.
-
-How much memory a step takes on a chip: a model fitted to what compilers reserve.
-
-The state and the batch are exact. What is reserved beside them is made of what differentiation
-keeps (traced), gradients, and what a layer and the loss work with, each times a coefficient. The
-coefficients are fitted to steps compiled for TPUs and GPUs (`bench/drills/plan.py`).
+Arrays are classified by shape: those whose last axis is the model width are replicated over the
+`tensor` axis, the others (heads, hidden units, scores) are sharded by it.
 """
 
 import dataclasses
@@ -27,38 +21,42 @@ from transformer.parameter_counts import abstract_parameters
 
 
 class Residuals(NamedTuple):
-    """Bytes."""
+    """Bytes saved for the backward pass."""
 
     replicated_per_row: int
-    """Of one row of a batch, not cut by `tensor`."""
+    """Bytes per example that `tensor` does not shard."""
     sharded_per_row: int
-    """Of one row, cut by it."""
+    """Bytes per example that `tensor` shards."""
     batch_independent: int
-    """That do not grow with the batch: weights in another dtype, gradients that the loss takes."""
+    """Bytes that do not grow with the batch: weights in another dtype, gradients taken by the loss.
+    """
 
     def bytes_per_chip(self, rows: float, tensor: int) -> float:
-        """On one chip, for its rows of a microbatch."""
+        """Return the residuals of a chip for its rows of a microbatch."""
         return rows * (self.replicated_per_row + self.sharded_per_row / tensor)
 
 
 def trace_residuals(experiment: Experiment, hardware: Hardware, remat: RematPolicy) -> Residuals:
-    """Of the experiment's model with another rematerialisation."""
+    """Trace the residuals of the experiment's model under another rematerialization policy.
+
+    Two traces, with one and two rows, separate what grows with the batch from what does not.
+    """
     model = dataclasses.replace(experiment.model, remat=remat)
     experiment = replace_kernels(dataclasses.replace(experiment, model=model), hardware)
-    once, twice = (_residuals(experiment, hardware, rows) for rows in (1, 2))
-    whole = cut = weights = 0
-    for one, two in zip(once, twice, strict=True):
+    one_row, two_rows = (_residual_arrays(experiment, hardware, rows) for rows in (1, 2))
+    replicated = sharded = batch_independent = 0
+    for one, two in zip(one_row, two_rows, strict=True):
         growth = _bytes(two) - _bytes(one)
-        weights += _bytes(one) - growth
+        batch_independent += _bytes(one) - growth
         if one.shape and one.shape[-1] == model.d_model:
-            whole += growth
+            replicated += growth
         else:
-            cut += growth
-    return Residuals(whole, cut, weights)
+            sharded += growth
+    return Residuals(replicated, sharded, batch_independent)
 
 
-def _residuals(experiment: Experiment, hardware: Hardware, rows: int) -> list[Any]:
-    """Arrays that the backward pass of so many rows is given, the weights themselves left out."""
+def _residual_arrays(experiment: Experiment, hardware: Hardware, rows: int) -> list[Any]:
+    """Return the arrays that the backward pass of `rows` examples reads, without the weights."""
     task = make_task(experiment)
     model = task.make_model(hardware, unconstrained)
     loss = task.make_loss_fn(model)

@@ -1,19 +1,19 @@
-"""The least time that a step can take: a roofline of products, memory and links.
+"""Lower bound of the step time: a roofline of compute, memory and links.
 
-Compute: the operations that are really done (what is computed again counts, masked scores too where
-they are all computed, and the optimizer's own products), at `Chip.attainable_fraction` of the peak. Memory:
-weights for each microbatch and pass, optimizer state and gradients once, and what each layer writes
-and reads between products, at `ATTAINED` of the bandwidth. Links: the bytes of `attention_traffic`, each mesh
-axis over the links that it lies on, and for each message the way round the ring. What `data` and
-`fsdp` send can go on while the chip computes; what `tensor`, `context` and `expert` send is waited
-for. What is offloaded of a forward pass goes to the host while the chip computes, and comes back
-so; an optimizer's state with the host comes and goes layer by layer when nothing else is to be
-done, and is waited for. So a step takes
+Compute: the FLOPs that are executed (recomputation, masked scores where they are materialized, the
+optimizer's own matmuls) at `Chip.attainable_fraction` of the peak. Memory: weights once per
+microbatch and pass, optimizer state and gradients once, and the residuals of each layer, at
+`ATTAINABLE_FRACTION` of the bandwidth. Links: the bytes of `train/estimate/traffic.py`, each mesh
+axis over the links it is laid on, plus the latency of each message around its ring.
 
-    max(compute, memory, data + fsdp, offloaded) + tensor + context + expert + optimizer.
+Communication of `data` and `fsdp` overlaps with compute; that of `tensor`, `context` and `expert`
+does not. Offloaded activations overlap with compute; offloaded optimizer state moves layer by layer
+at the end of the step and does not. Hence
 
-Everything at the same time is the least that it could take, one after the other the most. A
-processor's cores do all of it themselves: there it is one after the other.
+    step = max(compute, memory, data + fsdp, offloaded activations)
+         + tensor + context + expert + offloaded optimizer.
+
+A CPU does all of it with the same cores, so there the parts add up.
 """
 
 import dataclasses
@@ -28,54 +28,57 @@ from train.estimate.traffic import bytes_sent, collective_counts, tokens_per_chi
 from train.parallel.mesh import MESH_AXES
 
 OVERLAPPED_AXES = ("data", "fsdp")
-"""Axes whose messages need not be waited for."""
+"""Mesh axes whose communication overlaps with compute."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step."""
+    """Seconds of one step by resource."""
 
     compute_seconds: float
     memory_seconds: float
     link_seconds: dict[str, float]
-    """By mesh axis."""
+    """Communication by mesh axis."""
     model_flops: float
-    """Of all chips together: forward and backward once, causal scores counted as causal."""
+    """Model FLOPs of all chips: forward and backward without recomputation, visible scores only."""
     peak_flops_per_second: float
-    """Operations a second of all chips together, in the dtype of products."""
+    """Peak of all chips together, in the compute dtype."""
     host_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    """To the memory of the host and back, by what."""
+    """Transfers to host memory and back: `activations`, `optimizer`."""
     overlaps: bool = True
-    """Whether products, memory and messages can go on beside each other."""
+    """True if compute, memory and communication overlap."""
 
     @property
     def step_seconds(self) -> float:
-        """The least that the roofline allows: `train/estimate/published.py` says what to expect."""
+        """Return the roofline bound; `train/estimate/published.py` gives the expected time."""
+        # XLA's scheduler hides the weight gathers and gradient sums of `data` and `fsdp` behind the
+        # matmuls of other layers. The activations of `tensor`, `context` and `expert` are the
+        # input of the next matmul.
         hidden = sum(self.link_seconds.get(axis, 0.0) for axis in OVERLAPPED_AXES)
         waited = sum(self.link_seconds.values()) - hidden
-        parts = (
+        concurrent = (
             self.compute_seconds,
             self.memory_seconds,
             hidden,
             self.host_seconds.get("activations", 0.0),
         )
         waited += self.host_seconds.get("optimizer", 0.0)
-        return (max(parts) if self.overlaps else sum(parts)) + waited
+        return (max(concurrent) if self.overlaps else sum(concurrent)) + waited
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilization (Chowdhery et al. 2022) at the time of `step`: a bound."""
+        """Return the model FLOPs utilization (Chowdhery et al. 2022) at the bound."""
         return self.model_flops / (self.step_seconds * self.peak_flops_per_second)
 
     @property
     def overlapped_seconds(self) -> float:
-        """If all went on at the same time."""
+        """Return the time with everything overlapped."""
         moved = sum(self.link_seconds.values()), sum(self.host_seconds.values())
         return max(self.compute_seconds, self.memory_seconds, *moved)
 
     @property
     def sequential_seconds(self) -> float:
-        """If nothing did."""
+        """Return the time with nothing overlapped."""
         return (
             self.compute_seconds
             + self.memory_seconds
@@ -85,10 +88,10 @@ class StepTime:
 
 
 def estimate_step_time(quantities: Quantities, candidate: Candidate) -> StepTime:
-    """The estimate for one candidate."""
+    """Return the roofline of one candidate."""
     chip = quantities.target.chip
     tokens = quantities.batch_size * quantities.sequence_length
-    each = (
+    tokens_of_matmuls = (
         tokens_per_chip(quantities, candidate)
         / quantities.sequences_per_example
         / candidate.mesh.tensor
@@ -96,11 +99,11 @@ def estimate_step_time(quantities: Quantities, candidate: Candidate) -> StepTime
     volumes, counts = bytes_sent(quantities, candidate), collective_counts(quantities, candidate)
     rings = {axis: axis_ring(quantities.target, candidate, axis) for axis in volumes}
     return StepTime(
-        compute_seconds=each
-        * _operations(quantities, candidate)
+        compute_seconds=tokens_of_matmuls
+        * _train_flops_per_token(quantities, candidate)
         / (quantities.peak_flops_per_second * chip.attainable_fraction)
-        + _update(quantities, candidate),
-        memory_seconds=_moved(quantities, candidate)
+        + _optimizer_seconds(quantities, candidate),
+        memory_seconds=_memory_traffic(quantities, candidate)
         / (chip.memory_bandwidth * ATTAINABLE_FRACTION),
         link_seconds={
             axis: size / rings[axis].bandwidth + counts[axis] * rings[axis].round_latency
@@ -110,85 +113,94 @@ def estimate_step_time(quantities: Quantities, candidate: Candidate) -> StepTime
         peak_flops_per_second=quantities.peak_flops_per_second * quantities.target.num_chips,
         host_seconds={
             what: size / (chip.host_bandwidth * ATTAINABLE_FRACTION)
-            for what, size in _fetched(quantities, candidate).items()
+            for what, size in _host_traffic(quantities, candidate).items()
         },
         overlaps=chip.platform != "cpu",
     )
 
 
-def _operations(quantities: Quantities, candidate: Candidate) -> float:
-    """Of one token, forward and backward, with what is computed again."""
+def _train_flops_per_token(quantities: Quantities, candidate: Candidate) -> float:
+    """Return FLOPs of one token, forward and backward, recomputation included."""
     flops = quantities.token_flops
     scores = flops.scores if quantities.computes_all_scores else flops.scores_causal
-    again = {
+    # FLOPs of one more forward pass, as far as the policy discards it. `dots` saves the outputs of
+    # weight matmuls, so only scores are recomputed.
+    recomputed = {
         "none": 0.0,
         "dots": scores,
         "offload": scores,
         "full": flops.projections + flops.feed_forward + scores,
     }
     forward = flops.projections + flops.feed_forward + scores + flops.vocabulary
-    return 3 * forward + again[candidate.remat]
+    return 3 * forward + recomputed[candidate.remat]
 
 
-def _update(quantities: Quantities, candidate: Candidate) -> float:
-    """Seconds of the optimizer's own products: in float32, of a chip's part of the weights."""
+def _optimizer_seconds(quantities: Quantities, candidate: Candidate) -> float:
+    """Return seconds of the optimizer's own float32 matmuls on a chip's part of the weights."""
     mesh = candidate.mesh
     chip = quantities.target.chip
     speed = chip.peak_flops_per_second("float32") * chip.attainable_fraction
     return quantities.optimizer_flops / (mesh.fsdp * mesh.tensor * mesh.expert) / speed
 
 
-def _moved(quantities: Quantities, candidate: Candidate) -> float:
-    """Bytes between a chip and its memory."""
+def _memory_traffic(quantities: Quantities, candidate: Candidate) -> float:
+    """Return the bytes between a chip and its memory."""
     mesh = candidate.mesh
     state = quantities.state_bytes(mesh)
     passes = 3 if candidate.remat == "full" else 2
     weights = (
         quantities.layer_parameters + quantities.other_parameters
     ) * quantities.compute_itemsize
-    a_pass = weights / (mesh.tensor * mesh.expert)
-    between = quantities.residuals("none").bytes_per_chip(1, mesh.tensor)
-    rows = tokens_per_chip(quantities, candidate) / (
+    weights_per_pass = weights / (mesh.tensor * mesh.expert)
+    residuals_per_row = quantities.residuals("none").bytes_per_chip(1, mesh.tensor)
+    rows = _rows_per_chip(quantities, candidate)
+    accesses = 3 if candidate.remat == "full" else 2  # written and read; written again by `full`
+    update = 2 * (state.weights + state.optimizer + state.other) + 2 * state.gradients
+    return (
+        candidate.grad_accum_steps * passes * weights_per_pass
+        + accesses * rows * residuals_per_row
+        + update
+    )
+
+
+def _rows_per_chip(quantities: Quantities, candidate: Candidate) -> float:
+    """Return the examples that one chip processes in a step, over all microbatches."""
+    return tokens_per_chip(quantities, candidate) / (
         quantities.sequence_length * quantities.sequences_per_example
     )
-    times = 3 if candidate.remat == "full" else 2  # written, and read; again where computed again
-    updated = 2 * (state.weights + state.optimizer + state.other) + 2 * state.gradients
-    return candidate.grad_accum_steps * passes * a_pass + times * rows * between + updated
 
 
-def _fetched(quantities: Quantities, candidate: Candidate) -> dict[str, float]:
-    """Bytes to the memory of the host and back, by what."""
+def _host_traffic(quantities: Quantities, candidate: Candidate) -> dict[str, float]:
+    """Return the bytes to host memory and back, for `activations` and `optimizer`."""
     mesh = candidate.mesh
-    found = {}
+    traffic = {}
     if candidate.remat == "offload":
-        rows = tokens_per_chip(quantities, candidate) / (
-            quantities.sequence_length * quantities.sequences_per_example
-        )
+        rows = _rows_per_chip(quantities, candidate)
         dots, full = (
             quantities.residuals(each).bytes_per_chip(rows, mesh.tensor)
             for each in ("dots", "full")
         )
-        found["activations"] = 2 * (dots - full)
+        traffic["activations"] = 2 * (dots - full)
     if mesh.optimizer_placement == "host":
-        found["optimizer"] = 2.0 * quantities.state_bytes(mesh).optimizer
-    return found
+        traffic["optimizer"] = 2.0 * quantities.state_bytes(mesh).optimizer
+    return traffic
 
 
 class Ring(NamedTuple):
-    """What a mesh axis lies on."""
+    """Links under a mesh axis."""
 
     bandwidth: float
-    """Bytes a second that a chip sends."""
+    """Bytes per second that a chip sends."""
     round_latency: float
-    """Seconds once round."""
+    """Seconds of one trip around the ring."""
 
 
 def axis_ring(target: Target, candidate: Candidate, axis: str) -> Ring:
-    """Where an axis of a mesh lies on a target's links.
+    """Return the links under an axis of a mesh.
 
-    The last axis of a mesh lies on the nearest chips. On a torus an axis has the links of as many
-    dimensions as it fills, and messages go both ways round. GPUs of one host reach each other
-    alike; a ring through several hosts goes through the network, with as many cards as it has GPUs
+    The last axis of a mesh is laid on the nearest chips. On a torus an axis has the links of all
+    dimensions that it fills, and messages travel both ways around. GPUs of one host are directly
+    connected; a ring over several hosts uses the network, with one network card per GPU of the ring
     in each host.
     """
     chip, parts = target.chip, getattr(candidate.mesh, axis)
@@ -196,23 +208,30 @@ def axis_ring(target: Target, candidate: Candidate, axis: str) -> Ring:
         getattr(candidate.mesh, name) for name in MESH_AXES[MESH_AXES.index(axis) + 1 :]
     )
     if chip.torus_dimensions:
-        filled = _filled(target.shape, inner, parts)
+        # Both ways around: a message crosses at most half of each filled dimension.
+        filled = _filled_dimensions(target.shape, inner, parts)
         return Ring(
             chip.link_bandwidth_per_dimension * len(filled), chip.hop_latency * sum(filled) / 2
         )
     if inner * parts <= chip.chips_per_host:
         return Ring(chip.link_bandwidth, chip.hop_latency)
-    cards = max(1, chip.chips_per_host // inner)
+    # A ring has chips_per_host // inner GPUs in each host, each with a network card of its own.
+    network_cards = max(1, chip.chips_per_host // inner)
     hosts = inner * parts / chip.chips_per_host
-    return Ring(min(chip.link_bandwidth, chip.network_bandwidth * cards), chip.hop_latency * hosts)
+    return Ring(
+        min(chip.link_bandwidth, chip.network_bandwidth * network_cards), chip.hop_latency * hosts
+    )
 
 
-def _filled(shape: tuple[int, ...], inner: int, parts: int) -> list[int]:
-    """The dimensions of the torus that an axis fills, when `inner` chips within are taken."""
-    left = [size for size in sorted(shape) if size > 1]
-    while left and inner >= left[0]:
-        inner //= left.pop(0)
+def _filled_dimensions(shape: tuple[int, ...], inner: int, parts: int) -> list[int]:
+    """Return the torus dimensions that an axis of size `parts` fills.
+
+    The `inner` chips of the axes after it occupy the smallest dimensions.
+    """
+    free = [size for size in sorted(shape) if size > 1]
+    while free and inner >= free[0]:
+        inner //= free.pop(0)
     filled: list[int] = []
-    while left and math.prod(filled) < parts:
-        filled.append(left.pop(0))
+    while free and math.prod(filled) < parts:
+        filled.append(free.pop(0))
     return filled or [parts]

@@ -1,11 +1,4 @@
-"""Which forms of attention a step takes on its target.
-
-One way of training an experiment on a target: what a search goes through.
-
-Every way of cutting a step for a target, ranked by the estimates.
-
-`fit --mesh auto`: the mesh that a plan for the devices that are here would take.
-"""
+"""Search over meshes, rematerialization policies and microbatches, ranked by the estimates."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -25,11 +18,11 @@ from transformer.attention.config import AttentionConfig
 from transformer.layers.config import MoEConfig
 
 MIN_CONTEXT_PARALLEL_LENGTH = 8192
-"""Tokens from which on it is tried to cut sequences."""
+"""Sequence length from which on the search tries context parallelism."""
 
 
 MEMORY_MARGIN = 0.05
-"""Share of a chip's memory that is left free: the estimate is none too exact."""
+"""Fraction of a chip's memory that is left free, since the estimate is not exact."""
 
 
 class RankedCandidate(NamedTuple):
@@ -42,9 +35,10 @@ class RankedCandidate(NamedTuple):
 
     @property
     def sort_key(self) -> tuple[bool, float, float, int]:
-        """What fits first: the fastest of it, and of those alike the one with least to overlap.
+        """Return the key of the ranking: fitting candidates first.
 
-        Of what does not fit the smallest.
+        Fitting candidates are ordered by step time, then by the time without overlap. Others are
+        ordered by memory, smallest first.
         """
         time, size = self.time, self.footprint.total
         return (
@@ -55,39 +49,47 @@ class RankedCandidate(NamedTuple):
 
 
 def search_candidates(quantities: Quantities) -> list[RankedCandidate]:
-    """All candidates that divide, the best first. Raises UsageError if none does."""
-    found, problems = [], []
-    asked = quantities.experiment.model.remat
-    policies = SEARCHED_REMAT if asked in SEARCHED_REMAT else (*SEARCHED_REMAT, asked)
+    """Return all candidates, best first. Raises UsageError if no mesh divides the model."""
+    ranked, problems = [], []
+    own = quantities.experiment.model.remat
+    policies = SEARCHED_REMAT if own in SEARCHED_REMAT else (*SEARCHED_REMAT, own)
     for mesh in candidate_meshes(quantities):
+        # Shapes alone decide whether the mesh divides the model, so check before any estimate.
         try:
             quantities.state_bytes(mesh)
         except UsageError as error:
             problems.append(str(error))
             continue
         for remat in policies:
-            for accumulate in _microbatches(quantities, mesh):
-                found.append(rank_candidate(quantities, Candidate(mesh, remat, accumulate)))
-    if not found:
+            for steps in _accumulation_steps(quantities, mesh):
+                ranked.append(rank_candidate(quantities, Candidate(mesh, remat, steps)))
+    if not ranked:
         setting, rows = quantities.experiment.row_multiple
-        why = problems[0] if problems else f"{setting} {rows}: has too few rows to cut"
+        why = (
+            problems[0]
+            if problems
+            else f"{setting} {rows}: has too few rows to divide among the chips"
+        )
         raise UsageError(f"target {quantities.target.name}: no mesh divides the model ({why})")
-    return sorted(found, key=lambda each: each.sort_key)
+    return sorted(ranked, key=lambda each: each.sort_key)
 
 
 def rank_candidate(quantities: Quantities, candidate: Candidate) -> RankedCandidate:
-    """One candidate with its estimates. Raises UsageError if its mesh does not divide the model."""
+    """Return a candidate with its estimates.
+
+    Raises UsageError if its mesh does not divide the model.
+    """
     size = estimate_footprint(quantities, candidate)
     fits = size.total <= quantities.target.memory_bytes * (1 - MEMORY_MARGIN)
     return RankedCandidate(candidate, size, estimate_step_time(quantities, candidate), fits)
 
 
 def candidate_meshes(quantities: Quantities) -> Iterator[MeshConfig]:
-    """Every mesh over all chips of the target that divides the batch and the heads."""
+    """Yield every mesh over all chips of the target that divides the sequence and the experts."""
     count = quantities.target.num_chips
     for tensor in _divisors(count):
-        for context in _contexts(quantities, count // tensor):
-            for expert in _experts(quantities, count // tensor // context):
+        for context in _context_sizes(quantities, count // tensor):
+            for expert in _expert_sizes(quantities, count // tensor // context):
                 rest = count // (tensor * context * expert)
                 for fsdp in _divisors(rest):
                     yield dataclasses.replace(
@@ -100,44 +102,47 @@ def candidate_meshes(quantities: Quantities) -> Iterator[MeshConfig]:
                     )
 
 
-def _contexts(quantities: Quantities, most: int) -> list[int]:
-    """How sequences may be cut: long ones, where attention can go round a ring."""
+def _context_sizes(quantities: Quantities, limit: int) -> list[int]:
+    """Return the sizes of the `context` axis.
+
+    Only long sequences are split, and only if every mixer is attention, which supports a ring.
+    """
     model = quantities.experiment.model
-    rings = all(isinstance(block.mixer, AttentionConfig) for block in model.layer_pattern)
+    supports_ring = all(isinstance(block.mixer, AttentionConfig) for block in model.layer_pattern)
     if (
         quantities.sequence_length < MIN_CONTEXT_PARALLEL_LENGTH
-        or not rings
+        or not supports_ring
         or model.encoder is not None
     ):
         return [1]
-    return [size for size in _divisors(most) if quantities.sequence_length % (2 * size) == 0]
+    # Causal ring attention gives each device an early and a late chunk: 2 chunks per device.
+    return [size for size in _divisors(limit) if quantities.sequence_length % (2 * size) == 0]
 
 
-def _experts(quantities: Quantities, most: int) -> list[int]:
+def _expert_sizes(quantities: Quantities, limit: int) -> list[int]:
+    """Return the sizes of the `expert` axis: common divisors of the numbers of experts."""
     counts = [
         block.feed_forward.num_experts
         for block in quantities.experiment.model.layer_pattern
         if isinstance(block.feed_forward, MoEConfig)
     ]
-    return [size for size in _divisors(most) if all(count % size == 0 for count in counts or [1])]
+    return [size for size in _divisors(limit) if all(count % size == 0 for count in counts or [1])]
 
 
-def _microbatches(quantities: Quantities, mesh: MeshConfig) -> list[int]:
-    """Numbers of microbatches: those that leave every chip whole rows."""
+def _accumulation_steps(quantities: Quantities, mesh: MeshConfig) -> list[int]:
+    """Return the numbers of microbatches that leave every chip whole rows."""
     _, rows = quantities.experiment.row_multiple
     parts = mesh.data * mesh.fsdp * mesh.expert
     if rows % parts:
         return []
-    return [count for count in _divisors(rows // parts) if _accumulates(quantities, count)]
+    return [count for count in _divisors(rows // parts) if _can_accumulate(quantities, count)]
 
 
-def _accumulates(quantities: Quantities, count: int) -> bool:
-    """Whether the experiment may be trained in so many microbatches."""
+def _can_accumulate(quantities: Quantities, count: int) -> bool:
+    """Return True if the experiment is valid with `count` microbatches."""
     try:
         dataclasses.replace(quantities.experiment, grad_accum_steps=count)
-    except ValueError:
-        return False
-    except UsageError:
+    except (UsageError, ValueError):
         return False
     return True
 
@@ -147,15 +152,15 @@ def _divisors(number: int) -> list[int]:
 
 
 def with_best_mesh(experiment: Experiment, target: Target) -> tuple[Experiment, Candidate]:
-    """The experiment on the fastest mesh that fits with its own other settings.
+    """Return the experiment on the fastest mesh that fits, for `fit --mesh auto`.
 
-    If none does, rematerialisation and microbatches are chosen too. Raises UsageError if no mesh
-    divides the model.
+    Other settings stay. If no mesh fits with them, rematerialization and microbatches change too.
+    Raises UsageError if no mesh divides the model.
     """
     quantities = Quantities.from_experiment(
         resolve_precision(resolve_sizes(experiment)[0], target.hardware), target
     )
-    best = _best(experiment, search_candidates(quantities))
+    best = _best_like(experiment, search_candidates(quantities))
     return dataclasses.replace(
         experiment,
         mesh=best.candidate.mesh,
@@ -164,7 +169,7 @@ def with_best_mesh(experiment: Experiment, target: Target) -> tuple[Experiment, 
     ), best.candidate
 
 
-def _best(experiment: Experiment, every: list[RankedCandidate]) -> RankedCandidate:
+def _best_like(experiment: Experiment, ranked: list[RankedCandidate]) -> RankedCandidate:
     own = (experiment.model.remat, experiment.grad_accum_steps)
-    as_asked = [each for each in every if each.candidate[1:] == own and each.fits]
-    return (as_asked or every)[0]
+    unchanged = [each for each in ranked if each.candidate[1:] == own and each.fits]
+    return (unchanged or ranked)[0]

@@ -1,4 +1,4 @@
-"""A description as tables, for people."""
+"""Print a description as tables for people."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -11,17 +11,19 @@ if TYPE_CHECKING:
 
     from train.estimate.description import Description
 
+
 PART_TITLES = {"feed_forward": "feed-forward"}
+"""Titles of parameter groups that differ from their names."""
 
 
 def print_description(description: "Description", console: "Console | None" = None) -> None:
-    """Prints all tables."""
+    """Print all tables of a description."""
     from rich.console import Console
 
     console = console or Console(highlight=False)
     config = description.config
     console.print(
-        f"{config.num_layers} layers of width {config.d_model:,}, {config.vocab_size:,} words, "
+        f"{config.num_layers} layers of width {config.d_model:,}, {config.vocab_size:,} tokens, "
         f"precision {config.precision.name}\n",
         style="bold",
     )
@@ -45,9 +47,9 @@ def _parameter_table(description: "Description") -> Iterable["RenderableType"]:
     table.add_row("total", f"{parameters.total:,}", "", style="bold")
     table.add_row(f"padding of {config.padded_vocab_size:,} rows", f"{parameters.padding:,}")
     if parameters.inactive:
-        table.add_row("that one token meets, of all experts", f"{parameters.active:,}")
+        table.add_row("active per token, of all experts", f"{parameters.active:,}")
     if parameters.task_heads:
-        table.add_row("heads of the task, not counted", f"{parameters.task_heads:,}")
+        table.add_row("task heads, not counted", f"{parameters.task_heads:,}")
     estimate = f"{description.parameter_estimate / parameters.total:.1%}"
     table.add_row("12 L D² + V D, for comparison", f"{description.parameter_estimate:,}", estimate)
     yield table
@@ -57,7 +59,7 @@ def _flops_table(description: "Description") -> Iterable["RenderableType"]:
     own = description.flops[0]
     lengths = sorted(description.flops, key=lambda each: each.sequence_length)
     columns = ("projections", "scores", "causal", "feed-\nforward", "logits", "total", "training")
-    table = new_table("Operations a token, forward", "T", *columns)
+    table = new_table("FLOPs per token, forward", "T", *columns)
     for each in lengths:
         total = each.total(causal=False)
         counts = (
@@ -73,16 +75,17 @@ def _flops_table(description: "Description") -> Iterable["RenderableType"]:
         table.add_row(f"{each.sequence_length:,}", *map(format_count, counts), style=style)
     yield table
     yield (
-        "[dim]Scores are of the keys that each query's pattern holds, with full attention all T; "
-        "causal: of those that a causal mask leaves, (T + 1) / 2. The totals take the former. "
+        "[dim]Scores count all keys of each query's pattern, T with full attention; causal scores "
+        "count the keys that a causal mask leaves, (T + 1) / 2 on average. Totals use the former. "
         "Training is three times forward: with causal "
         f"scores {format_count(3 * own.total(causal=True))} at T = {own.sequence_length:,}; "
         f"by 6 N + 12 L D T, {format_count(description.training_flops_estimate)}.[/dim]"
     )
-    share = description.parameters.by_part["feed_forward"] / description.parameters.total
+    fraction = description.parameters.by_part["feed_forward"] / description.parameters.total
     yield (
-        f"[dim]Feed-forward has {share:.0%} of the parameters and {own.feed_forward_fraction():.0%} "
-        f"of the layers' operations at T = {own.sequence_length:,}.[/dim]"
+        f"[dim]Feed-forward has {fraction:.0%} of the parameters and "
+        f"{own.feed_forward_fraction():.0%} of the layers' FLOPs at "
+        f"T = {own.sequence_length:,}.[/dim]"
     )
     if own.uncounted:
         yield f"[dim]Not counted: the scores of {', '.join(own.uncounted)}.[/dim]"
@@ -92,8 +95,8 @@ def _decoding_table(description: "Description") -> Iterable["RenderableType"]:
     if not description.decoding_costs:
         return
     own = description.decoding_costs[0]
-    batch = f"a byte,\nbatch {LARGE_BATCH}"
-    columns = ("cache,\na token", "cache", "weights", "operations", "a byte", batch)
+    large = f"per byte,\nbatch {LARGE_BATCH}"
+    columns = ("cache,\nper token", "cache", "weights", "FLOPs", "per byte", large)
     after = f"Decoding after {own.context_length:,} tokens"
     if own.source_length:
         after += f", from a source of {own.source_length:,}"
@@ -114,18 +117,18 @@ def _decoding_table(description: "Description") -> Iterable["RenderableType"]:
     yield table
     if own.source_length:
         heads = (
-            " Key-value heads: of its own tokens, then of the source." if own.num_kv_heads else ""
+            " Key-value heads: self attention, then cross attention." if own.num_kv_heads else ""
         )
         yield (
-            "[dim]The cache is of the tokens written, and of the source, of which it has "
-            f"{format_bytes(own.cache_bytes_per_source_token)} a token in this model. Weights and "
-            "operations are those of a step: the decoder's, less what is done once for a source, "
-            f"and the output table; of look-up tables a row.{heads}[/dim]"
+            "[dim]The cache holds the generated tokens and the source, which takes "
+            f"{format_bytes(own.cache_bytes_per_source_token)} per source token. Weights and FLOPs "
+            "are those of one step: the decoder without the work done once per source, the output "
+            f"table, and one row of each lookup table.{heads}[/dim]"
         )
     traffic = description.attention_traffic
     if traffic.plain:
         yield (
-            f"[dim]Attention of a forward pass moves {format_bytes(traffic.plain)} a token in plain "
-            f"form (scores and weights each written and read), {format_bytes(traffic.flash)} in a "
-            "flash kernel.[/dim]"
+            f"[dim]Attention of a forward pass moves {format_bytes(traffic.plain)} per token with "
+            "materialized scores (scores and weights written and read), "
+            f"{format_bytes(traffic.flash)} in a flash kernel.[/dim]"
         )

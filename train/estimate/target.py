@@ -1,4 +1,4 @@
-"""Hardware by name, whether it is here or not: `v5p:8x8x16`, `h200:8`, `here`."""
+"""Hardware targets by name, present or not: `v5p:8x8x16`, `h200:8`, `here`."""
 
 import dataclasses
 import importlib.resources
@@ -26,11 +26,11 @@ SMALL_SLICES = {
     "v5e": ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
     "v6e": ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
 }
-"""Slices that are no whole cubes of 4 x 4 x 4; of the flat kinds, all there are."""
+"""TPU slices smaller than a 4 x 4 x 4 cube; for two-dimensional kinds, all slices."""
 
 
 USABLE_GPU_MEMORY = 0.92
-"""Share of a GPU's memory that a program can have: the rest is the driver's and the libraries'."""
+"""Fraction of a GPU's memory that a program can use; driver and libraries take the rest."""
 
 
 ABSENT_HARDWARE_ENVIRONMENT = {
@@ -41,44 +41,46 @@ ABSENT_HARDWARE_ENVIRONMENT = {
     },
     "gpu": {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
 }
-"""What compilers look for on a machine that has none of their hardware, and complain of on standard
-error: libtpu asks its cloud what machine this is, the plugin for CUDA looks for a driver. What they
-are told makes no difference, for what they compile for is described to them.
-"""
+"""Variables that keep compilers from probing for hardware that is absent, and from warning about
+it. libtpu queries the cloud for its machine type and the CUDA plugin looks for a driver. The values
+have no effect on the result: the target is described to the compiler explicitly."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Some chips of one kind."""
+    """A number of chips of one kind."""
 
     name: str
     chip: Chip
     shape: tuple[int, ...]
-    """Of a TPU slice, its chips in each dimension; of others, their number."""
+    """Chips in each dimension of a TPU slice; for other platforms their number."""
     is_local: bool = False
-    """Whether it is the devices of this process."""
+    """True for the devices of this process."""
 
     @property
     def num_chips(self) -> int:
-        """Chips."""
+        """Return the number of chips."""
         return math.prod(self.shape)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that a program can have on one chip."""
+        """Return the bytes that a program can use on one chip."""
         share = USABLE_GPU_MEMORY if self.chip.platform == "gpu" and not self.is_local else 1.0
         return int(self.chip.memory_bytes * share)
 
     @property
     def hardware(self) -> Hardware:
-        """As a model sees it."""
+        """Return the target as a model sees it."""
         return Hardware(
             self.chip.platform, self.chip.device_kind, self.num_chips, self.chip.compute_capability
         )
 
 
 def parse_target(text: str) -> Target:
-    """The target of a name. Raises UsageError, with those there are, if there is no such."""
+    """Return the target of a name.
+
+    Raises UsageError, with the known names, for an unknown target.
+    """
     kind, _, shape = text.lower().partition(":")
     if text == "here":
         return local_target()
@@ -89,16 +91,18 @@ def parse_target(text: str) -> Target:
         )
     chip = CHIPS[kind]
     sizes = _sizes(text, shape)
-    _answer_beforehand(chip.platform)
+    _silence_absent_hardware(chip.platform)
     if chip.platform == "gpu":
         return Target(text, chip, _gpus(text, chip, sizes))
     if not _is_slice(chip, sizes):
-        raise UsageError(f"target {text}: is no slice of {chip.device_kind}; {_known_slices(chip)}")
+        raise UsageError(
+            f"target {text}: is not a slice of {chip.device_kind}; {_known_slices(chip)}"
+        )
     return Target(text, chip, sizes)
 
 
 def local_target(clock: Clock = time.perf_counter) -> Target:
-    """The devices of this process."""
+    """Return the devices of this process as a target."""
     hardware = local_hardware()
     return Target("here", local_chip(jax.devices()[0], clock), (hardware.count,), is_local=True)
 
@@ -111,19 +115,20 @@ def _sizes(text: str, shape: str) -> tuple[int, ...]:
     return tuple(int(size) for size in shape.split("x"))
 
 
-def _answer_beforehand(platform: str) -> None:
-    """Sets the variables of `ELSEWHERE`, unless such hardware is here; JAX reads them once."""
+def _silence_absent_hardware(platform: str) -> None:
+    """Set `ABSENT_HARDWARE_ENVIRONMENT` unless the platform is present. JAX reads it once."""
     if guess_platform() != platform:
         for name, value in ABSENT_HARDWARE_ENVIRONMENT[platform].items():
             os.environ.setdefault(name, value)
 
 
 def _gpus(text: str, chip: Chip, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """One host with some of its GPUs, or whole hosts."""
+    """Return the shape of part of one host, or of whole hosts."""
     count = math.prod(sizes)
     if count < 1 or (count > chip.chips_per_host and count % chip.chips_per_host):
         raise UsageError(
-            f"target {text}: give up to {chip.chips_per_host} GPUs, or a multiple of {chip.chips_per_host}"
+            f"target {text}: give up to {chip.chips_per_host} GPUs, or a multiple of "
+            f"{chip.chips_per_host}"
         )
     return (count,)
 
@@ -138,16 +143,17 @@ def _is_slice(chip: Chip, sizes: tuple[int, ...]) -> bool:
 
 def _known_slices(chip: Chip) -> str:
     small = ", ".join("x".join(map(str, sizes)) for sizes in SMALL_SLICES[chip.name])
+    # A slice of a two-dimensional torus is one of the listed shapes.
     if chip.torus_dimensions == 2:
         return f"give one of {small}"
     most = "x".join(map(str, chip.largest_slice))
-    return f"give one of {small}, or three multiples of 4 that do not fall (4x4x8), up to {most}"
+    return f"give one of {small}, or three non-decreasing multiples of 4 (4x4x8), up to {most}"
 
 
 def target_devices(target: Target) -> Sequence[Any]:
-    """Devices to compile for, which need not be there.
+    """Return devices to compile for, present or not.
 
-    Raises UserError if the compiler for them is not installed.
+    Raises UserError if their compiler is not installed.
     """
     if target.is_local:
         return jax.devices()
@@ -164,16 +170,16 @@ def target_devices(target: Target) -> Sequence[Any]:
         name = f"{target.chip.name}x{target.num_chips}"
         settings = {
             "topology": f"1x{hosts}x{target.num_chips // hosts}",
-            "target_config": _description(target.chip),
+            "target_config": _gpu_description(target.chip),
         }
     try:
-        jax.devices()  # finds the plugins
+        jax.devices()  # loads the plugins
         platform = "tpu" if target.chip.platform == "tpu" else "cuda"
         found = topologies.get_topology_desc(name, platform, **settings)
     except Exception as error:
         why = " ".join(str(error).split())[:200]
         raise UserError(
-            f"target {target.name}: its compiler cannot make it ({why}); "
+            f"target {target.name}: its compiler cannot describe it ({why}); "
             "upgrade the compiler, or give another size"
         ) from error
     devices: Sequence[Any] = found.devices
@@ -181,29 +187,29 @@ def target_devices(target: Target) -> Sequence[Any]:
 
 
 COMPILER_PACKAGES = {"tpu": ("libtpu", "tpu"), "gpu": ("jax_cuda13_plugin", "cuda13")}
-"""The package that has the compiler of a platform, and what JAX calls it as an extra."""
+"""Package that has the compiler of a platform, and the extra of JAX that installs it."""
 
 
 ALTERNATIVE_PACKAGES = {"jax_cuda13_plugin": "jax_cuda12_plugin"}
-"""Packages that do as well, such as the one that Colab has."""
+"""Packages that serve as well, such as the one on Colab."""
 
 
 def require_compiler(target: Target) -> None:
-    """Raises UserError if the compiler for a target is not installed."""
+    """Raise UserError if the compiler for a target is not installed."""
     if target.is_local:
         return
     package, extra = COMPILER_PACKAGES[target.chip.platform]
     known = (package, ALTERNATIVE_PACKAGES.get(package, package))
     if not any(map(importlib.util.find_spec, known)):
         raise UserError(
-            f"target {target.name}: needs the compiler for {target.chip.device_kind} ({package}), which "
-            f"is not installed; pip install 'jax[{extra}]', or --compile-best 0 for the estimate "
-            "alone"
+            f"target {target.name}: needs the compiler for {target.chip.device_kind} "
+            f"({package}), which is not installed; pip install 'jax[{extra}]', or "
+            "--compile-best 0 for estimates only"
         )
 
 
-def _description(chip: Chip) -> str:
-    """What XLA wants to know of a GPU."""
+def _gpu_description(chip: Chip) -> str:
+    """Return XLA's description of a GPU, a text protocol buffer."""
     folder = importlib.resources.files("train.estimate") / "targets"
     return (folder / f"{chip.name}.txtpb").read_text()
 

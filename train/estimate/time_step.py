@@ -1,7 +1,4 @@
-"""The devices of this process as a chip: known by their name, or measured in a second.
-
-The real step on the devices that are here, to hold the estimate of its time against.
-"""
+"""Measure the compiled step on the local devices, to compare with the estimate."""
 
 import time
 from typing import Any
@@ -15,7 +12,7 @@ from train.estimate.local_chip import Clock
 from train.experiment import Experiment
 
 TIMED_STEPS = 3
-"""Steps that are timed, after one that is not."""
+"""Steps that are timed, after one warm-up step."""
 
 
 def time_step(
@@ -24,9 +21,9 @@ def time_step(
     steps: int = TIMED_STEPS,
     clock: Clock = time.perf_counter,
 ) -> float:
-    """The fastest of some steps, from a state and a batch made for it.
+    """Return the seconds of the fastest of several steps on a random batch.
 
-    The fastest, as of what the speed of a processor is taken from: others may be at work.
+    The minimum, not the mean: other processes may use the machine.
     """
     engine = compiled.engine
     state: Any = engine.init()
@@ -34,26 +31,28 @@ def time_step(
     seconds = []
     for _ in range(1 + steps):
         jax.block_until_ready((state, batch))
-        begun = clock()
+        start = clock()
         state, _ = jax.block_until_ready(compiled.program(state, batch))
-        seconds.append(clock() - begun)
+        seconds.append(clock() - start)
     return min(seconds[1:])
 
 
 def random_batch(experiment: Experiment) -> dict[str, np.ndarray]:
-    """This host's rows of a batch: tokens by chance, nothing padded."""
+    """Return this host's rows of a batch: random tokens without padding."""
     rows = max_batch_shape(experiment)[0] // jax.process_count()
-    drawn = np.random.default_rng(0)
-    most = experiment.task.num_labels or experiment.model.vocab_size
+    generator = np.random.default_rng(0)
+    num_tokens = experiment.task.num_labels or experiment.model.vocab_size
     return {
-        name: _filled(name, leaf, most, drawn)
+        name: _random_field(name, leaf, num_tokens, generator)
         for name, leaf in unsharded_batch_shapes(experiment, rows).items()
     }
 
 
-def _filled(name: str, leaf: Any, most: int, drawn: np.random.Generator) -> np.ndarray:
+def _random_field(
+    name: str, leaf: Any, num_tokens: int, generator: np.random.Generator
+) -> np.ndarray:
     if name in ("positions", "examples"):
         return np.broadcast_to(np.arange(leaf.shape[-1], dtype=leaf.dtype), leaf.shape)
     if name in ("segments", "source_segments", "weights"):
         return np.ones(leaf.shape, leaf.dtype)
-    return drawn.integers(most, size=leaf.shape).astype(leaf.dtype)
+    return generator.integers(num_tokens, size=leaf.shape).astype(leaf.dtype)

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Optimizers, learning-rate schedules and the dynamic loss scale."""

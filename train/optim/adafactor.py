@@ -1,7 +1,11 @@
-"""Adafactor (Shazeer and Stern 2018).
+"""Adafactor (Shazeer and Stern 2018): second moments of a matrix as row and column means.
 
-optax's takes an array's two longest axes for rows and columns, and a stack of layers for one
-matrix. Here the names of the axes tell, and each layer is scaled on its own.
+For a matrix, the mean of squared gradients is approximated by the product of its row means and
+column means (algorithm 4), so that the state grows with rows + columns instead of rows * columns.
+There is no momentum.
+
+optax's implementation takes an array's two longest axes for rows and columns, and a stack of layers
+for one matrix. This one goes by logical axes, and treats each layer on its own.
 """
 
 from __future__ import annotations
@@ -17,33 +21,32 @@ if TYPE_CHECKING:
     import jax
     import optax
 
-    from transformer.layers.params import LogicalAxes
+    from transformer.layers.logical_axes import LogicalAxes
 
 SQUARE_EPSILON = 1e-30
-"""Added to the squares of gradients (the paper's first epsilon)."""
+"""Added to squared gradients (epsilon_1 of the paper)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adafactor(Optimizer):
-    """Gradients over the root of the mean of their squares, which a matrix has by rows and columns.
+    """Adafactor (algorithms 4 and 5) without momentum.
 
-    Algorithms 4 and 5, without momentum: a few numbers for each row and column are all that is kept
-    of a matrix. `relative` steps want a learning rate of about 0.01.
+    With `scale_parameter`, a learning rate of about 0.01 is usual.
     """
 
     kind: ClassVar[str] = "adafactor"
 
     decay_rate: float = 0.8
-    """Step t leaves 1 - t^-decay of the mean squares as it is (section 7.2)."""
+    """Exponent c of the decay 1 - t^-c of the mean squares at step t (section 7.2)."""
     clip_threshold: float = 1.0
-    """Largest root mean square of a layer's direction; beyond it, it is scaled down (section 6).
-    0: no limit."""
+    """Largest root mean square (RMS) of a layer's update; larger updates are scaled down to it
+    (section 6). 0: no limit."""
     scale_parameter: bool = True
-    """Whether directions are multiplied by the root mean square of the weights (section 8)."""
+    """Multiply each update by the RMS of the layer's weights (section 8)."""
     min_parameter_scale: float = 1e-3
-    """The least that counts for the size of weights, so that those at zero move."""
+    """Lower limit of that RMS, so that weights that are 0 can change (epsilon_2 of the paper)."""
     weight_decay: float = 0.0
-    """Each step takes learning rate * weight_decay of a matrix away."""
+    """Each step subtracts learning_rate * weight_decay of every matrix."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
         import jax
@@ -52,17 +55,15 @@ class Adafactor(Optimizer):
 
         def update(grads: Any, state: AdafactorState, params: Any) -> tuple[Any, AdafactorState]:
             updates = state.updates + 1
-            move = functools.partial(
-                self.update_parameter, 1 - updates.astype(jnp.float32) ** -self.decay_rate
-            )
+            decay = 1 - updates.astype(jnp.float32) ** -self.decay_rate
+            update_one = functools.partial(self.update_parameter, decay)
             trees = (axes, grads, params, state.rows, state.columns)
-            moved = jax.tree.map(move, *trees, is_leaf=is_axes)
-            return pick_entry(moved, axes, 0), AdafactorState(
-                updates, pick_entry(moved, axes, 1), pick_entry(moved, axes, 2)
-            )
+            triples = jax.tree.map(update_one, *trees, is_leaf=is_axes)
+            directions, rows, columns = (pick_entry(triples, axes, i) for i in range(3))
+            return directions, AdafactorState(updates, rows, columns)
 
-        factored = optax.GradientTransformation(lambda params: _init(params, axes), update)
-        return optax.chain(factored, add_weight_decay(self.weight_decay, axes))
+        adafactor = optax.GradientTransformation(lambda params: _init_state(params, axes), update)
+        return optax.chain(adafactor, add_weight_decay(self.weight_decay, axes))
 
     def update_parameter(
         self,
@@ -73,7 +74,7 @@ class Adafactor(Optimizer):
         rows: jax.Array,
         columns: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-        """The direction of a parameter, and its means of squares one step on."""
+        """Return the direction of one parameter, and its new row and column means."""
         import jax
         import jax.numpy as jnp
 
@@ -82,53 +83,55 @@ class Adafactor(Optimizer):
             rows = decay * rows + (1 - decay) * squares
             direction = gradient * jax.lax.rsqrt(rows)
         else:
-            squares = squares.reshape(_matrices(gradient, axes))
+            squares = squares.reshape(_matrix_shape(gradient, axes))
             rows = decay * rows + (1 - decay) * jnp.mean(squares, axis=-1)
             columns = decay * columns + (1 - decay) * jnp.mean(squares, axis=-2)
+            # Means of a matrix of rank 1 with these row and column means.
             shares = rows / jnp.mean(rows, axis=-1, keepdims=True)
             means = shares[..., :, None] * columns[..., None, :]
             direction = gradient * jax.lax.rsqrt(means).reshape(gradient.shape)
         if self.clip_threshold:
-            direction /= jnp.maximum(1, _size(direction, axes) / self.clip_threshold)
+            direction /= jnp.maximum(1, _layer_rms(direction, axes) / self.clip_threshold)
         if self.scale_parameter:
             direction *= jnp.maximum(
-                self.min_parameter_scale, _size(weights.astype(jnp.float32), axes)
+                self.min_parameter_scale, _layer_rms(weights.astype(jnp.float32), axes)
             )
         return direction, rows, columns
 
 
 class AdafactorState(NamedTuple):
-    """Means of squared gradients."""
+    """Means of squared gradients. Field names are part of the checkpoint format."""
 
-    updates: jax.Array  # int32, so many made
-    rows: Any  # over the columns of matrices [*stack, rows]; of all else, whole
-    columns: Any  # over the rows of matrices [*stack, columns]; of all else, None
+    updates: jax.Array  # int32, number of updates made
+    rows: Any  # matrices: mean of each row [*stack, rows]; other parameters: the full array
+    columns: Any  # matrices: mean of each column [*stack, columns]; other parameters: None
 
 
-def _init(params: Any, axes: Any) -> AdafactorState:
+def _init_state(params: Any, axes: Any) -> AdafactorState:
     import jax
     import jax.numpy as jnp
 
     def rows(axes: LogicalAxes, leaf: jax.Array) -> jax.Array:
-        return jnp.zeros(_matrices(leaf, axes)[:-1] if axes.is_matrix else leaf.shape)
+        return jnp.zeros(_matrix_shape(leaf, axes)[:-1] if axes.is_matrix else leaf.shape)
 
     def columns(axes: LogicalAxes, leaf: jax.Array) -> jax.Array | None:
-        *stack, _, count = _matrices(leaf, axes)
+        *stack, _, count = _matrix_shape(leaf, axes)
         return jnp.zeros((*stack, count)) if axes.is_matrix else None
 
     trees = (jax.tree.map(zeros, axes, params, is_leaf=is_axes) for zeros in (rows, columns))
     return AdafactorState(jnp.int32(0), *trees)
 
 
-def _matrices(leaf: jax.Array, axes: LogicalAxes) -> tuple[int, ...]:
-    """The shape [*stack, rows, columns] of a weight's matrices."""
-    start, middle = len(axes.stack), len(axes.stack) + len(axes.inputs)
-    rows, columns = math.prod(leaf.shape[start:middle]), math.prod(leaf.shape[middle:])
-    return (*leaf.shape[:start], rows, columns)
+def _matrix_shape(leaf: jax.Array, axes: LogicalAxes) -> tuple[int, ...]:
+    """Return the shape [*stack, rows, columns] of a parameter's matrices."""
+    first_row, first_column = len(axes.stack), len(axes.stack) + len(axes.inputs)
+    rows = math.prod(leaf.shape[first_row:first_column])
+    columns = math.prod(leaf.shape[first_column:])
+    return (*leaf.shape[:first_row], rows, columns)
 
 
-def _size(x: jax.Array, axes: LogicalAxes) -> jax.Array:
-    """The root mean square of each layer's entries."""
+def _layer_rms(x: jax.Array, axes: LogicalAxes) -> jax.Array:
+    """Return the root mean square of each layer, with axes of length 1 for broadcasting."""
     import jax.numpy as jnp
 
     layer = tuple(range(len(axes.stack), x.ndim))

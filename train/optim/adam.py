@@ -1,7 +1,4 @@
-"""Adam (Kingma and Ba 2015).
-
-AdamW (Loshchilov and Hutter 2019).
-"""
+"""Adam (Kingma and Ba 2015) and AdamW (Loshchilov and Hutter 2019)."""
 
 from __future__ import annotations
 
@@ -16,17 +13,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adam(Optimizer):
-    """The mean of the gradients over the root of the mean of their squares (algorithm 1)."""
+    """Adam (algorithm 1): mean of the gradients over the root of the mean of their squares."""
 
     kind: ClassVar[str] = "adam"
 
     beta1: float = 0.9
+    """Decay rate of the mean of the gradients."""
     beta2: float = 0.95
-    """0.999 in the paper; less forgets sooner, and suits noisy gradients of large models."""
+    """Decay rate of the mean of their squares. The paper has 0.999; a lower value adapts faster and
+    suits the noisy gradients of large models."""
     epsilon: float = 1e-8
+    """Added to the root in the denominator."""
     l2: float = 0.0
-    """This much of a matrix is added to its gradient, and so divided by the root too: `adamw` has
-    the decay that is not."""
+    """L2 penalty: this multiple of each matrix is added to its gradient, so that Adam's denominator
+    divides it too. `adamw` has decoupled weight decay instead."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
         import optax
@@ -42,10 +42,13 @@ class AdamW(Optimizer):
     kind: ClassVar[str] = "adamw"
 
     beta1: float = 0.9
+    """Decay rate of the mean of the gradients."""
     beta2: float = 0.95
+    """Decay rate of the mean of their squares."""
     epsilon: float = 1e-8
+    """Added to the root in the denominator."""
     weight_decay: float = 0.1
-    """Each step takes learning rate * weight_decay of a matrix away."""
+    """Each step subtracts learning_rate * weight_decay of every matrix."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
         import optax

@@ -1,6 +1,6 @@
-"""What all optimizers have in common.
+"""Interface of an optimizer, and the tree functions that optimizers share.
 
-An update that may turn out not to be made.
+Optimizer classes are configurations, read before JAX is loaded: functions import it themselves.
 """
 
 from __future__ import annotations
@@ -12,24 +12,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from transformer.validation import check_at_least, check_fraction
 
 if TYPE_CHECKING:
+    import jax
     import optax
 
-import jax
-import jax.numpy as jnp
-import optax
-
 DECAY_RATE_FIELDS = ("beta1", "beta2", "momentum")
-"""Settings that say how much of an average a step leaves as it is."""
+"""Fields that are decay rates of a moving average, in [0, 1). Other numbers are 0 or more."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer(abc.ABC):
-    """What turns gradients into directions. Other numbers than shares are 0 or more."""
+    """Hyperparameters of an optimizer, with the optax transformation that they make."""
 
     kind: ClassVar[str]
 
     max_grad_norm: float = 1.0
-    """Largest global norm of the gradients; beyond it they are scaled down. 0: no limit."""
+    """Largest global norm of the gradients; larger gradients are scaled down to it. 0: no limit."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -42,34 +39,37 @@ class Optimizer(abc.ABC):
     @abc.abstractmethod
     def make(
         self,
-        axes: Any,  # a tree of `Axes` like that of the parameters
+        axes: Any,  # tree of `LogicalAxes` with the structure of the parameters
     ) -> optax.GradientTransformation:
-        """Gradients -> directions: update = -learning rate * direction. Clipping is the step's."""
+        """Return the transformation of gradients into directions.
+
+        The step applies `update = -learning_rate * direction`, and clips gradients beforehand.
+        """
+
+
+def is_axes(leaf: Any) -> bool:
+    """Return True for a leaf of a tree of `LogicalAxes`."""
+    from transformer.layers.logical_axes import LogicalAxes
+
+    return isinstance(leaf, LogicalAxes)
 
 
 def matrix_mask(axes: Any) -> Any:
-    """A tree of booleans: which parameters are linear maps."""
+    """Return a tree of booleans: True for parameters that are linear maps."""
     import jax
 
     return jax.tree.map(lambda leaf: leaf.is_matrix, axes, is_leaf=is_axes)
 
 
 def add_weight_decay(weight_decay: float, axes: Any) -> optax.GradientTransformation:
-    """Weight decay of the matrices: decoupled where it is the last of a chain, L2 as the first."""
+    """Return weight decay of the matrices: decoupled at the end of a chain, L2 at its start."""
     import optax
 
     return optax.add_decayed_weights(weight_decay, mask=matrix_mask(axes))
 
 
-def is_axes(leaf: Any) -> bool:
-    """Whether this is a leaf of a tree of `Axes`."""
-    from transformer.layers.params import LogicalAxes
-
-    return isinstance(leaf, LogicalAxes)
-
-
 def pick_entry(tree: Any, axes: Any, index: int) -> Any:
-    """Of a tree of tuples, one for each parameter, the tree of their entries at `index`."""
+    """Return the tree of the entries at `index`, given a tree with a tuple for each parameter."""
     import jax
 
     return jax.tree.map(lambda _, each: each[index], axes, tree, is_leaf=is_axes)
@@ -78,17 +78,24 @@ def pick_entry(tree: Any, axes: Any, index: int) -> Any:
 def apply_if_accepted(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """The same, whose `update` is told whether all is `accept_update`: if not, its state stays as it is."""
+    """Return the optimizer with one more argument of `update`, the boolean `accept_update`.
+
+    If it is False, the new state is the old one. The directions are those of an accepted update.
+    """
+    import optax
 
     def update(
-        grads: Any, state: Any, params: Any = None, *, fine: jax.Array, **_: Any
+        grads: Any, state: Any, params: Any = None, *, accept_update: jax.Array, **_: Any
     ) -> tuple[Any, Any]:
-        directions, new = optimizer.update(grads, state, params)
-        return directions, tree_where(fine, new, state)
+        directions, new_state = optimizer.update(grads, state, params)
+        return directions, tree_where(accept_update, new_state, state)
 
     return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
 def tree_where(condition: jax.Array, new: Any, old: Any) -> Any:
-    """The new tree if all is fine, else the old one."""
+    """Return `jnp.where(condition, new, old)` for every leaf."""
+    import jax
+    import jax.numpy as jnp
+
     return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)

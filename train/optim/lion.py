@@ -1,4 +1,12 @@
-"""Lion (Chen et al. 2023)."""
+"""Lion (Chen et al. 2023, program 1): the sign of a mean of gradients.
+
+    direction = sign(beta1 * m + (1 - beta1) * gradient) + weight_decay * parameter
+    m <- beta2 * m + (1 - beta2) * gradient
+
+It has half of Adam's state. All entries of an update have the magnitude of the learning rate, so
+that it wants a learning rate 3 to 10 times smaller than AdamW's, and a weight decay larger by the
+same factor (section 5).
+"""
 
 from __future__ import annotations
 
@@ -13,20 +21,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lion(Optimizer):
-    """The sign of a mean of gradients (program 1): half of Adam's state.
-
-    All entries move by the learning rate, so it wants one 3 to 10 times smaller than AdamW's, and
-    as many times the weight decay (section 5).
-    """
+    """Lion: sign of the momentum, with decoupled weight decay."""
 
     kind: ClassVar[str] = "lion"
 
     beta1: float = 0.9
-    """Share of the mean in the direction, beside the gradient."""
+    """Weight of the stored mean, against the new gradient, in the direction."""
     beta2: float = 0.99
-    """Share of the mean that a step leaves as it is."""
+    """Decay rate of the stored mean."""
     weight_decay: float = 0.1
-    """Each step takes learning rate * weight_decay of a matrix away."""
+    """Each step subtracts learning_rate * weight_decay of every matrix."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
         import optax

@@ -1,4 +1,9 @@
-"""Muon (Jordan et al. 2024)."""
+"""Muon (Jordan et al. 2024): orthogonalized momentum for the matrices of the layers.
+
+Embeddings, biases and gains use Adam (with Nesterov's momentum, without decay). Updates are scaled
+to the root mean square of AdamW's (Liu et al. 2025, section 2.2), so that one learning rate suits
+both.
+"""
 
 from __future__ import annotations
 
@@ -12,34 +17,33 @@ if TYPE_CHECKING:
     import optax
     from optax import contrib
 
-    from transformer.layers.params import LogicalAxes
+    from transformer.layers.logical_axes import LogicalAxes
 
 Preconditioning = Literal["frobenius", "aol"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Muon(Optimizer):
-    """The momentum of each of the layers' matrices, orthogonalised, however they are stacked.
-
-    Embeddings, biases and gains go by Adam, with Nesterov's momentum too and without decay. Updates
-    are scaled to the size of AdamW's (Liu et al. 2025, section 2.2): one rate serves both.
-    """
+    """Muon for matrices, Adam for everything else."""
 
     kind: ClassVar[str] = "muon"
 
     ns_steps: int = 5
-    """Of Newton and Schulz, by which a matrix is made orthogonal."""
+    """Newton-Schulz iterations that orthogonalize a matrix."""
     preconditioning: Preconditioning = "frobenius"
-    """What brings singular values to 1 at most before the first iteration: `frobenius`, the norm of
-    the matrix; `aol`, a factor for each of its rows, with which an iteration less comes about as
-    far (Boissin et al. 2025, Turbo-Muon)."""
+    """Scaling that brings all singular values to at most 1 before the first iteration. frobenius:
+    divide by the norm of the matrix. aol: one factor for each row, which saves about one iteration
+    (Boissin et al. 2025, Turbo-Muon)."""
     momentum: float = 0.95
+    """Decay rate of the accumulated gradients of matrices."""
     beta1: float = 0.9
-    """Of Adam, as those below."""
+    """Adam: decay rate of the mean of the gradients."""
     beta2: float = 0.95
+    """Adam: decay rate of the mean of their squares."""
     epsilon: float = 1e-8
+    """Adam: added to the root in the denominator."""
     weight_decay: float = 0.1
-    """Each step takes learning rate * weight_decay of a layer's matrix away."""
+    """Each step subtracts learning_rate * weight_decay of every matrix of a layer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,17 +70,22 @@ class Muon(Optimizer):
             ),
             consistent_rms=0.2,
         )
+        # optax's muon is a complete optimizer: it multiplies by -learning_rate.
         return optax.chain(muon, optax.scale(-1.0))
 
 
 def muon_dimension_numbers(axes: LogicalAxes) -> contrib.MuonDimensionNumbers | None:
-    """Which axes are a matrix's rows and columns; None for what Muon leaves alone."""
+    """Return the axes of a parameter's rows and columns. None: it is updated by Adam.
+
+    Stack axes (layers, experts) are in neither, so that optax treats each layer as a matrix of its
+    own. Tables of tokens and positions are matrices by shape only.
+    """
     from optax import contrib
 
     if not axes.is_matrix or "vocab" in axes.names or "positions" in axes.names:
         return None
-    start, middle = len(axes.stack), len(axes.stack) + len(axes.inputs)
+    first_row, first_column = len(axes.stack), len(axes.stack) + len(axes.inputs)
     return contrib.MuonDimensionNumbers(
-        reduction_axis=tuple(range(start, middle)),
-        output_axis=tuple(range(middle, len(axes.names))),
+        reduction_axis=tuple(range(first_row, first_column)),
+        output_axis=tuple(range(first_column, len(axes.names))),
     )

@@ -1,7 +1,11 @@
-"""An update whose state waits in the memory of the host, and comes layer by layer.
+"""Optimizer state in host memory, fetched for the update one layer at a time.
 
-The moments of AdamW weigh twice as much as the weights. If all of them came at once for the update,
-the device would need room for them, and nothing were gained.
+The moments of AdamW take twice the memory of the float32 weights. Fetching all of them at once for
+the update would need that memory on the device after all, so a loop over the layers fetches,
+updates and stores the state of one layer at a time.
+
+Trees are handled as dicts from path to array (`NamedLeaves`): which leaves of an optax state belong
+to a layer is only visible in the leaf shapes.
 """
 
 from collections.abc import Sequence
@@ -12,34 +16,37 @@ import optax
 
 from train.checkpoint.tree_paths import named_leaves
 from train.optim.base import Optimizer, apply_if_accepted, is_axes
-from transformer.layers.params import LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes
 
 NamedLeaves = dict[str, Any]
-"""The arrays of a tree by name."""
+"""Arrays of a tree by path."""
 
 
 def offload_state(
     optimizer: Optimizer,
-    axes: Any,  # a tree of `Axes` like that of the parameters
+    axes: Any,  # tree of `LogicalAxes` with the structure of the parameters
 ) -> optax.GradientTransformationExtraArgs:
-    """The optimizer, `guarded`, its state in the memory of the host and all else on the device.
+    """Return the optimizer with its state in host memory, and `accept_update` as argument.
 
-    Every optimizer treats stacked layers one by one, so this changes nothing of what it computes.
-    What belongs to no stack (embeddings, the last norm) is updated in one piece.
+    Every optimizer treats the layers of a stacked parameter independently, so results are those of
+    the plain optimizer. Parameters outside the stacks (embeddings, the final norm) are updated at
+    once.
     """
 
     def update(
-        grads: Any, state: Any, params: Any = None, *, fine: jax.Array, **_: Any
+        grads: Any, state: Any, params: Any = None, *, accept_update: jax.Array, **_: Any
     ) -> tuple[Any, Any]:
-        before = named_leaves(state)
-        directions, after = named_leaves(grads), dict(before)
-        for layers, chosen in group_by_num_layers(axes, grads).items():
-            own = (mask_leaves(tree, chosen) for tree in (axes, grads, params))
-            move = update_whole if layers is None else update_by_layer
-            found, moved = move(optimizer, before, fine, *own)
-            directions |= named_leaves(found)
-            after |= moved
-        return unflatten_named(grads, directions), unflatten_named(state, after)
+        old_leaves = named_leaves(state)
+        directions, new_leaves = named_leaves(grads), dict(old_leaves)
+        for num_layers, selected in group_by_num_layers(axes, grads).items():
+            trees = (mask_leaves(tree, selected) for tree in (axes, grads, params))
+            update_group = update_whole if num_layers is None else update_by_layer
+            group_directions, group_leaves = update_group(
+                optimizer, old_leaves, accept_update, *trees
+            )
+            directions |= named_leaves(group_directions)
+            new_leaves |= group_leaves
+        return unflatten_named(grads, directions), unflatten_named(state, new_leaves)
 
     return optax.GradientTransformationExtraArgs(optimizer.make(axes).init, update)
 
@@ -52,11 +59,14 @@ def update_whole(
     grads: Any,
     params: Any,
 ) -> tuple[Any, NamedLeaves]:
-    """Directions for some of the parameters, and their part of the state one update on."""
-    rule = apply_if_accepted(optimizer.make(axes))
-    old = to_device_memory(unflatten_named(jax.eval_shape(rule.init, params), state))
-    directions, new = rule.update(grads, old, params, fine=accept_update)
-    return directions, to_host_memory(named_leaves(new))
+    """Return the directions of a group of parameters and its new state, updated at once."""
+    transformation = apply_if_accepted(optimizer.make(axes))
+    shapes = jax.eval_shape(transformation.init, params)
+    old_state = to_device_memory(unflatten_named(shapes, state))
+    directions, new_state = transformation.update(
+        grads, old_state, params, accept_update=accept_update
+    )
+    return directions, to_host_memory(named_leaves(new_state))
 
 
 def update_by_layer(
@@ -67,74 +77,89 @@ def update_by_layer(
     grads: Any,
     params: Any,
 ) -> tuple[Any, NamedLeaves]:
-    """The same for parameters of as many layers, of which one at a time has its state here.
+    """Return the directions of stacked parameters and their new state, updated layer by layer.
 
-    The loop writes each result to where it read what it is made of: nothing is there twice.
+    All parameters of the group have the same number of layers.
     """
-    rule = apply_if_accepted(optimizer.make(jax.tree.map(single_layer_axes, axes, is_leaf=is_axes)))
-    shapes = jax.eval_shape(lambda: rule.init(select_layer(0, params)))
-    shared = {  # a number of updates belongs to no layer
+    layer_axes = jax.tree.map(single_layer_axes, axes, is_leaf=is_axes)
+    transformation = apply_if_accepted(optimizer.make(layer_axes))
+    shapes = jax.eval_shape(lambda: transformation.init(select_layer(0, params)))
+    # Leaves with the same shape for one layer as for the stack, such as the number of updates,
+    # belong to no layer. The loop carries them unchanged until its last iteration.
+    shared = {
         name: to_device_memory(state[name])
         for name, leaf in named_leaves(shapes).items()
         if leaf.shape == state[name].shape
     }
     stacked = {name: state[name] for name in named_leaves(shapes) if name not in shared}
 
-    def layer(
-        number: jax.Array, carry: tuple[Any, NamedLeaves, NamedLeaves]
+    # The loop overwrites gradients with directions and old moments with new ones, in place: its
+    # carry is the only copy of either.
+    def update_layer(
+        index: jax.Array, carry: tuple[Any, NamedLeaves, NamedLeaves]
     ) -> tuple[Any, NamedLeaves, NamedLeaves]:
-        rows, moments, _ = carry
-        old = unflatten_named(shapes, shared | to_device_memory(select_layer(number, moments)))
-        directions, new = rule.update(
-            select_layer(number, rows), old, select_layer(number, params), fine=accept_update
+        grads_or_directions, moments, _ = carry
+        fetched = to_device_memory(select_layer(index, moments))
+        directions, new_state = transformation.update(
+            select_layer(index, grads_or_directions),
+            unflatten_named(shapes, shared | fetched),
+            select_layer(index, params),
+            accept_update=accept_update,
         )
-        found = named_leaves(new)
-        moments = set_layer(
-            number, moments, to_host_memory({name: found[name] for name in stacked})
+        leaves = named_leaves(new_state)
+        stored = to_host_memory({name: leaves[name] for name in stacked})
+        return (
+            set_layer(index, grads_or_directions, directions),
+            set_layer(index, moments, stored),
+            {name: leaves[name] for name in shared},
         )
-        return set_layer(number, rows, directions), moments, {name: found[name] for name in shared}
 
-    layers = len(jax.tree.leaves(grads)[0])
-    directions, moments, new = jax.lax.fori_loop(0, layers, layer, (grads, stacked, shared))
-    return directions, moments | to_host_memory(new)
+    num_layers = len(jax.tree.leaves(grads)[0])
+    directions, moments, new_shared = jax.lax.fori_loop(
+        0, num_layers, update_layer, (grads, stacked, shared)
+    )
+    return directions, moments | to_host_memory(new_shared)
 
 
 def group_by_num_layers(axes: Any, grads: Any) -> dict[int | None, list[bool]]:
-    """Which parameters have as many layers, by their number; None: are in no stack of layers."""
+    """Return the parameters of each number of layers, as a mask over the leaves.
+
+    The key None has the parameters that are in no stack of layers.
+    """
     pairs = zip(jax.tree.leaves(axes, is_leaf=is_axes), jax.tree.leaves(grads), strict=True)
     counts = [len(leaf) if each.stack[:1] == ("layers",) else None for each, leaf in pairs]
-    return {own: [count == own for count in counts] for own in counts}
+    return {key: [count == key for count in counts] for key in counts}
 
 
 def single_layer_axes(axes: LogicalAxes) -> LogicalAxes:
-    """The axes of what is left of a weight when one of its layers is taken."""
+    """Return the axes of one layer of a stacked parameter."""
     return LogicalAxes(axes.stack[1:], axes.inputs, axes.outputs)
 
 
 def unflatten_named(tree: Any, leaves: NamedLeaves) -> Any:
-    """A tree like this one of the leaves by name."""
+    """Return a tree with the structure of `tree` and the leaves of these names."""
     return jax.tree.unflatten(
         jax.tree.structure(tree), [leaves[name] for name in named_leaves(tree)]
     )
 
 
 def mask_leaves(tree: Any, selected: Sequence[bool]) -> Any:
-    """The tree with those of its leaves alone; the others are masked."""
-    found, structure = jax.tree.flatten(tree, is_leaf=is_axes)
-    pairs = zip(found, selected, strict=True)
-    masked = [leaf if own else optax.MaskedNode() for leaf, own in pairs]
+    """Return the tree with all other leaves replaced by `optax.MaskedNode`."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_axes)
+    pairs = zip(leaves, selected, strict=True)
+    masked = [leaf if keep else optax.MaskedNode() for leaf, keep in pairs]
     return jax.tree.unflatten(structure, masked)
 
 
 def select_layer(layer_index: Any, stacked: Any) -> Any:
-    """One layer of each array."""
+    """Return one layer of each array."""
     return jax.tree.map(
         lambda leaf: jax.lax.dynamic_index_in_dim(leaf, layer_index, keepdims=False), stacked
     )
 
 
 def set_layer(layer_index: jax.Array, stacked: Any, layer: Any) -> Any:
-    """The arrays with one layer replaced."""
+    """Return the arrays with one layer replaced."""
     return jax.tree.map(
         lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, layer_index, axis=0),
         stacked,
@@ -143,10 +168,10 @@ def set_layer(layer_index: jax.Array, stacked: Any, layer: Any) -> Any:
 
 
 def to_device_memory(tree: Any) -> Any:
-    """The arrays in the memory of the device."""
+    """Return the arrays in device memory."""
     return jax.device_put(tree, jax.memory.Space.Device)
 
 
 def to_host_memory(tree: Any) -> Any:
-    """The arrays in the memory of the host."""
+    """Return the arrays in host memory."""
     return jax.device_put(tree, jax.memory.Space.Host)

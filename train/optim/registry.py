@@ -1,7 +1,7 @@
-"""Optimizers by name: directions of descent, to be multiplied by the learning rate.
+"""All optimizers by `kind`, and the optimizer of a training step.
 
-Which weights are matrices, and which axes are those of one layer, is told by the names of their
-axes: weight decay acts on matrices alone, and layers that are stacked are treated one by one.
+Optimizers treat parameters by their logical axes, never by `ndim`: weight decay acts on matrices
+only, and each layer of a stacked parameter is updated as if it were a parameter of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from train.optim.adafactor import Adafactor
 from train.optim.adam import Adam, AdamW
 from train.optim.adamw_8bit import AdamW8bit
+from train.optim.base import apply_if_accepted
 from train.optim.lion import Lion
 from train.optim.muon import Muon
 from train.optim.sgd import Sgd
@@ -19,31 +20,36 @@ if TYPE_CHECKING:
     import optax
 
 OptimizerConfig = Sgd | Adam | AdamW | AdamW8bit | Adafactor | Lion | Muon
-
+"""Any optimizer of this package."""
 
 OPTIMIZERS: dict[str, type[OptimizerConfig]] = {
     each.kind: each for each in (Sgd, Adam, AdamW, AdamW8bit, Adafactor, Lion, Muon)
 }
-"""By `kind`."""
+"""Optimizer classes by `kind`, the value of `--optimizer.kind`."""
 
 
 def make_optimizer(
     config: OptimizerConfig,
-    axes: Any,  # a tree of `Axes` like that of the parameters
+    axes: Any,  # tree of `LogicalAxes` with the structure of the parameters
 ) -> optax.GradientTransformation:
-    """Gradients -> directions: update = -learning rate * direction. Clipping is the step's."""
+    """Return the transformation of gradients into directions of descent."""
     return config.make(axes)
 
 
 def make_step_optimizer(
     config: OptimizerConfig,
-    axes: Any,  # a tree of `Axes` like that of the parameters
+    axes: Any,  # tree of `LogicalAxes` with the structure of the parameters
     placement: Literal["device", "host"] = "device",
 ) -> optax.GradientTransformationExtraArgs:
-    """The optimizer of a step: told whether the step is fine, with its state in either memory."""
-    from train.optim.base import apply_if_accepted
-    from train.optim.offload import offload_state
+    """Return the optimizer of a training step. Its `update` takes `accept_update`.
 
+    Args:
+      config: Hyperparameters.
+      axes: Logical axes of the parameters.
+      placement: Memory that holds the optimizer state between steps.
+    """
     if placement == "host":
+        from train.optim.offload import offload_state
+
         return offload_state(config, axes)
     return apply_if_accepted(make_optimizer(config, axes))

@@ -1,4 +1,4 @@
-"""Learning rates as functions of the number of the update, the first being 1."""
+"""Learning-rate schedules: functions from the number of the update (from 1) to a learning rate."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ if TYPE_CHECKING:
     import jax
 
 Schedule = Callable[["jax.Array"], "jax.Array"]
+"""Number of the update -> learning rate."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleConfig:
-    """Warm-up from zero to the peak, then a decay."""
+    """Linear warm-up from zero to the peak, followed by a decay."""
 
     kind: Literal["cosine", "linear", "inverse_sqrt", "warmup_stable_decay", "constant"] = "cosine"
-    """What follows the warm-up: half a cosine or a line down to `final` at the last step; the
-    inverse square root of the step (Vaswani et al. 2017, section 5.3); the peak, then a line down
-    over the last `decay` steps; or the peak to the end."""
+    """Shape after the warm-up. cosine, linear: decay until the last step. inverse_sqrt: decay with
+    the inverse square root of the step (Vaswani et al. 2017, section 5.3). warmup_stable_decay:
+    constant, then linear decay at the end. constant: no decay."""
     learning_rate: float = 3e-4
-    """The peak; for `inverse_sqrt`, 0 means the paper's: width^-0.5 * warmup^-0.5."""
+    """Peak learning rate. With `inverse_sqrt`, 0 means the paper's d_model^-0.5 *
+    warmup_steps^-0.5."""
     warmup_steps: int = 100
-    """Steps until the peak."""
+    """Steps of the warm-up."""
     min_lr_ratio: float = 0.1
-    """What is left at the last step, as a share of the peak."""
+    """Learning rate of the last step, as a fraction of the peak (cosine, linear,
+    warmup_stable_decay)."""
     decay_fraction: float = 0.2
-    """`warmup_stable_decay` alone: share of all steps over which the rate falls."""
+    """Length of the final decay, as a fraction of all steps (warmup_stable_decay only)."""
 
     def __post_init__(self) -> None:
         check_at_least("schedule.learning_rate", self.learning_rate, 0)
         if self.learning_rate == 0 and self.kind != "inverse_sqrt":
             raise ValueError("schedule.learning_rate 0: learns nothing; give a positive rate")
-        if self.warmup_steps < 0:
-            raise ValueError(
-                f"schedule.warmup_steps {self.warmup_steps}: is negative; give 0 or more steps"
-            )
-        if self.kind == "inverse_sqrt" and self.warmup_steps < 1:
+        warmup = self.warmup_steps
+        if warmup < 0:
+            raise ValueError(f"schedule.warmup_steps {warmup}: is negative; give 0 or more steps")
+        if self.kind == "inverse_sqrt" and warmup < 1:
             raise ValueError(
                 "schedule.warmup_steps 0: inverse_sqrt divides by it; give 1 or more steps"
             )
@@ -49,45 +51,53 @@ class ScheduleConfig:
 
 
 def inverse_sqrt_schedule(width: int, warmup_steps: int) -> Schedule:
-    """width^-0.5 * min(n^-0.5, n * warmup^-1.5) (Vaswani et al. 2017, equation 3)."""
+    """Return D^-0.5 * min(n^-0.5, n * warmup_steps^-1.5) (Vaswani et al. 2017, equation 3)."""
     import jax.numpy as jnp
 
-    def rate(n: jax.Array) -> jax.Array:
+    def learning_rate(n: jax.Array) -> jax.Array:
         n = jnp.asarray(n, jnp.float32)
         return width**-0.5 * jnp.minimum(n**-0.5, n * warmup_steps**-1.5)
 
-    return rate
+    return learning_rate
 
 
 def make_schedule(config: ScheduleConfig, *, steps: int, width: int) -> Schedule:
-    """The rate of update n, for n = 1 to `steps`."""
+    """Return the learning rate of update n, for n = 1 to `steps`.
+
+    Args:
+      config: Shape and peak.
+      steps: Updates of the whole run.
+      width: Model width D, for `inverse_sqrt`.
+    """
     import optax
 
     peak, warmup = config.learning_rate, config.warmup_steps
     if config.kind == "inverse_sqrt":
         paper = inverse_sqrt_schedule(width, warmup)
+        # The paper's own peak, at n = warmup, is (width * warmup)^-0.5.
         factor = peak * (width * warmup) ** 0.5 if peak else 1.0
         return lambda n: factor * paper(n)
-    left = max(1, steps - warmup)
-    low = peak * config.min_lr_ratio
+    steps_left = max(1, steps - warmup)
+    last = peak * config.min_lr_ratio
     if config.kind == "cosine":
-        after = optax.cosine_decay_schedule(peak, left, alpha=config.min_lr_ratio)
+        decay = optax.cosine_decay_schedule(peak, steps_left, alpha=config.min_lr_ratio)
     elif config.kind == "linear":
-        after = optax.linear_schedule(peak, low, left)
+        decay = optax.linear_schedule(peak, last, steps_left)
     elif config.kind == "warmup_stable_decay":
-        falling = max(1, min(left, round(steps * config.decay_fraction)))
-        after = optax.linear_schedule(peak, low, falling, transition_begin=left - falling)
+        decay_steps = max(1, min(steps_left, round(steps * config.decay_fraction)))
+        begin = steps_left - decay_steps
+        decay = optax.linear_schedule(peak, last, decay_steps, transition_begin=begin)
     else:
-        after = optax.constant_schedule(peak)
+        decay = optax.constant_schedule(peak)
     if not warmup:
-        return lambda n: _positive(after(n))
+        return lambda n: _non_negative(decay(n))
     rise = optax.linear_schedule(0.0, peak, warmup)
-    joined = optax.join_schedules([rise, after], [warmup])
-    return lambda n: _positive(joined(n))
+    joined = optax.join_schedules([rise, decay], [warmup])
+    return lambda n: _non_negative(joined(n))
 
 
-def _positive(rate: jax.Array) -> jax.Array:
-    """In float32, where rounding may take the last rate of a line below zero."""
+def _non_negative(learning_rate: jax.Array) -> jax.Array:
+    """Return the rate in float32. Rounding may take the last rate of a linear decay below 0."""
     import jax.numpy as jnp
 
-    return jnp.maximum(jnp.asarray(rate, jnp.float32), 0.0)
+    return jnp.maximum(jnp.asarray(learning_rate, jnp.float32), 0.0)

@@ -1,4 +1,8 @@
-"""Stochastic gradient descent, with momentum."""
+"""Stochastic gradient descent, with momentum (Polyak 1964; Sutskever et al. 2013).
+
+m <- momentum * m + gradient
+direction = m, or with Nesterov's momentum: gradient + momentum * m
+"""
 
 from __future__ import annotations
 
@@ -13,22 +17,21 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sgd(Optimizer):
-    """m = momentum * m + g; the direction is m (Polyak 1964; Sutskever et al. 2013)."""
+    """Stochastic gradient descent."""
 
     kind: ClassVar[str] = "sgd"
 
     momentum: float = 0.9
-    """0: none, and nothing is kept."""
+    """Decay rate of the accumulated gradients. 0: plain SGD, without optimizer state."""
     nesterov: bool = False
-    """Whether the direction is g + momentum * m."""
+    """Use Nesterov's momentum."""
     l2: float = 0.0
-    """This much of a matrix is added to its gradient."""
+    """L2 penalty: this multiple of each matrix is added to its gradient."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
         import optax
 
         if not self.momentum:
             return add_weight_decay(self.l2, axes)
-        return optax.chain(
-            add_weight_decay(self.l2, axes), optax.trace(self.momentum, self.nesterov)
-        )
+        momentum = optax.trace(self.momentum, self.nesterov)
+        return optax.chain(add_weight_decay(self.l2, axes), momentum)

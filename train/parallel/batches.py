@@ -1,12 +1,9 @@
-"""Where batches lie: rows over devices, and the tokens of each row too if there is a context axis.
+"""Placement of batches: rows over devices, and the tokens of a row over the context axis.
 
-Under a causal mask the first tokens of a sequence see few others and the last see all. So its
-tokens are cut into twice as many pieces as there are parts, and part i takes pieces i and
-2 C - 1 - i of the 2 C: all parts have as much to do (Grattafiori et al. 2024, section 3.3.2). What
-a token is told of its place is its `positions` alone, and losses are sums: the order of the tokens
-matters to neither.
-
-Whether the tokens of an experiment's sequences can be spread over devices.
+Under a causal mask the first tokens of a sequence attend to few keys and the last ones to all. For
+equal work on all C context shards, a row is cut into 2 C pieces and shard i takes pieces i and
+2 C - 1 - i (zigzag order; Grattafiori et al. 2024, section 3.3.2). The order of the tokens in
+memory does not affect results: a token's place is given by `positions` alone, and losses are sums.
 """
 
 import jax
@@ -21,16 +18,16 @@ from transformer.hardware import Hardware
 from transformer.parameter_counts import LayerMixer
 
 HostBatch = dict[str, np.ndarray]
-"""Arrays with the batch in front: [B] of examples, [B, T] of tokens."""
+"""One host's rows of a batch: arrays [B] of examples or [B, T] of tokens."""
 
 
 def num_batch_shards(mesh: Mesh) -> int:
-    """How many parts the rows of a batch are cut into."""
+    """Return the number of shards that the rows of a batch are split into."""
     return num_shards(mesh, "batch")
 
 
 def shard_batch(mesh: Mesh, rows: HostBatch, batch_size: int) -> dict[str, jax.Array]:
-    """This host's rows of a batch -> the whole batch, spread over the devices of all hosts."""
+    """Return the global batch of `batch_size` rows, of which this host has `rows`."""
     rows = zigzag_reorder(rows, num_shards(mesh, "length"))
 
     def place(array: np.ndarray) -> jax.Array:
@@ -43,66 +40,73 @@ def shard_batch(mesh: Mesh, rows: HostBatch, batch_size: int) -> dict[str, jax.A
 
 
 def zigzag_reorder(rows: HostBatch, context_shards: int) -> HostBatch:
-    """Tokens in the order in which `context_shards` parts take them, each its early and its late piece."""
+    """Return the rows with their tokens in zigzag order, for `context_shards` shards.
+
+    With 2 shards and pieces 0 1 2 3 of each row, the order is 0 3 | 1 2.
+    """
     if context_shards == 1:
         return rows
+    num_pieces = 2 * context_shards
+    order = [piece for shard in range(context_shards) for piece in (shard, num_pieces - 1 - shard)]
 
-    def ordered(array: np.ndarray) -> np.ndarray:
+    def reorder(array: np.ndarray) -> np.ndarray:
         if array.ndim < 2:
             return array
-        cut = array.reshape(len(array), 2 * context_shards, -1, *array.shape[2:])
-        order = [
-            piece
-            for part in range(context_shards)
-            for piece in (part, 2 * context_shards - 1 - part)
-        ]
-        return cut[:, order].reshape(array.shape)
+        pieces = array.reshape(len(array), num_pieces, -1, *array.shape[2:])
+        return pieces[:, order].reshape(array.shape)
 
-    return {name: ordered(array) for name, array in rows.items()}
+    return {name: reorder(array) for name, array in rows.items()}
 
 
-def check_batch_divides(mesh: Mesh, field_name: str, rows: int, grad_accum_steps: int) -> None:
-    """Raises UsageError if batches to train on cannot be cut for the devices of a mesh."""
+def check_batch_divides(mesh: Mesh, experiment: Experiment) -> None:
+    """Raise UsageError if training batches cannot be split over the devices of a mesh."""
+    field, rows = experiment.row_multiple
     shards, hosts = num_batch_shards(mesh), jax.process_count()
     if shards % hosts:
         raise UsageError(
             f"mesh data x fsdp x expert {shards}: does not divide among {hosts} hosts, each of "
             "which reads whole rows; give a multiple of it, and less to tensor or context"
         )
-    if rows % (shards * grad_accum_steps):
+    if rows % (shards * experiment.grad_accum_steps):
         raise UsageError(
-            f"{field_name} {rows}: does not divide among {shards * grad_accum_steps} "
+            f"{field} {rows}: does not divide among {shards * experiment.grad_accum_steps} "
             "(mesh.data x mesh.fsdp x mesh.expert x grad_accum_steps); give a multiple of it"
         )
 
 
 def check_context_parallelism(experiment: Experiment, mesh: Mesh, hardware: Hardware) -> None:
-    """Raises UsageError, or a ValueError of the attention itself, for what cannot be spread.
+    """Check that the sequences of an experiment can be split over the context axis of a mesh.
 
-    A mixer sees the tokens of its device alone: only full attention has a way to reach the others.
+    Raises:
+      UsageError: the task, the sequence length or a mixer does not support it.
+      ValueError: an attention backend that was asked for by name does not.
     """
-    count, model = num_shards(mesh, "length"), experiment.model
-    if count == 1:
+    shards, model = num_shards(mesh, "length"), experiment.model
+    if shards == 1:
         return
     if not experiment.data.is_text:
         raise UsageError(
-            f"mesh.context {count}: task {type(experiment.task).__name__} has sequences of several "
-            "lengths; only windows of text can be spread: set it to 1"
+            f"mesh.context {shards}: task {type(experiment.task).__name__} has sequences of "
+            "several lengths; only windows of text can be split: set it to 1"
         )
     length = experiment.sequence_length
-    if length % (2 * count):
+    if length % (2 * shards):
         raise UsageError(
-            f"data.sequence_length {length}: does not divide into {2 * count} pieces, two for each "
-            f"part of mesh.context {count}; give a multiple of {2 * count}"
+            f"data.sequence_length {length}: does not divide into {2 * shards} pieces, two for "
+            f"each shard of mesh.context {shards}; give a multiple of {2 * shards}"
         )
-    for place, block in enumerate(model.layer_pattern):
-        mixer = LayerMixer(block.mixer, model.causal)
-        spread = mixer.backend_choice(
-            model, length, hardware=hardware, segments=experiment.has_segments, context_shards=count
+    for index, block in enumerate(model.layer_pattern):
+        # Other mixers see the tokens of their own device only.
+        choice = LayerMixer(block.mixer, model.causal).backend_choice(
+            model,
+            length,
+            hardware=hardware,
+            segments=experiment.has_segments,
+            context_shards=shards,
         )
-        if spread is None:
+        if choice is None:
             raise UsageError(
-                f"mesh.context {count}: model.layer_pattern.{place}.mixer is {block.mixer.kind}, "
-                "which cannot look at tokens on other devices; set mesh.context to 1, or the mixer to "
-                f"{AttentionConfig.kind}"
+                f"mesh.context {shards}: model.layer_pattern.{index}.mixer is {block.mixer.kind}, "
+                "which cannot attend to tokens on other devices; set mesh.context to 1, or the "
+                f"mixer to {AttentionConfig.kind}"
             )

@@ -1,10 +1,12 @@
-"""What is said of a process that can no longer say it.
+"""Connect the processes of a multi-host run, and end all of them when one has gone.
 
-Several processes that train one model together: meeting, and parting when one of them has gone.
+Every process runs the same command. They connect to the coordinator at `JAX_COORDINATOR_ADDRESS`
+(with `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`), or to the one that JAX detects itself: under
+SLURM's srun, Open MPI, Kubernetes, and on Cloud TPUs.
 
-Each process runs the same command. They meet where `JAX_COORDINATOR_ADDRESS` says (with
-`JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`), or where JAX finds out by itself: under SLURM's srun,
-Open MPI, Kubernetes, and on Cloud TPUs.
+A collective operation that waits for a lost process may wait forever, and JAX has no public way to
+interrupt it. So every process has a heartbeat thread (`train.parallel.heartbeats`), which ends its
+process when another one has gone.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import pathlib
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
 from typing import Any, NoReturn
 
 import jax
@@ -27,53 +30,16 @@ import jax
 from train.errors import UserError
 from train.parallel.heartbeats import Heartbeats
 
-SHELL_SCRIPT = 'read said || echo "$0" >&2'
-
-
-class ExitMessage:
-    """A line on standard error, if this process ends without having taken it back.
-
-    A shell holds it, and the other end of a pipe: that closes however this process ends. JAX aborts
-    one whose process 0 has gone, at once and from a thread of its own (its
-    ``missed_heartbeat_callback`` would be asked, but cannot be called: it is given a status that
-    has no form in Python).
-    """
-
-    def __init__(self, line: str):
-        """Leaves the line with the shell."""
-        self._lock = threading.Lock()
-        self._shell: subprocess.Popen[bytes] | None = subprocess.Popen(
-            ["/bin/sh", "-c", SHELL_SCRIPT, line], stdin=subprocess.PIPE
-        )
-
-    def cancel(self) -> None:
-        """This process ends by its own will, and has said what there was to say."""
-        with self._lock:
-            shell, self._shell = self._shell, None
-        if shell is None or shell.stdin is None:
-            return
-        try:
-            os.write(shell.stdin.fileno(), b"said\n")
-            shell.stdin.close()
-            shell.wait(timeout=1)
-        except (OSError, subprocess.TimeoutExpired):
-            return  # it has been ended itself
-
-
 CONNECT_TIMEOUT_SECONDS = 300
-"""Seconds that the others are waited for."""
-
+"""Seconds to wait for all processes to connect."""
 
 HEARTBEAT_TIMEOUT_SECONDS = 60
-"""Seconds without a word after which a process counts as gone, and ends the others."""
-
+"""Seconds without a heartbeat after which a process counts as lost."""
 
 EXIT_TIMEOUT_SECONDS = 10
-"""Seconds that a process that ends has for telling the others."""
-
+"""Seconds that an ending process spends on informing the others."""
 
 RESTART_REMEDY = "start all of them again: the run goes on from its newest checkpoint"
-
 
 LOST_PEER_MARKERS = (
     "gloo",
@@ -84,111 +50,158 @@ LOST_PEER_MARKERS = (
     "heartbeat",
     "barrier",
 )
-"""What errors say when a process that takes part in something is no longer there."""
-
+"""Lower-case parts of the errors that collectives raise when another process has gone."""
 
 KILLED_MESSAGE = (
     "error: hosts: this process was killed, or ended by JAX because the first one has gone; "
     + RESTART_REMEDY
 )
 
+SHELL_SCRIPT = 'read said || echo "$0" >&2'
+"""Print the first argument, unless a line arrives on standard input before it is closed."""
 
+# One process takes part in one run, and `exit_process` must find both from any thread.
 _heartbeats: Heartbeats | None = None
+_exit_message: ExitMessage | None = None
 
 
-_last_words: ExitMessage | None = None
+class ExitMessage:
+    """Line on standard error that is printed if this process ends without cancelling it.
+
+    JAX aborts a process whose process 0 has gone, at once, from a C++ thread. No Python code runs
+    then: no `finally`, no `atexit`, no signal handler. JAX's `missed_heartbeat_callback` is no way
+    out, because its argument has no Python type and the call fails. So a child process waits for
+    the end of a pipe, which the operating system closes however this process ends. It is a shell,
+    which starts at once and needs little memory.
+    """
+
+    def __init__(self, line: str):
+        """Start the shell that holds the line."""
+        self._lock = threading.Lock()
+        self._shell: subprocess.Popen[bytes] | None = subprocess.Popen(
+            ["/bin/sh", "-c", SHELL_SCRIPT, line], stdin=subprocess.PIPE
+        )
+
+    def cancel(self) -> None:
+        """Discard the line: this process ends by itself, and prints its own error."""
+        with self._lock:
+            shell, self._shell = self._shell, None
+        if shell is None or shell.stdin is None:
+            return
+        try:
+            os.write(shell.stdin.fileno(), b"said\n")
+            shell.stdin.close()
+            shell.wait(timeout=1)
+        except (OSError, subprocess.TimeoutExpired):
+            return  # the shell was killed
 
 
 @dataclasses.dataclass(frozen=True)
 class Coordinator:
-    """Where processes meet."""
+    """Process 0, to which the others connect."""
 
     address: str | None
-    """Host and port of the first; None: JAX finds it out, and the rest."""
+    """Host and port; None: JAX detects the address, the count and the index."""
     process_count: int | None = None
     process_index: int | None = None
 
 
 def find_coordinator(environment: Mapping[str, str]) -> Coordinator | None:
-    """Where this process meets others; None if it is alone.
+    """Return the coordinator that the environment names; None for a run of one process.
 
-    Raises UserError if what is given for it is not all there, or makes no sense.
+    Raises:
+      UserError: A variable is missing or invalid.
     """
     if address := environment.get("JAX_COORDINATOR_ADDRESS"):
-        count = _number(environment, "JAX_NUM_PROCESSES")
-        index = _number(environment, "JAX_PROCESS_ID")
+        count = _read_number(environment, "JAX_NUM_PROCESSES")
+        index = _read_number(environment, "JAX_PROCESS_ID")
         if not 0 <= index < count:
             raise UserError(f"JAX_PROCESS_ID {index}: give one from 0 to {count - 1}")
         return Coordinator(address, count, index) if count > 1 else None
     several = (
-        _size(environment, "SLURM_STEP_NUM_TASKS") > 1
-        or _size(environment, "OMPI_COMM_WORLD_SIZE") > 1
+        _read_size(environment, "SLURM_STEP_NUM_TASKS") > 1
+        or _read_size(environment, "OMPI_COMM_WORLD_SIZE") > 1
         or "," in environment.get("TPU_WORKER_HOSTNAMES", "")
         or {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys()
-        or _on_a_tpu_vm(environment)
+        or _is_tpu_vm(environment)
     )
     return Coordinator(None) if several else None
 
 
 def initialize_distributed(environment: Mapping[str, str] = os.environ) -> None:
-    """Meets the other processes of the run, if there are any; before JAX looks for devices.
+    """Connect to the other processes of the run, if there are any.
 
-    Raises UserError if they do not all come within `WAIT` seconds.
+    Call it before JAX looks for devices.
+
+    Raises:
+      UserError: Not all processes have connected within `CONNECT_TIMEOUT_SECONDS`.
     """
-    where = find_coordinator(environment)
-    if where is None or jax.distributed.is_initialized():
+    coordinator = find_coordinator(environment)
+    if coordinator is None or jax.distributed.is_initialized():
         return
     try:
         jax.distributed.initialize(
-            where.address,
-            where.process_count,
-            where.process_index,
+            coordinator.address,
+            coordinator.process_count,
+            coordinator.process_index,
             initialization_timeout=CONNECT_TIMEOUT_SECONDS,
-            # JAX ends the others too, by aborting them: should ours be silent for once.
+            # JAX's own heartbeats abort a process without an error message. They are slower than
+            # ours, so that they act only if ours fail.
             heartbeat_timeout_seconds=2 * HEARTBEAT_TIMEOUT_SECONDS,
         )
     except (RuntimeError, ValueError) as error:
-        why = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"hosts: did not all meet within {CONNECT_TIMEOUT_SECONDS} s ({why}); start the same command on every "
-            "host, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID if need be"
+            f"hosts: did not all meet within {CONNECT_TIMEOUT_SECONDS} s ({reason}); start the "
+            "same command on every host, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
+            "JAX_PROCESS_ID if need be"
         ) from error
-    _listen()
+    _start_heartbeats()
 
 
-def _listen() -> None:
-    """Has this process give signs of life, and end when another has ended."""
-    from jax._src import distributed  # the store has no public name
+def _start_heartbeats() -> None:
+    """Start this process's heartbeats, and end it when another process has gone."""
+    # JAX has no public name for the key-value store of its coordinator, and a store of our own
+    # would need a port of its own. `jax.process_index` is not asked: it would look for devices.
+    from jax._src import distributed
 
-    global _heartbeats, _last_words
-    state = distributed.global_state  # to ask jax.process_index() would look for devices
-    assert state.client is not None  # it was made just now
+    global _heartbeats, _exit_message
+    state = distributed.global_state
+    assert state.client is not None  # `jax.distributed.initialize` has returned
     _heartbeats = Heartbeats(
-        state.client, state.process_id, _end, timeout=HEARTBEAT_TIMEOUT_SECONDS
+        state.client, state.process_id, _on_lost_peer, timeout=HEARTBEAT_TIMEOUT_SECONDS
     )
     _heartbeats.start()
     atexit.register(_heartbeats.stop)
     if state.process_id:
-        _last_words = ExitMessage(KILLED_MESSAGE)
-        atexit.register(_last_words.cancel)
-    sys.excepthook = _unforeseen
+        _exit_message = ExitMessage(KILLED_MESSAGE)
+        atexit.register(_exit_message.cancel)
+    # Python runs atexit handlers after an uncaught exception, and JAX's waits there for the other
+    # processes, which wait for this one. Errors that the command line knows never come here; a
+    # hook also serves users who call `train.fit` from a script of their own.
+    sys.excepthook = functools.partial(_exit_on_uncaught, sys.excepthook)
 
 
-def _end(what: str) -> NoReturn:
-    """The main thread may wait for what will not come: it is not asked."""
-    print(f"error: hosts: {what}; {RESTART_REMEDY}", file=sys.stderr)
+def _on_lost_peer(description: str) -> NoReturn:
+    """End this process. The heartbeat thread does it, as the main thread may be blocked."""
+    print(f"error: hosts: {description}; {RESTART_REMEDY}", file=sys.stderr)
     exit_process(1)
 
 
-def _unforeseen(kind: type[BaseException], error: BaseException, trace: Any) -> NoReturn:
-    """An error of ours shows where it comes from, and ends the others as any other does."""
-    sys.__excepthook__(kind, error, trace)
+def _exit_on_uncaught(
+    previous: Callable[[type[BaseException], BaseException, TracebackType | None], Any],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> NoReturn:
+    """Print the traceback of an uncaught exception, and end all processes."""
+    previous(kind, error, trace)
     exit_process(1, f"{kind.__name__}: {error}")
 
 
 @contextlib.contextmanager
 def explain_lost_peers() -> Iterator[None]:
-    """Around what processes do together: one that has gone is told of in one line."""
+    """Raise a UserError in place of the errors of collectives whose peer has gone."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, UserError) as error:
@@ -201,7 +214,10 @@ def explain_lost_peers() -> Iterator[None]:
 
 
 def barrier(name: str, timeout_seconds: float = 1200) -> None:
-    """Wait until all processes of the run have called this with the same `name`."""
+    """Wait until all processes of the run have called this with the same name.
+
+    The barrier uses no devices, so any thread may call it.
+    """
     if jax.process_count() > 1:
         import orbax.checkpoint as ocp
 
@@ -209,38 +225,38 @@ def barrier(name: str, timeout_seconds: float = 1200) -> None:
 
 
 def is_lost_peer_error(error: BaseException) -> bool:
-    """Whether an error is that of a process whose partner is no longer there."""
+    """Return True if an error says that another process of the run has gone."""
     known = isinstance(error, jax.errors.JaxRuntimeError | UserError)
     text = str(error).lower()
-    return known and jax.process_count() > 1 and any(word in text for word in LOST_PEER_MARKERS)
+    return known and jax.process_count() > 1 and any(part in text for part in LOST_PEER_MARKERS)
 
 
 def exit_process(status: int, reason: str = "") -> NoReturn:
-    """Ends a process that has failed, without waiting for those that wait for it.
+    """End a failed process, without waiting for processes that wait for it.
 
     Args:
-      status: Its exit status.
-      why: What the others are told; without it, nothing.
+      status: Exit status.
+      reason: Reported to the other processes, which then end too. Without it they are told only
+        that this process needs no heartbeats any more.
     """
     if status and "jax" in sys.modules and jax.distributed.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()
         if _heartbeats is not None:
-            part = (
+            goodbye = (
                 functools.partial(_heartbeats.announce_exit, reason) if reason else _heartbeats.stop
             )
-            parting = threading.Thread(target=part, daemon=True)
-            parting.start()
-            parting.join(
-                EXIT_TIMEOUT_SECONDS
-            )  # where there is nobody to answer, this takes minutes
-        if _last_words is not None:
-            _last_words.cancel()
-        os._exit(status)
+            # On a thread: if process 0 has gone, writing to its store takes minutes to fail.
+            thread = threading.Thread(target=goodbye, daemon=True)
+            thread.start()
+            thread.join(EXIT_TIMEOUT_SECONDS)
+        if _exit_message is not None:
+            _exit_message.cancel()
+        os._exit(status)  # no atexit handlers: JAX's would wait for the other processes
     sys.exit(status)
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
+def _read_number(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "")
     if not text.isdecimal():
         raise UserError(
@@ -249,13 +265,13 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _size(environment: Mapping[str, str], name: str) -> int:
+def _read_size(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "")
     return int(text) if text.isdecimal() else 0
 
 
-def _on_a_tpu_vm(environment: Mapping[str, str]) -> bool:
-    """Whether this is a machine with a TPU that JAX is to use."""
+def _is_tpu_vm(environment: Mapping[str, str]) -> bool:
+    """Return True on a machine with a TPU that JAX is to use."""
     platforms = environment.get("JAX_PLATFORMS", "tpu").split(",")
     devices = pathlib.Path("/dev")
     return (

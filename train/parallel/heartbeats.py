@@ -1,8 +1,11 @@
-"""Signs of life that the processes of a run give each other, and the word that one has ended.
+"""Heartbeats between the processes of a run, to notice when one of them has ended.
 
-What waits for a process that has gone may wait for long: an all-reduce ends at once where the lost
-process was its neighbour, and not at all elsewhere. So each has a thread that looks, and that ends
-it. They meet in the key-value store that process 0 keeps.
+A collective that waits for a lost process ends at once on its neighbours in the ring, and never on
+the others. So every process has a thread that writes its own heartbeat, looks for lost processes,
+and ends its process if there is one. They communicate through the key-value store of process 0.
+
+Each beat costs a process one write and one read, whatever the number of processes. Only process 0
+reads all heartbeats; the others read the list of ended processes.
 """
 
 import threading
@@ -13,17 +16,14 @@ from typing import Protocol
 from jax.errors import JaxRuntimeError
 
 HEARTBEATS_KEY = "train/beats"
-
-
 ENDED_KEY = "train/ended"
 
-
 STOPPED = "left"
-"""The beat of a process that nobody need wait for any more."""
+"""Heartbeat of a process that has ended in order: nobody need wait for it."""
 
 
 class KeyValueStore(Protocol):
-    """What JAX's distributed client can do; a folder's values come with their whole keys."""
+    """Part of JAX's distributed client. Values of a directory come with their full keys."""
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None: ...
 
@@ -31,11 +31,7 @@ class KeyValueStore(Protocol):
 
 
 class Heartbeats:
-    """Those of one process, and its ear for the others'.
-
-    Every process writes one value and reads one at each beat, whatever their number; process 0
-    reads them all.
-    """
+    """Heartbeat thread of one process."""
 
     def __init__(
         self,
@@ -47,46 +43,54 @@ class Heartbeats:
         timeout: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Starts nothing yet.
+        """Prepare the thread; `start` starts it.
 
         Args:
-          store: Where they meet.
-          index: The number of this process.
-          end: Called once, on the thread, with what has become of another process, in words.
-          interval: Seconds between two beats.
-          silence: Seconds without a beat after which a process counts as gone.
-          clock: Seconds, from any start.
+          store: Key-value store that all processes share.
+          process_index: Index of this process.
+          on_lost_peer: Called once, on the thread, with a description of the lost process.
+          interval: Seconds between two heartbeats.
+          timeout: Seconds without a heartbeat after which a process counts as lost.
+          clock: Returns seconds from any origin.
         """
-        self._store, self._index, self._end = store, process_index, on_lost_peer
-        self._interval, self._silence, self._clock = interval, timeout, clock
+        self._store, self._index, self._on_lost_peer = store, process_index, on_lost_peer
+        self._interval, self._timeout, self._clock = interval, timeout, clock
         self._count = 0
-        self._answered = clock()
-        self._heard: dict[str, tuple[str, float]] = {}
+        self._store_answered_at = clock()
+        # Last heartbeat of each process, and the time at which it was first seen.
+        self._last_seen: dict[str, tuple[str, float]] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
 
     def start(self) -> None:
-        """Begins to beat, and to listen."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Nobody need wait for this process any more, and it for no other."""
+        """Stop watching, and tell the others not to expect more heartbeats."""
         self._stopped.set()
         self._put(f"{HEARTBEATS_KEY}/{self._index}", STOPPED)
 
     def announce_exit(self, reason: str, wait_seconds: float = 6.0) -> None:
-        """This process ends, and so the others have to.
+        """Announce that this process has failed, so that the others end too.
 
-        Process 0 waits for them so many seconds: the store ends with it.
+        Args:
+          reason: Description of the failure.
+          wait_seconds: Longest time that process 0 waits for the others to read it. The store
+            ends with process 0.
         """
         self._put(f"{ENDED_KEY}/{self._index}", f"has ended ({reason[:200]})")
         self.stop()
-        end = self._clock() + wait_seconds
-        while self._index == 0 and self._clock() < end and not self._all_left():
+        deadline = self._clock() + wait_seconds
+        while self._index == 0 and self._clock() < deadline and not self._all_stopped():
             time.sleep(self._interval / 10)
 
     def beat(self) -> str | None:
-        """Gives a sign, and looks for the others'. Returns what has become of one, in words."""
+        """Write a heartbeat and look for lost processes.
+
+        Returns:
+          Description of a lost process; None if there is none.
+        """
         now = self._clock()
         self._count += 1
         try:
@@ -95,31 +99,33 @@ class Heartbeats:
             )
             ended = self._store.key_value_dir_get(ENDED_KEY)
             if not ended and self._index == 0:
-                ended = self._silent(now)
+                ended = self._find_silent(now)
         except JaxRuntimeError:
-            silent = now - self._answered > self._silence
-            return f"process 0 has not answered for {self._silence:g} s" if silent else None
-        self._answered = now
+            # The store is part of process 0. One failed request may be a network problem.
+            silent = now - self._store_answered_at > self._timeout
+            return f"process 0 has not answered for {self._timeout:g} s" if silent else None
+        self._store_answered_at = now
         if not ended:
             return None
-        key, what = ended[0]
-        return f"process {_index(key)} {what}"
+        key, description = ended[0]
+        return f"process {_index_of(key)} {description}"
 
-    def _silent(self, now: float) -> list[tuple[str, str]]:
-        """Those that have not been heard for too long; the others are told."""
+    def _find_silent(self, now: float) -> list[tuple[str, str]]:
+        """Return the processes without a recent heartbeat, and list them for the others."""
         for key, beat in self._store.key_value_dir_get(HEARTBEATS_KEY):
-            if self._heard.get(key, ("", 0.0))[0] != beat:
-                self._heard[key] = beat, now
+            # A heartbeat is a count. Only its changes are timed, by this process's clock.
+            if self._last_seen.get(key, ("", 0.0))[0] != beat:
+                self._last_seen[key] = beat, now
         lost = [
-            (f"{ENDED_KEY}/{_index(key)}", f"has not been heard of for {self._silence:g} s")
-            for key, (beat, when) in self._heard.items()
-            if beat != STOPPED and now - when > self._silence
+            (f"{ENDED_KEY}/{_index_of(key)}", f"has not been heard of for {self._timeout:g} s")
+            for key, (beat, seen_at) in self._last_seen.items()
+            if beat != STOPPED and now - seen_at > self._timeout
         ]
-        for key, what in lost:
-            self._put(key, what)
+        for key, description in lost:
+            self._put(key, description)
         return lost
 
-    def _all_left(self) -> bool:
+    def _all_stopped(self) -> bool:
         try:
             beats = self._store.key_value_dir_get(HEARTBEATS_KEY)
         except JaxRuntimeError:
@@ -130,15 +136,15 @@ class Heartbeats:
         try:
             self._store.key_value_set(key, value, allow_overwrite=True)
         except JaxRuntimeError:
-            return  # the store has gone with process 0: there is nobody to tell
+            return  # the store has ended with process 0: nobody is left to tell
 
     def _run(self) -> None:
         while not self._stopped.wait(self._interval):
-            what = self.beat()
-            if what is not None and not self._stopped.is_set():
+            lost = self.beat()
+            if lost is not None and not self._stopped.is_set():
                 self._stopped.set()
-                self._end(what)
+                self._on_lost_peer(lost)
 
 
-def _index(key: str) -> str:
+def _index_of(key: str) -> str:
     return key.rsplit("/", 1)[-1]

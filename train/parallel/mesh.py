@@ -1,4 +1,7 @@
-"""How devices are arranged."""
+"""The device mesh: how devices are arranged for data, model and sequence parallelism.
+
+`MeshConfig` is part of the experiment and must be importable without JAX.
+"""
 
 from __future__ import annotations
 
@@ -14,55 +17,59 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
-"""From the slowest links to the fastest: neighbours along the last axis talk most, and lie closest.
-Stages of a pipeline, which talk least, would stand first."""
+"""Mesh axes from the slowest links to the fastest. Devices along the last axis communicate most and
+are placed closest to each other. Pipeline stages, which communicate least, would come first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """The size of each axis, of which at most one may be -1: the devices that are left."""
+    """Size of each mesh axis. One of them may be -1: all remaining devices."""
 
     data: int = -1
-    """Copies of the model, each with its part of the batch."""
+    """Data parallelism: replicas of the model, each with its part of the batch."""
     fsdp: int = 1
-    """Parts that weights and optimizer state are cut into, gathered when needed; the batch too."""
+    """Fully sharded data parallelism: shards of weights and optimizer state, gathered when needed.
+    Splits the batch too."""
     tensor: int = 1
-    """Parts that heads, hidden units and vocabulary are cut into."""
+    """Tensor parallelism: shards of attention heads, hidden units and the vocabulary."""
     context: int = 1
-    """Parts that the tokens of a sequence are cut into."""
+    """Context parallelism: shards of the tokens of each sequence."""
     expert: int = 1
-    """Parts that the experts of a mixture are cut into; the batch too."""
+    """Expert parallelism: shards of the experts of mixture layers. Splits the batch too."""
     optimizer_placement: Literal["device", "host"] = "device"
-    """Where the optimizer's state lies: with the weights, or in the host's memory, which is larger
-    and slower to reach."""
+    """Memory that holds the optimizer state between steps. host: larger, but every step transfers
+    the state to the device and back."""
 
-    def axis_sizes(self, devices: int) -> dict[str, int]:
-        """The size of each axis. Raises UsageError if they cannot be that many devices."""
-        given = {
-            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in MESH_AXES
-        }
-        often = ("data", "fsdp", "tensor")
-        shown = " x ".join(f"{n} {size}" for n, size in given.items() if n in often or size != 1)
+    def axis_sizes(self, num_devices: int) -> dict[str, int]:
+        """Return the size of each axis, in the order of `MESH_AXES`.
+
+        Raises:
+          UsageError: the sizes do not multiply to the number of devices.
+        """
+        names = [f.name for f in dataclasses.fields(self) if f.name in MESH_AXES]
+        given = {name: getattr(self, name) for name in names}
+        common = ("data", "fsdp", "tensor")
+        shown = " x ".join(f"{n} {size}" for n, size in given.items() if n in common or size != 1)
         sizes = {name: given[name] for name in MESH_AXES}
-        rest = [name for name, size in sizes.items() if size == -1]
-        if len(rest) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+        free = [name for name, size in sizes.items() if size == -1]
+        if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
             raise UsageError(f"mesh {shown}: give sizes of 1 or more, and -1 at most once")
-        known = math.prod(size for size in sizes.values() if size != -1)
-        if rest:
-            sizes[rest[0]] = devices // known
-        if math.prod(sizes.values()) != devices:
+        fixed = math.prod(size for size in sizes.values() if size != -1)
+        if free:
+            sizes[free[0]] = num_devices // fixed
+        if math.prod(sizes.values()) != num_devices:
             raise UsageError(
-                f"mesh {shown}: does not divide {devices} devices; give sizes whose product is "
-                f"{devices}, or -1 for the rest"
+                f"mesh {shown}: does not divide {num_devices} devices; give sizes whose product is "
+                f"{num_devices}, or -1 for the rest"
             )
         return sizes
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh over `devices` (all there are, if None).
+    """Return the mesh over `devices`, by default all.
 
-    On a torus each axis lies along dimensions of it where it can; one of 2 on a torus of 4 x 4
-    takes half of a dimension, and another axis the other half.
+    On a TPU torus an axis runs along a dimension of the torus where it can. An axis of size 2 on a
+    4 x 4 torus takes half of a dimension, and another axis may take the other half.
     """
     import jax
     from jax.experimental import mesh_utils
@@ -70,7 +77,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
 
     devices = jax.devices() if devices is None else devices
     sizes = config.axis_sizes(len(devices))
-    laid = mesh_utils.create_device_mesh(
+    arranged = mesh_utils.create_device_mesh(
         tuple(sizes.values()), devices, allow_split_physical_axes=True
     )
-    return Mesh(laid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    # Auto: the compiler propagates shardings from the constraints of parameters and activations.
+    return Mesh(arranged, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))

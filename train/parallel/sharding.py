@@ -1,10 +1,8 @@
-"""One table from logical axes to mesh axes, and what it makes of an array.
+"""Placement of arrays: one table from logical axes to mesh axes, and the shardings that follow.
 
-Which memory arrays lie in: that of the device, or that of its host.
-
-Where activations lie: what a model is told of the mesh, as one value.
-
-Where weights and the optimizer's state lie.
+Every weight and activation has logical axes ("embed", "mlp", "batch", ...). `LOGICAL_AXIS_RULES`
+maps each to the mesh axes that split it. From it follow the shardings of parameters, optimizer
+state, activations and batches; no other file names a mesh axis to split an array.
 """
 
 import dataclasses
@@ -19,7 +17,7 @@ from train.errors import UsageError
 from train.parallel.mesh import MeshConfig
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
-from transformer.layers.params import LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes
 
 LOGICAL_AXIS_RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp", "expert"),
@@ -31,18 +29,27 @@ LOGICAL_AXIS_RULES: dict[str, tuple[str, ...]] = {
     "embed": ("fsdp",),
     "experts": ("expert",),
 }
-"""Logical axis -> mesh axes that it is split over; an axis that is not here is not split."""
-
+"""Logical axis -> mesh axes that split it. Axes that are not listed are not split."""
 
 REPLICABLE_AXES = ("kv_heads",)
-"""Axes that every part has whole where there are more parts than entries: keys and values that
-several heads of queries share are copied to each part that has one of these heads."""
+"""Axes that are replicated if they have fewer entries than shards. Key-value heads are shared by
+several query heads: each shard gets the key-value heads of its query heads."""
 
 
 def logical_to_sharding(
     mesh: Mesh, names: Sequence[str | None], shape: Sequence[int] = ()
 ) -> NamedSharding:
-    """The layout of an array with these logical axes. Raises UsageError for what cannot divide."""
+    """Return the sharding of an array with these logical axes.
+
+    Args:
+      mesh: The devices.
+      names: Logical axis of each dimension; None: not split.
+      shape: Sizes to check. Without them nothing is checked.
+
+    Raises:
+      UsageError: a size is not divisible by the number of its shards.
+    """
+    # A mesh axis can split one dimension only: the first that asks for it.
     used: set[str] = set()
     spec: list[Any] = []
     for index, name in enumerate(names):
@@ -50,42 +57,44 @@ def logical_to_sharding(
         count = math.prod(mesh.shape[axis] for axis in axes)
         if shape and shape[index] % count:
             if name not in REPLICABLE_AXES or count % shape[index]:
-                raise UsageError(_indivisible(mesh, name, shape[index], axes, count))
+                raise UsageError(_indivisible_message(mesh, name, shape[index], axes, count))
             axes = ()
         used.update(axes)
         spec.append(axes or None)
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-def _indivisible(mesh: Mesh, name: str | None, size: int, axes: tuple[str, ...], count: int) -> str:
-    shown = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in axes)
-    fitting = [str(each) for each in range(1, count) if size % each == 0]
-    settings = " x ".join(f"mesh.{axis}" for axis in axes)
+def _indivisible_message(
+    mesh: Mesh, name: str | None, size: int, axes: tuple[str, ...], count: int
+) -> str:
+    sizes = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in axes)
+    divisors = [str(each) for each in range(1, count) if size % each == 0]
+    fields = " x ".join(f"mesh.{axis}" for axis in axes)
     return (
-        f"axis {name} of size {size}: does not divide into {count} parts (mesh {shown}); "
-        f"give {settings} of {' or '.join(fitting)}"
+        f"axis {name} of size {size}: does not divide into {count} parts (mesh {sizes}); "
+        f"give {fields} of {' or '.join(divisors)}"
     )
 
 
 def mesh_axes(mesh: Mesh, name: str | None) -> tuple[str, ...]:
-    """The mesh axes that a logical axis is split over, those of one device left out."""
+    """Return the mesh axes of more than one device that split a logical axis."""
     return tuple(
         axis for axis in LOGICAL_AXIS_RULES.get(name or "", ()) if mesh.shape.get(axis, 1) > 1
     )
 
 
 def num_shards(mesh: Mesh, name: str | None) -> int:
-    """How many parts a logical axis is split into."""
+    """Return the number of shards of a logical axis."""
     return math.prod(mesh.shape[axis] for axis in mesh_axes(mesh, name))
 
 
 def replicated_sharding(mesh: Mesh) -> NamedSharding:
-    """The layout of an array that every device has whole."""
+    """Return the sharding of an array that every device holds in full."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def check_optimizer_placement(mesh: MeshConfig, hardware: Hardware) -> None:
-    """Raises UsageError if the devices have no other memory than the host's."""
+    """Raise UsageError for host placement on devices that have no memory of their own."""
     if mesh.optimizer_placement == "host" and hardware.platform == "cpu":
         raise UsageError(
             "mesh.optimizer_placement host: a CPU computes in the host's memory already; "
@@ -94,38 +103,39 @@ def check_optimizer_placement(mesh: MeshConfig, hardware: Hardware) -> None:
 
 
 def host_memory_shardings(shardings: Any) -> Any:
-    """The same layouts, in memory of the host that devices can reach by themselves.
+    """Return the same shardings in pinned host memory, which devices access directly.
 
-    Raises UsageError for GPUs that are only described: JAX knows of no other memory there.
+    Raises:
+      UsageError: the devices are a described GPU topology, which lacks this memory in JAX.
     """
-    there = jax.tree.map(lambda sharding: sharding.with_memory_kind("pinned_host"), shardings)
-    if any(sharding.memory_kind is None for sharding in jax.tree.leaves(there)):
+    pinned = jax.tree.map(lambda sharding: sharding.with_memory_kind("pinned_host"), shardings)
+    if any(sharding.memory_kind is None for sharding in jax.tree.leaves(pinned)):
         raise UsageError(
-            "mesh.optimizer_placement host: no step can be compiled with it for GPUs that are not "
-            "here, as their description lacks the host's memory; give --compile-best 0 for an estimate"
+            "mesh.optimizer_placement host: cannot be compiled for GPUs that are not here, since "
+            "their description lacks host memory; give --compile-best 0 for an estimate"
         )
-    return there
+    return pinned
 
 
 def make_sharding_constraint(mesh: Mesh) -> ActivationConstraint:
-    """What a model calls to say how its activations lie; nothing is said on one device.
+    """Return the function by which a model constrains the sharding of its activations.
 
-    Nor of an axis that does not divide: a model that was trained on many devices takes a single
-    example too.
+    It does nothing on one device, and leaves axes whole that do not divide: a model trained on many
+    devices also runs on a single example.
     """
     return _ShardingConstraint(mesh if mesh.size > 1 else None)
 
 
 @dataclasses.dataclass(frozen=True)
 class _ShardingConstraint:
-    """Hashable, so that models with it are."""
+    """Constraint of activations to a mesh. Hashable, as the modules that hold it must be."""
 
     mesh: Mesh | None
 
     def __call__(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
         if self.mesh is None:
             return x
-        sharding = logical_to_sharding(self.mesh, self._fitting(axes, x.shape))
+        sharding = logical_to_sharding(self.mesh, self._divisible_axes(axes, x.shape))
         return jax.lax.with_sharding_constraint(x, sharding)
 
     def num_shards(self, axis: str) -> int:
@@ -134,12 +144,12 @@ class _ShardingConstraint:
     def partition_spec(self, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> PartitionSpec:
         if self.mesh is None:
             return PartitionSpec()
-        return logical_to_sharding(self.mesh, self._fitting(axes, shape)).spec
+        return logical_to_sharding(self.mesh, self._divisible_axes(axes, shape)).spec
 
-    def _fitting(
+    def _divisible_axes(
         self, axes: tuple[str | None, ...], shape: tuple[int, ...]
     ) -> tuple[str | None, ...]:
-        """The axes that divide."""
+        """Return the axes with None for each that its number of shards does not divide."""
         sizes = zip(axes, shape, strict=True)
         return tuple(
             name if name and size % self.num_shards(name) == 0 else None for name, size in sizes
@@ -147,7 +157,7 @@ class _ShardingConstraint:
 
 
 def parameter_shardings(mesh: Mesh, axes: Any, shapes: Any) -> Any:
-    """The layout of each parameter, from the names of its axes."""
+    """Return the sharding of every parameter, from its logical axes."""
     return jax.tree.map(
         lambda a, s: logical_to_sharding(mesh, a.names, s.shape),
         axes,
@@ -156,41 +166,50 @@ def parameter_shardings(mesh: Mesh, axes: Any, shapes: Any) -> Any:
     )
 
 
-def optimizer_state_shardings(state: Any, shapes: Any, shardings: Any, rest: NamedSharding) -> Any:
-    """The layout of an optimizer's state.
+def optimizer_state_shardings(
+    state: Any, shapes: Any, shardings: Any, default: NamedSharding
+) -> Any:
+    """Return the sharding of every array of an optimizer state.
 
-    What belongs to a parameter, by its path, lies like it: all of it if it has its shape; if not
-    (means over rows, scales of blocks), the axes that it shares in order, where they divide. The
-    rest (counts, coefficients) lies as `operands_and_attributes` says.
+    optax keeps moments in trees with the structure of the parameters, inside states of its own: a
+    leaf whose path ends with the path of a parameter belongs to it. It gets the parameter's
+    sharding if it has its shape. Otherwise (row means, scales of blocks) it gets the sharding of
+    the leading axes that both have, where they divide.
+
+    Args:
+      state: Shapes of the optimizer state.
+      shapes: Shapes of the parameters.
+      shardings: Shardings of the parameters.
+      default: Sharding of leaves that belong to no parameter (step counts, coefficients).
     """
-    known = {
-        _names(path): (leaf.shape, sharding)
+    by_path = {
+        _path_names(path): (leaf.shape, sharding)
         for (path, leaf), sharding in zip(
             jax.tree_util.tree_leaves_with_path(shapes), jax.tree.leaves(shardings), strict=True
         )
     }
 
-    def layout(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        names = _names(path)
-        ends = (names[start:] for start in range(len(names)))
-        found = next((known[end] for end in ends if end in known), None)
-        if found is None:
-            return rest
-        shape, sharding = found
-        return sharding if leaf.shape == shape else _fitted(sharding, leaf.shape)
+    def leaf_sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        names = _path_names(path)
+        suffixes = (names[start:] for start in range(len(names)))
+        parameter = next((by_path[suffix] for suffix in suffixes if suffix in by_path), None)
+        if parameter is None:
+            return default
+        shape, sharding = parameter
+        return sharding if leaf.shape == shape else _leading_axes(sharding, leaf.shape)
 
-    return jax.tree_util.tree_map_with_path(layout, state)
+    return jax.tree_util.tree_map_with_path(leaf_sharding, state)
 
 
-def _fitted(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
-    """The layout of an array of another shape: axis by axis, where the parts divide it."""
-    parts = lambda axes: math.prod(sharding.mesh.shape[axis] for axis in axes or ())  # noqa: E731
-    spec = [
-        axes if size % parts((axes,) if isinstance(axes, str) else axes) == 0 else None
-        for axes, size in zip(sharding.spec, shape, strict=False)
-    ]
+def _leading_axes(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """Return the sharding for another shape: axis by axis, where the number of shards divides."""
+    spec = []
+    for axes, size in zip(sharding.spec, shape, strict=False):
+        names = (axes,) if isinstance(axes, str) else axes or ()
+        shards = math.prod(sharding.mesh.shape[name] for name in names)
+        spec.append(axes if size % shards == 0 else None)
     return NamedSharding(sharding.mesh, PartitionSpec(*spec))
 
 
-def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
+def _path_names(path: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)

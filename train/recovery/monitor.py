@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from train.engine import Metrics
 from train.recovery.config import RecoveryConfig
 from train.recovery.detector import DETECTOR_METRICS, MONITORED_METRICS
 from train.recovery.rollback import Anomaly
+from train.step import Metrics
 from train.telemetry.reporter import Reporter
 
 

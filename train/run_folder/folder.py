@@ -1,4 +1,4 @@
-"""A run's folder: what is in it and what each thing is called."""
+"""Paths of a run's files, and safe reading and writing of them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from train.run_folder.regular_files import (
     read_bytes,
 )
 
-# A folder may have these before it has config.json: its run was killed at its very start.
-_STEMS = frozenset(
+# Names of a run's files without their endings. A run that was killed at its very start has some
+# of them and no config.json yet.
+_RUN_FILE_STEMS = frozenset(
     (
         "checkpoints",
         "config",
@@ -42,128 +43,128 @@ _STEMS = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """Where everything that belongs to a run lies, on this machine or remote (``gs://...``).
+    """Folder of a run, local or remote (`gs://...`).
 
-    Making one touches nothing: `create` prepares the folder for a run to write into, `open_existing`
-    finds one that a run has written.
+    The constructor touches no files. `create` prepares the folder of a run that writes;
+    `open_existing` finds a run that was started before.
     """
 
     path: AnyPath
 
     @classmethod
     def create(cls, workdir: str | os.PathLike[str]) -> RunFolder:
-        """The folder of a run that begins here or goes on; it is made if it is not there.
+        """Return the folder of a new or resumed run; create it if it does not exist.
 
         Raises:
-          UserError: It is a file, holds other things and no run, or cannot be written.
+          UserError: The path is a file, holds files but no run, or cannot be written.
         """
-        folder = cls(_located(workdir))
+        folder = cls(_resolve_workdir(workdir))
         with explain_write_errors(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
-            folder._refuse_strangers()
-            folder._refuse_links()
-            folder._try_writing()
+            folder._check_is_run_dir()
+            folder._check_no_links()
+            folder._check_writable()
         return folder
 
     @classmethod
     def open_existing(cls, workdir: str | os.PathLike[str]) -> RunFolder:
-        """The folder of a run that was begun (UserError: there is none)."""
-        folder = cls(_located(workdir))
+        """Return the folder of an existing run (UserError: it holds no run)."""
+        folder = cls(_resolve_workdir(workdir))
         with explain_read_errors(folder.path):
-            there, begun = folder.path.exists(), folder.config_json.exists()
-        if not begun:
-            found = f"holds no run (no {folder.config_json.name})" if there else "does not exist"
+            exists, has_run = folder.path.exists(), folder.config_json.exists()
+        if not has_run:
+            found = f"holds no run (no {folder.config_json.name})" if exists else "does not exist"
             raise UserError(f"workdir {workdir}: {found}; give the --workdir that fit was given")
         return folder
 
     @property
     def config_text(self) -> AnyPath:
-        """The resolved experiment as flat sorted text, for people and for diff."""
+        """Resolved experiment as flat sorted text, for people and for `diff`."""
         return self.path / "config.txt"
 
     @property
     def config_json(self) -> AnyPath:
-        """The resolved experiment, to be read back. A folder that has it holds a run."""
+        """Resolved experiment, to be read back. A folder with this file holds a run."""
         return self.path / "config.json"
 
     @property
     def metrics(self) -> AnyPath:
-        """See `train.telemetry.metrics_log`."""
+        """Metrics by step (`train.telemetry.metrics_log`)."""
         return self.path / "metrics.jsonl"
 
     @property
     def time_log(self) -> AnyPath:
-        """See `train.telemetry.compute_goodput`."""
+        """Use of the run's time (`train.telemetry.goodput`)."""
         return self.path / "time.jsonl"
 
     @property
     def event_log(self) -> AnyPath:
-        """See `train.telemetry.event_log`."""
+        """Events of the run (`train.telemetry.event_log`)."""
         return self.path / "logbook.jsonl"
 
     @property
     def checkpoints(self) -> AnyPath:
-        """A folder for each saved step. See `train.checkpoints`."""
+        """Checkpoints, a folder for each saved step (`train.checkpoint`)."""
         return self.path / "checkpoints"
 
     @property
     def rollback_record(self) -> AnyPath:
-        """What was decided about trouble. See `train.recovery.rollback`."""
+        """Rollbacks of the run (`train.recovery.rollback`)."""
         return self.path / "recovery.json"
 
     @property
     def anomaly_states(self) -> AnyPath:
-        """The states that a run was in when there was trouble, a folder for each step."""
+        """States at anomalies, saved for inspection, a folder for each step."""
         return self.path / "spikes"
 
     @property
     def lease_folder(self) -> AnyPath:
-        """Which process trains here. See `train.run_folder.lock`."""
+        """Lease of the process that trains here (`train.run_folder.lease`)."""
         return self.path / "owner"
 
     @property
     def loss_plot(self) -> AnyPath:
-        """See `train.telemetry.loss_plot`."""
+        """Loss curve (`train.telemetry.loss_plot`)."""
         return self.path / "loss.png"
 
     @property
     def tokenizer(self) -> AnyPath:
-        """The tokenizer that the run trains with, in the format of the `tokenizers` library."""
+        """Tokenizer of the run, in the format of the `tokenizers` library."""
         return self.path / "tokenizer.json"
 
     @property
     def labels(self) -> AnyPath:
-        """The names of the classes or tags, by number; not there for tasks without."""
+        """Class or tag names by index; missing for tasks without labels."""
         return self.path / "labels.json"
 
     @property
     def samples(self) -> AnyPath:
-        """What the model wrote on the way."""
+        """Texts that the model generated during training."""
         return self.path / "samples.txt"
 
     @property
     def tensorboard(self) -> AnyPath:
-        """TensorBoard's event files, in a folder for each split."""
+        """TensorBoard event files, a folder for each split."""
         return self.path / "tensorboard"
 
-    def _refuse_strangers(self) -> None:
-        """Keeps a run out of a folder that is plainly something else, a home folder say."""
+    def _check_is_run_dir(self) -> None:
+        """Raise UserError for a folder with other files, such as a home folder."""
         names = sorted(entry.name for entry in self.path.iterdir())
-        strangers = [name for name in names if not name.startswith(".")]
-        if strangers and not any(name.split(".")[0] in _STEMS for name in names):
+        visible = [name for name in names if not name.startswith(".")]
+        if visible and not any(name.split(".")[0] in _RUN_FILE_STEMS for name in names):
             raise UserError(
-                f"workdir {self.path}: holds other things ({', '.join(strangers[:3])}) and no run; "
+                f"workdir {self.path}: holds other things ({', '.join(visible[:3])}) and no run; "
                 "give a new or an empty folder"
             )
 
-    def _refuse_links(self) -> None:
-        """Keep what a run writes, appends to and removes within its folder."""
+    def _check_no_links(self) -> None:
+        """Raise UserError if a run's file is a link: the run would write outside its folder."""
         if is_local(self.path):
-            for name in self.path.iterdir():
-                if name.name.split(".")[0] in _STEMS:
-                    check_not_symlink(name)
+            for entry in self.path.iterdir():
+                if entry.name.split(".")[0] in _RUN_FILE_STEMS:
+                    check_not_symlink(entry)
 
-    def _try_writing(self) -> None:
+    def _check_writable(self) -> None:
         probe = self.path / f".writable-{secrets.token_hex(4)}"
         probe.write_bytes(b"")
         probe.unlink()
@@ -171,7 +172,7 @@ class RunFolder:
 
 @contextlib.contextmanager
 def explain_write_errors(path: AnyPath) -> Iterator[None]:
-    """Turns what writing ``path`` can raise into a UserError that names it."""
+    """Raise a UserError that names `path` in place of an OSError."""
     try:
         yield
     except OSError as error:
@@ -182,19 +183,20 @@ def explain_write_errors(path: AnyPath) -> Iterator[None]:
 
 
 def explain_read_errors(path: AnyPath) -> contextlib.AbstractContextManager[None]:
-    """Turns what reading ``path`` can raise into a UserError that names it."""
+    """Raise a UserError that names `path` in place of the errors of reading it."""
     return as_user_error(str(path))
 
 
 def os_error_reason(error: OSError) -> str:
-    """What the system says is wrong, in a few words and on one line."""
+    """Return the operating system's description of an error, on one line."""
     return error.strerror or " ".join(str(error).split()) or type(error).__name__
 
 
 def read_json(path: AnyPath, max_bytes: int = MAX_SETTINGS_BYTES) -> Any:
-    """Return what a file of JSON holds.
+    """Return the value in a JSON file.
 
-    Raises UserError if it cannot be read, is damaged, or has more than `max_bytes` bytes.
+    Raises:
+      UserError: The file cannot be read, is damaged, or is larger than `max_bytes`.
     """
     with explain_read_errors(path):
         data = read_bytes(path, max_bytes)
@@ -205,25 +207,26 @@ def read_json(path: AnyPath, max_bytes: int = MAX_SETTINGS_BYTES) -> Any:
 
 
 def write_atomically(path: AnyPath, data: str | bytes) -> None:
-    """Writes a whole file (text as UTF-8): at every moment there is the old one or the new one.
+    """Write a whole file (text as UTF-8), so that readers see the old or the new content.
 
     Raises:
-      UserError: It cannot be written; what was there is still there.
+      UserError: The file cannot be written; the old content is intact.
     """
     with explain_write_errors(path):
         replace_atomically(path, data.encode() if isinstance(data, str) else data)
 
 
 def replace_atomically(path: AnyPath, data: bytes) -> None:
-    """The same for those who have their own words for an OSError."""
+    """Write a whole file as `write_atomically` does, but raise OSError."""
     if not isinstance(path, pathlib.Path):
-        path.write_bytes(data)  # an object store shows a file only once it is whole
+        path.write_bytes(data)  # an object store shows a file only once it is complete
         return
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
+            # Without it, a power failure after the rename can leave an empty file.
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
@@ -231,9 +234,13 @@ def replace_atomically(path: AnyPath, data: bytes) -> None:
 
 
 def set_aside_file(path: AnyPath, suffix: str) -> AnyPath | None:
-    """Rename a file to an unused name, `<name>.<ending>`; return it, or None without such a file.
+    """Rename a file to an unused name `<name>.<suffix>`.
 
-    Raises UserError if it cannot be renamed.
+    Returns:
+      The new path; None if the file does not exist.
+
+    Raises:
+      UserError: The file cannot be renamed.
     """
     with explain_write_errors(path):
         if not path.exists():
@@ -242,7 +249,7 @@ def set_aside_file(path: AnyPath, suffix: str) -> AnyPath | None:
 
 
 def unused_path(path: AnyPath, suffix: str) -> AnyPath:
-    """Return `<path>.<ending>`, with a number if a file of that name exists."""
+    """Return `<path>.<suffix>`, with a number appended if it exists."""
     candidate = path.with_name(f"{path.name}.{suffix}")
     number = 1
     while candidate.exists():
@@ -251,7 +258,7 @@ def unused_path(path: AnyPath, suffix: str) -> AnyPath:
     return candidate
 
 
-def _located(workdir: str | os.PathLike[str]) -> AnyPath:
+def _resolve_workdir(workdir: str | os.PathLike[str]) -> AnyPath:
     with as_user_error(f"workdir {workdir}"):
         path = expand_path(os.fspath(workdir))
         _check_characters(path)
@@ -263,8 +270,8 @@ def _located(workdir: str | os.PathLike[str]) -> AnyPath:
 def _check_characters(path: AnyPath) -> None:
     """Raise UserError for a path under which checkpoints cannot be written or read.
 
-    Orbax looks for the arrays' files with glob, which takes these characters for a pattern, and
-    TensorStore takes a backslash for a slash.
+    Orbax finds the arrays' files by glob, for which some characters are patterns, and TensorStore
+    reads a backslash as a slash.
     """
     whole = str(path.absolute() if isinstance(path, pathlib.Path) else path)
     if found := sorted(set(whole) & set("*?[]\\")):

@@ -1,8 +1,8 @@
-"""The lease files of a run's folder: who owns it, and whether that process is still alive.
+"""Lease files of a run's folder: its owner, and whether that process still runs.
 
-A lease is `owner/<number>.json`. The highest number is the current one; taking the folder means to
-create the next number exclusively, which only one process can do, on every file system and object
-store. The owner rewrites its file every few seconds, and removes it when it ends.
+A lease is `owner/<number>.json`; the highest number is the current one. A process takes the folder
+by creating the next number exclusively. On every file system and object store only one process
+succeeds. The owner rewrites its file every few seconds, and removes it when it ends.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Any, Literal, Protocol
 from train.data.files import AnyPath
 from train.run_folder.regular_files import read_bytes
 
-_NAME = re.compile(r"([1-9][0-9]{0,8})\.json")
+_LEASE_NAME = re.compile(r"([1-9][0-9]{0,8})\.json")
 
 
-_MOST_BYTES = 65_536
+_MAX_BYTES = 65_536
 
 
 OwnerState = Literal["alive", "gone", "unknown"]
 
 
 _HELD: set[str] = set()
-"""Tokens of the leases that this process holds."""
+"""Tokens of the leases held by this process. Two runs may be fitted in one process."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,24 +40,24 @@ class Lease:
     """One process's claim on a run's folder."""
 
     token: str = ""
-    """Random: tells this process from every other."""
+    """Random; unique to this lease."""
     host: str = ""
     process: int = 0
     """Process id."""
     machine: str = ""
-    """Boot id and PID namespace: where `process` and `started` mean something. Empty: unknown."""
+    """Boot id and PID namespace, within which `process` and `started` are valid; empty: unknown."""
     started: str = ""
-    """When the process started, in ticks since the machine's boot."""
+    """Start time of the process, in clock ticks since the machine's boot."""
     since: str = ""
-    """When the lease was taken (UTC, ISO 8601)."""
+    """Time at which the lease was taken (UTC, ISO 8601)."""
     renewals: int = 0
 
     def renewed(self) -> Lease:
-        """Return the lease as its next renewal writes it."""
+        """Return the lease for the next renewal."""
         return dataclasses.replace(self, renewals=self.renewals + 1)
 
     def describe(self) -> str:
-        """Return `process 4121 on node7, since 2026-11-23T20:11:03+00:00`."""
+        """Return e.g. `process 4121 on node7, since 2026-11-23T20:11:03+00:00`."""
         if not self.token:
             return "another process"
         return f"process {self.process} on {self.host}, since {self.since}"
@@ -67,7 +67,7 @@ class Lease:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Lease:
-        """Parse a lease; one that is torn or damaged is a lease of nobody known."""
+        """Parse a lease. A torn or damaged one becomes a lease with an unknown owner."""
         try:
             plain = json.loads(data.decode())
             lease = cls(**plain)
@@ -79,7 +79,7 @@ class Lease:
 
 
 def new_lease() -> Lease:
-    """Return a lease of this process, starting now."""
+    """Return a new lease of this process."""
     return Lease(
         token=secrets.token_hex(8),
         host=socket.gethostname(),
@@ -92,7 +92,7 @@ def new_lease() -> Lease:
 
 @contextlib.contextmanager
 def mark_held(lease: Lease) -> Iterator[None]:
-    """Count a lease as held by this process while inside."""
+    """Mark a lease as held by this process inside the block."""
     _HELD.add(lease.token)
     try:
         yield
@@ -101,7 +101,7 @@ def mark_held(lease: Lease) -> Iterator[None]:
 
 
 def machine_id() -> str:
-    """Return what two processes share that can look each other up in /proc; empty if nothing."""
+    """Return an id shared by processes that see each other in /proc; empty without /proc."""
     try:
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {pathlib.Path('/proc/self/ns/pid').readlink()}"
@@ -112,24 +112,24 @@ def machine_id() -> str:
 def owner_state(lease: Lease) -> OwnerState:
     """Return whether the owner's process still runs, as far as this machine can tell.
 
-    A host name proves nothing: a container that is started again elsewhere keeps it. The boot id
-    and the PID namespace do, and the start time rules out a number that was given out again.
+    The host name is not used: a container that is restarted elsewhere keeps it. The boot id and
+    the PID namespace identify a machine, and the start time rules out a process id in reuse.
     """
     if lease.token in _HELD:
         return "alive"
     if not lease.machine or lease.machine != machine_id() or lease.process <= 0:
         return "unknown"
     if lease.process == os.getpid():
-        return "gone"  # this process gave it up, and could not write that down
+        return "gone"  # an earlier lease of this process, which could not be removed
     try:
         os.kill(lease.process, 0)
     except ProcessLookupError:
         return "gone"
     except (PermissionError, OverflowError):
-        return "unknown"  # of another user, whose /proc entry may be hidden (hidepid)
+        return "unknown"  # another user's process, whose /proc entry may be hidden (hidepid)
     started = _start_ticks(lease.process)
     if started is None:
-        return "gone"  # a zombie: it ended, and its parent has not noticed
+        return "gone"  # a zombie: it has ended, and its parent has not collected it
     return "alive" if started == lease.started else "gone"
 
 
@@ -139,31 +139,31 @@ def _start_ticks(process: int) -> str | None:
         text = pathlib.Path(f"/proc/{process}/stat").read_text()
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # the name before them may have spaces
+    fields = text.rpartition(")")[2].split()  # the process name before it may contain spaces
     return None if fields[0] in "ZX" else fields[19]
 
 
 class LeaseStore(Protocol):
-    """Where leases are kept. OSError where it cannot be reached."""
+    """Storage of leases. Every method raises OSError if the storage cannot be reached."""
 
     def numbers(self) -> list[int]:
         """Return the numbers of all leases, in order."""
         ...
 
     def read(self, number: int) -> Lease | None:
-        """Return a lease; None if it is not there."""
+        """Return a lease; None if it does not exist."""
         ...
 
     def create(self, number: int, lease: Lease) -> bool:
-        """Write a lease that is not there yet; return False if another process was faster."""
+        """Write a new lease; return False if another process has created it before."""
         ...
 
     def replace(self, number: int, lease: Lease) -> None:
-        """Overwrite a lease of one's own."""
+        """Overwrite a lease that this process owns."""
         ...
 
     def remove(self, number: int) -> None:
-        """Remove a lease, and the folder with the last of them."""
+        """Remove a lease; with the last one, remove the folder too."""
         ...
 
 
@@ -190,7 +190,7 @@ class LocalLeaseStore:
 
     def read(self, number: int) -> Lease | None:
         try:
-            return Lease.from_bytes(read_bytes(self._path(number), _MOST_BYTES))
+            return Lease.from_bytes(read_bytes(self._path(number), _MAX_BYTES))
         except FileNotFoundError:
             return None
 
@@ -203,7 +203,7 @@ class LocalLeaseStore:
         try:
             with file:
                 file.write(lease.to_bytes())
-        except OSError:  # a full disk: without its content it would keep others waiting
+        except OSError:  # a full disk: an empty lease would keep other processes waiting
             self.remove(number)
             raise
         return True
@@ -217,7 +217,7 @@ class LocalLeaseStore:
 
     def remove(self, number: int) -> None:
         self._path(number).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # others are in it
+        with contextlib.suppress(OSError):  # not empty
             self._folder.rmdir()
 
     def _path(self, number: int) -> pathlib.Path:
@@ -234,7 +234,7 @@ class RemoteLeaseStore:
         self._files, self._folder = url_to_fs(folder)
 
     def numbers(self) -> list[int]:
-        self._files.invalidate_cache()  # gcsfs and s3fs would list what they saw before
+        self._files.invalidate_cache()  # gcsfs and s3fs cache listings
         try:
             found = self._files.ls(self._folder, detail=False)
         except FileNotFoundError:
@@ -253,8 +253,9 @@ class RemoteLeaseStore:
         refused: Exception | None = None
         try:
             self._files.pipe_file(self._path(number), lease.to_bytes(), mode="create")
-        except Exception as error:  # noqa: BLE001, each store reports a failed condition in its own way
+        except Exception as error:  # noqa: BLE001, each store reports a failed condition differently
             refused = error
+        # Read it back: a store may also fail after it has written the file.
         found = self.read(number)
         if found is None and refused is not None:
             raise refused if isinstance(refused, OSError) else OSError(str(refused))
@@ -272,4 +273,4 @@ class RemoteLeaseStore:
 
 
 def _numbers(names: list[str]) -> list[int]:
-    return sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
+    return sorted(int(found[1]) for name in names if (found := _LEASE_NAME.fullmatch(name)))

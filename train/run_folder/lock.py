@@ -1,13 +1,18 @@
-"""The lock of a run's folder: one process at a time trains in it.
+"""Lock a run's folder: one process at a time trains in it.
 
-On one machine the owner's process is looked up: while it lives a second one is refused at once,
-and when it has died the next one starts at once. Across machines only the lease can be watched: an
-owner that renews it is alive, and one that has not renewed it for `LEASE_SECONDS` counts as dead.
-A job that is restarted elsewhere after a hard preemption therefore waits that long and resumes.
-No clocks are compared: a lease is watched for changes, by the clock of the one who watches.
+The lock is a lease file that its owner renews every few seconds (`train.run_folder.lease`).
 
-An owner that was suspended, or cut off from its storage, may wake up after it was replaced. So it
-looks before each save whether the lease is still its own, and stops if it is not.
+- On one machine, the owner's process is looked up. While it lives, a second process is refused at
+  once; when it has died, the next one starts at once.
+- Across machines, only the lease can be observed. An owner that renews it is alive; one that has
+  not renewed it for `LEASE_SECONDS` counts as dead. A job that is restarted on another machine
+  after a hard preemption waits that long, and resumes.
+
+Clocks of different machines are never compared: a process watches the lease for changes, by its
+own clock.
+
+An owner that was suspended, or cut off from its storage, may wake up after it was replaced. It
+therefore reads the lease before each save, and stops if the lease is no longer its own.
 """
 
 from __future__ import annotations
@@ -32,24 +37,20 @@ from train.run_folder.lease import (
 )
 
 LEASE_SECONDS = 60.0
-"""An owner on another machine that has not renewed its lease for so long counts as dead."""
-
+"""Seconds without a renewal after which an owner on another machine counts as dead."""
 
 RENEW_INTERVAL_SECONDS = 5.0
-"""Seconds between two renewals: how long it takes at most to see that an owner is alive."""
-
+"""Seconds between renewals, and so the longest time until a living owner is noticed."""
 
 POLL_INTERVAL_SECONDS = 1.0
 
-
-_runs = itertools.count()  # the same on every process: all take part in every run
+# Every process takes part in every run, so this count is the same on all of them and makes the
+# names of barriers unique.
+_run_numbers = itertools.count()
 
 
 class RunLock:
-    """Ownership of a run's folder; a context manager.
-
-    Only process 0 of a run enters one.
-    """
+    """Ownership of a run's folder, as a context manager. Only process 0 of a run enters it."""
 
     def __init__(
         self,
@@ -60,19 +61,21 @@ class RunLock:
         clock: Callable[[], float] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        """Prepare; nothing is written yet.
+        """Prepare the lock. Nothing is written yet.
 
         Args:
-          folder: The run's.
-          say: Called with a line of text if another owner has to be waited for.
-          store: The lease files; those of `folder` if None.
-          clock: Seconds, from any start. It has to count the time that the machine is suspended.
-          sleep: Waits so many seconds.
+          folder: Folder of the run.
+          print_message: Called with one line if another owner has to be waited for.
+          store: Storage of the lease files; None: the `owner` folder in `folder`.
+          clock: Returns seconds from any origin. It must count the time in which the machine is
+            suspended.
+          sleep: Waits for a number of seconds.
         """
-        self._folder, self._say = folder, print_message
+        self._folder, self._print_message = folder, print_message
         self._store = store or lease_store(folder.lease_folder)
-        self._clock, self._sleep = clock or _clock, sleep
-        self._lease, self._number, self._renewed = new_lease(), 0, 0.0
+        self._clock, self._sleep = clock or _boot_clock, sleep
+        self._lease, self._number, self._renewed_at = new_lease(), 0, 0.0
+        # The renewal thread and the training loop both renew the lease.
         self._mutex = threading.Lock()
         self._replaced_by: Lease | None = None
         self._held = contextlib.ExitStack()
@@ -102,63 +105,62 @@ class RunLock:
 
     def check_ownership(self) -> None:
         """Raise UserError if another process has taken the folder. Cheap enough for every step."""
-        if self._replaced_by is not None:
-            self._refuse_to_continue(self._replaced_by)
-        # This process may just have woken up: then its thread has not looked yet.
-        if self._clock() - self._renewed > LEASE_SECONDS / 2:
-            # Storage that cannot be reached is no reason to stop before something is to be saved.
+        self._raise_if_replaced()
+        # A process that has just woken up comes here before its thread has read the lease.
+        if self._clock() - self._renewed_at > LEASE_SECONDS / 2:
+            # Unreachable storage is no reason to stop, as long as nothing has to be saved.
             with contextlib.suppress(OSError), self._mutex:
                 self._renew()
-            if self._replaced_by is not None:
-                self._refuse_to_continue(self._replaced_by)
+            self._raise_if_replaced()
 
     def verify_ownership(self) -> None:
-        """Look at the lease now, before something is written that another owner would lose.
+        """Read the lease now, before writing what another owner would lose.
 
-        Raises UserError if another process has taken the folder.
+        Raises:
+          UserError: Another process has taken the folder, or the lease cannot be read.
         """
         with explain_write_errors(self._folder.lease_folder), self._mutex:
             self._renew()
-        if self._replaced_by is not None:
-            self._refuse_to_continue(self._replaced_by)
+        self._raise_if_replaced()
 
     def _acquire(self) -> None:
-        """Take the next number, once the owner of the last one is known to be gone."""
+        """Create the next lease, once the owner of the current one is known to be gone."""
         gone: Lease | None = None
         while True:
             number, lease = self._newest()
             if lease is None or lease == gone:
                 break
-            self._wait_for_end_of(number, lease)
-            gone = lease
+            self._wait_until_gone(number, lease)
+            gone = lease  # read once more: another process may have been faster
         if not self._store.create(number + 1, self._lease):
             self._refuse(self._store.read(number + 1) or Lease())
-        self._number, self._renewed = number + 1, self._clock()
+        self._number, self._renewed_at = number + 1, self._clock()
         for old in self._store.numbers():
             if old < self._number:
                 self._store.remove(old)
 
-    def _wait_for_end_of(self, number: int, lease: Lease) -> None:
+    def _wait_until_gone(self, number: int, lease: Lease) -> None:
         """Return when the owner is gone; raise UserError if it is alive."""
         state = owner_state(lease)
         if state == "alive":
             self._refuse(lease)
         if state == "gone":
             return
-        self._say(
+        self._print_message(
             f"{self._folder.path}: {lease.describe()}, has not released this folder; taking it "
             f"over unless that process renews its lease within {LEASE_SECONDS:g} s"
         )
-        began = self._clock()
-        while self._clock() - began < LEASE_SECONDS:
+        start = self._clock()
+        while self._clock() - start < LEASE_SECONDS:
             self._sleep(POLL_INTERVAL_SECONDS)
-            found, now = self._newest()
-            if now is None:  # it has ended in the meantime
+            current_number, current = self._newest()
+            if current is None:  # the owner has ended and removed its lease
                 return
-            if (found, now) != (number, lease):
-                self._refuse(now)
+            if (current_number, current) != (number, lease):
+                self._refuse(current)
 
     def _newest(self) -> tuple[int, Lease | None]:
+        """Return the number and content of the current lease; (0, None) if there is no lease."""
         numbers = self._store.numbers()
         if not numbers:
             return 0, None
@@ -170,17 +172,19 @@ class RunLock:
                 self._renew()
 
     def _renew(self) -> None:
+        """Renew the lease if it is still this process's. The caller holds the mutex."""
         if self._replaced_by is not None or not self._is_current():
             return
         renewed = self._lease.renewed()
         self._store.replace(self._number, renewed)
-        self._lease, self._renewed = renewed, self._clock()
+        self._lease, self._renewed_at = renewed, self._clock()
 
     def _is_current(self) -> bool:
-        """Return whether the newest lease is this process's; note who has replaced it if not."""
+        """Return True if the newest lease is this process's; otherwise remember its owner."""
         number, lease = self._newest()
-        # Somebody removed the files, and nobody can have taken the folder: claim it again.
-        if lease is None and self._clock() - self._renewed < LEASE_SECONDS:
+        # Somebody deleted the lease files. Within `LEASE_SECONDS` no other process can have owned
+        # the folder and released it again, so this process may claim it again.
+        if lease is None and self._clock() - self._renewed_at < LEASE_SECONDS:
             number, lease = self._number, self._lease
             if not self._store.create(number, lease):
                 number, lease = self._newest()
@@ -195,45 +199,47 @@ class RunLock:
             "stop that process first, or give another --workdir"
         )
 
-    def _refuse_to_continue(self, owner: Lease) -> NoReturn:
-        raise UserError(
-            f"{self._folder.path}: was taken over by {owner.describe()}, because this process had "
-            f"not renewed its lease for {LEASE_SECONDS:g} s; it stops here and saves nothing more"
-        )
+    def _raise_if_replaced(self) -> None:
+        if self._replaced_by is not None:
+            raise UserError(
+                f"{self._folder.path}: was taken over by {self._replaced_by.describe()}, because "
+                f"this process had not renewed its lease for {LEASE_SECONDS:g} s; it stops here "
+                "and saves nothing more"
+            )
 
 
 @contextlib.contextmanager
 def lock_run_folder(
     folder: RunFolder, print_message: Callable[[str], None]
 ) -> Iterator[RunLock | None]:
-    """Own a run's folder inside; all processes of the run enter this together.
+    """Own a run's folder inside the block. All processes of the run enter it together.
 
     Args:
-      folder: The run's.
-      say: Called with a line of text if another owner has to be waited for.
+      folder: Folder of the run.
+      print_message: Called with one line if another owner has to be waited for.
 
     Yields:
-      The lock, on process 0; None on the others.
+      The lock on process 0; None on the others.
 
     Raises:
-      UserError: another process trains in this folder.
+      UserError: Another process trains in this folder.
     """
     import jax
 
     from train.parallel.distributed import barrier
 
-    place = f"run-lock-{next(_runs)}"
+    name = f"run-lock-{next(_run_numbers)}"
     if jax.process_index() != 0:
-        barrier(place)  # nothing of the folder is read before it is ours
+        barrier(name)  # nothing in the folder is read before process 0 owns it
         yield None
         return
     with RunLock(folder, print_message=print_message) as lock:
-        barrier(place)
+        barrier(name)
         yield lock
 
 
-def _clock() -> float:
-    """Seconds since the boot, those included in which the machine was suspended."""
+def _boot_clock() -> float:
+    """Return the seconds since the boot, including the time in which the machine was suspended."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()

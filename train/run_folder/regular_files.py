@@ -1,8 +1,8 @@
-"""Regular files of a bounded size: the only ones that are read, and appended to.
+"""Read and append to regular files of bounded size.
 
-A path may name a FIFO, on which `open` waits for ever, a device that never ends, or a sparse file
-that is larger than the memory. A run's folder may be another's, so what is in it is not trusted;
-and what a run appends to must lie in its folder, not where a link leads.
+A path may name a FIFO, on which `open` blocks forever, a device that never ends, or a sparse file
+larger than memory. A run's folder may come from somebody else, so its content is not trusted.
+Files that a run appends to must lie in its folder, so symbolic links are refused there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import pathlib
 import stat
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from train.errors import UserError
 from train.runtime.host_memory import host_memory_bytes
@@ -22,42 +22,28 @@ if TYPE_CHECKING:
     from train.data.files import AnyPath
 
 MAX_SETTINGS_BYTES = 2**24
-"""Most of a file of settings: config.json, recovery.json, a table of prices, a config in Python."""
-
+"""Limit of a settings file: config.json, recovery.json, a price table, a config in Python."""
 
 MAX_VOCABULARY_BYTES = 2**28
-"""Most of a tokenizer's file, or of the names of classes: 256 MiB."""
-
+"""Limit of a tokenizer file or a list of class names: 256 MiB."""
 
 MAX_MANIFEST_BYTES = 2**26
-"""Most of a checkpoint's manifest: half a million files."""
-
+"""Limit of a checkpoint's manifest: half a million files."""
 
 MAX_LOG_BYTES = 2**32
-"""Most of a log of JSON lines (metrics, events, times) or of samples: 4 GiB."""
-
+"""Limit of a JSON lines log (metrics, events, times) or of samples: 4 GiB."""
 
 MAX_LINE_BYTES = 2**24
-"""Most of one line of a log."""
-
+"""Limit of one line of a log."""
 
 MAX_DOCUMENT_BYTES = 2**28
-"""Most of one line of a dataset in JSON lines: a line is a document."""
+"""Limit of one line of a dataset in JSON lines, which is a document."""
 
-
-_CHUNK = 2**22
-
-
+_CHUNK_BYTES = 2**22
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # opening a FIFO with it does not wait for a writer
-
-
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
-
-
 _BINARY = getattr(os, "O_BINARY", 0)
-
-
-_KINDS = {
+_FILE_KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
@@ -72,9 +58,9 @@ def is_local(path: AnyPath) -> bool:
 
 
 def max_text_bytes() -> int:
-    """Return how large a text may be that is read whole: a quarter of the machine's memory.
+    """Return the largest text to read whole: a quarter of the machine's memory.
 
-    Its bytes, its characters and its tokens are in memory together.
+    Its bytes, its characters and its tokens are in memory at the same time.
     """
     return (host_memory_bytes() or 2**36) // 4
 
@@ -84,51 +70,58 @@ def open_regular(path: AnyPath) -> Iterator[IO[bytes]]:
     """Open a file for reading.
 
     Raises:
-      UserError: It is a FIFO, a device, a socket or a folder.
-      OSError: It cannot be opened.
+      UserError: The path is a FIFO, a device, a socket or a folder.
+      OSError: The file cannot be opened.
     """
     if not is_local(path):
-        with path.open("rb") as stream:  # an object store has nothing but files
+        with path.open("rb") as stream:  # object stores hold nothing but regular files
             yield cast("IO[bytes]", stream)
         return
     descriptor = os.open(path, os.O_RDONLY | _NONBLOCK | _BINARY)
-    try:
-        _check_regular(path, descriptor)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    with os.fdopen(descriptor, "rb") as stream:
+    with _checked_stream(path, descriptor, "rb") as stream:
         yield stream
 
 
 @contextlib.contextmanager
 def open_append(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Open a local file to append to, and to read; make it if it does not exist.
+    """Open a local file for appending and reading; create it if it does not exist.
 
     Raises:
-      UserError: It is a link, or no regular file.
-      OSError: It cannot be opened.
+      UserError: The path is a symbolic link, or no regular file.
+      OSError: The file cannot be opened.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | _NOFOLLOW | _NONBLOCK | _BINARY
-    if not _NOFOLLOW:
+    if not _NOFOLLOW:  # Windows
         check_not_symlink(path)
     try:
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
-        if error.errno == errno.ELOOP:
+        if error.errno == errno.ELOOP:  # O_NOFOLLOW met a link
             check_not_symlink(path)
         raise
+    with _checked_stream(path, descriptor, "a+b") as stream:
+        yield stream
+
+
+@contextlib.contextmanager
+def _checked_stream(
+    path: AnyPath, descriptor: int, mode: Literal["rb", "a+b"]
+) -> Iterator[IO[bytes]]:
+    """Check an open descriptor, not its path, which may be replaced meanwhile; close it after."""
     try:
-        _check_regular(path, descriptor)
+        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+        if kind != stat.S_IFREG:
+            name = _FILE_KINDS.get(kind, "something else")
+            raise UserError(f"{path}: is {name} and no regular file; give a file")
     except BaseException:
         os.close(descriptor)
         raise
-    with os.fdopen(descriptor, "a+b") as stream:
+    with os.fdopen(descriptor, mode) as stream:
         yield stream
 
 
 def check_not_symlink(path: AnyPath) -> None:
-    """Raise UserError if a local path is a symbolic link, wherever it leads."""
+    """Raise UserError if a local path is a symbolic link, wherever it points."""
     if is_local(path) and pathlib.Path(path).is_symlink():
         raise UserError(
             f"{path}: is a link, and a run writes in its own folder alone; "
@@ -137,14 +130,14 @@ def check_not_symlink(path: AnyPath) -> None:
 
 
 def read_bytes(path: AnyPath, max_bytes: int) -> bytes:
-    """Return what a file holds.
+    """Return the content of a file.
 
     Args:
-      path: Local or remote.
-      most: Bytes beyond which it is refused, before they are read where its size is known.
+      path: Local or remote file.
+      max_bytes: Size above which the file is refused, before reading where its size is known.
 
     Raises:
-      UserError: It is no regular file, or has more bytes.
+      UserError: It is no regular file, or too large.
       OSError: It cannot be read.
     """
     with open_regular(path) as stream:
@@ -164,19 +157,19 @@ def _size(path: AnyPath, stream: IO[bytes]) -> int:
 def read_all(stream: IO[bytes], path: AnyPath, max_bytes: int) -> bytes:
     """Return the rest of a stream (UserError: it has more than `max_bytes` bytes).
 
-    It is read in pieces: a file may be longer than it said, or grow meanwhile.
+    The stream is read in chunks, as a file may be longer than its size says, or grow meanwhile.
     """
-    pieces, size = [], 0
-    while piece := stream.read(_CHUNK):
-        size += len(piece)
+    chunks, size = [], 0
+    while chunk := stream.read(_CHUNK_BYTES):
+        size += len(chunk)
         if size > max_bytes:
             raise too_large_error(path, size, max_bytes)
-        pieces.append(piece)
-    return b"".join(pieces)
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def iter_lines(stream: IO[bytes], path: AnyPath, max_bytes: int) -> Iterator[bytes]:
-    """The lines of a stream, with their ends (UserError: one has more than `max_bytes` bytes)."""
+    """Yield the lines of a stream with their ends (UserError: one has more than `max_bytes`)."""
     number = 0
     while line := stream.readline(max_bytes + 1):
         number += 1
@@ -189,23 +182,16 @@ def iter_lines(stream: IO[bytes], path: AnyPath, max_bytes: int) -> Iterator[byt
 
 
 def too_large_error(path: AnyPath, size: int, max_bytes: int) -> UserError:
-    """The error for a file that is larger than its kind may be."""
+    """Return the error for a file above its limit."""
     return UserError(
-        f"{path}: has {format_bytes(size)} or more, and at most {format_bytes(max_bytes)} are read of "
-        "such a file; give the right file, or a smaller one"
+        f"{path}: has {format_bytes(size)} or more, and at most {format_bytes(max_bytes)} are read "
+        "of such a file; give the right file, or a smaller one"
     )
 
 
 def format_bytes(size: int) -> str:
-    """`12 bytes`, `16 MiB`, `1.5 GiB`."""
+    """Return a size with its unit, e.g. `12 bytes`, `16 MiB` or `1.5 GiB`."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"
     return f"{size} bytes"
-
-
-def _check_regular(path: AnyPath, descriptor: int) -> None:
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-        raise UserError(f"{path}: is {kind} and no regular file; give a file")

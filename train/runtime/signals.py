@@ -1,6 +1,7 @@
-"""Being asked to stop: the step under way is finished, a checkpoint saved, and the run ends.
+"""Handle signals: stop a run with a checkpoint, and deliver Ctrl-C reliably.
 
-Ctrl-C, which must not get lost.
+While a run trains, a stop signal asks it to finish its step, save a checkpoint and end
+(`StopRequest`). Before and after training there is nothing to save (`exit_on_stop_signal`).
 """
 
 from __future__ import annotations
@@ -18,50 +19,54 @@ from typing import Any, NoReturn, Self
 from train.errors import NoTracebackError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-"""What schedulers and people stop a run with. SLURM warns with USR1 if asked (--signal=USR1@60);
-SIGHUP comes when the terminal is closed."""
-
+"""Signals by which schedulers and people stop a run. SLURM sends USR1 in advance if asked
+(`--signal=USR1@60`); SIGHUP comes when the terminal is closed."""
 
 EXIT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Those that would end a process without a word while it does not train; SIGINT raises an error."""
-
+"""Signals that end a process silently by default. SIGINT raises KeyboardInterrupt."""
 
 PREEMPTED_EXIT_STATUS = 75
-"""Exit status of a process that was told to stop and lost nothing (EX_TEMPFAIL): try again."""
+"""Exit status of a run that was stopped and lost nothing (EX_TEMPFAIL): it can be requeued."""
 
+RETRY_SECONDS = 0.5
+"""Seconds after which a lost KeyboardInterrupt is raised again."""
 
-_asked = itertools.count(1)
-"""How often this process has asked whether to stop: all processes have, as often, at each step."""
+CLEANUP_SECONDS = 10.0
+"""Seconds that an interrupted program has for cleaning up before it is interrupted again."""
+
+# JAX compares these counts between processes. A process makes one request for each step it
+# makes, so the counts of all processes agree, also after a rollback to an earlier step.
+_request_numbers = itertools.count(1)
 
 
 class PreemptedError(NoTracebackError):
-    """The run was told to stop; its checkpoint is saved. The command line exits with 75."""
+    """The run was stopped by a signal and has saved a checkpoint. The exit status is 75."""
 
 
 class StopRequest:
-    """While entered, `SIGNALS` ask the run to stop; a second one ends the process at once.
+    """Context manager in which `STOP_SIGNALS` ask the run to stop; a second one ends the process.
 
-    Where several processes train together, JAX passes the notice of one to all, and they stop after
-    the same step. It hears SIGTERM itself; the other signals are made into one.
+    With several processes, JAX passes the signal of one to all, and all stop after the same step.
+    JAX handles SIGTERM itself, so the other signals are turned into a SIGTERM.
     """
 
     def __init__(self) -> None:
-        self.signal: str | None = None
-        self._before: dict[int, Any] = {}
-        self._together = False
+        self._signal_name: str | None = None
+        self._previous_handlers: dict[int, Any] = {}
+        self._is_distributed = False
 
     def __enter__(self) -> Self:
-        import jax  # whoever asks what a verb does need not wait for it
+        import jax  # the command line imports this module before it needs JAX
 
-        self._together = jax.process_count() > 1
+        self._is_distributed = jax.process_count() > 1
         for number in STOP_SIGNALS:
-            if self._together and number == signal.SIGTERM:
+            if self._is_distributed and number == signal.SIGTERM:
                 continue
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # by nohup
+                continue  # started by nohup
             try:
-                self._before[number] = signal.signal(number, self._note)
-            except ValueError:  # only the main thread may; elsewhere signals are left alone
+                self._previous_handlers[number] = signal.signal(number, self._handle)
+            except ValueError:  # only the main thread may set handlers
                 return self
         return self
 
@@ -71,142 +76,143 @@ class StopRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
     def requested_by(self) -> str | None:
-        """By what the run was asked to stop after this step; every step has to ask.
+        """Return the signal that asked the run to stop after this step; None if there is none.
 
-        JAX has all processes stop at the count after the largest that any has come to, and only
-        there. So they do not count from the step that a run goes on from: a notice that comes
-        before the first would name a count that is never reached.
+        Every process calls this after every step. JAX stops all processes at the count after the
+        largest that any of them has reached, and only there. The count therefore belongs to the
+        process, not to the run: with the step of a resumed run as the count, a signal that comes
+        before the first step would name a count that is never reached.
         """
-        if not self._together:
-            return self.signal
+        if not self._is_distributed:
+            return self._signal_name
         from jax.experimental import multihost_utils
 
-        reached = multihost_utils.reached_preemption_sync_point(next(_asked))
-        return (self.signal or signal.SIGTERM.name) if reached else None
+        reached = multihost_utils.reached_preemption_sync_point(next(_request_numbers))
+        return (self._signal_name or signal.SIGTERM.name) if reached else None
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._signal_name is not None:
             if number == signal.SIGHUP:
                 return  # the kernel and the shell each send one when a terminal is closed
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        self.signal = signal.Signals(number).name
-        if self._together:
+        self._signal_name = signal.Signals(number).name
+        if self._is_distributed:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextlib.contextmanager
 def exit_on_stop_signal() -> Iterator[None]:
-    """End the process with a line on standard error if it is told to stop while not training.
+    """Inside, end the process with a line on standard error at one of `EXIT_SIGNALS`.
 
-    Until `StopRequest` takes over, and after it has let go, there is nothing to save: a run that
-    begins has written no step, and one that resumes has its checkpoints. The exit status is that of
-    a preemption, so that a scheduler starts the job again.
+    It covers the time before `StopRequest` is entered and after it is left. There is nothing to
+    save: a new run has made no step, and a resumed one has its checkpoints. The exit status is
+    that of a preemption, so that a scheduler starts the job again.
     """
 
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
+    def handle(number: int, frame: FrameType | None) -> NoReturn:
         name = signal.Signals(number).name
         line = (
             f"stopped by {name} while not training: nothing new to save; the same command starts "
             "again from the newest checkpoint\n"
         )
-        # Not by print: it may be what this handler interrupts.
+        # Not by `print`, which is not reentrant: the handler may interrupt a `print`.
         with contextlib.suppress(OSError):
             os.write(2, line.encode())
         os._exit(PREEMPTED_EXIT_STATUS)
 
-    before = {}
+    previous_handlers = {}
     for number in EXIT_SIGNALS:
-        # A handler of somebody else's, and a signal that is ignored, stay as they are.
+        # Handlers of other libraries, and ignored signals, stay as they are.
         if signal.getsignal(number) is signal.SIG_DFL:
             try:
-                before[number] = signal.signal(number, stop)
+                previous_handlers[number] = signal.signal(number, handle)
             except ValueError:
-                break  # only the main thread may
+                break  # only the main thread may set handlers
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
-
-
-RETRY_SECONDS = 0.5
-"""Seconds after which an interruption that got lost comes again."""
-
-
-CLEANUP_SECONDS = 10.0
-"""Seconds that what is interrupted has for cleaning up, before that is interrupted too."""
 
 
 @contextlib.contextmanager
 def reliable_keyboard_interrupt() -> Iterator[None]:
-    """Inside, Ctrl-C ends what runs, as a KeyboardInterrupt.
+    """Inside, Ctrl-C always raises KeyboardInterrupt.
 
-    Python raises that wherever the main thread is. While a run starts and JAX traces, 11 of 40 got
-    lost: in callbacks of the garbage collector and of weak references, where Python tells that it
-    ignores it and goes on, and in C++ that drops errors or turns them into others.
+    Python raises it wherever the main thread happens to be. In callbacks of the garbage collector
+    and of weak references, Python prints and ignores it; C++ code may drop it or turn it into
+    another error. While a run starts and JAX traces, 11 of 40 interrupts were lost that way. No
+    hook covers these places, so a thread repeats the signal until the exception has arrived. It
+    waits while the program cleans up after a KeyboardInterrupt.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # the shell has it ignored, or somebody else takes care
+        yield  # the shell ignores it, or another library handles it
         return
-    asked, over = threading.Event(), threading.Event()
+    requested, finished = threading.Event(), threading.Event()
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        asked.set()
+        requested.set()
         raise KeyboardInterrupt
 
-    tell = sys.unraisablehook
+    previous_hook = sys.unraisablehook
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        # The lost interrupt is repeated, so that Python's message about it would be wrong.
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            tell(unraisable)
+            previous_hook(unraisable)
 
     try:
         signal.signal(signal.SIGINT, interrupt)
-    except ValueError:  # only the main thread may, and only there it is raised
+    except ValueError:  # only the main thread may set handlers, and only there it is raised
         yield
         return
     sys.unraisablehook = hook
-    # Begun now: the main thread may be anywhere when it is interrupted, in a thread's start too.
-    nagging = threading.Thread(target=_nag, args=(interrupt, asked, over), daemon=True)
-    nagging.start()
+    # Started now and not when the signal comes: the handler may interrupt the start of a thread.
+    repeater = threading.Thread(
+        target=_repeat_interrupt, args=(interrupt, requested, finished), daemon=True
+    )
+    repeater.start()
     try:
         yield
     except Exception as error:
-        if asked.is_set():
+        if requested.is_set():  # C++ code has turned the interrupt into this error
             raise KeyboardInterrupt from error
         raise
     finally:
-        signal.signal(signal.SIGINT, lambda number, frame: None)  # one may be on its way
-        over.set()
-        asked.set()
-        nagging.join()
-        sys.unraisablehook = tell
+        signal.signal(signal.SIGINT, lambda number, frame: None)  # one may still be on its way
+        finished.set()
+        requested.set()
+        repeater.join()
+        sys.unraisablehook = previous_hook
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _nag(handler: object, asked: threading.Event, over: threading.Event) -> None:
-    """Once asked, interrupts the main thread until it ends, but not while it cleans up."""
-    main = threading.main_thread().ident
-    assert main is not None  # it runs
-    asked.wait()
-    patience = CLEANUP_SECONDS
-    while not over.wait(RETRY_SECONDS):
-        patience -= RETRY_SECONDS
+def _repeat_interrupt(
+    handler: object, requested: threading.Event, finished: threading.Event
+) -> None:
+    """Once requested, interrupt the main thread until it ends, but not while it cleans up."""
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None  # it runs
+    requested.wait()
+    cleanup_seconds = CLEANUP_SECONDS
+    while not finished.wait(RETRY_SECONDS):
+        cleanup_seconds -= RETRY_SECONDS
         if signal.getsignal(signal.SIGINT) is not handler:
-            signal.pthread_kill(main, signal.SIGINT)  # a run by now, which is to be asked once
+            # `StopRequest` has been entered since: one signal asks the run to stop.
+            signal.pthread_kill(main_thread, signal.SIGINT)
             return
-        if not _cleans(main) or patience < 0:
-            signal.pthread_kill(main, signal.SIGINT)
-            patience = CLEANUP_SECONDS
+        if not _handles_interrupt(main_thread) or cleanup_seconds < 0:
+            signal.pthread_kill(main_thread, signal.SIGINT)
+            cleanup_seconds = CLEANUP_SECONDS
 
 
-def _cleans(thread: int) -> bool:
-    """Whether a thread is about what follows on a KeyboardInterrupt."""
-    found: Any = sys._current_exceptions().get(thread)
-    found = found[1] if isinstance(found, tuple) else found  # so it is up to Python 3.11
-    return isinstance(found, KeyboardInterrupt)
+def _handles_interrupt(thread: int) -> bool:
+    """Return True while a thread handles a KeyboardInterrupt, in `finally` blocks for example."""
+    current: Any = sys._current_exceptions().get(thread)
+    current = current[1] if isinstance(current, tuple) else current  # a tuple until Python 3.11
+    return isinstance(current, KeyboardInterrupt)

@@ -59,9 +59,7 @@ def complete_texts(
     texts = [_GeneratedText(tokenizer, row, on_text) for row in rows]
     for group in _group_prompts(rows, max_new_tokens, model.config.max_length):
         group_rows, group_texts = [rows[i] for i in group], [texts[i] for i in group]
-        _generate_texts(
-            run, group_rows, group_texts, max_new_tokens, sampling=sampling, seed=seed
-        )
+        _generate_texts(run, group_rows, group_texts, max_new_tokens, sampling=sampling, seed=seed)
     return [text.finish() for text in texts]
 
 

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Report a run's progress: metrics, events, TensorBoard, progress bar, loss plot and goodput."""

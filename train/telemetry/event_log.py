@@ -1,6 +1,7 @@
-"""Files of one JSON object a line that only grow, and survive a process that is killed.
+"""Event log of a run, and the JSON lines files that it and the other logs are written to.
 
-What happened to a run and why, one event a line: started, resumed, preempted, finished.
+A JSON lines file holds one JSON object a line and only grows. It survives a process that is killed
+while writing: readers skip a torn line, and the next writer ends it.
 """
 
 from __future__ import annotations
@@ -29,38 +30,62 @@ from train.run_folder.regular_files import (
 JsonRecord = dict[str, Any]
 
 
-def append_records(path: AnyPath, records: Iterable[Mapping[str, Any]]) -> None:
-    """Adds a line for each record; all of them are in the file when this returns.
+class EventLog:
+    """Events of a run, one a line: started, resumed, preempted, finished. One process writes it."""
 
-    A line torn by a process that was killed is ended first, so that it spoils no other. Object
-    stores cannot append: there the file is read and written whole.
+    def __init__(self, path: AnyPath):
+        self.path = path
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append an event with the current time (UTC).
+
+        Args:
+          event: One or two words, such as "started", "resumed", "fell back" or "finished".
+          **fields: `step`, `why` and other values; `format_line` says which are allowed.
+
+        Raises:
+          UserError: The file cannot be written.
+        """
+        time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        append_records(self.path, [{"time": time, "event": event, **fields}])
+
+    def read(self) -> list[JsonRecord]:
+        """Return all events, oldest first."""
+        return read_records(self.path)
+
+
+def append_records(path: AnyPath, records: Iterable[Mapping[str, Any]]) -> None:
+    """Append a line for each record. All of them are in the file when this returns.
+
+    Object stores cannot append, so a remote file is read and written whole.
 
     Raises:
-      UserError: The file cannot be written; the lines before are still there.
+      UserError: The file cannot be written; earlier lines are intact.
     """
     lines = "".join(format_line(record) for record in records).encode(errors="backslashreplace")
     with explain_write_errors(path):
         if isinstance(path, pathlib.Path):
             with open_append(path) as file:
-                file.write(_newline_after(_last_byte(file)) + lines)
+                # End a line that a killed process has torn, so that it spoils no other.
+                file.write(_missing_newline(_last_byte(file)) + lines)
         else:
             before = read_bytes(path, MAX_LOG_BYTES) if path.exists() else b""
-            path.write_bytes(before + _newline_after(before[-1:]) + lines)
+            path.write_bytes(before + _missing_newline(before[-1:]) + lines)
 
 
 def read_records(path: AnyPath) -> list[JsonRecord]:
-    """The records of a file, in order; torn lines are left out, and a missing file has none."""
+    """Return the records of a file in order, without torn lines; none of a missing file."""
     parsed = (parse_line(line) for line in read_raw_lines(path))
     return [record for record in parsed if record is not None]
 
 
 def read_raw_lines(path: AnyPath) -> list[str]:
-    """The lines of a file without what ends them, torn ones too; a missing file has none.
+    """Return the lines of a file without their ends, torn ones too; none of a missing file.
 
     Raises:
-      UserError: It is no regular file, or too long for a log, or has a line that is.
+      UserError: It is no regular file, or the file or a line is too long for a log.
     """
-    found, size = [], 0
+    lines, size = [], 0
     with explain_read_errors(path), contextlib.ExitStack() as stack:
         try:
             stream = stack.enter_context(open_regular(path))
@@ -72,12 +97,12 @@ def read_raw_lines(path: AnyPath) -> list[str]:
                 raise too_large_error(path, size, MAX_LOG_BYTES)
             text = line.decode(errors="replace").removesuffix("\n")
             if text.strip():
-                found.append(text)
-    return found
+                lines.append(text)
+    return lines
 
 
 def parse_line(line: str) -> JsonRecord | None:
-    """The object that a line holds; None if it holds none, being torn."""
+    """Return the object on a line; None for a torn line."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -86,20 +111,19 @@ def parse_line(line: str) -> JsonRecord | None:
 
 
 def format_line(record: Mapping[str, Any]) -> str:
-    """One line of valid JSON. Floats read back as they were.
+    """Return a record as one line of valid JSON. Floats read back exactly.
 
-    JSON has no NaN and no infinities: they become the strings "NaN", "Infinity" and "-Infinity",
-    which ``float`` understands. Scalars of NumPy and JAX become numbers, and what JSON does not
-    know (a path, a dtype) becomes its ``str``.
+    JSON has no NaN and no infinities. They become the strings "NaN", "Infinity" and "-Infinity",
+    which `float` parses. Scalars of NumPy and JAX become numbers, and other types their `str`.
     """
-    return json.dumps(_plain(dict(record)), allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps(_to_plain(dict(record)), allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): _to_plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_to_plain(each) for each in value]
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -114,30 +138,5 @@ def _last_byte(file: Any) -> bytes:
     return file.read(1)
 
 
-def _newline_after(last: bytes) -> bytes:
-    return b"" if last in (b"", b"\n") else b"\n"
-
-
-class EventLog:
-    """The logbook of a run. One process writes it; it only ever grows."""
-
-    def __init__(self, path: AnyPath):
-        self.path = path
-
-    def write(self, event: str, **what: Any) -> None:
-        """Adds a line: the time (UTC), the event, and what there is to say of it.
-
-        Args:
-          event: One or two words: "started", "resumed", "fell back", "finished".
-          **what: ``step``, ``why`` and whatever else helps the reader; see `train.telemetry.event_log.format_line`
-            for what can be written.
-
-        Raises:
-          UserError: The file cannot be written.
-        """
-        time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        append_records(self.path, [{"time": time, "event": event, **what}])
-
-    def read(self) -> list[JsonRecord]:
-        """All events, oldest first."""
-        return read_records(self.path)
+def _missing_newline(last_byte: bytes) -> bytes:
+    return b"" if last_byte in (b"", b"\n") else b"\n"

@@ -1,4 +1,4 @@
-"""loss.png: the loss of a run as it went down, and what else its task is judged by."""
+"""Draw loss.png: training and validation loss by step, validation scores, and events."""
 
 from __future__ import annotations
 
@@ -15,32 +15,23 @@ from train.run_folder.folder import write_atomically
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Of the palette of Okabe and Ito, which people with any colour vision can tell apart.
+# From the palette of Okabe and Ito, distinguishable with any colour vision.
 _BLUE, _ORANGE, _GREY, _BLACK = "#0072B2", "#D55E00", "#666666", "#000000"
 
-
 _SCORES = ("accuracy", "f1", "bleu")
-"""Of the metrics, those that rise; each that a run has is drawn below its losses."""
-
+"""Metrics that rise with quality. Those that a run has are drawn below its losses."""
 
 _MARKS = {"skipped": "|", "rolled back": "<"}
-"""Of the events of a logbook those that are shown, and how."""
+"""Marker of each event of the event log that the plot shows."""
 
+_MIN_SMOOTHED_LINES = 50
+# Half width of the smoothing window: the index over the first, at most the length over the second.
+_WINDOW_GROWTH = 10
+_WINDOW_LIMIT = 40
 
-_SMOOTHED_FROM = 50  # lines; fewer are shown as they are
-
-
-_WINDOW_GROWS = 10
-
-
-_WINDOW_WHOLE = 40
-
-
-# The largest over the smallest, from which an axis is logarithmic.
-_LOG_STEPS = 1_000
-
-
-_LOG_LOSSES = 3
+# Ratio of the largest to the smallest value from which an axis is logarithmic.
+_LOG_STEP_RATIO = 1_000
+_LOG_LOSS_RATIO = 3
 
 
 def plot_losses(
@@ -49,21 +40,21 @@ def plot_losses(
     references: Mapping[str, float] | None = None,
     events: Mapping[str, Sequence[int]] | None = None,
 ) -> bool:
-    """Draws the losses of training and validation against the step, and validation scores.
+    """Draw training and validation losses by step, and validation scores below them.
 
     Args:
-      metrics: Lines of a metrics.jsonl, as `train.telemetry.metrics_log.read_metrics` gives them.
-      path: Where the PNG goes.
-      references: Losses to compare with, nats a token, by name; a line each.
-      events: Steps at which something happened, by what it was; a mark each.
+      metrics: Lines of a metrics.jsonl, from `train.telemetry.metrics_log.read_metrics`.
+      path: PNG file to write.
+      references: Losses to compare with, in nats a token, by name; each is a horizontal line.
+      events: Steps by event name, from `event_steps`; each is a mark.
 
     Returns:
-      Whether it was drawn: not if there is no finite loss yet.
+      True if the plot was drawn; False if there is no finite loss yet.
 
     Raises:
       UserError: The file cannot be written.
     """
-    from matplotlib.figure import Figure  # takes half a second
+    from matplotlib.figure import Figure  # importing it takes half a second
 
     training = _points(metrics, "train", "loss")
     validation = _points(metrics, "validation", "loss")
@@ -79,8 +70,8 @@ def plot_losses(
     _draw_training(axes, *training)
     _draw_validation(axes, *validation)
     _draw_references(axes, references or {})
-    _draw_events(axes, events or {})
-    _scale(axes, *drawn)
+    _draw_event_marks(axes, events or {})
+    _scale_axes(axes, *drawn)
     for each, (name, points) in zip(below, scores.items(), strict=True):
         _draw_score(each, name, *points)
     grid[-1, 0].set_xlabel("step")
@@ -92,7 +83,7 @@ def plot_losses(
 
 
 def _points(metrics: Sequence[Mapping[str, Any]], split: str, name: str) -> np.ndarray:
-    """The finite values of a metric. Returns [2, N]: steps and values, in order of steps."""
+    """Return the finite values of a metric as [2, N]: steps and values, sorted by step."""
     points = sorted(
         (line["step"], line[name])
         for line in metrics
@@ -102,7 +93,7 @@ def _points(metrics: Sequence[Mapping[str, Any]], split: str, name: str) -> np.n
 
 
 def _draw_training(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:
-    if len(losses) < _SMOOTHED_FROM:
+    if len(losses) < _MIN_SMOOTHED_LINES:
         axes.plot(steps, losses, ".-", color=_BLUE, linewidth=1.5, label="training")
         return
     axes.plot(steps, losses, color=_BLUE, linewidth=0.8, alpha=0.3)
@@ -110,13 +101,13 @@ def _draw_training(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:
 
 
 def _smoothed(values: np.ndarray) -> np.ndarray:
-    """The mean of each value and its neighbours, as many on both sides as there are.
+    """Return each value's mean with its neighbours, as many on both sides as there are.
 
-    The window grows with the distance from the start, where the curve is steep, and no further
-    than a part of the whole: so it follows the curve, on a logarithmic axis too.
+    The window grows with the distance from the start, where the curve is steep, up to a fraction
+    of the whole. The smoothed curve so follows the loss on a logarithmic axis too.
     """
     index = np.arange(len(values))
-    reach = np.minimum(index // _WINDOW_GROWS, len(values) // _WINDOW_WHOLE)
+    reach = np.minimum(index // _WINDOW_GROWTH, len(values) // _WINDOW_LIMIT)
     above = np.minimum(index + reach + 1, len(values))
     below = index - reach
     sums = np.concatenate([[0.0], np.cumsum(values)])
@@ -158,7 +149,7 @@ def _draw_references(axes: Axes, references: Mapping[str, float]) -> None:
 
 
 def event_steps(events: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
-    """The events of a logbook that the curve shows, as `plot_losses` takes them."""
+    """Return the steps of the events that the plot shows, by event, for `plot_losses`."""
     steps: dict[str, list[int]] = {}
     for line in events:
         if line.get("event") in _MARKS:
@@ -166,8 +157,8 @@ def event_steps(events: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
     return steps
 
 
-def _draw_events(axes: Axes, events: Mapping[str, Sequence[int]]) -> None:
-    """Along the lower edge, whatever the losses are."""
+def _draw_event_marks(axes: Axes, events: Mapping[str, Sequence[int]]) -> None:
+    """Draw marks along the lower edge, so that they do not depend on the losses."""
     for name, steps in events.items():
         axes.plot(
             sorted(set(steps)),
@@ -182,15 +173,15 @@ def _draw_events(axes: Axes, events: Mapping[str, Sequence[int]]) -> None:
         )
 
 
-def _scale(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:
-    """Logarithmic axes where plain ones would press what matters into a corner."""
+def _scale_axes(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:
+    """Set logarithmic axes where linear ones would squeeze most of the curve into a corner."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     positive = steps[steps > 0]
-    if positive.size and positive.max() >= _LOG_STEPS * positive.min():
+    if positive.size and positive.max() >= _LOG_STEP_RATIO * positive.min():
         axes.set_xscale("symlog" if (steps <= 0).any() else "log")
-    if losses.min() > 0 and losses.max() >= _LOG_LOSSES * losses.min():
+    if losses.min() > 0 and losses.max() >= _LOG_LOSS_RATIO * losses.min():
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

@@ -1,4 +1,4 @@
-"""metrics.jsonl: what was measured at each step. TensorBoard's files mirror it."""
+"""Write metrics.jsonl, one line for each logged step and split, and mirror it to TensorBoard."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 class MetricsLog:
-    """Writes the metrics of a run. One process does, and begins with `set_aside_after`.
+    """Writer of a run's metrics. One process has one, and calls `set_aside_after` first.
 
-    A line is ``{"step": 120, "split": "train", "loss": 3.25, ...}``. On a local disk it is in the
-    file when `write` returns, so that a process that is killed loses none. What is remote, and
-    TensorBoard's files, are written every `FLUSH_SECONDS` and by `close`.
+    A line is `{"step": 120, "split": "train", "loss": 3.25, ...}`. On a local disk it is in the
+    file when `write` returns, so a process that is killed loses none. Remote files and
+    TensorBoard's files are written every `FLUSH_INTERVAL_SECONDS` and by `close`.
     """
 
     def __init__(self, run: RunFolder, *, clock: Callable[[], float] = time.monotonic):
@@ -34,48 +34,51 @@ class MetricsLog:
         self._local = isinstance(run.path, pathlib.Path)
         self._clock = clock
         self._flushed = clock()
-        self._waiting: list[Mapping[str, Any]] = []
+        self._buffer: list[Mapping[str, Any]] = []
         self._mirrors: dict[str, TensorBoardWriter] = {}
         self._resumed_at: int | None = None
 
     def set_aside_after(self, step: int | None) -> AnyPath | None:
-        """Moves what was written beyond ``step`` aside, and lines that a kill has torn.
+        """Move the lines after `step`, and torn lines, to a file of their own.
+
+        A resumed run writes these lines again.
 
         Args:
-          step: The step of the state that training goes on from; None if there is none, and all
-            lines go.
+          step: Step that training continues from; None: move all lines.
 
         Returns:
-          The file beside metrics.jsonl that now has those lines; None if there were none.
+          The new file, beside metrics.jsonl; None if no line was moved.
         """
         last = -1 if step is None else step
         self._resumed_at = last
         lines = event_log.read_raw_lines(self._path)
-        kept = [line for line in lines if _is_at_most(line, last)]
+        kept = [line for line in lines if _is_up_to(line, last)]
         if len(kept) == len(lines):
             return None
-        beyond = [line for line in lines if not _is_at_most(line, last)]
+        beyond = [line for line in lines if not _is_up_to(line, last)]
         aside = unused_path(self._path, f"beyond-{max(last, 0)}")
-        # In this order a kill in between leaves a line twice and never loses one.
+        # In this order, a kill between the two writes duplicates lines and never loses one.
         write_atomically(aside, _text(beyond))
         write_atomically(self._path, _text(kept))
         return aside
 
     def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
-        """Adds a line.
+        """Append a line.
+
+        Throughput leaves out evaluations and saves. The first step after a start, a resume or a
+        rollback has none, as it also compiles or waits for data.
 
         Args:
-          step: Updates made so far.
-          split: "train", "validation", ...
-          metrics: By name: ``loss`` (nats a token), ``grad_norm``, ``learning_rate``,
-            ``tokens_per_second`` (since the line before, evaluations and saves left out; the
-            first step after a start, a resume or a rollback has none, for it also compiles or
-            waits for data), ... See `train.telemetry.event_log.format_line` for what is not finite.
+          step: Number of updates so far.
+          split: "train", "validation" or "test".
+          metrics: Values by name: `loss` (nats a token), `grad_norm`, `learning_rate`,
+            `tokens_per_second` since the line before. Non-finite values become strings
+            (`train.telemetry.event_log.format_line`).
 
         Raises:
-          UserError: The disk is full, say; the lines before are still there.
+          UserError: The file cannot be written; earlier lines are intact.
         """
-        self._waiting.append({"step": step, "split": split, **metrics})
+        self._buffer.append({"step": step, "split": split, **metrics})
         late = self._clock() - self._flushed >= FLUSH_INTERVAL_SECONDS
         if late or self._local:
             self._append()
@@ -84,7 +87,7 @@ class MetricsLog:
             self._flush_mirrors()
 
     def close(self) -> None:
-        """Writes what waits, and closes TensorBoard's files."""
+        """Write buffered lines, and close TensorBoard's files."""
         self._append()
         while self._mirrors:
             self._mirrors.popitem()[1].close()
@@ -101,9 +104,9 @@ class MetricsLog:
         self.close()
 
     def _append(self) -> None:
-        if self._waiting:
-            event_log.append_records(self._path, self._waiting)
-            self._waiting = []
+        if self._buffer:
+            event_log.append_records(self._path, self._buffer)
+            self._buffer = []
 
     def _mirror(self, split: str) -> TensorBoardWriter:
         if split not in self._mirrors:
@@ -118,20 +121,20 @@ class MetricsLog:
 
 
 def read_metrics(path: AnyPath) -> list[event_log.JsonRecord]:
-    """The lines of a metrics.jsonl as they were written: what is not finite is a float again.
+    """Return the lines of a metrics.jsonl, with non-finite values as floats again.
 
-    What no run has written (a line without a step or a split, a value that is no number) is left
-    out.
+    Lines without a step or a split, and values that are no numbers, are left out: no run has
+    written them.
     """
     return [
-        {name: _value(value) for name, value in line.items() if _is_measured(name, value)}
+        {name: _value(value) for name, value in line.items() if _is_measurement(name, value)}
         for line in event_log.read_records(path)
         if isinstance(line.get("split"), str) and is_step_number(line.get("step"))
     ]
 
 
 def is_step_number(value: Any) -> TypeGuard[int]:
-    """Return True for what a run can write as the number of a step."""
+    """Return True for a valid step number: a non-negative int32."""
     return type(value) is int and 0 <= value < 2**31
 
 
@@ -139,14 +142,14 @@ def _value(value: Any) -> Any:
     return float(value) if value in _NOT_FINITE else value
 
 
-def _is_measured(name: str, value: Any) -> bool:
+def _is_measurement(name: str, value: Any) -> bool:
     if name == "split" or value in _NOT_FINITE:
         return True
     return isinstance(value, int | float) and abs(value) < sys.float_info.max
 
 
-def _is_at_most(line: str, step: int) -> bool:
-    """Whether a line belongs to a step up to ``step``; a torn one belongs to none."""
+def _is_up_to(line: str, step: int) -> bool:
+    """Return True if a line is of a step up to `step`; a torn line is of none."""
     record = event_log.parse_line(line)
     found = None if record is None else record.get("step")
     return is_step_number(found) and found <= step

@@ -1,4 +1,4 @@
-"""How far a run is, on standard error: a bar in a terminal or notebook, plain lines elsewhere."""
+"""Show progress on standard error: a bar in terminals and notebooks, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rich.console import Console
 from train.runtime.standard_error import LenientStream
 
 LINE_INTERVAL_SECONDS = 30.0
+"""Seconds between plain lines, where no bar can be drawn."""
 
-
-# A model can write any character. Those that would command the terminal are shown as pictures.
+# A model can generate any character. Control characters, which a terminal would obey, are
+# replaced by their Unicode pictures.
 _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
-
-
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 class ProgressBar:
-    """Step, loss, tokens a second, time gone and time left.
+    """Progress bar with step, loss, tokens per second, elapsed time and time left.
 
-    Without a terminal (a log file, a job's output) there is a plain line every `LINE_SECONDS`, at
-    the first step and at the last. Standard output is left to what was asked for.
+    Without a terminal (a log file, the output of a job) it prints a plain line every
+    `LINE_INTERVAL_SECONDS`, at the first step and at the last. Standard output stays free for
+    results.
     """
 
     def __init__(
@@ -40,59 +40,59 @@ class ProgressBar:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Shows nothing yet; ``with`` begins.
+        """Prepare the bar; entering the context shows it.
 
         Args:
-          total: Steps at the end.
-          done: Steps made before, by the run that is resumed.
-          description: What is under way, in a word.
-          quiet: Show nothing at all, and no `print` either.
-          console: Where to show it; standard error if None.
-          clock: Seconds, from any moment on.
+          total: Number of steps at the end.
+          initial_step: Steps made before, by the run that is resumed.
+          description: Name of what is in progress.
+          quiet: Show nothing, `print` included.
+          console: Output; None: standard error.
+          clock: Returns seconds from any origin.
         """
         self._total = total
-        self._done = self._first = initial_step
+        self._step = self._first_step = initial_step
         self._description = description
-        # rich's type is that of a whole file, of which it only writes, flushes and asks isatty.
+        # rich asks for a whole file by type, and uses only `write`, `flush` and `isatty`.
         stream: Any = LenientStream()
         self._console = console or Console(file=stream, quiet=quiet)
         self._clock = clock
-        self._began = self._due = clock()
+        self._started_at = self._next_line_at = clock()
         self._loss = self._speed = ""
-        self._bar = _bar(self._console, clock) if _can_draw(self._console) else None
+        self._bar = _make_bar(self._console, clock) if _can_draw_bar(self._console) else None
         self._task = progress.TaskID(0)
 
     def update(
         self, step: int, *, loss: float | None = None, tokens_per_second: float | None = None
     ) -> None:
-        """Shows that ``step`` steps are made, and what is known of the last of them.
+        """Show the number of steps made.
 
         Args:
           step: Steps made so far.
-          loss: The last loss, nats a token; what was shown stays if None.
-          tokens_per_second: Likewise.
+          loss: Last loss in nats a token; None leaves the one shown.
+          tokens_per_second: Throughput; None leaves the one shown.
         """
-        self._done = step
+        self._step = step
         if loss is not None:
             self._loss = f"loss {loss:.4f}"
         if tokens_per_second is not None:
             self._speed = f"{tokens_per_second:,.0f} tokens/s"
         if self._bar is not None:
             self._bar.update(self._task, completed=step, loss=self._loss, speed=self._speed)
-        elif self._clock() >= self._due or step == self._total:
-            self._due = self._clock() + LINE_INTERVAL_SECONDS
+        elif self._clock() >= self._next_line_at or step == self._total:
+            self._next_line_at = self._clock() + LINE_INTERVAL_SECONDS
             self.print(self._line())
 
     def print(self, text: str) -> None:
-        """Shows text as it is, above the bar: a result, a sample."""
+        """Print text as it is, above the bar."""
         safe = text.translate(_PICTURES)
         self._console.print(safe, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
-        self._began = self._due = self._clock()
+        self._started_at = self._next_line_at = self._clock()
         if self._bar is not None:
             self._task = self._bar.add_task(
-                self._description, total=self._total, completed=self._done, loss="", speed=""
+                self._description, total=self._total, completed=self._step, loss="", speed=""
             )
             self._bar.start()
         return self
@@ -104,36 +104,37 @@ class ProgressBar:
         trace: TracebackType | None,
     ) -> None:
         if self._bar is not None:
-            self._bar.refresh()  # which stop alone does not, in a notebook
+            self._bar.refresh()  # in a notebook, `stop` alone does not show the last step
             self._bar.stop()
 
     def _line(self) -> str:
-        gone = self._clock() - self._began
-        made = self._done - self._first
-        left = format_clock(gone / made * (self._total - self._done)) if made > 0 else "?"
-        count = f"{self._done}/{self._total}"
-        times = f"{format_clock(gone)} gone, {left} left"
+        elapsed = self._clock() - self._started_at
+        made = self._step - self._first_step
+        left = format_clock(elapsed / made * (self._total - self._step)) if made > 0 else "?"
+        count = f"{self._step}/{self._total}"
+        times = f"{format_clock(elapsed)} gone, {left} left"
         parts = (self._description, count, self._loss, self._speed, times)
         return "  ".join(part for part in parts if part)
 
 
 def format_clock(seconds: float) -> str:
-    """Seconds as people read them: ``0:01:05``."""
+    """Return seconds as hours, minutes and seconds, e.g. `0:01:05`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}"
 
 
-def _can_draw(console: Console) -> bool:
-    """In a notebook rich draws with ipywidgets, and warns at every step if they are not there."""
+def _can_draw_bar(console: Console) -> bool:
+    """Return True if the console can show a bar."""
     if console.quiet:
         return False
     if console.is_jupyter:
+        # rich draws with ipywidgets there, and warns at every step if they are missing.
         return importlib.util.find_spec("ipywidgets") is not None
     return console.is_terminal and not console.is_dumb_terminal
 
 
-def _bar(console: Console, clock: Callable[[], float]) -> progress.Progress:
+def _make_bar(console: Console, clock: Callable[[], float]) -> progress.Progress:
     return progress.Progress(
         progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(bar_width=None),

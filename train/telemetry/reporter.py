@@ -1,6 +1,6 @@
-"""What a run tells the world: the bar, metrics.jsonl, the logbook, the curve, samples.
+"""Report a training run: progress bar, metrics, events, loss plot, samples and time.
 
-One host of several speaks; on the others every word is dropped here, so that the loop need not ask.
+Every process has a reporter, and only the main process writes. The loop need not ask which it is.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from train.telemetry.loss_plot import event_steps, plot_losses
 from train.telemetry.metrics_log import MetricsLog, read_metrics
 from train.telemetry.progress import ProgressBar
 
-_OTHERS = "bits_per_byte_"
-"""What the names of metrics begin with that tell what others need for the same text."""
+_REFERENCE_PREFIX = "bits_per_byte_"
+"""Prefix of metrics that other compressors reach on the same text."""
 
 
 class Reporter:
-    """Enter it to show the bar; leaving draws the curve, whatever happened."""
+    """Outputs of one run, as a context manager.
+
+    Entering shows the progress bar. Leaving draws the loss plot, also after an error.
+    """
 
     def __init__(
         self,
@@ -38,8 +41,17 @@ class Reporter:
         is_main_process: bool,
         quiet: bool,
     ):
-        self._folder, self._speaks = folder, is_main_process
-        self._tokens = 0
+        """Prepare the outputs; lines after `initial_step` are moved out of metrics.jsonl.
+
+        Args:
+          folder: Folder of the run.
+          experiment: Settings of the run.
+          timer: Timer of this life of the run.
+          initial_step: Step to continue from; 0 for a new run.
+          is_main_process: This process writes; the others write and print nothing.
+          quiet: Print nothing.
+        """
+        self._folder, self._is_main_process = folder, is_main_process
         self._progress = ProgressBar(
             experiment.steps,
             initial_step=initial_step,
@@ -47,16 +59,16 @@ class Reporter:
             quiet=quiet or not is_main_process,
         )
         self._metrics = MetricsLog(folder)
-        self._times = TimeLog(folder, timer, is_writer=is_main_process)
-        self._logbook = EventLog(folder.event_log)
+        self._time_log = TimeLog(folder, timer, is_writer=is_main_process)
+        self._event_log = EventLog(folder.event_log)
         self._references: dict[str, float] = {}
-        self._step, self._seconds, self._resumed_at = initial_step, 0.0, time.perf_counter()
+        self._reset_throughput(initial_step)
         if is_main_process:
             self._metrics.set_aside_after(initial_step or None)
 
     def __enter__(self) -> Self:
         self._progress.__enter__()
-        self._times.start_compiling(self._step)
+        self._time_log.start_compiling(self._step)
         self._resumed_at = time.perf_counter()
         return self
 
@@ -67,74 +79,75 @@ class Reporter:
         trace: TracebackType | None,
     ) -> None:
         self._progress.__exit__(kind, error, trace)
-        # What stopped the run is what it is to be told, not that the curve could not be drawn.
+        # The error that has stopped the run must not be hidden by a failure to draw the plot.
         quietly = contextlib.suppress(UserError) if error else contextlib.nullcontext()
-        if self._speaks:
+        if self._is_main_process:
             with quietly:
-                self._times.write(final=True)
+                self._time_log.write(final=True)
                 self._metrics.close()
                 metrics = read_metrics(self._folder.metrics)
-                events = event_steps(self._logbook.read())
+                events = event_steps(self._event_log.read())
                 plot_losses(metrics, self._folder.loss_plot, self._references, events)
 
     @contextlib.contextmanager
     def pause(self, activity: Activity) -> Any:
-        """Around what is not training: it does not count against tokens a second."""
+        """Leave the time of the block out of tokens per second, and count it as an activity."""
         self._seconds += time.perf_counter() - self._resumed_at
-        with self._times.sheet.track(activity):
+        with self._time_log.timer.track(activity):
             yield
         self._resumed_at = time.perf_counter()
 
     def mark_compiled(self, step: int) -> None:
-        """The first step is made, and the program for all others with it: time counts from here."""
-        self._times.start_stepping(step)
-        self._count_from(step)
+        """Start counting throughput: the first step, which also compiles, is made."""
+        self._time_log.start_stepping(step)
+        self._reset_throughput(step)
 
     def rewind(self, step: int) -> None:
-        """Training goes on from an earlier step; what was written beyond it is moved aside."""
-        if self._speaks:
+        """Continue from an earlier step after a rollback. Later metrics lines are moved aside."""
+        if self._is_main_process:
             self._metrics.close()
             self._metrics.set_aside_after(step or None)
         self._progress.update(step)
-        self._times.start_stepping(step)
-        self._count_from(step)
+        self._time_log.start_stepping(step)
+        self._reset_throughput(step)
 
     def count_step(self, step: int, tokens: int) -> None:
-        """A step over so many tokens."""
+        """Count a step over `tokens` tokens."""
         self._tokens += tokens
-        self._times.record_step(step)
+        self._time_log.record_step(step)
 
-    def _count_from(self, step: int) -> None:
+    def _reset_throughput(self, step: int) -> None:
         self._step, self._tokens = step, 0
         self._seconds, self._resumed_at = 0.0, time.perf_counter()
 
     def log_training(self, step: int, metrics: dict[str, float]) -> None:
-        """A line of training metrics; tokens a second are those since the line before."""
+        """Write a line of training metrics, with the tokens per second since the line before."""
         seconds = self._seconds + time.perf_counter() - self._resumed_at
-        made = step > self._step
-        speed = {"tokens_per_second": self._tokens / max(seconds, 1e-9)} if made else {}
-        self._count_from(step)
+        has_steps = step > self._step
+        speed = {"tokens_per_second": self._tokens / max(seconds, 1e-9)} if has_steps else {}
+        self._reset_throughput(step)
         self._progress.update(step, loss=metrics["loss"], **speed)
-        if self._speaks:
+        if self._is_main_process:
             self._metrics.write(step, "train", {**metrics, **speed})
-            self._times.write()
+            self._time_log.write()
 
     def log_evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:
-        """The held-out metrics at a step; what others need for the same text goes to the curve."""
+        """Write a line of evaluation metrics; compression baselines go to the loss plot."""
         shown = ", ".join(f"{name.replace('_', ' ')} {x:.4g}" for name, x in metrics.items())
         self._progress.print(f"step {step}: {split} {shown}")
+        # The plot has nats a token, so bits a byte are converted by the run's own ratio.
         self._references = {
-            name.removeprefix(_OTHERS): bits * metrics["loss"] / metrics["bits_per_byte"]
+            name.removeprefix(_REFERENCE_PREFIX): bits * metrics["loss"] / metrics["bits_per_byte"]
             for name, bits in metrics.items()
-            if name.startswith(_OTHERS)
+            if name.startswith(_REFERENCE_PREFIX)
         }
-        if self._speaks:
+        if self._is_main_process:
             self._metrics.write(step, split, metrics)
 
     def log_sample(self, step: int, text: str) -> None:
-        """Something that the model wrote."""
+        """Print a generated text, and append it to samples.txt."""
         self._progress.print(f"step {step} writes: {text}")
-        if self._speaks:
+        if self._is_main_process:
             path = self._folder.samples
             data = f"--- step {step}\n{text}\n".encode(errors="backslashreplace")
             with explain_write_errors(path):
@@ -145,15 +158,16 @@ class Reporter:
                     before = read_bytes(path, MAX_LOG_BYTES) if path.exists() else b""
                     path.write_bytes(before + data)
 
-    def log_event(self, event: str, **what: Any) -> None:
-        """A line of the logbook."""
-        if self._speaks:
-            self._logbook.write(event, **what)
+    def log_event(self, event: str, **fields: Any) -> None:
+        """Write a line of the event log."""
+        if self._is_main_process:
+            self._event_log.write(event, **fields)
 
     def print_goodput(self) -> None:
-        """What the run's time went into."""
-        if self._speaks:
-            self._progress.print(format_goodput(self._times.compute_goodput()))
+        """Print one line on the use of the run's time."""
+        if self._is_main_process:
+            self._progress.print(format_goodput(self._time_log.compute_goodput()))
 
     def print_message(self, text: str) -> None:
+        """Print a line above the progress bar."""
         self._progress.print(text)

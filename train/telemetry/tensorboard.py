@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard, in a folder for each split so that splits share a chart."""
+"""Write scalars for TensorBoard, a folder for each split so that splits share a chart."""
 
 from __future__ import annotations
 
@@ -16,15 +16,24 @@ from train.run_folder.regular_files import check_not_symlink
 
 
 class TensorBoardWriter:
-    """One event file, written by the thread that calls.
+    """Writer of one event file, on the calling thread.
 
-    tensorboardX's own `SummaryWriter` writes in a thread that dies silently when the disk is full,
-    and then blocks the run for ever; so only its records and messages are used. A remote file is
-    written here and copied there at each flush.
+    Only the record format and the messages of tensorboardX are used. Its `SummaryWriter` writes on
+    a thread that dies silently when the disk is full, and then blocks the run forever. A remote
+    file is written to a local temporary folder, and copied at each flush.
     """
 
     def __init__(self, folder: AnyPath, purge_step: int | None):
-        """Begins a file in ``folder``. TensorBoard hides older events of ``purge_step`` on."""
+        """Create a file in `folder`.
+
+        Args:
+          folder: Folder of one split, local or remote.
+          purge_step: TensorBoard hides events of this step and later in older files of the folder;
+            None hides nothing.
+
+        Raises:
+          UserError: The file cannot be created.
+        """
         from tensorboardX.record_writer import RecordWriter
 
         name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
@@ -42,7 +51,7 @@ class TensorBoardWriter:
         self._begin(purge_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds the values of one step, by name."""
+        """Write the values of one step, by name."""
         from tensorboardX.proto import event_pb2, summary_pb2
 
         summary = summary_pb2.Summary(
@@ -54,14 +63,14 @@ class TensorBoardWriter:
         self._write(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
 
     def flush(self) -> None:
-        """Lets TensorBoard see what was written."""
+        """Make everything written so far visible to TensorBoard."""
         with explain_write_errors(self._path):
             self._records.flush()
             if self._spool:
                 self._path.write_bytes(self._local.read_bytes())
 
     def close(self) -> None:
-        """Flushes, and writes no more."""
+        """Flush and close the file."""
         try:
             self.flush()
         finally:

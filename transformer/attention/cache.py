@@ -1,13 +1,18 @@
-"""The key-value caches of incremental decoding: plain pytrees, passed in and returned.
+"""Key-value caches of incremental decoding: plain pytrees, passed in and returned.
 
-Row s of an example's cache holds the key of its token at position s. So examples of different
-lengths share one cache: what stands beyond an example's last token is ahead of every query, and a
-causal mask hides it until it is overwritten.
+Every cache has the same three operations:
 
-The cache of a window: it holds the last tokens alone, however many have come.
+- `empty(...)` makes one without tokens. `dtype` is its storage dtype: `Precision.cache_dtype`,
+  the same for all layers of a model.
+- `append(keys, values, positions)` returns the cache with T more tokens. It casts to the storage
+  dtype.
+- `read(dtype)` returns keys, values and their positions, cast to the dtype of the computation.
+
+Positions are counted from 0 in each example, and -1 marks padding. A cache does not store lengths:
+the position of a query says how many tokens precede it.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,47 +21,101 @@ from flax import struct
 from transformer.attention.masks import Mask
 from transformer.attention.sparse_ops.global_tokens import scatter_tokens
 
+ABSENT_POSITION = -(2**30)
+"""Position of an empty slot: before the first token, and farther away than any window."""
+
+
+class CachedTokens(NamedTuple):
+    """Contents of a cache, as attention reads them."""
+
+    keys: jax.Array  # [B, S, K, H]
+    values: jax.Array  # [B, S, K, H of values]
+    positions: jax.Array  # [B or 1, S]
+
 
 class KVCache(struct.PyTreeNode):
-    """Keys and values of one layer."""
+    """Keys and values of all tokens of one layer.
+
+    Slot s holds the token at position s, so examples of different lengths share one cache. Slots
+    after an example's last token hold zeros or padding. Their positions are greater than that of
+    every query, so a causal mask hides them until they are overwritten.
+    """
 
     keys: jax.Array  # [B, S, K, H]
     values: jax.Array  # [B, S, K, H of values]
 
-    @property
-    def positions(self) -> jax.Array:  # [1, S]
-        return jnp.arange(self.keys.shape[1])[None, :]
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,  # B
+        length: int,  # S
+        num_kv_heads: int,  # K
+        head_dim: int,  # H
+        dtype: Any,
+        value_head_dim: int | None = None,  # None: H
+    ) -> "KVCache":
+        """Return a cache with room for `length` tokens of each example."""
+        shape = (batch_size, length, num_kv_heads)
+        keys = jnp.zeros((*shape, head_dim), dtype)
+        return cls(keys, jnp.zeros((*shape, value_head_dim or head_dim), dtype))
 
     def append(
         self,
         keys: jax.Array,  # [B, T, K, H]
         values: jax.Array,  # [B, T, K, H of values]
-        positions: jax.Array,  # [B or 1, T], consecutive within a row
+        positions: jax.Array,  # [B or 1, T], consecutive in each row
     ) -> "KVCache":
-        """The cache with T more tokens, at the positions given."""
+        """Return the cache with T more tokens, written at their positions."""
 
-        def put(row: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+        def write(row: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice(row, new.astype(row.dtype), (start, 0, 0))
 
         start = jnp.broadcast_to(positions[:, 0], len(keys))
         return KVCache(
-            keys=jax.vmap(put)(self.keys, keys, start),
-            values=jax.vmap(put)(self.values, values, start),
+            keys=jax.vmap(write)(self.keys, keys, start),
+            values=jax.vmap(write)(self.values, values, start),
         )
+
+    def read(self, dtype: Any) -> CachedTokens:
+        """Return all S slots in `dtype`."""
+        return CachedTokens(self.keys.astype(dtype), self.values.astype(dtype), self.positions)
+
+    @property
+    def positions(self) -> jax.Array:  # [1, S]
+        """Position of each slot, the same in all examples."""
+        return jnp.arange(self.keys.shape[1])[None, :]
 
 
 class MemoryCache(struct.PyTreeNode):
-    """Keys and values of a memory, projected once: what one layer of cross attention keeps."""
+    """Keys and values of an encoder's output, projected once, for one cross attention."""
 
     keys: jax.Array  # [B, S, K, H]
     values: jax.Array  # [B, S, K, H of values]
 
-    def fill(
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,  # B
+        length: int,  # S
+        num_kv_heads: int,  # K
+        head_dim: int,  # H
+        dtype: Any,
+        value_head_dim: int | None = None,  # None: H
+    ) -> "MemoryCache":
+        """Return a cache for a memory of `length` tokens."""
+        made = KVCache.empty(batch_size, length, num_kv_heads, head_dim, dtype, value_head_dim)
+        return cls(made.keys, made.values)
+
+    def append(
         self,
         keys: jax.Array,  # [B, S, K, H]
         values: jax.Array,  # [B, S, K, H of values]
     ) -> "MemoryCache":
-        """The cache of another memory. Raises ValueError for one of another size."""
+        """Return the cache filled with a memory, which replaces all its slots.
+
+        Raises:
+          ValueError: the memory has another shape than the cache.
+        """
         if keys.shape != self.keys.shape:
             raise ValueError(
                 f"a memory of {keys.shape[0]} x {keys.shape[1]} tokens: its cache is made for "
@@ -64,69 +123,77 @@ class MemoryCache(struct.PyTreeNode):
             )
         return MemoryCache(keys.astype(self.keys.dtype), values.astype(self.values.dtype))
 
-
-ABSENT_POSITION = -(2**30)
-"""The position of a key that is not there: out of every window."""
+    def read(self, dtype: Any) -> CachedTokens:
+        """Return the memory's keys and values in `dtype`."""
+        positions = jnp.arange(self.keys.shape[1])[None, :]
+        return CachedTokens(self.keys.astype(dtype), self.values.astype(dtype), positions)
 
 
 class RollingCache(struct.PyTreeNode):
-    """Keys and values of the last tokens: those of position p stand in slot p mod R."""
+    """Keys and values of the last R tokens, for sliding windows.
+
+    Slot p mod R holds the token at position p. The size is constant however many tokens follow.
+    """
 
     keys: jax.Array  # [B, R, K, H]
     values: jax.Array  # [B, R, K, H]
-    positions: jax.Array  # [B, R]
+    positions: jax.Array  # [B, R], ABSENT_POSITION in empty slots
 
     @classmethod
     def empty(
-        cls, batch: int, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str
+        cls,
+        batch_size: int,  # B
+        num_slots: int,  # R
+        num_kv_heads: int,  # K
+        head_dim: int,  # H
+        dtype: Any,
     ) -> "RollingCache":
-        """Room for R = size tokens, and none of them there."""
-        zeros = jnp.zeros((batch, num_slots, num_kv_heads, head_dim), dtype)
-        return cls(zeros, zeros, jnp.full((batch, num_slots), ABSENT_POSITION))
+        """Return a cache with room for the last `num_slots` tokens."""
+        zeros = jnp.zeros((batch_size, num_slots, num_kv_heads, head_dim), dtype)
+        return cls(zeros, zeros, jnp.full((batch_size, num_slots), ABSENT_POSITION))
 
     def append(
         self,
         keys: jax.Array,  # [B, T, K, H]
         values: jax.Array,  # [B, T, K, H]
-        positions: jax.Array,  # [B, T], NOWHERE for padding
+        positions: jax.Array,  # [B, T], ABSENT_POSITION for padding
     ) -> "RollingCache":
-        """The ring with those of T more tokens that will be needed: the last R."""
-        size = self.positions.shape[1]
-        needed = positions > jnp.max(positions, axis=1, keepdims=True) - size
-        slots = jnp.where(needed & (positions >= 0), positions % size, size)  # size: nowhere
+        """Return the cache with the last R of its tokens and T more."""
+        num_slots = self.positions.shape[1]
+        # Two tokens must not be scattered into one slot: the order of such writes is undefined. So
+        # all but the last R new tokens are dropped, by an index outside the array.
+        recent = positions > jnp.max(positions, axis=1, keepdims=True) - num_slots
+        slots = jnp.where(recent & (positions >= 0), positions % num_slots, num_slots)
         return RollingCache(
             scatter_tokens(self.keys, keys.astype(self.keys.dtype), slots),
             scatter_tokens(self.values, values.astype(self.values.dtype), slots),
             scatter_tokens(self.positions, positions, slots),
         )
 
+    def read(self, dtype: Any) -> CachedTokens:
+        """Return all R slots in `dtype`, in the order of the slots."""
+        return CachedTokens(self.keys.astype(dtype), self.values.astype(dtype), self.positions)
+
     def sorted_by_position(self) -> "RollingCache":
-        """The same tokens in the order of their positions, empty slots first: no longer a ring."""
+        """Return the tokens in the order of their positions, empty slots first.
+
+        The result is for reading: its slots no longer follow from positions.
+        """
         order = jnp.argsort(self.positions, axis=1)
         rows = order[:, :, None, None]
         keys, values = (jnp.take_along_axis(x, rows, axis=1) for x in (self.keys, self.values))
         return RollingCache(keys, values, jnp.take_along_axis(self.positions, order, axis=1))
 
-    def concatenate(
-        self,
-        keys: jax.Array,  # [B, T, K, H]
-        values: jax.Array,  # [B, T, K, H]
-        positions: jax.Array,  # [B, T], NOWHERE for padding
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:  # [B, R + T, K, H] twice, [B, R + T]
-        """Keys, values and positions of these slots and, behind them, of T more tokens."""
-        join = lambda old, new: jnp.concatenate([old, new.astype(old.dtype)], axis=1)  # noqa: E731
-        return join(self.keys, keys), join(self.values, values), join(self.positions, positions)
-
 
 class WindowInputs(NamedTuple):
-    """New tokens, and what a ring kept of those before them."""
+    """Inputs of attention over the tokens of a RollingCache and T new ones."""
 
-    q: jax.Array  # [B, T, N, H], or [B, R + T, N, H] with the first `before` of no interest
+    q: jax.Array  # [B, P + T, N, H]; the first P queries are padding
     k: jax.Array  # [B, R + T, K, H]
     v: jax.Array  # [B, R + T, K, H]
     mask: Mask  # of these queries over these keys
-    key_positions: jax.Array  # [B, R + T] positions of the keys, NOWHERE where there is none
-    num_padding_queries: int  # R or 0
+    key_positions: jax.Array  # [B, R + T]
+    num_padding_queries: int  # P: R or 0
 
 
 def prepend_cached_keys(
@@ -134,36 +201,49 @@ def prepend_cached_keys(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H]
-    mask: Mask,  # of self attention over the new tokens
-    positions: jax.Array,  # [B, T], NOWHERE for padding
+    mask: Mask,  # of self-attention over the new tokens
+    positions: jax.Array,  # [B, T], ABSENT_POSITION for padding
 ) -> WindowInputs:
-    """The new queries, and the keys of the ring and the new ones.
+    """Return the inputs of attention of new queries over cached and new keys.
 
-    Where the new tokens are more than the ring's, the two are taken as one row in order, each a
-    query: only there does the index tell what a window hides, so that it is never visited. The R
-    queries of the ring are for nothing then. A few new tokens, as when decoding, look at the R + T
-    keys whatever their order.
+    A few new tokens attend to all R + T keys, in any order. A prefill of more than R tokens sorts
+    the cached tokens and pads the queries, so that queries and keys are the same ordered tokens:
+    then a window follows from the index, and blockwise attention never visits what it hides. The
+    R padding queries cost less than that saves.
     """
-    size, pattern = cache.positions.shape[1], mask.pattern
-    plain = (
+    num_slots, pattern = cache.positions.shape[1], mask.pattern
+    window_only = (
         pattern.ordered
         and not pattern.prefix
         and mask.segments is None
         and not mask.has_extra_masks
     )
-    if plain and q.shape[1] > size:
-        k, v, places = cache.sorted_by_position().concatenate(k, v, positions)
-        q = jnp.pad(q, [(0, 0), (size, 0), (0, 0), (0, 0)])
-        there = (places != ABSENT_POSITION).astype(jnp.int32)
-        return WindowInputs(q, k, v, mask.replace(positions=places, segments=there), places, size)
-    k, v, places = cache.concatenate(k, v, positions)
-    return WindowInputs(q, k, v, mask.with_keys(places, keys_include_queries=True), places, 0)
+    if window_only and q.shape[1] > num_slots:
+        k, v, key_positions = _concatenate(cache.sorted_by_position(), k, v, positions)
+        q = jnp.pad(q, [(0, 0), (num_slots, 0), (0, 0), (0, 0)])
+        segments = (key_positions != ABSENT_POSITION).astype(jnp.int32)
+        mask = mask.replace(positions=key_positions, segments=segments)
+        return WindowInputs(q, k, v, mask, key_positions, num_slots)
+    k, v, key_positions = _concatenate(cache, k, v, positions)
+    mask = mask.with_keys(key_positions, keys_include_queries=True)
+    return WindowInputs(q, k, v, mask, key_positions, 0)
+
+
+def _concatenate(
+    cache: RollingCache,
+    k: jax.Array,  # [B, T, K, H]
+    v: jax.Array,  # [B, T, K, H]
+    positions: jax.Array,  # [B, T]
+) -> CachedTokens:  # of R + T tokens
+    """Return the cached tokens followed by the new ones."""
+    pairs = zip(cache.read(k.dtype), (k, v, positions), strict=True)
+    return CachedTokens(*(jnp.concatenate(pair, axis=1) for pair in pairs))
 
 
 def mark_padding(
     positions: jax.Array,  # [B or 1, T]; -1: padding
     batch_size: int,  # B
 ) -> jax.Array:  # [B, T]
-    """Positions as a ring takes them: NOWHERE for padding."""
-    there = jnp.where(positions < 0, ABSENT_POSITION, positions)
-    return jnp.broadcast_to(there, (batch_size, positions.shape[1]))
+    """Return positions for a RollingCache, with ABSENT_POSITION for padding."""
+    marked = jnp.where(positions < 0, ABSENT_POSITION, positions)
+    return jnp.broadcast_to(marked, (batch_size, positions.shape[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from transformer.attention.position_config import (
@@ -164,7 +165,7 @@ class AttentionConfig(MultiHeadConfig):
         """Return the width of transformed queries and keys; cached keys have it too."""
         return score_head_dim(self.score, self.resolved_head_dim(d_model))
 
-    @property
+    @functools.cached_property
     def dot_product_only(self) -> bool:
         """Return True if scores are dot products of queries and keys and nothing else."""
         return self._dot_product_before_cap and not self.soft_cap

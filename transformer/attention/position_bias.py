@@ -1,25 +1,14 @@
-"""ALiBi: scores fall with the distance, at a fixed slope for each head.
+"""Position terms of the scores: ALiBi, T5's relative bias and Shaw's relative tables."""
 
-T5's bias of the scores by the distance's bucket.
-
-What positions add to attention: a bias of the scores, or tables for keys and values.
-"""
-
-from __future__ import annotations
-
-import math
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import jax
-    import numpy as np
-if TYPE_CHECKING:
-    import jax
 import functools
+import math
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
+from flax import struct
 
 from transformer.attention.position_config import (
     ALiBi,
@@ -27,19 +16,18 @@ from transformer.attention.position_config import (
     RelativePositions,
     T5RelativeBias,
 )
-from transformer.attention.score_spec import BiasFn, RelativeTables
+from transformer.attention.score_spec import BiasFn
 from transformer.context import ModelContext
 from transformer.layers.params import declare_weight
+from transformer.layers.precise_einsum import DTypeLike, precise_einsum
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:  # [N]
-    """2^(-8 n / N) for head n = 1 to N, as in section 3.
+    """Return 2^(-8 n / N) for head n = 1 to N (Press et al. 2022, section 3).
 
-    If N is no power of two: those of the power below it, then every second of twice as many, as in
-    the authors' code.
+    If N is no power of two: the slopes of the power below it, then every second slope of twice that
+    power, as in the authors' code.
     """
-    import numpy as np
-
     power = 2 ** int(math.log2(num_heads))
     slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)
     between = 2.0 ** (-8 * np.arange(1, 2 * power, 2) / (2 * power))
@@ -51,9 +39,7 @@ def alibi_bias(
     query_positions: jax.Array,  # [B or 1, T]
     key_positions: jax.Array,  # [B or 1, S]
 ) -> jax.Array:  # [B or 1, N, T, S] float32
-    """What is added to the scores of each head."""
-    import jax.numpy as jnp
-
+    """Return -slope * |i - j| for each head."""
     slopes = jnp.asarray(alibi_slopes(num_heads), jnp.float32)[None, :, None, None]
     return -slopes * jnp.abs(key_positions[:, None, :] - query_positions[:, :, None])[:, None]
 
@@ -64,18 +50,65 @@ def t5_relative_bias(
     query_positions: jax.Array,  # [B or 1, T]
     key_positions: jax.Array,  # [B or 1, S]
 ) -> jax.Array:  # [B or 1, N, T, S]
-    """The number of each head for each query's and key's distance."""
-    import jax.numpy as jnp
-    import numpy as np
-
+    """Look up the bias of each head for each distance (Raffel et al. 2020, section 2.1)."""
     last = config.max_distance
     buckets = np.array([config.bucket(distance) for distance in range(-last, last + 1)])
     distance = jnp.clip(key_positions[:, None, :] - query_positions[:, :, None], -last, last)
     return jnp.moveaxis(table[jnp.asarray(buckets)[distance + last]], -1, 1)
 
 
+class RelativeTables(struct.PyTreeNode):
+    """The tables a^K and a^V of one layer (Shaw et al. 2018).
+
+    Rows are selected by products with one-hot vectors. The gradient of a product is a product;
+    that of a gather would be a slow scatter-add over every head, query and key.
+    """
+
+    keys: jax.Array  # [R, H]
+    values: jax.Array  # [R, H of values]
+
+    def score_terms(
+        self,
+        q: jax.Array,  # [B, T, N, H]
+        query_positions: jax.Array,  # [B or 1, T]
+        key_positions: jax.Array,  # [B or 1, S]
+        dtype: DTypeLike,  # of the scores
+    ) -> jax.Array:  # [B, N, T, S]
+        """Return q_i . a^K_ij, the term of the scores (equation 4)."""
+        rows, operand_dtype = (
+            self.one_hot_distances(query_positions, key_positions),
+            self.keys.dtype,
+        )
+        by_distance = precise_einsum("BTNH,RH->BNTR", q, self.keys, operand_dtype, dtype)
+        return precise_einsum("BNTR,BTSR->BNTS", by_distance, rows, operand_dtype, dtype)
+
+    def value_terms(
+        self,
+        weights: jax.Array,  # [B, N, T, S]
+        query_positions: jax.Array,  # [B or 1, T]
+        key_positions: jax.Array,  # [B or 1, S]
+        dtype: DTypeLike,  # of the result
+    ) -> jax.Array:  # [B, T, N, H of values]
+        """Return the sum over j of weight_ij a^V_ij, the term of the result (equation 3)."""
+        rows = self.one_hot_distances(query_positions, key_positions)
+        operand_dtype = self.values.dtype
+        by_distance = precise_einsum("BNTS,BTSR->BNTR", weights, rows, operand_dtype, dtype)
+        return precise_einsum("BNTR,RH->BTNH", by_distance, self.values, operand_dtype, dtype)
+
+    def one_hot_distances(
+        self,
+        query_positions: jax.Array,  # [B or 1, T]
+        key_positions: jax.Array,  # [B or 1, S]
+    ) -> jax.Array:  # [B or 1, T, S, R]
+        """Return the one-hot row of the tables for each query and key."""
+        num_distances = len(self.keys)
+        distance = key_positions[:, None, :] - query_positions[:, :, None]
+        row = jnp.clip(distance + num_distances // 2, 0, num_distances - 1)
+        return jax.nn.one_hot(row, num_distances, dtype=self.keys.dtype)
+
+
 class PositionTerms(NamedTuple):
-    """As `attend` takes it."""
+    """Position terms, as fields of a `ScoreSpec`."""
 
     bias: BiasFn | None = None
     relative_tables: RelativeTables | None = None
@@ -90,28 +123,32 @@ def position_terms(
     key_head_dim: int,  # H
     value_head_dim: int,  # H of values
 ) -> PositionTerms:
-    """What the kind of positions says, its tables declared as weights of `module`."""
+    """Declare the tables of a position as weights of `module`; return its terms."""
     match position:
         case ALiBi():
             return PositionTerms(bias=functools.partial(alibi_bias, num_heads))
         case T5RelativeBias():
             outputs = {"buckets": position.num_buckets, "heads": num_heads}
-            table = _table(module, "position_bias", outputs, context)
+            table = _declare_table(module, "position_bias", outputs, context)
             return PositionTerms(bias=functools.partial(t5_relative_bias, table, position))
         case RelativePositions():
-            rows = {"distances": position.num_distances}
-            keys = _table(module, "position_keys", rows | {"head": key_head_dim}, context)
-            values = _table(module, "position_values", rows | {"head": value_head_dim}, context)
-            dtype = context.precision.compute
+            rows, dtype = {"distances": position.num_distances}, context.precision.compute
+            tables = (
+                _declare_table(module, name, rows | {"head": head_dim}, context)
+                for name, head_dim in (
+                    ("position_keys", key_head_dim),
+                    ("position_values", value_head_dim),
+                )
+            )
             return PositionTerms(
-                relative_tables=RelativeTables(keys.astype(dtype), values.astype(dtype))
+                relative_tables=RelativeTables(*(table.astype(dtype) for table in tables))
             )
     return PositionTerms()
 
 
-def _table(
-    module: nn.Module, name: str, outputs: dict[str, int], shared: ModelContext
+def _declare_table(
+    module: nn.Module, name: str, outputs: dict[str, int], context: ModelContext
 ) -> jax.Array:  # as `outputs`
-    """A table is no linear map: nothing is summed over its rows, so it has no inputs."""
-    init, dtype = shared.initialization.embedding_initializer(), shared.precision.parameters
+    # A table is not a linear map, as nothing is summed over its rows: all its axes are outputs.
+    init, dtype = context.initialization.embedding_initializer(), context.precision.parameters
     return declare_weight(module, name, outputs=outputs, init=init, dtype=dtype)

@@ -1,8 +1,9 @@
-"""Queries, keys and values in heads: what every mixer of attention makes of its tokens, and joins.
+"""Linear maps of attention: to queries, keys and values in heads, and back.
 
-All of them name their weights alike, so those of one can be given to another.
+Every attention mixer uses them with the same parameter names, so the weights of one fit another.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from transformer.layers.params import apply_linear, declare_linear
 
 
 class QKV(NamedTuple):
-    """As the scores take them."""
+    """Queries, keys and values, ready for the scores."""
 
     q: jax.Array  # [B, T, N, H]
     k: jax.Array  # [B, S, K, H]
@@ -30,11 +31,11 @@ def project_qkv(
     module: nn.Module,
     x: jax.Array,  # [B, T, D]
     positions: jax.Array,  # [B or 1, T]
-    config: Any,  # a HeadsConfig; its `position`, if it has one, turns queries and keys
+    config: Any,  # a MultiHeadConfig, perhaps with a field `position`
     context: ModelContext,
-    suffix: str = "",
+    suffix: str = "",  # of the parameter names
 ) -> QKV:
-    """Queries, keys and values of the tokens' own; `suffix` ends the names of the weights."""
+    """Project queries, keys and values of self-attention, and apply RoPE if configured."""
     q = project_queries(module, x, config, context, suffix)
     k = project_keys(module, x, config, context, suffix)
     v = project_values(module, x, config, context, suffix=suffix)
@@ -51,10 +52,10 @@ def project_queries(
     context: ModelContext,
     suffix: str = "",
 ) -> jax.Array:  # [B, T, N, H]
-    """Projected and normed, not turned yet."""
-    axes = {"heads": config.num_heads, "head": config.resolved_head_dim(context.d_model)}
-    q = _projected(module, f"query{suffix}", x, axes, config, context)
-    return _normed(module, f"query{suffix}_norm", q, config, context)
+    """Project and normalize queries, without RoPE."""
+    query_axes, _ = _head_axes(config, context.d_model)
+    q = _project_heads(module, f"query{suffix}", x, query_axes, config, context)
+    return _normalize_heads(module, f"query{suffix}_norm", q, config, context)
 
 
 def project_keys(
@@ -64,13 +65,10 @@ def project_keys(
     context: ModelContext,
     suffix: str = "",
 ) -> jax.Array:  # [B, S, K, H]
-    """Projected and normed, not turned yet."""
-    axes = {
-        "kv_heads": config.resolved_num_kv_heads,
-        "head": config.resolved_head_dim(context.d_model),
-    }
-    k = _projected(module, f"key{suffix}", x, axes, config, context)
-    return _normed(module, f"key{suffix}_norm", k, config, context)
+    """Project and normalize keys, without RoPE."""
+    _, key_axes = _head_axes(config, context.d_model)
+    k = _project_heads(module, f"key{suffix}", x, key_axes, config, context)
+    return _normalize_heads(module, f"key{suffix}_norm", k, config, context)
 
 
 def project_values(
@@ -81,51 +79,11 @@ def project_values(
     head_dim: int = 0,  # H of values; 0: that of queries
     suffix: str = "",
 ) -> jax.Array:  # [B, S, K, H of values]
-    """Projected."""
-    axes = {
-        "kv_heads": config.resolved_num_kv_heads,
-        "head": head_dim or config.resolved_head_dim(context.d_model),
-    }
-    return _projected(module, f"value{suffix}", x, axes, config, context)
-
-
-def attend_with_absorbed_projections(
-    module: nn.Module,
-    q: jax.Array,  # [B, n, N, H] of a few queries
-    x: jax.Array,  # [B, S, D]
-    attend_fn: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],  # attention of q to k and v
-    config: MultiHeadConfig,
-    context: ModelContext,
-    suffix: str = "",
-) -> jax.Array:  # [B, n, N, H]
-    """What `attend_fn` finds with the keys and values of x, without making those of every token.
-
-    q . (W x) is (q W) . x, and an average of W x is W times the average of x: for a few queries
-    that is less work than projecting all of x, with the same weights. A bias of the keys adds the
-    same to all scores of a query, which no softmax sees. Not for keys that are normed or turned.
-    """
-    embed, width = {"embed": context.d_model}, config.resolved_head_dim(context.d_model)
-    axes, group = (
-        {"kv_heads": config.resolved_num_kv_heads, "head": width},
-        config.num_heads // config.resolved_num_kv_heads,
-    )
-    made = [
-        declare_linear(module, f"{name}{suffix}", embed, axes, context, bias=config.bias)
-        for name in ("key", "value")
-    ]
-    (key, _), (value, bias) = made
-    key, value = (jnp.repeat(each, group, axis=1) for each in (key, value))
-    # One more entry of each value sums the weights: what the bias is multiplied by.
-    ones = jnp.ones((*x.shape[:2], 1), x.dtype)
-    found = attend_fn(
-        jnp.einsum("BTNH,DNH->BTND", q, key),
-        x[:, :, None],
-        jnp.concatenate([x, ones], axis=-1)[:, :, None],
-    )
-    y = jnp.einsum("BTND,DNH->BTNH", found[..., :-1], value)
-    if bias is not None:
-        y = y + found[..., -1:] * jnp.repeat(bias, group, axis=0)[None, None]
-    return y
+    """Project values."""
+    _, axes = _head_axes(config, context.d_model)
+    if head_dim:
+        axes = axes | {"head": head_dim}
+    return _project_heads(module, f"value{suffix}", x, axes, config, context)
 
 
 def project_output(
@@ -134,33 +92,82 @@ def project_output(
     config: MultiHeadConfig,
     context: ModelContext,
 ) -> jax.Array:  # [B, T, D]
-    """What the heads have looked up, through the output matrix."""
+    """Map the concatenated heads to the model's width."""
     inputs, outputs = {"heads": y.shape[2], "head": y.shape[3]}, {"embed": context.d_model}
     return apply_linear(
         module, "output", y, inputs, outputs, context, bias=config.bias, residual=True
     )
 
 
-def _projected(
+def attend_with_absorbed_projections(
+    module: nn.Module,
+    q: jax.Array,  # [B, n, N, H] of a few queries
+    x: jax.Array,  # [B, S, D]
+    attend_fn: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],  # attention of q, k and v
+    config: MultiHeadConfig,
+    context: ModelContext,
+    suffix: str = "",
+) -> jax.Array:  # [B, n, N, H]
+    """Return `attend_fn` of q and the keys and values of x, without projecting x.
+
+    q . (W x) = (q W) . x, and a mean of W x is W times the mean of x. For a few queries that costs
+    less than projecting all of x, with the same weights. The key bias adds a constant to all scores
+    of a query, which the softmax ignores. Keys must have neither a norm nor RoPE.
+    """
+    _, axes = _head_axes(config, context.d_model)
+    embed, group_size = {"embed": context.d_model}, config.num_heads // axes["kv_heads"]
+    (key, _), (value, bias) = (
+        declare_linear(module, f"{name}{suffix}", embed, axes, context, bias=config.bias)
+        for name in ("key", "value")
+    )
+    key, value = (jnp.repeat(each, group_size, axis=1) for each in (key, value))
+    # A value entry of 1 returns the sum of the weights, the factor of the value bias: dropout
+    # leaves it different from 1.
+    ones = jnp.ones((*x.shape[:2], 1), x.dtype)
+    mean = attend_fn(
+        jnp.einsum("BTNH,DNH->BTND", q, key),
+        x[:, :, None],
+        jnp.concatenate([x, ones], axis=-1)[:, :, None],
+    )
+    y = jnp.einsum("BTND,DNH->BTNH", mean[..., :-1], value)
+    if bias is not None:
+        y = y + mean[..., -1:] * jnp.repeat(bias, group_size, axis=0)[None, None]
+    return y
+
+
+@functools.cache
+def _head_axes(config: MultiHeadConfig, d_model: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the logical output axes of queries, and of keys and values. Not to be mutated."""
+    head_dim = config.resolved_head_dim(d_model)
+    return (
+        {"heads": config.num_heads, "head": head_dim},
+        {"kv_heads": config.resolved_num_kv_heads, "head": head_dim},
+    )
+
+
+def _project_heads(
     module: nn.Module,
     name: str,
     x: jax.Array,  # [B, T, D]
-    axes: dict[str, int],  # heads, then their width
+    axes: dict[str, int],  # of the heads, then of their width
     config: MultiHeadConfig,
-    shared: ModelContext,
+    context: ModelContext,
 ) -> jax.Array:  # [B, T, N or K, H]
-    made = apply_linear(module, name, x, {"embed": shared.d_model}, axes, shared, bias=config.bias)
-    return shared.constrain(made, ("batch", "length", next(iter(axes)), None))
+    embed = {"embed": context.d_model}
+    heads = apply_linear(module, name, x, embed, axes, context, bias=config.bias)
+    if context.constrain.mesh is None:
+        return heads
+    return context.constrain(heads, ("batch", "length", next(iter(axes)), None))
 
 
-def _normed(
+def _normalize_heads(
     module: nn.Module,
     name: str,
     x: jax.Array,  # [B, T, N or K, H]
     config: MultiHeadConfig,
-    shared: ModelContext,
+    context: ModelContext,
 ) -> jax.Array:  # [B, T, N or K, H]
-    """Each head's entries normed, with one gain for all heads."""
+    """Apply `qk_norm` to each head. Heads share one gain."""
     if config.qk_norm is None:
         return x
-    return Norm(config.qk_norm, shared.precision, "head", parent=module, name=name)(x)
+    return Norm(config.qk_norm, context.precision, "head", parent=module, name=name)(x)

@@ -1,71 +1,22 @@
-"""The tables of relative positions, and what they add to scores and results (Shaw et al. 2018).
-
-What stands inside the softmax: how scores are made of queries, keys and positions.
-"""
+"""Scores inside the softmax, and the static settings that all backends share."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from transformer.layers.precise_einsum import DTypeLike, accumulation_dtype, precise_einsum
 
-
-class RelativeTables(struct.PyTreeNode):
-    """The tables a^K and a^V of one layer.
-
-    Rows are picked by products with zeros and ones: the gradient of a product is a product, where
-    that of a look-up for each head, query and key would be slow to add up.
-    """
-
-    keys: jax.Array  # [R, H]
-    values: jax.Array  # [R, H of values]
-
-    def score_terms(
-        self,
-        q: jax.Array,  # [B, T, N, H]
-        query_positions: jax.Array,  # [B or 1, T]
-        key_positions: jax.Array,  # [B or 1, S]
-        dtype: DTypeLike,  # of the scores
-    ) -> jax.Array:  # [B, N, T, S]
-        """q_i . a^K_ij: what the table adds to the scores (equation 4)."""
-        picks, narrow = self.one_hot_distances(query_positions, key_positions), self.keys.dtype
-        every = precise_einsum("BTNH,RH->BNTR", q, self.keys, narrow, dtype)
-        return precise_einsum("BNTR,BTSR->BNTS", every, picks, narrow, dtype)
-
-    def value_terms(
-        self,
-        weights: jax.Array,  # [B, N, T, S]
-        query_positions: jax.Array,  # [B or 1, T]
-        key_positions: jax.Array,  # [B or 1, S]
-        dtype: DTypeLike,  # of the result
-    ) -> jax.Array:  # [B, T, N, H of values]
-        """sum over j of weight_ij a^V_ij: what the table adds to the result (equation 3)."""
-        picks, narrow = self.one_hot_distances(query_positions, key_positions), self.values.dtype
-        by_distance = precise_einsum("BNTS,BTSR->BNTR", weights, picks, narrow, dtype)
-        return precise_einsum("BNTR,RH->BTNH", by_distance, self.values, narrow, dtype)
-
-    def one_hot_distances(
-        self,
-        query_positions: jax.Array,  # [B or 1, T]
-        key_positions: jax.Array,  # [B or 1, S]
-    ) -> jax.Array:  # [B or 1, T, S, R]
-        """A one at the row of each query's and key's distance, zeros elsewhere."""
-        rows = len(self.keys)
-        distance = key_positions[:, None, :] - query_positions[:, :, None]
-        row = jnp.clip(distance + rows // 2, 0, rows - 1)
-        return jax.nn.one_hot(row, rows, dtype=self.keys.dtype)
-
+if TYPE_CHECKING:  # position_bias.py imports this module
+    from transformer.attention.position_bias import RelativeTables
 
 ScoreFn = Callable[[jax.Array, jax.Array, DTypeLike, DTypeLike], jax.Array]
-"""q [B, T, N, H], k [B, S, K, H], the dtype of the operands of products, the dtype of the scores ->
-scores [B, N, T, S]."""
-
+"""q [B, T, N, H], k [B, S, K, H], dtype of the operands of products, dtype of the scores -> scores
+[B, N, T, S]."""
 
 BiasFn = Callable[[jax.Array, jax.Array], jax.Array]
-"""Positions of queries [B or 1, T] and keys [B or 1, S] -> what scores gain [B or 1, N, T, S]."""
+"""Query positions [B or 1, T], key positions [B or 1, S] -> bias [B or 1, N, T, S] of scores."""
 
 
 def dot_product_scores(
@@ -74,17 +25,17 @@ def dot_product_scores(
     operand_dtype: DTypeLike,
     dtype: DTypeLike,
 ) -> jax.Array:  # [B, N, T, S]
-    """q k^T, where each G = N / K heads of queries share one of keys: as G T queries of it.
+    """Return q k^T; `precise_einsum` explains the dtypes.
 
-    See `contract` for the dtypes.
+    The G = N / K query heads of a group share a key head: they are computed as G T queries of it.
     """
     b, t, n, h = q.shape
-    s, heads = k.shape[1:3]
-    if n == heads:  # the same sum; without the merging of axes XLA's CPU compiler copies less
-        return precise_einsum("BTNH,BSNH->BNTS", q, k, operand_dtype, dtype)
-    grouped = q.reshape(b, t, heads, n // heads, h).transpose(0, 2, 3, 1, 4)
-    merged = grouped.reshape(b, heads, -1, h)  # [B, K, G T, H]
-    return precise_einsum("BKTH,BSKH->BKTS", merged, k, operand_dtype, dtype).reshape(b, n, t, s)
+    s, num_kv_heads = k.shape[1:3]
+    if n == num_kv_heads:  # the same sum, for which XLA's CPU compiler copies less
+        return _einsum("BTNH,BSNH->BNTS", q, k, operand_dtype, dtype)
+    grouped = q.reshape(b, t, num_kv_heads, n // num_kv_heads, h).transpose(0, 2, 3, 1, 4)
+    merged = grouped.reshape(b, num_kv_heads, -1, h)  # [B, K, G T, H]
+    return _einsum("BKTH,BSKH->BKTS", merged, k, operand_dtype, dtype).reshape(b, n, t, s)
 
 
 def weighted_values(
@@ -93,53 +44,62 @@ def weighted_values(
     operand_dtype: DTypeLike,
     dtype: DTypeLike,
 ) -> jax.Array:  # [B, T, N, H of values]
-    """The sums of the values under the weights; see `contract` for the dtypes."""
+    """Return the weighted sums of the values; `precise_einsum` explains the dtypes."""
     b, n, t, s = weights.shape
-    heads = v.shape[2]
-    if n == heads:
-        return precise_einsum("BNTS,BSNH->BTNH", weights, v, operand_dtype, dtype)
-    merged = weights.reshape(b, heads, -1, s)  # [B, K, G T, S]
-    y = precise_einsum("BKTS,BSKH->BKTH", merged, v, operand_dtype, dtype).reshape(b, n, t, -1)
+    num_kv_heads = v.shape[2]
+    if n == num_kv_heads:
+        return _einsum("BNTS,BSNH->BTNH", weights, v, operand_dtype, dtype)
+    merged = weights.reshape(b, num_kv_heads, -1, s)  # [B, K, G T, S]
+    y = _einsum("BKTS,BSKH->BKTH", merged, v, operand_dtype, dtype).reshape(b, n, t, -1)
     return y.swapaxes(1, 2)
 
 
+def _einsum(
+    spec: str, a: jax.Array, b: jax.Array, operand_dtype: DTypeLike, dtype: DTypeLike
+) -> jax.Array:
+    """Call `precise_einsum`, unless all dtypes are the same and there is nothing to round."""
+    if a.dtype == b.dtype == operand_dtype == dtype:
+        return jnp.einsum(spec, a, b)
+    return precise_einsum(spec, a, b, operand_dtype, dtype)
+
+
 class ScoreSpec(NamedTuple):
-    """How queries and keys score each other, and what becomes of the weights."""
+    """Scores of queries and keys, and dropout of the attention weights."""
 
     scale: float
+    """Factor of the scores."""
     score_fn: ScoreFn = dot_product_scores
-    """How queries and keys meet, if not as products."""
+    """Unscaled scores of queries and keys."""
     bias: BiasFn | None = None
-    """What scores gain by the positions of query and key."""
-    relative_tables: RelativeTables | None = None
-    """Vectors that keys and values gain by their distance."""
+    """Term that depends on the positions of query and key."""
+    relative_tables: "RelativeTables | None" = None
+    """Vectors added to keys and values by distance."""
     soft_cap: float = 0.0
-    """c of c tanh(score / c), which keeps scores below c (Gemma Team 2024, section 2); 0: none."""
+    """c of c tanh(score / c), which limits scores to (-c, c) (Gemma Team 2024, section 2). 0: no
+    cap."""
     softmax_dtype: str = "float32"
+    """Dtype of the scores and of the softmax."""
     dropout_rate: float = 0.0
-    """Of dropout of the weights."""
+    """Fraction of the attention weights that is dropped."""
     operand_dtype: str = ""
-    """Dtype of the operands of products, where queries, keys and values are given wider than that,
-    for results and gradients that are not rounded yet (`widen`). Empty: theirs."""
-    dropout_rngs: jax.Array | None = None  # [B] random keys of that dropout; None: none
+    """Dtype of the operands of products, if the arrays are wider than that because their results
+    and gradients must not be rounded yet (see `widen`). Empty: the dtype of the arrays."""
+    dropout_rngs: jax.Array | None = None  # [B] random keys; None: no dropout
 
     @property
     def dot_product_only(self) -> bool:
-        """Whether scores are products alone."""
-        return self._of_products and not self.soft_cap
+        """Return True if scores are dot products and nothing else."""
+        return self.soft_cap == 0 and self._dot_product_before_cap
 
     @property
     def soft_capped(self) -> bool:
-        """Whether scores are products under a soft cap."""
-        return self._of_products and self.soft_cap > 0
+        """Return True if scores are dot products with a soft cap."""
+        return self.soft_cap > 0 and self._dot_product_before_cap
 
     @property
-    def _of_products(self) -> bool:
-        return (
-            self.score_fn is dot_product_scores
-            and self.bias is None
-            and self.relative_tables is None
-        )
+    def _dot_product_before_cap(self) -> bool:
+        has_terms = self.bias is not None or self.relative_tables is not None
+        return self.score_fn is dot_product_scores and not has_terms
 
     def compute_scores(
         self,
@@ -147,37 +107,35 @@ class ScoreSpec(NamedTuple):
         k: jax.Array,  # [B, S, K, H]
         query_positions: jax.Array,  # [B or 1, T]
         key_positions: jax.Array,  # [B or 1, S]
-    ) -> jax.Array:  # [B, N, T, S] of the softmax's dtype
-        """Before the mask."""
-        operands = self.operand_dtype_of(q)
-        dtype = accumulation_dtype(operands, self.softmax_dtype)
-        scores = self.score_fn(q, k, operands, dtype)
+    ) -> jax.Array:  # [B, N, T, S] of softmax_dtype
+        """Return the scores, without the mask."""
+        operand_dtype = self.operand_dtype_of(q)
+        dtype = jnp.promote_types(operand_dtype, self.softmax_dtype)
+        scores = self.score_fn(q, k, operand_dtype, dtype)
         if self.relative_tables is not None:
-            scores = scores + self.relative_tables.score_terms(
-                q, query_positions, key_positions, dtype
-            )
-        # The scores are scaled, not the queries, which 16 bits would round once more.
+            positions = query_positions, key_positions
+            scores = scores + self.relative_tables.score_terms(q, *positions, dtype)
+        # The scores are scaled, not the queries: scaled 16-bit queries would be rounded once more.
         scores = scores.astype(self.softmax_dtype) * self.scale
         if self.soft_cap:
             scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
         if self.bias is not None:
-            gain = self.bias(query_positions, key_positions)
-            scores = scores + gain.astype(self.softmax_dtype)
+            scores = scores + self.bias(query_positions, key_positions).astype(self.softmax_dtype)
         return scores
 
     def operand_dtype_of(self, x: jax.Array) -> str:
-        """Return the dtype that products are computed from, of queries, keys or values `x`."""
+        """Return the dtype of the operands of products with `x`: queries, keys or values."""
         return self.operand_dtype or x.dtype.name
 
     def widen(
         self, q: jax.Array, k: jax.Array, v: jax.Array
     ) -> tuple["ScoreSpec", tuple[jax.Array, jax.Array, jax.Array]]:
-        """Return the scoring and the arrays for results and gradients that are not rounded.
+        """Return a spec and arrays whose results and gradients are not rounded.
 
-        The arrays are in the dtype of sums, and the scoring still multiplies them as they were
-        given. Several results can then be merged, and gradients added, and rounded once.
+        The arrays are cast to the dtype of sums, and the spec still rounds the operands of products
+        to their old dtype. So several results can be merged, and gradients added, and rounded once.
         """
-        operands = self.operand_dtype_of(q)
-        dtype = accumulation_dtype(operands, self.softmax_dtype)
-        given = q.astype(dtype), k.astype(dtype), v.astype(dtype)
-        return self._replace(operand_dtype=operands), given
+        operand_dtype = self.operand_dtype_of(q)
+        dtype = accumulation_dtype(operand_dtype, self.softmax_dtype)
+        wide = q.astype(dtype), k.astype(dtype), v.astype(dtype)
+        return self._replace(operand_dtype=operand_dtype), wide

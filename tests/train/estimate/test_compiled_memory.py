@@ -42,7 +42,7 @@ def test_compiled_memory_matches_the_described_step(tmp_path: Path) -> None:
     assert json.loads(json.dumps(described.as_dict()))["compiler_bytes"]["devices"] == 8
     text_out = io.StringIO()
     described.print(Console(file=text_out, width=80))
-    assert "What the compiler says of one device of 8" in text_out.getvalue()
+    assert "Compiled memory of one device of 8" in text_out.getvalue()
 
 
 @pytest.mark.slow

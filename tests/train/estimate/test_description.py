@@ -76,7 +76,7 @@ def test_trained_tokenizer_is_assumed_to_fill_its_vocabulary() -> None:
     described = describe(experiment(kind="bpe", vocab_size=509))
     assert described.config.vocab_size == 509
     assert described.as_dict()["notes"] == [
-        "the bpe tokenizer is taken to learn all of its 509 tokens"
+        "the bpe tokenizer is assumed to learn all of its 509 tokens"
     ]
 
 

@@ -341,7 +341,7 @@ def test_the_best_may_be_asked_for_later(tmp_path: Path) -> None:
     [
         (
             {"early_stopping": EarlyStoppingConfig(3)},
-            r"early_stopping\.patience: there is no evaluation on the way",
+            r"early_stopping\.patience: needs evaluations during training",
         ),
         (
             {"checkpoint": CheckpointConfig(keep_best=True)},

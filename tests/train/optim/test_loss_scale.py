@@ -11,7 +11,7 @@ CONFIG = LossScaleConfig(init_scale=8.0, growth_interval=3, max_scale=32.0)
 
 def after(*finite: bool, start: LossScale | None = None) -> tuple[float, int]:
     """The scale and the good steps after steps that went well, or not."""
-    scale = start or LossScale.init(CONFIG)
+    scale = start or LossScale.create(CONFIG)
     for well in finite:
         scale = scale.update(jnp.bool_(well), CONFIG)
     assert scale.scale.dtype == jnp.float32
@@ -40,7 +40,7 @@ def test_it_stays_between_one_and_the_largest() -> None:
 
 
 def test_the_scale_of_the_settings_is_where_it_starts() -> None:
-    assert float(LossScale.init(LossScaleConfig()).scale) == 2**15
+    assert float(LossScale.create(LossScaleConfig()).scale) == 2**15
 
 
 @pytest.mark.parametrize(

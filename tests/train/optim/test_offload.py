@@ -18,7 +18,7 @@ from train.optim.registry import OPTIMIZERS, make_step_optimizer
 from train.parallel.mesh import MeshConfig
 from transformer import Hardware
 from transformer.compat import CPU_HAS_PINNED_HOST
-from transformer.layers.params import LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes
 
 KINDS = sorted(OPTIMIZERS)
 DEEP = {**AXES, "other": LogicalAxes(stack=("layers",), inputs=("embed",), outputs=("mlp",))}
@@ -37,7 +37,7 @@ def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
     state = jax.device_put(jax.jit(rule.init)(params), there)
     update = jax.jit(rule.update)
     for step, yes in enumerate(fine, start=1):
-        directions, state = update(gradients(params, step), state, params, fine=jnp.bool_(yes))
+        directions, state = update(gradients(params, step), state, params, accept_update=jnp.bool_(yes))
         params = {name: params[name] - 0.1 * directions[name] for name in params}
     assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state)} == {MEMORIES[memory]}
     return jax.device_get((params, state))

@@ -133,7 +133,7 @@ def test_weights_are_drawn_where_they_lie(folder: Path) -> None:
             {"mixer": SlidingWindowConfig(num_heads=4, window=4)},
             r"mesh.context 2: model.layer_pattern.0.mixer is sliding_window, which cannot",
         ),
-        ({"position": CONTEXT["alibi"]}, "its scores are products alone, without a bias; set mesh"),
+        ({"position": CONTEXT["alibi"]}, "it supports dot products only, without a bias; set mesh"),
         (
             {"backend": "reference"},
             r"attention.\w+ reference: cannot serve tokens that are spread",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.train.support import tiny
-from train.engine import JitEngine, PmapEngine, make_engine
+from train.engine import Engine, make_engine
 from train.evaluation.eval_weights import eval_params
 from train.runtime.dispatch_limit import MAX_PROGRAMS_IN_FLIGHT, DispatchLimit
 from train.state import TrainState
@@ -57,17 +57,13 @@ class Output:
         return np.array(1.0)
 
 
-def engine_on(device: Device, folder: Path, hardware: Hardware, how: str) -> JitEngine:
+def engine_on(device: Device, folder: Path, hardware: Hardware, how: str) -> Engine:
     """An engine whose compiled functions are dispatched to a device that counts."""
     experiment = tiny(folder, compile=how)
     model = dataclasses.replace(experiment.model, vocab_size=30)
     engine = make_engine(dataclasses.replace(experiment, model=model), hardware)
-    assert isinstance(engine, JitEngine)
     compiled = {
-        "_mapped" if isinstance(engine, PmapEngine) else "_step": lambda state, batch: (
-            state,
-            {"loss": device.dispatch()},
-        ),
+        "_step": lambda state, batch: (state, {"loss": device.dispatch()}),
         "_evaluate": device.dispatch,
     }
     vars(engine).update(compiled)

@@ -78,7 +78,7 @@ def encoder(experiment: Experiment) -> Experiment:
 def tiny_language(folder: Path, **changes: Any) -> Experiment:
     text = write_text(folder / "test.txt", lines=30, seed=5)
     experiment = tiny(folder)
-    data = dataclasses.replace(experiment.data, test_path=str(text))
+    data = dataclasses.replace(experiment.text_data, test_path=str(text))
     return dataclasses.replace(experiment, data=data, **changes)
 
 

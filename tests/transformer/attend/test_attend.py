@@ -13,8 +13,8 @@ from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.attend import attend as attend_by_spec
 from transformer.attention.backends.query_blocks import num_query_blocks
 from transformer.attention.masks import dense_mask
-from transformer.attention.position_bias import alibi_bias
-from transformer.attention.score_spec import RelativeTables, ScoreSpec
+from transformer.attention.position_bias import RelativeTables, alibi_bias
+from transformer.attention.score_spec import ScoreSpec
 from transformer.attention.scores import additive_scores
 from transformer.testing.oracle import reference_softmax_attention
 
@@ -311,7 +311,7 @@ def test_a_form_without_biases_falls_back_aloud(caplog: pytest.LogCaptureFixture
 
     with caplog.at_level(logging.WARNING):
         jax.eval_shape(run, *arrays)
-    reason = "cudnn cannot serve: its scores are products alone, without a bias or a cap"
+    reason = "cudnn cannot serve: it supports dot products only, without a bias or a cap"
     assert caplog.messages == [f"attention: {reason}; using reference"]
 
 

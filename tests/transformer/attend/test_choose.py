@@ -137,9 +137,9 @@ CUDNN: dict[str, Any] = {
     "it needs compute capability 8.0 (Ampere) or more, and this GPU has 7.5": {"hardware": T4},
     "it computes in 16 bits, not in float32": {"dtype": "float32"},
     "queries and values have different widths": {"value_head_dim": 32},
-    "its scores are products alone, without a bias or a cap": {"dot_product_only": False},
-    "the head width 36 is no multiple of 8 up to 128": {"head_dim": 36, "value_head_dim": 36},
-    "the head width 136 is no multiple of 8 up to 128": {"head_dim": 136, "value_head_dim": 136},
+    "it supports dot products only, without a bias or a cap": {"dot_product_only": False},
+    "the head width 36 is not a multiple of 8 up to 128": {"head_dim": 36, "value_head_dim": 36},
+    "the head width 136 is not a multiple of 8 up to 128": {"head_dim": 136, "value_head_dim": 136},
     "causal attention to other keys than the queries' own": {"keys_match_queries": False},
 }
 

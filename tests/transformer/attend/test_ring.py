@@ -128,7 +128,7 @@ def test_what_cannot_go_around() -> None:
     q, k, v = inputs(N)
     how: Any = dict(hardware=Hardware(), constrain=constrain)
     biased = ScoreSpec(0.3, bias=lambda q, k: jnp.zeros((1, N, T, T)))
-    with pytest.raises(ValueError, match="spread over 8 devices: its scores are products alone"):
+    with pytest.raises(ValueError, match="spread over 8 devices: it supports dot products only"):
         attend(q, k, v, Mask(), biased, **how)
     with pytest.raises(ValueError, match=r"attention.backend cudnn: .* set mesh.context to 1"):
         attend(q, k, v, Mask(), ScoreSpec(0.3), backend="cudnn", **how)

@@ -102,9 +102,9 @@ def test_auto_takes_it_on_one_tpu() -> None:
     [
         (dict(hardware=Hardware()), "it runs on TPUs, not on cpu"),
         (dict(value_head_dim=64), "queries and values have different widths"),
-        (dict(dot_product_only=False), "its scores are products alone, without a bias"),
+        (dict(dot_product_only=False), "it supports dot products only, without a bias"),
         (dict(returns_weights=True), "it neither returns attention weights nor drops them"),
-        (dict(has_sinks=True), "it has no sinks"),
+        (dict(has_sinks=True), "it does not support sinks"),
         (dict(has_extra_masks=True), "the mask is more than causal, a window and segments"),
         (dict(keys_match_queries=False), "it needs the queries' own keys in order"),
     ],

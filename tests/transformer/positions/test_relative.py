@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import array, assert_close, normal
+from transformer.attention.position_bias import RelativeTables
 from transformer.attention.position_config import RelativePositions
-from transformer.attention.score_spec import RelativeTables
 
 B, T, S, N, H, VALUES = 2, 5, 7, 3, 11, 13
 CONFIG = RelativePositions(max_distance=2)

@@ -1,6 +1,8 @@
-"""Which form of attention is used: asked for by name, or `auto` by hardware, dtype and mask."""
+"""Choice of the attention backend: by name, or `auto` by hardware, dtype and mask."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 from transformer.attention.backends.query_blocks import MIN_BLOCK_SIZE
@@ -11,56 +13,68 @@ from transformer.hardware import Hardware
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """What a choice depends on; all of it known when the program is compiled."""
+    """Properties of an attention call that decide its backend. All are known at compile time."""
 
     hardware: Hardware
     pattern: MaskPattern
     dtype: str
-    num_queries: int  # T
-    num_keys: int  # S
-    head_dim: int  # H
+    """Dtype of queries, keys and values."""
+    num_queries: int
+    """T."""
+    num_keys: int
+    """S."""
+    head_dim: int
+    """H of queries and keys."""
     value_head_dim: int
+    """H of values."""
     has_segments: bool = False
-    """Whether documents are packed, or padding is marked by segments."""
+    """Segments separate packed documents or mark padding."""
     has_extra_masks: bool = False
-    """Whether other arrays (lengths, prefixes, globals, pairs) change the mask."""
+    """Other arrays (lengths, prefixes, global positions, pairs) change the mask."""
     keys_match_queries: bool = True
-    """Whether keys are those of the queries, in the same order."""
+    """Keys belong to the same tokens as the queries, in the same order."""
     dot_product_only: bool = True
-    """Whether scores are products of queries and keys alone: no bias, no MLP, no soft cap."""
+    """Scores are dot products: no bias, no MLP, no soft cap."""
     soft_capped: bool = False
-    """Whether a soft cap is all that is done to products."""
+    """Scores are dot products with a soft cap."""
     has_relative_tables: bool = False
-    """Whether keys and values gain vectors by their distance."""
+    """Keys and values get a vector added by distance."""
     has_sinks: bool = False
-    """Whether a key without a value takes part in the softmax."""
+    """The softmax includes a logit without a value."""
     has_dropout: bool = False
+    """Attention weights are dropped."""
     returns_weights: bool = False
-    """Whether the weights themselves are requested."""
+    """The caller requests the attention weights."""
     context_shards: int = 1
-    """Devices that the tokens of a sequence are spread over."""
+    """Number of devices along the length."""
     mesh_known: bool = False
-    """Whether it is known how arrays lie on several devices."""
+    """The layout of arrays on several devices is known."""
 
 
 class BackendChoice(NamedTuple):
-    """A form, and the reason for it in a few words."""
+    """A backend and the reason for it."""
 
     backend: Backend
     reason: str
     is_fallback: bool = False
+    """The requested backend does not support the inputs."""
 
 
+# Every layer of a model asks with the same spec, each time the model is traced.
+@functools.cache
 def choose_backend(backend: Backend, spec: AttentionSpec) -> BackendChoice:
-    """The form that serves `spec`: the one asked for if it can, else the reference, with a word.
+    """Return the requested backend if it supports `spec`, else the reference.
 
-    Raises ValueError where tokens are spread over devices, and what is asked of their attention
-    cannot be had without gathering them.
+    `auto` returns the fastest backend that supports it.
+
+    Raises:
+      ValueError: The length is sharded over devices, and the ring does not support `spec` or
+        another backend is requested. No other backend works without gathering all tokens.
     """
     if spec.context_shards > 1 and spec.keys_match_queries:
         obstacle = _ring_obstacle(spec)
         if obstacle or backend not in ("auto", "ring"):
-            obstacle = obstacle or "keys and values have to go around"
+            obstacle = obstacle or "keys and values have to move around the ring"
             raise ValueError(
                 f"attention.backend {backend}: cannot serve tokens that are spread over "
                 f"{spec.context_shards} devices: {obstacle}; "
@@ -68,7 +82,7 @@ def choose_backend(backend: Backend, spec: AttentionSpec) -> BackendChoice:
             )
         return BackendChoice("ring", f"tokens are spread over {spec.context_shards} devices")
     if backend == "auto":
-        return _auto(spec)
+        return _choose_fastest(spec)
     obstacle = _obstacle(backend, spec)
     if obstacle:
         return BackendChoice("reference", f"{backend} cannot serve: {obstacle}", is_fallback=True)
@@ -80,139 +94,136 @@ PREFERRED_BACKENDS: dict[str, tuple[Backend, ...]] = {
     "gpu": ("cudnn", "reference"),
     "tpu": ("splash", "reference"),
 }
-"""What `auto` tries in turn; see `_auto` for `blockwise`."""
+"""Backends that `auto` tries in turn; `_choose_fastest` inserts `blockwise`."""
 
 
-def _auto(case: AttentionSpec) -> BackendChoice:
-    """The platform's own form, or else the reference; tiles where there are many scores.
+def _choose_fastest(spec: AttentionSpec) -> BackendChoice:
+    """Return the first preferred backend of the platform that supports `spec`.
 
-    On a CPU tiles come first then, elsewhere after the kernel.
+    `blockwise` is tried too if the scores are many: on a CPU before all others, because its tiles
+    stay in the cache, and elsewhere after the platform's own kernel.
     """
-    kernel, *rest = PREFERRED_BACKENDS[case.hardware.platform]
+    kernel, *rest = PREFERRED_BACKENDS[spec.hardware.platform]
     order: list[Backend] = [kernel, *rest]
-    if _has_many_scores(case):
-        order.insert(0 if case.hardware.platform == "cpu" else 1, "blockwise")
-    first = ""
-    for form in order:
-        obstacle = _obstacle(form, case)
+    if _has_many_scores(spec):
+        order.insert(0 if spec.hardware.platform == "cpu" else 1, "blockwise")
+    reason = ""
+    for backend in order:
+        obstacle = _obstacle(backend, spec)
         if not obstacle:
-            return BackendChoice(form, first or f"the fastest on {case.hardware.platform}")
-        first = first or f"{form} cannot serve: {obstacle}"
-    raise AssertionError("the reference serves every case")
+            return BackendChoice(backend, reason or f"the fastest on {spec.hardware.platform}")
+        reason = reason or f"{backend} cannot serve: {obstacle}"
+    raise AssertionError("the reference supports every spec")
 
 
-def _obstacle(form: Backend, case: AttentionSpec) -> str:
-    """Return why a form cannot serve the case; empty if it can."""
-    broken = dict(case.hardware.broken_kernels)
-    if form in broken:
-        return f"its kernel cannot be compiled here ({broken[form]})"
-    return UNSUPPORTED_REASONS[form](case)
+def _obstacle(backend: Backend, spec: AttentionSpec) -> str:
+    """Return the reason why a backend does not support `spec`; empty if it does."""
+    broken = dict(spec.hardware.broken_kernels)
+    if backend in broken:
+        return f"its kernel cannot be compiled here ({broken[backend]})"
+    return OBSTACLES[backend](spec)
 
 
-def _has_many_scores(case: AttentionSpec) -> bool:
-    """Whether rows are long, or a window leaves most of them out."""
-    reach = case.pattern.window * case.pattern.dilation
-    narrow = (
-        0 < 2 * reach <= case.num_keys
-        and case.keys_match_queries
-        and case.num_queries >= 2 * case.hardware.tile_size
+def _has_many_scores(spec: AttentionSpec) -> bool:
+    """Return True for long inputs, and for windows that hide most of the scores."""
+    window = spec.pattern.window * spec.pattern.dilation
+    is_narrow = (
+        0 < 2 * window <= spec.num_keys
+        and spec.keys_match_queries
+        and spec.num_queries >= 2 * spec.hardware.tile_size
     )
-    return min(case.num_queries, case.num_keys) >= case.hardware.blockwise_min_length or narrow
+    is_long = min(spec.num_queries, spec.num_keys) >= spec.hardware.blockwise_min_length
+    return is_long or is_narrow
 
 
-def _query_blocks_obstacle(case: AttentionSpec) -> str:
-    if case.returns_weights:
+def _query_blocks_obstacle(spec: AttentionSpec) -> str:
+    if spec.returns_weights:
         return "attention weights are requested"
-    if not (case.pattern.causal and case.pattern.ordered and case.keys_match_queries):
+    if not (spec.pattern.causal and spec.pattern.ordered and spec.keys_match_queries):
         return "it needs a causal mask over tokens in order"
-    if case.pattern.prefix:
+    if spec.pattern.prefix:
         return "a prefix is seen by earlier queries"
-    if case.num_queries < 2 * MIN_BLOCK_SIZE:
-        return f"{case.num_queries} queries are fewer than two blocks of {MIN_BLOCK_SIZE}"
+    if spec.num_queries < 2 * MIN_BLOCK_SIZE:
+        return f"{spec.num_queries} queries are fewer than two blocks of {MIN_BLOCK_SIZE}"
     return ""
 
 
-def _blockwise_obstacle(case: AttentionSpec) -> str:
-    if case.returns_weights:
+def _blockwise_obstacle(spec: AttentionSpec) -> str:
+    if spec.returns_weights:
         return "attention weights are requested"
-    if case.has_relative_tables:
+    if spec.has_relative_tables:
         return "tables of relative positions act on values too"
     return ""
 
 
-def _cudnn_obstacle(case: AttentionSpec) -> str:
-    if case.hardware.platform != "gpu":
-        return f"it runs on NVIDIA GPUs, not on {case.hardware.platform}"
-    capability = case.hardware.compute_capability
+def _cudnn_obstacle(spec: AttentionSpec) -> str:
+    if spec.hardware.platform != "gpu":
+        return f"it runs on NVIDIA GPUs, not on {spec.hardware.platform}"
+    capability = spec.hardware.compute_capability
     if capability.startswith("gfx"):
         return f"it runs on NVIDIA GPUs, not on AMD's {capability}"
     if capability and float(capability) < 8:
         return f"it needs compute capability 8.0 (Ampere) or more, and this GPU has {capability}"
-    if case.dtype not in ("bfloat16", "float16"):
-        return f"it computes in 16 bits, not in {case.dtype}"
-    if case.head_dim != case.value_head_dim:
+    if spec.dtype not in ("bfloat16", "float16"):
+        return f"it computes in 16 bits, not in {spec.dtype}"
+    if spec.head_dim != spec.value_head_dim:
         return "queries and values have different widths"
-    if case.head_dim % 8 or case.head_dim > 128:
-        return f"the head width {case.head_dim} is no multiple of 8 up to 128"
-    if not case.dot_product_only:
-        return "its scores are products alone, without a bias or a cap"
-    if case.has_sinks:
-        return "it has no sinks"
-    if case.returns_weights or case.has_dropout:
+    if spec.head_dim % 8 or spec.head_dim > 128:
+        return f"the head width {spec.head_dim} is not a multiple of 8 up to 128"
+    if not spec.dot_product_only:
+        return "it supports dot products only, without a bias or a cap"
+    if spec.has_sinks:
+        return "it does not support sinks"
+    if spec.returns_weights or spec.has_dropout:
         return "it neither returns attention weights nor drops them"
-    pattern = case.pattern
-    if (
-        case.has_segments
-        or case.has_extra_masks
-        or pattern.window
-        or pattern.prefix
-        or not pattern.ordered
-    ):
+    pattern, has_arrays = spec.pattern, spec.has_segments or spec.has_extra_masks
+    if has_arrays or pattern.window or pattern.prefix or not pattern.ordered:
         return "the mask is more than causal"
-    if case.pattern.causal and not case.keys_match_queries:
+    if pattern.causal and not spec.keys_match_queries:
         return "causal attention to other keys than the queries' own"
     return ""
 
 
-def _splash_obstacle(case: AttentionSpec) -> str:
-    if case.hardware.platform != "tpu":
-        return f"it runs on TPUs, not on {case.hardware.platform}"
-    if case.hardware.count > 1 and not case.mesh_known:
-        return "its kernel is for one chip, and how several share the work is not known"
-    if case.head_dim != case.value_head_dim:
+def _splash_obstacle(spec: AttentionSpec) -> str:
+    if spec.hardware.platform != "tpu":
+        return f"it runs on TPUs, not on {spec.hardware.platform}"
+    if spec.hardware.count > 1 and not spec.mesh_known:
+        return "its kernel is for one chip, and the layout on several is not known"
+    if spec.head_dim != spec.value_head_dim:
         return "queries and values have different widths"
-    if case.has_relative_tables or not (case.dot_product_only or case.soft_capped):
-        return "its scores are products alone, without a bias"
-    if case.returns_weights or case.has_dropout:
+    if spec.has_relative_tables or not (spec.dot_product_only or spec.soft_capped):
+        return "it supports dot products only, without a bias"
+    if spec.returns_weights or spec.has_dropout:
         return "it neither returns attention weights nor drops them"
-    if case.has_sinks:
-        return "it has no sinks"
-    if case.has_extra_masks or case.pattern.prefix or case.pattern.dilation > 1:
+    if spec.has_sinks:
+        return "it does not support sinks"
+    if spec.has_extra_masks or spec.pattern.prefix or spec.pattern.dilation > 1:
         return "the mask is more than causal, a window and segments"
-    if not (case.keys_match_queries and case.pattern.ordered):
+    if not (spec.keys_match_queries and spec.pattern.ordered):
         return "it needs the queries' own keys in order"
     return ""
 
 
-def _ring_obstacle(case: AttentionSpec) -> str:
-    if case.context_shards == 1:
+def _ring_obstacle(spec: AttentionSpec) -> str:
+    if spec.context_shards == 1:
         return "tokens are not spread over devices"
-    if case.has_relative_tables or not (case.dot_product_only or case.soft_capped):
-        return "its scores are products alone, without a bias"
-    if case.returns_weights:
+    if spec.has_relative_tables or not (spec.dot_product_only or spec.soft_capped):
+        return "it supports dot products only, without a bias"
+    if spec.returns_weights:
         return "it does not return attention weights"
-    if case.has_extra_masks or case.pattern.prefix:
+    if spec.has_extra_masks or spec.pattern.prefix:
         return "the mask is more than causal, a window and segments"
-    if not case.keys_match_queries:
+    if not spec.keys_match_queries:
         return "it needs the queries' own keys"
     return ""
 
 
-UNSUPPORTED_REASONS = {
-    "reference": lambda case: "",
+OBSTACLES: dict[str, Callable[[AttentionSpec], str]] = {
+    "reference": lambda spec: "",
     "query_blocks": _query_blocks_obstacle,
     "blockwise": _blockwise_obstacle,
     "cudnn": _cudnn_obstacle,
     "splash": _splash_obstacle,
     "ring": _ring_obstacle,
 }
+"""Function of each backend that returns why it does not support a spec; empty if it does."""

@@ -112,7 +112,7 @@ class TopKAttention(Mixer):
             return QKV(q, kept.keys, kept.values), kept
         k = project_keys(self, memory, config, shared)
         v = project_values(self, memory, config, shared)
-        return QKV(q, k, v), None if cache is None else cache.fill(k, v)
+        return QKV(q, k, v), None if cache is None else cache.append(k, v)
 
     @nn.nowrap
     def score_spec(self, head_dim: int, dropout_rngs: jax.Array | None = None) -> ScoreSpec:

@@ -1,6 +1,6 @@
-"""Long texts cut where the tokenizer cannot tell: in parallel, and in little memory.
+"""Chunks of long texts, cut only where the tokens do not change.
 
-(A text of 10 MB encoded whole takes over 2 GB.)
+Chunks are tokenized in parallel and in little memory: a text of 10 MB takes over 2 GB whole.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ if TYPE_CHECKING:
 
 CHUNK_CHARACTERS = 1 << 16
 
-
-# What the word tokenizer puts in place of a newline, so that it is a word like the others.
+# The word tokenizer replaces a newline by this, so that it is a word like the others.
 NEWLINE_REPLACEMENT = " <eos> "
 
-
-# A space or a newline after a letter (say). GPT-2's pattern, BERT's and a split on white space
-# all end a word there, whatever follows, and begin the next one without looking back.
+# A space or a newline after any other character. GPT-2's pattern, BERT's and a split on white
+# space all end a word there, whatever follows, and begin the next one without looking back.
 _BOUNDARY = re.compile(r"(?<=\S)[ \n]")
 
 
 def split_into_chunks(text: str, size: int = CHUNK_CHARACTERS) -> Iterator[str]:
-    """Cuts a text into pieces, of ``size`` characters and a little more, that join to the text."""
+    """Yield chunks of ``size`` characters or slightly more, which join to the text."""
     start = 0
     while boundary := _BOUNDARY.search(text, start + size):
         yield text[start : boundary.start()]
@@ -35,7 +33,7 @@ def split_into_chunks(text: str, size: int = CHUNK_CHARACTERS) -> Iterator[str]:
 
 
 def can_be_chunked(backend: tokenizers.Tokenizer) -> bool:
-    """Whether the tokens of the `pieces` of any text are certain to be the tokens of the text."""
+    """Return True if the tokens of the chunks of any text are the tokens of the text."""
     if not _keeps_boundaries(component_spec(backend.normalizer)):
         return False
     splitter = component_spec(backend.pre_tokenizer)
@@ -47,7 +45,11 @@ def can_be_chunked(backend: tokenizers.Tokenizer) -> bool:
 
 
 def is_character_model(model: dict[str, Any]) -> bool:
-    """Whether a model, as `spec` has it, gives each character its token and drops all others."""
+    """Return True if a model gives each character its own token and drops unknown ones.
+
+    Args:
+      model: The model as `component_spec` returns it.
+    """
     return (
         model["type"] == "BPE"
         and not model["merges"]
@@ -57,7 +59,7 @@ def is_character_model(model: dict[str, Any]) -> bool:
 
 
 def component_spec(component: Any) -> dict[str, Any]:
-    """A component of a tokenizer as it stands in its tokenizer.json; empty where there is none."""
+    """Return a tokenizer's component as in its tokenizer.json; empty if it has none."""
     return json.loads(component.__getstate__()) if component is not None else {}
 
 

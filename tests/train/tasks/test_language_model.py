@@ -11,12 +11,12 @@ from jax.sharding import Mesh
 from tests.train.support import LENGTH, tiny
 from train.data.batches import host_rows
 from train.data.streams import TokenStream
-from train.engine import Engine, Metrics
+from train.engine import Engine
 from train.errors import UsageError
 from train.experiment import EvaluationConfig, Experiment
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.state import TrainState
-from train.step import Batch
+from train.step import Batch, Metrics
 from train.tasks.language_model import LanguageModelTask
 from transformer.losses import Loss
 

@@ -1,6 +1,6 @@
-"""The corpus that every Python carries: its help topics and the source of its library.
+"""A corpus that every Python contains: its help topics and the source of its standard library.
 
-It is real text and real code, it needs no network, and it is there wherever the trainer runs.
+It is real text and real code, and needs no network.
 """
 
 import importlib
@@ -25,7 +25,7 @@ _LEFT_OUT = frozenset(
 
 
 def library_files() -> tuple[TextFile, ...]:
-    """The source files of the standard library, sorted by name."""
+    """Return the source files of the standard library, sorted by name."""
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     files = (
         TextFile(file.relative_to(root).as_posix(), file)
@@ -42,7 +42,7 @@ def _belongs(file: TextFile) -> bool:
 
 
 def library_documents(files: tuple[TextFile, ...]) -> Iterator[Document]:
-    """The help topics, then the files, as far as they are UTF-8.
+    """Yield the help topics, then the files, except those that are not UTF-8.
 
     Raises:
       UserError: This Python was installed without them.

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers
 
 from train.data.config import TokenizerConfig, TokenizerKind
-from train.data.subwords import can_be_chunked, split_into_chunks
+from train.data.text_chunks import can_be_chunked, split_into_chunks
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 

@@ -1,0 +1,54 @@
+"""`docs/architecture.md` lists the files that really run, and the paths stay short."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.docs.reading_paths import PAGE, ROOT, count_lines, documented
+
+LIMITS = {"forward": (14, 1800), "step": (10, 1000), "resume": (12, 1500)}
+"""Most files and lines of each path."""
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, list[str]]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"}
+    command = [sys.executable, "-m", "tests.docs.reading_paths"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    paths: Any = json.loads(done.stdout.splitlines()[-1])
+    return paths
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LIMITS)
+def test_the_page_lists_the_files_that_run(measured: dict[str, list[str]], name: str) -> None:
+    """If this fails: python -m tests.docs.reading_paths --write."""
+    assert sorted(documented(name)) == sorted(measured[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_path_is_short(measured: dict[str, list[str]], name: str) -> None:
+    files, lines = LIMITS[name]
+    assert len(measured[name]) <= files
+    assert sum(map(count_lines, measured[name])) <= lines
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_listed_files_exist(name: str) -> None:
+    assert documented(name)
+    assert all((ROOT / each).exists() for each in documented(name))
+
+
+def test_no_line_of_the_page_names_a_missing_file() -> None:
+    text = PAGE.read_text()
+    names = {word.strip("`(),.") for word in text.split() if "/" in word and ".py" in word}
+    for name in names:
+        for part in name.replace("](../", " ").replace("`", " ").replace(")", " ").split():
+            if part.endswith(".py") and part.startswith(("train/", "transformer/", "tests/")):
+                assert (ROOT / part).exists(), part

@@ -48,7 +48,7 @@ def noise_distribution(
 ) -> np.ndarray:  # [V] probabilities
     """Return the distribution of negatives: counts to a power, which favors rare words.
 
-    Draw from it with `jax.random.choice`, which uses cumulative sums. `jax.random.categorical` would
+    Draw from it with `jax.random.choice`, based on cumulative sums. `jax.random.categorical` would
     need one random number per word of the vocabulary.
     """
     raised = np.asarray(counts, np.float64) ** power

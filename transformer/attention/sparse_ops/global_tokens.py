@@ -134,7 +134,7 @@ def attend_to_globals(
 class _GlobalToken(NamedTuple):
     """Global token at one position of each token's document."""
 
-    index: jax.Array  # [B or 1, T] its index in the row
+    row_index: jax.Array  # [B or 1, T]
     exists: jax.Array  # [B or 1, T] booleans
     offset: jax.Array  # [B or 1, T] its position minus that of the token
 
@@ -181,7 +181,7 @@ def attend_to_packed_globals(
             if mask.pattern.causal
             else global_token.exists
         )
-        global_keys = gather_tokens(keys, global_token.index)
+        global_keys = gather_tokens(keys, global_token.row_index)
         scores = precise_einsum(
             "BTKGH,BTKH->BTKG", grouped_q, global_keys, operand_dtype, sum_dtype
         )
@@ -192,7 +192,7 @@ def attend_to_packed_globals(
     def weighted_value(
         position: jax.Array, weights: jax.Array
     ) -> jax.Array:  # [B, T, K, G, H of values]
-        global_values = gather_tokens(values, _find_global_token(mask, position).index)
+        global_values = gather_tokens(values, _find_global_token(mask, position).row_index)
         return weights[..., None] * global_values[:, :, :, None]
 
     positions = global_positions.T
@@ -244,14 +244,16 @@ def attend_from_packed_globals(
             if mask.pattern.causal
             else global_token.exists
         )
-        index = jnp.broadcast_to(jnp.where(visible, global_token.index, length), (batch, length))
+        index = jnp.broadcast_to(
+            jnp.where(visible, global_token.row_index, length), (batch, length)
+        )
 
         def sum_per_global(x: jax.Array) -> jax.Array:  # -> sums, at the index of each global token
             return jnp.zeros_like(x).at[example, index].add(x, mode="drop")
 
         # Each token scores itself as a key of its document's global query, found by offset. The
         # softmax is then a segment sum, scattered to the row of the global token.
-        global_q = _grouped(gather_tokens(queries, global_token.index), k)
+        global_q = _grouped(gather_tokens(queries, global_token.row_index), k)
         scores = precise_einsum("BTKGH,BTKH->BTKG", global_q, keys, operand_dtype, sum_dtype)
         scores = scores.astype(score_spec.softmax_dtype) * score_spec.scale
         scores = jnp.where(visible[..., None, None], scores, -jnp.inf)
@@ -262,7 +264,7 @@ def attend_from_packed_globals(
             .at[example, index]
             .max(scores_without_gradient, mode="drop")
         )
-        exp_scores = jnp.exp(scores - _finite(gather_tokens(max_score, global_token.index)))
+        exp_scores = jnp.exp(scores - _finite(gather_tokens(max_score, global_token.row_index)))
         dropped = dropout(
             exp_scores, score_spec.dropout_rate, fold_in(score_spec.dropout_rngs, step)
         )

@@ -42,7 +42,7 @@ from transformer import (
 )
 from transformer.attention.base import MixerInputs, mixer_class
 from transformer.context import ModelContext
-from transformer.layers.params import is_boxed_weight
+from transformer.layers.logical_axes import is_boxed_weight
 from transformer.testing.trial import default_config
 
 FIRST_OF_SLOPE = 4096

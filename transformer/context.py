@@ -1,4 +1,4 @@
-"""What every module of one model has in common."""
+"""Values that all modules of one model share."""
 
 import dataclasses
 from typing import Protocol
@@ -12,25 +12,25 @@ from transformer.precision import AUTO, Precision
 
 
 class ActivationConstraint(Protocol):
-    """How activations lie on the devices, by the names of their axes; a hashable value."""
+    """Sharding of activations by logical axis names. Implementations are hashable values."""
 
     @property
     def mesh(self) -> Mesh | None:
-        """The devices; None if there is but one."""
+        """Device mesh; None on a single device."""
 
     def __call__(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-        """x, laid so that these axes of it are split; those that do not divide stay whole."""
+        """Return x constrained to be sharded along these axes; uneven axes stay unsharded."""
 
     def num_shards(self, axis: str) -> int:
-        """How many parts an axis is split into."""
+        """Return the number of shards of a logical axis."""
 
     def partition_spec(self, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> PartitionSpec:
-        """The axes of the mesh over which an array of this shape is split, for `shard_map`."""
+        """Return the mesh axes that shard an array of this shape, for `jax.shard_map`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Unconstrained:
-    """Leaves the layout of activations to the compiler."""
+    """No constraints: the compiler chooses the layout of activations."""
 
     mesh: None = None
 
@@ -49,7 +49,7 @@ unconstrained = _Unconstrained()
 
 @dataclasses.dataclass(frozen=True)
 class ModelContext:
-    """Passed down from a model to its parts, beside each part's own configuration."""
+    """Settings passed from a model to all its modules, beside each module's own configuration."""
 
     d_model: int  # D
     num_layers: int  # L
@@ -57,20 +57,20 @@ class ModelContext:
     initialization: Initialization
     hardware: Hardware
     constrain: ActivationConstraint = unconstrained
-    """Tells the compiler how an activation with these logical axes lies on the devices."""
 
     def __post_init__(self) -> None:
         if self.precision.compute == AUTO:
             raise ValueError(
-                "precision auto: is decided by the trainer for its hardware; give a model "
-                "config.precision.on(hardware), or a policy by name such as bfloat16"
+                "precision auto: is resolved by the trainer for its hardware; give a model "
+                "config.precision.resolve(hardware), or a policy by name such as bfloat16"
             )
 
     @property
     def flatten_tokens(self) -> bool:
-        """Whether products take [B, T, D] as [B T, D].
+        """True if matrix products take [B, T, D] as [B T, D].
 
-        Where it is faster, and not where T is spread over devices: one axis of both would have to
-        be gathered first.
+        XLA's CPU compiler computes the gradient of a 3-D product through transposed copies, at
+        twice the cost of a 2-D product; elsewhere it makes no difference. Not if T is sharded:
+        merging B and T would gather T first.
         """
-        return self.hardware.flatten_tokens and self.constrain.num_shards("length") == 1
+        return self.hardware.platform == "cpu" and self.constrain.num_shards("length") == 1

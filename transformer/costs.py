@@ -20,6 +20,7 @@ from transformer.config import TransformerConfig
 from transformer.hardware import Hardware
 from transformer.layers.block import Memory
 from transformer.layers.stack import Stack
+from transformer.layers.stack_weights import layer_constants
 from transformer.models.base import Model
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.parameter_counts import (
@@ -187,7 +188,8 @@ def _step_layers(model: EncoderDecoder) -> frozenset[tuple[str, ...]]:
 
         def place_params(place: int) -> Any:
             given = inputs.replace(
-                cache=caches[place], constants=stack.layer_constants(place, place)
+                cache=caches[place],
+                constants=layer_constants(stack.layer_pattern[place], place, shared),
             )
             return stack.make_block(place).init(jax.random.key(0), x, given, memory)["params"]
 

@@ -1,4 +1,7 @@
-"""Hardware is a value: nothing in this package asks which backend it runs on."""
+"""Hardware as a value: code that depends on it takes a `Hardware` and never asks JAX.
+
+So a model can be planned, traced and tested for hardware that is not attached.
+"""
 
 import dataclasses
 from typing import Literal
@@ -8,53 +11,43 @@ Platform = Literal["cpu", "gpu", "tpu"]
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """What a model is compiled for. It decides what every `auto` means."""
+    """Hardware that a model is compiled for; it resolves every `auto` setting."""
 
     platform: Platform = "cpu"
     kind: str = ""
-    """The device's own name, such as `TPU v5p` or `NVIDIA H200`."""
+    """Device name as in `jax.Device.device_kind`, such as `TPU v5p` or `NVIDIA H200`."""
     count: int = 1
     """Number of devices."""
     compute_capability: str = ""
-    """Of a GPU, as JAX tells it: `9.0` of an H100, `gfx942` of one by AMD; empty: not known."""
+    """GPU architecture as JAX reports it: `9.0` for an H100, `gfx942` for an AMD MI300. Empty if
+    unknown."""
     broken_kernels: tuple[tuple[str, str], ...] = ()
-    """Attention kernels that cannot be compiled here, each with the reason: `auto` skips them."""
+    """(attention backend, reason) of kernels that do not compile here: `auto` skips them."""
 
     @property
     def compute_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
-        """The dtype that products of matrices are fastest in without losing what is learnt."""
+        """Fastest dtype of matrix products that trains without loss of quality."""
         if self.platform == "cpu":
             return "float32"
         capability = self.compute_capability
         known = self.platform == "gpu" and capability and not capability.startswith("gfx")
+        # Tensor cores before Ampere (compute capability 8) have float16 but no bfloat16.
         return "float16" if known and float(capability) < 8 else "bfloat16"
 
     @property
-    def flatten_tokens(self) -> bool:
-        """Whether [B, T, D] is taken as [B T, D] before every product with a weight.
-
-        XLA's CPU compiler computes the gradient of a 3-D product through transposed copies, at
-        twice the cost of the 2-D one. Elsewhere it makes no difference.
-        """
-        return self.platform == "cpu"
-
-    @property
     def tile_size(self) -> int:
-        """Queries, and keys, that are scored at once where attention goes tile by tile.
+        """Queries, and keys, of one tile of blockwise attention.
 
-        Measured on a CPU, forward and backward at 4,096 tokens: tiles of 128 take 0.93 s, of 512
-        1.43. A GPU or a TPU wants larger products.
+        Measured on a CPU, forward and backward at 4,096 tokens: 0.93 s with tiles of 128, 1.43 s
+        with 512. GPUs and TPUs need larger products.
         """
         return 128 if self.platform == "cpu" else 512
 
     @property
     def blockwise_min_length(self) -> int:
-        """From so many queries and keys on attention goes tile by tile, if no kernel serves.
+        """Sequence length from which `auto` prefers blockwise attention, if no kernel is available.
 
-        At this length both ways take as long on a CPU; scores kept grow with its square.
+        At this length both take equally long on a CPU; the memory of full scores grows with the
+        square of the length.
         """
         return 1024 if self.platform == "cpu" else 4096
-
-    def should_unroll(self, num_layers: int) -> bool:
-        """Whether a loop over `num_layers` is unrolled: faster steps for slower compiles."""
-        return num_layers <= 16

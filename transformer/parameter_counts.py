@@ -13,7 +13,7 @@ from transformer.attention.config import AttentionConfig, MixerConfig
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.hardware import Hardware
 from transformer.layers.config import MoEConfig
-from transformer.layers.params import LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes
 from transformer.models.base import Model
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.language_model import LanguageModel

@@ -1,4 +1,4 @@
-"""Precision policies: the dtype of parameters, of products, and of what must not lose digits."""
+"""Mixed-precision policies: dtypes of parameters, matrix products and reductions."""
 
 from __future__ import annotations
 
@@ -9,40 +9,39 @@ from transformer.hardware import Hardware
 
 DType = Literal["float32", "bfloat16", "float16"]
 
-
 AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """Which dtype is used where. `Precision.named("bfloat16")` makes the usual ones."""
+    """Dtype of each part of a model. `Precision.parse("bfloat16")` gives the usual policies."""
 
     parameters: DType = "float32"
-    """What weights are kept in; gradients and moments of optimizers are in float32."""
+    """Dtype of stored weights. Gradients and optimizer moments are float32 in any case."""
     compute: DType = "float32"
-    """What products of matrices and the residual stream are computed in. In the policy `auto` it is
-    not decided yet: `track` decides it for some hardware."""
+    """Dtype of matrix products and of the residual stream. The policy `auto` has "auto" here until
+    `resolve` replaces it."""
     softmax: DType = "float32"
-    """Attention's softmax."""
+    """Dtype of the attention softmax."""
     norm: DType = "float32"
-    """Means and variances of LayerNorm and RMSNorm."""
+    """Dtype of the statistics of LayerNorm and RMSNorm."""
     loss: DType = "float32"
-    """Logits' log-sum-exp and the sum of the loss."""
+    """Dtype of the log-sum-exp of logits and of the sum of losses."""
     cache: DType | Literal["compute"] = "compute"
-    """Stored keys and values of decoding; `compute`: as they are computed."""
+    """Storage dtype of key-value caches. `compute`: the dtype they are computed in."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            undecided = (field.name, value) in (("compute", AUTO), ("cache", "compute"))
-            if value not in get_args(DType) and not undecided:
+            unresolved = (field.name, value) in (("compute", AUTO), ("cache", "compute"))
+            if value not in get_args(DType) and not unresolved:
                 raise ValueError(
-                    f"precision.{field.name} {value}: is no dtype of a policy; "
+                    f"precision.{field.name} {value}: is not a supported dtype; "
                     f"give one of {', '.join(get_args(DType))}"
                 )
 
     def resolve(self, hardware: Hardware) -> Precision:
-        """Return the policy for some hardware: `auto` is replaced, any other stays as it is.
+        """Return the policy for this hardware: `auto` is replaced, others are returned unchanged.
 
         `auto` computes in float32 on a CPU, in bfloat16 on TPUs and GPUs, and in float16 on NVIDIA
         GPUs older than Ampere (T4, V100), whose tensor cores have no bfloat16.
@@ -58,12 +57,12 @@ class Precision:
 
     @property
     def needs_loss_scale(self) -> bool:
-        """float16 has five bits of exponent: small gradients vanish unless the loss is scaled."""
+        """True for float16: with 5 exponent bits, small gradients underflow unless scaled."""
         return "float16" in (self.compute, self.parameters)
 
     @property
     def name(self) -> str:
-        """The policy's name, or all its parts as `part=dtype,...`: what `parse` reads back."""
+        """Name of the policy, or `part=dtype,...` for a custom one; `parse` reads both."""
         for name, policy in (*POLICIES.items(), (AUTO, AUTO_POLICY)):
             if policy == self:
                 return name
@@ -74,7 +73,11 @@ class Precision:
 
     @staticmethod
     def parse(text: str) -> Precision:
-        """Reads a policy's name, or parts such as `compute=bfloat16,softmax=bfloat16`."""
+        """Return the policy of a name, or of parts such as `compute=bfloat16,softmax=bfloat16`.
+
+        Raises:
+          ValueError: If a part or dtype is unknown.
+        """
         if text == AUTO:
             return AUTO_POLICY
         if text in POLICIES:
@@ -87,8 +90,8 @@ class Precision:
                 f"{', '.join(POLICIES)}, {AUTO}, or PART=DTYPE,... with parts "
                 f"{', '.join(sorted(known))}"
             )
-        chosen: dict[str, Any] = dict(parts)
-        return Precision(**chosen)
+        fields: dict[str, Any] = dict(parts)
+        return Precision(**fields)
 
 
 POLICIES: dict[str, Precision] = {
@@ -97,14 +100,14 @@ POLICIES: dict[str, Precision] = {
     "pure_bfloat16": Precision(parameters="bfloat16", compute="bfloat16"),
     "float16": Precision(compute="float16"),
 }
-
+"""Policies by name. All but `pure_bfloat16` keep float32 weights."""
 
 AUTO_POLICY = Precision(compute=cast(DType, AUTO))
-"""The policy `auto`: not one to compute in until `Precision.track` decides it."""
+"""The policy `auto`. Models need `Precision.resolve(hardware)` of it."""
 
 
 def finfo_min(dtype: Any) -> Any:
-    """The most negative finite number: a mask that, unlike -inf, never makes NaN."""
+    """Return the most negative finite number: unlike -inf, it masks without making NaN."""
     import jax.numpy as jnp
 
     return jnp.finfo(dtype).min

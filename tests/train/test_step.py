@@ -19,7 +19,7 @@ from train.recovery.detector import AnomalyDetector
 from train.state import TrainState
 from train.step import Batch, TrainStep, example_rngs, weighted_mean
 from transformer.layers.dropout import dropout
-from transformer.layers.params import LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes
 from transformer.losses import Loss
 
 WIDTH, LENGTH, BATCH = 5, 3, 12

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow
 def outputs(model: Model, params: Params) -> Any:
     """Of rows of two sentences each, the second row padded."""
     ids, types = tokens(SHORT, BERT.vocab), pair_types()
-    return jax.jit(model.apply)({"params": params}, ids, segments=SEGMENTS, types=types)
+    return jax.jit(model.apply)({"params": params}, ids, segments=SEGMENTS, token_types=types)
 
 
 @pytest.mark.parametrize("case", [MASKED, TAGGER, CLASSIFIER], ids=["masked", "tags", "classes"])

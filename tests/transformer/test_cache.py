@@ -17,7 +17,7 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.attention.cache import KVCache, MemoryCache, RollingCache
-from transformer.layers.stack import unstack_layers
+from transformer.generation.decode_weights import unstack_layers
 
 B, T, V = 3, 11, 13
 

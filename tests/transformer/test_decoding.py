@@ -18,13 +18,15 @@ from transformer.attention.position_config import LearnedPositions, NoPosition, 
 from transformer.baselines.config import ConvolutionConfig, ElmanConfig, LSTMConfig
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.generation import generate as generate_module
+from transformer.generation.decode_weights import (
+    unstack_for_decoding,
+    unstack_for_decoding_without_copy,
+)
 from transformer.generation.generate import (
     bucket_length,
     decode_step,
     generate,
     prefill,
-    unstack_for_decoding,
-    unstack_for_decoding_without_copy,
 )
 from transformer.generation.sampling import SamplingConfig
 from transformer.layers.config import FeedForwardConfig, NormConfig

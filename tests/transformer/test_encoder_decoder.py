@@ -211,7 +211,7 @@ def test_what_cannot_be_built_or_called_is_refused() -> None:
     without = dataclasses.replace(CONFIG, encoder=None)
     with pytest.raises(ValueError, match="encoder: is missing"):
         EncoderDecoder(without)
-    with pytest.raises(ValueError, match="no block looks at the source"):
+    with pytest.raises(ValueError, match="no block attends to the source"):
         EncoderDecoder(dataclasses.replace(CONFIG, layer_pattern=(BLOCK,)))
     model, _, params = made(CONFIG)
     with pytest.raises(ValueError, match="neither source nor tokens"):

@@ -70,7 +70,7 @@ def made(model: Model) -> tuple[Any, Any]:
 
 def applied(model: Model, tokens: Array = TOKENS, **given: Any) -> Any:
     run, params = made(model)
-    return run({"params": params}, tokens, **(dict(segments=SEGMENTS, types=TYPES) | given))
+    return run({"params": params}, tokens, **(dict(segments=SEGMENTS, token_types=TYPES) | given))
 
 
 def normed(x: Array, norm: dict[str, Array]) -> Array:

@@ -13,8 +13,8 @@ from tests.transformer.formulas import assert_close, normal, weights_of
 from transformer import FeedForwardConfig, Hardware, Initialization, Precision
 from transformer.context import ModelContext
 from transformer.layers.config import DispatcherKind, MoEConfig
+from transformer.layers.logical_axes import LogicalAxes, unbox_axes
 from transformer.layers.moe import MixtureOfExperts
-from transformer.layers.params import LogicalAxes, unbox_axes
 
 B, T, D, F, E = 3, 11, 5, 7, 4
 SHARED = ModelContext(D, 3, Precision(), Initialization(), Hardware())
@@ -131,9 +131,10 @@ def test_a_batch_may_be_cut_anywhere(form: DispatcherKind) -> None:
     config = dataclasses.replace(TWO, dispatcher=form, capacity_factor=0.7 if form == "auto" else 0)
     _, params = made(config)
     x, tokens = normal(1, B, T, D), REAL.sum(axis=1)
-    whole = called(config, params, x, real=REAL, outputs=LOSSES)
+    whole = called(config, params, x, token_mask=REAL, outputs=LOSSES)
     parts = [
-        called(config, params, x[b : b + 1], real=REAL[b : b + 1], outputs=LOSSES) for b in range(B)
+        called(config, params, x[b : b + 1], token_mask=REAL[b : b + 1], outputs=LOSSES)
+        for b in range(B)
     ]
     assert_close(np.concatenate([part.y for part in parts]), whole.y, 1e-6)
     for name, loss in whole.aux.items():
@@ -152,9 +153,11 @@ def test_a_batch_may_be_cut_anywhere(form: DispatcherKind) -> None:
 def test_padding_gets_zeros_and_changes_nothing(config: MoEConfig) -> None:
     _, params = made(config)
     x, other = normal(1, B, T, D), normal(2, B, T, D)
-    output = called(config, params, x, real=REAL, outputs=LOSSES)
+    output = called(config, params, x, token_mask=REAL, outputs=LOSSES)
     assert not np.asarray(output.y)[~REAL].any()
-    changed = called(config, params, np.where(REAL[..., None], x, other), real=REAL, outputs=LOSSES)
+    changed = called(
+        config, params, np.where(REAL[..., None], x, other), token_mask=REAL, outputs=LOSSES
+    )
     assert np.array_equal(changed.y, output.y)
     assert jax.tree.map(float, changed.aux) == jax.tree.map(float, output.aux)
     if not config.capacity_factor:

@@ -213,10 +213,10 @@ def test_axes_are_named_like_the_parameters() -> None:
         (
             (B, 1),
             {"positions": np.full((B, 1), 7)},
-            "position 7: the table of learned positions has 7 rows, from 0; give smaller ones",
+            "position 7: the table of learned positions has 7 rows, from 0; give smaller",
         ),
-        ((T,), {}, r"tokens of shape \(5,\): give \[batch, length\]"),
-        ((B, 1), {"cache": ()}, "a cache without positions: say where the new tokens stand"),
+        ((T,), {}, r"tokens of shape \(5,\): has 1 axes; give \[B, T\]"),
+        ((B, 1), {"cache": ()}, "a cache without positions: give the positions of the new tokens"),
         (
             (B, 1),
             {"cache": (), "positions": np.zeros((B, 1), int), "segments": np.ones((B, 1), int)},
@@ -266,7 +266,7 @@ def test_a_prefix_is_seen_by_all_and_the_rest_by_what_follows() -> None:
     prefix = array([3, 1])
 
     def hidden(tokens: Any) -> Any:
-        return np.asarray(run({"params": params}, tokens, prefix=prefix).hidden)
+        return np.asarray(run({"params": params}, tokens, prefix_lengths=prefix).hidden)
 
     before = hidden(TOKENS)
     for place in range(T):

@@ -58,7 +58,7 @@ def test_parts_are_read_and_written() -> None:
     ("text", "message"),
     [
         ("float8", "precision float8: float8 is not known; give one of float32, bfloat16,"),
-        ("compute=int8", "precision.compute int8: is no dtype of a policy; give one of float32,"),
+        ("compute=int8", "precision.compute int8: is not a supported dtype; give one of float32,"),
         ("sums=float32", "precision sums=float32: sums is not known; give one of float32,"),
     ],
 )
@@ -154,7 +154,7 @@ def test_auto_has_a_name_and_is_refused_by_a_model() -> None:
     auto = Precision.parse("auto")
     assert auto.name == "auto"
     model = LanguageModel(TransformerConfig(vocab_size=7, d_model=8, num_layers=1, precision=auto))
-    with pytest.raises(ValueError, match=r"precision auto: is decided by the trainer .*\.on\(hard"):
+    with pytest.raises(ValueError, match=r"precision auto: is resolved by the trainer .*\.resolve\(hard"):
         jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 2), np.int32))
 
 

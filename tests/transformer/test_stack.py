@@ -31,10 +31,11 @@ from transformer import (
 from transformer.attention.base import MixerInputs
 from transformer.config import LayerLoop, RematPolicy
 from transformer.context import ModelContext
+from transformer.generation.decode_weights import unstack_layers
 from transformer.layers.block import Block, Memory
 from transformer.layers.dropout import fold_in
 from transformer.layers.params import declare_weight
-from transformer.layers.stack import Stack, unstack_layers
+from transformer.layers.stack import Stack
 
 B, T, D = 2, 3, 6
 KEYS = jax.random.split(jax.random.key(0), B)
@@ -169,7 +170,7 @@ def test_layers_are_applied_in_the_order_of_their_numbers() -> None:
     x: Any = X
     for layer in range(5):
         place, index = layer % 2, layer // 2
-        x = BLOCKS[place](unstack_layers(params)[f"place_{place}"][index], x)
+        x = BLOCKS[place](unstack_layers(params)[f"place_{place}"].layers[index], x)
     for loop in LOOPS:
         assert_close(applied(stack(5, *STAMPS, loop=loop), params).x, x)
 
@@ -226,7 +227,7 @@ def test_weights_cut_apart_beforehand_are_the_same_weights() -> None:
     module = stack(5, *STAMPS)
     params = params_of(module)
     cut = unstack_layers(params)
-    assert [len(cut[place]) for place in ("place_0", "place_1")] == [3, 2]
+    assert [len(cut[place].layers) for place in ("place_0", "place_1")] == [3, 2]
     whole, by_layer = applied(module, params, KEYS), applied(module, cut, KEYS)
     assert_close(by_layer.x, whole.x, 1e-6)
     jax.tree.map(np.testing.assert_array_equal, by_layer.aux, whole.aux)

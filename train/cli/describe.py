@@ -1,4 +1,4 @@
-"""`python -m train describe CONFIG [--ask-compiler] [--a.b.c VALUE ...]`."""
+"""The verb `describe CONFIG [--ask-compiler] [--a.b.c VALUE ...]`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from train.config.registry import find_experiment
 from train.experiment import Experiment
 
 ASK_COMPILER_HELP = (
-    "--ask-compiler also compiles the step, and shows the memory that the compiler reserves."
+    "--ask-compiler also compiles the step and shows the memory that the compiler reserves."
 )
+"""Help text of `--ask-compiler`."""
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """Print a description of an experiment; return the exit status."""
     json_wanted = pop_json_flag(arguments)
-    compiled = pop_flag(arguments, "--ask-compiler")
+    with_compiler = pop_flag(arguments, "--ask-compiler")
     name = pop_positional(arguments, "CONFIG", "describe")
     with as_usage_errors():
         default, left = select_kinds(find_experiment(name), arguments)
@@ -34,13 +35,13 @@ def main(arguments: list[str]) -> int:
     from train.runtime.hardware import enable_compilation_cache, local_hardware
     from transformer.precision import AUTO_POLICY
 
-    if compiled or experiment.model.precision == AUTO_POLICY:
+    if with_compiler or experiment.model.precision == AUTO_POLICY:
         from train.config.resolve import resolve_precision
 
         enable_compilation_cache()
         hardware = local_hardware()
         experiment = resolve_precision(experiment, hardware)
-        description = describe(experiment, hardware, with_compiler=compiled)
+        description = describe(experiment, hardware, with_compiler=with_compiler)
     else:
         description = describe(experiment)
     if json_wanted:

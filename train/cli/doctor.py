@@ -1,4 +1,4 @@
-"""`python -m train doctor`."""
+"""The verb `doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from train.errors import UsageError
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status: 1 if something is wrong."""
+    """Print a report of this machine; return 1 if it has a problem."""
     json_wanted = pop_json_flag(arguments)
     if arguments:
         raise UsageError(f"doctor {arguments[0]}: takes no arguments but --json; leave it out")

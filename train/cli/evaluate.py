@@ -1,4 +1,4 @@
-"""`python -m train evaluate W [--split S]`."""
+"""The verb `evaluate W [--split S]`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from train.cli.parsing import parse, pop_json_flag, pop_positional
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateArguments:
-    """The held-out metrics of a run, over a whole split."""
+    """Print the metrics of a run on a whole split of its data."""
 
     split: str = "validation"
-    """Which text: train, validation, or test if the data have one."""
+    """Split to evaluate: train, validation, or test if the data have one."""
     step: int | None = None
-    """Which checkpoint; if not given, what the run is judged by: the newest, unless its settings
-    ask for the best one or for a mean."""
+    """Step of the checkpoint; default: the run's evaluation weights (the newest checkpoint, unless
+    the run keeps its best one or averages several)."""
     average_checkpoints: int | None = None
-    """The mean of the weights of so many checkpoints: that one and those before it."""
+    """Average the weights of this many checkpoints: the selected one and those before it."""
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """Print a run's metrics; return the exit status."""
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "evaluate")
     given = parse(EvaluateArguments, arguments, verb="evaluate W")
@@ -31,12 +31,12 @@ def main(arguments: list[str]) -> int:
     from train.tasks.registry import make_task
 
     run = load(workdir, step=given.step, average_checkpoints=given.average_checkpoints)
-    metrics, quoted = evaluate_run(run, given.split), make_task(run.experiment).metric_notes
+    metrics, notes = evaluate_run(run, given.split), make_task(run.experiment).metric_notes
     if json_wanted:
-        print(json.dumps({"step": run.step, "split": given.split, **metrics, **quoted}))
+        print(json.dumps({"step": run.step, "split": given.split, **metrics, **notes}))
     else:
         for name, value in metrics.items():
             print(f"{name.replace('_', ' ')}: {value:.4f}")
-        for name, text in quoted.items():
+        for name, text in notes.items():
             print(f"{name.replace('_', ' ')}: {text}")
     return 0

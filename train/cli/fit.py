@@ -1,4 +1,4 @@
-"""`python -m train fit CONFIG --workdir W [--a.b.c VALUE ...]`."""
+"""The verb `fit CONFIG --workdir W [--a.b.c VALUE ...]`."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from train.cli.parsing import (
 from train.config.registry import find_experiment
 from train.experiment import Experiment
 
-MESH_AUTO_HELP = "--mesh auto takes the mesh that `plan` finds best for the devices that are here."
+MESH_AUTO_HELP = "--mesh auto uses the best mesh for the local devices, as `plan` finds it."
+"""Help text of `--mesh auto`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FitArguments:
-    """Train; in a folder that has checkpoints, go on from the newest, bit for bit."""
+    """Train; a folder with checkpoints resumes exactly from the newest one."""
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     workdir: str = ""
-    """The run's folder, local or remote; runs/NAME if not given."""
+    """Folder of the run, local or remote; default: runs/NAME."""
     quiet: bool = False
-    """Show nothing on the way."""
+    """Print no progress."""
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """Train an experiment; return the exit status."""
     json_wanted = pop_json_flag(arguments)
-    planned = pop_flag(arguments, "--mesh=auto") or _wants_auto(arguments)
+    mesh_auto = pop_flag(arguments, "--mesh=auto") or _pop_mesh_auto(arguments)
     name = pop_positional(arguments, "CONFIG", "fit")
     with as_usage_errors():
         experiment, left = select_kinds(find_experiment(name), arguments)
@@ -50,7 +51,7 @@ def main(arguments: list[str]) -> int:
     from train.telemetry.goodput import process_start_time
 
     initialize_distributed()
-    experiment = _planned(given) if planned else given.experiment
+    experiment = _with_best_mesh(given) if mesh_auto else given.experiment
     with explain_lost_peers():
         quiet = given.quiet or json_wanted
         run = fit(experiment, given.workdir, quiet=quiet, start_time=process_start_time())
@@ -59,8 +60,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _wants_auto(arguments: list[str]) -> bool:
-    """Takes `--mesh auto` out of the arguments, and tells whether it was there."""
+def _pop_mesh_auto(arguments: list[str]) -> bool:
+    """Remove `--mesh auto` from the arguments; return True if it was given."""
     for index, pair in enumerate(itertools.pairwise(arguments)):
         if pair == ("--mesh", "auto"):
             del arguments[index : index + 2]
@@ -68,8 +69,8 @@ def _wants_auto(arguments: list[str]) -> bool:
     return False
 
 
-def _planned(given: FitArguments) -> Experiment:
-    """On the mesh that suits the devices that are here."""
+def _with_best_mesh(given: FitArguments) -> Experiment:
+    """Return the experiment on the best mesh for the local devices."""
     from train.estimate.search import with_best_mesh
     from train.estimate.target import local_target
 

@@ -1,4 +1,4 @@
-"""`python -m train goodput W`."""
+"""The verb `goodput W`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from train.cli.parsing import parse, pop_json_flag, pop_positional
 
 @dataclasses.dataclass(frozen=True)
 class GoodputArguments:
-    """What a run's time has gone into, over all its lives, one that is under way among them."""
+    """Print how a run's time was spent, over all its processes, including a running one."""
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """Print a run's goodput; return the exit status."""
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "goodput")
     parse(GoodputArguments, arguments, verb="goodput W")
@@ -28,22 +28,21 @@ def main(arguments: list[str]) -> int:
     )
 
     folder = RunFolder.open_existing(workdir)
-    lines = read_time_records(folder.time_log)
-    if not lines:
-        raise UserError(
-            f"{folder.time_log}: tells of no time; fit writes it, from its first step on"
-        )
-    found = compute_goodput(lines)
+    records = read_time_records(folder.time_log)
+    if not records:
+        raise UserError(f"{folder.time_log}: has no records; fit writes it from its first step on")
+    goodput = compute_goodput(records)
     if json_wanted:
-        plain = dataclasses.asdict(found) | {
-            "total": found.total,
-            "share": found.productive_fraction,
+        plain = dataclasses.asdict(goodput) | {
+            "total": goodput.total,
+            "share": goodput.productive_fraction,
         }
         print(json.dumps(plain))
         return 0
-    for what, seconds in found.seconds.items():
+    for activity, seconds in goodput.seconds.items():
         print(
-            f"{what:9} {seconds / (found.total or 1):6.1%} {format_duration(seconds):>12}   {ACTIVITY_DESCRIPTIONS[what]}"
+            f"{activity:9} {seconds / (goodput.total or 1):6.1%} "
+            f"{format_duration(seconds):>12}   {ACTIVITY_DESCRIPTIONS[activity]}"
         )
-    print(f"{'all':9} {1:6.1%} {format_duration(found.total):>12}   lives: {found.lives}")
+    print(f"{'all':9} {1:6.1%} {format_duration(goodput.total):>12}   lives: {goodput.lives}")
     return 0

@@ -1,7 +1,7 @@
-"""The command line: `python -m train VERB ...`.
+"""The command line `python -m train VERB ...`: dispatch, errors and exit statuses.
 
-Each verb has its module, imported only when it is called. Help loads no JAX, that of a CONFIG
-neither: settings are defined apart from what computes.
+Each verb is a module that is imported when the verb runs. `--help` loads no JAX, not even for a
+CONFIG: configs are plain dataclasses.
 """
 
 from __future__ import annotations
@@ -18,25 +18,30 @@ from train.errors import UsageError, UserError
 from train.runtime.signals import reliable_keyboard_interrupt
 
 VERBS = {
-    "fit": ("CONFIG [--workdir W] [--a.b.c VALUE ...]", "train; goes on where a run stopped"),
-    "evaluate": ("W [--split S]", "the held-out metrics of a run"),
-    "sample": ("W --prompt TEXT ...", "let a run's model write, translate, classify or tag"),
-    "goodput": ("W", "what a run's time has gone into, over all its lives"),
+    "fit": ("CONFIG [--workdir W] [--a.b.c VALUE ...]", "train; resumes where a run stopped"),
+    "evaluate": ("W [--split S]", "metrics of a run on held-out data"),
+    "sample": ("W --prompt TEXT ...", "generate, translate, classify or tag with a run's model"),
+    "goodput": ("W", "how a run's time was spent, over all its processes"),
     "describe": ("CONFIG [--a.b.c VALUE ...]", "parameters, FLOPs and memory, before training"),
-    "plan": ("CONFIG --target T [--a.b.c VALUE ...]", "will it fit, how fast, at what cost"),
-    "doctor": ("", "what hardware and versions are here, and what is wrong with them"),
+    "plan": (
+        "CONFIG --target T [--a.b.c VALUE ...]",
+        "memory, time and cost on any hardware, and the best mesh",
+    ),
+    "doctor": ("", "this machine's hardware and versions, and problems with them"),
 }
+"""Arguments and summary of each verb, in the order of the help text."""
 
 
 MODEL_VERBS = frozenset({"fit", "evaluate", "sample"})
-"""Verbs that run a model."""
+"""Verbs that run a model, for which Python may restart with huge pages."""
 
 
 HELP_FLAGS = frozenset({"-h", "--help"})
+"""Flags that print help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a verb and exits: 0; 1 for what went wrong, 2 for a usage error, 75 for preemption."""
+    """Run a verb and exit: 0 success, 1 error, 2 usage error, 75 preempted after a checkpoint."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [each for each in arguments if each != "--debug"]
@@ -54,11 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def flush_on_exit() -> Iterator[None]:
-    """Flush standard output where an error can still be explained, and not as Python exits."""
+    """Flush standard output before exit, so that a failed write is reported like other errors."""
     try:
         yield
     except SystemExit as stop:
-        if isinstance(stop.__context__, BrokenPipeError):  # rich makes it an exit with status 1
+        if isinstance(
+            stop.__context__, BrokenPipeError
+        ):  # rich turns it into an exit with status 1
             raise stop.__context__ from None
         try:
             sys.stdout.flush()
@@ -68,9 +75,10 @@ def flush_on_exit() -> Iterator[None]:
 
 
 def dispatch(verb: str, arguments: list[str]) -> int:
-    """Runs one verb. Returns the exit status."""
+    """Run one verb and return the exit status."""
     if verb not in VERBS:
         raise UsageError(f"verb {verb}: is not known; choose one of {', '.join(VERBS)}")
+    # Before CONFIG or W, --help means the verb's usage; after it, tyro lists all settings.
     options = itertools.takewhile(lambda each: each.startswith("-"), arguments)
     if not HELP_FLAGS.isdisjoint(options):
         print(verb_usage(verb))
@@ -88,10 +96,10 @@ def dispatch(verb: str, arguments: list[str]) -> int:
 
 
 def exit_process(status: int, error: BaseException) -> NoReturn:
-    """Ends the process; one of several, without waiting for the others."""
+    """End the process. One of several processes ends without waiting for the others."""
     if (
         "train.parallel.distributed" in sys.modules
-    ):  # else there are none, and JAX need not be loaded
+    ):  # else there is one process, and JAX need not be loaded
         from train.parallel.distributed import exit_process as leave_hosts
 
         leave_hosts(status, " ".join(str(error).split()) or type(error).__name__)
@@ -99,23 +107,23 @@ def exit_process(status: int, error: BaseException) -> NoReturn:
 
 
 def print_error(error: BaseException) -> int:
-    """One line on standard error. Returns the exit status."""
+    """Print an error as one line on standard error and return the exit status."""
     if isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return 130
     discard_output()
-    if isinstance(error, BrokenPipeError):  # whoever read our output has seen enough
+    if isinstance(error, BrokenPipeError):  # the reader, such as `head`, closed the pipe
         return 0
     text = " ".join(str(error).split())
     if not isinstance(error, UserError):
-        text = f"{text}; check the path, its permissions and the room on its disk"
-    with contextlib.suppress(OSError):  # the exit status says so too
+        text = f"{text}; check the path, its permissions and the free disk space"
+    with contextlib.suppress(OSError):  # the exit status reports it too
         print(f"error: {text}", file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1
 
 
 def discard_output() -> None:
-    """Flush standard output, and write what cannot be written to nowhere: Python tries at exit."""
+    """Flush standard output; if that fails, redirect it to /dev/null: Python flushes at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -124,8 +132,8 @@ def discard_output() -> None:
 
 def verb_usage(verb: str) -> str:
     """Return the text of `VERB --help`."""
-    signature, what = VERBS[verb]
-    lines = [f"usage: python -m train {verb} {signature}".rstrip(), "", what]
+    signature, summary = VERBS[verb]
+    lines = [f"usage: python -m train {verb} {signature}".rstrip(), "", summary]
     if signature:
         name = signature.split()[0]
         lines.append(f"give {name} before --help to see its settings and their values")
@@ -137,14 +145,14 @@ def usage() -> str:
     """Return the text of `--help`."""
     width = max(len(verb) for verb in VERBS)
     lines = ["usage: python -m train VERB ...", "", "verbs:"]
-    for verb, (signature, what) in VERBS.items():
-        lines.append(f"  {verb:<{width}}  {what}")
+    for verb, (signature, summary) in VERBS.items():
+        lines.append(f"  {verb:<{width}}  {summary}")
         lines.append(f"  {'':<{width}}    python -m train {verb} {signature}".rstrip())
     lines += [
         "",
         "CONFIG is a file in configs/, with one of its experiments if it holds several (gpt2,",
         "gpt2:medium), or the path of a .py file. W is the folder of a run.",
-        "python -m train VERB --help tells all of a verb's settings; --debug shows tracebacks;",
+        "python -m train VERB --help lists a verb's settings; --debug shows tracebacks;",
         "--json prints one object on standard output.",
     ]
     return "\n".join(lines)

@@ -1,8 +1,7 @@
-"""Arguments through tyro, with errors of one line.
+"""Parse arguments with tyro into config dataclasses, with one-line errors.
 
-`--optimizer.kind lion`: another kind of a part, before its settings are read.
-
-The new kind has its own defaults; what was set for the old one is forgotten.
+A config part may be one of several classes (mixer, optimizer, task, ...). `--optimizer.kind lion`
+selects another class before its settings are parsed; the new class starts from its own defaults.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 
 Arguments = TypeVar("Arguments")
+"""Type variable: the dataclass of a verb's arguments."""
 
 
 def parse(
@@ -36,12 +36,17 @@ def parse(
     default: Arguments | None = None,
     extra_help: str = "",
 ) -> Arguments:
-    """Reads `arguments` into a dataclass, over `default` if there is one.
+    """Parse arguments into a dataclass.
 
-    `extra_help` is what `--help` says of them beside what the dataclass does.
+    Args:
+      arguments_type: The dataclass.
+      arguments: Arguments of the verb, without those already taken.
+      verb: Name of the verb, for messages.
+      default: Values of the settings that are not given.
+      extra_help: Text that `--help` shows after the dataclass's docstring.
 
     Raises:
-      UsageError: in one line, for whatever tyro refuses.
+      UsageError: tyro or a config rejects an argument.
     """
     extra: dict[str, Any] = {} if default is None else {"default": default}
     if extra_help:
@@ -71,7 +76,7 @@ def parse(
 
 @contextlib.contextmanager
 def as_usage_errors() -> Iterator[None]:
-    """Turns a ValueError of a configuration that is being built into a UsageError."""
+    """Turn a config's ValueError into a UsageError."""
     try:
         yield
     except ValueError as error:
@@ -79,25 +84,27 @@ def as_usage_errors() -> Iterator[None]:
 
 
 def flatten_error(box: str, verb: str) -> str:
-    """The words of tyro's framed message, less the frame."""
+    """Return the text of tyro's framed message as one line."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", box)
     lines = [line.strip("│╭╮╰╯─ \t") for line in text.splitlines()]
-    # Where the output is no UTF-8, rules are drawn of hyphens.
-    words = " ".join(line for line in lines[1:] if line.strip("-"))
-    words = re.split(r"For full helptext", words)[0]
-    words = words.replace("Perhaps you meant:", "; perhaps you meant")
-    words = words.replace("Argument helptext:", "; it is")
-    words = re.sub(r"\s+", " ", words).replace(" ;", ";").strip()
-    return f"{words or box.strip()}; see python -m train {verb} --help"
+    # tyro draws rules with hyphens if the output is not UTF-8.
+    text = " ".join(line for line in lines[1:] if line.strip("-"))
+    text = re.split(r"For full helptext", text)[0]
+    text = text.replace("Perhaps you meant:", "; perhaps you meant")
+    text = text.replace("Argument helptext:", "; it is")
+    text = re.sub(r"\s+", " ", text).replace(" ;", ";").strip()
+    return f"{text or box.strip()}; see python -m train {verb} --help"
 
 
 def _registry() -> ConstructorRegistry:
-    """Precision policies are given by name: `--model.precision bfloat16`."""
+    """Return tyro's rules plus one: precision policies by name, `--model.precision bfloat16`."""
     registry = ConstructorRegistry()
 
     @registry.primitive_rule
     def precision(info: Any) -> PrimitiveConstructorSpec[Precision] | None:
-        if "transformer.precision" not in sys.modules:  # then nothing is one, nor is JAX needed
+        if (
+            "transformer.precision" not in sys.modules
+        ):  # no field has this type, and JAX is not loaded
             return None
         from transformer.precision import Precision
 
@@ -106,7 +113,7 @@ def _registry() -> ConstructorRegistry:
         return PrimitiveConstructorSpec(
             nargs=1,
             metavar="POLICY",
-            instance_from_str=lambda words: Precision.parse(words[0]),
+            instance_from_str=lambda values: Precision.parse(values[0]),
             is_instance=lambda value: isinstance(value, Precision),
             str_from_instance=lambda value: [value.name],
         )
@@ -115,12 +122,12 @@ def _registry() -> ConstructorRegistry:
 
 
 def pop_json_flag(arguments: list[str]) -> bool:
-    """Takes `--json` out of the arguments, and tells whether it was there."""
+    """Remove `--json` from the arguments; return True if it was given."""
     return pop_flag(arguments, "--json")
 
 
 def pop_flag(arguments: list[str], flag: str) -> bool:
-    """Takes a flag out of the arguments, and tells whether it was there."""
+    """Remove a flag from the arguments; return True if it was given."""
     found = flag in arguments
     while flag in arguments:
         arguments.remove(flag)
@@ -128,73 +135,83 @@ def pop_flag(arguments: list[str], flag: str) -> bool:
 
 
 def pop_positional(arguments: list[str], name: str, verb: str) -> str:
-    """Takes the first argument out, which must be `name` and no option."""
+    """Remove and return the first argument. Raises UsageError if it is missing or an option."""
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(f"{verb}: {name} is missing; write python -m train {verb} {name} ...")
     return arguments.pop(0)
 
 
 Config = TypeVar("Config")
+"""Type variable: a config dataclass."""
 
 
 def select_kinds(config: Config, arguments: Sequence[str]) -> tuple[Config, list[str]]:
-    """The configuration with the kinds that are asked for, and the arguments that are left.
+    """Return the config with the classes that `--path.kind` selects, and the other arguments.
 
     Raises:
-      UsageError: for a kind that is not known.
+      UsageError: A kind is unknown.
     """
-    asked = _asked(arguments)
-    chosen, used = _chosen(config, None, "", {path: kind for path, (kind, _) in asked.items()})
-    taken = {index for path in used for index in asked[path][1]}
-    return chosen, [each for index, each in enumerate(arguments) if index not in taken]
+    requested = _requested_kinds(arguments)
+    # tyro parses fields of the classes in `default`: the classes must be right before it runs.
+    selected, used = _with_kinds(
+        config, None, "", {path: kind for path, (kind, _) in requested.items()}
+    )
+    consumed = {index for path in used for index in requested[path][1]}
+    return selected, [each for index, each in enumerate(arguments) if index not in consumed]
 
 
 def kinds_help(config: Any) -> str:
-    """The parts that may be of several kinds, for `--help`."""
-    lines = [f"--{path}.kind {{{','.join(known)}}}" for path, known in kind_options(config)]
-    return "\n".join(["Another kind brings its own settings:", *lines]) if lines else ""
+    """Return the parts that can be of several classes, for `--help`."""
+    lines = [
+        f"--{path.replace('_', '-')}.kind {{{','.join(known)}}}"
+        for path, known in kind_options(config)
+    ]
+    return "\n".join(["Another kind has settings of its own:", *lines]) if lines else ""
 
 
 def kind_options(config: Any) -> Iterator[tuple[str, Mapping[str, type]]]:
-    """Every part that may be of several kinds: where it is, and its kinds by name."""
-    for name, value, hint in _parts(config):
+    """Yield every part that can be of several classes: its path, and the classes by kind."""
+    for name, value, hint in _config_parts(config):
         if known := classes_by_kind(hint):
             yield name, known
         for inner, known in kind_options(value):
             yield f"{name}.{inner}", known
 
 
-def _asked(arguments: Sequence[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """What is given for each `--path.kind`, and at which places of the arguments."""
-    asked: dict[str, tuple[str, tuple[int, ...]]] = {}
+def _requested_kinds(arguments: Sequence[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the kind given for each `--path.kind`, and the positions of its arguments."""
+    requested: dict[str, tuple[str, tuple[int, ...]]] = {}
     for index, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if not (name.startswith("--") and name.endswith(".kind")):
             continue
         path = name.removeprefix("--").removesuffix(".kind").replace("-", "_")
         if equals:
-            asked[path] = value, (index,)
+            requested[path] = value, (index,)
         elif index + 1 < len(arguments):
-            asked[path] = arguments[index + 1], (index, index + 1)
-    return asked
+            requested[path] = arguments[index + 1], (index, index + 1)
+    return requested
 
 
-def _chosen(config: Any, hint: Any, path: str, asked: dict[str, str]) -> tuple[Any, set[str]]:
-    """A part with the kinds that are asked for, of its own and within; and which of those it had.
+def _with_kinds(
+    config: Any, hint: Any, path: str, requested: dict[str, str]
+) -> tuple[Any, set[str]]:
+    """Return a part with the selected classes, its own and nested, and the paths that were used.
 
-    Each part is built once, when all within are chosen: kinds that need each other may change both.
+    Each part is rebuilt once, after all its nested parts: their kinds may depend on each other, and
+    validation runs in the constructor.
     """
     used = set()
-    if path in asked and (known := classes_by_kind(hint)):
-        kind = asked[path]
+    if path in requested and (known := classes_by_kind(hint)):
+        kind = requested[path]
         if kind not in known:
-            raise UsageError(f"{path}.kind {kind}: is not known; give one of {', '.join(known)}")
+            raise UsageError(f"{path}.kind {kind}: is unknown; give one of {', '.join(known)}")
         config = config if type(config) is known[kind] else known[kind]()
         used.add(path)
     changed = {}
-    for name, value, inner in _parts(config):
-        new, within = _chosen(value, inner, f"{path}.{name}" if path else name, asked)
-        used |= within
+    for name, value, inner in _config_parts(config):
+        new, nested = _with_kinds(value, inner, f"{path}.{name}" if path else name, requested)
+        used |= nested
         if new is not value:
             changed[name] = new
     if isinstance(config, tuple) and changed:
@@ -204,8 +221,8 @@ def _chosen(config: Any, hint: Any, path: str, asked: dict[str, str]) -> tuple[A
     return config, used
 
 
-def _parts(config: Any) -> Iterator[tuple[str, Any, Any]]:
-    """What a part is made of: (name, value, type hint), the entries of a tuple by their numbers."""
+def _config_parts(config: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (name, value, type hint) of each field of a dataclass or entry of a tuple."""
     if isinstance(config, tuple):
         yield from ((str(index), each, type(each)) for index, each in enumerate(config))
     elif dataclasses.is_dataclass(config):

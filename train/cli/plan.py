@@ -1,4 +1,4 @@
-"""`python -m train plan CONFIG --target v5p:8x8x16 [--a.b.c VALUE ...]`."""
+"""The verb `plan CONFIG --target v5p:8x8x16 [--a.b.c VALUE ...]`."""
 
 from __future__ import annotations
 
@@ -19,37 +19,39 @@ from train.cli.parsing import (
 from train.config.registry import find_experiment
 from train.experiment import Experiment
 
-TARGET_HELP = """TARGET is a TPU slice (v4, v5e, v5p or v6e with its chips: v5e:4x4, v5p:8x8x16), a number
-of GPUs (h100, h200, b200: h200:8), or here. With --mesh given, nothing is searched."""
+TARGET_HELP = """TARGET is a TPU slice (v4, v5e, v5p or v6e with its chips: v5e:4x4, v5p:8x8x16),
+a number of GPUs (h100, h200, b200: h200:8), or here: the local devices. A --mesh flag turns the
+search off."""
+"""Help text of targets and meshes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanArguments:
-    """Say whether a training step fits some hardware, how fast it is and what it costs."""
+    """Estimate whether a training step fits some hardware, how fast it is and what it costs."""
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     target: str = "here"
-    """What to plan for."""
+    """Hardware to plan for."""
     search: bool = True
-    """Try every mesh, rematerialisation and number of microbatches; else the experiment as it
-    is."""
+    """Search over meshes, rematerialization and microbatches; False: keep the experiment's
+    settings."""
     compile_best: Annotated[int, tyro.conf.arg(name="compile-best")] = 3
-    """Compile the real step of at most so many of the best, until one fits; 0: estimates alone."""
+    """Compile up to this many of the best candidates, until one fits; 0: estimates only."""
     precisions: bool = True
-    """Estimate the best in each other precision too: they change what is learnt."""
+    """Estimate the best candidate in each narrower precision too; precision changes training
+    results."""
     measure: bool = True
-    """With --target here, run a few steps too, where they fit and are short."""
+    """With --target here, execute a few steps if they fit and are short."""
     tokens: float = 0.0
-    """To train on, for the time and the price; 0: as many as the experiment does."""
+    """Training tokens for total time and price; 0: those of the experiment's steps."""
     prices: str = ""
-    """A TOML file with the price of a chip and hour; the list prices that are shipped if not
-    given."""
+    """TOML file with prices per chip hour; empty: the shipped list prices."""
     show: int = 8
-    """Candidates of the ranking that are shown."""
+    """Rows of the ranking to show."""
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """Print a plan of an experiment; return the exit status."""
     json_wanted = pop_json_flag(arguments)
     name = pop_positional(arguments, "CONFIG", "plan")
     with as_usage_errors():

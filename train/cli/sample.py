@@ -1,4 +1,4 @@
-"""`python -m train sample W --prompt TEXT ...`."""
+"""The verb `sample W --prompt TEXT ...`."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ from train.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class SampleArguments:
-    """Let a run's model go on from a text, translate it, tell its class or tags, or fill [MASK]."""
+    """Run a model on prompts: continue text, translate, classify, tag tokens, or fill [MASK]."""
 
     prompt: tuple[str, ...] = ("",)
-    """What it answers to; several texts are taken at once."""
+    """Input texts; several run as one batch."""
     max_new_tokens: int = 200
-    """Of text that goes on, as are temperature, top-k, top-p and seed."""
+    """Limit of generated tokens per prompt (language models only, as are temperature, top-k, top-p
+    and seed)."""
     temperature: float = 0.8
-    """Below 1 the likely gets likelier; 0 always takes the likeliest."""
+    """Divisor of the logits: below 1 sharpens the distribution; 0 always takes the most likely
+    token."""
     top_k: int = 0
-    """Draw among so many of the likeliest tokens; 0: all."""
+    """Sample among this many most likely tokens; 0: all."""
     top_p: float = 1.0
-    """Draw among the likeliest tokens that together have this probability."""
+    """Sample among the most likely tokens that together reach this probability."""
     beams: int = 0
-    """Of a translation that is written word by word: hypotheses kept at each step; 0: as the run's
-    settings say."""
+    """Hypotheses of beam search (translation only); 0: the run's own setting."""
     seed: int = 0
+    """Seed of the random draws."""
     step: int | None = None
-    """Which checkpoint; if not given, what the run is judged by."""
+    """Step of the checkpoint; default: the run's evaluation weights."""
 
 
 GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "beams", "seed")
-"""The settings that say how an answer is made: each task heeds some of them."""
+"""Options of generation; each task supports some of them."""
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """Print the model's answers; return the exit status."""
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "sample")
     given = parse(SampleArguments, arguments, verb="sample W")
@@ -55,8 +57,8 @@ def main(arguments: list[str]) -> int:
         lambda: ["give fewer prompts or a smaller --max-new-tokens", LARGER_DEVICES_REMEDY]
     ):
         run = load(workdir, step=given.step)
-        shown = given.prompt if task.continues_prompt else [""] * len(given.prompt)
-        stream = _Stream(shown[0]) if not json_wanted and len(shown) == 1 else None
+        prompts = given.prompt if task.continues_prompt else [""] * len(given.prompt)
+        stream = _Stream(prompts[0]) if not json_wanted and len(prompts) == 1 else None
         texts = sample(
             run,
             list(given.prompt),
@@ -71,13 +73,13 @@ def main(arguments: list[str]) -> int:
     elif stream is not None:
         stream("\n")
     else:
-        between = "\n---\n" if task.continues_prompt else "\n"
-        print(between.join(p + text for p, text in zip(shown, texts, strict=True)))
+        separator = "\n---\n" if task.continues_prompt else "\n"
+        print(separator.join(p + text for p, text in zip(prompts, texts, strict=True)))
     return 0
 
 
 def check_supported_options(arguments: Iterable[str], supported: Collection[str]) -> None:
-    """Raises UsageError for settings that would change nothing of what a run's model answers."""
+    """Raise UsageError for options that the run's task does not use."""
     given = {each.partition("=")[0].replace("_", "-") for each in arguments}
     ignored = [
         flag
@@ -85,10 +87,9 @@ def check_supported_options(arguments: Iterable[str], supported: Collection[str]
         if name not in supported and (flag := _flag(name)) in given
     ]
     if ignored:
-        others = f" (it heeds {', '.join(map(_flag, supported))})" if supported else ""
+        others = f" (it supports {', '.join(map(_flag, supported))})" if supported else ""
         raise UsageError(
-            f"sample {', '.join(ignored)}: changes nothing of what this run's model answers; "
-            f"leave it out{others}"
+            f"sample {', '.join(ignored)}: has no effect on this run's task; leave it out{others}"
         )
 
 
@@ -97,7 +98,10 @@ def _flag(name: str) -> str:
 
 
 class _Stream:
-    """Shows a text as it is made; the prompt with its first piece, for an error may come before."""
+    """Print text as it is generated, with the prompt before the first piece.
+
+    The prompt waits for the first piece because an error may come before it.
+    """
 
     def __init__(self, prompt: str):
         self._prompt = prompt

@@ -79,6 +79,7 @@ class TokenizerConfig:
         )
 
 
+@dataclasses.dataclass(frozen=True)
 class DataConfig(abc.ABC):
     """Interface of the data settings, `Experiment.data`: a frozen dataclass.
 

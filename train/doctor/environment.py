@@ -1,8 +1,6 @@
-"""What the doctor says of one thing.
+"""Facts about a machine (cores, memory, disk, notebook, variables) and checks of them.
 
-What a machine has, as its system tells it: without JAX, and without a verdict.
-
-Cores, memory, disk, notebook, and settings of the environment that slow JAX down.
+`inspect_machine` collects the facts without JAX; the `check_*` functions turn them into findings.
 """
 
 import dataclasses
@@ -17,44 +15,45 @@ from typing import Literal
 from train.runtime.host_memory import host_memory_bytes
 
 Level = Literal["ok", "warning", "problem"]
+"""Severity of a finding. A warning costs speed or comfort; a problem prevents training."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. A warning costs speed or comfort; a problem must be solved."""
+    """Result of one check."""
 
     name: str
     level: Level
     detail: str
     remedy: str = ""
-    """What to do about it; empty if nothing."""
+    """Command or setting that mends it; empty if nothing is wrong."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Facts to be judged."""
+    """Facts about a machine."""
 
     gpu: str = ""
-    """What shows that an NVIDIA GPU is here, such as a device file; empty: nothing does."""
+    """Evidence of an NVIDIA GPU, such as a device file; empty: none."""
     tpu: str = ""
-    """What shows that a TPU is here."""
+    """Evidence of a TPU, such as a device file; empty: none."""
     num_cores: int = 1
-    """That this process may use."""
+    """Cores available to this process."""
     memory_bytes: int = 0
-    """Bytes that this process may use; 0: not known."""
+    """Bytes of memory available to this process; 0: unknown."""
     working_dir: str = "."
-    """The working folder, where runs are kept."""
+    """Working directory, in which runs are stored."""
     free_disk_bytes: int = 0
-    """Bytes free there."""
+    """Free bytes in the working directory."""
     writable: bool = True
-    """Whether the working folder can be written to."""
+    """True if the working directory is writable."""
     notebook: str = ""
-    """Colab, Kaggle or Jupyter."""
+    """Notebook service: Colab, Kaggle or Jupyter; empty: none."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def inspect_machine(root: Path = Path("/")) -> Machine:
-    """This machine; `root` is where its system files are."""
+    """Return the facts about this machine; `root` holds its system files."""
     folder = Path.cwd()
     return Machine(
         gpu=_first(root, "dev/nvidia[0-9]*", "dev/nvidiactl", "dev/dxg") or _nvidia_smi(),
@@ -70,13 +69,13 @@ def inspect_machine(root: Path = Path("/")) -> Machine:
 
 
 def _first(root: Path, *patterns: str) -> str:
-    """The first file that is there, or nothing."""
+    """Return the first existing file that matches a pattern; empty if none does."""
     found = (path for pattern in patterns for path in sorted(root.glob(pattern)))
     return next((f"/{path.relative_to(root)}" for path in found), "")
 
 
 def _nvidia_smi() -> str:
-    """The first GPU that NVIDIA's own tool lists."""
+    """Return the first GPU that `nvidia-smi` lists; empty if it fails."""
     if shutil.which("nvidia-smi") is None:
         return ""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
@@ -88,7 +87,8 @@ def _nvidia_smi() -> str:
 
 
 def _cores(root: Path) -> int:
-    """Cores of the process's affinity, or a container's quota of them if that is less."""
+    """Return the cores of the process's affinity, or of the container's quota if that is lower."""
+    # macOS has no affinity. A container's CPU quota is in /sys, not in the affinity.
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")
@@ -98,7 +98,7 @@ def _cores(root: Path) -> int:
 
 
 def _read(path: Path) -> str:
-    """The text of a small file; nothing if it cannot be read."""
+    """Return the text of a small file; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -106,7 +106,7 @@ def _read(path: Path) -> str:
 
 
 def _notebook(environment: Mapping[str, str]) -> str:
-    """Where this runs, told by what these places set for the commands of a cell too."""
+    """Return the notebook service, from variables that it sets for shell commands of a cell too."""
     if "COLAB_RELEASE_TAG" in environment or "google.colab" in sys.modules:
         return "Colab"
     if "KAGGLE_KERNEL_RUN_TYPE" in environment:
@@ -118,24 +118,28 @@ GIB = 2**30
 
 
 MIN_MEMORY_BYTES = 2 * GIB
+"""Memory that the smallest runs need."""
 
 
 MIN_DISK_BYTES = 2 * GIB
-"""A run keeps three copies of weights and moments: two checkpoints, and one being written."""
+"""Disk space of a small run: three copies of weights and moments (two checkpoints, one in writing).
+"""
 
 
 SLOW_SETTINGS = {
-    "JAX_DISABLE_JIT": "runs every operation by itself, very slowly",
-    "JAX_DEBUG_NANS": "runs every step again where it meets a NaN, and slows the others",
-    "JAX_ENABLE_X64": "makes doubles of numbers that were meant as floats",
+    "JAX_DISABLE_JIT": "runs every operation separately, very slowly",
+    "JAX_DEBUG_NANS": "reruns every step with a NaN and slows the others",
+    "JAX_ENABLE_X64": "computes in float64 where float32 is meant",
 }
+"""Variables that slow JAX down, with their effect."""
 
 
 FALSE_VALUES = ("", "0", "false", "no", "off")
+"""Values of a variable that turn a setting off."""
 
 
 def check_environment(machine: "Machine") -> Iterator[Finding]:
-    """Everything about the machine that is not its accelerator."""
+    """Check everything about the machine except its accelerator."""
     yield Finding("cores", "ok", f"{machine.num_cores}")
     yield check_memory(machine)
     yield check_disk(machine)
@@ -148,41 +152,41 @@ def check_environment(machine: "Machine") -> Iterator[Finding]:
 
 
 def check_memory(machine: "Machine") -> Finding:
-    """Main memory, enough for the smallest runs."""
+    """Check that memory suffices for the smallest runs."""
     if not machine.memory_bytes:
-        return Finding("memory", "ok", "not known")
+        return Finding("memory", "ok", "unknown")
     detail = f"{machine.memory_bytes / GIB:.1f} GiB"
     if machine.memory_bytes >= MIN_MEMORY_BYTES:
         return Finding("memory", "ok", detail)
-    return Finding("memory", "warning", detail, "lower batch_size and model.width to what fits")
+    return Finding("memory", "warning", detail, "lower batch_size and model.d_model")
 
 
 def check_disk(machine: "Machine") -> Finding:
-    """Room for checkpoints in the working folder."""
+    """Check that checkpoints can be written to the working directory."""
     detail = f"{machine.free_disk_bytes / GIB:.1f} GiB free in {machine.working_dir}"
     elsewhere = "give --workdir a folder elsewhere"
     if not machine.writable:
-        return Finding("disk", "warning", f"{machine.working_dir} cannot be written to", elsewhere)
+        return Finding("disk", "warning", f"{machine.working_dir} is not writable", elsewhere)
     if machine.free_disk_bytes >= MIN_DISK_BYTES:
         return Finding("disk", "ok", detail)
-    return Finding("disk", "warning", detail, f"make room for checkpoints, or {elsewhere}")
+    return Finding("disk", "warning", detail, f"free space for checkpoints, or {elsewhere}")
 
 
 def check_compilation_cache(folder: str | None) -> Finding:
-    """Where JAX keeps compiled programs between runs."""
+    """Check that JAX's persistent compilation cache can be written."""
     name, setting = "compilation cache", "JAX_COMPILATION_CACHE_DIR"
     if not folder:
         return Finding(name, "ok", f"none, as {setting} is empty")
     if is_writable(folder):
         return Finding(name, "ok", folder)
-    remedy = f"set {setting} to a folder of your own"
-    return Finding(name, "warning", f"{folder} cannot be written to", remedy)
+    remedy = f"set {setting} to a writable folder"
+    return Finding(name, "warning", f"{folder} is not writable", remedy)
 
 
 def is_writable(folder: str) -> bool:
-    """Whether a local folder can be written to, or made. Remote ones are taken to be fine."""
+    """Return True if a local folder can be written or created. Remote folders count as writable."""
     if "://" in folder:
         return True
     path = Path(folder).absolute()
-    there = next(each for each in (path, *path.parents) if each.exists())
-    return there.is_dir() and os.access(there, os.W_OK)
+    existing = next(each for each in (path, *path.parents) if each.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK)

@@ -1,4 +1,4 @@
-"""Report the hardware and versions of this machine, and what is wrong with them."""
+"""Run all checks of this machine and report the findings."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -16,17 +16,18 @@ LEVEL_MARKS: dict[Level, str] = {
     "warning": "[yellow]warning[/yellow]",
     "problem": "[red]problem[/red]",
 }
+"""Markup of each level in the printed table."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All that was found."""
+    """All findings of a machine."""
 
     findings: tuple[Finding, ...]
 
     @property
     def ok(self) -> bool:
-        """True if there is no problem; warnings are none."""
+        """Return True if there is no problem; warnings do not count."""
         return not self.count("problem")
 
     def count(self, level: Level) -> int:
@@ -34,11 +35,11 @@ class Report:
         return sum(finding.level == level for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return plain values for `--json`."""
         return {"ok": self.ok, "findings": [dataclasses.asdict(each) for each in self.findings]}
 
     def print(self, console: "Console | None" = None) -> None:
-        """A table for people, on standard output unless a console is given."""
+        """Print a table to a console, by default standard output."""
         from rich import box
         from rich.console import Console
         from rich.markup import escape
@@ -56,7 +57,7 @@ class Report:
 
 
 def run_checks() -> Report:
-    """Looks at this machine, in a few seconds; computes a little on its first device."""
+    """Check this machine's versions, devices and environment; takes a few seconds."""
     machine = inspect_machine()
     return Report(
         (
@@ -68,9 +69,9 @@ def run_checks() -> Report:
 
 
 def accelerator_warnings(platform: str) -> list[str]:
-    """Return a line for each thing that is wrong with the accelerator that JAX uses, or does not.
+    """Return one line per problem with the accelerator that JAX uses, or does not use.
 
-    Asks JAX nothing but why a platform did not start, so `fit` can say it before it trains.
+    Cheap enough to call before training: JAX is asked only why a platform did not start.
     """
     findings = [
         accelerator.check_accelerator(platform, inspect_machine(), versions.installed_plugins())
@@ -94,7 +95,7 @@ def _devices(machine: Machine) -> Iterator[Finding]:
 
 
 def _compilation_cache() -> Finding:
-    """Check where `fit` keeps compiled programs, and that it can be imported."""
+    """Check that the compilation cache of `fit` can be imported and its folder written to."""
     import jax
 
     try:

@@ -1,4 +1,4 @@
-"""Two small computations: whether bfloat16 works here, and how fast products of matrices are."""
+"""Two small computations: accuracy of bfloat16 matmuls, and speed of a feed-forward layer."""
 
 import time
 from typing import Any
@@ -6,52 +6,53 @@ from typing import Any
 from train.doctor.environment import Finding
 
 TIMED_SIZES = {"cpu": (1024, 512, 2048)}
-"""Rows, D and F of the timed feed-forward, by platform."""
+"""Rows, D and F of the timed feed-forward layer, by platform."""
 
 
 ACCELERATOR_SIZES = (8192, 4096, 16384)
+"""The same for accelerators."""
 
 
 MAX_BFLOAT16_ERROR = 2.0**-6
-"""Of a product in bfloat16, relative to the largest entry: it has 8 bits."""
+"""Largest error of a bfloat16 matmul (8 significant bits), relative to the largest entry."""
 
 
 def check_bfloat16() -> Finding:
-    """A product and its gradients in bfloat16, against float32."""
+    """Compare a bfloat16 matmul and its gradients with float32."""
     import jax
 
     try:
         error = bfloat16_error()
     except jax.errors.JaxRuntimeError as failure:
-        detail = f"a product fails: {str(failure).splitlines()[0]}"
+        detail = f"a matmul fails: {str(failure).splitlines()[0]}"
         return Finding("bfloat16", "warning", detail, "train with --model.precision float32")
     if error <= MAX_BFLOAT16_ERROR:
-        return Finding("bfloat16", "ok", f"products are right to {error:.1e}")
-    detail = f"products are off by {error:.1e} of their size"
+        return Finding("bfloat16", "ok", f"matmuls are accurate to {error:.1e}")
+    detail = f"matmuls are off by {error:.1e} of their largest entry"
     return Finding("bfloat16", "problem", detail, "train with --model.precision float32")
 
 
 def bfloat16_error() -> float:
-    """The largest error of x w and of its gradients, relative to the largest entry of each."""
+    """Return the largest error of x w and its gradients, relative to the largest entry of each."""
     import jax
     import jax.numpy as jnp
 
     def products(x: Any, w: Any) -> Any:  # [48, 64], [64, 32]
-        y, pull = jax.vjp(jnp.matmul, x, w)
-        return y, *pull(y)
+        y, vjp = jax.vjp(jnp.matmul, x, w)
+        return y, *vjp(y)
 
     x = jax.random.normal(jax.random.key(0), (48, 64))
     w = jax.random.normal(jax.random.key(1), (64, 32))
     x, w = (each.astype(jnp.bfloat16) for each in (x, w))
     with jax.default_matmul_precision("highest"):
-        right = jax.jit(products)(x.astype(jnp.float32), w.astype(jnp.float32))
-    found = jax.jit(products)(x, w)
-    pairs = zip(found, right, strict=True)
-    return float(max(jnp.max(jnp.abs(f - r)) / jnp.max(jnp.abs(r)) for f, r in pairs))
+        expected = jax.jit(products)(x.astype(jnp.float32), w.astype(jnp.float32))
+    actual = jax.jit(products)(x, w)
+    pairs = zip(actual, expected, strict=True)
+    return float(max(jnp.max(jnp.abs(a - e)) / jnp.max(jnp.abs(e)) for a, e in pairs))
 
 
 def check_speed(platform: str) -> Finding:
-    """A feed-forward layer, forward and backward, in the dtype that suits the platform."""
+    """Time a feed-forward layer's gradient in the dtype that suits the platform."""
     dtype = "float32" if platform == "cpu" else "bfloat16"
     sizes = TIMED_SIZES.get(platform, ACCELERATOR_SIZES)
     speed = feed_forward_flops(*sizes) / time_feed_forward(*sizes, dtype)
@@ -60,12 +61,12 @@ def check_speed(platform: str) -> Finding:
 
 
 def feed_forward_flops(rows: int, width: int, hidden: int) -> int:
-    """Of `seconds`: two products forward, three backward (the input needs no gradient)."""
+    """Return FLOPs of `time_feed_forward`: 2 matmuls forward, 3 backward (no input gradient)."""
     return 5 * 2 * rows * width * hidden
 
 
 def time_feed_forward(rows: int, width: int, hidden: int, dtype: str, repeats: int = 3) -> float:
-    """The best time of a feed-forward layer's gradient, compiled beforehand."""
+    """Return the fastest seconds of a feed-forward layer's gradient, compilation excluded."""
     import jax
     import jax.numpy as jnp
 
@@ -79,7 +80,7 @@ def time_feed_forward(rows: int, width: int, hidden: int, dtype: str, repeats: i
     jax.block_until_ready(step(weights, x))
     times = []
     for _ in range(repeats):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         jax.block_until_ready(step(weights, x))
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - start)
     return min(times)

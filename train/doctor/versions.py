@@ -1,4 +1,4 @@
-"""Check installed versions against what the project and JAX ask for in their metadata."""
+"""Check installed versions against the requirements in the metadata of the project and of JAX."""
 
 import importlib.metadata as metadata
 import platform
@@ -16,47 +16,47 @@ PROJECT = "linen-transformer"
 
 
 FALLBACK_REQUIREMENTS = ("jax", "flax", "optax", "orbax-checkpoint", "chex", "grain", "tokenizers")
-"""What is looked for where the project itself was not installed."""
+"""Packages to look for if the project itself is not installed."""
 
 
 PLUGINS = ("libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin")
-"""What lets JAX use TPUs and GPUs."""
+"""Packages through which JAX uses TPUs and GPUs."""
 
 
 PREINSTALLED_MISMATCHES = {
     ("0.7.2", "libtpu", "0.0.21.1"): "Colab",
     ("0.7.2", "libtpu", "0.0.17"): "Kaggle",
 }
-"""Where jax and a plugin that it does not ask for come together, as published in August 2026."""
+"""Services that ship jax with a plugin version that it does not ask for (as of August 2026)."""
 
 
 def check_versions() -> Iterator[Finding]:
-    """Python, the project's requirements, jaxlib, and the plugins that are here."""
+    """Check Python, the project's requirements, jaxlib and the installed plugins."""
     yield from check_project()
     if version := installed_version("jax"):
         yield from check_jax(version)
 
 
 def check_project() -> Iterator[Finding]:
-    """Against the metadata of the installed project, where it is installed."""
+    """Check the project's requirements, from its metadata if it is installed."""
     from packaging.requirements import Requirement
 
     try:
         python = metadata.metadata(PROJECT)["Requires-Python"]
     except metadata.PackageNotFoundError:
-        detail = "is not installed, so the ranges that it asks for are not known here"
+        detail = "is not installed, so its required versions are unknown"
         remedy = "pip install -e . in the project's folder"
         yield Finding(PROJECT, "warning", detail, remedy)
-        python, wanted = "", [Requirement(name) for name in FALLBACK_REQUIREMENTS]
+        python, required = "", [Requirement(name) for name in FALLBACK_REQUIREMENTS]
     else:
-        wanted = requirements(PROJECT)
+        required = requirements(PROJECT)
     yield check_python(platform.python_version(), python)
-    for requirement in wanted:
+    for requirement in required:
         yield check_package(requirement, installed_version(requirement.name))
 
 
 def check_jax(version: str) -> Iterator[Finding]:
-    """jaxlib and the plugins that are here against what this jax asks for."""
+    """Check jaxlib and the installed plugins against this version of jax."""
     for requirement in requirements("jax"):
         if requirement.name == "jaxlib":
             yield check_package(requirement, installed_version("jaxlib"))
@@ -64,7 +64,7 @@ def check_jax(version: str) -> Iterator[Finding]:
 
 
 def check_plugins() -> Iterator[Finding]:
-    """Check each accelerator plugin that is installed against what the installed jax asks for."""
+    """Check each installed accelerator plugin against the requirement of the installed jax."""
     version = installed_version("jax") or ""
     extras = {each.name: each for each in requirements("jax", extras=True)} if version else {}
     for plugin in PLUGINS:
@@ -73,7 +73,7 @@ def check_plugins() -> Iterator[Finding]:
 
 
 def check_python(version: str, wanted: str) -> Finding:
-    """Against `Requires-Python`, such as >=3.11."""
+    """Check the Python version against `Requires-Python`, such as >=3.11."""
     from packaging.specifiers import SpecifierSet
 
     if SpecifierSet(wanted).contains(version, prereleases=True):
@@ -84,27 +84,28 @@ def check_python(version: str, wanted: str) -> Finding:
 
 
 def check_package(wanted: "Requirement", version: str | None) -> Finding:
-    """Too old or missing is a problem; newer than what was tested may still do."""
+    """Check a package: missing or too old is a problem, newer than tested a warning."""
     remedy = f'pip install "{wanted.name}{wanted.specifier}"'
     if version is None:
         return Finding(wanted.name, "problem", "is not installed", remedy)
     if wanted.specifier.contains(version, prereleases=True):
         return Finding(wanted.name, "ok", _in_range(version, str(wanted.specifier)))
+    # Upper bounds mark what was tested. A newer version may work, so it is only a warning.
     if _floor(wanted.specifier).contains(version, prereleases=True):
-        detail = f"{version} is newer than what was tested ({wanted.specifier})"
+        detail = f"{version} is newer than the tested versions ({wanted.specifier})"
         return Finding(wanted.name, "warning", detail, f"if something breaks: {remedy}")
     return Finding(wanted.name, "problem", f"{version} is not {wanted.specifier}", remedy)
 
 
 def check_plugin(name: str, version: str, wanted: "Requirement | None", jax: str) -> Finding:
-    """A plugin of another version than JAX's own is ignored by JAX, or fails as it starts."""
+    """Check a plugin: JAX ignores plugins of another version, or fails when they start."""
     if wanted is None or wanted.specifier.contains(version, prereleases=True):
         return Finding(name, "ok", f"{version}, for jax {jax}")
-    detail = f"{version} is not {wanted.specifier}, which jax {jax} asks for"
+    detail = f"{version} is not {wanted.specifier}, which jax {jax} requires"
     if runtime := PREINSTALLED_MISMATCHES.get((jax, name, version)):
-        detail = f"{detail}, but {runtime} has them so"
+        detail = f"{detail}, but {runtime} ships them together"
         remedy = (
-            "leave it: training runs; attention kernels that cannot be compiled are replaced, "
+            "leave it: training runs; attention kernels that do not compile are replaced, "
             "and plan needs --compile-best 0"
         )
         return Finding(name, "warning", detail, remedy)
@@ -118,7 +119,7 @@ def _extra(plugin: str) -> str:
 
 
 def plugin_remedy(plugin: str) -> str:
-    """Return the command that makes a plugin fit the installed jax; empty if it fits."""
+    """Return the command that installs a plugin matching the installed jax; empty if it matches."""
     version, jax = installed_version(plugin), installed_version("jax")
     wanted = {each.name: each for each in requirements("jax", extras=True)}.get(plugin)
     if version is None or jax is None or wanted is None or wanted.specifier.contains(version):
@@ -127,12 +128,12 @@ def plugin_remedy(plugin: str) -> str:
 
 
 def installed_plugins() -> tuple[str, ...]:
-    """The accelerator plugins that are installed."""
+    """Return the installed accelerator plugins."""
     return tuple(name for name in PLUGINS if installed_version(name))
 
 
 def installed_version(name: str) -> str | None:
-    """The version of a package; None if it is not here."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -152,7 +153,7 @@ def _in_range(version: str, wanted: str) -> str:
 
 
 def _floor(specifier: "SpecifierSet") -> "SpecifierSet":
-    """The specifier without its upper bounds."""
+    """Return the specifier without its upper bounds."""
     from packaging.specifiers import SpecifierSet
 
     return SpecifierSet(",".join(str(each) for each in specifier if each.operator[0] == ">"))

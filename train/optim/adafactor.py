@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import jax
     import optax
 
-    from transformer.layers.params import LogicalAxes
+    from transformer.layers.logical_axes import LogicalAxes
 
 SQUARE_EPSILON = 1e-30
 """Added to squared gradients (epsilon_1 of the paper)."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import jax
     import optax
 
-    from transformer.layers.params import LogicalAxes
+    from transformer.layers.logical_axes import LogicalAxes
 
 MIN_QUANTIZED_SIZE = 4096
 """Fewest numbers of a layer whose moments are quantized. Smaller parameters (biases, gains) keep

@@ -49,7 +49,7 @@ class Optimizer(abc.ABC):
 
 def is_axes(leaf: Any) -> bool:
     """Return True for a leaf of a tree of `LogicalAxes`."""
-    from transformer.layers.params import LogicalAxes
+    from transformer.layers.logical_axes import LogicalAxes
 
     return isinstance(leaf, LogicalAxes)
 

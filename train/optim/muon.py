@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import optax
     from optax import contrib
 
-    from transformer.layers.params import LogicalAxes
+    from transformer.layers.logical_axes import LogicalAxes
 
 Preconditioning = Literal["frobenius", "aol"]
 

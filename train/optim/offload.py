@@ -16,7 +16,7 @@ import optax
 
 from train.checkpoint.tree_paths import named_leaves
 from train.optim.base import Optimizer, apply_if_accepted, is_axes
-from transformer.layers.params import LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes
 
 NamedLeaves = dict[str, Any]
 """Arrays of a tree by path."""

@@ -17,7 +17,7 @@ from train.errors import UsageError
 from train.parallel.mesh import MeshConfig
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
-from transformer.layers.params import LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes
 
 LOGICAL_AXIS_RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp", "expert"),

@@ -22,7 +22,6 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.config import MixerConfig
 from transformer.attention.masks import Mask
 from transformer.baselines.cells import (
     DocumentBoundaries,
@@ -46,7 +45,6 @@ from transformer.baselines.memory_attention import (
     needs_memory_cache_error,
     project_additive_keys,
 )
-from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
 from transformer.layers.dropout import dropout, fold_in
 from transformer.registry import MIXERS
 
@@ -192,28 +190,3 @@ class GNMTDecoder(Mixer):
 
 
 MIXERS[GNMTDecoderConfig.kind] = GNMTDecoder
-
-
-def gnmt_config(
-    width: int = 1024,  # D
-    *,
-    num_layers: int = 8,  # of the encoder and of the decoder
-    dropout: float = 0.2,
-    **model_fields: Any,  # other fields of the configuration
-) -> TransformerConfig:
-    """Eight LSTM layers read, eight write, each side one mixer; as published unless told."""
-    encoder = EncoderConfig(
-        num_layers=1,
-        layer_pattern=(_alone(GNMTEncoderConfig(num_layers, dropout)),),
-        final_norm=None,
-    )
-    decoder = _alone(GNMTDecoderConfig(num_layers, dropout=dropout))
-    given: dict[str, Any] = (
-        dict(final_norm=None, tie_embeddings=False, encoder=encoder) | model_fields
-    )
-    return TransformerConfig(d_model=width, num_layers=1, layer_pattern=(decoder,), **given)
-
-
-def _alone(mixer: MixerConfig) -> BlockConfig:
-    """A block that is its mixer and nothing else."""
-    return BlockConfig(mixer=mixer, feed_forward=None, norm=None, residual=False)

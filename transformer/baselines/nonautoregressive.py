@@ -17,7 +17,8 @@ from flax import linen as nn
 
 from transformer.attention.base import Outputs
 from transformer.attention.masks import Mask, MaskPattern
-from transformer.generation.generate import PROMPT_LENGTH_MULTIPLE, Params, bucket_length
+from transformer.generation.decode_weights import Params
+from transformer.generation.generate import PROMPT_LENGTH_MULTIPLE, bucket_length
 from transformer.layers.block import Memory
 from transformer.layers.dropout import fold_in
 from transformer.layers.embedding import declare_embedding
@@ -27,7 +28,7 @@ from transformer.models.base import (
     LOGITS,
     Model,
     ModelOutput,
-    check_tokens,
+    check_length,
     compute_logits,
     declare_output_matrix,
 )
@@ -78,7 +79,7 @@ class NonAutoregressive(Model):
         """
         config = self.config
         assert config.encoder is not None  # as checked when built
-        check_tokens(source, config)
+        check_length(source, config)
         there = jnp.ones_like(source) if source_segments is None else source_segments
         words = declare_embedding(self, "embedding", config.padded_vocab_size, config)
         source_words = words
@@ -90,7 +91,7 @@ class NonAutoregressive(Model):
         length_logits = self.length_logits(memory, there)
         if tokens is None:
             return ModelOutput(length_logits, memory)
-        check_tokens(tokens, config)
+        check_length(tokens, config)
         written = jnp.ones_like(tokens) if segments is None else segments
         copied = copy_source_uniformly(
             source, jnp.sum(there != 0, axis=1), jnp.sum(written != 0, axis=1), tokens

@@ -19,9 +19,9 @@ import numpy as np
 from flax import struct
 
 from transformer.attention.base import NO_OUTPUTS, mixer_class
+from transformer.generation.decode_weights import Params, unstack_for_decoding_without_copy
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig, sample_tokens
 from transformer.layers.params import apply_matrix
-from transformer.layers.stack import unstack_layers, unstack_layers_without_copy
 from transformer.models.base import get_output_matrix, mask_padded_logits
 from transformer.models.language_model import LanguageModel
 from transformer.validation import check_seed
@@ -37,9 +37,6 @@ NO_TOKEN = -1
 
 PROMPT_LENGTH_MULTIPLE, CACHE_LENGTH_MULTIPLE = 32, 128
 """The lengths of padded prompts and of caches are multiples of these: see `bucket`."""
-
-
-Params = dict[str, Any]
 
 
 class GenerateOutput(NamedTuple):
@@ -169,27 +166,6 @@ def _logits(
     matrix = get_output_matrix(params, model.config).astype(hidden.dtype)
     logits = apply_matrix(hidden, matrix, 1, model.context.flatten_tokens)
     return mask_padded_logits(logits[:, 0], model.config.vocab_size)
-
-
-@jax.jit
-def unstack_for_decoding(params: Params) -> Params:
-    """Return a model's parameters with a copy of each layer's weights, for `generate`.
-
-    Every weight is read for every token: left in stacks, they are copied out as often, a layer at a
-    time. This copies them once, at the price of the layers' memory: for a server, which can let go
-    of the stacks. On a CPU it saves nothing, as `without_copies` shows parts of the stacks there.
-    """
-    return {**params, "layers": unstack_layers(params["layers"])}
-
-
-def unstack_for_decoding_without_copy(params: Params) -> Params:
-    """Return a model's parameters as `prefill` and `advance` take them, in the memory they have.
-
-    On a CPU each layer's weights are shown as arrays of their own; elsewhere they are left in their
-    stacks. The result is not to be kept: `params` are not donated while it lives.
-    """
-    params = jax.tree.map(jnp.asarray, params)
-    return {**params, "layers": unstack_layers_without_copy(params["layers"])}
 
 
 def bucket_length(length: int, multiple: int, limit: int | None) -> int:

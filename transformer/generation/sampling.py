@@ -35,9 +35,7 @@ class SamplingConfig:
                 f"sampling.temperature {self.temperature}: give 0 (the likeliest word) or more"
             )
         if self.top_k < 0:
-            raise ValueError(
-                f"sampling.top_k {self.top_k}: give 0 for all words, or 1 or more"
-            )
+            raise ValueError(f"sampling.top_k {self.top_k}: give 0 for all words, or 1 or more")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"sampling.top_p {self.top_p}: give a probability in (0, 1]")
 

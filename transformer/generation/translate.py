@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.generation.beam_search import NO_TOKEN, BeamSearchConfig, Hypotheses, beam_search
+from transformer.generation.decode_weights import Params, unstack_for_decoding_without_copy
 from transformer.generation.generate import (
     CACHE_LENGTH_MULTIPLE,
     PROMPT_LENGTH_MULTIPLE,
-    Params,
     bucket_length,
-    unstack_for_decoding_without_copy,
 )
 from transformer.models.base import LOGITS
 from transformer.models.encoder_decoder import EncoderDecoder

@@ -1,4 +1,4 @@
-"""One layer: a mixer, cross attention if there is a memory, and a feed-forward.
+"""One transformer layer: a mixer, optional cross-attention, and a feed-forward.
 
 Each sublayer has a norm and a residual connection.
 """
@@ -20,36 +20,36 @@ from transformer.layers.norms import Norm
 
 
 class Memory(NamedTuple):
-    """What a decoder looks at: an encoder's output, and which of it each query sees."""
+    """Source of cross-attention: an encoder's output and its mask."""
 
-    x: jax.Array | None  # [B, S, D]; None when caches hold what is needed of it
+    x: jax.Array | None  # [B, S, D]; None if caches already hold its keys and values
     mask: Mask
 
 
 class BlockCache(NamedTuple):
-    """The caches of a layer that has cross attention."""
+    """Caches of a layer with cross-attention."""
 
     mixer: Any
     cross_attention: Any
 
 
 class BlockConstants(NamedTuple):
-    """The constants of a layer that has cross attention."""
+    """Constants of a layer with cross-attention."""
 
     mixer: Any
     cross_attention: Any
 
 
 class BlockOutput(NamedTuple):
-    """What a layer hands on."""
+    """Result of a layer."""
 
-    x: jax.Array  # [B, T, D]
+    x: jax.Array  # [B, T, D] residual stream
     cache: Any
-    aux: dict[str, Any]
+    aux: dict[str, Any]  # requested auxiliary outputs; those of cross-attention begin with `cross_`
 
 
 class Block(nn.Module):
-    """A mixer, then cross attention if there is any, then a feed-forward."""
+    """One layer. Its submodules are `mixer`, `cross`, `feed_forward` and their norms."""
 
     config: BlockConfig
     context: ModelContext
@@ -58,76 +58,91 @@ class Block(nn.Module):
     def __call__(
         self,
         x: jax.Array,  # [B, T, D]
-        inputs: MixerInputs,  # of self-attention; cache and constants also hold those of `cross`
+        inputs: MixerInputs,  # with cross-attention: BlockCache and BlockConstants
         memory: Memory | None = None,
     ) -> BlockOutput:
-        config, shared, cache, constants = self.config, self.context, inputs.cache, inputs.constants
-        own, other = cache if isinstance(cache, BlockCache) else (cache, None)
-        fixed, others = constants if isinstance(constants, BlockConstants) else (constants, None)
-        rngs = inputs.dropout_rngs
-        mixer = mixer_class(config.mixer)(config.mixer, shared, name="mixer")
-        read = self.pre_norm("mixer_norm", x)
-        given = inputs.replace(cache=own, dropout_rngs=fold_in(rngs, 0), constants=fixed)
+        config, context = self.config, self.context
+        cache, constants = inputs.cache, inputs.constants
+        own_cache, cross_cache = cache if isinstance(cache, BlockCache) else (cache, None)
+        own_constants, cross_constants = (
+            constants if isinstance(constants, BlockConstants) else (constants, None)
+        )
+
+        def rngs(stream: int) -> jax.Array | None:  # [B]
+            """Return the random keys of one dropout of the layer; the numbers must not change."""
+            keys = inputs.dropout_rngs
+            return None if keys is None else fold_in(keys, stream)
+
+        mixer = mixer_class(config.mixer)(config.mixer, context, name="mixer")
+        normed = self.pre_norm("mixer_norm", x)
+        own = inputs.replace(cache=own_cache, dropout_rngs=rngs(0), constants=own_constants)
         if memory is not None and config.mixer.reads_memory:
-            given = given.replace(mask=memory.mask, memory=memory.x)
-        mixed = mixer(read, given)
-        x = self.add_residual("mixer_norm", x, mixed.y, fold_in(rngs, 1))
+            own = own.replace(mask=memory.mask, memory=memory.x)
+        mixed = mixer(normed, own)
+        x = self.add_residual("mixer_norm", x, mixed.y, rngs(1))
         cache, aux = mixed.cache, mixed.aux
+
         if config.cross_attention is not None:
             if memory is None:
                 raise ValueError("a layer with cross attention: has no memory; use EncoderDecoder")
-            cross = mixer_class(config.cross_attention)(
-                config.cross_attention, shared, name="cross"
+            cross_class = mixer_class(config.cross_attention)
+            cross = cross_class(config.cross_attention, context, name="cross")
+            normed = self.pre_norm("cross_norm", x)
+            crossed = cross(
+                normed,
+                inputs.replace(
+                    mask=memory.mask,
+                    memory=memory.x,
+                    cache=cross_cache,
+                    dropout_rngs=rngs(4),
+                    constants=cross_constants,
+                ),
             )
-            read = self.pre_norm("cross_norm", x)
-            given = inputs.replace(
-                mask=memory.mask,
-                memory=memory.x,
-                cache=other,
-                dropout_rngs=fold_in(rngs, 4),
-                constants=others,
-            )
-            looked_up = cross(read, given)
-            x = self.add_residual("cross_norm", x, looked_up.y, fold_in(rngs, 5))
-            cache = cache if other is None else BlockCache(cache, looked_up.cache)
-            aux = aux | {f"cross_{name}": value for name, value in looked_up.aux.items()}
+            x = self.add_residual("cross_norm", x, crossed.y, rngs(5))
+            cache = cache if cross_cache is None else BlockCache(cache, crossed.cache)
+            aux = aux | {f"cross_{name}": value for name, value in crossed.aux.items()}
+
         if config.feed_forward is not None:
             feed_forward = self.make_feed_forward(config.feed_forward)
-            read = self.pre_norm("feed_forward_norm", x)
-            real = None if inputs.mask.segments is None else inputs.mask.segments != 0
-            fed = feed_forward(read, fold_in(rngs, 2), real=real, outputs=inputs.outputs)
-            x = self.add_residual("feed_forward_norm", x, fed.y, fold_in(rngs, 3))
+            normed = self.pre_norm("feed_forward_norm", x)
+            segments = inputs.mask.segments
+            token_mask = None if segments is None else segments != 0
+            fed = feed_forward(normed, rngs(2), token_mask=token_mask, outputs=inputs.outputs)
+            x = self.add_residual("feed_forward_norm", x, fed.y, rngs(3))
             aux = aux | fed.aux
         return BlockOutput(x, cache, aux)
 
     def make_feed_forward(
         self, config: FeedForwardConfig | MoEConfig
     ) -> FeedForward | MixtureOfExperts:
+        """Return the submodule `feed_forward`."""
         if isinstance(config, MoEConfig):
             return MixtureOfExperts(config, self.context, name="feed_forward")
         return FeedForward(config, self.context, name="feed_forward")
 
     def pre_norm(self, name: str, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, D]
-        """What a sublayer reads: the norm of the residual stream, or the stream itself."""
+        """Return the input of a sublayer: x, normalized unless the block is post-norm."""
         return x if self.config.norm_placement == "post" else self.apply_norm(name, x)
 
     def add_residual(
         self,
         name: str,
-        x: jax.Array,  # [B, T, D] the residual stream
-        y: jax.Array,  # [B, T, D] the sublayer's result
+        x: jax.Array,  # [B, T, D] residual stream
+        y: jax.Array,  # [B, T, D] output of the sublayer
         dropout_rngs: jax.Array | None,  # [B]
     ) -> jax.Array:  # [B, T, D]
-        """The residual stream with the sublayer's result added."""
+        """Add a sublayer's output to the residual stream, with dropout and norms."""
         config = self.config
         if config.norm_placement == "sandwich":
             y = self.apply_norm(name.replace("norm", "output_norm"), y)
-        y = dropout(y, config.residual_dropout, dropout_rngs)
+        if dropout_rngs is not None:
+            y = dropout(y, config.residual_dropout, dropout_rngs)
         x = x + y if config.residual else y
         x = self.apply_norm(name, x) if config.norm_placement == "post" else x
         return self.context.constrain(x, ("batch", "length", None))
 
     def apply_norm(self, name: str, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, D]
+        """Apply the norm `name`; identity if the block has no norms."""
         if self.config.norm is None:
             return x
         return Norm(self.config.norm, self.context.precision, name=name)(x)

@@ -1,6 +1,6 @@
 """Dropout (Srivastava et al. 2014) with one random key for each example.
 
-A mask follows from the example's key alone, so it does not depend on how a batch is cut into
+An example's mask depends on its key alone, so it does not depend on how a batch is split into
 microbatches, devices or hosts.
 """
 
@@ -13,7 +13,7 @@ def dropout(
     dropout_rate: float,
     dropout_rngs: jax.Array | None,  # [B] typed random keys; None: not training
 ) -> jax.Array:  # [B, ...]
-    """Zeroes each entry with probability `dropout_rate`, and divides the rest by 1 - rate."""
+    """Zero each entry with probability `dropout_rate` and divide the others by 1 - rate."""
     if dropout_rngs is None or dropout_rate == 0:
         return x
     draw = lambda key: jax.random.bernoulli(key, 1 - dropout_rate, x.shape[1:])  # noqa: E731
@@ -21,10 +21,10 @@ def dropout(
 
 
 def fold_in(
-    dropout_rngs: jax.Array | None,  # [B]
+    rngs: jax.Array | None,  # [B]
     data: int | jax.Array,
 ) -> jax.Array | None:  # [B]
-    """Another key for each example: `fold_in` over the batch. None stays None."""
-    if dropout_rngs is None:
+    """Return `jax.random.fold_in` of each key of a batch; None stays None."""
+    if rngs is None:
         return None
-    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(dropout_rngs, data)
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(rngs, data)

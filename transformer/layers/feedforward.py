@@ -1,7 +1,4 @@
-"""The nonlinearities of feed-forward layers.
-
-The feed-forward layer, plain (Vaswani et al. 2017, section 3.3) and gated (Shazeer 2020).
-"""
+"""Feed-forward layers: plain (Vaswani et al. 2017, section 3.3) and gated (Shazeer 2020)."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,12 +18,12 @@ def swish(
     x: jax.Array,  # [...]
     beta: float | jax.Array,  # a number
 ) -> jax.Array:  # [...]
-    """x sigmoid(beta x) (Ramachandran et al. 2017): SiLU at beta = 1, towards ReLU as it grows."""
+    """Return x sigmoid(beta x) (Ramachandran et al. 2017): SiLU at 1, ReLU as beta grows."""
     return x * jax.nn.sigmoid(beta * x)
 
 
 def squared_relu(x: jax.Array) -> jax.Array:  # [...] -> [...]
-    """max(0, x)^2 (So et al. 2021, Primer)."""
+    """Return max(0, x)^2 (So et al. 2021, Primer)."""
     return jnp.square(jax.nn.relu(x))
 
 
@@ -37,18 +34,18 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "squared_relu": squared_relu,
 }
-"""Those without a parameter. GELU is exact, with erf, or approximated by tanh (as in GPT-2)."""
+"""Activations without parameters, by name."""
 
 
 class FeedForwardOutput(NamedTuple):
-    """The result, and auxiliary losses where a kind has them."""
+    """Result of a feed-forward or mixture of experts."""
 
     y: jax.Array  # [B, T, D]
-    aux: dict[str, jax.Array]
+    aux: dict[str, jax.Array]  # auxiliary losses of a mixture of experts, if requested
 
 
 class FeedForward(nn.Module):
-    """down(activation(up x)), or down(activation(gate x) * up x) when gated."""
+    """Compute down(activation(up x)), or down(activation(gate x) * up x) if gated."""
 
     config: FeedForwardConfig
     context: ModelContext
@@ -59,34 +56,32 @@ class FeedForward(nn.Module):
         x: jax.Array,  # [B, T, D]
         dropout_rngs: jax.Array | None = None,  # [B]
         *,
-        real: jax.Array | None = None,  # [B, T] booleans: no padding. Each token is on its own here
+        token_mask: jax.Array | None = None,  # [B, T] unused: padding does not affect other tokens
         outputs: Outputs = NO_OUTPUTS,
     ) -> FeedForwardOutput:
-        config, shared = self.config, self.context
-        embed, mlp = {"embed": shared.d_model}, {"mlp": config.resolved_d_ff(shared.d_model)}
-        activation = declare_activation(self, config, shared)
+        config, context = self.config, self.context
+        embed = {"embed": context.d_model}
+        mlp = {"mlp": config.d_ff or config.default_d_ff(context.d_model)}
+        activation = ACTIVATIONS.get(config.activation) or declare_swish(self, config, context)
         if config.gated:
-            gate = apply_linear(self, "gate", x, embed, mlp, shared, bias=config.bias)
-            hidden = activation(gate) * apply_linear(
-                self, "up", x, embed, mlp, shared, bias=config.bias
-            )
+            gate = activation(apply_linear(self, "gate", x, embed, mlp, context, bias=config.bias))
+            hidden = gate * apply_linear(self, "up", x, embed, mlp, context, bias=config.bias)
         else:
-            hidden = activation(apply_linear(self, "up", x, embed, mlp, shared, bias=config.bias))
-        hidden = shared.constrain(hidden, ("batch", "length", "mlp"))
-        hidden = dropout(hidden, config.dropout, dropout_rngs)
-        y = apply_linear(self, "down", hidden, mlp, embed, shared, bias=config.bias, residual=True)
+            hidden = activation(apply_linear(self, "up", x, embed, mlp, context, bias=config.bias))
+        hidden = context.constrain(hidden, ("batch", "length", "mlp"))
+        if dropout_rngs is not None:
+            hidden = dropout(hidden, config.dropout, dropout_rngs)
+        y = apply_linear(self, "down", hidden, mlp, embed, context, bias=config.bias, residual=True)
         return FeedForwardOutput(y, {})
 
 
-def declare_activation(
+def declare_swish(
     module: nn.Module, config: FeedForwardConfig, context: ModelContext
 ) -> Callable[[jax.Array], jax.Array]:
-    """The activation function of a configuration; a learned beta becomes a weight of `module`."""
-    if config.activation in ACTIVATIONS:
-        return ACTIVATIONS[config.activation]
+    """Return `swish`; the beta of `learned_swish` becomes a weight of `module`."""
     beta: float | jax.Array = config.swish_beta
     if config.activation == "learned_swish":
-        start, precision = nn.initializers.constant(config.swish_beta), context.precision
-        learned = declare_weight(module, "beta", outputs={}, init=start, dtype=precision.parameters)
+        init, precision = nn.initializers.constant(config.swish_beta), context.precision
+        learned = declare_weight(module, "beta", outputs={}, init=init, dtype=precision.parameters)
         beta = learned.astype(precision.compute)
     return lambda x: swish(x, beta)

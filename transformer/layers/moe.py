@@ -10,7 +10,7 @@ from transformer.attention.base import NO_OUTPUTS, Outputs
 from transformer.context import ModelContext
 from transformer.layers.config import MoEConfig
 from transformer.layers.dropout import dropout
-from transformer.layers.feedforward import FeedForwardOutput, declare_activation
+from transformer.layers.feedforward import ACTIVATIONS, FeedForwardOutput, declare_swish
 from transformer.layers.moe_dispatch import (
     AllGatherDispatcher,
     CapacityDispatcher,
@@ -38,7 +38,7 @@ class MixtureOfExperts(nn.Module):
         x: jax.Array,  # [B, T, D]
         dropout_rngs: jax.Array | None = None,  # [B]
         *,
-        real: jax.Array | None = None,  # [B, T] booleans; others are padding and get zeros
+        token_mask: jax.Array | None = None,  # [B, T] False for padding, which gets zeros
         outputs: Outputs = NO_OUTPUTS,
     ) -> FeedForwardOutput:
         """`aux` has the two losses times their coefficients, if `losses` are requested."""
@@ -48,7 +48,7 @@ class MixtureOfExperts(nn.Module):
             logits,
             config.num_experts_per_token,
             normalize_gates=config.normalize_gates,
-            token_mask=real,
+            token_mask=token_mask,
         )
         y = self.apply_experts(choose_dispatcher(config, routing, self.context), x, dropout_rngs)
         if "losses" not in outputs:
@@ -85,7 +85,7 @@ class MixtureOfExperts(nn.Module):
         """What `FeedForward` does, with the weights of each row's expert."""
         config, shared = self.config.expert, self.context
         embed, mlp = {"embed": shared.d_model}, {"mlp": config.resolved_d_ff(shared.d_model)}
-        activation = declare_activation(self, config, shared)
+        activation = ACTIVATIONS.get(config.activation) or declare_swish(self, config, shared)
         rows = dispatcher.dispatch(x)
         hidden = self.expert_linear(dispatcher, "up", rows, embed, mlp)
         if config.gated:

@@ -1,4 +1,4 @@
-"""The encoder-decoder: one stack reads the source, another writes the target looking at it."""
+"""Encoder-decoder: an encoder reads the source, a decoder attends to its output."""
 
 import dataclasses
 from typing import Any
@@ -11,11 +11,11 @@ from transformer.attention.base import Outputs
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.config import EncoderConfig, TransformerConfig
 from transformer.context import ModelContext
-from transformer.layers import stack
 from transformer.layers.block import Memory
 from transformer.layers.dropout import fold_in
 from transformer.layers.embedding import declare_embedding, embed_tokens
 from transformer.layers.stack import StackOutput
+from transformer.layers.stack_weights import init_cache
 from transformer.models.base import (
     EXAMPLE_TOKENS,
     LOGITS,
@@ -23,30 +23,33 @@ from transformer.models.base import (
     ModelOutput,
     apply_layers,
     check_cache_inputs,
-    check_tokens,
+    check_length,
     compute_logits,
     declare_output_matrix,
     positions_or_arange,
 )
+from transformer.shapes import check_shapes
 
 
 class EncoderDecoder(Model):
-    """The transformer of Vaswani et al. 2017, and any other that encodes and decodes.
+    """The transformer of Vaswani et al. 2017, or any other encoder-decoder.
 
-    `config` is the decoder's, `config.encoder` the rest of the encoder's. The decoder's blocks have
-    `cross` attention, or a mixer that reads the memory itself.
+    `config` describes the decoder, `config.encoder` what differs in the encoder. Blocks of the
+    decoder have `cross_attention`, or a mixer that reads the memory itself.
     """
 
     def __post_init__(self) -> None:
         if self.config.encoder is None:
             raise ValueError("model.encoder: is missing; give an EncoderConfig")
         if not any(block.needs_memory for block in self.config.layer_pattern):
-            raise ValueError("model.pattern: no block looks at the source; give one a cross mixer")
+            raise ValueError(
+                "model.layer_pattern: no block attends to the source; give one cross_attention"
+            )
         super().__post_init__()
 
     @property
     def encoder_config(self) -> EncoderConfig:
-        assert self.config.encoder is not None  # as checked when built
+        assert self.config.encoder is not None  # checked in __post_init__
         return self.config.encoder
 
     @nn.nowrap
@@ -56,61 +59,71 @@ class EncoderDecoder(Model):
     @nn.compact
     def __call__(
         self,
-        source: jax.Array | None,  # [B, S]; None with a memory, or with a cache that has read it
-        tokens: jax.Array | None,  # [B, T] what the decoder reads; None: encode only
+        source: jax.Array | None,  # [B, S]; None with `memory`, or a cache that has the memory
+        tokens: jax.Array | None,  # [B, T] input of the decoder; None: encode only
         *,
-        memory: jax.Array | None = None,  # [B, S, D] an encoder's output, in place of `source`
+        memory: jax.Array | None = None,  # [B, S, D] output of the encoder, instead of `source`
         source_segments: jax.Array | None = None,  # [B, S] 1, or documents; 0 is padding
-        positions: jax.Array | None = None,  # [B, T] of the tokens; None: 0 to T - 1
+        positions: jax.Array | None = None,  # [B or 1, T] of `tokens`; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] 1, or documents as in the source; 0 is padding
-        cache: tuple[Any, ...] | None = None,  # from `init_cache`: positions says where tokens go
+        cache: tuple[Any, ...] | None = None,  # from `init_cache`; tokens go to `positions`
         dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
-        outputs: Outputs = LOGITS,
+        outputs: Outputs = LOGITS,  # names of requested outputs
     ) -> ModelOutput:
-        """Without `tokens`, `hidden` is the memory. Raises ValueError for inputs too long."""
-        config = self.config
+        """Return logits of the target; without `tokens`, `hidden` is the encoder's output.
+
+        Raises:
+          ValueError: If shapes disagree, or inputs exceed a table of learned positions.
+        """
+        check_shapes(
+            source=(source, "B S"),
+            tokens=(tokens, "B T"),
+            memory=(memory, "B S D"),
+            source_segments=(source_segments, "B? S"),
+            positions=(positions, "B? T"),
+            segments=(segments, "B? T"),
+            dropout_rngs=(dropout_rngs, "B"),
+        )
         check_cache_inputs(cache, positions, segments)
-        words = declare_embedding(self, "embedding", config.padded_vocab_size, config)
-        source_words = words
+        config = self.config
+        table = declare_embedding(self, "embedding", config.padded_vocab_size, config)
+        source_table = table
         if self.encoder_config.vocab_size and source is not None:
             rows = config.pad_vocab_size(self.encoder_config.vocab_size)
-            source_words = declare_embedding(self, "source_embedding", rows, config)
+            source_table = declare_embedding(self, "source_embedding", rows, config)
         if source is not None:
-            check_tokens(source, config)
+            check_length(source, config)
             encoder = Encoder(config, self.context, name="encoder")
-            memory = encoder(
-                source, source_words, source_segments, fold_in(dropout_rngs, 0), outputs
-            ).x
+            rngs = fold_in(dropout_rngs, 0)
+            memory = encoder(source, source_table, source_segments, rngs, outputs).x
         if tokens is None:
             if memory is None:
                 raise ValueError("neither source nor tokens: give at least one")
             return ModelOutput(None, memory)
-        check_tokens(tokens, config, positions)
+        check_length(tokens, config, positions)
         positions = positions_or_arange(positions, tokens)
-        looks = Memory(memory, _over_source(positions, segments, source_segments, tokens))
+        attended = Memory(memory, _source_mask(positions, segments, source_segments, tokens))
         decoder = Decoder(config, self.context, name="decoder")
-        output = decoder(
-            tokens, words, looks, positions, segments, cache, fold_in(dropout_rngs, 1), outputs
-        )
-        matrix = words.T if config.tie_embeddings else declare_output_matrix(self, config)
+        rngs = fold_in(dropout_rngs, 1)
+        output = decoder(tokens, table, attended, positions, segments, cache, rngs, outputs)
+        matrix = table.T if config.tie_embeddings else declare_output_matrix(self, config)
         logits = compute_logits(output.x, matrix, self) if "logits" in outputs else None
         return ModelOutput(logits, output.x, output.cache, output.aux)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, source_length: int) -> tuple[Any, ...]:
-        """An empty cache for `batch_size` targets of up to `length` tokens: one entry a layer."""
-        return stack.init_cache(
-            self.config.layer_pattern, self.context, batch_size, length, source_length
-        )
+        """Return an empty cache for `batch_size` targets of up to `length` tokens, by layer."""
+        pattern = self.config.layer_pattern
+        return init_cache(pattern, self.context, batch_size, length, source_length)
 
 
-def _over_source(
+def _source_mask(
     positions: jax.Array,  # [B or 1, T]
     segments: jax.Array | None,  # [B, T]
     source_segments: jax.Array | None,  # [B, S]
     tokens: jax.Array,  # [B, T]
 ) -> Mask:
-    """What of the source each token of the target sees: all that is of its document."""
+    """Return the mask of cross-attention: each token sees the source of its own document."""
     if segments is None and source_segments is not None:
         segments = jnp.ones_like(tokens)
     return Mask(
@@ -122,7 +135,7 @@ def _over_source(
 
 
 class Encoder(nn.Module):
-    """Embeds and reads the source."""
+    """Embeddings and layers of the source."""
 
     config: TransformerConfig
     context: ModelContext
@@ -131,25 +144,31 @@ class Encoder(nn.Module):
     def __call__(
         self,
         tokens: jax.Array,  # [B, S]
-        words: jax.Array,  # [V padded, D]
+        embedding_table: jax.Array,  # [V padded, D]
         segments: jax.Array | None,  # [B, S]
         dropout_rngs: jax.Array | None,  # [B]
         outputs: Outputs,
     ) -> StackOutput:
-        config, part = self.config, self.config.encoder
-        assert part is not None  # as the model has checked
-        shared = dataclasses.replace(self.context, num_layers=part.num_layers)
+        config, encoder = self.config, self.config.encoder
+        assert encoder is not None  # checked by the model
+        context = dataclasses.replace(self.context, num_layers=encoder.num_layers)
         positions = positions_or_arange(None, tokens)
-        given: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
+        shared: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
         x = embed_tokens(
-            self, words, tokens, token_types=None, config=config, context=shared, **given
+            self,
+            embedding_table,
+            tokens,
+            token_types=None,
+            config=config,
+            context=context,
+            **shared,
         )
         mask = Mask(positions=positions, segments=segments)
-        return apply_layers(part, config, shared, x, mask=mask, outputs=outputs, **given)
+        return apply_layers(encoder, config, context, x, mask=mask, outputs=outputs, **shared)
 
 
 class Decoder(nn.Module):
-    """Embeds what has been written, and reads it beside the memory."""
+    """Embeddings and layers of the target."""
 
     config: TransformerConfig
     context: ModelContext
@@ -158,7 +177,7 @@ class Decoder(nn.Module):
     def __call__(
         self,
         tokens: jax.Array,  # [B, T]
-        words: jax.Array,  # [V padded, D]
+        embedding_table: jax.Array,  # [V padded, D]
         memory: Memory,
         positions: jax.Array,  # [B or 1, T]
         segments: jax.Array | None,  # [B, T]
@@ -166,11 +185,19 @@ class Decoder(nn.Module):
         dropout_rngs: jax.Array | None,  # [B]
         outputs: Outputs,
     ) -> StackOutput:
-        config, shared = self.config, self.context
-        given: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
+        config, context = self.config, self.context
+        shared: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
         x = embed_tokens(
-            self, words, tokens, token_types=None, config=config, context=shared, **given
+            self,
+            embedding_table,
+            tokens,
+            token_types=None,
+            config=config,
+            context=context,
+            **shared,
         )
         mask = Mask(MaskPattern(causal=config.causal), positions=positions, segments=segments)
-        more = dict(mask=mask, memory=memory, cache=cache, outputs=outputs)
-        return apply_layers(config, config, shared, x, **given, **more)
+        inputs: dict[str, Any] = dict(
+            mask=mask, memory=memory, cache=cache, outputs=outputs, **shared
+        )
+        return apply_layers(config, config, context, x, **inputs)

@@ -1,9 +1,4 @@
-"""One vector for a whole sequence: that of its first token, or the mean of all.
-
-The encoder that puts a whole sequence into one of several classes.
-
-The encoder that gives every token a tag.
-"""
+"""Encoders with a classification head: of whole sequences (`Classifier`) or tokens (`Tagger`)."""
 
 from typing import ClassVar, get_args
 
@@ -17,10 +12,11 @@ from transformer.context import ModelContext
 from transformer.layers.dropout import dropout, fold_in
 from transformer.layers.params import apply_linear
 from transformer.models.base import EXAMPLE_TOKENS, LOGITS, Model, ModelOutput, apply_backbone
+from transformer.shapes import check_shapes
 
 
 def check_pooling(pooling: str) -> None:
-    """Raises ValueError for a pooling that is not known."""
+    """Raise ValueError for an unknown pooling."""
     if pooling not in get_args(Pooling):
         known = ", ".join(get_args(Pooling))
         raise ValueError(f"pooling {pooling}: is not known; give one of {known}")
@@ -34,9 +30,9 @@ def pool_sequence(
     config: TransformerConfig,
     context: ModelContext,
 ) -> jax.Array:  # [B, D]
-    """The first token's vector (a [CLS] that has attended to everything), or the mean of real ones.
+    """Return one vector for each sequence: that of its first token ([CLS]), or the mean.
 
-    With `config.pooler` a linear map and tanh follow, as in BERT (Devlin et al. 2019).
+    With `config.pooler` a linear layer `pooler` of `module` and tanh follow, as in BERT.
     """
     pooled = x[:, :1] if pooling == "first" else masked_mean(x, segments)
     if config.pooler:
@@ -49,25 +45,24 @@ def masked_mean(
     x: jax.Array,  # [B, T, D]
     segments: jax.Array | None,  # [B, T] 0 is padding
 ) -> jax.Array:  # [B, 1, D]
-    """The mean over tokens that are no padding; zeros where all are."""
+    """Return the mean over tokens that are not padding; zeros if all are."""
     if segments is None:
         return jnp.mean(x, axis=1, keepdims=True)
-    real = (segments != 0).astype(x.dtype)[:, :, None]
-    return jnp.sum(x * real, axis=1, keepdims=True) / jnp.maximum(
-        jnp.sum(real, 1, keepdims=True), 1
-    )
+    token_mask = (segments != 0).astype(x.dtype)[:, :, None]
+    count = jnp.maximum(jnp.sum(token_mask, 1, keepdims=True), 1)
+    return jnp.sum(x * token_mask, axis=1, keepdims=True) / count
 
 
 class Classifier(Model):
-    """A stack over tokens, one vector for all of them, and logits of C classes.
+    """An encoder, pooling, and logits of C classes for each sequence.
 
-    With `pooling` "first", the first token is one put there for the purpose: BERT's [CLS] (Devlin
-    et al. 2019, section 3).
+    With `pooling` "first", the first token should be one added for the purpose, such as BERT's
+    [CLS] (Devlin et al. 2019, section 3).
     """
 
     num_classes: int = 2  # C
     pooling: Pooling = "first"
-    head_dropout: float = 0.0  # of the pooled vector
+    head_dropout: float = 0.0  # dropout rate of the pooled vector
     predicted_fraction: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
@@ -85,40 +80,51 @@ class Classifier(Model):
         self,
         tokens: jax.Array,  # [B, T]
         *,
-        positions: jax.Array | None = None,  # [B, T]; None: 0 to T - 1
-        segments: jax.Array | None = None,  # [B, T] 1, and 0 where there is padding
-        types: jax.Array | None = None,  # [B, T] which sentence
+        positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
+        segments: jax.Array | None = None,  # [B, T] 1 for tokens; 0 is padding
+        token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
         dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
-        outputs: Outputs = LOGITS,
+        outputs: Outputs = LOGITS,  # names of requested outputs
     ) -> ModelOutput:
-        """`logits` are [B, C]. Raises ValueError for inputs longer than a table of positions."""
-        config, shared = self.config, self.context
+        """Return `logits` [B, C].
+
+        Raises:
+          ValueError: If shapes disagree, or inputs exceed a table of learned positions.
+        """
+        check_shapes(
+            tokens=(tokens, "B T"),
+            positions=(positions, "B? T"),
+            segments=(segments, "B? T"),
+            token_types=(token_types, "B? T"),
+            dropout_rngs=(dropout_rngs, "B"),
+        )
+        config, context = self.config, self.context
         output, _ = apply_backbone(
             self,
             tokens,
             config=config,
-            context=shared,
+            context=context,
             positions=positions,
             segments=segments,
             single_document=True,
-            token_types=types,
+            token_types=token_types,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
         )
-        pooled = pool_sequence(self, output.x, segments, self.pooling, config, shared)
-        pooled = dropout(pooled, self.head_dropout, fold_in(dropout_rngs, shared.num_layers + 1))
+        pooled = pool_sequence(self, output.x, segments, self.pooling, config, context)
+        # Stream L + 1: the layers have streams 0 to L - 1, the embeddings L.
+        rngs = fold_in(dropout_rngs, context.num_layers + 1)
+        pooled = dropout(pooled, self.head_dropout, rngs)[:, None]
         embed, classes = {"embed": config.d_model}, {"classes": self.num_classes}
-        logits = apply_linear(self, "head", pooled[:, None], embed, classes, shared, bias=True)[
-            :, 0
-        ]
+        logits = apply_linear(self, "head", pooled, embed, classes, context, bias=True)[:, 0]
         return ModelOutput(logits, output.x, None, output.aux)
 
 
 class Tagger(Model):
-    """A stack over tokens, and logits of C tags for each: a transducer of equal lengths."""
+    """An encoder, and logits of C tags for each token."""
 
     num_classes: int = 2  # C
-    head_dropout: float = 0.0  # of each token's vector
+    head_dropout: float = 0.0  # dropout rate of the hidden states
     predicted_fraction: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
@@ -135,26 +141,37 @@ class Tagger(Model):
         self,
         tokens: jax.Array,  # [B, T]
         *,
-        positions: jax.Array | None = None,  # [B, T]; None: 0 to T - 1
+        positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] sequences, from 1; 0 is padding
-        types: jax.Array | None = None,  # [B, T] which sentence
+        token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
         dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
-        outputs: Outputs = LOGITS,
+        outputs: Outputs = LOGITS,  # names of requested outputs
     ) -> ModelOutput:
-        """`logits` are [B, T, C]. Raises ValueError for inputs longer than a position table."""
-        config, shared = self.config, self.context
+        """Return `logits` [B, T, C].
+
+        Raises:
+          ValueError: If shapes disagree, or inputs exceed a table of learned positions.
+        """
+        check_shapes(
+            tokens=(tokens, "B T"),
+            positions=(positions, "B? T"),
+            segments=(segments, "B? T"),
+            token_types=(token_types, "B? T"),
+            dropout_rngs=(dropout_rngs, "B"),
+        )
+        config, context = self.config, self.context
         output, _ = apply_backbone(
             self,
             tokens,
             config=config,
-            context=shared,
+            context=context,
             positions=positions,
             segments=segments,
-            token_types=types,
+            token_types=token_types,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
         )
-        x = dropout(output.x, self.head_dropout, fold_in(dropout_rngs, shared.num_layers + 1))
+        x = dropout(output.x, self.head_dropout, fold_in(dropout_rngs, context.num_layers + 1))
         embed, classes = {"embed": config.d_model}, {"classes": self.num_classes}
-        logits = apply_linear(self, "head", x, embed, classes, shared, bias=True)
+        logits = apply_linear(self, "head", x, embed, classes, context, bias=True)
         return ModelOutput(logits, output.x, None, output.aux)

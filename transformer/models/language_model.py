@@ -1,4 +1,4 @@
-"""The decoder-only language model."""
+"""Decoder-only language model."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax
 from flax import linen as nn
 
 from transformer.attention.base import Outputs
-from transformer.layers import stack
+from transformer.layers.stack_weights import init_cache
 from transformer.models.base import (
     EXAMPLE_TOKENS,
     LOGITS,
@@ -17,13 +17,14 @@ from transformer.models.base import (
     compute_logits,
     declare_output_matrix,
 )
+from transformer.shapes import check_shapes
 
 
 class LanguageModel(Model):
     """Embeddings, a causal stack, and logits over the vocabulary (Radford et al. 2018).
 
-    With `config.causal` off every token sees the next one, and the model learns to copy it. With a
-    cache it sees none ahead all the same: when it writes there is none.
+    Without `config.causal` every token attends to the next one, and the model learns to copy it.
+    Decoding from a cache is causal in any case.
     """
 
     @nn.nowrap
@@ -35,37 +36,49 @@ class LanguageModel(Model):
         self,
         tokens: jax.Array,  # [B, T]
         *,
-        positions: jax.Array | None = None,  # [B, T]; None: 0 to T - 1
+        positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] documents, from 1; 0 is padding
-        prefix: jax.Array | None = None,  # [B] so many first positions are seen by all tokens
-        cache: tuple[Any, ...] | None = None,  # from `init_cache`: positions says where tokens go
+        prefix_lengths: jax.Array | None = None,  # [B] prefix that all tokens attend to
+        cache: tuple[Any, ...] | None = None,  # from `init_cache`; tokens go to `positions`
         dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
-        outputs: Outputs = LOGITS,
+        outputs: Outputs = LOGITS,  # names of requested outputs
     ) -> ModelOutput:
-        """Raises ValueError for inputs longer than a table of learned positions."""
-        config = self.config
+        """Return logits and hidden states.
+
+        Raises:
+          ValueError: If shapes disagree, or inputs exceed a table of learned positions.
+        """
+        check_shapes(
+            tokens=(tokens, "B T"),
+            positions=(positions, "B? T"),
+            segments=(segments, "B? T"),
+            prefix_lengths=(prefix_lengths, "B?"),
+            dropout_rngs=(dropout_rngs, "B"),
+        )
         check_cache_inputs(cache, positions, segments)
-        output, words = apply_backbone(
+        config = self.config
+        output, table = apply_backbone(
             self,
             tokens,
             config=config,
             context=self.context,
             positions=positions,
             segments=segments,
-            prefix_lengths=prefix,
+            prefix_lengths=prefix_lengths,
             cache=cache,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
         )
-        matrix = words.T if config.tie_embeddings else declare_output_matrix(self, config)
+        matrix = table.T if config.tie_embeddings else declare_output_matrix(self, config)
         logits = compute_logits(output.x, matrix, self) if "logits" in outputs else None
         return ModelOutput(logits, output.x, output.cache, output.aux)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int) -> tuple[Any, ...]:
-        """An empty cache for `batch_size` examples of up to `length` tokens: one entry a layer.
+        """Return an empty cache for `batch_size` examples of up to `length` tokens, by layer.
 
-        Raises ValueError for more tokens than there are learned positions.
+        Raises:
+          ValueError: If there are fewer learned positions than `length`.
         """
         limit = self.config.max_length
         if limit is not None and length > limit:
@@ -73,4 +86,4 @@ class LanguageModel(Model):
                 f"a cache of {length} tokens: the table of learned positions has {limit} rows; "
                 "give a shorter one"
             )
-        return stack.init_cache(self.config.layer_pattern, self.context, batch_size, length)
+        return init_cache(self.config.layer_pattern, self.context, batch_size, length)

@@ -1,4 +1,4 @@
-"""The masked language model: an encoder that says which word stands at each place."""
+"""Masked language model: an encoder that predicts masked tokens."""
 
 import jax
 from flax import linen as nn
@@ -18,13 +18,14 @@ from transformer.models.base import (
     declare_output_matrix,
 )
 from transformer.models.heads import pool_sequence
+from transformer.shapes import check_shapes
 
 
 class MaskedLanguageModel(Model):
-    """BERT (Devlin et al. 2019) with its masked-word head.
+    """BERT (Devlin et al. 2019) with its masked-token head.
 
-    The head is a linear map, GELU and LayerNorm, then logits by the embedding table with a bias for
-    each word. `hidden` is what the output matrix is applied to: [B, T, D] after the head's norm.
+    The head is a linear layer, GELU and LayerNorm, then the output matrix with a bias for each
+    token of the vocabulary. `hidden` is the head's output before the matrix, [B, T, D].
     """
 
     @nn.nowrap
@@ -36,34 +37,49 @@ class MaskedLanguageModel(Model):
         self,
         tokens: jax.Array,  # [B, T]
         *,
-        positions: jax.Array | None = None,  # [B, T]; None: 0 to T - 1
+        positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] documents, from 1; 0 is padding
-        types: jax.Array | None = None,  # [B, T] which sentence
+        token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
         dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
-        outputs: Outputs = LOGITS,
+        outputs: Outputs = LOGITS,  # names of requested outputs
     ) -> ModelOutput:
-        """Raises ValueError for inputs longer than a table of learned positions."""
-        config, shared = self.config, self.context
-        output, words = apply_backbone(
+        """Return `logits` [B, T, V padded].
+
+        Raises:
+          ValueError: If shapes disagree, or inputs exceed a table of learned positions.
+        """
+        check_shapes(
+            tokens=(tokens, "B T"),
+            positions=(positions, "B? T"),
+            segments=(segments, "B? T"),
+            token_types=(token_types, "B? T"),
+            dropout_rngs=(dropout_rngs, "B"),
+        )
+        config, context = self.config, self.context
+        output, table = apply_backbone(
             self,
             tokens,
             config=config,
-            context=shared,
+            context=context,
             positions=positions,
             segments=segments,
-            token_types=types,
+            token_types=token_types,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
         )
-        x, width = output.x, {"embed": config.d_model}
+        x, embed = output.x, {"embed": config.d_model}
         if config.pooler:
-            pool_sequence(self, x, segments, "first", config, shared)
-        x = apply_linear(self, "head", x, width, width, shared, bias=True)
-        x = ACTIVATIONS["gelu"](x)
+            # Unused here, but published checkpoints have its weights: it must be declared.
+            pool_sequence(self, x, segments, "first", config, context)
+        x = ACTIVATIONS["gelu"](apply_linear(self, "head", x, embed, embed, context, bias=True))
         x = Norm(config.embedding_norm or NormConfig(), config.precision, name="head_norm")(x)
-        matrix = words.T if config.tie_embeddings else declare_output_matrix(self, config)
-        rows, zeros = {"vocab": config.padded_vocab_size}, nn.initializers.zeros
-        dtype = config.precision.parameters
-        bias = declare_weight(self, "head_output_bias", outputs=rows, init=zeros, dtype=dtype)
+        matrix = table.T if config.tie_embeddings else declare_output_matrix(self, config)
+        bias = declare_weight(
+            self,
+            "head_output_bias",
+            outputs={"vocab": config.padded_vocab_size},
+            init=nn.initializers.zeros,
+            dtype=config.precision.parameters,
+        )
         logits = compute_logits(x, matrix, self, bias) if "logits" in outputs else None
         return ModelOutput(logits, x, None, output.aux)

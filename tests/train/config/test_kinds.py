@@ -104,7 +104,7 @@ def test_what_chooses_no_class_is_left(arguments: list[str]) -> None:
 
 
 def test_a_kind_that_is_not_known() -> None:
-    with pytest.raises(UsageError, match=r"optimizer.kind lyon: is not known; give one of sgd, "):
+    with pytest.raises(UsageError, match=r"optimizer.kind lyon: is unknown; give one of sgd, "):
         select_kinds(TWO, ["--optimizer.kind", "lyon"])
 
 

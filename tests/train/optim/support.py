@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.optim.registry import OptimizerConfig, make_optimizer
-from transformer.layers.params import LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes
 
 Tree = dict[str, Any]
 Array = np.ndarray[Any, Any]

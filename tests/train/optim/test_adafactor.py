@@ -17,7 +17,7 @@ from tests.train.optim.support import (
 from tests.train.support import light_compiler as light_compiler
 from train.optim.adafactor import Adafactor
 from train.optim.registry import make_optimizer
-from transformer.layers.params import LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes
 
 
 def size(x: Array) -> float:

@@ -18,7 +18,7 @@ from tests.train.support import light_compiler as light_compiler
 from train.optim.adam import AdamW
 from train.optim.adamw_8bit import AdamW8bit
 from train.optim.registry import make_optimizer
-from transformer.layers.params import LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes
 
 AXES = {
     "large": LogicalAxes(inputs=("vocab",), outputs=("embed",)),

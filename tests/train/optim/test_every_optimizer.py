@@ -24,7 +24,7 @@ from train.parallel.sharding import (
     replicated_sharding,
 )
 from transformer import Hardware
-from transformer.layers.params import LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes
 
 KINDS = sorted(OPTIMIZERS)
 

@@ -10,7 +10,7 @@ from tests.train.support import assert_close
 from tests.train.support import light_compiler as light_compiler
 from train.optim.muon import Muon
 from train.optim.registry import make_optimizer
-from transformer.layers.params import LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes
 
 
 def newton_schulz(x: np.ndarray, config: Muon) -> np.ndarray:

@@ -18,7 +18,7 @@ from train.optim.registry import OPTIMIZERS, make_step_optimizer
 from train.parallel.mesh import MeshConfig
 from transformer import Hardware
 from transformer.compat import CPU_HAS_PINNED_HOST
-from transformer.layers.params import LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes
 
 KINDS = sorted(OPTIMIZERS)
 DEEP = {**AXES, "other": LogicalAxes(stack=("layers",), inputs=("embed",), outputs=("mlp",))}

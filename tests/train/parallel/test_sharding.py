@@ -21,7 +21,7 @@ from train.parallel.sharding import (
     make_sharding_constraint,
 )
 from transformer import Hardware
-from transformer.layers.params import LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes
 
 VOCAB = 30
 

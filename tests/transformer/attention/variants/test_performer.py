@@ -28,7 +28,8 @@ from transformer.attention.variants.performer import Performer
 from transformer.context import ModelContext
 from transformer.costs import count_token_flops
 from transformer.layers.block import Memory
-from transformer.layers.stack import Stack, init_cache
+from transformer.layers.stack import Stack
+from transformer.layers.stack_weights import init_cache
 from transformer.testing.contract import ABILITY_CHECKS
 from transformer.testing.trial import make_trial
 

@@ -1,0 +1,78 @@
+"""Logical axis names of weights, carried beside their values.
+
+Code that treats weights differently (sharding, weight decay, Muon, LoRA, 8-bit optimizer blocks)
+asks for axis names and never for `ndim`: a stacked norm gain has two axes and is not a matrix.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import linen as nn
+from flax import struct
+from flax.core import meta
+
+
+@dataclasses.dataclass(frozen=True)
+class LogicalAxes:
+    """Axis names of one weight, in memory order: `stack`, then `inputs`, then `outputs`.
+
+    A bias or a norm's gain has no inputs.
+    """
+
+    stack: tuple[str, ...] = ()
+    """Axes of repetition: layers, experts."""
+    inputs: tuple[str, ...] = ()
+    """Axes that a product with the weight sums over."""
+    outputs: tuple[str, ...] = ()
+    """Axes of the product's result."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All axis names in memory order."""
+        return self.stack + self.inputs + self.outputs
+
+    @property
+    def is_matrix(self) -> bool:
+        """True for linear maps, which weight decay and Muon apply to."""
+        return bool(self.inputs and self.outputs)
+
+
+class BoxedWeight(struct.PyTreeNode, meta.AxisMetadata):
+    """A weight with its axes, as `module.init` creates it. Linen unboxes it in `module.apply`.
+
+    `add_axis` and `remove_axis` are Flax's interface for `nn.scan` and `nn.vmap`.
+    """
+
+    value: Any
+    axes: LogicalAxes = struct.field(pytree_node=False)
+
+    def unbox(self) -> Any:
+        return self.value
+
+    def replace_boxed(self, val: Any) -> "BoxedWeight":
+        return self.replace(value=val)
+
+    def add_axis(self, index: int, params: Mapping[Any, Any]) -> "BoxedWeight":
+        if index != 0:
+            raise ValueError(f"weights are stacked along their first axis, not axis {index}")
+        return self.with_stack_axis(params[nn.PARTITION_NAME])
+
+    def remove_axis(self, index: int, params: Mapping[Any, Any]) -> "BoxedWeight":
+        return self.replace(axes=dataclasses.replace(self.axes, stack=self.axes.stack[1:]))
+
+    def with_stack_axis(self, name: str) -> "BoxedWeight":
+        """Return the weight with the name of a leading stack axis added; `value` has the axis."""
+        axes = dataclasses.replace(self.axes, stack=(name, *self.axes.stack))
+        return self.replace(axes=axes)
+
+
+def is_boxed_weight(leaf: Any) -> bool:
+    """Return True for a `BoxedWeight`: the `is_leaf` of trees of them."""
+    return isinstance(leaf, BoxedWeight)
+
+
+def unbox_axes(boxed: Any) -> Any:
+    """Return the tree of `LogicalAxes` of a tree of `BoxedWeight`s."""
+    return jax.tree.map(lambda leaf: leaf.axes, boxed, is_leaf=is_boxed_weight)

@@ -1,0 +1,101 @@
+"""Parameters and caches of a stack of layers: initial values, and the weights of one layer."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from transformer.attention.base import MixerInputs, mixer_class
+from transformer.attention.config import MixerConfig
+from transformer.attention.masks import Mask
+from transformer.config import BlockConfig
+from transformer.context import ModelContext
+from transformer.layers.block import Block, BlockCache, BlockConstants, Memory
+from transformer.layers.logical_axes import is_boxed_weight
+
+LayerPattern = tuple[BlockConfig, ...]
+
+
+class UnstackedLayers(struct.PyTreeNode):
+    """Weights of one place of the pattern with separate arrays for each layer, for decoding.
+
+    `generation.decode_weights` makes them; a parameter tree may hold them in place of the stacked
+    arrays of a place. They are read by `apply` only: training and checkpoints use stacked arrays.
+    """
+
+    layers: tuple[Any, ...]
+
+
+def layer_indices(pattern: LayerPattern, num_layers: int, place: int) -> range:
+    """Return the indices of the layers at one place of the pattern."""
+    return range(place, num_layers, len(pattern))
+
+
+def layer_constants(config: BlockConfig, layer_index: int, context: ModelContext) -> Any:
+    """Return the non-trainable values of one layer's mixers, as `Block` takes them."""
+
+    def constants(mixer: MixerConfig) -> Any:
+        return mixer_class(mixer).constants(mixer, layer_index, context.d_model)
+
+    own = constants(config.mixer)
+    if config.cross_attention is None:
+        return own
+    return BlockConstants(own, constants(config.cross_attention))
+
+
+def init_place(rng: jax.Array, pattern: LayerPattern, context: ModelContext, place: int) -> Any:
+    """Return initial weights of the layers at one place, stacked along a new first axis.
+
+    Layer l is initialized with the key `fold_in(rng, l)`, so its weights do not depend on the
+    pattern's length or on the number of layers.
+    """
+    config = pattern[place]
+    block = Block(config, context, parent=None)
+    x = jnp.zeros((1, 1, context.d_model), context.precision.compute)
+    positions = jnp.zeros((1, 1), jnp.int32)
+    inputs = MixerInputs(positions, Mask(), constants=layer_constants(config, place, context))
+    memory = Memory(x, Mask()) if config.needs_memory else None
+
+    def init_layer(layer_index: jax.Array) -> Any:
+        return block.init(jax.random.fold_in(rng, layer_index), x, inputs, memory)["params"]
+
+    indices = jnp.array(layer_indices(pattern, context.num_layers, place))
+    boxed = jax.vmap(init_layer)(indices)
+    return jax.tree.map(lambda box: box.with_stack_axis("layers"), boxed, is_leaf=is_boxed_weight)
+
+
+def init_cache(
+    pattern: LayerPattern,
+    context: ModelContext,
+    batch_size: int,
+    length: int,  # tokens
+    memory_length: int = 0,  # S of the memory
+) -> tuple[Any, ...]:
+    """Return an empty cache: one entry for each layer."""
+
+    def init_layer(config: BlockConfig) -> Any:
+        mixer = mixer_class(config.mixer)(config.mixer, context, parent=None)
+        if config.mixer.reads_memory:
+            return mixer.init_memory_cache(batch_size, memory_length)
+        own = mixer.init_cache(batch_size, length)
+        if config.cross_attention is None:
+            return own
+        cross = mixer_class(config.cross_attention)(config.cross_attention, context, parent=None)
+        return BlockCache(own, cross.init_memory_cache(batch_size, memory_length))
+
+    return tuple(init_layer(pattern[i % len(pattern)]) for i in range(context.num_layers))
+
+
+def select_layer_after(stacked: Any, index: int, after: jax.Array) -> Any:
+    """Return one layer of stacked weights, copied no earlier than `after` is computed.
+
+    In a decoding loop, XLA otherwise hoists slices at constant indices out of the loop over tokens,
+    or copies those of all layers before the first layer runs: as much memory again as all weights.
+    An index that depends on the previous layer's output is the one thing it cannot reorder:
+    optimization barriers are gone by the time it schedules. The index is always `index`, unless
+    activations are NaN, when it makes no difference which layer is read.
+    """
+    nan = jnp.isnan(after[(0,) * after.ndim]).astype(jnp.int32)
+    pick = jax.lax.dynamic_index_in_dim
+    return jax.tree.map(lambda leaf: pick(leaf, index + nan, keepdims=False), stacked)

@@ -86,7 +86,7 @@ def measure(options: Options, batch: int) -> Measurement:
 
 
 def main(options: Options) -> None:
-    """Measure the batch sizes asked for; prints them as they come, or as one object at the end."""
+    """Measure the requested batch sizes; print each at once, or one object at the end."""
     measurements = []
     console = Console()
     if not options.json:

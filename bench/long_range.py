@@ -144,7 +144,7 @@ def table(options: Options, outcomes: dict[str, Outcome], guessed: dict[str, flo
 
 
 def chosen(options: Options) -> dict[str, Experiment]:
-    """The experiments that are asked for."""
+    """Return the requested experiments."""
     known = SMALL[options.task]
     unknown = [name for name in options.variants if name not in known]
     if unknown:

@@ -30,7 +30,7 @@ class Shape:
 
 
 def contenders(torch_python: Path, mixer: str, length: int, shape: Shape) -> list[Contender]:
-    """Ours and the peer, told the same. Raises UserError without the peer's interpreter."""
+    """Return both sides with the same settings. Raises UserError without the peer's interpreter."""
     settings: dict[str, Any] = dict(mixer=mixer, length=length, threads=cores(), **vars(shape))
     peer = (interpreter(torch_python), "-m", "bench.peers.huggingface_long")
     return [

@@ -49,7 +49,7 @@ STEPS = {"small": 5, "gpt2": 5}
 
 OPTIMIZER = {"learning_rate": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1, "clip": 1.0}
 
-# What each peer trains with unless told otherwise.
+# Default GELU of each peer.
 OWN_GELU: dict[str, Gelu] = {"nanogpt": "erf", "hf": "tanh"}
 
 
@@ -131,7 +131,7 @@ def measure(options: Options, shape: str, sides: list[Contender]) -> Measurement
 
 
 def main(options: Options) -> None:
-    """Measure the shapes asked for, and prints them as they come or as one object at the end."""
+    """Measure the requested shapes; print each at once, or one object at the end."""
     names = list(SHAPES) if options.shape == "both" else [options.shape]
     sides = {name: contenders(options, SHAPES[name]) for name in names}
     console = Console(quiet=options.json)

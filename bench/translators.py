@@ -82,8 +82,10 @@ def measure(experiment: Experiment, pairs: int) -> tuple[list[float], float, flo
         state, metrics = engine.step(state, engine.put_batch(batches.host_batch(cursor, 0, 1)))
         skipped += metrics["skipped"]
         if cursor % 100 == 99:
-            told = f"loss {float(metrics['loss']):.3f}, {float(skipped):.0f} updates skipped"
-            print(f"  step {cursor + 1}: {told}", file=sys.stderr, flush=True)
+            metrics_text = (
+                f"loss {float(metrics['loss']):.3f}, {float(skipped):.0f} updates skipped"
+            )
+            print(f"  step {cursor + 1}: {metrics_text}", file=sys.stderr, flush=True)
     trained = time.perf_counter()
     test = corpus.split("test")
     chosen = test.pairs[: pairs or None]

@@ -22,7 +22,7 @@ from train.optim.adam import Adam
 from train.optim.schedules import ScheduleConfig
 from transformer import BlockConfig, EncoderConfig, Initialization, MixerConfig, TransformerConfig
 from transformer.baselines.config import BahdanauConfig, LSTMConfig, LuongConfig, Seq2SeqConfig
-from transformer.baselines.gnmt import gnmt_config
+from transformer.baselines.model_configs import gnmt_config
 
 WIDTH, DROPOUT = 256, 0.3
 

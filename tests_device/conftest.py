@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip all tests if there is no accelerator and the CPU was not asked for."""
+    """Skip all tests without an accelerator, unless TEST_DEVICE requests the CPU."""
     for item in items if SESSION["skip"] else ():
         item.add_marker(pytest.mark.skip(reason="no accelerator here"))
 

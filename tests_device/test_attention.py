@@ -56,7 +56,7 @@ def mask_of(name: str, length: int) -> Mask:
 
 
 def choice_of(form: Any, mask: Mask, dtype: str, length: int, hardware: Hardware) -> BackendChoice:
-    """Return what the library uses if it is asked for a form."""
+    """Return the backend that the library uses for a requested one."""
     case = AttentionSpec(
         hardware=hardware,
         pattern=mask.pattern,

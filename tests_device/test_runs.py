@@ -22,7 +22,7 @@ def fit(experiment: Experiment, workdir: Path) -> train.Run:
 
 
 def differing(one: train.Run, other: train.Run) -> list[str]:
-    """Return what differs between two runs in any bit: losses by step, parameters by name."""
+    """Return every difference between two runs: losses by step, parameters by name."""
     curves = [losses(Path(str(run.folder.path))) for run in (one, other)]
     steps = sorted(curves[0].keys() | curves[1].keys())
     found = [f"loss {n}" for n in steps if curves[0].get(n) != curves[1].get(n)]
@@ -38,7 +38,7 @@ def differing(one: train.Run, other: train.Run) -> list[str]:
 
 
 def test_resume(tmp_path: Path, hardware: Hardware, meter: Meter) -> None:
-    """A run that stops at step 3 and resumes has the bits of one that does not stop."""
+    """A run that stops at step 3 and resumes equals an unbroken run, bit for bit."""
     experiment = tiny(
         tmp_path,
         steps=6,
@@ -67,12 +67,12 @@ def test_quickstart(tmp_path: Path, hardware: Hardware, meter: Meter) -> None:
         quickstart.text_data,
         max_bytes=400_000,
         tokenizer=TokenizerConfig("bpe", vocab_size=512),
-        cache=str(tmp_path / "cache"),
+        cache_dir=str(tmp_path / "cache"),
     )
     experiment = dataclasses.replace(
         quickstart,
         data=data,
-        schedule=dataclasses.replace(quickstart.schedule, warmup=5),
+        schedule=dataclasses.replace(quickstart.schedule, warmup_steps=5),
         steps=30,
         batch_size=rows_for(hardware.count),
         log_every=1,

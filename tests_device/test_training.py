@@ -24,7 +24,7 @@ FALL = 0.3
 
 
 def test_bfloat16_training(folder: Path, one_device: Hardware, meter: Meter) -> None:
-    """The loss of a batch that is seen again and again falls."""
+    """The loss on a repeated batch falls."""
     if one_device.platform == "cpu" and not CPU_TRAINS_IN_BFLOAT16:
         pytest.skip("this jaxlib cannot train in bfloat16 on a CPU")
     engine = engine_on(kernel_experiment(folder, precision="bfloat16"), one_device)
@@ -74,7 +74,7 @@ def sgd_experiment(folder: Path, **changes: Any) -> Experiment:
 
 @pytest.fixture
 def highest_precision() -> Iterator[None]:
-    """Compute float32 products in float32: GPUs and TPUs round their factors by default."""
+    """Compute float32 matmuls in float32: GPUs and TPUs round the operands by default."""
     with jax.default_matmul_precision("highest"):
         yield
 
@@ -87,7 +87,7 @@ def float32(folder: Path, one_device: Hardware) -> Engine:
 
 @pytest.mark.usefixtures("highest_precision")
 def test_donation(float32: Engine) -> None:
-    """A step takes over the memory of the state that it is given."""
+    """A step reuses the memory of its input state (donation)."""
     state = float32.init()
     after, _ = jax.block_until_ready(float32.step(state, float32.put_batch(batch())))
     kept = [
@@ -100,7 +100,7 @@ def test_donation(float32: Engine) -> None:
 
 
 def one_step(engine: Engine) -> tuple[float, list[np.ndarray]]:
-    """Return the loss of the first step and what each parameter moved by: minus its gradient."""
+    """Return the loss of the first step and the change of each parameter: minus its gradient."""
     state = engine.init()
     before = jax.device_get(jax.tree.leaves(state.params))
     state, metrics = engine.step(state, engine.put_batch(batch()))
@@ -113,7 +113,7 @@ def one_step(engine: Engine) -> tuple[float, list[np.ndarray]]:
 def test_rematerialization(
     remat: Any, folder: Path, float32: Engine, one_device: Hardware, meter: Meter
 ) -> None:
-    """Recomputed or offloaded activations give the loss and the gradients of those kept."""
+    """Recomputed or offloaded activations give the same loss and gradients."""
     if remat == "offload" and one_device.platform == "cpu":
         pytest.skip("a CPU computes in the host's memory already")
     experiment = sgd_experiment(folder)

@@ -6,7 +6,7 @@ This module must stay importable without JAX: `--help` reads it before JAX is lo
 """
 
 import dataclasses
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from train.data.config import DataConfig, TextDataConfig
 from train.errors import UsageError
@@ -269,7 +269,7 @@ class Experiment:
     def _check_batch(self) -> None:
         """Check that batches have rows or tokens, and that the two limits agree."""
         if not self.batch_tokens:
-            fields = [field.name for field in dataclasses.fields(cast("Any", self.data))]
+            fields = [field.name for field in dataclasses.fields(self.data)]
             if self.batch_size == 0 and "batch_tokens" in fields:
                 raise UsageError("batch_size 0: give 1 or more, or set data.batch_tokens")
             _check_at_least(1, "", self, "batch_size")

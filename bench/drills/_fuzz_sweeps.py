@@ -16,14 +16,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from bench.drills import _fuzz_targets
-from bench.drills._fuzz_models import put
+from bench.drills._fuzz_numbers import Case, Use, numbers
 from train.cli.main import main as command
-from train.cli.parsing import kind_options
-from train.config.io import experiment_from_dict, experiment_to_dict
-from train.config.registry import find_experiment, list_experiments
+from train.config.registry import find_experiment
 from train.data.bitext import prepare_bitext
 from train.data.classification import prepare_classification
 from train.data.config import TextDataConfig, TokenizerConfig
@@ -36,14 +34,10 @@ from train.data.example_configs import (
 from train.data.token_labels import prepare_token_labels
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.estimate.description import describe
 from train.estimate.published import load_prices
-from train.experiment import Experiment
 from train.run import load
 from train.run_folder.folder import RunFolder
 
-INTEGERS = (-(2**63), -1, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 10**40)
-FLOATS = (float("inf"), float("-inf"), float("nan"), 1e308, -1e308, -0.0)
 OTHERS: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1.5, 2**63, 10**400, -0.0),
     *(float("nan"), float("inf"), "", "x", "NaN", [], [None], {}, {"a": None}),
@@ -55,15 +49,6 @@ MANY = 8
 
 SPARSE = 2**30
 
-Use = Callable[[pathlib.Path], object]
-
-
-class Case(NamedTuple):
-    """One input, and its use in an empty folder."""
-
-    name: str
-    use: Use
-
 
 def sweeps(scratch: pathlib.Path) -> dict[str, Callable[[], Iterator[Case]]]:
     """Return every sweep by name."""
@@ -74,82 +59,6 @@ def sweeps(scratch: pathlib.Path) -> dict[str, Callable[[], Iterator[Case]]]:
         "files of a run": lambda: files(scratch),
         "standard output": lambda: outputs(scratch),
     }
-
-
-# Numbers.
-
-
-def numbers() -> Iterator[Case]:
-    """Yield every integer and float of every config, set to extreme values."""
-    seen: set[tuple[str, str]] = set()
-    tried: set[type] = set()
-    files = sorted({name.partition(":")[0] for name in list_experiments()})
-    for base in (shallow(find_experiment(name)) for name in files):
-        for experiment in itertools.chain([base], other_kinds(base, tried)):
-            plain = experiment_to_dict(experiment)
-            for kind, path, value in numbers_of(experiment):
-                key = kind, path.rpartition(".")[2]
-                if key in seen:
-                    continue
-                seen.add(key)
-                for other in INTEGERS if isinstance(value, int) else FLOATS:
-                    yield Case(f"{kind}: {path} = {other}", described(plain, path, other))
-
-
-def shallow(experiment: Experiment) -> Experiment:
-    """Return the experiment with each block once, which traces faster."""
-    model = experiment.model
-    model = dataclasses.replace(model, num_layers=len(model.layer_pattern))
-    if model.encoder is not None:
-        encoder = dataclasses.replace(model.encoder, num_layers=len(model.encoder.layer_pattern))
-        model = dataclasses.replace(model, encoder=encoder)
-    return dataclasses.replace(experiment, model=model)
-
-
-def other_kinds(base: Experiment, tried: set[type], within: str = "") -> Iterator[Experiment]:
-    """Yield the experiment with each part replaced by each other kind, recursively.
-
-    Args:
-      base: The experiment.
-      tried: Kinds that need not be tried; those that are tried are added.
-      within: Only parts of the part of this name are changed.
-    """
-    for path, known in kind_options(base):
-        for kind, found_kind in known.items() if path.startswith(within) else ():
-            if found_kind in tried:
-                continue
-            plain = experiment_to_dict(base)
-            put(plain, path, {"kind": kind})
-            try:
-                found = experiment_from_dict(plain, "an experiment")
-            except UserError:
-                continue
-            tried.add(found_kind)
-            yield found
-            yield from other_kinds(found, tried, f"{path}.")
-
-
-def numbers_of(config: Any, path: str = "") -> Iterator[tuple[str, str, int | float]]:
-    """Yield (class, dotted name, value) of every number."""
-    if isinstance(config, tuple):
-        for index, each in enumerate(config):
-            yield from numbers_of(each, f"{path}.{index}")
-    elif dataclasses.is_dataclass(config):
-        for field in dataclasses.fields(config):
-            value, name = getattr(config, field.name), f"{path}.{field.name}".lstrip(".")
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                yield type(config).__name__, name, value
-            else:
-                yield from numbers_of(value, name)
-
-
-def described(plain: dict[str, Any], path: str, value: float) -> Use:
-    def use(folder: pathlib.Path) -> None:
-        changed = copy.deepcopy(plain)
-        put(changed, path, value)
-        describe(experiment_from_dict(changed, "an experiment"))
-
-    return use
 
 
 # Paths.
@@ -185,7 +94,7 @@ def paths() -> Iterator[Case]:
             lambda path, folder: _text(folder, validation_path=path),
         ),
         "data.test_path": (".txt", lambda path, folder: _text(folder, test_path=path)),
-        "data.cache_dir": ("", lambda path, folder: _text(folder, cache=path)),
+        "data.cache_dir": ("", lambda path, folder: _text(folder, cache_dir=path)),
         "data.tokenizer.path": (
             ".json",
             lambda path, folder: _text(folder, tokenizer=TokenizerConfig("file", path=path)),
@@ -222,7 +131,7 @@ BYTES = TokenizerConfig("byte")
 def _text(folder: pathlib.Path, **changes: Any) -> object:
     (folder / "good.txt").write_text("some words of a text\n" * 50)
     config = TextDataConfig(path=str(folder / "good.txt"), sequence_length=8, tokenizer=BYTES)
-    changed = dataclasses.replace(config, **{"cache": str(folder / "cache"), **changes})
+    changed = dataclasses.replace(config, **{"cache_dir": str(folder / "cache"), **changes})
     return prepare_text(changed)
 
 

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.drills import _fuzz_sweeps, _fuzz_targets
-from bench.drills._fuzz_sweeps import Case
+from bench.drills._fuzz_numbers import Case
 from bench.drills._fuzz_targets import Target
 from train.errors import UserError
 

@@ -149,7 +149,7 @@ def torment(
     for _ in range(kills):
         lives = machine.start(workdir, steps, OFTEN)
         wait(workdir, lives, drawn)
-        told = newest(workdir / "metrics.jsonl")
+        last_step = newest(workdir / "metrics.jsonl")
         how = signal.SIGKILL
         if drawn.random() < 1 / 4:
             how = drawn.choice([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
@@ -159,8 +159,8 @@ def torment(
                 life.process.kill()
         codes = {life.ended() for life in lives}
         if codes == {0}:
-            if told < steps - STEPS_A_LIFE:
-                words = f"{how.name} at step {told}: the run went on to its end"
+            if last_step < steps - STEPS_A_LIFE:
+                words = f"{how.name} at step {last_step}: the run continued to its end"
                 raise RuntimeError(f"{words}\n{lives[0].errors.read_text()}\n{dict(ends)}")
             ends["done"] += 1
             break

@@ -1,1 +1,1 @@
-"""The contenders: each runs in a process, and if need be in an environment, of its own."""
+"""Contenders: each runs in its own process and, if necessary, its own environment."""

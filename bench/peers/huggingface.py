@@ -1,4 +1,4 @@
-"""The contender Hugging Face: ``GPT2LMHeadModel`` with random weights, and its trainer's AdamW."""
+"""Contender Hugging Face: ``GPT2LMHeadModel`` with random weights, and its trainer's AdamW."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_new"}
 
 
 def build(settings: dict[str, Any]) -> Work:
-    """GPT-2 in the asked shape with random weights, no dropout."""
+    """GPT-2 in the requested shape with random weights, no dropout."""
     torch.set_num_threads(settings["threads"])
     torch.manual_seed(0)
     model = GPT2LMHeadModel(_config(settings))

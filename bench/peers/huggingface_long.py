@@ -1,4 +1,4 @@
-"""The contender Hugging Face, one module: Longformer's or BigBird's attention, forward."""
+"""Contender Hugging Face, one module: Longformer's or BigBird's attention, forward."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from bench.protocol import Work, peak_resident_bytes, resident_bytes, serve
 
 
 def build(settings: dict[str, Any]) -> Work:
-    """The module and the output matrix behind it, with random weights; a step is a forward pass."""
+    """Build the module and its output matrix with random weights; a step is a forward pass."""
     torch.set_num_threads(settings["threads"])
     torch.manual_seed(0)
     x = torch.randn(1, settings["length"], settings["width"])
@@ -45,7 +45,7 @@ Made = tuple[torch.nn.Module, Callable[[Any], Any]]
 
 
 def longformer(settings: dict[str, Any]) -> Made:
-    """Its first token is global; its window counts both sides."""
+    """Build Longformer: the first token is global, the window counts both sides."""
     config = transformers.LongformerConfig(
         hidden_size=settings["width"],
         num_attention_heads=settings["heads"],
@@ -63,7 +63,7 @@ def longformer(settings: dict[str, Any]) -> Made:
 
 
 def bigbird(settings: dict[str, Any]) -> Made:
-    """The module of blocks itself: its model computes short inputs in full."""
+    """Build the block module itself, because its model computes short inputs in full."""
     config = transformers.BigBirdConfig(
         hidden_size=settings["width"],
         num_attention_heads=settings["heads"],

@@ -1,4 +1,4 @@
-"""The contender nanoGPT, from a local checkout: its model and its own choice of optimizer."""
+"""Contender nanoGPT, from a local checkout: its model and its own choice of optimizer."""
 
 import importlib.util
 import sys
@@ -18,7 +18,7 @@ ACTIVATIONS = {
 
 
 def load_model_file(checkout: Path) -> ModuleType:
-    """Imports ``model.py`` of a nanoGPT checkout."""
+    """Import ``model.py`` of a nanoGPT checkout."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", checkout / "model.py")
     assert spec is not None
     assert spec.loader is not None
@@ -29,7 +29,7 @@ def load_model_file(checkout: Path) -> ModuleType:
 
 
 def build(settings: dict[str, Any]) -> Work:
-    """nanoGPT in the asked shape, biases on, no dropout."""
+    """nanoGPT in the requested shape, biases on, no dropout."""
     torch.set_num_threads(settings["threads"])
     torch.manual_seed(0)
     source = load_model_file(Path(settings["checkout"]))

@@ -1,4 +1,4 @@
-"""The loss of a trained nanoGPT over a whole text, where nanoGPT itself samples a few batches.
+"""Loss of a trained nanoGPT over a whole text; nanoGPT itself samples a few batches.
 
     python -m bench.peers.nanogpt_loss CHECKOUT CHECKPOINT TOKENS
 
@@ -20,7 +20,7 @@ WINDOWS_AT_ONCE = 64
 
 
 def load(checkout: Path, checkpoint: Path) -> torch.nn.Module:
-    """The model that nanoGPT's ``train.py`` saved."""
+    """Return the model that nanoGPT's ``train.py`` saved."""
     source = load_model_file(checkout)
     saved = torch.load(checkpoint, map_location="cpu")
     model = source.GPT(source.GPTConfig(**saved["model_args"]))
@@ -30,7 +30,7 @@ def load(checkout: Path, checkpoint: Path) -> torch.nn.Module:
 
 @torch.no_grad()
 def mean_loss(model: torch.nn.Module, tokens: torch.Tensor) -> float:
-    """The mean over all tokens [count] but the first, in windows of the model's context."""
+    """Return the mean over all tokens [count] but the first, in windows of the context length."""
     window = model.config.block_size
     inputs, targets = tokens[:-1].split(window), tokens[1:].split(window)
     total = 0.0
@@ -50,7 +50,7 @@ def _summed(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor)
 
 
 def main() -> None:
-    """Read the three arguments and prints the loss."""
+    """Read the three arguments and print the loss."""
     checkout, checkpoint, tokens = (Path(argument) for argument in sys.argv[1:])
     ids = torch.from_numpy(np.fromfile(tokens, dtype=np.uint16).astype(np.int64))
     loss = mean_loss(load(checkout, checkpoint), ids)

@@ -1,6 +1,6 @@
-"""The contender ours: an experiment and its engine, as ``fit`` makes them.
+"""Contender ours: an experiment and its engine, as ``fit`` makes them.
 
-No setting is changed but those that say what is trained.
+Only the settings that define the training are changed.
 """
 
 import itertools
@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, Activation] = {"erf": "gelu", "tanh": "gelu_tanh"}
 
 
 def experiment_of(settings: dict[str, Any]) -> Experiment:
-    """GPT-2 in the asked shape: learned positions, pre-norm, biases, tied embeddings."""
+    """GPT-2 in the requested shape: learned positions, pre-norm, biases, tied embeddings."""
     block = BlockConfig(
         mixer=AttentionConfig(num_heads=settings["heads"]),
         feed_forward=FeedForwardConfig(activation=ACTIVATIONS[settings["gelu"]]),
@@ -57,7 +57,7 @@ def experiment_of(settings: dict[str, Any]) -> Experiment:
 def random_rows(
     generator: np.random.Generator, settings: dict[str, Any], first: int
 ) -> dict[str, np.ndarray]:
-    """A batch of random tokens, in the form that the data module gives; ``first`` example."""
+    """Return a batch of random tokens in the form of the data module; ``first`` is its example."""
     batch, context = settings["batch"], settings["context"]
     tokens = generator.integers(settings["vocabulary"], size=(batch, context + 1), dtype=np.int32)
     return {
@@ -69,7 +69,7 @@ def random_rows(
 
 
 def build(settings: dict[str, Any]) -> Work:
-    """The experiment's engine with its state, ready to step over random tokens."""
+    """Build the experiment's engine and state; a step takes random tokens."""
     engine = make_engine(experiment_of(settings), local_hardware())
     state = engine.init()
     parameters = count_parameters(engine.model).total

@@ -1,4 +1,4 @@
-"""The contender ours: causal softmax attention alone, forward and backward."""
+"""Contender ours: causal softmax attention alone, forward and backward."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ from transformer.attention.score_spec import ScoreSpec
 
 
 def build(settings: dict[str, Any]) -> Work:
-    """`attend` in the form asked for, compiled; a step ends with the three gradients."""
+    """Compile `attend` with the requested backend; a step ends with the three gradients."""
     width = settings["head_dim"]
     shape = (4, 1, settings["length"], settings["num_heads"], width)
     drawn = np.random.default_rng(0).normal(size=shape).astype(np.float32)

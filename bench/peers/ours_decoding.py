@@ -1,4 +1,4 @@
-"""The contender ours, decoding: ``transformer.generate`` as anyone calls it."""
+"""Contender ours, decoding: ``transformer.generate``."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from transformer.parameter_counts import count_parameters
 
 
 def build(settings: dict[str, Any]) -> Work:
-    """GPT-2 in the asked shape with random weights; a step continues new prompts."""
+    """GPT-2 in the requested shape with random weights; a step continues new prompts."""
     config = TransformerConfig(
         vocab_size=settings["vocabulary"],
         d_model=settings["width"],

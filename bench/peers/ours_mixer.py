@@ -1,4 +1,4 @@
-"""The contender ours, one mixer: `longformer` or `bigbird` over one row of tokens, forward."""
+"""Contender ours, one mixer: `longformer` or `bigbird` over one row of tokens, forward."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ from transformer.layers.logical_axes import is_boxed_weight
 
 
 def config_of(settings: dict[str, Any]) -> MixerConfig:
-    """The mixer that is asked for, otherwise as its defaults have it."""
+    """Return the requested mixer with defaults otherwise."""
     heads = settings["heads"]
     if settings["mixer"] == "longformer":
         return LongformerConfig(num_heads=heads, one_sided_window=settings["window"])
@@ -28,7 +28,7 @@ def config_of(settings: dict[str, Any]) -> MixerConfig:
 
 
 def build(settings: dict[str, Any]) -> Work:
-    """The mixer with random weights, compiled; a step is a forward pass."""
+    """Compile the mixer with random weights; a step is a forward pass."""
     config, width, length = config_of(settings), settings["width"], settings["length"]
     shared = ModelContext(width, 1, Precision(), Initialization(), local_hardware())
     mixer = mixer_class(config)(config, shared, parent=None)

@@ -1,4 +1,4 @@
-"""The contender PyTorch: causal softmax attention alone, forward and backward."""
+"""Contender PyTorch: causal softmax attention alone, forward and backward."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from bench.protocol import Work, peak_resident_bytes, resident_bytes, serve
 
 
 def build(settings: dict[str, Any]) -> Work:
-    """`scaled_dot_product_attention` as it picks its kernel; a step ends with three gradients."""
+    """Build `scaled_dot_product_attention`; a step ends with three gradients."""
     torch.set_num_threads(settings["threads"])
     shape = (4, 1, settings["length"], settings["num_heads"], settings["head_dim"])
     drawn = np.random.default_rng(0).normal(size=shape).astype(np.float32)

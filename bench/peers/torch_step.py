@@ -1,4 +1,4 @@
-"""A full training step in PyTorch, as its users write it: forward, backward, clip, AdamW."""
+"""Full training step in PyTorch: forward, backward, clip, AdamW."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ def torch_work(
     optimizer: torch.optim.Optimizer,
     versions: dict[str, str],
 ) -> Work:
-    """Steps over random tokens, new ones at every step; float32 as the model is."""
+    """Return a float32 step over new random tokens."""
     batch = (settings["batch"], settings["context"] + 1)
     generator = torch.Generator().manual_seed(0)
     model.train()
@@ -46,7 +46,7 @@ def torch_work(
 
 
 def decayed_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """AdamW's groups: matrices decay, biases and norms do not."""
+    """Return AdamW's parameter groups: only matrices decay."""
     parameters = list(model.parameters())
     return [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},

@@ -13,7 +13,7 @@ from bench.decode import Options, contenders, main
 from train.errors import UserError
 
 
-def test_both_sides_are_told_the_same() -> None:
+def test_both_sides_get_the_same_settings() -> None:
     ours, peer = contenders(Options(torch_python=Path(sys.executable)), 8)
     assert ours.settings == peer.settings
     assert ours.settings["batch"] == 8
@@ -38,7 +38,7 @@ def record(name: str, seconds: tuple[float, ...]) -> Record:
     )
 
 
-def test_rates_count_the_new_tokens_of_the_whole_batch(
+def test_rates_count_the_new_tokens_of_the_batch(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def race(sides: list[Contender], **_: int) -> list[Record]:

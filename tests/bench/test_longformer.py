@@ -44,7 +44,7 @@ def test_a_length_that_chunks_do_not_fit_is_refused() -> None:
         main(Options(shortest=300))
 
 
-def test_both_sides_are_told_the_same() -> None:
+def test_both_sides_get_the_same_settings() -> None:
     ours, peer = contenders(Path(sys.executable), "bigbird", 640, Shape())
     assert ours.settings == peer.settings
     assert ours.settings["threads"] == len(os.sched_getaffinity(0))

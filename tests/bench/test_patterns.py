@@ -19,14 +19,14 @@ def test_of_a_mixer_without_select_a_key_is_seen_if_it_changes_the_result() -> N
     np.testing.assert_array_equal(seen(config, causal=True), shown & (DISTANCE >= 0))
 
 
-def test_of_one_with_select_a_key_is_seen_under_the_mask() -> None:
+def test_select_is_combined_with_the_mask() -> None:
     config = SlidingWindowConfig(window=4, dilation=3, **ONE)
     shown = (np.abs(DISTANCE) <= 9) & (DISTANCE % 3 == 0)
     np.testing.assert_array_equal(seen(config, causal=False), shown)
     np.testing.assert_array_equal(seen(config, causal=True), shown & (DISTANCE >= 0))
 
 
-def test_a_key_has_the_colour_of_the_first_part_that_shows_it() -> None:
+def test_a_key_gets_the_color_of_the_first_part_that_shows_it() -> None:
     (strided,) = (panel for panel in panels() if panel.name == "strided")
     expected = np.where(DISTANCE % 8 == 0, FAR, UNSEEN)
     expected = np.where(DISTANCE <= 8, NEAR, expected)

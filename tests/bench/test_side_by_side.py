@@ -82,7 +82,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert (peer.rate, peer.ratio, peer.ratio_quartiles) == (60.0, 1.0, (1.0, 1.0))
 
 
-def test_neighbours_are_reported_where_the_system_tells() -> None:
+def test_other_load_is_reported_if_known() -> None:
     told = record("told", (1.0, 1.0, 1.0), others=(0.5, 0.0, 0.25))
     untold = record("untold", (1.0, 1.0, 1.0), others=(None, None, None))
     assert [row.others for row in compare([told, untold], "told", work=1.0)] == [0.25, None]

@@ -9,7 +9,7 @@ from bench.peers.ours_attention import build
 from bench.softmax_race import Options, contenders
 
 
-def test_all_sides_are_told_the_same() -> None:
+def test_all_sides_get_the_same_settings() -> None:
     options = Options(torch_python=Path(sys.executable), num_heads=2, head_dim=8, full=True)
     tiles, scores, peer = contenders(options, 640)
     assert (tiles.settings["backend"], scores.settings["backend"]) == ("blockwise", "reference")

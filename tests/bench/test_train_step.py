@@ -32,7 +32,7 @@ def test_the_shapes_have_the_sizes_that_are_published() -> None:
     assert {name: parameters(name) for name in SHAPES} == {"small": 10_770_816, "gpt2": 124_082_688}
 
 
-def test_both_sides_are_told_the_same(checkout: Path) -> None:
+def test_both_sides_get_the_same_settings(checkout: Path) -> None:
     options = replace(HF, against="nanogpt", nanogpt=checkout)
     ours, peer = contenders(options, SHAPES["gpt2"])
     own = {"compile": False, "checkout": str(checkout)}
@@ -47,7 +47,7 @@ def test_both_sides_are_told_the_same(checkout: Path) -> None:
     [(Options("nanogpt"), "erf"), (HF, "tanh"), (replace(HF, gelu="erf"), "erf")],
     ids=["nanogpt", "hf", "asked"],
 )
-def test_both_sides_have_the_peers_gelu_unless_asked(
+def test_both_sides_use_the_peers_gelu_by_default(
     options: Options, gelu: str, checkout: Path
 ) -> None:
     sides = contenders(replace(options, nanogpt=checkout), SHAPES["small"])
@@ -85,7 +85,7 @@ def test_a_mistake_is_one_line_and_status_1(tmp_path: Path) -> None:
 
 
 def raced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Race nothing: ours takes half the seconds of its peer. Returns the steps asked for."""
+    """Race nothing: ours takes half the seconds of its peer. Return the requested steps."""
     asked = []
 
     def race(sides: list[Contender], *, rounds: int, steps: int, **_: int) -> list[Record]:

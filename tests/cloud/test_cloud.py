@@ -53,7 +53,7 @@ def remote_script(line: str) -> str:
 
 
 class Host:
-    """A host without uv: an empty home folder, and the few programs that a setup needs.
+    """Host without uv: an empty home folder and the few programs that setup needs.
 
     `curl` is a stand-in that prints an installer, and the installer makes a stand-in of uv. Both
     write their arguments to `log`.
@@ -84,7 +84,7 @@ class Host:
         )
 
     def logged(self) -> list[str]:
-        """Return what the stand-ins have logged since the last call."""
+        """Return the log of the stub programs since the last call."""
         lines = self.log.read_text().splitlines()
         self.log.unlink()
         return lines
@@ -101,7 +101,7 @@ def host(tmp_path: Path) -> Host:
 
 
 class Repository:
-    """A git repository with one file, `code`."""
+    """Git repository with one file, `code`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.url = folder, folder.as_uri()
@@ -127,7 +127,7 @@ def test_the_shell_has_no_complaint(script: str) -> None:
     assert (found.returncode, found.stdout) == (0, "")
 
 
-def test_a_tpu_is_asked_for_set_up_used_and_given_back() -> None:
+def test_a_tpu_is_requested_set_up_used_and_released() -> None:
     found = ran("tpu_vm.sh", "train", **TPU, SPOT="1", PROJECT="mine")
     assert (found.returncode, found.stderr) == (0, "")
     steps = found.stdout.splitlines()
@@ -230,14 +230,14 @@ def test_a_kind_that_there_is_not() -> None:
     assert "TYPE v9-8: is not known" in found.stderr
 
 
-def test_no_verb_is_told_the_verbs() -> None:
+def test_a_missing_command_prints_the_usage() -> None:
     for script in ("tpu_vm.sh", "gke.sh"):
         found = ran(script, **TPU)
         assert found.returncode == 2
         assert found.stderr.startswith(f"usage: cloud/{script}")
 
 
-def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_program(tmp_path: Path) -> None:
     for name in ("bash", "dirname"):
         found = shutil.which(name)
         assert found
@@ -255,7 +255,7 @@ def jobset() -> dict[str, Any]:
     return loaded
 
 
-def test_the_jobset_is_what_was_asked_for(jobset: dict[str, Any]) -> None:
+def test_the_jobset_has_the_requested_settings(jobset: dict[str, Any]) -> None:
     assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 10
     [job] = jobset["spec"]["replicatedJobs"]

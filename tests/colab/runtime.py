@@ -53,7 +53,7 @@ Packages = dict[NormalizedName, Version | None]
 
 
 class ListError(Exception):
-    """A package list that cannot be used."""
+    """Error: the package list is unusable."""
 
 
 class Difference(NamedTuple):

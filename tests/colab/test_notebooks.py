@@ -1,4 +1,4 @@
-"""Every notebook is committed clean: no outputs, and nothing of the machine it was written on."""
+"""Every notebook is committed clean: no outputs, and no data of the author's machine."""
 
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""The report on a package list of Colab, and that an installation leaves Colab's packages alone."""
+"""The report on Colab's package list; an installation keeps Colab's packages."""
 
 import importlib.util
 import pathlib

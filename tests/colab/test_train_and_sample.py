@@ -1,4 +1,4 @@
-"""The notebook for newcomers: its cells one by one, and all of it, twice."""
+"""The introductory notebook: single cells, and two complete executions."""
 
 import dataclasses
 import importlib.util
@@ -52,7 +52,7 @@ def source(name: str) -> str:
 
 
 def execute(text: str, **names: Any) -> dict[str, Any]:
-    """Run the text of a cell; returns the names that there are after it."""
+    """Run the text of a cell; return the resulting names."""
     exec(TransformerManager().transform_cell(text), names)
     return names
 
@@ -96,7 +96,7 @@ def test_an_installation_from_nowhere_says_what_to_set(
 def test_an_installation_without_an_address(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, what: str
 ) -> None:
-    """From the checkout that the notebook lies in, or from what was uploaded beside it."""
+    """The source is the checkout around the notebook, or an uploaded archive."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     expected = {
         "a checkout": ROOT,
@@ -112,7 +112,7 @@ def test_an_installation_without_an_address(
     assert line.format(**names).split()[-1] == str(expected)
 
 
-def test_what_is_there_is_shown_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_cell_shows_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
     execute(source("look"))
     devices = jax.devices()
     shown = f"{len(devices)} x {devices[0].device_kind} (cpu), jax {jax.__version__}\n"
@@ -156,7 +156,7 @@ def test_the_settings_are_those_of_the_quickstart(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.full
-def test_it_runs_whole_and_goes_on_where_it_stopped(tmp_path: pathlib.Path) -> None:
+def test_it_runs_completely_and_resumes(tmp_path: pathlib.Path) -> None:
     text = tmp_path / "text"
     text.mkdir()
     for number in range(7):
@@ -180,7 +180,7 @@ def test_it_runs_whole_and_goes_on_where_it_stopped(tmp_path: pathlib.Path) -> N
 
 
 def run_notebook(folder: pathlib.Path, *, steps: int, devices: int = 1) -> Any:
-    """The notebook with its outputs, after all its cells were executed in `folder`."""
+    """Execute all cells in `folder`; return the notebook with outputs."""
     notebook: Any = nbformat.read(NOTEBOOK, as_version=4)
     tags = [cell.metadata.get("tags", []) for cell in notebook.cells]
     place = tags.index(["parameters"]) + 1

@@ -9,6 +9,7 @@ section. Read the difference, then renew the files:
 """
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,8 @@ def config_classes(hint: Any = Experiment, found: dict[type, None] | None = None
     """Return every dataclass that an experiment may hold, in the order of their discovery."""
     found = {} if found is None else found
     for each in (*classes_by_kind(hint).values(), hint, *get_args(hint)):
+        if inspect.isabstract(each):  # an interface: it has no settings of its own
+            continue
         if isinstance(each, type) and dataclasses.is_dataclass(each) and each not in found:
             found[each] = None
             if each is not Precision:

@@ -46,7 +46,7 @@ def test_abilities_are_those_declared(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_cost_grows_as_it_says(kind: str) -> None:
-    """Operations of a token: as many at twice the length, or about twice as many."""
+    """At twice the length, a token costs as many FLOPs or about twice as many."""
     config = default_config(kind)
     counts = [MIXERS[kind].score_flops(config, 64, length) for length in (2**14, 2**15)]
     shorter, longer = (count.full for count in counts if count is not None)

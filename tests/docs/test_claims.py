@@ -31,7 +31,7 @@ def test_a_verdict_begins_with_a_word_of_the_legend(row: str) -> None:
 
 @pytest.mark.parametrize("row", ROWS)
 def test_what_only_describe_shows_is_called_computed(row: str) -> None:
-    """`describe` multiplies: it runs nothing, so it measures nothing."""
+    """`describe` runs nothing, so its rows are computed."""
     _, verdict, shown_by, *_ = ROWS[row]
     runs = re.search(r"tests/|bench\.|train fit|--ask-compiler", shown_by)
     if "`describe" in shown_by and not runs:

@@ -152,6 +152,7 @@ def select_kinds(config: Config, arguments: Sequence[str]) -> tuple[Config, list
       UsageError: A kind is unknown.
     """
     requested = _requested_kinds(arguments)
+    # tyro parses fields of the classes in `default`: the classes must be right before it runs.
     selected, used = _with_kinds(
         config, None, "", {path: kind for path, (kind, _) in requested.items()}
     )
@@ -161,7 +162,10 @@ def select_kinds(config: Config, arguments: Sequence[str]) -> tuple[Config, list
 
 def kinds_help(config: Any) -> str:
     """Return the parts that can be of several classes, for `--help`."""
-    lines = [f"--{path}.kind {{{','.join(known)}}}" for path, known in kind_options(config)]
+    lines = [
+        f"--{path.replace('_', '-')}.kind {{{','.join(known)}}}"
+        for path, known in kind_options(config)
+    ]
     return "\n".join(["Another kind has settings of its own:", *lines]) if lines else ""
 
 

@@ -68,7 +68,7 @@ def _fastest(run: Callable[[Any], Any], argument: Any, clock: Clock, times: int 
     jax.block_until_ready(run(argument))
     seconds = []
     for _ in range(times):
-        begun = clock()
+        start = clock()
         jax.block_until_ready(run(argument))
-        seconds.append(clock() - begun)
+        seconds.append(clock() - start)
     return min(seconds)

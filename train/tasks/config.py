@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from train.experiment import Experiment
 
 
+@dataclasses.dataclass(frozen=True)
 class TaskConfig(abc.ABC):
     """Interface of a task's settings: a frozen dataclass, saved under its class name.
 

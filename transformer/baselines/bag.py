@@ -1,9 +1,4 @@
-"""The mixer that mixes nothing: every token is left to itself.
-
-A bag of embeddings: the least that can tell what a text is about.
-"""
-
-from typing import Any
+"""Mixer without communication between tokens, for bag-of-embeddings models."""
 
 import jax
 from flax import linen as nn
@@ -18,13 +13,11 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.baselines.config import IdentityConfig
-from transformer.config import BlockConfig, TransformerConfig
-from transformer.layers.config import FeedForwardConfig
 from transformer.registry import MIXERS
 
 
 class Identity(Mixer):
-    """What a bag of embeddings has in place of attention."""
+    """Mixer that returns its input."""
 
     config: IdentityConfig
 
@@ -52,25 +45,3 @@ class Identity(Mixer):
 
 
 MIXERS[IdentityConfig.kind] = Identity
-
-
-def bag_of_embeddings_config(
-    width: int,  # D
-    hidden: int,  # F
-    *,
-    num_layers: int = 1,
-    dropout: float = 0.0,  # of the hidden activations
-    embedding_dropout: float = 0.0,
-    **model_fields: Any,  # other fields of the configuration
-) -> TransformerConfig:
-    """Embed, MLP, mean, logistic regression, for `Classifier(config, pooling="mean")`.
-
-    Words in another order give the same answer (compare the deep averaging network of Iyyer et al.
-    2015, which takes the mean first).
-    """
-    mlp = FeedForwardConfig(d_ff=hidden, activation="relu", dropout=dropout)
-    block = BlockConfig(mixer=IdentityConfig(), feed_forward=mlp, norm=None, residual=False)
-    given: dict[str, Any] = (
-        dict(final_norm=None, causal=False, embedding_dropout=embedding_dropout) | model_fields
-    )
-    return TransformerConfig(d_model=width, num_layers=num_layers, layer_pattern=(block,), **given)

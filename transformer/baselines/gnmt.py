@@ -1,9 +1,4 @@
-"""The encoder of Google's neural machine translation (Wu et al. 2016, section 3).
-
-The decoder of Google's neural machine translation (Wu et al. 2016, section 3).
-
-Google's neural machine translation system (Wu et al. 2016) as an `EncoderDecoder`.
-"""
+"""Google's neural machine translation system (Wu et al. 2016, section 3)."""
 
 from typing import Any
 
@@ -22,7 +17,6 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.config import MixerConfig
 from transformer.attention.masks import Mask
 from transformer.baselines.cells import (
     DocumentBoundaries,
@@ -46,13 +40,15 @@ from transformer.baselines.memory_attention import (
     needs_memory_cache_error,
     project_additive_keys,
 )
-from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
 from transformer.layers.dropout import dropout, fold_in
 from transformer.registry import MIXERS
 
 
 class GNMTEncoder(Mixer):
-    """The top layer's result. All layers are one mixer: the first hands on 2 D, the others D."""
+    """Output of the top layer.
+
+    All layers form one mixer because the first passes 2 D features to the second, the others D.
+    """
 
     config: GNMTEncoderConfig
 
@@ -97,14 +93,17 @@ MIXERS[GNMTEncoderConfig.kind] = GNMTEncoder
 
 
 class GNMTCache(struct.PyTreeNode):
-    """The state of each layer, and the memory."""
+    """States of all layers, and the memory."""
 
     first_layer: MemoryAttentionCache
     upper_layers: tuple[LSTMState, ...]
 
 
 class GNMTDecoder(Mixer):
-    """The top layer's result. All layers are one mixer: they share what the first has looked at."""
+    """Output of the top layer.
+
+    All layers form one mixer because they share the contexts of the first layer's attention.
+    """
 
     config: GNMTDecoderConfig
 
@@ -138,7 +137,7 @@ class GNMTDecoder(Mixer):
             Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
         )
         size = memory_vectors(
-            config.kind, inputs.memory, None if inputs.cache is None else inputs.cache.first
+            config.kind, inputs.memory, None if inputs.cache is None else inputs.cache.first_layer
         ).shape[1]
         states = inputs.cache or self.init_memory_cache(len(x), size)
         first = states.first_layer
@@ -169,7 +168,7 @@ class GNMTDecoder(Mixer):
         first: MemoryAttentionCache,
         boundaries: DocumentBoundaries | None,
     ) -> tuple[LSTMState, tuple[jax.Array, jax.Array, jax.Array]]:
-        """The first layer: its results [B, T, D], contexts [B, T, D] and weights [B, T, S]."""
+        """Return outputs [B, T, D], contexts [B, T, D] and weights [B, T, S] of the first layer."""
         shared, (width, score) = self.context, self.config.resolved_sizes(self.context.d_model)
         embed, gates = {"embed": width}, {"gates": 4, "hidden": width}
         driven, recurrent = lstm_input_gates(self, x, embed, width, shared)
@@ -192,28 +191,3 @@ class GNMTDecoder(Mixer):
 
 
 MIXERS[GNMTDecoderConfig.kind] = GNMTDecoder
-
-
-def gnmt_config(
-    width: int = 1024,  # D
-    *,
-    num_layers: int = 8,  # of the encoder and of the decoder
-    dropout: float = 0.2,
-    **model_fields: Any,  # other fields of the configuration
-) -> TransformerConfig:
-    """Eight LSTM layers read, eight write, each side one mixer; as published unless told."""
-    encoder = EncoderConfig(
-        num_layers=1,
-        layer_pattern=(_alone(GNMTEncoderConfig(num_layers, dropout)),),
-        final_norm=None,
-    )
-    decoder = _alone(GNMTDecoderConfig(num_layers, dropout=dropout))
-    given: dict[str, Any] = (
-        dict(final_norm=None, tie_embeddings=False, encoder=encoder) | model_fields
-    )
-    return TransformerConfig(d_model=width, num_layers=1, layer_pattern=(decoder,), **given)
-
-
-def _alone(mixer: MixerConfig) -> BlockConfig:
-    """A block that is its mixer and nothing else."""
-    return BlockConfig(mixer=mixer, feed_forward=None, norm=None, residual=False)

@@ -16,7 +16,7 @@ SETTINGS = {
 }
 
 
-def test_the_mixer_is_the_one_asked_for() -> None:
+def test_the_requested_mixer_is_built() -> None:
     assert config_of(SETTINGS) == LongformerConfig(num_heads=2, one_sided_window=3)
     asked = config_of({**SETTINGS, "mixer": "bigbird"})
     assert asked == BigBirdConfig(num_heads=2, block_size=4, random_block_span=24)

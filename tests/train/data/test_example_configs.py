@@ -39,17 +39,29 @@ def test_what_all_have_in_common(
     [
         (BitextDataConfig, {"source_lang": ""}, "data.source_lang: is empty; give en"),
         (BitextDataConfig, {"target_lang": "en"}, "data.target_lang: en is the source too"),
-        (BitextDataConfig, {"batch_size_multiple": 0}, "data.batch_size_multiple: 0 is no number of rows"),
+        (
+            BitextDataConfig,
+            {"batch_size_multiple": 0},
+            "data.batch_size_multiple: 0 is no number",
+        ),
         (BitextDataConfig, {"batch_tokens": -1}, "data.batch_tokens: -1 is negative"),
         (ClassificationDataConfig, {"format": "csv"}, "data.format: 'csv' .* tsv, label_first"),
         (ClassificationDataConfig, {"header": False}, "data.label_column: 'label' is no number"),
-        (ClassificationDataConfig, {"text_column": "label"}, "data.text_column: column label is the label; give"),
+        (
+            ClassificationDataConfig,
+            {"text_column": "label"},
+            "data.text_column: column label is",
+        ),
         (
             ClassificationDataConfig,
             {"encoding": "utf-7.5"},
             "data.encoding: 'utf-7.5' is not known",
         ),
-        (ListOpsDataConfig, {"train_examples": 0}, "data.train_examples: 0 is too little; give 1 or more"),
+        (
+            ListOpsDataConfig,
+            {"train_examples": 0},
+            "data.train_examples: 0 is too little",
+        ),
         (ListOpsDataConfig, {"max_depth": 1}, "data.max_depth: 1 is too little; give 2 or more"),
         (ListOpsDataConfig, {"max_arguments": 1}, "data.max_arguments: 1 .* give 2 or more"),
         (ListOpsDataConfig, {"generator_seed": -1}, "data.generator_seed: -1 .* give 0 or more"),

@@ -12,7 +12,7 @@ from tests.transformer.formulas import array, assert_close, normal, weights_of
 from tests.transformer.mixers import applied, made
 from transformer import EncoderDecoder, Mask, MaskPattern
 from transformer.baselines.config import GNMTDecoderConfig, GNMTEncoderConfig
-from transformer.baselines.gnmt import gnmt_config
+from transformer.baselines.model_configs import gnmt_config
 from transformer.costs import count_token_flops
 from transformer.parameter_counts import count_parameters
 

@@ -1,136 +1,50 @@
-"""One tile of attention: a block of queries and one of keys.
+"""Blockwise attention with a running softmax: memory O(T), forward and backward.
 
-Attention tile by tile with a running softmax: memory O(T), forward and backward.
+Forward (Rabe and Staats 2021; Dao et al. 2022, algorithm 1), for each block of queries:
 
-Blocks of queries meet blocks of keys one after the other (Rabe and Staats 2021); the backward pass
-computes the scores of each tile again from the logarithms of the softmax's sums (Dao et al. 2022,
-algorithms 1 and 4). Tiles that a causal mask or a window hides whole are never visited.
+    m = running maximum of the scores, l = running sum of exp(score - m), y = running sum of
+    exp(score - m) v. A new block of keys rescales l and y by exp(m_old - m_new).
+    Result: y / l, and lse = m + log l.
+
+Backward (algorithm 4), for each block of keys, with P = exp(score - lse) recomputed per tile:
+
+    dV = P^T dY        dP = dY V^T        dS = P * (dP - delta)        delta = rowsum(Y * dY)
+
+Tiles that a causal mask or a window hides are never visited.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from transformer.attention.backends.tiling import (
-    Tiling,
+    Index,
+    TilePass,
+    compute_tile,
+    dropped_weighted_values,
     join_blocks,
     make_tiling,
     pad_mask,
     pad_to_tiles,
     split_blocks,
     tile_mask,
+    visit_unless_masked,
 )
-from transformer.attention.masks import Mask, dense_mask
-from transformer.attention.score_spec import ScoreSpec, weighted_values
-from transformer.layers.dropout import dropout, fold_in
+from transformer.attention.masks import Mask
+from transformer.attention.score_spec import ScoreSpec
 from transformer.layers.precise_einsum import accumulation_dtype, round_to_dtype, split_high_low
 
-
-class TilePass(NamedTuple):
-    """What a pass does; hashable."""
-
-    score_fn: Callable[..., jax.Array]
-    tiling: Tiling
-    dropout_rate: float
-    softmax_dtype: str
-    operand_dtype: str
-    """Dtype of the operands of products. Their results, and the gradients of both, are in `sums`:
-    rounded for each tile, the digits in which tiles cancel each other would be lost."""
-    skip_masked_tiles: bool
-    """Whether a tile is left out if its mask hides all of it: worth asking where nothing else tells
-    which tiles are hidden."""
-
-    @property
-    def sum_dtype(self) -> Any:
-        """Dtype of sums of products."""
-        return accumulation_dtype(self.operand_dtype, self.softmax_dtype)
-
-
-class Tile(NamedTuple):
-    """What a pass needs of a block of queries and one of keys."""
-
-    scores: jax.Array  # [B, N, rows, columns]
-    visible: jax.Array  # [B or 1, 1, rows, columns]
-    dropout_rngs: jax.Array | None  # [B] random keys
-    scores_vjp: (
-        Any  # cotangent of scores -> those of q, k (not rounded) and what scores have captured
-    )
-
-
-def compute_tile(
-    tile_pass: TilePass,
-    q: jax.Array,  # [B, N, rows, H]
-    k: jax.Array,  # [B, K, columns, H]
-    mask: Mask,
-    dropout_rngs: jax.Array | None,
-    captured: tuple[Any, ...],
-    query_block: Any,
-    key_block: Any,
-    *,
-    backward: bool = False,
-) -> Tile:
-    """The tile at a block of queries and one of keys."""
-    tiling = tile_pass.tiling
-    here = tile_mask(mask, tiling, query_block, key_block)
-    rows, columns = here.resolved_positions(tiling.queries_per_tile, tiling.keys_per_tile)
-
-    def scores(q: jax.Array, k: jax.Array, captured: Any) -> jax.Array:
-        return tile_pass.score_fn(q.swapaxes(1, 2), k.swapaxes(1, 2), rows, columns, *captured)
-
-    q, k = (
-        q.astype(tile_pass.sum_dtype),
-        k.astype(tile_pass.sum_dtype),
-    )  # for gradients that are wide
-    pull = None
-    if backward:
-        made, pull = jax.vjp(scores, q, k, captured)
-    else:
-        made = scores(q, k, captured)
-    seen = dense_mask(here, tiling.queries_per_tile, tiling.keys_per_tile)[:, None]
-    return Tile(made, seen, fold_in(fold_in(dropout_rngs, query_block), key_block), pull)
-
-
-def visit_unless_masked(
-    tile_pass: TilePass,
-    mask: Mask,
-    query_block: Any,
-    key_block: Any,
-    visit: Callable[[Any], Any],
-    state: Any,
-) -> Any:
-    """`look(state)`, or `state` if the mask hides the whole tile and that is asked first."""
-    if not tile_pass.skip_masked_tiles:
-        return visit(state)
-    here = tile_mask(mask, tile_pass.tiling, query_block, key_block)
-    some = dense_mask(here, tile_pass.tiling.queries_per_tile, tile_pass.tiling.keys_per_tile).any()
-    return jax.lax.cond(some, visit, lambda state: state, state)
-
-
-def dropped_weighted_values(
-    tile_pass: TilePass,
-    weights: jax.Array,  # [B, N, rows, columns]
-    v: jax.Array,  # [B, K, columns, H]
-    dropout_rngs: jax.Array | None,  # [B]
-) -> jax.Array:  # [B, N, rows, H] not rounded
-    """Sums of values under weights, some of which are dropped."""
-    dropped = dropout(weights, tile_pass.dropout_rate, dropout_rngs).astype(tile_pass.sum_dtype)
-    return weighted_values(
-        dropped, v.swapaxes(1, 2), tile_pass.operand_dtype, tile_pass.sum_dtype
-    ).swapaxes(1, 2)
-
-
 DEFAULT_BLOCK_SIZE = 128
-"""Queries, and keys, of a tile: small enough for the scores of one to stay in a CPU's cache."""
+"""Queries and keys of a tile; the scores of one tile fit into a CPU's cache."""
 
 
 class PartialAttention(NamedTuple):
-    """What attention over some keys has found: enough to merge it with others."""
+    """Attention over some of the keys, with what is needed to merge it with the rest."""
 
     y: jax.Array  # [B, T, N, H of values]
-    lse: jax.Array  # [B, N, T] logarithm of the sum of exponents of scores; -inf: nothing seen
+    lse: jax.Array  # [B, N, T] log of the sum of exp(score); -inf: no visible key
 
 
 def attend_blockwise(
@@ -143,14 +57,20 @@ def attend_blockwise(
     block_size: int = DEFAULT_BLOCK_SIZE,
     skip_masked_tiles: bool = False,
 ) -> PartialAttention:
-    """The same numbers as `attend_reference`, without the scores [T, S] ever existing.
+    """Compute `attend_reference` without the scores [T, S] in memory.
 
-    Not with relative tables (Shaw's), which act on values too. With `skip_masked_tiles`, a tile
-    that the mask hides is left out whatever the order of the tokens. To merge what is found with
-    more, give `ScoreSpec.widen` arrays: then `y` is not rounded yet.
+    Args:
+      q: Queries.
+      k: Keys.
+      v: Values. To merge the result with others, pass arrays of `ScoreSpec.widen`: then `y` is not
+        rounded yet.
+      mask: Visible keys of each query.
+      score_spec: Scores and dropout. Relative tables are not supported, as they act on values too.
+      block_size: Queries, and keys, of a tile.
+      skip_masked_tiles: Test each tile's mask; see `TilePass`.
     """
-    how, *given = _given(q, k, v, mask, score_spec, block_size, skip_masked_tiles)
-    y, lse = _blockwise(how, *given)
+    tile_pass, *inputs = _prepare(q, k, v, mask, score_spec, block_size, skip_masked_tiles)
+    y, lse = _blockwise(tile_pass, *inputs)
     return PartialAttention(y[:, : q.shape[1]], lse[:, :, : q.shape[1]])
 
 
@@ -166,79 +86,96 @@ def blockwise_gradients(
     *,
     block_size: int = DEFAULT_BLOCK_SIZE,
     skip_masked_tiles: bool = False,
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # like q, k, v, not rounded
-    """What these keys and values have to do with the gradients of attention over more of them.
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # of q, k and v, not rounded
+    """Return the terms of some keys in the gradients of attention over more keys.
 
-    `lse` is what attention over all keys has found, `dy` the gradient of the loss in what it
-    returned, and `delta` that of `softmax_shift`. Sums over sets of keys are the gradients over
-    their union.
+    Given `lse` and `delta` of all keys, the gradients are sums over keys. So terms of disjoint sets
+    of keys add up to the gradients over their union.
+
+    Args:
+      q: Queries.
+      k: Some of the keys.
+      v: Their values.
+      mask: Mask of these keys.
+      score_spec: Scores and dropout.
+      lse: `PartialAttention.lse` of attention over all keys.
+      dy: Gradient of the loss in the result of attention.
+      delta: `softmax_grad_delta` of attention over all keys.
+      block_size: Queries, and keys, of a tile.
+      skip_masked_tiles: Test each tile's mask; see `TilePass`.
     """
-    how, *given = _given(q, k, v, mask, score_spec, block_size, skip_masked_tiles)
-    missing = given[0].shape[1] - q.shape[1]
-    dy = jnp.pad(dy, ((0, 0), (0, missing), (0, 0), (0, 0)))
-    lse, delta = (jnp.pad(each, ((0, 0), (0, 0), (0, missing))) for each in (lse, delta))
-    dq, dk, dv, _ = _gradients(how, *given, lse=lse, dy=dy, shift=delta)
+    tile_pass, *inputs = _prepare(q, k, v, mask, score_spec, block_size, skip_masked_tiles)
+    padding = inputs[0].shape[1] - q.shape[1]
+    dy = jnp.pad(dy, ((0, 0), (0, padding), (0, 0), (0, 0)))
+    lse, delta = (jnp.pad(each, ((0, 0), (0, 0), (0, padding))) for each in (lse, delta))
+    dq, dk, dv, _ = _gradients(tile_pass, *inputs, lse=lse, dy=dy, delta=delta)
     return dq[:, : q.shape[1]], dk[:, : k.shape[1]], dv[:, : k.shape[1]]
 
 
 def softmax_grad_delta(
     out: PartialAttention,
-    rounding_error: jax.Array | None,  # what y has lost by rounding
+    rounding_error: jax.Array | None,  # of out.y
     cotangent: PartialAttention,
     operand_dtype: str,
 ) -> jax.Array:  # [B, N, T]
-    """Return what the gradient of every weight of a row loses, for the gradient of its score.
+    """Return delta = rowsum(y * dy) - d_lse, which the softmax subtracts from each dP of a row.
 
-    That is the sum over keys of P dP = y . dy, of the softmax, less the gradient of the logarithm
-    of its sum. The sum is to cancel what the dP = dy v^T of a row have in common. So it is of the
-    digits of dy that dP is made of, and of all digits of y: what y lost by rounding would be added
-    to all keys alike, and in dq to whatever the keys have in common.
+    It has to cancel the part that all dP = dy v^T of a row have in common. So it uses dy rounded
+    like the operand of that product, but all digits of y: an error of y would be added to every
+    score of the row alike, and would multiply what the keys have in common in dq.
     """
     dtype = out.lse.dtype
     y, dy = out.y.astype(dtype), round_to_dtype(cotangent.y.astype(dtype), operand_dtype)
     if rounding_error is not None:
         y = y + rounding_error.astype(dtype)
     product = jnp.einsum("BTNH,BTNH->BNT", dy, y)
+    # An empty row has lse = -inf, and no gradient.
     return product - jnp.where(jnp.isfinite(out.lse), cotangent.lse, 0)
 
 
-def _given(
+def _prepare(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
     mask: Mask,
-    scoring: ScoreSpec,
-    block: int,
-    looks_first: bool,
+    score_spec: ScoreSpec,
+    block_size: int,
+    skip_masked_tiles: bool,
 ) -> tuple[Any, ...]:
-    """What `_blockwise` takes: all of it padded to whole tiles."""
-    operands = scoring.operand_dtype_of(q)
-    scoring = scoring._replace(operand_dtype=operands)  # as the scores of a tile are of wide arrays
-    tiling = make_tiling(mask, q.shape[1], k.shape[1], block)
+    """Return the arguments of `_blockwise`, padded to whole tiles."""
+    operand_dtype = score_spec.operand_dtype_of(q)
+    # Scores of a tile are computed from wide arrays, so the spec has to name the operands' dtype.
+    score_spec = score_spec._replace(operand_dtype=operand_dtype)
+    tiling = make_tiling(mask, q.shape[1], k.shape[1], block_size)
     pad = functools.partial(pad_to_tiles, tiling=tiling)
     q, k, v = pad(q, is_queries=True), pad(k, is_queries=False), pad(v, is_queries=False)
-
-    def scores(q: jax.Array, k: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
-        return scoring.compute_scores(q, k, rows, columns)
-
     mask = pad_mask(mask, tiling)
-    example = tile_mask(mask, tiling, 0, 0).resolved_positions(
-        tiling.queries_per_tile, tiling.keys_per_tile
+
+    # A custom_vjp function must not close over traced arrays, such as the table of a bias.
+    # closure_convert makes them explicit arguments, which then get gradients. It traces the
+    # function once, with the shapes of a tile.
+    def compute_scores(q: jax.Array, k: jax.Array, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+        return score_spec.compute_scores(q, k, q_pos, k_pos)
+
+    num_queries, num_keys = tiling.queries_per_tile, tiling.keys_per_tile
+    positions = tile_mask(mask, tiling, 0, 0).resolved_positions(num_queries, num_keys)
+    dtype = accumulation_dtype(operand_dtype, score_spec.softmax_dtype)
+    example = q[:, :num_queries].astype(dtype), k[:, :num_keys].astype(dtype), *positions
+    score_fn, captured = jax.closure_convert(compute_scores, *example)
+    tile_pass = TilePass(
+        score_fn,
+        tiling,
+        score_spec.dropout_rate,
+        score_spec.softmax_dtype,
+        operand_dtype,
+        skip_masked_tiles,
     )
-    dtype = accumulation_dtype(operands, scoring.softmax_dtype)
-    tile = (
-        q[:, : tiling.queries_per_tile].astype(dtype),
-        k[:, : tiling.keys_per_tile].astype(dtype),
-        *example,
-    )
-    pure, captured = jax.closure_convert(scores, *tile)
-    how = TilePass(pure, tiling, scoring.dropout_rate, scoring.softmax_dtype, operands, looks_first)
-    return how, q, k, v, mask, scoring.dropout_rngs, tuple(captured)
+    return tile_pass, q, k, v, mask, score_spec.dropout_rngs, tuple(captured)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _blockwise(
-    how: TilePass,
+    tile_pass: TilePass,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -246,12 +183,12 @@ def _blockwise(
     dropout_rngs: jax.Array | None,
     captured: tuple[Any, ...],
 ) -> PartialAttention:
-    y, lse = _found(how, q, k, v, mask, dropout_rngs, captured)
+    y, lse = _attend(tile_pass, q, k, v, mask, dropout_rngs, captured)
     return PartialAttention(y.astype(v.dtype), lse)
 
 
-def _found(
-    how: TilePass,
+def _attend(
+    tile_pass: TilePass,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -259,78 +196,83 @@ def _found(
     dropout_rngs: jax.Array | None,
     captured: tuple[Any, ...],
 ) -> PartialAttention:  # y not rounded
-    tiling = how.tiling
-    q, k, v = (each.astype(how.operand_dtype) for each in (q, k, v))
-    k_blocks, v_blocks = (
-        split_blocks(k, tiling.keys_per_tile),
-        split_blocks(v, tiling.keys_per_tile),
-    )
-    dtype = how.softmax_dtype
+    """Run the forward pass, one block of queries after the other."""
+    tiling, dtype = tile_pass.tiling, tile_pass.softmax_dtype
+    q, k, v = (each.astype(tile_pass.operand_dtype) for each in (q, k, v))
+    k_blocks, v_blocks = (split_blocks(each, tiling.keys_per_tile) for each in (k, v))
 
-    def one_row(inputs: tuple[Any, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        row, q_block = inputs
-        b, n, size, _ = q_block.shape
+    def attend_query_block(inputs: tuple[Index, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        query_block, q_block = inputs
+        b, n, num_queries, _ = q_block.shape
 
-        def look(column: Any, state: Any) -> Any:
-            total, largest, y = state
+        def visit(key_block: Index, state: Any) -> Any:
+            total, maximum, y = state
+            blocks = q_block, k_blocks[key_block]
             tile = compute_tile(
-                how, q_block, k_blocks[column], mask, dropout_rngs, captured, row, column
+                tile_pass, *blocks, mask, dropout_rngs, captured, query_block, key_block
             )
             scores = jnp.where(tile.visible, tile.scores, -jnp.inf)
-            larger = jnp.maximum(largest, scores.max(-1))
-            finite = jnp.where(jnp.isfinite(larger), larger, 0)
-            # Rounded as they meet the values, or values would be divided by another sum than that
-            # of their weights.
-            raised = round_to_dtype(jnp.exp(scores - finite[..., None]), how.operand_dtype)
-            shrink = jnp.exp(largest - finite)
-            found = dropped_weighted_values(how, raised, v_blocks[column], tile.dropout_rngs)
-            total = total * shrink + raised.sum(-1)
-            return total, larger, y * shrink[..., None].astype(y.dtype) + found.astype(y.dtype)
-
-        def body(column: Any, state: Any) -> Any:
-            return visit_unless_masked(
-                how, mask, row, column, functools.partial(look, column), state
+            new_maximum = jnp.maximum(maximum, scores.max(-1))
+            # While nothing is visible the maximum is -inf, and -inf - -inf is NaN.
+            finite = jnp.where(jnp.isfinite(new_maximum), new_maximum, 0)
+            # Rounded like the operand of the product with v, so that values are divided by the sum
+            # of exactly the weights that they were multiplied by.
+            weights = jnp.exp(scores - finite[..., None])
+            weights = round_to_dtype(weights, tile_pass.operand_dtype)
+            rescale = jnp.exp(maximum - finite)
+            tile_y = dropped_weighted_values(
+                tile_pass, weights, v_blocks[key_block], tile.dropout_rngs
             )
+            # Dropout acts on the numerator only: the sum is over all weights.
+            total = total * rescale + weights.sum(-1)
+            y = y * rescale[..., None].astype(y.dtype) + tile_y.astype(y.dtype)
+            return total, new_maximum, y
+
+        def body(key_block: Index, state: Any) -> Any:
+            visit_block = functools.partial(visit, key_block)
+            return visit_unless_masked(tile_pass, mask, query_block, key_block, visit_block, state)
 
         start = (
-            jnp.zeros((b, n, size), dtype),
-            jnp.full((b, n, size), -jnp.inf, dtype),
-            jnp.zeros((b, n, size, v.shape[-1]), dtype),
+            jnp.zeros((b, n, num_queries), dtype),
+            jnp.full((b, n, num_queries), -jnp.inf, dtype),
+            jnp.zeros((b, n, num_queries, v.shape[-1]), dtype),
         )
-        total, largest, y = jax.lax.fori_loop(*tiling.key_block_range(row), body, start)
-        some = total > 0
-        y = jnp.where(some[..., None], y / jnp.where(some, total, 1)[..., None], 0)
-        lse = jnp.where(some, largest + jnp.log(jnp.where(some, total, 1)), -jnp.inf)
-        return y, lse
+        key_blocks = tiling.key_block_range(query_block)
+        total, maximum, y = jax.lax.fori_loop(*key_blocks, body, start)
+        is_nonempty = total > 0
+        safe_total = jnp.where(is_nonempty, total, 1)
+        y = jnp.where(is_nonempty[..., None], y / safe_total[..., None], 0)
+        return y, jnp.where(is_nonempty, maximum + jnp.log(safe_total), -jnp.inf)
 
-    rows = jnp.arange(tiling.num_query_blocks)
-    y, lse = jax.lax.map(one_row, (rows, split_blocks(q, tiling.queries_per_tile)))
+    query_blocks = jnp.arange(tiling.num_query_blocks), split_blocks(q, tiling.queries_per_tile)
+    y, lse = jax.lax.map(attend_query_block, query_blocks)
     return PartialAttention(join_blocks(y), jnp.moveaxis(lse, 0, 2).reshape(*lse.shape[1:3], -1))
 
 
 def _forward(
-    how: TilePass, q: Any, k: Any, v: Any, mask: Any, dropout_rngs: Any, captured: Any
+    tile_pass: TilePass, q: Any, k: Any, v: Any, mask: Any, dropout_rngs: Any, captured: Any
 ) -> Any:
-    y, lse = _found(how, q, k, v, mask, dropout_rngs, captured)
-    y, rest = split_high_low(y, v.dtype)
+    y, lse = _attend(tile_pass, q, k, v, mask, dropout_rngs, captured)
+    # The rounding error is saved for delta, in the dtype of y: together they have twice the digits.
+    y, rounding_error = split_high_low(y, v.dtype)
     out = PartialAttention(y, lse)
-    # Kept narrow, whatever they were given as: empty arrays remember that.
-    like = tuple(jnp.zeros((0,), each.dtype) for each in (q, k, v))
-    narrow = tuple(each.astype(how.operand_dtype) for each in (q, k, v))
-    return out, (*narrow, mask, dropout_rngs, captured, out, rest, like)
+    # q, k and v are saved in the narrow dtype. Empty arrays carry the dtypes of their gradients: a
+    # residual of custom_vjp has to be an array.
+    dtypes = tuple(jnp.zeros((0,), each.dtype) for each in (q, k, v))
+    narrow = tuple(each.astype(tile_pass.operand_dtype) for each in (q, k, v))
+    return out, (*narrow, mask, dropout_rngs, captured, out, rounding_error, dtypes)
 
 
-def _backward(how: TilePass, kept: Any, cotangent: PartialAttention) -> Any:
-    q, k, v, mask, dropout_rngs, captured, out, rest, like = kept
-    shift = softmax_grad_delta(out, rest, cotangent, how.operand_dtype)
-    given = q, k, v, mask, dropout_rngs, captured
-    found = _gradients(how, *given, lse=out.lse, dy=cotangent.y, shift=shift)
-    dq, dk, dv = (each.astype(one.dtype) for each, one in zip(found[:3], like, strict=True))
-    return dq, dk, dv, None, None, found[3]
+def _backward(tile_pass: TilePass, residuals: Any, cotangent: PartialAttention) -> Any:
+    *inputs, out, rounding_error, dtypes = residuals
+    delta = softmax_grad_delta(out, rounding_error, cotangent, tile_pass.operand_dtype)
+    *grads, d_captured = _gradients(tile_pass, *inputs, lse=out.lse, dy=cotangent.y, delta=delta)
+    dq, dk, dv = (grad.astype(like.dtype) for grad, like in zip(grads, dtypes, strict=True))
+    return dq, dk, dv, None, None, d_captured
 
 
 def _gradients(
-    how: TilePass,
+    tile_pass: TilePass,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -340,59 +282,74 @@ def _gradients(
     *,
     lse: jax.Array,
     dy: jax.Array,
-    shift: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array, Any]:  # of q, k, v, not rounded, and of `captured`
-    """Column of tiles by column (Dao et al. 2022, algorithm 4)."""
-    tiling, dtype = how.tiling, how.sum_dtype
-    q, k, v, dy = (each.astype(how.operand_dtype) for each in (q, k, v, dy))
-    by_row = lambda x: jnp.moveaxis(x.reshape(*x.shape[:2], -1, tiling.queries_per_tile), 2, 0)  # noqa: E731
-    shift, lse = by_row(shift), by_row(jnp.where(jnp.isfinite(lse), lse, 0))
-    q_blocks, dy_blocks = (
-        split_blocks(q, tiling.queries_per_tile),
-        split_blocks(dy, tiling.queries_per_tile),
-    )
-    add = lambda old, new: old + new.astype(old.dtype)  # noqa: E731
+    delta: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array, Any]:  # of q, k, v (not rounded) and of `captured`
+    """Run the backward pass, one block of keys after the other (Dao et al. 2022, algorithm 4)."""
+    tiling, dtype = tile_pass.tiling, tile_pass.sum_dtype
+    num_queries = tiling.queries_per_tile
+    q, k, v, dy = (each.astype(tile_pass.operand_dtype) for each in (q, k, v, dy))
 
-    def one_column(carry: Any, inputs: Any) -> Any:
-        column, k_block, v_block = inputs
+    def split_rows(x: jax.Array) -> jax.Array:  # [B, N, T] -> [blocks, B, N, num_queries]
+        return jnp.moveaxis(x.reshape(*x.shape[:2], -1, num_queries), 2, 0)
 
-        def look(row: Any, state: Any) -> Any:
+    def zeros_for_sum(x: jax.Array) -> jax.Array:
+        return jnp.zeros(x.shape, jnp.promote_types(x.dtype, dtype))
+
+    def add(total: jax.Array, term: jax.Array) -> jax.Array:
+        return total + term.astype(total.dtype)
+
+    delta, lse = split_rows(delta), split_rows(jnp.where(jnp.isfinite(lse), lse, 0))
+    q_blocks, dy_blocks = split_blocks(q, num_queries), split_blocks(dy, num_queries)
+
+    def visit_key_block(carry: Any, inputs: Any) -> Any:
+        key_block, k_block, v_block = inputs
+
+        def visit(query_block: Index, state: Any) -> Any:
             dq, d_captured, dk, dv = state
+            blocks = q_blocks[query_block], k_block
             tile = compute_tile(
-                how,
-                q_blocks[row],
-                k_block,
+                tile_pass,
+                *blocks,
                 mask,
                 dropout_rngs,
                 captured,
-                row,
-                column,
+                query_block,
+                key_block,
                 backward=True,
             )
-            raised = jnp.exp(tile.scores - lse[row][..., None])
-            weights = jnp.where(tile.visible, raised, 0)
-            given = weights, v_block.astype(dtype)
-            _, pull = jax.vjp(
-                lambda w, x: dropped_weighted_values(how, w, x, tile.dropout_rngs), *given
+            weights = jnp.exp(tile.scores - lse[query_block][..., None])
+            weights = jnp.where(tile.visible, weights, 0)
+            # This vjp gives dV = P^T dY and dP = dY V^T, through dropout.
+            _, values_vjp = jax.vjp(
+                lambda w, x: dropped_weighted_values(tile_pass, w, x, tile.dropout_rngs),
+                weights,
+                v_block.astype(dtype),
             )
-            d_weights, dv_here = pull(dy_blocks[row].astype(dtype))
-            d_scores = weights * (d_weights - shift[row][..., None])
-            dq_here, dk_here, d_here = tile.scores_vjp(d_scores)
-            dq = dq.at[row].add(dq_here)
-            return dq, jax.tree.map(add, d_captured, d_here), add(dk, dk_here), add(dv, dv_here)
+            d_weights, tile_dv = values_vjp(dy_blocks[query_block].astype(dtype))
+            d_scores = weights * (d_weights - delta[query_block][..., None])
+            tile_dq, tile_dk, tile_d_captured = tile.scores_vjp(d_scores)
+            dq = dq.at[query_block].add(tile_dq)
+            d_captured = jax.tree.map(add, d_captured, tile_d_captured)
+            return dq, d_captured, add(dk, tile_dk), add(dv, tile_dv)
 
-        def body(row: Any, state: Any) -> Any:
-            return visit_unless_masked(how, mask, row, column, functools.partial(look, row), state)
+        def body(query_block: Index, state: Any) -> Any:
+            visit_block = functools.partial(visit, query_block)
+            return visit_unless_masked(tile_pass, mask, query_block, key_block, visit_block, state)
 
-        start = (*carry, zeros(k_block), zeros(v_block))
-        dq, d_captured, dk, dv = jax.lax.fori_loop(*tiling.query_block_range(column), body, start)
+        start = (*carry, zeros_for_sum(k_block), zeros_for_sum(v_block))
+        query_blocks = tiling.query_block_range(key_block)
+        dq, d_captured, dk, dv = jax.lax.fori_loop(*query_blocks, body, start)
         return (dq, d_captured), (dk, dv)
 
-    zeros = lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, dtype))  # noqa: E731
-    start = zeros(q_blocks), jax.tree.map(zeros, captured)
-    columns = jnp.arange(tiling.num_key_blocks)
-    cut = columns, split_blocks(k, tiling.keys_per_tile), split_blocks(v, tiling.keys_per_tile)
-    (dq, d_captured), (dk, dv) = jax.lax.scan(one_column, start, cut)
+    # dq and the gradients of `captured` get terms from every block of keys, so they are carried;
+    # dk and dv of a block are complete after its visit.
+    start = zeros_for_sum(q_blocks), jax.tree.map(zeros_for_sum, captured)
+    key_blocks = (
+        jnp.arange(tiling.num_key_blocks),
+        split_blocks(k, tiling.keys_per_tile),
+        split_blocks(v, tiling.keys_per_tile),
+    )
+    (dq, d_captured), (dk, dv) = jax.lax.scan(visit_key_block, start, key_blocks)
     d_captured = jax.tree.map(lambda x, like: x.astype(like.dtype), d_captured, captured)
     return join_blocks(dq), join_blocks(dk), join_blocks(dv), d_captured
 

@@ -1,13 +1,4 @@
-"""One softmax over several sets of keys, each looked at by itself.
-
-Attention sinks: each head learns the score of a key that has no value.
-
-Heads of keys and values that are cut for devices.
-
-`attend(q, k, v, mask)`: softmax attention without weights of its own, in several forms.
-
-All forms compute the same numbers; they differ in speed and memory. Each has its file.
-"""
+"""Merging of partial attention: one softmax over several sets of keys; sinks; sharded heads."""
 
 from collections.abc import Sequence
 
@@ -21,36 +12,36 @@ from transformer.layers.params import declare_weight
 
 
 def merge_partials(partials: Sequence[PartialAttention]) -> PartialAttention:
-    """What attention over the union of disjoint sets of keys would have found.
+    """Return attention over the union of disjoint sets of keys.
 
-    A query that sees nothing in any of them has zeros. Parts in 16 bits are merged in the dtype of
-    their logarithms, and the result is rounded to 16 bits again; parts of `Scoring.widen` arrays
-    are rounded nowhere.
+    A query without a visible key in any of them gets zeros. The result has the dtype of the first
+    `y`; partials of `ScoreSpec.widen` arrays are not rounded.
     """
-    lse = jnp.stack([part.lse for part in partials])  # [parts, B, N, T]
-    largest = lse.max(0)
-    # It cancels, so no gradient goes through it.
-    largest = jax.lax.stop_gradient(jnp.where(jnp.isfinite(largest), largest, 0))
-    shares = jnp.exp(lse - largest[None])
+    lse = jnp.stack([partial.lse for partial in partials])  # [partials, B, N, T]
+    maximum = lse.max(0)
+    # The maximum cancels in the result, so no gradient has to pass through it.
+    maximum = jax.lax.stop_gradient(jnp.where(jnp.isfinite(maximum), maximum, 0))
+    shares = jnp.exp(lse - maximum[None])
     total = shares.sum(0)
-    some = total > 0
-    shares = shares / jnp.where(some, total, 1)[None]
+    is_nonempty = total > 0
+    safe_total = jnp.where(is_nonempty, total, 1)
+    shares = shares / safe_total[None]
     y = sum(
         (
-            part.y * share.swapaxes(1, 2)[..., None]
-            for part, share in zip(partials, shares, strict=True)
+            partial.y * share.swapaxes(1, 2)[..., None]
+            for partial, share in zip(partials, shares, strict=True)
         ),
         start=jnp.zeros((), shares.dtype),
     )
-    whole = jnp.where(some, jnp.log(jnp.where(some, total, 1)) + largest, -jnp.inf)
-    return PartialAttention(y.astype(partials[0].y.dtype), whole)
+    merged_lse = jnp.where(is_nonempty, jnp.log(safe_total) + maximum, -jnp.inf)
+    return PartialAttention(y.astype(partials[0].y.dtype), merged_lse)
 
 
 def add_sinks(
     attention: PartialAttention,
     sink_logits: jax.Array,  # [N]
 ) -> PartialAttention:
-    """As if there were one more key of this score, whose value is zero."""
+    """Add one more key per head to the softmax, with this score and a value of zero."""
     lse = jnp.logaddexp(attention.lse, sink_logits.astype(attention.lse.dtype)[None, :, None])
     share = jnp.exp(attention.lse - lse).swapaxes(1, 2)[..., None]
     return PartialAttention((attention.y * share).astype(attention.y.dtype), lse)
@@ -59,21 +50,20 @@ def add_sinks(
 def declare_sink_logits(
     module: nn.Module, num_heads: int, context: ModelContext
 ) -> jax.Array:  # [N]
-    """Declares them. They start at zero, as a key that each query scores zero."""
+    """Declare the logits of attention sinks, initially 0: the score of a key orthogonal to q."""
     zeros, dtype = nn.initializers.zeros, context.precision.parameters
     return declare_weight(module, "sinks", outputs={"heads": num_heads}, init=zeros, dtype=dtype)
 
 
 def repeat_kv_for_shards(
-    x: jax.Array, num_shards: int
-) -> jax.Array:  # [B, T, K, H] -> [B, T, K or parts, H]
-    """Keys or values such that K divides into as many parts as the heads of the queries.
+    x: jax.Array,  # [B, S, K, H]
+    num_shards: int,  # of the query heads
+) -> jax.Array:  # [B, S, K or num_shards, H]
+    """Copy key or value heads that several devices share, one copy per device.
 
-    Heads that several parts share are copied, one for each of them.
+    Nothing changes if the devices divide K, or if neither divides the other.
     """
-    heads = x.shape[2]
-    return (
-        x
-        if heads % num_shards == 0 or num_shards % heads
-        else jnp.repeat(x, num_shards // heads, axis=2)
-    )
+    num_kv_heads = x.shape[2]
+    if num_kv_heads % num_shards == 0 or num_shards % num_kv_heads:
+        return x
+    return jnp.repeat(x, num_shards // num_kv_heads, axis=2)

@@ -1,7 +1,8 @@
-"""Causal attention in blocks of queries: each block meets only the keys up to its own end.
+"""Causal attention in blocks of queries, each against the keys up to its own end.
 
-Half of the scores of causal attention are masked. In a few blocks (unrolled, each one product of
-matrices) most of that half is never computed: (n + 1) / 2n of the full cost for n blocks.
+Half of the scores of causal attention are masked. With n unrolled blocks, each one matrix product,
+most of that half is never computed: the cost is (n + 1) / 2n of all scores. The default on CPUs for
+inputs that are too short for tiles.
 """
 
 import jax
@@ -16,7 +17,7 @@ MIN_BLOCK_SIZE = 64
 
 
 def num_query_blocks(length: int) -> int:
-    """How many blocks `length` queries are cut into: 4, or fewer where they would be too small."""
+    """Return the number of blocks for `length` queries: 4, or fewer to keep the minimal size."""
     return max(1, min(4, length // MIN_BLOCK_SIZE))
 
 
@@ -28,14 +29,14 @@ def attend_query_blocks(
     score_spec: ScoreSpec,
     sink_logits: jax.Array | None = None,  # [N]
 ) -> jax.Array:  # [B, T, N, H of values]
-    """The same numbers as `attend_reference`; the last block takes what does not divide."""
+    """Compute `attend_reference` block by block; the last block takes the remainder of T."""
     dtype = v.dtype
-    # All blocks add to the gradients of the keys: as float32, rounded once.
+    # Every block adds a term to the gradients of the keys: summed in float32 and rounded once.
     score_spec, (q, k, v) = score_spec.widen(q, k, v)
     length = q.shape[1]
-    blocks = num_query_blocks(length)
-    size = length // blocks
-    ends = [*range(size, size * blocks, size), length]
+    num_blocks = num_query_blocks(length)
+    block_size = length // num_blocks
+    ends = [*range(block_size, block_size * num_blocks, block_size), length]
     outputs = []
     for index, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         y, _ = attend_reference(

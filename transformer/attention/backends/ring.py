@@ -1,12 +1,13 @@
-"""Attention over a sequence whose tokens are spread over devices: keys and values travel in a ring.
+"""Ring attention: exact attention over a sequence whose tokens are sharded over devices.
 
-Each device keeps its queries. Keys and values go from one to the next until all have met all, and
-what was found is merged by a running softmax (Liu et al. 2023, "Ring Attention with Blockwise
-Transformers", section 3). No device has more than two parts of the keys at once. The backward pass
-sends keys and values around once more, and the sums of their gradients with them.
+Each device keeps its queries. Keys and values move from device to device until every query has met
+every key; a running softmax merges the results (Liu et al. 2023, "Ring Attention with Blockwise
+Transformers", section 3). A device holds at most two shards of the keys at once. The backward pass
+sends keys and values around once more, together with the sums of their gradients.
 
-Which keys a query sees is told by positions and segments alone, which travel too: tokens may lie in
-any order, and tiles that their masks hide are left out.
+Masks are computed from positions and segments, which move with the keys. So tokens may be in any
+order (a causal mask wants an order that gives each device the same work), and tiles that a mask
+hides are skipped.
 """
 
 import functools
@@ -30,17 +31,17 @@ from transformer.layers.precise_einsum import accumulation_dtype, split_high_low
 
 
 class _Ring(NamedTuple):
-    """What a turn does; hashable."""
+    """Static settings of a ring. Hashable: `custom_vjp` keys on it."""
 
     axis: str  # of the mesh
-    parts: int
+    num_devices: int
     pattern: MaskPattern
-    scoring: ScoreSpec  # without keys
-    block: int
+    score_spec: ScoreSpec  # without dropout_rngs
+    block_size: int
 
 
 class _Tokens(NamedTuple):
-    """What is known of some tokens beside their vectors."""
+    """Positions and segments of a shard of tokens."""
 
     positions: jax.Array  # [B or 1, t]
     segments: jax.Array | None  # [B or 1, t]
@@ -51,39 +52,48 @@ def attend_ring(
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H of values]
     mask: Mask,  # a pattern, positions, segments
-    score_spec: ScoreSpec,  # products, soft cap
-    constrain: ActivationConstraint,  # which splits T
+    score_spec: ScoreSpec,  # dot products, perhaps with a soft cap
+    constrain: ActivationConstraint,  # shards the axis `length`
     *,
     block_size: int,
 ) -> PartialAttention:
-    """The same numbers as `attend_reference`. Weights that are dropped depend on the parts of T."""
+    """Compute `attend_reference`. Which weights are dropped depends on the number of devices."""
     mesh = constrain.mesh
     assert mesh is not None
     (axis,) = constrain.partition_spec(("length",), q.shape[1:2])
-    assert isinstance(axis, str)  # a ring goes along one axis
+    assert isinstance(axis, str)  # a ring runs along one axis
     k, v = (repeat_kv_for_shards(each, constrain.num_shards("heads")) for each in (k, v))
     tokens = _Tokens(mask.resolved_positions(q.shape[1], k.shape[1])[0], mask.segments)
-    ring = _Ring(
-        axis, mesh.shape[axis], mask.pattern, score_spec._replace(dropout_rngs=None), block_size
-    )
-    given = q, k, v, tokens, score_spec.dropout_rngs
-    heads, rows = ("batch", "length", "heads", None), ("batch", "heads", "length")
-    lay: Any = lambda x, names: constrain.partition_spec(names[: x.ndim], x.shape)  # noqa: E731
-    specs = (
-        lay(q, heads),
-        lay(k, heads),
-        lay(v, heads),
-        jax.tree.map(lambda x: lay(x, ("batch", "length")), tokens),
-        None if score_spec.dropout_rngs is None else lay(score_spec.dropout_rngs, ("batch",)),
+    static_spec = score_spec._replace(dropout_rngs=None)
+    ring = _Ring(axis, mesh.shape[axis], mask.pattern, static_spec, block_size)
+
+    def layout(x: jax.Array, axes: tuple[str | None, ...]) -> Any:
+        return constrain.partition_spec(axes[: x.ndim], x.shape)
+
+    heads = ("batch", "length", "heads", None)
+    rngs = score_spec.dropout_rngs
+    in_specs = (
+        layout(q, heads),
+        layout(k, heads),
+        layout(v, heads),
+        jax.tree.map(lambda x: layout(x, ("batch", "length")), tokens),
+        None if rngs is None else layout(rngs, ("batch",)),
     )
     b, t, n, _ = q.shape
-    out: Any = PartialAttention(lay(q, heads), constrain.partition_spec(rows, (b, n, t)))  # type: ignore[arg-type]
-    turn = functools.partial(_around, ring)
-    return jax.shard_map(turn, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)(*given)
+    lse_spec = constrain.partition_spec(("batch", "heads", "length"), (b, n, t))
+    out_specs: Any = PartialAttention(layout(q, heads), lse_spec)  # type: ignore[arg-type]
+    run = jax.shard_map(
+        functools.partial(_attend_shard, ring),
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        check_vma=False,
+    )
+    return run(q, k, v, tokens, rngs)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _around(
+def _attend_shard(
     ring: _Ring,
     q: jax.Array,  # [b, t, n, H] of this device
     k: jax.Array,
@@ -91,78 +101,87 @@ def _around(
     tokens: _Tokens,
     dropout_rngs: jax.Array | None,  # [b]
 ) -> PartialAttention:
-    y, lse = _found(ring, q, k, v, tokens, dropout_rngs)
+    y, lse = _forward_ring(ring, q, k, v, tokens, dropout_rngs)
     return PartialAttention(y.astype(v.dtype), lse)
 
 
-def _found(
+def _forward_ring(
     ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, tokens: _Tokens, dropout_rngs: Any
 ) -> PartialAttention:  # y not rounded
+    """Attend to the keys of each device in turn, and merge."""
     b, t, n, _ = q.shape
-    dtype = ring.scoring.softmax_dtype
-    sums = accumulation_dtype(q.dtype, dtype)
-    found = PartialAttention(
-        jnp.zeros((b, t, n, v.shape[-1]), sums), jnp.full((b, n, t), -jnp.inf, dtype)
+    dtype = ring.score_spec.softmax_dtype
+    sum_dtype = accumulation_dtype(q.dtype, dtype)
+    empty = PartialAttention(
+        jnp.zeros((b, t, n, v.shape[-1]), sum_dtype), jnp.full((b, n, t), -jnp.inf, dtype)
     )
 
-    def visit(state: Any, turn: jax.Array) -> Any:
-        found, there = state
-        mask, scoring = _meeting(ring, tokens, there[2], dropout_rngs, turn)
-        scoring, given = scoring.widen(q, *there[:2])
-        here = attend_blockwise(
-            *given, mask, scoring, block_size=ring.block, skip_masked_tiles=True
+    def visit(state: Any, step: jax.Array) -> Any:
+        total, (k, v, key_tokens) = state
+        mask, score_spec = _mask_and_spec(ring, tokens, key_tokens, dropout_rngs, step)
+        score_spec, wide = score_spec.widen(q, k, v)
+        partial = attend_blockwise(
+            *wide, mask, score_spec, block_size=ring.block_size, skip_masked_tiles=True
         )
-        found = merge_partials([found, here])
-        return (found, _passed_on(ring, there)), None
+        total = merge_partials([total, partial])
+        return (total, _pass_on(ring, (k, v, key_tokens))), None
 
-    turns = jnp.arange(ring.parts)
-    (found, _), _ = jax.lax.scan(visit, (found, (k, v, tokens)), turns)
-    return found
+    steps = jnp.arange(ring.num_devices)
+    (total, _), _ = jax.lax.scan(visit, (empty, (k, v, tokens)), steps)
+    return total
 
 
-def _meeting(
-    ring: _Ring, here: _Tokens, there: _Tokens, dropout_rngs: jax.Array | None, turn: jax.Array
+def _mask_and_spec(
+    ring: _Ring,
+    query_tokens: _Tokens,
+    key_tokens: _Tokens,
+    dropout_rngs: jax.Array | None,
+    step: jax.Array,
 ) -> tuple[Mask, ScoreSpec]:
-    """The mask of these queries over those keys, and how they score."""
-    mask = Mask(ring.pattern, positions=here.positions, segments=here.segments)
-    mask = mask.with_keys(there.positions, there.segments)
-    place = jax.lax.axis_index(ring.axis)
-    dropout_rngs = fold_in(fold_in(dropout_rngs, place), turn)
-    return mask, ring.scoring._replace(dropout_rngs=dropout_rngs)
+    """Return the mask of this device's queries over visiting keys, and their score spec."""
+    mask = Mask(ring.pattern, positions=query_tokens.positions, segments=query_tokens.segments)
+    mask = mask.with_keys(key_tokens.positions, key_tokens.segments)
+    # Both passes fold in the same numbers, so the backward pass drops the same weights.
+    device = jax.lax.axis_index(ring.axis)
+    rngs = fold_in(fold_in(dropout_rngs, device), step)
+    return mask, ring.score_spec._replace(dropout_rngs=rngs)
 
 
-def _passed_on(ring: _Ring, things: Any) -> Any:
-    """What the device before had."""
-    pairs = [(part, (part + 1) % ring.parts) for part in range(ring.parts)]
-    return jax.tree.map(lambda x: jax.lax.ppermute(x, ring.axis, pairs), things)
+def _pass_on(ring: _Ring, arrays: Any) -> Any:
+    """Send arrays to the next device, and return those of the previous one."""
+    pairs = [(device, (device + 1) % ring.num_devices) for device in range(ring.num_devices)]
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, ring.axis, pairs), arrays)
 
 
 def _forward(
     ring: _Ring, q: Any, k: Any, v: Any, tokens: _Tokens, dropout_rngs: Any
 ) -> tuple[PartialAttention, tuple[Any, ...]]:
-    y, lse = _found(ring, q, k, v, tokens, dropout_rngs)
-    y, rest = split_high_low(y, v.dtype)
+    y, lse = _forward_ring(ring, q, k, v, tokens, dropout_rngs)
+    y, rounding_error = split_high_low(y, v.dtype)
     out = PartialAttention(y, lse)
-    return out, (q, k, v, tokens, dropout_rngs, out, rest)
+    return out, (q, k, v, tokens, dropout_rngs, out, rounding_error)
 
 
-def _backward(ring: _Ring, kept: Any, cotangent: PartialAttention) -> Any:
-    q, k, v, tokens, dropout_rngs, out, rest = kept
-    dtype = accumulation_dtype(q.dtype, ring.scoring.softmax_dtype)
-    shift = softmax_grad_delta(out, rest, cotangent, q.dtype.name)
+def _backward(ring: _Ring, residuals: Any, cotangent: PartialAttention) -> Any:
+    q, k, v, tokens, dropout_rngs, out, rounding_error = residuals
+    dtype = accumulation_dtype(q.dtype, ring.score_spec.softmax_dtype)
+    delta = softmax_grad_delta(out, rounding_error, cotangent, q.dtype.name)
 
-    def visit(state: Any, turn: jax.Array) -> Any:
-        dq, there, sums = state
-        mask, scoring = _meeting(ring, tokens, there[2], dropout_rngs, turn)
-        given = q, *there[:2], mask, scoring, out.lse, cotangent.y, shift
-        dq_here, *here = blockwise_gradients(*given, block_size=ring.block, skip_masked_tiles=True)
-        sums = [each + more for each, more in zip(sums, here, strict=True)]
-        return (dq + dq_here, *_passed_on(ring, (there, sums))), None
+    def visit(state: Any, step: jax.Array) -> Any:
+        dq, (k, v, key_tokens), kv_grads = state
+        mask, score_spec = _mask_and_spec(ring, tokens, key_tokens, dropout_rngs, step)
+        arrays = q, k, v, mask, score_spec, out.lse, cotangent.y, delta
+        dq_term, *kv_terms = blockwise_gradients(
+            *arrays, block_size=ring.block_size, skip_masked_tiles=True
+        )
+        kv_grads = [total + term for total, term in zip(kv_grads, kv_terms, strict=True)]
+        # The gradients travel with their keys, and are home again after the last step.
+        return (dq + dq_term, *_pass_on(ring, ((k, v, key_tokens), kv_grads))), None
 
-    zeros = [jnp.zeros(x.shape, dtype) for x in (q, k, v)]
-    start = zeros[0], (k, v, tokens), zeros[1:]
-    (dq, _, (dk, dv)), _ = jax.lax.scan(visit, start, jnp.arange(ring.parts))
+    dq, *kv_grads = (jnp.zeros(x.shape, dtype) for x in (q, k, v))
+    start = dq, (k, v, tokens), kv_grads
+    (dq, _, (dk, dv)), _ = jax.lax.scan(visit, start, jnp.arange(ring.num_devices))
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, None
 
 
-_around.defvjp(_forward, _backward)
+_attend_shard.defvjp(_forward, _backward)

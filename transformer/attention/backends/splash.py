@@ -1,8 +1,8 @@
-"""Flash attention on TPUs by the splash kernel of JAX (Pallas): memory linear in T.
+"""JAX's splash attention kernel on TPUs (Pallas): flash attention with memory linear in T.
 
-The kernel visits only those blocks that its mask does not hide. It takes one sequence, does not
-scale queries, and wants lengths and head widths that are multiples of 128: what is missing is
-padded with zeros here, which change no product.
+The kernel visits only the blocks that its mask does not hide. It takes one sequence, does not scale
+queries, and needs lengths and head widths that are multiples of 128. This file adds the batch, the
+scale and padding with zeros, which changes no product.
 """
 
 import functools
@@ -19,8 +19,7 @@ from transformer.attention.score_spec import ScoreSpec
 from transformer.context import ActivationConstraint, unconstrained
 
 LANES = 128
-"""What the last axes of a tile are multiples of on a TPU."""
-
+"""Size of the last axis of a TPU tile."""
 
 MAX_BLOCK_SIZE = 512
 
@@ -29,88 +28,91 @@ def attend_splash(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H]
-    mask: Mask,  # causal or not, a window, segments
-    score_spec: ScoreSpec,  # products, soft cap
+    mask: Mask,  # causal or full, a window, segments
+    score_spec: ScoreSpec,  # dot products, perhaps with a soft cap
     *,
     constrain: ActivationConstraint = unconstrained,
     interpret: bool = False,
 ) -> jax.Array:  # [B, T, N, H]
-    """The same numbers as `attend_reference`. `interpret` runs the kernel on any hardware.
-
-    On several devices each runs the kernel on its rows and heads: the compiler cannot cut it.
-    """
+    """Compute `attend_reference` in the kernel. `interpret` runs it on any hardware."""
     if constrain.mesh is None:
-        return _attend(q, k, v, mask, score_spec, interpret)
+        return _attend_on_device(q, k, v, mask, score_spec, interpret)
+    # XLA cannot partition a Pallas call: each device runs it on its own rows and heads.
     k, v = (repeat_kv_for_shards(each, constrain.num_shards("heads")) for each in (k, v))
-    lay: Any = lambda x, *axes: constrain.partition_spec(axes, x.shape)  # noqa: E731
     segments, pattern = mask.segments, mask.pattern
-    specs = [lay(each, "batch", None, "heads", None) for each in (q, k, v)]
-    specs += [None if segments is None else lay(segments, "batch", None)]
 
-    def own(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> jax.Array:
-        return _attend(q, k, v, Mask(pattern, segments=segments), score_spec, interpret)
+    def layout(x: jax.Array, *axes: str | None) -> Any:
+        return constrain.partition_spec(axes, x.shape)
 
-    run = jax.shard_map(
-        own, mesh=constrain.mesh, in_specs=tuple(specs), out_specs=specs[0], check_vma=False
+    specs = [layout(each, "batch", None, "heads", None) for each in (q, k, v)]
+    specs += [None if segments is None else layout(segments, "batch", None)]
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> jax.Array:
+        own_mask = Mask(pattern, segments=segments)
+        return _attend_on_device(q, k, v, own_mask, score_spec, interpret)
+
+    run_sharded = jax.shard_map(
+        run, mesh=constrain.mesh, in_specs=tuple(specs), out_specs=specs[0], check_vma=False
     )
-    y: jax.Array = run(q, k, v, segments)
+    y: jax.Array = run_sharded(q, k, v, segments)
     return y
 
 
-def _attend(
+def _attend_on_device(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H]
     mask: Mask,
-    scoring: ScoreSpec,
+    score_spec: ScoreSpec,
     interpret: bool,
 ) -> jax.Array:  # [B, T, N, H]
-    """On one device."""
-    length, heads, width = q.shape[1:]
+    length, num_heads, head_dim = q.shape[1:]
     segments = mask.segments
     if segments is None:
         segments = jnp.ones((1, length), jnp.int32)
-    q = q * scoring.scale
-    q, k, v = (_padded(_padded(each, 1, LANES), 3, LANES) for each in (q, k, v))
-    documents = _padded(segments.astype(jnp.int32), 1, LANES)
-    documents = jnp.broadcast_to(documents, (len(q), q.shape[1]))
-    kernel = _kernel(mask.pattern, q.shape[1], heads, scoring.soft_cap, interpret)
+    q = q * score_spec.scale
+    q, k, v = (_pad_to_multiple(_pad_to_multiple(each, 1), 3) for each in (q, k, v))
+    # Padding gets segment 0, so it is invisible to tokens.
+    padded_segments = _pad_to_multiple(segments.astype(jnp.int32), 1)
+    padded_segments = jnp.broadcast_to(padded_segments, (len(q), q.shape[1]))
+    kernel = _make_kernel(mask.pattern, q.shape[1], num_heads, score_spec.soft_cap, interpret)
 
-    def one(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
+    def attend_example(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
         return kernel(q, k, v, segment_ids=splash.SegmentIds(ids, ids))
 
     q, k, v = (each.swapaxes(1, 2) for each in (q, k, v))
-    y = jax.vmap(one)(q, k, v, documents)
-    y = y.swapaxes(1, 2)[:, :length, :, :width]
-    # Padding sees padding in the kernel, so that no row is empty; here it sees nothing.
+    y = jax.vmap(attend_example)(q, k, v, padded_segments)
+    y = y.swapaxes(1, 2)[:, :length, :, :head_dim]
+    # In the kernel padding sees padding, so no row is empty. Our convention is a result of zero.
     return jnp.where((segments != 0)[:, :, None, None], y, 0)
 
 
-def _padded(x: jax.Array, axis: int, multiple: int) -> jax.Array:
+def _pad_to_multiple(x: jax.Array, axis: int, multiple: int = LANES) -> jax.Array:
     missing = -x.shape[axis] % multiple
     width = [(0, 0)] * x.ndim
     width[axis] = (0, missing)
     return jnp.pad(x, width) if missing else x
 
 
-def _kernel(
-    pattern: MaskPattern, length: int, heads: int, soft_cap: float, interpret: bool
+def _make_kernel(
+    pattern: MaskPattern, length: int, num_heads: int, soft_cap: float, interpret: bool
 ) -> Callable[..., jax.Array]:
-    block = next(size for size in (MAX_BLOCK_SIZE, 256, LANES) if length % size == 0)
-    sizes = splash.BlockSizes(
-        block_q=block,
-        block_kv=block,
-        block_kv_compute=block,
-        block_q_dkv=block,
-        block_kv_dkv=block,
-        block_kv_dkv_compute=block,
-        block_q_dq=block,
-        block_kv_dq=block,
+    """Return the kernel for one example of `length` tokens."""
+    block_size = next(size for size in (MAX_BLOCK_SIZE, 256, LANES) if length % size == 0)
+    block_sizes = splash.BlockSizes(
+        block_q=block_size,
+        block_kv=block_size,
+        block_kv_compute=block_size,
+        block_q_dkv=block_size,
+        block_kv_dkv=block_size,
+        block_kv_dkv_compute=block_size,
+        block_q_dq=block_size,
+        block_kv_dq=block_size,
     )
-    with jax.ensure_compile_time_eval():  # the kernel's own tables of blocks are constants
+    with jax.ensure_compile_time_eval():  # the kernel's tables of blocks become constants
         return splash.make_splash_mha(
-            splash.MultiHeadMask([_mask(pattern, length)] * heads),
-            block_sizes=sizes,
+            splash.MultiHeadMask([_make_mask(pattern, length)] * num_heads),
+            block_sizes=block_sizes,
             attn_logits_soft_cap=soft_cap or None,
             head_shards=1,
             q_seq_shards=1,
@@ -119,10 +121,10 @@ def _kernel(
 
 
 @functools.cache
-def _mask(pattern: MaskPattern, length: int) -> splash.Mask:
-    """As the kernel has it: computed from indices, never as an array."""
+def _make_mask(pattern: MaskPattern, length: int) -> splash.Mask:
+    """Return the kernel's mask object, which computes entries from indices when asked."""
     shape = (length, length)
     if pattern.window:
-        behind = pattern.window - 1
-        return splash.LocalMask(shape, (behind, 0 if pattern.causal else behind), offset=0)
+        lookback = pattern.window - 1
+        return splash.LocalMask(shape, (lookback, 0 if pattern.causal else lookback), offset=0)
     return splash.CausalMask(shape) if pattern.causal else splash.FullMask(shape)

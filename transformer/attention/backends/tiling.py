@@ -1,22 +1,36 @@
-"""How attention is cut into tiles: blocks of queries by blocks of keys, and which of them meet."""
+"""Tiles of attention: a block of queries against a block of keys.
 
+    Tiling       static: block sizes, and which tiles a causal mask or a window can hide
+    pad_*        inputs padded to whole tiles
+    tile_mask    the mask of one tile
+    TilePass     static settings of a pass over tiles
+    Tile         scores and mask of one tile, and the gradient of its scores
+"""
+
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from transformer.attention.masks import Mask
+from transformer.attention.masks import Mask, dense_mask
+from transformer.attention.score_spec import weighted_values
+from transformer.layers.dropout import dropout, fold_in
+from transformer.layers.precise_einsum import accumulation_dtype
+
+Index = int | jax.Array
+"""Number of a block."""
 
 
 class Tiling(NamedTuple):
-    """How queries and keys are cut; static."""
+    """Partition of queries and keys into blocks. Static and hashable."""
 
     num_queries: int  # T
     num_keys: int  # S
-    queries_per_tile: int  # queries of a tile
-    keys_per_tile: int  # keys of a tile
-    lookback: int | None  # index i sees no key before i - behind; None: there is no such bound
-    lookahead: int | None  # nor after i + ahead
+    queries_per_tile: int
+    keys_per_tile: int
+    lookback: int | None  # index i sees no key before i - lookback; None: no bound
+    lookahead: int | None  # index i sees no key after i + lookahead; None: no bound
 
     @property
     def num_query_blocks(self) -> int:
@@ -26,130 +40,219 @@ class Tiling(NamedTuple):
     def num_key_blocks(self) -> int:
         return -(-self.num_keys // self.keys_per_tile)
 
-    def key_block_range(self, query_block: Any) -> tuple[Any, Any]:
-        """The first and the end of the blocks of keys that a block of queries meets."""
-        first: Any = 0
-        end: Any = self.num_key_blocks
+    def key_block_range(self, query_block: Index) -> tuple[Index, Index]:
+        """Return the first key block that a query block can see, and the end of the range."""
+        first: Index = 0
+        end: Index = self.num_key_blocks
+        first_query = query_block * self.queries_per_tile
         if self.lookback is not None:
-            first = jnp.maximum(
-                0, (query_block * self.queries_per_tile - self.lookback) // self.keys_per_tile
-            )
+            first = jnp.maximum(0, (first_query - self.lookback) // self.keys_per_tile)
         if self.lookahead is not None:
-            last = (
-                query_block * self.queries_per_tile + self.queries_per_tile - 1 + self.lookahead
-            ) // self.keys_per_tile
+            last_query = first_query + self.queries_per_tile - 1
+            last = (last_query + self.lookahead) // self.keys_per_tile
             end = jnp.minimum(end, last + 1)
         return first, end
 
-    def query_block_range(self, key_block: Any) -> tuple[Any, Any]:
-        """The first and the end of the blocks of queries that a block of keys meets."""
-        first: Any = 0
-        end: Any = self.num_query_blocks
+    def query_block_range(self, key_block: Index) -> tuple[Index, Index]:
+        """Return the first query block that can see a key block, and the end of the range."""
+        first: Index = 0
+        end: Index = self.num_query_blocks
+        first_key = key_block * self.keys_per_tile
         if self.lookahead is not None:
-            first = jnp.maximum(
-                0, (key_block * self.keys_per_tile - self.lookahead) // self.queries_per_tile
-            )
+            first = jnp.maximum(0, (first_key - self.lookahead) // self.queries_per_tile)
         if self.lookback is not None:
-            last = (
-                key_block * self.keys_per_tile + self.keys_per_tile - 1 + self.lookback
-            ) // self.queries_per_tile
+            last_key = first_key + self.keys_per_tile - 1
+            last = (last_key + self.lookback) // self.queries_per_tile
             end = jnp.minimum(end, last + 1)
         return first, end
-
-
-def keys_match_queries(mask: Mask, num_queries: int, num_keys: int) -> bool:
-    """Whether the keys are the queries' own."""
-    return mask.key_positions is None and num_queries == num_keys
 
 
 def make_tiling(mask: Mask, num_queries: int, num_keys: int, block_size: int) -> Tiling:
-    """Bounds hold for keys that are the queries' own, in order: then index tells position."""
+    """Return tiles of `block_size` queries and keys, or fewer where there are fewer."""
     pattern = mask.pattern
-    behind = ahead = None
-    if keys_match_queries(mask, num_queries, num_keys) and pattern.ordered and not pattern.prefix:
+    lookback = lookahead = None
+    # Only in self-attention over ordered tokens does the distance of two indices bound that of
+    # their positions.
+    keys_match_queries = mask.key_positions is None and num_queries == num_keys
+    if keys_match_queries and pattern.ordered and not pattern.prefix:
+        # Global tokens see, and are seen, beyond the window, but not into the future.
         if pattern.window and mask.global_positions is None:
-            behind = ahead = (pattern.window - 1) * pattern.dilation
+            lookback = lookahead = (pattern.window - 1) * pattern.dilation
         if pattern.causal:
-            ahead = 0
-    return Tiling(
-        num_queries,
-        num_keys,
-        min(block_size, num_queries),
-        min(block_size, num_keys),
-        behind,
-        ahead,
-    )
+            lookahead = 0
+    block_sizes = min(block_size, num_queries), min(block_size, num_keys)
+    return Tiling(num_queries, num_keys, *block_sizes, lookback, lookahead)
 
 
 def pad_to_tiles(x: jax.Array, *, tiling: Tiling, is_queries: bool) -> jax.Array:  # [B, T, ...]
-    """With zeros after the last, up to whole blocks."""
-    size = (
-        tiling.num_query_blocks * tiling.queries_per_tile
-        if is_queries
-        else tiling.num_key_blocks * tiling.keys_per_tile
-    )
-    return _lengthened(x, 1, size)
+    """Pad queries or keys with zeros to whole blocks."""
+    if is_queries:
+        return _pad(x, 1, tiling.num_query_blocks * tiling.queries_per_tile)
+    return _pad(x, 1, tiling.num_key_blocks * tiling.keys_per_tile)
 
 
-def _lengthened(x: jax.Array, axis: int, size: int) -> jax.Array:
+def _pad(x: jax.Array, axis: int, size: int) -> jax.Array:
     width = [(0, 0)] * x.ndim
     width[axis] = (0, size - x.shape[axis])
     return jnp.pad(x, width) if size > x.shape[axis] else x
 
 
 def pad_mask(mask: Mask, tiling: Tiling) -> Mask:
-    """The mask with all its arrays given, as long as the tiles are together."""
-    rows, columns = (
-        tiling.num_query_blocks * tiling.queries_per_tile,
-        tiling.num_key_blocks * tiling.keys_per_tile,
-    )
-    places = mask.resolved_positions(tiling.num_queries, tiling.num_keys)
-    own = mask.segments
-    theirs = own if mask.key_segments is None else mask.key_segments
-    lengths = mask.key_lengths
-    if lengths is None and columns > tiling.num_keys:
-        lengths = jnp.full((1,), tiling.num_keys, jnp.int32)
+    """Return the mask with explicit positions, and all arrays padded to whole tiles.
+
+    Padding queries may see anything: their results are cut off. Padding keys are hidden by
+    `key_lengths`.
+    """
+    query_size = tiling.num_query_blocks * tiling.queries_per_tile
+    key_size = tiling.num_key_blocks * tiling.keys_per_tile
+    positions, key_positions = mask.resolved_positions(tiling.num_queries, tiling.num_keys)
+    segments = mask.segments
+    key_segments = segments if mask.key_segments is None else mask.key_segments
+    key_lengths = mask.key_lengths
+    if key_lengths is None and key_size > tiling.num_keys:
+        key_lengths = jnp.full((1,), tiling.num_keys, jnp.int32)
     allowed = mask.allowed
     if allowed is not None:
-        allowed = _lengthened(_lengthened(allowed, 1, rows), 2, columns)
+        allowed = _pad(_pad(allowed, 1, query_size), 2, key_size)
     return mask.replace(
-        positions=_lengthened(places[0], 1, rows),
-        key_positions=_lengthened(places[1], 1, columns),
-        segments=None if own is None else _lengthened(own, 1, rows),
-        key_segments=None if theirs is None else _lengthened(theirs, 1, columns),
-        key_lengths=lengths,
+        positions=_pad(positions, 1, query_size),
+        key_positions=_pad(key_positions, 1, key_size),
+        segments=None if segments is None else _pad(segments, 1, query_size),
+        key_segments=None if key_segments is None else _pad(key_segments, 1, key_size),
+        key_lengths=key_lengths,
         allowed=allowed,
     )
 
 
-def tile_mask(mask: Mask, tiling: Tiling, query_block: Any, key_block: Any) -> Mask:
-    """The mask of one tile."""
+def tile_mask(mask: Mask, tiling: Tiling, query_block: Index, key_block: Index) -> Mask:
+    """Return the part of a padded mask that belongs to one tile."""
+    num_queries, num_keys = tiling.queries_per_tile, tiling.keys_per_tile
 
-    def cut(x: jax.Array | None, index: Any, size: int, axis: int = 1) -> Any:
-        return None if x is None else jax.lax.dynamic_slice_in_dim(x, index * size, size, axis)
+    def cut(x: jax.Array | None, block: Index, size: int, axis: int = 1) -> Any:
+        return None if x is None else jax.lax.dynamic_slice_in_dim(x, block * size, size, axis)
 
-    allowed = cut(mask.allowed, query_block, tiling.queries_per_tile)
+    # Lengths count from the first key of a tile, so they shift with it; they may be negative.
+    key_lengths = mask.key_lengths
+    if key_lengths is not None:
+        key_lengths = key_lengths - key_block * num_keys
+    allowed = cut(mask.allowed, query_block, num_queries)
     return mask.replace(
-        positions=cut(mask.positions, query_block, tiling.queries_per_tile),
-        key_positions=cut(mask.key_positions, key_block, tiling.keys_per_tile),
-        segments=cut(mask.segments, query_block, tiling.queries_per_tile),
-        key_segments=cut(mask.key_segments, key_block, tiling.keys_per_tile),
-        key_lengths=None
-        if mask.key_lengths is None
-        else mask.key_lengths - key_block * tiling.keys_per_tile,
-        allowed=cut(allowed, key_block, tiling.keys_per_tile, 2),
+        positions=cut(mask.positions, query_block, num_queries),
+        key_positions=cut(mask.key_positions, key_block, num_keys),
+        segments=cut(mask.segments, query_block, num_queries),
+        key_segments=cut(mask.key_segments, key_block, num_keys),
+        key_lengths=key_lengths,
+        allowed=cut(allowed, key_block, num_keys, 2),
     )
 
 
 def split_blocks(
-    x: jax.Array, block_size: int
-) -> jax.Array:  # [B, T, N, H] -> [blocks, B, N, size, H]
-    """Cut along the length, heads before tokens."""
+    x: jax.Array,  # [B, T, N, H]
+    block_size: int,
+) -> jax.Array:  # [blocks, B, N, block_size, H]
+    """Split the length into blocks, and move heads before tokens."""
     b, t, n, h = x.shape
     return jnp.asarray(x).reshape(b, t // block_size, block_size, n, h).transpose(1, 0, 3, 2, 4)
 
 
-def join_blocks(x: jax.Array) -> jax.Array:  # [blocks, B, N, size, H] -> [B, T, N, H]
-    """What `blocks` has cut, as it was."""
-    count, b, n, size, h = x.shape
-    return x.transpose(1, 0, 3, 2, 4).reshape(b, count * size, n, h)
+def join_blocks(
+    x: jax.Array,  # [blocks, B, N, block_size, H]
+) -> jax.Array:  # [B, T, N, H]
+    """Invert `split_blocks`."""
+    num_blocks, b, n, block_size, h = x.shape
+    return x.transpose(1, 0, 3, 2, 4).reshape(b, num_blocks * block_size, n, h)
+
+
+class TilePass(NamedTuple):
+    """Static settings of a pass over tiles. Hashable: `custom_vjp` and jit key on it."""
+
+    score_fn: Callable[..., jax.Array]
+    """`ScoreSpec.compute_scores` without captured arrays, which are its last arguments."""
+    tiling: Tiling
+    dropout_rate: float
+    softmax_dtype: str
+    operand_dtype: str
+    """Dtype of the operands of products."""
+    skip_masked_tiles: bool
+    """Test each tile's mask and skip the tile if it hides everything. Only pays for masks whose
+    structure does not already say which tiles are empty (segments, reordered tokens)."""
+
+    @property
+    def sum_dtype(self) -> Any:
+        """Dtype of products and of their gradients.
+
+        Rounded to `operand_dtype` in each tile, they would lose the digits in which tiles cancel.
+        """
+        return accumulation_dtype(self.operand_dtype, self.softmax_dtype)
+
+
+class Tile(NamedTuple):
+    """Intermediates of one tile of `rows` queries and `columns` keys."""
+
+    scores: jax.Array  # [B, N, rows, columns]
+    visible: jax.Array  # [B or 1, 1, rows, columns]
+    dropout_rngs: jax.Array | None  # [B]
+    scores_vjp: Any  # gradient of scores -> those of q and k in `sum_dtype`, and of `captured`
+
+
+def compute_tile(
+    tile_pass: TilePass,
+    q: jax.Array,  # [B, N, rows, H]
+    k: jax.Array,  # [B, K, columns, H]
+    mask: Mask,
+    dropout_rngs: jax.Array | None,
+    captured: tuple[Any, ...],
+    query_block: Index,
+    key_block: Index,
+    *,
+    backward: bool = False,
+) -> Tile:
+    """Compute the scores and the mask of a tile; for the backward pass also `scores_vjp`."""
+    tiling = tile_pass.tiling
+    own_mask = tile_mask(mask, tiling, query_block, key_block)
+    sizes = tiling.queries_per_tile, tiling.keys_per_tile
+    positions = own_mask.resolved_positions(*sizes)
+
+    def compute_scores(q: jax.Array, k: jax.Array, captured: Any) -> jax.Array:
+        return tile_pass.score_fn(q.swapaxes(1, 2), k.swapaxes(1, 2), *positions, *captured)
+
+    # A gradient has the dtype of its argument: cast here, dq and dk stay wide until all tiles are
+    # summed. `score_fn` rounds the operands of its product back to `operand_dtype`.
+    q, k = q.astype(tile_pass.sum_dtype), k.astype(tile_pass.sum_dtype)
+    scores_vjp = None
+    if backward:
+        scores, scores_vjp = jax.vjp(compute_scores, q, k, captured)
+    else:
+        scores = compute_scores(q, k, captured)
+    visible = dense_mask(own_mask, *sizes)[:, None]
+    # The rngs depend on the tile alone, so the backward pass drops the same weights.
+    return Tile(scores, visible, fold_in(fold_in(dropout_rngs, query_block), key_block), scores_vjp)
+
+
+def visit_unless_masked(
+    tile_pass: TilePass,
+    mask: Mask,
+    query_block: Index,
+    key_block: Index,
+    visit: Callable[[Any], Any],
+    state: Any,
+) -> Any:
+    """Return `visit(state)`, or `state` if the tile's mask is tested and hides everything."""
+    if not tile_pass.skip_masked_tiles:
+        return visit(state)
+    tiling = tile_pass.tiling
+    own_mask = tile_mask(mask, tiling, query_block, key_block)
+    any_visible = dense_mask(own_mask, tiling.queries_per_tile, tiling.keys_per_tile).any()
+    return jax.lax.cond(any_visible, visit, lambda state: state, state)
+
+
+def dropped_weighted_values(
+    tile_pass: TilePass,
+    weights: jax.Array,  # [B, N, rows, columns]
+    v: jax.Array,  # [B, K, columns, H]
+    dropout_rngs: jax.Array | None,  # [B]
+) -> jax.Array:  # [B, N, rows, H] in `sum_dtype`
+    """Apply dropout to the weights and return the weighted sums of the values."""
+    dropped = dropout(weights, tile_pass.dropout_rate, dropout_rngs).astype(tile_pass.sum_dtype)
+    dtypes = tile_pass.operand_dtype, tile_pass.sum_dtype
+    return weighted_values(dropped, v.swapaxes(1, 2), *dtypes).swapaxes(1, 2)

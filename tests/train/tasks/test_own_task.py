@@ -1,0 +1,211 @@
+"""A task defined outside of the package: registered by one call, then trained like any other."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import train
+from tests.train.support import command, lines_of, tiny
+from train.config.io import experiment_from_dict, experiment_to_dict, experiment_to_text
+from train.data.config import DataConfig, TokenizerConfig
+from train.data.streams import HostBatch
+from train.data.tokenizer import Tokenizer
+from train.data.tokenizer_training import train_tokenizer
+from train.estimate.batch_shapes import unsharded_batch_shapes
+from train.experiment import EvaluationConfig, Experiment
+from train.run import Run, sample
+from train.step import Batch, LossFn
+from train.tasks.base import Metric, SampleOptions, Task, TextCallback
+from train.tasks.config import TaskConfig
+from train.tasks.evaluation import mean_losses
+from train.tasks.losses import label_loss
+from train.tasks.registry import TASKS, register_task
+from train.tasks.vocabulary import Labels, resolve_vocab_size
+from transformer.losses import Loss
+from transformer.models.heads import Classifier
+
+LABELS = ("fewer", "more")
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomBits(DataConfig):
+    """Random sequences of bits: nothing to read."""
+
+    path: str = ""
+    num_bits: int = 7
+    tokenizer: TokenizerConfig = TokenizerConfig("character")
+
+    @property
+    def longest_example(self) -> int:
+        return self.num_bits
+
+
+@dataclasses.dataclass(frozen=True)
+class Majority(TaskConfig):
+    """Predict if a sequence has more ones than zeros."""
+
+    data_configs = (RandomBits,)
+
+    def check(self, experiment: Experiment) -> None:
+        assert not experiment.model.causal
+
+
+@dataclasses.dataclass(frozen=True)
+class BitBatches:
+    """Batch `cursor` is a pure function of seed and cursor."""
+
+    shape: tuple[int, int]
+    seed: int
+    num_batches: int = 0
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
+        rows = self.shape[0] // num_hosts
+        bits = np.random.default_rng((self.seed, cursor)).integers(2, size=self.shape)
+        mine = bits[host * rows : (host + 1) * rows]
+        return {
+            "tokens": mine.astype(np.int32),
+            "targets": (2 * mine.sum(axis=1) > self.shape[1]).astype(np.int32),
+            "weights": np.ones(rows, np.float32),
+            "examples": np.arange(rows, dtype=np.uint32),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class BitCorpus:
+    tokenizer: Tokenizer
+    digest: str = "bits"
+    labels: Labels = LABELS
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class MajorityTask(Task):
+    """All of the task: data, model, loss, evaluation and answers."""
+
+    experiment: Experiment
+
+    def selection_metric(self, corpus: Any) -> Metric:
+        return Metric("accuracy", lower_is_better=False)
+
+    def prepare_corpus(
+        self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
+    ) -> BitCorpus:
+        return BitCorpus(tokenizer or train_tokenizer(self.experiment.data.tokenizer, ["01"]))
+
+    def resolve_experiment(self, corpus: BitCorpus) -> Experiment:
+        return resolve_vocab_size(self.experiment, corpus.tokenizer)
+
+    def make_model(self, hardware: Any, constrain: Any) -> Classifier:
+        return Classifier(self.experiment.model, hardware, constrain, num_classes=2, pooling="mean")
+
+    def make_loss_fn(self, model: Any) -> LossFn:
+        def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
+            output = model.apply({"params": params}, batch["tokens"], dropout_rngs=dropout_rngs)
+            return label_loss(model, output.logits, batch)
+
+        return loss
+
+    def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        batch = BitBatches((batch_size, length), 0).host_batch(0, 0, 1)
+        return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
+
+    def training_batches(self, corpus: Any) -> BitBatches:
+        return self._batches(self.experiment.seed)
+
+    def describe_training_data(self, corpus: Any) -> str:
+        return "random bits"
+
+    def evaluate(
+        self, engine: Any, params: Any, corpus: Any, split: str, *, full_split: bool
+    ) -> dict[str, float]:
+        return mean_losses(engine, params, self._batches(1000, num_batches=3))
+
+    def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
+        tokenizer.encode(prompt)
+
+    def sample(
+        self,
+        run: Run,
+        prompts: Sequence[str],
+        options: SampleOptions,
+        on_text: TextCallback | None = None,
+    ) -> list[str]:
+        answers = []
+        for prompt in prompts:
+            tokens = run.tokenizer.encode(prompt)[None]
+            logits = run.model.apply({"params": run.params}, tokens).logits
+            answers.append(LABELS[int(np.argmax(np.asarray(logits)))])
+        return answers
+
+    def _batches(self, seed: int, num_batches: int = 0) -> BitBatches:
+        shape = self.experiment.batch_size, self.experiment.sequence_length
+        return BitBatches(shape, seed, num_batches)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> Iterator[None]:
+    register_task(Majority, MajorityTask)
+    yield
+    del TASKS["Majority"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
+    folder = tmp_path_factory.mktemp("own")
+    experiment = tiny(folder)
+    experiment = dataclasses.replace(
+        experiment,
+        task=Majority(),
+        data=RandomBits(),
+        model=dataclasses.replace(experiment.model, causal=False),
+        evaluation=EvaluationConfig(every=0),
+        steps=40,
+        batch_size=32,
+    )
+    return folder / "run", train.fit(experiment, str(folder / "run"), quiet=True)
+
+
+def test_it_is_trained_and_evaluated(trained: tuple[Path, Run]) -> None:
+    folder, run = trained
+    assert run.metrics["accuracy"] > 0.85
+    last = lines_of(folder / "metrics.jsonl")[-1]
+    assert last == {"step": 40, "split": "validation", **run.metrics}
+
+
+def test_it_is_saved_and_loaded_by_its_kind(trained: tuple[Path, Run]) -> None:
+    folder, run = trained
+    text = experiment_to_text(run.experiment)
+    assert 'task.kind = "Majority"' in text
+    assert 'data.kind = "RandomBits"' in text
+    assert experiment_from_dict(experiment_to_dict(run.experiment), "test") == run.experiment
+    loaded = train.load(str(folder))
+    assert loaded.labels == LABELS
+    assert sample(loaded, ["1111111", "0000000"]) == ["more", "fewer"]
+
+
+def test_the_command_line_knows_it(
+    trained: tuple[Path, Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, run = trained
+    found = command(capsys, "evaluate", str(folder), "--json")
+    assert (found.status, found.error) == (0, "")
+    assert json.loads(found.output)["accuracy"] == pytest.approx(run.metrics["accuracy"])
+
+
+def test_estimates_take_its_batches(trained: tuple[Path, Run]) -> None:
+    shapes = unsharded_batch_shapes(trained[1].experiment, 4)
+    assert {name: leaf.shape for name, leaf in shapes.items()} == {
+        "tokens": (4, 7),
+        "targets": (4,),
+        "weights": (4,),
+        "examples": (4,),
+    }

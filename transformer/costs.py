@@ -207,7 +207,7 @@ class AttentionTraffic(NamedTuple):
     plain: int
     """Unfused: also scores written and read by the softmax, and weights written and read again."""
     flash: int
-    """Flash attention (Dao et al. 2022): queries, keys, values and outputs; keys and values once."""
+    """Flash attention (Dao et al. 2022): queries, keys, values, outputs."""
 
 
 def attention_traffic(model: Model, length: int) -> AttentionTraffic:

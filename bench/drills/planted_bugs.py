@@ -124,8 +124,8 @@ BUGS = (
     ),
     Bug(
         "a load-balancing loss that ignores the choices",
-        "transformer/layers/moe_dispatch.py",
-        "jnp.sum(choices * probability, axis=-1)",
+        "transformer/layers/moe_routing.py",
+        "jnp.sum(assigned * probability, axis=-1)",
         "jnp.sum(probability * probability, axis=-1)",
         "transformer/layers/test_moe_routing.py transformer/layers/test_moe.py",
     ),

@@ -25,12 +25,12 @@ from transformer.models.base import (
     LOGITS,
     Model,
     ModelOutput,
-    check_length,
     compute_logits,
     declare_output_matrix,
 )
 from transformer.models.encoder_decoder import Decoder, Encoder
 from transformer.models.heads import masked_mean
+from transformer.models.input_checks import check_length
 from transformer.validation import check_at_least
 
 

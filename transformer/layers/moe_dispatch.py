@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | `DenseDispatcher` | every expert computes every token | CPU, and sharded tokens |
 | `SortedDispatcher` | sorted by expert, ragged matmul | a single accelerator |
-| `CapacityDispatcher` | fixed slots for each expert; tokens beyond are dropped | `capacity_factor` |
+| `CapacityDispatcher` | fixed slots for each expert; others are dropped | `capacity_factor` |
 | `AllGatherDispatcher` | gathered on the experts' devices | sharded experts without capacity |
 """
 
@@ -119,7 +119,7 @@ class SortedDispatcher(NamedTuple):
 
 
 def _permute(rows: jax.Array, order: jax.Array) -> jax.Array:
-    """Return `rows[order]` for a permutation: unique indices, so the gradient needs no scatter-add."""
+    """Return `rows[order]` for a permutation: its gradient needs no scatter-add."""
     return rows.at[order].get(unique_indices=True)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 from flax import linen as nn
+from flax.core import meta
 
 from transformer.config import Initializer
 from transformer.context import ModelContext
@@ -48,7 +49,7 @@ def declare_weight(
       dtype: Dtype of the stored parameter.
 
     Raises:
-      ValueError: If the weight is larger than any memory.
+      ValueError: If the weight is larger than any memory, or given with another shape.
     """
     stack, inputs = stack or {}, inputs or {}
     axes = LogicalAxes(tuple(stack), tuple(inputs), tuple(outputs))
@@ -58,8 +59,18 @@ def declare_weight(
             f"weight {name}: {' x '.join(map(str, shape))} entries are more than any memory holds; "
             "lower the model's sizes"
         )
+    value: Any
+    if module.has_variable("params", name):
+        # Not `module.param`: in `apply` it traces `init` only to compare shapes.
+        value = meta.unbox(module.get_variable("params", name))
+        if value.shape != shape:
+            raise ValueError(
+                f"weight {name} of shape {value.shape}: the model has {shape}; give the parameters "
+                "of this configuration"
+            )
+        return value
     # Linen unboxes: the value is the array, and `init` also returns the axes.
-    value: Any = module.param(name, lambda key: BoxedWeight(init(key, shape, dtype), axes))
+    value = module.param(name, lambda key: BoxedWeight(init(key, shape, dtype), axes))
     return value
 
 

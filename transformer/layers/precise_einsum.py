@@ -1,8 +1,8 @@
 """Einsum with 16-bit operands and float32 sums, results and gradients.
 
 The gradient through a softmax is a difference, P (dP - sum over keys of P dP), which may cancel
-although dP is large: dP must not be rounded to 16 bits before the difference is taken. Operands stay
-16-bit, which is what makes the product fast on an accelerator.
+although dP is large: dP must not be rounded to 16 bits before the difference is taken. Operands
+stay 16-bit, which is what makes the product fast on an accelerator.
 """
 
 import functools

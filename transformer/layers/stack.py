@@ -130,7 +130,7 @@ class Stack(nn.Module):
                 aux_of_places.append(layer_aux)
             return x, aux_of_places
 
-        # Decoding unrolls: each layer appends to its own cache, and no cache is copied into a stack.
+        # Decoding unrolls: each layer appends to its own cache; caches are never stacked.
         unstacked = any(isinstance(stack.weights, UnstackedLayers) for stack in stacks)
         num_scanned = 0 if unstacked or cache is not None else self.num_scanned_layers
         if num_scanned:

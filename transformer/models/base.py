@@ -5,7 +5,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from flax.core import meta
 
@@ -19,6 +18,7 @@ from transformer.layers.logical_axes import unbox_axes
 from transformer.layers.norms import Norm
 from transformer.layers.params import apply_matrix
 from transformer.layers.stack import Stack, StackOutput
+from transformer.models.input_checks import check_length
 
 LOGITS: Outputs = frozenset({"logits"})
 """Default `outputs` of a model: logits, and no auxiliary outputs."""
@@ -119,7 +119,8 @@ def apply_backbone(
 
     All models with one stack share this function, so their parameter trees are alike.
     """
-    check_length(tokens, config, positions)
+    if config.max_length is not None:
+        check_length(tokens, config, positions)
     positions = positions_or_arange(positions, tokens)
     table = declare_embedding(module, "embedding", config.padded_vocab_size, config)
     shared: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
@@ -199,45 +200,6 @@ def mask_padded_logits(
     in_vocab = jnp.arange(logits.shape[-1]) < vocab_size
     in_vocab = in_vocab.reshape((1,) * (logits.ndim - 1) + (-1,))
     return jnp.where(in_vocab, logits, jnp.finfo(logits.dtype).min)
-
-
-def check_length(
-    tokens: jax.Array,  # [B, T]
-    config: TransformerConfig,
-    positions: jax.Array | None = None,  # [B or 1, T]
-) -> None:
-    """Raise ValueError if tokens or positions exceed a table of learned positions.
-
-    Positions that are traced have no values yet and are not checked.
-    """
-    limit = config.max_length
-    if limit is None:
-        return
-    if tokens.shape[1] > limit:
-        raise ValueError(
-            f"{tokens.shape[1]} tokens: the table of learned positions has {limit} rows; "
-            "give shorter inputs or a longer table"
-        )
-    if positions is None or isinstance(positions, jax.core.Tracer):
-        return
-    last = int(np.asarray(positions).max(initial=-1))
-    if last >= limit:
-        raise ValueError(
-            f"position {last}: the table of learned positions has {limit} rows, from 0; give "
-            "smaller positions or a longer table"
-        )
-
-
-def check_cache_inputs(
-    cache: Any,
-    positions: jax.Array | None,
-    segments: jax.Array | None,
-) -> None:
-    """Raise ValueError for inputs that do not go with a cache."""
-    if cache is not None and positions is None:
-        raise ValueError("a cache without positions: give the positions of the new tokens")
-    if cache is not None and segments is not None:
-        raise ValueError("a cache with segments: decode one document for each example")
 
 
 def positions_or_arange(

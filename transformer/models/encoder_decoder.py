@@ -22,12 +22,11 @@ from transformer.models.base import (
     Model,
     ModelOutput,
     apply_layers,
-    check_cache_inputs,
-    check_length,
     compute_logits,
     declare_output_matrix,
     positions_or_arange,
 )
+from transformer.models.input_checks import check_cache_inputs, check_length
 from transformer.shapes import check_shapes
 
 

@@ -13,10 +13,10 @@ from transformer.models.base import (
     Model,
     ModelOutput,
     apply_backbone,
-    check_cache_inputs,
     compute_logits,
     declare_output_matrix,
 )
+from transformer.models.input_checks import check_cache_inputs
 from transformer.shapes import check_shapes
 
 
@@ -55,7 +55,8 @@ class LanguageModel(Model):
             prefix_lengths=(prefix_lengths, "B?"),
             dropout_rngs=(dropout_rngs, "B"),
         )
-        check_cache_inputs(cache, positions, segments)
+        if cache is not None:
+            check_cache_inputs(cache, positions, segments)
         config = self.config
         output, table = apply_backbone(
             self,

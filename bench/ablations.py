@@ -29,7 +29,7 @@ def heads(base: Experiment) -> dict[str, Experiment]:
     """Different numbers of heads at the same total width."""
     counts = (1, 2, 3, 6, 12)
     changed = {n: with_mixer(base.model, num_heads=n, num_kv_heads=n) for n in counts}
-    return {f"{n} heads": with_model(base, pattern=each) for n, each in changed.items()}
+    return {f"{n} heads": with_model(base, layer_pattern=each) for n, each in changed.items()}
 
 
 def documents(base: Experiment) -> dict[str, Experiment]:
@@ -42,7 +42,7 @@ def residual(base: Experiment) -> dict[str, Experiment]:
     """Blocks with and without residual connections."""
     [block] = base.model.layer_pattern
     without = dataclasses.replace(block, residual=False)
-    return {"with": base, "without": with_model(base, pattern=(without,))}
+    return {"with": base, "without": with_model(base, layer_pattern=(without,))}
 
 
 def norms(base: Experiment) -> dict[str, Experiment]:
@@ -54,7 +54,9 @@ def norms(base: Experiment) -> dict[str, Experiment]:
             norm = NormConfig(kind)
             changed = dataclasses.replace(block, norm_placement=placement, norm=norm)
             final = None if placement == "post" else norm
-            rows[f"{placement}, {kind}"] = with_model(base, pattern=(changed,), final_norm=final)
+            rows[f"{placement}, {kind}"] = with_model(
+                base, layer_pattern=(changed,), final_norm=final
+            )
     return rows
 
 
@@ -67,7 +69,7 @@ def feed_forward(base: Experiment) -> dict[str, Experiment]:
             kind = FeedForwardConfig(activation=name, gated=gated, bias=False)
             label = f"{name}, {'gated' if gated else 'plain'}"
             changed = dataclasses.replace(block, feed_forward=kind)
-            rows[label] = with_model(base, pattern=(changed,))
+            rows[label] = with_model(base, layer_pattern=(changed,))
     return rows
 
 

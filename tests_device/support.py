@@ -87,12 +87,12 @@ def kernel_experiment(folder: Path, *, precision: str = "float32", **changes: An
     model = dataclasses.replace(
         experiment.model,
         vocab_size=VOCAB,
-        width=64,
-        pattern=(block,),
-        position=LearnedPositions(LENGTH),
+        d_model=64,
+        layer_pattern=(block,),
+        position_embedding=LearnedPositions(LENGTH),
         precision=Precision.parse(precision),
     )
-    data = dataclasses.replace(experiment.text_data, sequence_length=LENGTH, segments=False)
+    data = dataclasses.replace(experiment.text_data, sequence_length=LENGTH, document_masking=False)
     return dataclasses.replace(experiment, model=model, data=data, batch_size=BATCH)
 
 

@@ -67,12 +67,12 @@ def test_quickstart(tmp_path: Path, hardware: Hardware, meter: Meter) -> None:
         quickstart.text_data,
         max_bytes=400_000,
         tokenizer=TokenizerConfig("bpe", vocab_size=512),
-        cache=str(tmp_path / "cache"),
+        cache_dir=str(tmp_path / "cache"),
     )
     experiment = dataclasses.replace(
         quickstart,
         data=data,
-        schedule=dataclasses.replace(quickstart.schedule, warmup=5),
+        schedule=dataclasses.replace(quickstart.schedule, warmup_steps=5),
         steps=30,
         batch_size=rows_for(hardware.count),
         log_every=1,

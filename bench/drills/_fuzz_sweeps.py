@@ -94,7 +94,7 @@ def paths() -> Iterator[Case]:
             lambda path, folder: _text(folder, validation_path=path),
         ),
         "data.test_path": (".txt", lambda path, folder: _text(folder, test_path=path)),
-        "data.cache_dir": ("", lambda path, folder: _text(folder, cache=path)),
+        "data.cache_dir": ("", lambda path, folder: _text(folder, cache_dir=path)),
         "data.tokenizer.path": (
             ".json",
             lambda path, folder: _text(folder, tokenizer=TokenizerConfig("file", path=path)),
@@ -131,7 +131,7 @@ BYTES = TokenizerConfig("byte")
 def _text(folder: pathlib.Path, **changes: Any) -> object:
     (folder / "good.txt").write_text("some words of a text\n" * 50)
     config = TextDataConfig(path=str(folder / "good.txt"), sequence_length=8, tokenizer=BYTES)
-    changed = dataclasses.replace(config, **{"cache": str(folder / "cache"), **changes})
+    changed = dataclasses.replace(config, **{"cache_dir": str(folder / "cache"), **changes})
     return prepare_text(changed)
 
 

@@ -78,6 +78,7 @@ def dispatch(verb: str, arguments: list[str]) -> int:
     """Run one verb and return the exit status."""
     if verb not in VERBS:
         raise UsageError(f"verb {verb}: is not known; choose one of {', '.join(VERBS)}")
+    # Before CONFIG or W, --help means the verb's usage; after it, tyro lists all settings.
     options = itertools.takewhile(lambda each: each.startswith("-"), arguments)
     if not HELP_FLAGS.isdisjoint(options):
         print(verb_usage(verb))

@@ -152,6 +152,7 @@ def select_kinds(config: Config, arguments: Sequence[str]) -> tuple[Config, list
       UsageError: A kind is unknown.
     """
     requested = _requested_kinds(arguments)
+    # tyro parses fields of the classes in `default`: the classes must be right before it runs.
     selected, used = _with_kinds(
         config, None, "", {path: kind for path, (kind, _) in requested.items()}
     )

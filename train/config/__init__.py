@@ -1,1 +1,1 @@
-"""TODO."""
+"""Configuration: experiments by name, as plain data, and with `auto` resolved."""

@@ -88,6 +88,7 @@ def _nvidia_smi() -> str:
 
 def _cores(root: Path) -> int:
     """Return the cores of the process's affinity, or of the container's quota if that is lower."""
+    # macOS has no affinity. A container's CPU quota is in /sys, not in the affinity.
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")

@@ -90,6 +90,7 @@ def check_package(wanted: "Requirement", version: str | None) -> Finding:
         return Finding(wanted.name, "problem", "is not installed", remedy)
     if wanted.specifier.contains(version, prereleases=True):
         return Finding(wanted.name, "ok", _in_range(version, str(wanted.specifier)))
+    # Upper bounds mark what was tested. A newer version may work, so it is only a warning.
     if _floor(wanted.specifier).contains(version, prereleases=True):
         detail = f"{version} is newer than the tested versions ({wanted.specifier})"
         return Finding(wanted.name, "warning", detail, f"if something breaks: {remedy}")

@@ -88,6 +88,7 @@ CHIPS = {
     chip.name: chip
     for chip in (
         Chip(
+            # libtpu fuses the two cores of a v4 chip into one device only if told so ("megacore").
             name="v4",
             device_kind="TPU v4",
             platform="tpu",

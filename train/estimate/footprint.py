@@ -96,6 +96,7 @@ def footprint_terms(quantities: Quantities, candidate: Candidate) -> dict[str, f
         else 1
     )
     logits = 4 * local_rows * targets / chunks * model.padded_vocab_size / mesh.tensor
+    # `fsdp` gathers one layer at a time; `tensor` and `expert` shards stay sharded.
     gathered = (
         quantities.largest_layer_parameters
         * quantities.compute_itemsize

@@ -85,6 +85,8 @@ class Program(NamedTuple):
 
         A loop with an unknown trip count counts once. Each branch of a conditional counts.
         """
+        # Walk the call tree from the entry. A computation that is called from several places, such
+        # as a shared reduction, adds up its callers' counts.
         counts = dict.fromkeys(self.computations, 0)
         stack = [(self.entry, 1)]
         while stack:
@@ -115,6 +117,8 @@ class Program(NamedTuple):
 
     def _trip_count(self, instruction: Instruction) -> int:
         """Return the trip count: the compiler's note, else the only constant of the condition."""
+        # XLA writes `known_trip_count` where its analysis succeeds. Otherwise a loop of `lax.scan`
+        # has a condition `i < n`, whose only integer constant is n.
         if instruction.opcode != "while":
             return 1
         if noted := _TRIP_COUNT.search(instruction.operands_and_attributes):
@@ -259,6 +263,7 @@ def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
     """Return the groups of devices that exchange data, as positions in the mesh."""
     if found := _MESH_GROUPS.search(instruction.operands_and_attributes):
         return _groups_of_mesh(found[1], found[2], found[3])
+    # Three notations: named mesh axes, an iota list [groups,size]<=[dims]T(perm), explicit lists.
     pairs = instruction.attribute("source_target_pairs")
     text = pairs or instruction.attribute("replica_groups")
     if found := re.match(r"\[([\d,]+)\]<=(\[.*)", text):
@@ -282,6 +287,7 @@ def _groups_of_mesh(sizes: str, ids: str | None, along: str) -> list[list[int]]:
         name: (pre, size) for name, pre, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", along)
     }
     for name, size in re.findall(r"'(\w+)'=(\d+)", sizes):
+        # A sub-axis `(pre)size` splits the axis into [pre, size, rest]; groups run along `size`.
         before, some = (int(each or 0) for each in parts.get(name, ("", "")))
         cut = [before, some, int(size) // (before * some)] if some else [int(size)]
         chosen += [len(shape) + (1 if some else 0)] if name in parts else []

@@ -240,6 +240,7 @@ def expect_step(
         reason = f"{CPU_EFFICIENCY:.0%} of the bound, the median of steps measured on CPUs"
         return ExpectedStep(bound_seconds / CPU_EFFICIENCY, bound_mfu * CPU_EFFICIENCY, reason)
     run = own or PUBLISHED[FALLBACK_CHIP]
+    # The ratio to the roofline carries over to other models; the published MFU is the upper limit.
     mfu = min(run.efficiency * bound_mfu, run.mfu_causal_scores)
     seconds = bound_seconds * bound_mfu / mfu if mfu else bound_seconds
     if own is None:

@@ -84,6 +84,7 @@ def _wider(policy: Precision, own: Precision) -> bool:
         jnp.dtype(getattr(policy, field.name)).itemsize
         > jnp.dtype(getattr(own, field.name)).itemsize
         for field in dataclasses.fields(Precision)
+        if field.name != "cache"  # training has no cache
     )
 
 
@@ -106,6 +107,7 @@ def suggest_remedies(experiment: Experiment, target: Target) -> list[str]:
         if now.best.fits:
             return []
         fitting = list(_fitting(experiment, target))
+    # This runs while an out-of-memory error is reported: a failing estimate must not replace it.
     except (UserError, UsageError, ValueError):
         return []
     changes = [describe_change(now, each) for each in cheapest_changes(now, fitting)]
@@ -139,7 +141,7 @@ def cheapest_changes(now: PrecisionOption, fitting: list[PrecisionOption]) -> li
     Precision counts as two settings, since it changes training results.
     """
     by_settings: dict[frozenset[str], PrecisionOption] = {}
-    for each in fitting:  # the fastest come first
+    for each in fitting:  # each precision's candidates come fastest first
         by_settings.setdefault(_changed_settings(now, each), each)
 
     def cost(names: frozenset[str]) -> tuple[int, float]:

@@ -51,6 +51,9 @@ class StepTime:
     @property
     def step_seconds(self) -> float:
         """Return the roofline bound; `train/estimate/published.py` gives the expected time."""
+        # XLA's scheduler hides the weight gathers and gradient sums of `data` and `fsdp` behind the
+        # matmuls of other layers. The activations of `tensor`, `context` and `expert` are the
+        # input of the next matmul.
         hidden = sum(self.link_seconds.get(axis, 0.0) for axis in OVERLAPPED_AXES)
         waited = sum(self.link_seconds.values()) - hidden
         concurrent = (
@@ -120,6 +123,8 @@ def _train_flops_per_token(quantities: Quantities, candidate: Candidate) -> floa
     """Return FLOPs of one token, forward and backward, recomputation included."""
     flops = quantities.token_flops
     scores = flops.scores if quantities.computes_all_scores else flops.scores_causal
+    # FLOPs of one more forward pass, as far as the policy discards it. `dots` saves the outputs of
+    # weight matmuls, so only scores are recomputed.
     recomputed = {
         "none": 0.0,
         "dots": scores,
@@ -203,12 +208,14 @@ def axis_ring(target: Target, candidate: Candidate, axis: str) -> Ring:
         getattr(candidate.mesh, name) for name in MESH_AXES[MESH_AXES.index(axis) + 1 :]
     )
     if chip.torus_dimensions:
+        # Both ways around: a message crosses at most half of each filled dimension.
         filled = _filled_dimensions(target.shape, inner, parts)
         return Ring(
             chip.link_bandwidth_per_dimension * len(filled), chip.hop_latency * sum(filled) / 2
         )
     if inner * parts <= chip.chips_per_host:
         return Ring(chip.link_bandwidth, chip.hop_latency)
+    # A ring has chips_per_host // inner GPUs in each host, each with a network card of its own.
     network_cards = max(1, chip.chips_per_host // inner)
     hosts = inner * parts / chip.chips_per_host
     return Ring(

@@ -54,6 +54,7 @@ def search_candidates(quantities: Quantities) -> list[RankedCandidate]:
     own = quantities.experiment.model.remat
     policies = SEARCHED_REMAT if own in SEARCHED_REMAT else (*SEARCHED_REMAT, own)
     for mesh in candidate_meshes(quantities):
+        # Shapes alone decide whether the mesh divides the model, so check before any estimate.
         try:
             quantities.state_bytes(mesh)
         except UsageError as error:
@@ -114,6 +115,7 @@ def _context_sizes(quantities: Quantities, limit: int) -> list[int]:
         or model.encoder is not None
     ):
         return [1]
+    # Zigzag order gives each device an early and a late chunk of the sequence: 2 chunks per device.
     return [size for size in _divisors(limit) if quantities.sequence_length % (2 * size) == 0]
 
 

@@ -143,6 +143,7 @@ def _is_slice(chip: Chip, sizes: tuple[int, ...]) -> bool:
 
 def _known_slices(chip: Chip) -> str:
     small = ", ".join("x".join(map(str, sizes)) for sizes in SMALL_SLICES[chip.name])
+    # A slice of a two-dimensional torus is one of the listed shapes.
     if chip.torus_dimensions == 2:
         return f"give one of {small}"
     most = "x".join(map(str, chip.largest_slice))

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Meshes, shardings, placement of batches, and coordination of several processes."""

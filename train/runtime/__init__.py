@@ -1,1 +1,1 @@
-"""TODO."""
+"""Process and machine: devices, memory, allocator, XLA flags, signals and out-of-memory errors."""

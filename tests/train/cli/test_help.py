@@ -57,7 +57,7 @@ def test_help_needs_no_jax(line: str, shown: str) -> None:
     assert shown in ran.stdout
 
 
-def test_no_config_needs_jax_to_be_read() -> None:
+def test_configs_need_no_jax() -> None:
     """Every shipped config in one process: settings are defined apart from what computes."""
     lines = "".join(f"import configs.{name}\n" for name in CONFIGS)
     ran = imported(lines)
@@ -75,7 +75,7 @@ def test_no_config_needs_jax_to_be_read() -> None:
         (["plan", "gpt2"], False),
     ],
 )
-def test_help_does_not_start_python_twice(
+def test_help_does_not_restart_python(
     arguments: list[str], starts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = []
@@ -103,11 +103,10 @@ def test_every_verb_has_help(capsys: Capture, verb: str) -> None:
     assert found.output.startswith(f"usage: python -m train {verb}")
 
 
-def test_the_settings_of_a_config_have_help(capsys: Capture) -> None:
+def test_config_settings_have_help(capsys: Capture) -> None:
     found = command(capsys, "fit", "quickstart", "--help")
     assert (found.status, found.error) == (0, "")
     assert "--steps INT" in found.output
-    assert (
-        f"Number of weight updates. (default: {find_experiment('quickstart').steps})" in found.output
-    )
+    steps = find_experiment("quickstart").steps
+    assert f"Number of weight updates. (default: {steps})" in found.output
     assert "--model.d-model" in found.output

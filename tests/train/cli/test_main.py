@@ -50,7 +50,7 @@ def one_object(output: str) -> dict[str, object]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list_experiments())
-def test_every_experiment_has_the_promised_options(name: str) -> None:
+def test_contract_options_of_every_experiment(name: str) -> None:
     arguments = {
         "--steps": "7",
         "--batch-size": "4800",
@@ -76,7 +76,7 @@ def test_every_experiment_has_the_promised_options(name: str) -> None:
     assert experiment.model.layer_pattern == find_experiment(name).model.layer_pattern
 
 
-def test_settings_inside_a_layer_can_be_given() -> None:
+def test_settings_inside_a_layer() -> None:
     place = "--model.layer-pattern.0"
     words = [f"{place}.residual-dropout", "0.25", f"{place}.mixer.num-heads", "12"]
     given = parse(
@@ -88,12 +88,17 @@ def test_settings_inside_a_layer_can_be_given() -> None:
 
 
 @pytest.mark.slow
-def test_every_option_is_a_name_of_config_txt(trained: Trained) -> None:
+def test_saved_settings_can_be_given_as_options(trained: Trained) -> None:
     """What a run has saved can be given again."""
     lines = (Path(trained.workdir) / "config.txt").read_text().splitlines()
     settings = dict(line.split(" = ", 1) for line in lines if not line.startswith("#"))
-    assert settings["schedule.warmup"] == "4"
-    words = ["--schedule.warmup", "9", "--model.precision", "compute=bfloat16,softmax=bfloat16"]
+    assert settings["schedule.warmup_steps"] == "4"
+    words = [
+        "--schedule.warmup-steps",
+        "9",
+        "--model.precision",
+        "compute=bfloat16,softmax=bfloat16",
+    ]
     given = parse(
         FitArguments, words, verb="fit", default=FitArguments(find_experiment(trained.config))
     )
@@ -149,7 +154,7 @@ def test_usage_errors(capsys: Capture, line: str, message: str) -> None:
     ],
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_a_usage_error_has_no_frame(
+def test_usage_error_has_no_frame(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, encoding: str, line: str, error: str
 ) -> None:
     """Its rules are drawn of what the output can show."""
@@ -162,7 +167,7 @@ def test_a_usage_error_has_no_frame(
     assert "─" not in found.error
 
 
-def test_signs_that_the_output_cannot_show_are_spelt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unencodable_characters_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, "ascii"))
     monkeypatch.setattr(sys, "argv", ["train", "--help"])
@@ -214,12 +219,12 @@ def test_errors(
     assert message in found.error
 
 
-def test_debug_shows_where_an_error_comes_from() -> None:
+def test_debug_shows_a_traceback() -> None:
     with pytest.raises(UsageError, match="config gpt9"):
         main(["fit", "gpt9", "--debug"])
 
 
-def test_every_error_is_one_line(capsys: Capture) -> None:
+def test_errors_are_one_line(capsys: Capture) -> None:
     found = [
         print_error(UserError("thing: has\n  two lines; mend it")),
         print_error(UsageError("verb: is not known")),
@@ -288,13 +293,13 @@ def test_describe_as_json(capsys: Capture) -> None:
 def test_preemption(
     capsys: Capture, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Reporter, "train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(Reporter, "log_training", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     line = ("fit", trained.config, "--workdir", str(tmp_path / "run"), "--json")
     found = command(capsys, *line)
     assert (found.status, found.output) == (75, "")
     assert found.error == (
         f"{tmp_path / 'run'}: stopped by SIGTERM at step 1, checkpoint saved; "
-        "the same command goes on from there\n"
+        "run the same command to resume\n"
     )
 
 
@@ -315,19 +320,19 @@ def process(*arguments: str, **environment: str) -> tuple[int, str, str]:
 
 STOP = """
 import os, signal
-from train.report import Report
+from train.telemetry.reporter import Reporter
 
-def stop(report, step, metrics, train=Report.train):
-    train(report, step, metrics)
+def stop(reporter, step, metrics, log_training=Reporter.log_training):
+    log_training(reporter, step, metrics)
     if step == int(os.environ.get("STOP_AT", 0)):
         os.kill(os.getpid(), signal.SIGTERM)
 
-Report.train = stop
+Reporter.log_training = stop
 """
 
 
 @pytest.mark.full
-def test_a_process_that_is_told_to_stop_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_stopped_process_resumes(tmp_path: Path) -> None:
     """As a scheduler does it: SIGTERM, exit status 75, the same command again."""
     config = write_config(tmp_path, steps="40", checkpoint="CheckpointConfig(every=0)")
     with Path(config).open("a") as file:
@@ -342,7 +347,7 @@ def test_a_process_that_is_told_to_stop_goes_on_where_it_was(tmp_path: Path) -> 
         "",
         (
             f"{broken}: stopped by SIGTERM at step 23, checkpoint saved; "
-            "the same command goes on from there\n"
+            "run the same command to resume\n"
         ),
     )
     assert max(losses(broken)) == 23
@@ -360,7 +365,7 @@ def test_a_process_that_is_told_to_stop_goes_on_where_it_was(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_an_error_of_a_process_is_one_line(tmp_path: Path) -> None:
+def test_process_error_is_one_line(tmp_path: Path) -> None:
     line = ("fit", "quickstart", "--data.path", "/no/such/file", "--workdir", str(tmp_path / "run"))
     status, output, error = process(*line)
     assert (status, output) == (1, "")

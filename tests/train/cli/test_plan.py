@@ -22,7 +22,7 @@ CONTRACT = {
 
 
 @pytest.mark.full
-def test_a_plan_without_its_compiler(capsys: Capture) -> None:
+def test_plan_without_compiler(capsys: Capture) -> None:
     line = ("plan", "gpt2:small", "--target", "v5e:2x2", "--compile-best", "0", "--no-precisions")
     found = command(capsys, *line, "--json")
     assert (found.status, found.error) == (0, "")
@@ -35,7 +35,7 @@ def test_a_plan_without_its_compiler(capsys: Capture) -> None:
 
 
 @pytest.mark.full
-def test_a_mesh_that_is_given_is_planned_as_it_is(capsys: Capture) -> None:
+def test_given_mesh_is_not_searched(capsys: Capture) -> None:
     line = ("plan", "gpt2:small", "--target", "v5e:2x2", "--compile-best", "0", "--json")
     plain = json.loads(command(capsys, *line, "--mesh.data", "1", "--mesh.fsdp", "4").output)
     assert plain["candidates"] == 1
@@ -56,7 +56,7 @@ def test_a_mesh_that_is_given_is_planned_as_it_is(capsys: Capture) -> None:
         ("gpt2 --target v5e:2x2 --prices none.toml --compile-best 0", "none.toml: No such file"),
     ],
 )
-def test_what_cannot_be_planned(capsys: Capture, arguments: str, message: str) -> None:
+def test_plan_errors(capsys: Capture, arguments: str, message: str) -> None:
     found = command(capsys, "plan", *arguments.split())
     assert found.status in (1, 2)
     assert found.output == ""
@@ -65,7 +65,7 @@ def test_what_cannot_be_planned(capsys: Capture, arguments: str, message: str) -
 
 
 @pytest.mark.slow
-def test_fit_takes_the_mesh_of_a_plan(capsys: Capture, tmp_path: Path) -> None:
+def test_fit_uses_the_planned_mesh(capsys: Capture, tmp_path: Path) -> None:
     run = tmp_path / "run"
     line = ("fit", write_config(tmp_path), "--workdir", str(run), "--steps", "1", "--mesh", "auto")
     found = command(capsys, *line)

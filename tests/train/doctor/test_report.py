@@ -25,7 +25,7 @@ from train.doctor.versions import check_package, check_plugin, check_project, ch
 JAX = Requirement("jax>=0.10,<0.13")
 
 
-def test_the_report_counts_and_prints() -> None:
+def test_report_counts_and_prints() -> None:
     report = Report(
         (
             Finding("cores", "ok", "2"),
@@ -79,7 +79,7 @@ def test_version_of_python() -> None:
     assert check_python("3.10.4", ">=3.11").level == "problem"
 
 
-def test_ranges_are_those_of_the_installed_project(
+def test_requirements_come_from_the_installed_project(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = tmp_path / "linen_transformer-9.9.dist-info"
@@ -94,7 +94,7 @@ def test_ranges_are_those_of_the_installed_project(
     assert levels == {"python": "ok", "rich": "ok", "no-such-package": "problem"}
 
 
-def test_without_the_installed_project_versions_are_shown_all_the_same(
+def test_versions_without_installed_project(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("train.doctor.versions.PROJECT", "no-such-package")
@@ -103,7 +103,7 @@ def test_without_the_installed_project_versions_are_shown_all_the_same(
     assert Finding("jax", "ok", jax.__version__) in rest
 
 
-def test_a_plugin_of_another_version_than_jax() -> None:
+def test_plugin_version_mismatch() -> None:
     wanted = Requirement("jax-cuda13-plugin<=0.12.0,>=0.12.0")
     assert check_plugin("jax-cuda13-plugin", "0.12.0", wanted, "0.12.0").level == "ok"
     stale = check_plugin("jax-cuda13-plugin", "0.11.2", wanted, "0.12.0")
@@ -114,7 +114,7 @@ def test_a_plugin_of_another_version_than_jax() -> None:
     assert "jax[tpu]" in check_plugin("libtpu", "0.1", Requirement("libtpu==0.0.42.*"), "1").remedy
 
 
-def test_pairs_that_colab_and_kaggle_have_are_left_alone() -> None:
+def test_preinstalled_mismatches_are_left_alone() -> None:
     """pip would put another libtpu under the running runtime."""
     wanted = Requirement("libtpu==0.0.23")
     for version, runtime in (("0.0.21.1", "Colab"), ("0.0.17", "Kaggle")):
@@ -125,7 +125,7 @@ def test_pairs_that_colab_and_kaggle_have_are_left_alone() -> None:
     assert "pip install" in check_plugin("libtpu", "0.0.20", wanted, "0.7.2").remedy
 
 
-def test_what_is_wrong_with_the_accelerator_is_a_line_for_a_run(
+def test_accelerator_warnings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("train.doctor.report.inspect_machine", lambda: GPU)
@@ -167,7 +167,7 @@ CUDA = ("jax-cuda13-plugin",)
         ),
     ],
 )
-def test_an_accelerator_that_is_not_used(
+def test_unused_accelerator(
     platform: str, machine: Machine, plugins: tuple[str, ...], level: str, words: str
 ) -> None:
     finding = check_accelerator(platform, machine, plugins)
@@ -183,7 +183,7 @@ def test_an_accelerator_that_is_not_used(
         (RuntimeError("the TPU is in use"), "", "jax cannot start: the TPU is in use"),
     ],
 )
-def test_jax_without_a_device(
+def test_jax_without_devices(
     monkeypatch: pytest.MonkeyPatch, error: Exception, asked: str, detail: str
 ) -> None:
     def fail() -> NoReturn:
@@ -201,7 +201,7 @@ def test_devices_with_memory() -> None:
     assert report_devices([one, one]).detail == "2 × NVIDIA H200 (gpu), 105.0 GiB each for JAX"
 
 
-def test_surroundings() -> None:
+def test_environment() -> None:
     poor = Machine(
         num_cores=3,
         memory_bytes=2**30,
@@ -253,7 +253,7 @@ def test_device_files(
 
 
 @pytest.mark.parametrize(("status", "gpu"), [(0, "NVIDIA H200"), (9, "")])
-def test_a_gpu_that_only_nvidia_smi_sees(
+def test_gpu_found_by_nvidia_smi(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int, gpu: str
 ) -> None:
     tool = tmp_path / "nvidia-smi"
@@ -263,7 +263,7 @@ def test_a_gpu_that_only_nvidia_smi_sees(
     assert inspect_machine(tmp_path).gpu == gpu
 
 
-def test_limits_of_a_container(tmp_path: Path) -> None:
+def test_container_limits(tmp_path: Path) -> None:
     limits = tmp_path / "sys/fs/cgroup"
     limits.mkdir(parents=True)
     (limits / "memory.max").write_text("1048583\n")
@@ -284,7 +284,7 @@ def test_notebooks(
     assert inspect_machine(tmp_path).notebook == notebook
 
 
-def test_bfloat16_that_is_wrong_or_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inaccurate_or_failing_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_bfloat16().level == "ok"
     monkeypatch.setattr("train.doctor.trial.bfloat16_error", lambda: 0.25)
     assert check_bfloat16().level == "problem"
@@ -296,7 +296,7 @@ def test_bfloat16_that_is_wrong_or_fails(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "UNIMPLEMENTED: BF16 x BF16 = F32" in check_bfloat16().detail
 
 
-def test_speed_is_operations_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_is_flops_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
 
     def seconds(*arguments: Any) -> float:

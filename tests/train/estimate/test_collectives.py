@@ -44,7 +44,7 @@ def only(mesh: Mesh, line: str) -> Collective:
         ("mesh['a'=8] {'a':(2)2}", ("fsdp",), 2),
     ],
 )
-def test_groups(mesh: Mesh, groups: str, axes: tuple[str, ...], parts: int) -> None:
+def test_replica_groups(mesh: Mesh, groups: str, axes: tuple[str, ...], parts: int) -> None:
     one = only(mesh, f"%b = f32[4,6]{{1,0}} all-reduce(%a), replica_groups={groups}, to_apply=%add")
     assert (one.axes, one.group_size) == (axes, parts)
 
@@ -59,7 +59,7 @@ def test_groups(mesh: Mesh, groups: str, axes: tuple[str, ...], parts: int) -> N
     ],
 )
 @pytest.mark.parametrize("start", ["", "-start"])
-def test_bytes(mesh: Mesh, kind: str, size: int, sent: int, start: str) -> None:
+def test_bytes_sent(mesh: Mesh, kind: str, size: int, sent: int, start: str) -> None:
     """Of a group of four, and an array [4, 6] of four bytes on each."""
     one = only(
         mesh, f"%b = (f32[9]{{0}}) {kind}{start}(%a), channel_id=1, replica_groups=[2,4]<=[8]"
@@ -68,7 +68,7 @@ def test_bytes(mesh: Mesh, kind: str, size: int, sent: int, start: str) -> None:
     assert one.axes == ("fsdp", "tensor")
 
 
-def test_a_permutation(mesh: Mesh) -> None:
+def test_collective_permute(mesh: Mesh) -> None:
     pairs = "{{0,4},{4,0},{1,5},{5,1}}"
     one = only(mesh, f"%b = f32[4,6]{{1,0}} collective-permute(%a), source_target_pairs={pairs}")
     assert (one.kind, one.axes, one.bytes, one.bytes_sent) == (
@@ -79,7 +79,7 @@ def test_a_permutation(mesh: Mesh) -> None:
     )
 
 
-def test_what_stays_on_one_device_is_left_out(mesh: Mesh) -> None:
+def test_collectives_within_one_device_are_excluded(mesh: Mesh) -> None:
     line = "%b = f32[4,6]{1,0} all-reduce(%a), replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}"
     assert find_collectives(program(line), mesh) == ()
 
@@ -102,7 +102,7 @@ FUSED = """%all-reduce-scatter.1 (p: f32[4,6]) -> f32[2,6] {
 """
 
 
-def test_fusions_of_a_tpu(mesh: Mesh) -> None:
+def test_tpu_fusions(mesh: Mesh) -> None:
     """An all-reduce of which a slice is kept; a gather whose start and end lie in two fusions."""
     calls = [
         f"%x.{number} = f32[8,6]{{1,0}} fusion(%a), kind=kCustom, calls=%{name}"
@@ -115,7 +115,7 @@ def test_fusions_of_a_tpu(mesh: Mesh) -> None:
     }
 
 
-def test_a_program_that_is_compiled_here(mesh: Mesh) -> None:
+def test_locally_compiled_program(mesh: Mesh) -> None:
     """Layers in a loop, weights cut over fsdp, hidden units over tensor, rows over data x fsdp."""
     layers, width, hidden = 3, 8, 16
     lay = lambda *spec: NamedSharding(mesh, P(*spec))  # noqa: E731
@@ -141,7 +141,7 @@ def test_a_program_that_is_compiled_here(mesh: Mesh) -> None:
     assert all("while/body" in one.op_name for one in found)
 
 
-def test_a_compiled_permutation(mesh: Mesh) -> None:
+def test_compiled_permutation(mesh: Mesh) -> None:
     ring = [(0, 1), (1, 0)]
     shift = partial(jax.lax.ppermute, axis_name="fsdp", perm=ring)
     spec = P("data", "fsdp")

@@ -24,7 +24,7 @@ ALL = (
         ("RESOURCE_EXHAUSTED: no number", MEMORY + 1, "RESOURCE_EXHAUSTED: no number"),
     ],
 )
-def test_what_a_compiler_refuses_does_not_fit(message: str, peak: int, why: str) -> None:
+def test_rejected_step_does_not_fit(message: str, peak: int, why: str) -> None:
     told = parse_rejection(message, 4 * GIB, MEMORY)
     assert told["peak"] == peak
     assert told["arguments"] + told["temporaries"] == peak

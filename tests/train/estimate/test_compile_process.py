@@ -33,7 +33,9 @@ def run_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", run)
 
 
-def test_what_is_compiled_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subprocess_returns_the_compiled_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_here(monkeypatch)
     seen = []
 
@@ -49,7 +51,7 @@ def test_what_is_compiled_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert seen == [(experiment, TARGET)]
 
 
-def test_a_class_that_the_other_process_lacks_is_compiled_here(
+def test_unimportable_class_is_compiled_in_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a mixer of a config file of one's own has."""
@@ -79,7 +81,7 @@ def test_a_class_that_the_other_process_lacks_is_compiled_here(
         ),
     ],
 )
-def test_its_errors_come_back(
+def test_subprocess_errors_are_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
     run_here(monkeypatch)
@@ -92,9 +94,7 @@ def test_its_errors_come_back(
         compile_in_subprocess(tiny(tmp_path), TARGET)
 
 
-def test_a_compiler_that_crashes_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiler_crash_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = subprocess.run
     crash = f"import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})"
 
@@ -113,7 +113,7 @@ def test_a_compiler_that_crashes_is_one_line(
     assert "\n" not in message
 
 
-def test_the_process_may_load_libtpu_beside_others(
+def test_subprocess_may_load_libtpu_concurrently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, str] = {}
@@ -138,7 +138,7 @@ def test_the_process_may_load_libtpu_beside_others(
         ("v4:2x2x1", {"chip_config_name": "megacore"}),
     ],
 )
-def test_hosts_of_one_chip_are_described(
+def test_single_chip_topologies(
     monkeypatch: pytest.MonkeyPatch, name: str, settings: dict[str, Any]
 ) -> None:
     """libtpu takes a host to have four chips, and refuses a slice of one, unless it is told."""

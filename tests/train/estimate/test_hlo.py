@@ -38,7 +38,7 @@ ENTRY %main (f: f32[2]) -> f32[2] {
 """  # noqa: E501
 
 
-def test_loops_multiply() -> None:
+def test_nested_loops_multiply() -> None:
     """Turns noted by the compiler, or known from the condition alone, as on a TPU."""
     program = Program.parse(LOOPS)
     assert program.entry == "main"
@@ -48,7 +48,7 @@ def test_loops_multiply() -> None:
     assert runs["inner_body"] == 3 * 5 + 2  # both branches
 
 
-def test_a_loop_whose_turns_are_not_to_be_seen_counts_once() -> None:
+def test_loop_with_unknown_trip_count_counts_once() -> None:
     program = Program.parse(LOOPS.replace('"n":"3"', '"n":"many"'))
     assert program.execution_counts()["outer_body"] == 1
 
@@ -69,6 +69,6 @@ def test_types() -> None:
     assert array_bytes("f8e4m3fn[7]{0}") == 7
 
 
-def test_no_program() -> None:
+def test_text_without_entry_is_rejected() -> None:
     with pytest.raises(ValueError, match="has no ENTRY"):
         Program.parse("HloModule nothing\n")

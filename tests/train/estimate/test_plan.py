@@ -50,7 +50,7 @@ def found(experiment: Experiment, here: Target) -> Plan:
 
 
 @pytest.mark.slow
-def test_the_step_is_compiled_for_all_devices(found: Plan) -> None:
+def test_step_is_compiled_for_all_devices(found: Plan) -> None:
     compiled = found.compiled_step
     assert compiled is not None
     size = found.best.footprint
@@ -66,7 +66,7 @@ def test_the_step_is_compiled_for_all_devices(found: Plan) -> None:
 
 
 @pytest.mark.slow
-def test_steps_are_measured_where_they_can_be_run(found: Plan, here: Target) -> None:
+def test_local_steps_are_measured(found: Plan, here: Target) -> None:
     assert found.measured_seconds is not None
     assert 0 < found.measured_seconds < 600
     chosen, compiled = found.best, found.compiled_step
@@ -85,7 +85,7 @@ def _of_seconds(chosen: RankedCandidate, seconds: float) -> RankedCandidate:
     return chosen._replace(time=dataclasses.replace(chosen.time, compute_seconds=seconds))
 
 
-def test_what_it_costs(found: Plan) -> None:
+def test_price(found: Plan) -> None:
     assert found.tokens == 1e6
     assert found.measured_seconds is not None
     assert found.expected.seconds == found.measured_seconds  # what was timed is the best forecast
@@ -93,7 +93,7 @@ def test_what_it_costs(found: Plan) -> None:
     assert 0 < found.expected.mfu <= found.mfu_bound
 
 
-def test_figures_of_one_time_belong_together(experiment: Experiment) -> None:
+def test_figures_of_a_step_time_are_consistent(experiment: Experiment) -> None:
     plain = make_plan(
         experiment,
         parse_target("h100:8"),
@@ -113,7 +113,7 @@ def test_figures_of_one_time_belong_together(experiment: Experiment) -> None:
     assert plain["published"]["mfu"] == PUBLISHED["h100"].mfu
 
 
-def test_numbers_for_programs(found: Plan) -> None:
+def test_json(found: Plan) -> None:
     plain = json.loads(json.dumps(found.as_dict()))
     assert plain.keys() >= CONTRACT
     assert plain["flags"] == found.best.candidate.flags()
@@ -122,7 +122,7 @@ def test_numbers_for_programs(found: Plan) -> None:
     assert plain["precisions"].keys() == {"bfloat16", "pure_bfloat16"}
 
 
-def test_tables_for_people(found: Plan) -> None:
+def test_tables(found: Plan) -> None:
     console = Console(width=100, record=True, file=io.StringIO())
     print_plan(found, console)
     text = console.export_text()
@@ -137,21 +137,21 @@ def test_tables_for_people(found: Plan) -> None:
 
 
 @pytest.mark.slow
-def test_a_step_that_does_not_fit(experiment: Experiment, here: Target) -> None:
+def test_step_that_does_not_fit(experiment: Experiment, here: Target) -> None:
     small = dataclasses.replace(here, chip=dataclasses.replace(here.chip, memory_bytes=10_000))
     found = make_plan(experiment, small, PlanOptions(compile_best=0, precisions=False))
     assert not found.fits
     assert found.memory_bytes > 10_000
 
 
-def test_the_experiment_as_it_is(experiment: Experiment, here: Target) -> None:
+def test_plan_without_search(experiment: Experiment, here: Target) -> None:
     cut = dataclasses.replace(experiment, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     found = make_plan(cut, here, PlanOptions(search=False, compile_best=0, precisions=False))
     assert found.num_candidates == 1
     assert found.experiment == cut
 
 
-def test_a_missing_compiler_is_told_before_the_search(
+def test_missing_compiler_fails_before_the_search(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -165,7 +165,7 @@ def test_a_missing_compiler_is_told_before_the_search(
     ("hours", "shown"),
     [(10 / 3600, "10 seconds"), (0.5, "30 minutes"), (47, "47.0 hours"), (240, "10 days")],
 )
-def test_how_long_it_takes_in_words(hours: float, shown: str) -> None:
+def test_durations(hours: float, shown: str) -> None:
     assert format_duration(hours) == shown
 
 

@@ -18,7 +18,7 @@ from train.experiment import Experiment
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_roofline_of_a_published_run_is_what_the_table_says(name: str) -> None:
+def test_table_has_the_roofline_of_each_published_run(name: str) -> None:
     run = PUBLISHED[name]
     config, target, *settings = run.plan_arguments.split()
     default, left = select_kinds(find_experiment(config), settings)
@@ -36,7 +36,7 @@ def test_the_roofline_of_a_published_run_is_what_the_table_says(name: str) -> No
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_no_published_run_is_above_the_bound(name: str) -> None:
+def test_published_runs_are_below_the_bound(name: str) -> None:
     run = PUBLISHED[name]
     assert 0.5 < run.efficiency < 1
     assert 0.95 * run.mfu / 1.1 < run.mfu_causal_scores <= run.mfu
@@ -46,7 +46,7 @@ def test_no_published_run_is_above_the_bound(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_published_run_itself_is_expected_as_it_was(name: str) -> None:
+def test_published_run_is_expected_as_published(name: str) -> None:
     run = PUBLISHED[name]
     found = expect_step(CHIPS[name], 10.0, run.mfu_bound)
     assert found.mfu == pytest.approx(run.mfu_causal_scores)
@@ -54,14 +54,14 @@ def test_the_published_run_itself_is_expected_as_it_was(name: str) -> None:
     assert found.published is run
 
 
-def test_a_step_that_is_bound_by_memory_is_not_expected_at_the_published_mfu() -> None:
+def test_memory_bound_step_is_expected_below_the_published_mfu() -> None:
     run = PUBLISHED["h100"]
     found = expect_step(CHIPS["h100"], 1.0, 0.1)
     assert found.mfu == pytest.approx(0.1 * run.efficiency)
     assert found.seconds == pytest.approx(1 / run.efficiency)
 
 
-def test_nothing_is_expected_above_the_best_published() -> None:
+def test_expectation_never_exceeds_the_published_mfu() -> None:
     run = PUBLISHED["v5p"]
     found = expect_step(CHIPS["v5p"], 1.0, 0.89)
     assert 0.89 * run.efficiency > run.mfu_causal_scores
@@ -71,7 +71,7 @@ def test_nothing_is_expected_above_the_best_published() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CHIPS.keys() - PUBLISHED.keys()))
-def test_a_chip_without_a_figure_says_so(name: str) -> None:
+def test_chip_without_published_run_uses_the_fallback(name: str) -> None:
     run = PUBLISHED[FALLBACK_CHIP]
     found = expect_step(CHIPS[name], 1.0, 0.4)
     assert found.mfu == pytest.approx(0.4 * run.efficiency)
@@ -80,18 +80,18 @@ def test_a_chip_without_a_figure_says_so(name: str) -> None:
     assert CHIPS[name].device_kind in found.reason
 
 
-def test_the_stand_in_is_the_least_efficient_gpu() -> None:
+def test_fallback_is_the_least_efficient_gpu() -> None:
     gpus = [name for name in PUBLISHED if CHIPS[name].platform == "gpu"]
     assert min(gpus, key=lambda name: PUBLISHED[name].efficiency) == FALLBACK_CHIP
 
 
-def test_a_step_that_was_timed_is_its_own_forecast() -> None:
+def test_measured_step_replaces_the_forecast() -> None:
     found = expect_step(CHIPS["v5p"], 1.0, 0.6, measured_seconds=2.0)
     assert found.seconds == 2.0
     assert found.mfu == pytest.approx(0.3)
 
 
-def test_a_processor_is_expected_as_processors_were_timed() -> None:
+def test_cpu_expectation_uses_measured_efficiency() -> None:
     found = expect_step(dataclasses.replace(CHIPS["t4"], name="here", platform="cpu"), 1.0, 0.5)
     assert found.mfu == 0.5 * CPU_EFFICIENCY
     assert found.seconds == 1 / CPU_EFFICIENCY

@@ -52,7 +52,7 @@ def narrow() -> Quantities:
     return Quantities.from_experiment(EXPERIMENT, TARGET)
 
 
-def test_the_speeds_that_are_known() -> None:
+def test_peak_rates_by_dtype() -> None:
     for chip in CHIPS.values():
         if chip.name == "t4":  # tensor cores of float16 alone
             assert (
@@ -79,19 +79,19 @@ def test_the_speeds_that_are_known() -> None:
         ("compute=bfloat16,softmax=bfloat16", []),  # those with a name have a wider softmax
     ],
 )
-def test_no_other_precision_is_wider(own: str, names: list[str]) -> None:
+def test_alternative_precisions_are_never_wider(own: str, names: list[str]) -> None:
     found = narrower_precisions(Precision.parse(own), CHIP)
     assert [each.name for each in found] == names
 
 
-def test_float16_is_tried_where_it_is_faster() -> None:
+def test_float16_is_tried_only_if_faster() -> None:
     quick = dataclasses.replace(CHIP, fp16_flops_per_second=3 * CHIP.bf16_flops_per_second)
     names = [each.name for each in narrower_precisions(Precision(), quick)]
     assert names == ["bfloat16", "pure_bfloat16", "float16"]
 
 
 @pytest.mark.slow
-def test_what_float32_takes(wide: Quantities, narrow: Quantities) -> None:
+def test_float32_step(wide: Quantities, narrow: Quantities) -> None:
     layer = 2 * MATRICES + 4 * T * D
     operations = 3 * (L * layer + 2 * V * D) + L * layer
     time = estimate_step_time(wide, candidate(fsdp=8))
@@ -107,7 +107,7 @@ def test_what_float32_takes(wide: Quantities, narrow: Quantities) -> None:
     )
 
 
-def test_what_pure_bfloat16_saves(narrow: Quantities) -> None:
+def test_pure_bfloat16_step(narrow: Quantities) -> None:
     pure = Quantities.from_experiment(
         replace_precision(EXPERIMENT, Precision.parse("pure_bfloat16")), TARGET
     )
@@ -119,7 +119,7 @@ def test_what_pure_bfloat16_saves(narrow: Quantities) -> None:
 
 
 @pytest.mark.slow
-def test_the_best_in_each_precision(narrow: Quantities) -> None:
+def test_best_candidate_in_each_precision(narrow: Quantities) -> None:
     half = replace_precision(EXPERIMENT, Precision.parse("float16"))
     found = list(
         best_by_precision(half, TARGET, lambda quantities: search_candidates(quantities)[:1])
@@ -128,7 +128,7 @@ def test_the_best_in_each_precision(narrow: Quantities) -> None:
     assert found[0].best == search_candidates(narrow)[0]
 
 
-def test_its_flags_make_the_experiment(narrow: Quantities) -> None:
+def test_flags_reproduce_the_option(narrow: Quantities) -> None:
     best = rank_candidate(narrow, Candidate(MeshConfig(data=2, fsdp=4), "dots", 2))
     for precision in narrower_precisions(Precision(), CHIP):
         way = PrecisionOption(precision, best)
@@ -137,9 +137,7 @@ def test_its_flags_make_the_experiment(narrow: Quantities) -> None:
         assert given == planned
 
 
-def test_another_precision_is_a_remedy_that_counts_twice(
-    wide: Quantities, narrow: Quantities
-) -> None:
+def test_precision_counts_as_two_changes(wide: Quantities, narrow: Quantities) -> None:
 
     def way(quantities: Quantities, accumulate: int, mesh: MeshConfig) -> PrecisionOption:
         one = rank_candidate(quantities, Candidate(mesh, "full", accumulate))

@@ -74,7 +74,7 @@ def candidate(**sizes: Any) -> Candidate:
     return Candidate(dataclasses.replace(MeshConfig(data=1), **sizes), "full", accumulate)
 
 
-def test_what_there_is_to_count(quantities: Quantities) -> None:
+def test_quantities(quantities: Quantities) -> None:
     assert quantities.layer_parameters == LAYERS
     assert quantities.other_parameters == OTHERS
     assert quantities.largest_layer_parameters == MATRICES + NORMS
@@ -82,7 +82,7 @@ def test_what_there_is_to_count(quantities: Quantities) -> None:
     assert quantities.computes_all_scores
 
 
-def test_moments_of_the_host_are_on_the_chip_a_layer_at_a_time(
+def test_offloaded_optimizer_state_visits_the_chip_by_layer(
     quantities: Quantities,
 ) -> None:
     near, far = (
@@ -100,7 +100,7 @@ def test_moments_of_the_host_are_on_the_chip_a_layer_at_a_time(
 
 
 @pytest.mark.slow
-def test_what_is_kept_of_a_layer_that_is_computed_again_is_its_input(
+def test_full_remat_saves_layer_inputs(
     quantities: Quantities,
 ) -> None:
     full, none = quantities.residuals("full"), quantities.residuals("none")
@@ -110,7 +110,7 @@ def test_what_is_kept_of_a_layer_that_is_computed_again_is_its_input(
     assert none.sharded_per_row > L * 4 * T * T * 2 > full.sharded_per_row
 
 
-def test_data_parallelism_sends_gradients_twice_around(quantities: Quantities) -> None:
+def test_data_parallelism_all_reduces_gradients(quantities: Quantities) -> None:
     weights = 2 * (LAYERS + OTHERS)
     assert bytes_sent(quantities, candidate(data=4)) == {"data": pytest.approx(2 * weights * 3 / 4)}
     twice = bytes_sent(quantities, candidate(data=4, accumulate=2))
@@ -123,7 +123,7 @@ def test_fsdp_gathers_weights_and_scatters_gradients(quantities: Quantities) -> 
     assert found == {"fsdp": pytest.approx(2 * weights * (GATHERS_PER_MICROBATCH + 1) * 7 / 8)}
 
 
-def test_tensor_parallelism_sums_activations(quantities: Quantities) -> None:
+def test_tensor_parallelism_all_reduces_activations(quantities: Quantities) -> None:
     activations = B * T // 2 * D * 2
     found = bytes_sent(quantities, candidate(data=2, tensor=4))
     assert found["tensor"] == pytest.approx(5 * L * 2 * activations * 3 / 4)
@@ -132,14 +132,14 @@ def test_tensor_parallelism_sums_activations(quantities: Quantities) -> None:
     assert found["data"] == pytest.approx(2 * weights * 1 / 2)
 
 
-def test_keys_and_values_go_round(quantities: Quantities) -> None:
+def test_context_parallelism_passes_keys_and_values(quantities: Quantities) -> None:
     a_hop = B * T // 4 * 2 * D * 2
     assert bytes_sent(quantities, candidate(context=4)) == {
         "context": pytest.approx(4 * L * a_hop * 3)
     }
 
 
-def test_the_time_of_one_chip(quantities: Quantities) -> None:
+def test_time_on_one_chip(quantities: Quantities) -> None:
     time = estimate_step_time(quantities, candidate())
     layer = 2 * MATRICES + 4 * T * D
     operations = 3 * (L * layer + 2 * V * D) + L * layer
@@ -157,7 +157,7 @@ def test_the_time_of_one_chip(quantities: Quantities) -> None:
     assert time.mfu == pytest.approx(time.model_flops / time.step_seconds / 32e9)
 
 
-def test_a_processor_does_one_after_the_other(quantities: Quantities) -> None:
+def test_cpu_overlaps_nothing(quantities: Quantities) -> None:
     time = estimate_step_time(quantities, candidate(fsdp=8, tensor=4))
     alone = dataclasses.replace(time, overlaps=False)
     assert alone.step_seconds == pytest.approx(time.sequential_seconds)
@@ -168,7 +168,7 @@ def test_a_processor_does_one_after_the_other(quantities: Quantities) -> None:
 
 
 @pytest.mark.slow
-def test_muon_makes_products_of_its_own(quantities: Quantities) -> None:
+def test_muon_has_matmuls_of_its_own(quantities: Quantities) -> None:
     muon = dataclasses.replace(EXPERIMENT, optimizer=Muon())
     slow = dataclasses.replace(CHIP, fp32_flops_per_second=1e8)
     found = Quantities.from_experiment(muon, Target("toy", slow, (2, 4, 4)))
@@ -186,7 +186,7 @@ def test_muon_makes_products_of_its_own(quantities: Quantities) -> None:
     assert other.model_flops == own.model_flops
 
 
-def test_moments_of_the_host_are_waited_for(quantities: Quantities) -> None:
+def test_offloaded_optimizer_state_is_not_overlapped(quantities: Quantities) -> None:
     slow = Target("toy", dataclasses.replace(CHIP, host_bandwidth=1e6), (2, 4, 4))
     own = dataclasses.replace(quantities, target=slow)
     near, far = (
@@ -206,9 +206,7 @@ def test_moments_of_the_host_are_waited_for(quantities: Quantities) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bandwidth", [1e3, 1e12])
-def test_what_is_offloaded_comes_and_goes_meanwhile(
-    quantities: Quantities, bandwidth: float
-) -> None:
+def test_offloaded_activations_are_overlapped(quantities: Quantities, bandwidth: float) -> None:
     slow = Target("toy", dataclasses.replace(CHIP, host_bandwidth=bandwidth), (2, 4, 4))
     own = dataclasses.replace(quantities, target=slow)
     dots, offload = (
@@ -222,7 +220,7 @@ def test_what_is_offloaded_comes_and_goes_meanwhile(
     assert (offload.step_seconds > dots.step_seconds) == (bandwidth == 1e3)
 
 
-def test_tensor_messages_are_waited_for_and_others_are_not(quantities: Quantities) -> None:
+def test_tensor_communication_is_not_overlapped(quantities: Quantities) -> None:
     time = estimate_step_time(quantities, candidate(fsdp=8, tensor=4))
     busy = max(time.compute_seconds, time.memory_seconds, time.link_seconds["fsdp"])
     assert time.step_seconds == pytest.approx(busy + time.link_seconds["tensor"])
@@ -239,7 +237,7 @@ def test_tensor_messages_are_waited_for_and_others_are_not(quantities: Quantitie
         (dict(data=4, fsdp=8), "data", 1, 2),
     ],
 )
-def test_an_axis_has_the_links_of_the_dimensions_that_it_fills(
+def test_axis_uses_links_of_the_dimensions_it_fills(
     mesh: dict[str, int], axis: str, dimensions: int, hops: int
 ) -> None:
     torus = Target("toy", dataclasses.replace(CHIP, hop_latency=1.0), (2, 4, 4))
@@ -258,7 +256,9 @@ def test_an_axis_has_the_links_of_the_dimensions_that_it_fills(
         (dict(fsdp=4, tensor=4), "fsdp", 2.0),
     ],
 )
-def test_gpus_of_a_host_and_of_several(mesh: dict[str, int], axis: str, bandwidth: float) -> None:
+def test_gpu_rings_within_and_across_hosts(
+    mesh: dict[str, int], axis: str, bandwidth: float
+) -> None:
     chip = dataclasses.replace(
         CHIP,
         platform="gpu",

@@ -30,7 +30,7 @@ def found() -> Quantities:
     return Quantities.from_experiment(EXPERIMENT, target())
 
 
-def test_every_candidate_can_be_trained(found: Quantities) -> None:
+def test_every_candidate_is_valid(found: Quantities) -> None:
     every = search_candidates(found)
     assert len(every) > 50
     assert len({each.candidate for each in every}) == len(every)
@@ -43,7 +43,7 @@ def test_every_candidate_can_be_trained(found: Quantities) -> None:
         assert each.candidate.apply_to(EXPERIMENT).mesh == mesh
 
 
-def test_the_fastest_that_fits_is_first(found: Quantities) -> None:
+def test_fastest_fitting_candidate_is_first(found: Quantities) -> None:
     every = search_candidates(found)
     fitting = [each for each in every if each.fits]
     assert fitting == every[: len(fitting)]
@@ -51,7 +51,7 @@ def test_the_fastest_that_fits_is_first(found: Quantities) -> None:
     assert times == sorted(times)
 
 
-def test_little_memory_leads_to_another_choice(found: Quantities) -> None:
+def test_less_memory_changes_the_choice(found: Quantities) -> None:
     first = search_candidates(found)[0]
     little = int(first.footprint.total * 0.9)
     other = search_candidates(dataclasses.replace(found, target=target(little)))[0]
@@ -60,7 +60,7 @@ def test_little_memory_leads_to_another_choice(found: Quantities) -> None:
     assert other.time.step_seconds >= first.time.step_seconds
 
 
-def test_when_nothing_fits_the_smallest_is_first(found: Quantities) -> None:
+def test_smallest_is_first_if_nothing_fits(found: Quantities) -> None:
     every = search_candidates(dataclasses.replace(found, target=target(1000)))
     assert not every[0].fits
     sizes = [each.footprint.total for each in every]
@@ -72,14 +72,14 @@ def with_model(**changes: Any) -> Experiment:
     return dataclasses.replace(EXPERIMENT, model=model)
 
 
-def test_a_model_that_cannot_be_divided() -> None:
+def test_indivisible_model_is_an_error() -> None:
     odd = dataclasses.replace(EXPERIMENT, batch_size=7)
     message = "target toy: no mesh divides the model .*"
     with pytest.raises(UsageError, match=message):
         search_candidates(Quantities.from_experiment(odd, target(shape=(4, 4, 4))))
 
 
-def test_the_flags_make_the_candidate() -> None:
+def test_flags_reproduce_the_candidate() -> None:
     one = Candidate(MeshConfig(data=1, fsdp=4, tensor=2), "dots", 3)
     assert one.flags() == (
         "--mesh.data 1 --mesh.fsdp 4 --mesh.tensor 2 --grad-accum-steps 3 --model.remat dots"
@@ -91,7 +91,7 @@ def test_the_flags_make_the_candidate() -> None:
     )
 
 
-def test_a_policy_that_is_asked_for_is_tried_too(found: Quantities) -> None:
+def test_own_remat_policy_is_tried_too(found: Quantities) -> None:
     assert {each.candidate.remat for each in search_candidates(found)} == {"none", "dots", "full"}
     model = dataclasses.replace(EXPERIMENT.model, remat="offload")
     asked = Quantities.from_experiment(dataclasses.replace(EXPERIMENT, model=model), target())
@@ -103,7 +103,7 @@ def test_a_policy_that_is_asked_for_is_tried_too(found: Quantities) -> None:
     }
 
 
-def test_an_experiment_gets_a_mesh_and_keeps_what_else_it_has() -> None:
+def test_best_mesh_keeps_other_settings() -> None:
     planned, candidate = with_best_mesh(EXPERIMENT, target())
     assert planned.mesh == candidate.mesh
     assert dataclasses.replace(planned, mesh=EXPERIMENT.mesh) == EXPERIMENT
@@ -111,7 +111,7 @@ def test_an_experiment_gets_a_mesh_and_keeps_what_else_it_has() -> None:
 
 
 @pytest.mark.slow
-def test_what_ran_out_of_memory_is_told_what_would_fit(found: Quantities) -> None:
+def test_remedies_fit(found: Quantities) -> None:
     whole = dataclasses.replace(EXPERIMENT, mesh=MeshConfig(data=8), batch_size=64)
     whole = dataclasses.replace(whole, model=dataclasses.replace(whole.model, remat="none"))
     quantities = Quantities.from_experiment(whole, target())
@@ -124,7 +124,7 @@ def test_what_ran_out_of_memory_is_told_what_would_fit(found: Quantities) -> Non
     assert suggest_remedies(whole, target()) == []
 
 
-def test_the_smallest_changes_come_first(found: Quantities) -> None:
+def test_remedies_with_fewest_changes_come_first(found: Quantities) -> None:
     own = EXPERIMENT.model.precision
     now = PrecisionOption(own, rank_candidate(found, Candidate(MeshConfig(data=8), "none", 1)))
     best = cheapest_changes(now, [PrecisionOption(own, each) for each in search_candidates(found)])
@@ -134,9 +134,11 @@ def test_the_smallest_changes_come_first(found: Quantities) -> None:
 
 
 @pytest.mark.slow
-def test_another_mixer_is_planned_too() -> None:
+def test_other_mixers_are_planned() -> None:
     from transformer import SlidingWindowConfig
 
-    windowed = with_model(pattern=(BlockConfig(mixer=SlidingWindowConfig(num_heads=4, window=8)),))
+    windowed = with_model(
+        layer_pattern=(BlockConfig(mixer=SlidingWindowConfig(num_heads=4, window=8)),)
+    )
     every = search_candidates(Quantities.from_experiment(windowed, target()))
     assert all(each.candidate.mesh.context == 1 for each in every)

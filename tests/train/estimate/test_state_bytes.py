@@ -22,7 +22,7 @@ HARDWARE = Hardware("cpu", count=8)
 @pytest.mark.parametrize(
     "mesh", [MeshConfig(data=8), MeshConfig(2, fsdp=4), MeshConfig(1, fsdp=2, tensor=4)]
 )
-def test_a_chip_has_what_the_engine_gives_it(tmp_path: Path, kind: Any, mesh: MeshConfig) -> None:
+def test_state_bytes_match_the_engine(tmp_path: Path, kind: Any, mesh: MeshConfig) -> None:
     experiment = tiny(tmp_path, optimizer=OPTIMIZERS[kind](), ema=EmaConfig(0.9), mesh=mesh)
     experiment = dataclasses.replace(
         experiment, model=dataclasses.replace(experiment.model, vocab_size=24)
@@ -35,7 +35,7 @@ def test_a_chip_has_what_the_engine_gives_it(tmp_path: Path, kind: Any, mesh: Me
     assert found.gradients == found.weights  # parameters are float32
 
 
-def test_a_mesh_that_does_not_divide(tmp_path: Path) -> None:
+def test_indivisible_mesh_is_an_error(tmp_path: Path) -> None:
     experiment = tiny(tmp_path)
     model = dataclasses.replace(experiment.model, vocab_size=24)
     states = StateShapes.from_experiment(dataclasses.replace(experiment, model=model))
@@ -43,7 +43,7 @@ def test_a_mesh_that_does_not_divide(tmp_path: Path) -> None:
         states.bytes_per_chip(MeshConfig(data=1, tensor=3))
 
 
-def test_what_a_processor_cannot_keep_with_its_host_is_planned_for_others(tmp_path: Path) -> None:
+def test_offload_is_planned_without_host_memory_space(tmp_path: Path) -> None:
     """`offload` is refused on the machine that plans, and asked of the one that is planned for."""
     experiment = tiny(tmp_path)
     sized = dataclasses.replace(experiment.model, vocab_size=24)

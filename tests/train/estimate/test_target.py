@@ -37,9 +37,9 @@ def test_targets(name: str, count: int, platform: str) -> None:
         ("v9:2x2", r"target v9:2x2: is not known; give one of v4, v5e, .*, or here"),
         ("v5e", r"target v5e: has no size; give one as in v5e:4x4, v5p:8x8x16 or h200:8"),
         ("v5e:4by4", r"target v5e:4by4: has no size; .*"),
-        ("v5e:3x3", r"target v5e:3x3: is not a slice of TPU v5 lite; give one of 1x1, 2x2, .*16x16"),
+        ("v5e:3x3", r"target v5e:3x3: is not a slice of TPU v5 lite; give one of 1x1, .*16x16"),
         ("v5e:4x4x4", r"target v5e:4x4x4: is not a slice .*"),
-        ("v5p:8x8", r"target v5p:8x8: is not a slice of TPU v5; give one of 2x2x1, .*up to 16x16x24"),
+        ("v5p:8x8", r"target v5p:8x8: is not a slice of TPU v5; give one of .*up to 16x16x24"),
         ("v5p:16x8x8", r"target v5p:16x8x8: is not a slice .*non-decreasing.*"),
         ("v5p:32x32x32", r"target v5p:32x32x32: is not a slice .*"),
         ("v4:0x4x4", r"target v4:0x4x4: is not a slice .*"),
@@ -47,7 +47,7 @@ def test_targets(name: str, count: int, platform: str) -> None:
         ("h100:0", r"target h100:0: give up to 8 GPUs, .*"),
     ],
 )
-def test_targets_that_there_are_not(name: str, message: str) -> None:
+def test_unknown_targets(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=f"^{message}$"):
         parse_target(name)
 
@@ -59,9 +59,7 @@ def test_targets_that_there_are_not(name: str, message: str) -> None:
         ("h200:8", r"needs the compiler for NVIDIA H200 \(jax_cuda13_plugin\), .*'jax\[cuda13\]'"),
     ],
 )
-def test_a_compiler_that_is_not_installed(
-    monkeypatch: pytest.MonkeyPatch, name: str, message: str
-) -> None:
+def test_missing_compiler(monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=f"^target {name}: {message}"):
         target_devices(parse_target(name))
@@ -76,7 +74,7 @@ def test_a_compiler_that_is_not_installed(
         ("h200:8", "cuda", {}),
     ],
 )
-def test_compilers_need_not_look_for_their_hardware(
+def test_environment_for_absent_hardware(
     monkeypatch: pytest.MonkeyPatch, name: str, platforms: str, told: dict[str, str]
 ) -> None:
     own = {"TPU_WORKER_HOSTNAMES": "own"}
@@ -93,7 +91,7 @@ def test_compilers_need_not_look_for_their_hardware(
     assert found == {**told, **own}
 
 
-def test_here_is_measured() -> None:
+def test_local_target_is_measured() -> None:
     target = parse_target("here")
     assert target.is_local
     assert target.num_chips == 8  # of this test process
@@ -104,7 +102,7 @@ def test_here_is_measured() -> None:
     assert target.memory_bytes > GIB / 64
 
 
-def test_chips_are_described_for_the_compiler_of_gpus() -> None:
+def test_gpu_descriptions() -> None:
     from importlib import resources
 
     for chip in CHIPS.values():

@@ -10,7 +10,7 @@ from train.estimate.batch_shapes import max_batch_shape, unsharded_batch_shapes
 from train.estimate.time_step import random_batch
 
 
-def test_rows_by_chance_are_such_as_a_step_takes(tmp_path: Path) -> None:
+def test_random_batch_has_valid_fields(tmp_path: Path) -> None:
     experiment = tiny(tmp_path)
     model = dataclasses.replace(experiment.model, vocab_size=24)
     rows = random_batch(dataclasses.replace(experiment, model=model))
@@ -26,7 +26,7 @@ def test_rows_by_chance_are_such_as_a_step_takes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", SMALL + LARGE)
-def test_cases_of_the_drill_can_be_made(case: str) -> None:
+def test_drill_cases_can_be_built(case: str) -> None:
     experiment, notes = settings_of(case)
     assert experiment.model.vocab_size
     assert not notes

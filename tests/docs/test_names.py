@@ -1,0 +1,70 @@
+"""Every setting, file and heading that the documentation names exists."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from train.config.io import flatten_experiment
+from train.config.registry import find_experiment, list_experiments
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
+]
+PARTS = "model|data|task|optimizer|schedule|evaluation|checkpoint|sample|recovery|mesh|ema|early_stopping"
+NOT_SETTINGS = {"recovery.json"}
+
+
+@cache
+def settings() -> frozenset[str]:
+    """Return the dotted names of all settings of the shipped configs, indices as `N`."""
+    names = {
+        re.sub(r"\.\d+\b", ".N", name)
+        for config in list_experiments()
+        for name in flatten_experiment(find_experiment(config))
+    }
+    prefixes = {name.rsplit(".", depth)[0] for name in names for depth in range(1, 6)}
+    return frozenset(names | prefixes)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_settings_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    flags = re.findall(rf"--((?:{PARTS.replace('_', '-')})(?:\.[\w-]+)+)", text)
+    fields = re.findall(rf"`((?:{PARTS})(?:\.\w+)+)`", text)
+    for name in [flag.replace("-", "_") for flag in flags] + fields:
+        wanted = re.sub(r"\.\d+\b", ".N", name).replace(".no_", ".")
+        assert wanted in settings() | NOT_SETTINGS, name
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    paths = re.findall(
+        r"\b((?:transformer|train|tests|bench|configs|cloud|colab)/[\w/]+\.\w+)", text
+    )
+    for path in paths:
+        assert (ROOT / path).exists(), path
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", [*PAGES, "RESULTS.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    source = ROOT / page
+    for target in re.findall(r"\]\(([^)\s]+)\)", source.read_text()):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        found = (source.parent / name) if name else source
+        assert found.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
+            assert anchor in map(_anchor, headings), target

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Evaluate a run: held-out metrics, samples, the best checkpoint and early stopping."""

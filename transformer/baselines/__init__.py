@@ -1,1 +1,1 @@
-"""TODO."""
+"""Models from before the transformer, and simple baselines, as mixers and configurations."""

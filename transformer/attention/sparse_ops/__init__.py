@@ -1,1 +1,1 @@
-"""TODO."""
+"""Weight-free attention over a few keys per query, without scoring all pairs."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Experiment configs: registry, reading and writing, resolution of `auto`."""

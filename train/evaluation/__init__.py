@@ -1,1 +1,1 @@
-"""TODO."""
+"""Evaluation: evaluator, metrics, averaged weights, early stopping."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Parallelism: meshes, sharding, batches of a mesh, several hosts."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The models that transformers replaced, as mixers."""

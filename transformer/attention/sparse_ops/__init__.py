@@ -1,1 +1,1 @@
-"""TODO."""
+"""Operations shared by the sparse attention variants."""

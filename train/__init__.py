@@ -1,4 +1,9 @@
-"""The trainer: `fit` an experiment, `load` what it has come to."""
+"""The trainer. `fit` trains an experiment, `load` reads a trained run.
+
+import train
+run = train.fit(experiment, "runs/mine")
+run = train.load("runs/mine")
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,15 +12,15 @@ if TYPE_CHECKING:
     from train.loop import fit
     from train.run import Run, load
 
-_HOMES = {"Experiment": "experiment", "Run": "run", "fit": "loop", "load": "run"}
+_MODULES = {"Experiment": "experiment", "Run": "run", "fit": "loop", "load": "run"}
 
 __all__ = ["Experiment", "Run", "fit", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports each on first use: the command line answers for help before jax is loaded."""
+    """Import a public name on first use, so that `--help` does not wait for JAX to load."""
     import importlib
 
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"train.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"train.{_MODULES[name]}"), name)

@@ -1,4 +1,7 @@
-"""`python -m train`."""
+"""Entry point of `python -m train VERB ...` and of the console script.
+
+Set-up of the process happens here, before JAX is imported; everything else is `train.cli.main`.
+"""
 
 import io
 import sys
@@ -9,9 +12,11 @@ from train.runtime.standard_error import make_stderr_lenient
 
 if __name__ == "__main__":
     make_stderr_lenient()
-    # Help computes nothing, and need not wait for a second start of Python.
+    # glibc reads the setting for huge pages only when a process starts (see the allocator module).
+    # Verbs that run no model, and help, do not pay for a second start of Python.
     if MODEL_VERBS.intersection(sys.argv[1:2]) and HELP_FLAGS.isdisjoint(sys.argv):
         restart_with_huge_pages()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # where it is no UTF-8, signs are spelt out
+    # A terminal without UTF-8 shows other characters as escapes instead of failing.
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     main()

@@ -1,16 +1,20 @@
-"""Errors meant for a person: one line that names the thing, the problem and the remedy."""
+"""Errors for users: one line that names the thing, the problem and the remedy.
+
+The command line prints them without a traceback, and exits with status 1 (`UserError`) or 2
+(`UsageError`).
+"""
 
 
 class NoTracebackError(Exception):
-    """An error whose words say all: a notebook shows them without a trace of where it came from."""
+    """Error whose message is complete. Notebooks show it without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in place of a traceback."""
+        """Return the lines that IPython prints instead of a traceback (a hook of IPython)."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class UserError(NoTracebackError):
-    """Something the user can put right. The command line prints it as one line and exits with 1.
+    """Problem that the user can correct. Exit status 1.
 
     Write the message as ``thing: problem; remedy``, for example
     ``data.path /no/such/file: does not exist; give a file or folder of text``.
@@ -18,4 +22,4 @@ class UserError(NoTracebackError):
 
 
 class UsageError(UserError):
-    """The command itself was wrong (an unknown config, field or value). Exit status 2."""
+    """Wrong command or setting: an unknown config, field or value. Exit status 2."""

@@ -1,11 +1,24 @@
-"""Training a run from its first step, or from where it stopped, to its last."""
+"""The training loop: `fit` trains a run from step 0, or resumes it from its newest checkpoint.
+
+The order of things:
+
+1. `_TrainingRun.__init__` reads the folder, the data and the settings, and checks that they fit
+   together. It writes nothing: a run that cannot start leaves its folder as it was.
+2. `_TrainingRun.run` restores or initializes the state and writes the run's files.
+3. `train_until_anomaly` is the loop over steps. `train_with_rollbacks` calls it again after every
+   rollback.
+4. The final evaluation.
+
+The loop is the only code that touches the clock, the disk and the screen during training; the
+compiled step (`train/step.py`) is a pure function.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -61,21 +74,24 @@ def fit(
     quiet: bool = False,
     start_time: float | None = None,
 ) -> Run:
-    """Trains; in a folder that has checkpoints it goes on from the newest, bit for bit.
+    """Train an experiment. In a folder with checkpoints, resume from the newest, bit for bit.
 
     Args:
       experiment: What to train.
-      workdir: The run's folder, local or remote; `runs/<name>` if empty.
-      quiet: Show nothing.
-      began: When what has led to this call began, seconds since the epoch: time is booked from
-        then on. Now if None.
+      workdir: Folder of the run, local or remote. `runs/<name>` if empty.
+      quiet: Print nothing.
+      start_time: Start of the program, in seconds since the epoch; the time since then counts as
+        start-up in the goodput report. Now if None.
+
+    Returns:
+      The run, with its final weights and metrics.
 
     Raises:
-      UserError: something the user can put right, another process that trains in this folder for
-        example; what was written before is still there.
+      UserError: something the user can correct, for example another process that trains in this
+        folder. Files written before are kept.
       PreemptedError: the process was told to stop, and has saved a checkpoint.
     """
-    timesheet, hardware = ActivityTimer(start_time), local_hardware()
+    timer, hardware = ActivityTimer(start_time), local_hardware()
     install_log_filters()
     enable_compilation_cache()
     folder = RunFolder.create(workdir or f"runs/{experiment.name}")
@@ -83,219 +99,195 @@ def fit(
         lock_run_folder(folder, ProgressBar(1, quiet=quiet).print) as lock,
         explain_oom(lambda: suggest_remedies(resolve_precision(experiment, hardware))),
     ):
-        return _TrainingRun(experiment, folder, hardware, timesheet, lock, quiet).run()
+        return _TrainingRun(experiment, folder, hardware, timer, lock, quiet).run()
+
+
+class _Session(NamedTuple):
+    """Resources that are open while a run trains."""
+
+    checkpoints: CheckpointManager
+    reporter: Reporter
+    stop_request: StopRequest
 
 
 class _TrainingRun:
-    """What the parts of one `fit` share. Making it writes nothing."""
+    """One call of `fit`. Constructing it checks everything and writes nothing."""
 
     def __init__(
         self,
         experiment: Experiment,
         folder: RunFolder,
         hardware: Hardware,
-        timesheet: ActivityTimer,
+        timer: ActivityTimer,
         lock: RunLock | None,
         quiet: bool,
     ):
-        self.folder, self.timesheet, self.quiet = folder, timesheet, quiet
-        self.lock = lock
-        before = read_previous_run(folder, hardware)
-        self.anew = before is None
-        experiment = resolve_precision(experiment, hardware, before and before.experiment)
-        task, tokenizer = make_task(experiment), before.tokenizer if before else None
-        self.corpus = task.prepare_corpus(tokenizer, before.labels if before else None)
+        self.folder, self.timer, self.lock, self.quiet = folder, timer, lock, quiet
+        previous = read_previous_run(folder, hardware)
+        self.is_new_run = previous is None
+
+        # Settings and data. The tokenizer of a resumed run is the saved one; the vocabulary size
+        # and the number of labels follow from the data.
+        experiment = resolve_precision(experiment, hardware, previous and previous.experiment)
+        task, tokenizer = make_task(experiment), previous.tokenizer if previous else None
+        self.corpus = task.prepare_corpus(tokenizer, previous.labels if previous else None)
         self.experiment = task.resolve_experiment(self.corpus)
         hardware = mark_broken_kernels(self.experiment, hardware)
         self.task = make_task(self.experiment)
-        self.differences = check_resumable(folder, before, self.experiment)
+        self.changed_fields = check_resumable(folder, previous, self.experiment)
         self.batches = self.task.training_batches(self.corpus)
         if self.experiment.sample.every:
             check_prompt(self.task, self.experiment.sample.prompt, self.corpus.tokenizer)
-        chosen = pin_previous_choices(self.experiment, before, hardware)
-        self.kept = diff_experiments(self.experiment, chosen)
-        self.engine = make_engine(chosen, hardware)
+
+        # The engine uses what `auto` was when the run began, also where this version of the package
+        # or this machine would choose otherwise: another attention backend rounds differently.
+        pinned = pin_previous_choices(self.experiment, previous, hardware)
+        self.pinned_fields = diff_experiments(self.experiment, pinned)
+        self.engine = make_engine(pinned, hardware)
         check_batch_divides(self.engine.mesh, self.experiment)
         check_minimum_memory(self.engine, self.experiment)
-        self.judge = Evaluator(self.experiment, self.engine, self.corpus, folder)
-        self.recovery = RollbackManager(self.experiment, folder, resuming=before is not None)
+        self.evaluator = Evaluator(self.experiment, self.engine, self.corpus, folder)
+        self.recovery = RollbackManager(self.experiment, folder, resuming=previous is not None)
 
     def run(self) -> Run:
-        settings, path = self.experiment.checkpoint, self.folder.checkpoints
-        rollbacks = rollback_retention(self.experiment)
-        with CheckpointManager(
-            path,
-            save_every=settings.every,
-            keep_last=settings.keep_last,
-            keep_every=settings.keep_every,
-            keep_last_due=max(
-                self.experiment.evaluation.average_checkpoints, rollbacks.keep_last_due
-            ),
-            keep_min_age=rollbacks.keep_min_age,
-            verify=settings.verify,
-        ) as checkpoints:
-            with self.timesheet.track("restore"):
-                state, done, passed_over = restore_or_init(self.judge, checkpoints, self.recovery)
-            speaks = jax.process_index() == 0
-            ended = self.judge.is_finished(done)
-            metrics = read_final_metrics(self.folder, done) if ended else None
-            if metrics is not None:
-                quiet = self.quiet or not speaks
-                early = done < self.experiment.steps
-                ProgressBar(done, quiet=quiet).print(
-                    f"{self.experiment.name} is finished: {done} steps are done, and "
-                    f"{'evaluations got no better' if early else 'as many were asked for'}; "
-                    f"in {self.folder.path}"
-                )
-                return self.judge.make_run(
-                    self.judge.final_weights(state, done, checkpoints), metrics
-                )
-            if speaks:
-                write_run_config(self.judge, is_new_run=self.anew)
-            report = Reporter(
+        """Train to the last step, evaluate, and return the run."""
+        is_main_process = jax.process_index() == 0
+        with self.open_checkpoints() as checkpoints:
+            with self.timer.track("restore"):
+                start = restore_or_init(self.evaluator, checkpoints, self.recovery)
+            state, step = start.state, start.step
+            finished = self.evaluator.is_finished(step)
+            metrics = read_final_metrics(self.folder, step) if finished else None
+            if metrics is not None:  # A finished run: nothing to train, evaluate or write.
+                self.print_finished(step, quiet=self.quiet or not is_main_process)
+                weights = self.evaluator.final_weights(state, step, checkpoints)
+                return self.evaluator.make_run(weights, metrics)
+            if is_main_process:
+                write_run_config(self.evaluator, is_new_run=self.is_new_run)
+            reporter = Reporter(
                 self.folder,
                 self.experiment,
-                self.timesheet,
-                initial_step=done,
-                is_main_process=speaks,
+                self.timer,
+                initial_step=step,
+                is_main_process=is_main_process,
                 quiet=self.quiet,
             )
-            with report, StopRequest() as stop:
-                self.announce(report, done, passed_over)
-                if not ended:
-                    state = self.train(state, done, checkpoints, report, stop)
-                with report.pause("evaluate"):
-                    served = self.judge.final_weights(state, int(state.step), checkpoints)
-                    metrics = self.judge.report_final_metrics(served, int(state.step), report)
-                report.print_goodput()
-        return self.judge.make_run(served, metrics)
+            with reporter, StopRequest() as stop_request:
+                self.log_skipped_checkpoints(reporter, step, start.skipped_checkpoints)
+                self.log_start(reporter, step)
+                if not finished:
+                    session = _Session(checkpoints, reporter, stop_request)
+                    state = self.train_with_rollbacks(state, step, session)
+                with reporter.pause("evaluate"):
+                    weights = self.evaluator.final_weights(state, int(state.step), checkpoints)
+                    metrics = self.evaluator.report_final_metrics(
+                        weights, int(state.step), reporter
+                    )
+                reporter.print_goodput()
+        return self.evaluator.make_run(weights, metrics)
 
-    def announce(
-        self, report: Reporter, done: int, passed_over: Sequence[SkippedCheckpoint]
-    ) -> None:
-        self.tell(report, done, passed_over)
-        count = sum(leaf.size for leaf in jax.tree.leaves(self.engine.abstract_state().params))
-        hardware = self.engine.model.hardware
-        report.log_event(
-            "resumed" if done else "started",
-            step=done,
-            hardware=dataclasses.asdict(hardware),
-            mesh=dict(self.engine.mesh.shape),
-            changed={name: new for name, (_, new) in self.differences.items()},
-            kept={name: choice for name, (_, choice) in self.kept.items()},
-        )
-        for warning in accelerator_warnings(hardware.platform):
-            report.print_message(warning)
-        for kernel, why in hardware.broken_kernels:
-            report.log_event("fell back", kernel=kernel, why=why)
-            report.print_message(
-                f"attention kernel {kernel}: cannot be compiled here ({why}); another is used. "
-                "See python -m train doctor"
-            )
-        for name, choice in unavailable_backends(
-            self.engine.auto_choices(), self.experiment
-        ).items():
-            report.log_event("fell back", setting=name, to=choice)
-        amount = self.task.describe_training_data(self.corpus)
-        verb = f"goes on from step {done}" if done else "begins"
-        report.print_message(
-            f"{self.experiment.name} {verb}: {count:,} parameters, {amount}, "
-            f"{hardware.count} {hardware.kind or hardware.platform}; in {self.folder.path}"
-        )
-        for name, (old, new) in self.differences.items():
-            report.print_message(f"{name} is {new} from here on, and was {old}")
-        for note in (*self.corpus.notes, *self.task.untrained_parts):
-            report.print_message(note)
+    # ---- Training ----
 
-    def tell(self, report: Reporter, done: int, passed_over: Sequence[SkippedCheckpoint]) -> None:
-        """What has led to the step that is gone on from."""
-        for step, why in passed_over:
-            report.log_event("passed over", step=step, why=why)
-            report.print_message(f"checkpoint of step {step}: {why}; passed over")
-        self.recovery.log_rollback(done, report)
-
-    def train(
-        self,
-        state: TrainState,
-        done: int,
-        checkpoints: CheckpointManager,
-        report: Reporter,
-        stop: StopRequest,
-    ) -> TrainState:
-        """Stretches of steps, each but the last of which has ended in trouble."""
+    def train_with_rollbacks(self, state: TrainState, step: int, session: _Session) -> TrainState:
+        """Return the state after the last step, rolling back whenever an anomaly demands it."""
+        checkpoints, reporter = session.checkpoints, session.reporter
         while True:
-            state, trouble = self.stretch(state, done, checkpoints, report, stop)
-            if trouble is None:
+            state, anomaly = self.train_until_anomaly(state, step, session)
+            if anomaly is None:
                 return state
-            with report.pause("recover"):
-                if self.lock is not None:
+            with reporter.pause("recover"):
+                if self.lock is not None:  # Another process may have taken the run over.
                     self.lock.verify_ownership()
-                first = self.extra(BestEvaluation())
-                self.recovery.decide(trouble, state, self.engine, checkpoints, first)
-                state, done, passed_over = restore_or_init(self.judge, checkpoints, self.recovery)
-            report.rewind(done)
-            self.tell(report, done, passed_over)
+                metadata = self.checkpoint_metadata(BestEvaluation())
+                self.recovery.decide(anomaly, state, self.engine, checkpoints, metadata)
+                # A rollback takes the same path as a resumed process, so that a crash in the middle
+                # of one changes nothing.
+                start = restore_or_init(self.evaluator, checkpoints, self.recovery)
+                state, step = start.state, start.step
+            reporter.rewind(step)
+            self.log_skipped_checkpoints(reporter, step, start.skipped_checkpoints)
 
-    def stretch(
-        self,
-        state: TrainState,
-        done: int,
-        checkpoints: CheckpointManager,
-        report: Reporter,
-        stop: StopRequest,
+    def train_until_anomaly(
+        self, state: TrainState, start_step: int, session: _Session
     ) -> tuple[TrainState, Anomaly | None]:
-        """Steps until the run is at its end, or has trouble."""
-        experiment, engine = self.experiment, self.engine
-        lookout = AnomalyMonitor(experiment.recovery, report)
-        with contextlib.closing(prefetch(self.load, int(state.cursor))) as batches:
-            for step in range(done + 1, experiment.steps + 1):
+        """Train to the last step, or to an anomaly that needs a rollback."""
+        experiment, engine, evaluator = self.experiment, self.engine, self.evaluator
+        checkpoints, reporter, stop_request = session
+        monitor = AnomalyMonitor(experiment.recovery, reporter)
+        with contextlib.closing(prefetch(self.load_batch, int(state.cursor))) as batches:
+            for step in range(start_step + 1, experiment.steps + 1):
                 if self.lock is not None:
                     self.lock.check_ownership()
                 cursor, (tokens, batch) = next(batches)
                 state, metrics = engine.step(state, batch)
-                report.count_step(step, tokens)
-                if step == done + 1:
+                reporter.count_step(step, tokens)
+                if step == start_step + 1:
+                    # Wait for the first step, so that compile time is not counted as training.
                     jax.block_until_ready(metrics)
-                    report.mark_compiled(step)
+                    reporter.mark_compiled(step)
                 if step % experiment.log_every == 0 or step == experiment.steps:
-                    report.log_training(step, fetch_metrics(metrics))
-                asked = stop.requested_by()
-                # Nothing is saved or judged before it is known to be in line.
-                now = bool(asked) or self.judge.evaluates_after(step) or checkpoints.is_due(step)
-                if trouble := lookout.check(step, cursor, metrics, wait=now):
-                    return state, trouble
-                self.recovery.log_if_recovered(step, report)
-                self.judge.evaluate_and_sample(step, state, report)
-                last = self.judge.is_finished(step)
-                if last or asked or checkpoints.is_due(step) or self.judge.is_best(step):
-                    with report.pause("save"):
-                        self.save(step, state, checkpoints)
-                if last:
+                    reporter.log_training(step, fetch_metrics(metrics))
+
+                # The monitor reads metrics some steps late, so that the host does not wait for the
+                # devices. Before a state is evaluated or saved it must wait: no checkpoint may hold
+                # an anomaly that is not known yet.
+                stop_signal = stop_request.requested_by()
+                save_due = checkpoints.is_due(step)
+                wait = bool(stop_signal) or evaluator.evaluates_after(step) or save_due
+                if anomaly := monitor.check(step, cursor, metrics, wait=wait):
+                    return state, anomaly
+                self.recovery.log_if_recovered(step, reporter)
+                evaluator.evaluate_and_sample(step, state, reporter)
+                is_last = evaluator.is_finished(step)
+                if is_last or stop_signal or save_due or evaluator.is_best(step):
+                    with reporter.pause("save"):
+                        self.save_checkpoint(step, state, checkpoints)
+                if is_last:
                     break
-                if asked:
-                    self.leave(step, asked, checkpoints, report)
+                if stop_signal:
+                    self.exit_preempted(step, stop_signal, session)
         return state, None
 
-    def leave(
-        self, step: int, asked: str, checkpoints: CheckpointManager, report: Reporter
-    ) -> NoReturn:
-        """Stops, the checkpoint of this step being on its way."""
-        checkpoints.wait()
-        report.log_event("preempted", step=step, why=asked)
+    def load_batch(self, cursor: int) -> tuple[int, Batch]:
+        """Return the number of tokens of a global batch, and the batch on the devices."""
+        rows = self.batches.host_batch(cursor, jax.process_index(), jax.process_count())
+        return count_tokens(rows) * jax.process_count(), self.engine.put_batch(rows)
+
+    def exit_preempted(self, step: int, stop_signal: str, session: _Session) -> NoReturn:
+        """Wait for the checkpoint of this step, then raise PreemptedError."""
+        session.checkpoints.wait()
+        session.reporter.log_event("preempted", step=step, why=stop_signal)
         raise PreemptedError(
-            f"{self.folder.path}: stopped by {asked} at step {step}, "
-            "checkpoint saved; the same command goes on from there"
+            f"{self.folder.path}: stopped by {stop_signal} at step {step}, checkpoint saved; "
+            "run the same command to resume"
         )
 
-    def save(self, step: int, state: TrainState, checkpoints: CheckpointManager) -> None:
+    # ---- Checkpoints ----
+
+    def open_checkpoints(self) -> CheckpointManager:
+        """Return the checkpoint manager, keeping what averages and rollbacks need."""
+        settings, rollbacks = self.experiment.checkpoint, rollback_retention(self.experiment)
+        averaged = self.experiment.evaluation.average_checkpoints
+        return CheckpointManager(
+            self.folder.checkpoints,
+            save_every=settings.every,
+            keep_last=settings.keep_last,
+            keep_every=settings.keep_every,
+            keep_last_due=max(averaged, rollbacks.keep_last_due),
+            keep_min_age=rollbacks.keep_min_age,
+            verify=settings.verify,
+        )
+
+    def save_checkpoint(self, step: int, state: TrainState, checkpoints: CheckpointManager) -> None:
+        """Start to save a checkpoint. The copy to disk continues in the background."""
         if self.lock is not None:
             self.lock.verify_ownership()
-        if self.judge.is_best(step):
+        if self.evaluator.is_best(step):
             checkpoints.keep_best(step)
-        checkpoints.save(step, state, self.extra(self.judge.best))
+        checkpoints.save(step, state, self.checkpoint_metadata(self.evaluator.best))
 
-    def extra(self, best: BestEvaluation) -> dict[str, Any]:
-        """What a checkpoint holds beside the state."""
+    def checkpoint_metadata(self, best: BestEvaluation) -> dict[str, Any]:
+        """Return what a checkpoint holds beside the state, as JSON."""
         corpus = self.corpus
         return {
             PROVENANCE_KEY: collect_provenance(self.experiment, corpus.tokenizer, corpus.labels),
@@ -304,14 +296,64 @@ class _TrainingRun:
             **self.recovery.metadata,
         }
 
-    def load(self, cursor: int) -> tuple[int, Batch]:
-        """How many tokens a batch has, and the batch on the devices."""
-        rows = self.batches.host_batch(cursor, jax.process_index(), jax.process_count())
-        return count_tokens(rows) * jax.process_count(), self.engine.put_batch(rows)
+    # ---- Messages and events ----
+
+    def print_finished(self, step: int, *, quiet: bool) -> None:
+        """Print that the run has nothing left to do."""
+        stopped_early = step < self.experiment.steps
+        reason = "evaluations stopped improving" if stopped_early else "as many as requested"
+        ProgressBar(step, quiet=quiet).print(
+            f"{self.experiment.name} is finished: {step} steps are done ({reason}); "
+            f"in {self.folder.path}"
+        )
+
+    def log_start(self, reporter: Reporter, step: int) -> None:
+        """Log the start of the run, or from which step and with which changes it resumes."""
+        shapes = self.engine.abstract_state().params
+        num_parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+        hardware = self.engine.model.hardware
+        reporter.log_event(
+            "resumed" if step else "started",
+            step=step,
+            hardware=dataclasses.asdict(hardware),
+            mesh=dict(self.engine.mesh.shape),
+            changed={name: new for name, (_, new) in self.changed_fields.items()},
+            kept={name: choice for name, (_, choice) in self.pinned_fields.items()},
+        )
+        for warning in accelerator_warnings(hardware.platform):
+            reporter.print_message(warning)
+        for kernel, reason in hardware.broken_kernels:
+            reporter.log_event("fell back", kernel=kernel, why=reason)
+            reporter.print_message(
+                f"attention kernel {kernel}: cannot be compiled here ({reason}); using another. "
+                "See python -m train doctor"
+            )
+        fallbacks = unavailable_backends(self.engine.auto_choices(), self.experiment)
+        for name, choice in fallbacks.items():
+            reporter.log_event("fell back", setting=name, to=choice)
+        verb = f"resumes from step {step}" if step else "starts"
+        reporter.print_message(
+            f"{self.experiment.name} {verb}: {num_parameters:,} parameters, "
+            f"{self.task.describe_training_data(self.corpus)}, "
+            f"{hardware.count} {hardware.kind or hardware.platform}; in {self.folder.path}"
+        )
+        for name, (old, new) in self.changed_fields.items():
+            reporter.print_message(f"{name} is {new} from now on (was {old})")
+        for note in (*self.corpus.notes, *self.task.untrained_parts):
+            reporter.print_message(note)
+
+    def log_skipped_checkpoints(
+        self, reporter: Reporter, step: int, skipped: Sequence[SkippedCheckpoint]
+    ) -> None:
+        """Log why training starts from this step: damaged checkpoints, or a rollback."""
+        for skipped_step, reason in skipped:
+            reporter.log_event("passed over", step=skipped_step, why=reason)
+            reporter.print_message(f"checkpoint of step {skipped_step}: {reason}; skipped")
+        self.recovery.log_rollback(step, reporter)
 
 
 def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer) -> None:
-    """Raises UserError now, and not after the steps before the first sample."""
+    """Raise UserError for a sample prompt that the task cannot use, before training starts."""
     try:
         task.check_prompt(prompt, tokenizer)
     except UserError as error:
@@ -320,12 +362,12 @@ def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer) -> None:
 
 
 def count_tokens(rows: HostBatch) -> int:
-    """The tokens of a batch that are no padding: of a translation, those of the source too."""
+    """Return the number of tokens without padding. Translation counts both languages."""
     segments = [array for name, array in rows.items() if name.endswith("segments")]
     return sum(int(np.count_nonzero(each)) for each in segments)
 
 
 def fetch_metrics(metrics: Metrics) -> dict[str, float]:
-    """Metrics as numbers, without those of the watch: this waits for the step to end."""
-    told = {name: value for name, value in metrics.items() if name not in DETECTOR_METRICS}
-    return {name: float(value) for name, value in jax.device_get(told).items()}
+    """Return the logged metrics as numbers, without the detector's. Waits for the step to end."""
+    logged = {name: value for name, value in metrics.items() if name not in DETECTOR_METRICS}
+    return {name: float(value) for name, value in jax.device_get(logged).items()}

@@ -1,4 +1,9 @@
-"""Going on with a run: what its folder says of it, what may differ, the state to go on from."""
+"""Resuming a run: read what its folder holds, check that it can be resumed, restore its state.
+
+A resumed run continues bit for bit. Hence nothing that shapes the result may differ from the saved
+run (`check_resumable`), `auto` settings stay what they were (`pin_previous_choices`), and a
+checkpoint of other data or settings is refused (`_restore_state`).
+"""
 
 from __future__ import annotations
 
@@ -27,20 +32,17 @@ from transformer.hardware import Hardware
 
 
 class PreviousRun(NamedTuple):
-    """What the folder of a run says of it."""
+    """A run that its folder holds already."""
 
     experiment: Experiment
     tokenizer: Tokenizer
     labels: Labels
     auto_choices: dict[str, str]
-    """What `auto` was, on hardware like this."""
+    """What each `auto` setting was. Empty if the run began on another kind of hardware."""
 
 
 def read_previous_run(folder: RunFolder, hardware: Hardware) -> PreviousRun | None:
-    """The run that a folder holds.
-
-    One without a checkpoint has nothing to be true to: it begins anew, as it is asked for.
-    """
+    """Return the run of a folder, or None if the folder has no checkpoint to resume from."""
     with CheckpointManager(folder.checkpoints, read_only=True) as checkpoints:
         if checkpoints.latest_step() is None:
             return None
@@ -55,7 +57,10 @@ def read_previous_run(folder: RunFolder, hardware: Hardware) -> PreviousRun | No
 def pin_previous_choices(
     experiment: Experiment, previous: PreviousRun | None, hardware: Hardware
 ) -> Experiment:
-    """The experiment with what `auto` was when its run began, as long as nothing asks anew."""
+    """Return the experiment with each `auto` set to what it was when the run began.
+
+    A new `model.remat` voids the choices: it decides the layer loop and the memory of attention.
+    """
     if previous is None or experiment.model.remat != previous.experiment.model.remat:
         return experiment
     try:
@@ -67,112 +72,121 @@ def pin_previous_choices(
 def check_resumable(
     folder: RunFolder, previous: PreviousRun | None, requested: Experiment
 ) -> dict[str, tuple[Any, Any]]:
-    """The settings that are not those of the run: (saved, asked) by name.
+    """Return the fields that differ from the saved run, as {name: (saved, requested)}.
 
-    Raises UserError, before anything is written, for one that a run cannot be resumed with.
+    Raises:
+      UserError: one of them must not change when a run is resumed. Nothing is written before.
     """
-    found = diff_experiments(previous.experiment, requested) if previous else {}
-    if refused := forbidden_changes(found):
-        name, (old, new) = next(iter(refused.items()))
+    changes = diff_experiments(previous.experiment, requested) if previous else {}
+    if forbidden := forbidden_changes(changes):
+        name, (old, new) = next(iter(forbidden.items()))
         raise UserError(
             f"{folder.path}: its run was trained with {name} = {old}, not {new}"
-            f"{f' (and {len(refused) - 1} more differ)' if len(refused) > 1 else ''}; "
+            f"{f' (and {len(forbidden) - 1} more differ)' if len(forbidden) > 1 else ''}; "
             "give another --workdir, or the settings of its config.txt"
         )
-    return found
+    return changes
 
 
 class StartPoint(NamedTuple):
-    """Where a run goes on from."""
+    """State from which training starts or resumes."""
 
     state: TrainState
     step: int
     skipped_checkpoints: list[SkippedCheckpoint]
+    """Newer checkpoints that are damaged or incomplete, newest first."""
 
 
 def restore_or_init(
-    judge: Evaluator, checkpoints: CheckpointManager, recovery: RollbackManager
+    evaluator: Evaluator, checkpoints: CheckpointManager, recovery: RollbackManager
 ) -> StartPoint:
-    """The newest state that is as it was saved; the judge is told what was best before.
+    """Restore the newest valid checkpoint, or initialize the state if there is none.
 
-    Damaged checkpoints that are newer are set aside, so that their steps can be saved again. A
-    rollback that was decided is done to its end.
+    Damaged newer checkpoints are renamed, so that their steps can be saved again. A rollback that
+    was decided but not finished is finished first. The evaluator learns the best evaluation so far.
 
     Raises:
-      UserError: no checkpoint can be gone on from, or it is not of this run.
+      UserError: all checkpoints are damaged, or they do not belong to this run.
     """
     recovery.set_aside_later_checkpoints(checkpoints)
-    found, cut_off = checkpoints.find_newest_valid(), checkpoints.incomplete_steps()
-    lost = [
-        SkippedCheckpoint(step, "has no manifest") for step in cut_off if step > (found.step or -1)
+    newest, incomplete = checkpoints.find_newest_valid(), checkpoints.incomplete_steps()
+    unsealed = [
+        SkippedCheckpoint(step, "has no manifest")
+        for step in incomplete
+        if step > (newest.step or -1)
     ]
-    passed_over = sorted([*found.skipped, *lost], reverse=True)
-    if found.step is not None:
-        state, step = _restored(judge, checkpoints, recovery, found.step), found.step
-        aside = found.skipped  # what was cut off is cleared away by the next save
-    elif found.skipped or len(lost) > 1:  # one alone may be a first save that was cut off
-        raise no_valid_checkpoint_error(checkpoints.directory, passed_over)
+    skipped = sorted([*newest.skipped, *unsealed], reverse=True)
+    if newest.step is not None:
+        step = newest.step
+        state = _restore_state(evaluator, checkpoints, recovery, step)
+        set_aside = newest.skipped  # The next save clears incomplete ones away.
+    elif newest.skipped or len(unsealed) > 1:
+        raise no_valid_checkpoint_error(checkpoints.directory, skipped)
     else:
-        state, step, aside = judge.engine.init(), 0, lost
-    for each in aside:
-        checkpoints.set_aside(each.step, "damaged")
-    return StartPoint(state, step, passed_over)
+        # A single incomplete checkpoint may be the first save of a process that was killed.
+        state, step, set_aside = evaluator.engine.init(), 0, unsealed
+    for checkpoint in set_aside:
+        checkpoints.set_aside(checkpoint.step, "damaged")
+    return StartPoint(state, step, skipped)
 
 
-def _restored(
-    judge: Evaluator, checkpoints: CheckpointManager, recovery: RollbackManager, step: int
+def _restore_state(
+    evaluator: Evaluator, checkpoints: CheckpointManager, recovery: RollbackManager, step: int
 ) -> TrainState:
-    if step > judge.experiment.steps:
+    """Return the state of a checkpoint. Raise UserError if it does not belong to this run."""
+    if step > evaluator.experiment.steps:
         raise UserError(
-            f"{judge.folder.path}: its run is at step {step} already; "
+            f"{evaluator.folder.path}: its run is at step {step} already; "
             f"give --steps {step} or more, or another --workdir"
         )
-    # Before the arrays are read, as shapes that differ would be the less helpful error.
-    extra, corpus = checkpoints.read_metadata(step), judge.corpus
-    check_provenance(extra, step, judge.folder, judge.experiment, corpus.tokenizer, corpus.labels)
-    state = checkpoints.restore(step, judge.engine.abstract_state()).state
-    if extra.get("corpus") != corpus.digest:
-        path = judge.experiment.data.path
-        if why := explain_library_mismatch(extra, path):
+    # Check the metadata before reading arrays: the error about their shapes would help less.
+    metadata, corpus = checkpoints.read_metadata(step), evaluator.corpus
+    check_provenance(
+        metadata, step, evaluator.folder, evaluator.experiment, corpus.tokenizer, corpus.labels
+    )
+    state = checkpoints.restore(step, evaluator.engine.abstract_state()).state
+    if metadata.get("corpus") != corpus.digest:
+        path = evaluator.experiment.data.path
+        if reason := explain_library_mismatch(metadata, path):
             raise UserError(
-                f"data.path {path}: {why}; resume {judge.folder.path} with that Python, or give "
-                "another --workdir"
+                f"data.path {path}: {reason}; resume {evaluator.folder.path} with that Python, or "
+                "give another --workdir"
             )
         raise UserError(
             f"data.path {path}: is not the text that "
-            f"{judge.folder.path} was trained on; give that text, or another --workdir"
+            f"{evaluator.folder.path} was trained on; give that text, or another --workdir"
         )
-    judge.restore_best(BestEvaluation.from_json(extra.get("best", {})), checkpoints)
-    return recovery.apply_rollback(state, extra)
+    evaluator.restore_best(BestEvaluation.from_json(metadata.get("best", {})), checkpoints)
+    return recovery.apply_rollback(state, metadata)
 
 
 def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
-    """The metrics that a run has had at its end; None if it has not been there."""
+    """Return the metrics of a run that finished at this step. None if it did not."""
     for line in reversed(EventLog(folder.event_log).read()):
         if line.get("event") in ("started", "rolled back"):
-            return None  # what was finished before that had other weights
+            return None  # An earlier "finished" was of other weights.
         if line.get("event") == "finished" and line.get("step") == step:
-            known = {name: line[name] for name in line if name not in ("time", "event", "step")}
-            with contextlib.suppress(TypeError, ValueError, OverflowError):  # of a damaged line
-                return {name: float(value) for name, value in known.items()}
+            metrics = {name: line[name] for name in line if name not in ("time", "event", "step")}
+            with contextlib.suppress(TypeError, ValueError, OverflowError):  # A damaged line.
+                return {name: float(value) for name, value in metrics.items()}
     return None
 
 
-def write_run_config(judge: Evaluator, *, is_new_run: bool) -> None:
+def write_run_config(evaluator: Evaluator, *, is_new_run: bool) -> None:
     """Write the files of a run's folder that describe it.
 
     Args:
-      judge: Evaluator of the run.
+      evaluator: Evaluator of the run.
       is_new_run: The run starts from step 0. A rollback record of an earlier run in this folder,
         whose checkpoints are gone, is renamed: a resumed run would take it for its own.
     """
     if is_new_run:
-        set_aside_file(judge.folder.rollback_record, "earlier")
+        set_aside_file(evaluator.folder.rollback_record, "earlier")
     write_run_files(
-        judge.folder,
-        judge.experiment,
-        judge.corpus.tokenizer,
-        judge.corpus.labels,
-        auto_choices=judge.engine.auto_choices(),
-        hardware=judge.engine.model.hardware,
+        evaluator.folder,
+        evaluator.experiment,
+        evaluator.corpus.tokenizer,
+        evaluator.corpus.labels,
+        auto_choices=evaluator.engine.auto_choices(),
+        hardware=evaluator.engine.model.hardware,
     )

@@ -1,110 +1,94 @@
-"""The names of a run's classes or tags, by number.
-
-A run that was trained: its model, weights and tokenizer, read from its folder.
-
-A run read from its folder, with the weights that it is judged by.
-
-Text that goes on from a prompt: a tokenizer before decoding, and one after it.
-
-What a run's model answers to prompts, whatever it has learned.
-"""
+"""A trained run as a value: `load` reads it from its folder, `sample` asks its model for text."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
-
-from train.config.io import experiment_from_dict
-from train.errors import UserError
-from train.experiment import Experiment
-from train.run_folder.folder import RunFolder, read_json
-from train.tasks.vocabulary import Labels, read_labels
-
-if TYPE_CHECKING:
-    from train.data.tokenizer import Tokenizer
-    from transformer.hardware import Hardware
-    from transformer.models.base import Model
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import check_provenance
+from train.config.io import experiment_from_dict
 from train.data.tokenizer import Tokenizer
 from train.engine import make_engine
+from train.errors import UsageError, UserError
 from train.evaluation.eval_weights import load_eval_weights
+from train.experiment import Experiment, check_seed
 from train.parallel.mesh import MeshConfig
+from train.run_folder.folder import RunFolder, read_json
 from train.runtime.attention_kernels import mark_broken_kernels
 from train.runtime.hardware import local_hardware
-from train.tasks.base import TextCallback
-from train.tasks.vocabulary import check_vocab_size
+from train.tasks.base import SampleOptions, TextCallback
+from train.tasks.registry import make_task
+from train.tasks.vocabulary import Labels, check_vocab_size, read_labels
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:
-    from train.data.tokenizer import Tokenizer
-
-    pass  # DROPPED
-from train.errors import UsageError
-from train.experiment import check_seed
-from train.tasks.base import SampleOptions
-from train.tasks.registry import make_task
-
-if TYPE_CHECKING:
-    pass  # DROPPED
+    from transformer.hardware import Hardware
+    from transformer.models.base import Model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """What a run has come to."""
+    """Result of `fit` or `load`: a model with trained weights and its tokenizer."""
 
     experiment: Experiment
-    """As resolved: with the size of the vocabulary."""
+    """Resolved settings: with the vocabulary size and the number of labels."""
     folder: RunFolder
+    """Folder of the run."""
     model: Model
+    """Module to apply: `run.model.apply({"params": run.params}, tokens)`."""
     params: Any
+    """Weights for evaluation (newest, best, averaged or EMA, as the settings say)."""
     tokenizer: Tokenizer
+    """Tokenizer of the data."""
     step: int
-    """Updates that the weights have had."""
+    """Step of the weights."""
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    """The held-out metrics at the end of `fit`; empty for a run that was loaded."""
+    """Held-out metrics at the end of `fit`. Empty for a loaded run."""
     labels: Labels = ()
-    """The names of the classes or tags, by number."""
+    """Names of the classes or tags, by number."""
 
 
 def read_experiment(folder: RunFolder) -> Experiment:
-    """The experiment of a run's folder. Raises UserError if its file is damaged."""
-    return experiment_from_dict(_saved(folder, "experiment"), str(folder.config_json))
+    """Return the saved experiment of a run. Raise UserError if its file is damaged."""
+    return experiment_from_dict(_read_section(folder, "experiment"), str(folder.config_json))
 
 
 def read_auto_choices(folder: RunFolder, hardware: Hardware) -> dict[str, str]:
-    """What every `auto` has become in a run, if it ran on hardware of this kind; else nothing."""
-    kind = _saved(folder, "hardware")
-    if (kind.get("platform"), kind.get("kind")) != (hardware.platform, hardware.kind):
+    """Return what each `auto` setting was in a run. Empty if it ran on another kind of hardware."""
+    saved = _read_section(folder, "hardware")
+    if (saved.get("platform"), saved.get("kind")) != (hardware.platform, hardware.kind):
         return {}
-    chosen = _saved(folder, "chosen")
-    return {name: choice for name, choice in chosen.items() if isinstance(choice, str)}
+    choices = _read_section(folder, "chosen")
+    return {name: choice for name, choice in choices.items() if isinstance(choice, str)}
 
 
-def _saved(folder: RunFolder, part: str) -> dict[str, Any]:
-    """A part of config.json. Raises UserError if it is damaged."""
-    plain = read_json(folder.config_json)
-    found = plain.get(part) if isinstance(plain, dict) else None
+def _read_section(folder: RunFolder, section: str) -> dict[str, Any]:
+    """Return a section of config.json. Raise UserError if it is missing."""
+    config = read_json(folder.config_json)
+    found = config.get(section) if isinstance(config, dict) else None
     if not isinstance(found, dict):
-        raise UserError(f"{folder.config_json}: has no {part} in it; put the file back as it was")
+        raise UserError(f"{folder.config_json}: has no {section}; put the file back as it was")
     return found
 
 
 def load(workdir: str, *, step: int | None = None, average_checkpoints: int | None = None) -> Run:
-    """Reads a run, with the weights that it is judged by.
+    """Read a run from its folder, for evaluation or generation on the local devices.
 
     Args:
-      workdir: The run's folder.
-      step: Which checkpoint. If not given: what the run's settings say, the newest unless they ask
-        for the best one or for a mean.
-      average: The mean of so many checkpoints, `step` or the newest and those before it.
+      workdir: Folder of the run, local or remote.
+      step: Step of the checkpoint to read. By default the newest, or the best or an average if
+        the run's settings say so.
+      average_checkpoints: Read the mean of the weights of this many checkpoints: that of `step`
+        (or the newest) and those before it.
+
+    Returns:
+      The run.
 
     Raises:
-      UserError: there is no run, no such checkpoint, or it does not fit the run's model.
+      UserError: there is no run or no such checkpoint, or it does not belong to the run.
     """
     install_log_filters()
     folder = RunFolder.open_existing(workdir)
@@ -116,8 +100,8 @@ def load(workdir: str, *, step: int | None = None, average_checkpoints: int | No
     engine = make_engine(experiment, mark_broken_kernels(experiment, hardware))
     verify = experiment.checkpoint.verify
 
-    def check(step: int, extra: dict[str, Any]) -> None:
-        check_provenance(extra, step, folder, saved, tokenizer, labels)
+    def check(step: int, metadata: dict[str, Any]) -> None:
+        check_provenance(metadata, step, folder, saved, tokenizer, labels)
 
     with CheckpointManager(folder.checkpoints, read_only=True, verify=verify) as checkpoints:
         params, steps = load_eval_weights(
@@ -132,9 +116,13 @@ def load(workdir: str, *, step: int | None = None, average_checkpoints: int | No
 
 
 def for_local_devices(experiment: Experiment) -> Experiment:
-    """The experiment on whatever devices are here: a run is often looked at elsewhere."""
+    """Return the experiment with the mesh and compilation of this machine's devices.
+
+    A run is often evaluated on another machine than it was trained on.
+    """
     model = experiment.model
-    if model.remat == "offload":  # a CPU has no other memory, and nothing is differentiated here
+    # Nothing is differentiated here, and a CPU has no second memory to offload to.
+    if model.remat == "offload":
         model = dataclasses.replace(model, remat="none")
     return dataclasses.replace(
         experiment,
@@ -155,16 +143,26 @@ def sample(
     seed: int = 0,
     on_text: TextCallback | None = None,
 ) -> list[str]:
-    """The continuation, translation, class or tags of each prompt, or its masks filled.
+    """Return the model's answer to each prompt.
 
-    Each task takes the options that concern it: `max_new_tokens`, `sampling` and `seed` are for
-    text that goes on, `num_beams` (0: as the run's settings say) for translations. `on_text` is given
-    the answer to a single prompt in pieces, as it is made; they join to the text returned.
+    The answer is a continuation, a translation, a class, tags, or the text with its masks filled,
+    depending on the task. A task ignores options that do not concern it.
 
-    Raises UserError for a prompt or an option that the model cannot take.
+    Args:
+      run: From `fit` or `load`.
+      prompts: One text for each answer.
+      max_new_tokens: Upper limit of the length of a continuation.
+      sampling: Temperature and truncation of the token distribution.
+      num_beams: Width of beam search in translation. 0: as in the run's settings.
+      seed: Seed of sampling.
+      on_text: Called with pieces of the answer to a single prompt as they are generated. Joined,
+        they are the text returned.
+
+    Raises:
+      UserError: a prompt or an option is not valid for the model.
     """
     check_seed(seed)
     if num_beams < 0:
-        raise UsageError(f"beams {num_beams}: give 1 or more, or 0 for as many as the settings say")
+        raise UsageError(f"beams {num_beams}: give 1 or more, or 0 for the run's own setting")
     options = SampleOptions(max_new_tokens, sampling, num_beams, seed)
     return make_task(run.experiment).sample(run, prompts, options, on_text)

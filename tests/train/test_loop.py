@@ -153,7 +153,7 @@ def test_the_samples(finished: Finished) -> None:
 
 def test_what_is_shown(finished: Finished) -> None:
     count = sum(leaf.size for leaf in jax.tree.leaves(finished.run.params))
-    assert f"tiny begins: {count:,} parameters" in finished.shown
+    assert f"tiny starts: {count:,} parameters" in finished.shown
     loss = finished.run.metrics["loss"]
     assert f"step 12: validation loss {loss:.4g}, perplexity" in finished.shown
     assert "bits per byte gzip 2." in finished.shown

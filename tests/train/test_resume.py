@@ -378,7 +378,7 @@ def test_a_run_is_read_from_the_newest_that_is_whole(
     damage(copy / "checkpoints" / "5")
     before = contents(copy)
     assert train.load(str(copy)).step == 4
-    assert "has other bytes than were saved; passed over\n" in capsys.readouterr().err
+    assert "has other bytes than were saved; " in capsys.readouterr().err
     with pytest.raises(UserError, match=r"/5: is damaged \(.+\); ask for another step"):
         train.load(str(copy), step=5)
     assert contents(copy) == before

@@ -1,1 +1,1 @@
-"""Experiment configs: registry, reading and writing, resolution of `auto`."""
+"""Configuration: experiments by name, as plain data, and with `auto` resolved."""

@@ -1,11 +1,8 @@
-"""Experiments as plain data: saved with every run, compared when it is resumed, read back.
+"""Experiments as plain data: saved with every run, read back, and compared on resume.
 
-Nothing of a saved run is executed: a name in the file chooses among the classes known here.
-
-Settings that may be one of several classes, which `kind` names.
-
-They are the unions of configurations (positions, optimizers, tasks, ...), and the mixers, to which
-users add their own.
+A field may hold one of several classes: a position embedding, an optimizer, a task, a mixer (to
+which users add their own). In plain data such a value is a dict whose `kind` names the class. A
+saved run is data only: `kind` selects among known classes, and nothing in the file is executed.
 """
 
 import dataclasses
@@ -58,43 +55,41 @@ RESUMABLE_FIELDS = (
     "loss_scale.max_scale",
     "ema.decay",
 )
-"""Settings that may differ when a run is resumed: what is asked for holds from there on, whatever
-was asked for when the checkpoint was saved. What the data are is told by their digest."""
-
+"""Prefixes of the fields that may change when a run is resumed. The new value holds from there on.
+Data paths may change too: a digest of the data tells whether they are the same."""
 
 RESUMABLE_MIXER_FIELDS = (".redraw_index",)
-"""What the names of those end with that a mixer may have: its random features are drawn anew."""
-
+"""Suffixes of mixer fields that may change: random features are drawn anew from the new value."""
 
 STATE_SHAPE_FIELDS = ("optimizer.kind", "optimizer.momentum", "ema.decay")
-"""Those of them that decide what the state holds: a kind may not differ, a number not be 0 in one
-place alone."""
+"""Exceptions among the resumable fields: they decide which arrays the state has. A kind must not
+change, and a number must not change from or to 0."""
 
 
 @functools.cache
 def _converter() -> cattrs.Converter:
-    """Where a setting may be one of several classes, `kind` says which."""
+    """Return the converter between experiments and plain data."""
     converter = cattrs.Converter(forbid_extra_keys=True)
     converter.register_unstructure_hook(Precision, lambda precision: precision.name)
     converter.register_structure_hook(Precision, lambda text, _: Precision.parse(text))
 
-    def out(kind: str, value: Any) -> dict[str, Any]:
+    def to_dict(kind: str, value: Any) -> dict[str, Any]:
         return {"kind": kind, **make_dict_unstructure_fn(type(value), converter)(value)}
 
-    def back(data: dict[str, Any], hint: Any) -> Any:
-        rest, known = dict(data), classes_by_kind(hint)
-        kind = rest.pop("kind")
+    def from_dict(data: dict[str, Any], hint: Any) -> Any:
+        fields, known = dict(data), classes_by_kind(hint)
+        kind = fields.pop("kind")
         if kind not in known:
             raise UserError(f"kind {kind}: is not known; it may be {', '.join(known)}")
-        found = known[kind]
-        structure: Any = make_dict_structure_fn(found, converter, _cattrs_forbid_extra_keys=True)
-        return structure(rest, found)
+        config = known[kind]
+        structure: Any = make_dict_structure_fn(config, converter, _cattrs_forbid_extra_keys=True)
+        return structure(fields, config)
 
     converter.register_unstructure_hook_func(
-        _has_kinds, lambda value: None if value is None else out(kind_name(type(value)), value)
+        _has_kinds, lambda value: None if value is None else to_dict(kind_name(type(value)), value)
     )
     converter.register_structure_hook_func(
-        _has_kinds, lambda data, hint: None if data is None else back(data, hint)
+        _has_kinds, lambda data, hint: None if data is None else from_dict(data, hint)
     )
     return converter
 
@@ -104,42 +99,46 @@ def _has_kinds(hint: Any) -> bool:
 
 
 def experiment_to_dict(experiment: Experiment) -> dict[str, Any]:
-    """Nested dicts, lists and scalars, as JSON has them."""
+    """Return nested dicts, lists and scalars, as in JSON."""
     plain: dict[str, Any] = json.loads(json.dumps(_converter().unstructure(experiment)))
     return plain
 
 
 def experiment_from_dict(data: dict[str, Any], source: str) -> Experiment:
-    """The experiment again. Raises UserError, naming `source`, for anything that is not one."""
+    """Return the experiment that `experiment_to_dict` was given.
+
+    Args:
+      data: From JSON.
+      source: Name of the file, for the error.
+
+    Raises:
+      UserError: the data are no experiment of this version.
+    """
     try:
         return _converter().structure(data, Experiment)
     except (cattrs.BaseValidationError, KeyError, TypeError, ValueError) as error:
         reasons = str(error)
-        if _is_group(error):
-            reasons = "; ".join(cattrs.transform_error(error, format_exception=_said))
+        if isinstance(error, cattrs.BaseValidationError):  # One error for each wrong field.
+            reasons = "; ".join(cattrs.transform_error(error, format_exception=_format_error))
         raise UserError(
             f"{source}: does not describe an experiment ({reasons}); "
             "it was damaged or written by another version"
         ) from error
 
 
-def _said(error: BaseException, hint: type | None) -> str:
-    """What a configuration says of its field; cattrs would say `invalid value`."""
-    own = isinstance(error, UserError) or type(error) is ValueError
-    return str(error) if own else cattrs.v.format_exception(error, hint)
-
-
-def _is_group(error: BaseException) -> bool:
-    return isinstance(error, cattrs.BaseValidationError)
+def _format_error(error: BaseException, hint: type | None) -> str:
+    """Return a configuration's own message about its field, which cattrs would replace."""
+    is_own = isinstance(error, UserError) or type(error) is ValueError
+    return str(error) if is_own else cattrs.v.format_exception(error, hint)
 
 
 def flatten_experiment(experiment: Experiment) -> dict[str, Any]:
-    """`model.layer_pattern.0.mixer.num_heads` -> 6, and so on, sorted by name."""
+    """Return all fields by dotted path, sorted: `model.layer_pattern.0.mixer.num_heads` -> 6."""
     return dict(sorted(flatten_fields(experiment_to_dict(experiment))))
 
 
 def flatten_fields(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """What `to_plain` gives, as pairs of a path and what is no container there, or an empty one."""
+    """Yield (dotted path, value) for every scalar and every empty container of plain data."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from flatten_fields(inner, f"{name}.{key}" if name else key)
@@ -151,44 +150,44 @@ def flatten_fields(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def experiment_to_text(experiment: Experiment) -> str:
-    """The experiment as lines of `name = value`, sorted: two of them can be compared by eye."""
+    """Return the experiment as sorted lines of `name = value`, which `diff` can compare."""
     return "".join(
         f"{name} = {json.dumps(value)}\n" for name, value in flatten_experiment(experiment).items()
     )
 
 
 def diff_experiments(saved: Experiment, requested: Experiment) -> dict[str, tuple[Any, Any]]:
-    """The settings in which two experiments differ: (saved, asked) by name."""
+    """Return the fields in which two experiments differ, as {name: (saved, requested)}."""
     old, new = flatten_experiment(saved), flatten_experiment(requested)
     names = sorted(old.keys() | new.keys())
     return {n: (old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)}
 
 
 def non_resumable_fields(experiment: Experiment) -> dict[str, Any]:
-    """Return the settings that no resume may change, by name."""
-    free = (*RESUMABLE_FIELDS, *STATE_SHAPE_FIELDS)
+    """Return the fields that no resume may change, with their values."""
+    resumable = (*RESUMABLE_FIELDS, *STATE_SHAPE_FIELDS)
     return {
         name: value
         for name, value in flatten_experiment(experiment).items()
-        if not name.startswith(free) and not name.endswith(RESUMABLE_MIXER_FIELDS)
+        if not name.startswith(resumable) and not name.endswith(RESUMABLE_MIXER_FIELDS)
     }
 
 
 def forbidden_changes(differences: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
-    """Those of the changes that a run cannot be resumed with."""
-    return {name: pair for name, pair in differences.items() if not _may_differ(name, *pair)}
+    """Return those of the differences that do not allow a run to be resumed."""
+    return {name: pair for name, pair in differences.items() if not _may_change(name, *pair)}
 
 
-def _may_differ(name: str, old: Any, new: Any) -> bool:
+def _may_change(name: str, old: Any, new: Any) -> bool:
     if name in STATE_SHAPE_FIELDS and (isinstance(old, str) or bool(old) != bool(new)):
         return False
     return name.startswith(RESUMABLE_FIELDS) or name.endswith(RESUMABLE_MIXER_FIELDS)
 
 
 def classes_by_kind(hint: Any) -> Mapping[str, type]:
-    """The classes that a setting with this type hint may be, by name; none if there is no choice.
+    """Return the classes that a field with this type hint may hold, by kind.
 
-    A union with None, or a mixer with None, has the same: None has no name.
+    Empty if the field has a single class. None in a union is not listed: it has no kind.
     """
     members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     classes = [each for each in members if isinstance(each, type)]
@@ -203,7 +202,10 @@ def classes_by_kind(hint: Any) -> Mapping[str, type]:
 
 
 def kind_name(config: type) -> str:
-    """What a class is called: its `kind`, or its own name."""
-    settings = {field.name for field in dataclasses.fields(config)}
-    named = None if "kind" in settings else getattr(config, "kind", None)
-    return named or config.__name__
+    """Return the kind of a configuration class: its attribute `kind`, or the name of the class.
+
+    A class with a *field* called `kind` (a norm, say) goes by its own name.
+    """
+    fields = {field.name for field in dataclasses.fields(config)}
+    kind = None if "kind" in fields else getattr(config, "kind", None)
+    return kind or config.__name__

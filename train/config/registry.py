@@ -1,4 +1,4 @@
-"""Experiments by name: the files of `configs/`, or a file of the user's own."""
+"""Experiments by name: the files of `configs/`, or a Python file of the user."""
 
 import importlib
 import importlib.util
@@ -14,36 +14,44 @@ from train.run_folder.regular_files import MAX_SETTINGS_BYTES, too_large_error
 
 
 def find_experiment(name: str) -> Experiment:
-    """`gpt2`, `gpt2:medium`, or `path/to/file.py[:experiment]` -> the experiment.
+    """Return the experiment of a name.
 
-    A file runs as Python: give only files that you trust. It holds `EXPERIMENTS`, experiments by
-    name; the first is the one meant when none is named.
+    A config file holds a dict `EXPERIMENTS` of experiments by name. It is executed as Python: load
+    only files that you trust.
+
+    Args:
+      name: `gpt2` (the first experiment of a shipped file), `gpt2:medium`, or
+        `path/to/file.py[:experiment]`.
 
     Raises:
-      UsageError: there is no such config or no such experiment in it.
+      UsageError: there is no such config, or no such experiment in it.
     """
-    file, _, chosen = name.partition(":")
-    experiments = _experiments(file)
-    if not chosen:
+    file, _, experiment = name.partition(":")
+    experiments = _load_experiments(file)
+    if not experiment:
         return next(iter(experiments.values()))
-    if chosen not in experiments:
+    if experiment not in experiments:
         raise UsageError(
-            f"config {name}: {file} has no experiment {chosen}; "
+            f"config {name}: {file} has no experiment {experiment}; "
             f"choose one of {', '.join(experiments)}"
         )
-    return experiments[chosen]
+    return experiments[experiment]
 
 
 def list_experiments() -> list[str]:
-    """Every experiment that is shipped, as `file:experiment`."""
+    """Return the names of all shipped experiments, as `file:experiment`."""
+    return [f"{file}:{name}" for file in _shipped_files() for name in _load_experiments(file)]
+
+
+def _shipped_files() -> list[str]:
+    # `configs` imports `train`: the only import against that direction, made when it is needed.
     import configs
 
-    files = sorted(module.name for module in pkgutil.iter_modules(configs.__path__))
-    return [f"{file}:{name}" for file in files for name in _experiments(file)]
+    return sorted(module.name for module in pkgutil.iter_modules(configs.__path__))
 
 
-def _experiments(file: str) -> dict[str, Experiment]:
-    module = _from_path(file) if file.endswith(".py") else _shipped(file)
+def _load_experiments(file: str) -> dict[str, Experiment]:
+    module = _import_path(file) if file.endswith(".py") else _import_shipped(file)
     experiments = getattr(module, "EXPERIMENTS", None)
     if not isinstance(experiments, dict) or not experiments:
         raise UsageError(
@@ -52,10 +60,8 @@ def _experiments(file: str) -> dict[str, Experiment]:
     return experiments
 
 
-def _shipped(file: str) -> ModuleType:
-    import configs
-
-    known = sorted(module.name for module in pkgutil.iter_modules(configs.__path__))
+def _import_shipped(file: str) -> ModuleType:
+    known = _shipped_files()
     if file not in known:
         raise UsageError(
             f"config {file}: is not known; choose one of {', '.join(known)}, "
@@ -67,20 +73,20 @@ def _shipped(file: str) -> ModuleType:
 def _config_file(file: str) -> pathlib.Path:
     path = expand_user(pathlib.Path(file))
     with as_user_error(f"config {file}"):
-        if not path.is_file():  # nor is a FIFO, which Python would wait for
+        if not path.is_file():  # Reading a FIFO would wait forever.
             raise UsageError(f"config {file}: there is no such file; give the path of a .py file")
         if (size := path.stat().st_size) > MAX_SETTINGS_BYTES:
             raise too_large_error(path, size, MAX_SETTINGS_BYTES)
     return path
 
 
-def _from_path(file: str) -> ModuleType:
+def _import_path(file: str) -> ModuleType:
     path = _config_file(file)
     spec = importlib.util.spec_from_file_location(f"experiment_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UsageError(f"config {file}: is no Python file; give the path of a .py file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where a dataclass of the file looks its module up
+    sys.modules[spec.name] = module  # A dataclass looks its module up here.
     try:
         spec.loader.exec_module(module)
     except UserError:

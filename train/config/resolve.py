@@ -1,4 +1,4 @@
-"""Resolve every `auto` of an experiment for some hardware; the choices are saved with the run."""
+"""Resolution of `auto` settings for some hardware. The choices are saved with the run."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,14 +12,27 @@ from transformer.layers.stack import should_unroll
 from transformer.parameter_counts import LayerMixer
 from transformer.precision import AUTO_POLICY
 
+LAYER_LOOP = "model.layer_loop"
+
+
+def backend_field(index: int) -> str:
+    """Return the name of the attention backend of a place in the layer pattern."""
+    return f"model.layer_pattern.{index}.mixer.backend"
+
 
 def resolve_auto(
     experiment: Experiment, hardware: Hardware, context_shards: int = 1
 ) -> dict[str, str]:
-    """Setting -> what is used, and why; the tokens of a sequence lie in so many `context_shards`."""
+    """Return what each `auto` setting becomes, by field name, with the reason for a backend.
+
+    Args:
+      experiment: The settings.
+      hardware: The devices to choose for.
+      context_shards: Shards of the tokens of a sequence (context parallelism).
+    """
     model, length = experiment.model, experiment.sequence_length
-    chosen = {}
-    for place, block in enumerate(model.layer_pattern):
+    choices = {}
+    for index, block in enumerate(model.layer_pattern):
         choice = LayerMixer(block.mixer, model.causal).backend_choice(
             model,
             length,
@@ -29,21 +42,20 @@ def resolve_auto(
             mesh_known=experiment.compile == "jit",
         )
         if choice is not None:
-            chosen[f"model.layer_pattern.{place}.mixer.backend"] = (
-                f"{choice.backend} ({choice.reason})"
-            )
-    unrolled = should_unroll(model.layer_loop, model.remat, model.num_layers)
-    chosen["model.layer_loop"] = "unroll" if unrolled else "scan"
-    chosen["flattened tokens"] = "yes" if hardware.platform == "cpu" and context_shards == 1 else "no"
-    return chosen
+            choices[backend_field(index)] = f"{choice.backend} ({choice.reason})"
+    unroll = should_unroll(model.layer_loop, model.remat, model.num_layers)
+    choices[LAYER_LOOP] = "unroll" if unroll else "scan"
+    flatten = hardware.platform == "cpu" and context_shards == 1
+    choices["flattened tokens"] = "yes" if flatten else "no"
+    return choices
 
 
 def resolve_precision(
     experiment: Experiment, hardware: Hardware, previous: Experiment | None = None
 ) -> Experiment:
-    """Return the experiment with `model.precision auto` decided for some hardware.
+    """Return the experiment with `model.precision auto` resolved for some hardware.
 
-    A run that is resumed keeps the precision that it began with, whatever hardware it is on now.
+    A resumed run (`previous`) keeps the precision that it began with, whatever the hardware.
     """
     model = experiment.model
     if previous is not None and model.precision == AUTO_POLICY:
@@ -57,41 +69,45 @@ def resolve_precision(
 
 def unavailable_backends(choices: Mapping[str, str], experiment: Experiment) -> dict[str, str]:
     """Return those of `choices` whose attention backend is not the one asked for by name."""
-    found = {}
-    for place, block in enumerate(experiment.model.layer_pattern):
-        name = f"model.layer_pattern.{place}.mixer.backend"
-        asked = block.mixer.backend if isinstance(block.mixer, AttentionConfig) else "auto"
-        if asked != "auto" and asked != choices.get(name, asked).partition(" ")[0]:
-            found[name] = choices[name]
-    return found
+    fallbacks = {}
+    for index, block in enumerate(experiment.model.layer_pattern):
+        name = backend_field(index)
+        requested = block.mixer.backend if isinstance(block.mixer, AttentionConfig) else "auto"
+        if requested != "auto" and requested != _backend_of(choices.get(name, requested)):
+            fallbacks[name] = choices[name]
+    return fallbacks
 
 
 def pin_auto(experiment: Experiment, saved: Mapping[str, str], hardware: Hardware) -> Experiment:
-    """The experiment with what a run chose before, where `auto` would be something else by now.
+    """Return the experiment with saved choices in place of `auto`, where they would differ now.
 
-    Raises ValueError for a form that there is not.
+    Args:
+      experiment: The settings of a run that is resumed.
+      saved: Choices that `resolve_auto` made when the run began.
+      hardware: The devices at hand.
+
+    Raises:
+      ValueError: a saved backend does not exist.
     """
     now, model = resolve_auto(experiment, hardware), experiment.model
     pattern = list(model.layer_pattern)
-    for place, block in enumerate(pattern):
-        name = f"model.layer_pattern.{place}.mixer.backend"
-        form = saved.get(name, "").partition(" ")[0]
-        if (
-            not isinstance(block.mixer, AttentionConfig)
-            or block.mixer.backend != "auto"
-            or not form
-        ):
+    for index, block in enumerate(pattern):
+        name = backend_field(index)
+        backend = _backend_of(saved.get(name, ""))
+        mixer = block.mixer
+        if not isinstance(mixer, AttentionConfig) or mixer.backend != "auto" or not backend:
             continue
-        if form != now[name].partition(" ")[0]:
-            mixer = dataclasses.replace(block.mixer, backend=cast(Backend, form))
-            pattern[place] = dataclasses.replace(block, mixer=mixer)
+        if backend != _backend_of(now[name]):
+            mixer = dataclasses.replace(mixer, backend=cast(Backend, backend))
+            pattern[index] = dataclasses.replace(block, mixer=mixer)
     if tuple(pattern) != model.layer_pattern:
         model = dataclasses.replace(model, layer_pattern=tuple(pattern))
-    loop = saved.get("model.layer_loop")
-    if (
-        model.layer_loop == "auto"
-        and loop in ("scan", "unroll")
-        and loop != now["model.layer_loop"]
-    ):
+    loop = saved.get(LAYER_LOOP)
+    if model.layer_loop == "auto" and loop in ("scan", "unroll") and loop != now[LAYER_LOOP]:
         model = dataclasses.replace(model, layer_loop=cast(LayerLoop, loop))
     return dataclasses.replace(experiment, model=model)
+
+
+def _backend_of(choice: str) -> str:
+    """Return the backend of a choice, without the reason."""
+    return choice.partition(" ")[0]

@@ -141,7 +141,11 @@ def decode_sentence(
 
 
 def _encode(
-    name: str, pairs: Sequence[SentencePair], tokenizer: Tokenizer, longest: int, notes: list[str]
+    name: str,
+    pairs: Sequence[SentencePair],
+    tokenizer: Tokenizer,
+    max_length: int,
+    notes: list[str],
 ) -> BitextSplit:
     """Tokenize a split. Notes on removed and truncated pairs are appended to ``notes``."""
     sides = [
@@ -149,31 +153,34 @@ def _encode(
         for side in range(len(SentencePair._fields))
     ]
     lengths = np.array([[len(tokens) for tokens in side] for side in sides])  # [2, n]
-    unfit = (lengths > longest).any(axis=0)  # [n]
+    unsuitable = (lengths > max_length).any(axis=0)  # [n]
     if name == "train":
-        unfit |= (lengths == 1).any(axis=0)  # the end alone
-        kept = np.flatnonzero(~unfit).tolist()
-        if not kept:
+        # Pairs with an empty side (the end token alone) teach nothing. Other splits keep every
+        # pair, so that their scores are comparable with published ones.
+        unsuitable |= (lengths == 1).any(axis=0)
+        indices = np.flatnonzero(~unsuitable).tolist()
+        if not indices:
             raise UserError(
-                f"the train split: all its pairs are longer than data.max_length {longest} tokens "
-                "or have an empty side; raise it, or give other text"
+                f"the train split: all its pairs are longer than data.max_length {max_length} "
+                "tokens or have an empty side; raise it, or give other text"
             )
-        pairs = [pairs[number] for number in kept]
-        sides = [[side[number] for number in kept] for side in sides]
-    if unfit.any():
-        what = "or have an empty side: they are left out" if name == "train" else "and are cut"
+        pairs = [pairs[index] for index in indices]
+        sides = [[side[index] for index in indices] for side in sides]
+    if unsuitable.any():
+        problem = "or have an empty side: they are left out" if name == "train" else "and are cut"
         notes.append(
-            f"the {name} split: {unfit.sum():,} of {unfit.size:,} pairs are longer than "
-            f"data.max_length {longest} tokens {what}"
+            f"the {name} split: {unsuitable.sum():,} of {unsuitable.size:,} pairs are longer than "
+            f"data.max_length {max_length} tokens {problem}"
         )
     source, target = (
-        RaggedArray.from_sequences([_cut(tokens, longest) for tokens in side]) for side in sides
+        RaggedArray.from_sequences([_truncate(tokens, max_length) for tokens in side])
+        for side in sides
     )
     return BitextSplit(pairs, source, target, tokenizer.eos_token_id)
 
 
-def _cut(tokens: np.ndarray, longest: int) -> np.ndarray:
-    """Return the tokens, truncated to ``longest`` with the end token kept."""
-    if len(tokens) <= longest:
+def _truncate(tokens: np.ndarray, max_length: int) -> np.ndarray:
+    """Return the tokens, truncated to ``max_length`` with the end token kept."""
+    if len(tokens) <= max_length:
         return tokens
-    return np.append(tokens[: longest - 1], tokens[-1:])
+    return np.append(tokens[: max_length - 1], tokens[-1:])

@@ -45,16 +45,19 @@ def read_labeled_texts(
     skip = 1 if config.format == "tsv" and config.header else 0
     for index, line in enumerate(lines[skip:], start=skip):
         if line.strip():
-            where = line_location(file, index)
-            label, text = _by_columns(line, columns, where) if columns else _first_word(line, where)
+            location = line_location(file, index)
+            if columns:
+                label, text = _by_columns(line, columns, location)
+            else:
+                label, text = _first_word(line, location)
             if not label:
-                raise UserError(f"{where}: its label is empty; mend the line, or leave it out")
+                raise UserError(f"{location}: its label is empty; mend the line, or leave it out")
             yield LabeledText(
-                label.partition(":")[0] if config.coarse_labels else label, text, where
+                label.partition(":")[0] if config.coarse_labels else label, text, location
             )
 
 
-def _columns(config: ClassificationDataConfig, first: str, where: str) -> tuple[int, int]:
+def _columns(config: ClassificationDataConfig, first: str, location: str) -> tuple[int, int]:
     """Return the indices of the columns of label and text."""
     if not config.header:
         return int(config.label_column), int(config.text_column)
@@ -70,27 +73,27 @@ def _columns(config: ClassificationDataConfig, first: str, where: str) -> tuple[
             indices.append(int(column))
         else:
             raise UserError(
-                f"{where}: the header has no column {column!r} (it has {preview_names(names)}); "
+                f"{location}: the header has no column {column!r} (it has {preview_names(names)}); "
                 f"set data.{setting}, or data.header to False if this line is an example"
             )
     return indices[0], indices[1]
 
 
-def _by_columns(line: str, columns: tuple[int, int], where: str) -> tuple[str, str]:
+def _by_columns(line: str, columns: tuple[int, int], location: str) -> tuple[str, str]:
     cells = line.split("\t")
     if max(columns) >= len(cells):
         raise UserError(
-            f"{where}: has {len(cells)} columns, but data.label_column and data.text_column ask "
+            f"{location}: has {len(cells)} columns, but data.label_column and data.text_column ask "
             f"for column {max(columns)}, from 0 on; mend the line or these settings (columns are "
             "separated by tabs)"
         )
     return cells[columns[0]].strip(), cells[columns[1]]
 
 
-def _first_word(line: str, where: str) -> tuple[str, str]:
+def _first_word(line: str, location: str) -> tuple[str, str]:
     label, _, text = line.strip().partition(" ")
     if not text:
-        raise UserError(f"{where}: has one word only; it should have a label and then a text")
+        raise UserError(f"{location}: has one word only; it should have a label and then a text")
     return label, text
 
 
@@ -166,16 +169,17 @@ def make_classification_corpus(
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
         {
-            split: with_leading_space(example.text for example in found)
-            for split, found in splits.items()
+            split: with_leading_space(example.text for example in examples)
+            for split, examples in splits.items()
         },
     )
     notes: list[str] = []
     encoded = {
-        split: _encode(split, found, tokenizer, label_names, config.max_length, notes)
-        for split, found in splits.items()
+        split: _encode(split, examples, tokenizer, label_names, config.max_length, notes)
+        for split, examples in splits.items()
     }
-    content = {split: [example[:2] for example in found] for split, found in splits.items()}
+    # Without the locations: the digest must not depend on the paths of the files.
+    content = {split: [example[:2] for example in examples] for split, examples in splits.items()}
     digest = corpus_digest(tokenizer, {"labels": tuple(label_names), **content})
     return ExampleCorpus(tokenizer, encoded, digest, tuple(label_names), tuple(notes))
 
@@ -193,20 +197,20 @@ def _encode(
     split: str,
     examples: Sequence[LabeledText],
     tokenizer: Tokenizer,
-    names: Sequence[str],
-    longest: int,
+    label_names: Sequence[str],
+    max_length: int,
     notes: list[str],
 ) -> ClassificationSplit:
     """Tokenize a split. Notes on truncated texts are appended to ``notes``."""
     labels = ((example.label, example.location) for example in examples)
-    targets = np.array(label_indices(labels, names, "label"), np.int32)
+    targets = np.array(label_indices(labels, label_names, "label"), np.int32)
     texts = [example.text for example in examples]
     tokens = encode_texts(tokenizer, texts)
-    if beyond := sum(len(text) > longest for text in tokens):
+    if num_truncated := sum(len(text) > max_length for text in tokens):
         notes.append(
-            f"the {split} split: {beyond:,} of {len(texts):,} texts are longer than "
-            f"data.max_length {longest} tokens and are cut"
+            f"the {split} split: {num_truncated:,} of {len(texts):,} texts are longer than "
+            f"data.max_length {max_length} tokens and are cut"
         )
     return ClassificationSplit(
-        texts, RaggedArray.from_sequences([text[:longest] for text in tokens]), targets
+        texts, RaggedArray.from_sequences([text[:max_length] for text in tokens]), targets
     )

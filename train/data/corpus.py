@@ -47,11 +47,11 @@ class TextSource:
             documents = library_documents(self.files)
         else:
             documents = read_documents(self.files, text_field=self.text_field)
-        nothing = True
+        is_empty = True
         for document in truncate_documents(documents, self.max_bytes):
-            nothing = False
+            is_empty = False
             yield document
-        if nothing:
+        if is_empty:
             raise UserError(f"{self.setting} {self.path}: is empty; give a path that holds text")
 
     def fingerprint(self) -> list[object]:
@@ -76,9 +76,9 @@ class DocumentHoldout:
     held_out: frozenset[int]
 
     def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
-        """See `Cut`."""
-        for number, document in enumerate(documents):
-            if (number in self.held_out) == held_out:
+        """See `Holdout`."""
+        for index, document in enumerate(documents):
+            if (index in self.held_out) == held_out:
                 yield document
 
 
@@ -89,13 +89,13 @@ class TailHoldout:
     start: int
 
     def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
-        """See `Cut`."""
+        """See `Holdout`."""
         before = 0
         for name, text in documents:
             cut = min(max(self.start - before, 0), len(text))
             before += len(text)
-            if kept := text[cut:] if held_out else text[:cut]:
-                yield Document(name, kept)
+            if part := text[cut:] if held_out else text[:cut]:
+                yield Document(name, part)
 
 
 class TextSplits:
@@ -166,14 +166,14 @@ def choose_held_out_documents(sizes: list[tuple[str, int]], fraction: float) -> 
     Returns:
       The indices of the chosen documents.
     """
-    left = fraction * sum(size for _, size in sizes)
-    drawn = set()
-    for number in sorted(range(len(sizes)), key=lambda number: _hash(sizes[number][0])):
-        if sizes[number][1] <= left:
-            left -= sizes[number][1]
-            drawn.add(number)
-    smallest = min(range(len(sizes)), key=lambda number: (sizes[number][1], sizes[number][0]))
-    return frozenset(drawn or {smallest})
+    remaining = fraction * sum(size for _, size in sizes)
+    chosen = set()
+    for index in sorted(range(len(sizes)), key=lambda index: _hash(sizes[index][0])):
+        if sizes[index][1] <= remaining:
+            remaining -= sizes[index][1]
+            chosen.add(index)
+    smallest = min(range(len(sizes)), key=lambda index: (sizes[index][1], sizes[index][0]))
+    return frozenset(chosen or {smallest})
 
 
 def _hash(name: str) -> bytes:
@@ -182,11 +182,7 @@ def _hash(name: str) -> bytes:
 
 # Version of the files in the cache. Increase it when their contents change.
 _FORMAT = 1
-
-
-_FACTS = "corpus.json"
-
-
+_METADATA = "corpus.json"
 _TOKENIZER = "tokenizer.json"
 
 
@@ -230,7 +226,9 @@ def prepare_tokenizer(config: TextDataConfig) -> Tokenizer:
     Raises UserError as `prepare_text` does.
     """
     splits = TextSplits(config)
-    return _obtain_tokenizer(config, splits, splits.fingerprint(), cache_folder(config.cache_dir))
+    return _load_or_train_tokenizer(
+        config, splits, splits.fingerprint(), cache_folder(config.cache_dir)
+    )
 
 
 def prepare_text(
@@ -258,48 +256,48 @@ def prepare_text(
     splits = TextSplits(config)
     sources = splits.fingerprint()
     if tokenizer is None:
-        tokenizer = _obtain_tokenizer(config, splits, sources, folder)
+        tokenizer = _load_or_train_tokenizer(config, splits, sources, folder)
     if with_mask_token:
         tokenizer = tokenizer.with_mask_token()
     entry = folder / f"tokens-{cache_key(_FORMAT, sources, tokenizer.digest)}"
-    get_or_create(entry, lambda partial: _write(partial, splits, tokenizer), _is_whole)
-    facts = json.loads((entry / _FACTS).read_text())
-    streams = {name: read_stream(entry, name, facts[name]) for name in splits.names}
+    get_or_create(entry, lambda partial: _write(partial, splits, tokenizer), _is_complete)
+    metadata = json.loads((entry / _METADATA).read_text())
+    streams = {name: read_stream(entry, name, metadata[name]) for name in splits.names}
     digest = cache_key(tokenizer.digest, [stream.digest for stream in streams.values()])
     return TextCorpus(tokenizer, streams, digest, splits)
 
 
-def _obtain_tokenizer(
+def _load_or_train_tokenizer(
     config: TextDataConfig, splits: TextSplits, sources: dict[str, object], folder: pathlib.Path
 ) -> Tokenizer:
     """Return the configured tokenizer, trained on the training split unless it is cached."""
     settings = config.tokenizer
     if settings.kind == "file":
         return Tokenizer.load(settings.path)
-    # A character tokenizer can only take what it has met, so its alphabet is that of all splits.
+    # A character tokenizer rejects unknown characters: its alphabet is that of all splits.
     names = splits.names if settings.kind == "character" else ("train",)
     entry = folder / f"tokenizer-{cache_key(_FORMAT, sources, dataclasses.asdict(settings))}"
 
     def write(partial: pathlib.Path) -> None:
         texts = (document.text for name in names for document in splits.documents(name))
-        learned = train_tokenizer(settings, texts)
-        (partial / _TOKENIZER).write_text(learned.to_json(), encoding="utf-8")
+        trained = train_tokenizer(settings, texts)
+        (partial / _TOKENIZER).write_text(trained.to_json(), encoding="utf-8")
 
     return Tokenizer.load(get_or_create(entry, write) / _TOKENIZER)
 
 
 def _write(folder: pathlib.Path, splits: TextSplits, tokenizer: Tokenizer) -> None:
-    facts = {}
+    metadata = {}
     for name in splits.names:
-        facts[name] = write_stream(folder, name, splits.documents(name), tokenizer)
-        if facts[name]["documents"] == 0:
+        metadata[name] = write_stream(folder, name, splits.documents(name), tokenizer)
+        if metadata[name]["documents"] == 0:
             raise UserError(f"the {name} split: has no words in it; give more text")
-    (folder / _FACTS).write_text(json.dumps(facts, indent=1))
+    (folder / _METADATA).write_text(json.dumps(metadata, indent=1))
 
 
-def _is_whole(folder: pathlib.Path) -> bool:
+def _is_complete(folder: pathlib.Path) -> bool:
     try:
-        facts: dict[str, dict[str, Any]] = json.loads((folder / _FACTS).read_text())
+        metadata: dict[str, dict[str, Any]] = json.loads((folder / _METADATA).read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
-    return all(stream_is_complete(folder, name, facts[name]) for name in facts)
+    return all(stream_is_complete(folder, name, metadata[name]) for name in metadata)

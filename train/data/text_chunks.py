@@ -15,13 +15,11 @@ if TYPE_CHECKING:
 
 CHUNK_CHARACTERS = 1 << 16
 
-
-# What the word tokenizer puts in place of a newline, so that it is a word like the others.
+# The word tokenizer replaces a newline by this, so that it is a word like the others.
 NEWLINE_REPLACEMENT = " <eos> "
 
-
-# A space or a newline after a letter (say). GPT-2's pattern, BERT's and a split on white space
-# all end a word there, whatever follows, and begin the next one without looking back.
+# A space or a newline after any other character. GPT-2's pattern, BERT's and a split on white
+# space all end a word there, whatever follows, and begin the next one without looking back.
 _BOUNDARY = re.compile(r"(?<=\S)[ \n]")
 
 

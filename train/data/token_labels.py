@@ -28,13 +28,10 @@ from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 
 CONLLU_COLUMNS = 10
+_UPOS_COLUMN = 3
 
-
-_UPOS = 3
-
-
-_NEITHER_WORD = re.compile(r"\d+-\d+|\d+\.\d+")
-
+# Ids of multiword tokens (3-4) and of empty nodes (8.1).
+_NOT_A_WORD_ID = re.compile(r"\d+-\d+|\d+\.\d+")
 
 _DOCUMENT_START = "-DOCSTART-"
 
@@ -71,14 +68,14 @@ def read_sentences(config: TokenLabelDataConfig, setting: str, path: str) -> lis
     return [TaggedSentence(words, file) for words in sentences if words]
 
 
-def _columns_word(line: str, where: str) -> tuple[str, str] | None:
+def _columns_word(line: str, location: str) -> tuple[str, str] | None:
     """Return the first column and the last, or None at the start of a document."""
     cells = line.split()
     if cells[0] == _DOCUMENT_START:
         return None
     if len(cells) < 2:
         raise UserError(
-            f"{where}: has one column only; a word must be the first and its tag the last"
+            f"{location}: has one column only; a word must be the first and its tag the last"
         )
     return cells[0], cells[-1]
 
@@ -89,24 +86,24 @@ def _conllu_word(config: TokenLabelDataConfig) -> Callable[[str, str], tuple[str
     It returns None for comments, for surface forms of several words (3-4), whose words follow on
     lines of their own, and for words that the text omits (8.1).
     """
-    column = _UPOS + (config.tag_column == "xpos")
+    column = _UPOS_COLUMN + (config.tag_column == "xpos")
 
-    def word(line: str, where: str) -> tuple[str, str] | None:
+    def word(line: str, location: str) -> tuple[str, str] | None:
         if line.startswith("#"):
             return None
         cells = line.split("\t")
         if len(cells) != CONLLU_COLUMNS:
             raise UserError(
-                f"{where}: has {len(cells)} columns, not the {CONLLU_COLUMNS} of CoNLL-U; mend it, "
-                "or set data.format to columns"
+                f"{location}: has {len(cells)} columns, not the {CONLLU_COLUMNS} of CoNLL-U; mend "
+                "it, or set data.format to columns"
             )
-        if _NEITHER_WORD.fullmatch(cells[0]):
+        if _NOT_A_WORD_ID.fullmatch(cells[0]):
             return None
         if not cells[0].isdecimal():
-            raise UserError(f"{where}: {cells[0]!r} is no word's number; mend it")
+            raise UserError(f"{location}: {cells[0]!r} is no word's number; mend it")
         if cells[column] == "_":
             raise UserError(
-                f"{where}: word {cells[1]!r} has no {config.tag_column}; tag it, or "
+                f"{location}: word {cells[1]!r} has no {config.tag_column}; tag it, or "
                 "set data.tag_column to other tags that the file has"
             )
         return cells[1], cells[column]
@@ -193,22 +190,22 @@ def prepare_token_labels(
     """
     splits = read_splits(config, lambda setting, path: read_sentences(config, setting, path))
     training = [*splits["train"], *([] if config.validation_path else splits["validation"])]
-    names = tuple(labels or sorted({word.tag for found in training for word in found.words}))
+    names = tuple(labels or sorted({word.tag for sentence in training for word in sentence.words}))
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
         {
-            split: (f" {' '.join(word.text for word in sentence.words)}" for sentence in found)
-            for split, found in splits.items()
+            split: (f" {' '.join(word.text for word in sentence.words)}" for sentence in sentences)
+            for split, sentences in splits.items()
         },
     )
     notes: list[str] = []
     encoded = {
-        split: _encode(split, found, tokenizer, names, config.max_length, notes)
-        for split, found in splits.items()
+        split: _encode(split, sentences, tokenizer, names, config.max_length, notes)
+        for split, sentences in splits.items()
     }
     content = {
-        split: [[word[:2] for word in sentence.words] for sentence in found]
-        for split, found in splits.items()
+        split: [[word[:2] for word in sentence.words] for sentence in sentences]
+        for split, sentences in splits.items()
     }
     digest = corpus_digest(tokenizer, {"labels": names, **content})
     return ExampleCorpus(tokenizer, encoded, digest, names, tuple(notes))
@@ -231,22 +228,24 @@ def make_token_label_split(
       labels: The tags by index.
       max_length: Maximum number of tokens of a row.
     """
-    known = encode_words(tokenizer, itertools.chain.from_iterable(sentences))
-    tokens, targets, sentence = [], [], []
-    for number, words in enumerate(sentences):
-        pieces = [known[word] for word in words]
-        marks = [
+    # Each different word is tokenized once: words of natural text repeat.
+    tokens_of = encode_words(tokenizer, itertools.chain.from_iterable(sentences))
+    tokens, targets, sentence_indices = [], [], []
+    for index, words in enumerate(sentences):
+        word_tokens = [tokens_of[word] for word in words]
+        # The tag is the target of a word's first token (Devlin et al. 2019, section 5.3).
+        word_targets = [
             np.array([tag, *[NO_TAG] * (len(word) - 1)])
-            for tag, word in zip(tags[number], pieces, strict=True)
+            for tag, word in zip(tags[index], word_tokens, strict=True)
         ]
-        for begin, end in split_into_rows([len(word) for word in pieces], max_length):
-            tokens.append(np.concatenate(pieces[begin:end])[:max_length])
-            targets.append(np.concatenate(marks[begin:end])[:max_length])
-            sentence.append(number)
+        for begin, end in split_into_rows([len(word) for word in word_tokens], max_length):
+            tokens.append(np.concatenate(word_tokens[begin:end])[:max_length])
+            targets.append(np.concatenate(word_targets[begin:end])[:max_length])
+            sentence_indices.append(index)
     return TokenLabelSplit(
         RaggedArray.from_sequences(tokens),
         RaggedArray.from_sequences(targets),
-        np.array(sentence),
+        np.array(sentence_indices),
         labels,
     )
 
@@ -255,12 +254,13 @@ def encode_words(
     tokenizer: Tokenizer, words: Iterable[str]
 ) -> Mapping[str, np.ndarray]:  # each [t] int32
     """Return the tokens of each word with its leading space: at least one, whatever the word is."""
-    different = list(dict.fromkeys(words))
-    nothing = np.array([tokenizer.eos_token_id], np.int32)
-    pieces = tokenizer.encode_documents(with_leading_space(different))
+    unique = list(dict.fromkeys(words))
+    # A word of which the tokenizer drops every character still needs a token to carry its tag.
+    placeholder = np.array([tokenizer.eos_token_id], np.int32)
+    encoded = tokenizer.encode_documents(with_leading_space(unique))
     return {
-        word: tokens if len(tokens) else nothing
-        for word, tokens in zip(different, pieces, strict=True)
+        word: tokens if len(tokens) else placeholder
+        for word, tokens in zip(unique, encoded, strict=True)
     }
 
 
@@ -288,16 +288,16 @@ def _encode(
     sentences: Sequence[TaggedSentence],
     tokenizer: Tokenizer,
     labels: tuple[str, ...],
-    longest: int,
+    max_length: int,
     notes: list[str],
 ) -> TokenLabelSplit:
     """Tokenize a split. Notes on its sentences are appended to ``notes``."""
-    words = [[word.text for word in found.words] for found in sentences]
-    tags = [label_indices(found.tag_locations(), labels, "tag") for found in sentences]
-    encoded = make_token_label_split(tokenizer, words, tags, labels=labels, max_length=longest)
-    if more := len(encoded.sentence_indices) - len(sentences):
+    words = [[word.text for word in sentence.words] for sentence in sentences]
+    tags = [label_indices(sentence.tag_locations(), labels, "tag") for sentence in sentences]
+    encoded = make_token_label_split(tokenizer, words, tags, labels=labels, max_length=max_length)
+    if num_extra := len(encoded.sentence_indices) - len(sentences):
         notes.append(
-            f"the {split} split: sentences of more than data.max_length {longest} tokens go on in "
-            f"further rows, {more:,} beside the {len(sentences):,} of one for each sentence"
+            f"the {split} split: sentences of more than data.max_length {max_length} tokens "
+            f"continue in further rows, {num_extra:,} beside the {len(sentences):,} first ones"
         )
     return encoded

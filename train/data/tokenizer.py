@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
     from train.data.files import AnyPath
 
-# The name that each family of tokenizers has for what stands between documents.
-_END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]", "<|im_end|>")
+# Name of the document separator in each family of tokenizers.
+_EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]", "<|im_end|>")
 
-
-# The name that each family has for what hides a token; the first is added where there is none.
-_MASK = ("[MASK]", "<mask>")
+# Name of the mask token in each family. The first is added to a tokenizer that has none.
+_MASK_NAMES = ("[MASK]", "<mask>")
 
 
 _BATCH_CHARACTERS = 1 << 22
@@ -61,12 +60,14 @@ class Tokenizer:
         newline = backend.encode("\n", add_special_tokens=False).ids
         self.stop_token_id = None if self.eos_token_id in newline else self.eos_token_id
         self.cls_token_id = vocabulary.get("[CLS]", self.eos_token_id)
-        self.mask_token_id = next((vocabulary[name] for name in _MASK if name in vocabulary), None)
+        self.mask_token_id = next(
+            (vocabulary[name] for name in _MASK_NAMES if name in vocabulary), None
+        )
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(
-            number for number, token in added.items() if token.special
+            token_id for token_id, token in added.items() if token.special
         )
-        self._may_be_cut = can_be_chunked(backend)
+        self._can_be_chunked = can_be_chunked(backend)
         self._characters = _characters(backend)
 
     @classmethod
@@ -87,7 +88,7 @@ class Tokenizer:
         import tokenizers
 
         backend = tokenizers.Tokenizer.from_str(self.to_json())
-        backend.add_special_tokens([_MASK[0]])
+        backend.add_special_tokens([_MASK_NAMES[0]])
         return Tokenizer(backend)
 
     def to_json(self) -> str:
@@ -116,9 +117,9 @@ class Tokenizer:
     def encode_documents(self, texts: Iterable[str]) -> Iterator[np.ndarray]:  # each [T] int32
         """Yield the tokens of each text, in order, tokenized in batches on all cores."""
         parts = []
-        for batch in _batches(self._pieces(texts)):
+        for batch in _batches(self._chunks(texts)):
             encodings = self._backend.encode_batch_fast(
-                [piece for piece, _ in batch], add_special_tokens=False
+                [chunk for chunk, _ in batch], add_special_tokens=False
             )
             for encoding, (_, last) in zip(encodings, batch, strict=True):
                 parts.append(np.array(encoding.ids, np.int32))
@@ -130,13 +131,13 @@ class Tokenizer:
         """Return the text of tokens without special ones. Invalid UTF-8 becomes U+FFFD."""
         return self._backend.decode([int(token) for token in tokens], skip_special_tokens=True)
 
-    def _pieces(self, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    def _chunks(self, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
         """Yield the chunks of all texts, each with True if it is the last of its text."""
         for text in texts:
             self._check(text)
-            cut = list(split_into_chunks(text)) if self._may_be_cut else [text]
-            for number, piece in enumerate(cut, start=1):
-                yield piece, number == len(cut)
+            chunks = list(split_into_chunks(text)) if self._can_be_chunked else [text]
+            for number, chunk in enumerate(chunks, start=1):
+                yield chunk, number == len(chunks)
 
     def _check(self, text: str) -> None:
         """Raise UserError for characters that the tokenizer would drop silently."""
@@ -150,8 +151,8 @@ class Tokenizer:
             return
         normalizer = self._backend.normalizer
         characters = set(normalizer.normalize_str(text) if normalizer else text)
-        if lacking := sorted(characters - self._characters):
-            shown = " ".join(map(repr, lacking[:10])) + (" ..." if lacking[10:] else "")
+        if unknown := sorted(characters - self._characters):
+            shown = " ".join(map(repr, unknown[:10])) + (" ..." if unknown[10:] else "")
             raise UserError(
                 f"the text: has characters that the tokenizer lacks ({shown}); leave them out, or "
                 "train with data.tokenizer.kind byte or bpe, which have them all"
@@ -167,7 +168,8 @@ class StreamDecoder:
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        self._before: list[int] = []  # their text is out; they say if a space precedes the next
+        # Tokens whose text has been returned. They decide if a space precedes the next token.
+        self._before: list[int] = []
         self._tokens: list[int] = []
         self._shown = ""
 
@@ -205,16 +207,16 @@ def _characters(backend: tokenizers.Tokenizer) -> frozenset[str] | None:
 
 
 def _end_of_text(vocabulary: dict[str, int], origin: str) -> int:
-    for name in _END_OF_TEXT:
+    for name in _EOS_NAMES:
         if name in vocabulary:
             return vocabulary[name]
     raise UserError(
-        f"{origin}: has no token to stand between documents; add one of {' '.join(_END_OF_TEXT)}"
+        f"{origin}: has no token to separate documents; add one of {' '.join(_EOS_NAMES)}"
     )
 
 
 def _batches(items: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """Groups pieces so that a batch keeps all cores busy and takes little memory."""
+    """Group chunks so that a batch keeps all cores busy and takes little memory."""
     batch, characters = [], 0
     for item in items:
         batch.append(item)

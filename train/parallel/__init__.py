@@ -1,1 +1,1 @@
-"""Parallelism: meshes, sharding, batches of a mesh, several hosts."""
+"""Meshes, shardings, placement of batches, and coordination of several processes."""

@@ -1,1 +1,1 @@
-"""The host process and its devices: hardware, allocator, XLA flags, signals, memory errors."""
+"""Process and machine: devices, memory, allocator, XLA flags, signals and out-of-memory errors."""

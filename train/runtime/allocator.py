@@ -1,9 +1,11 @@
-"""Large pages for large arrays.
+"""Huge pages for large arrays on CPU.
 
-XLA's CPU backend takes a step's temporaries from malloc and gives them back after it. Arrays of
-that size are mapped anew each time, and a gigabyte in pages of 4 KiB is a quarter of a million
-page faults a step: a quarter of the time of a small model's step. glibc can ask the kernel for
-pages of 2 MiB in their place (MADV_HUGEPAGE), but reads that wish only when a process starts.
+XLA's CPU backend allocates the temporaries of a step with malloc and frees them afterwards. Blocks
+of that size are mapped anew each time: a gigabyte in pages of 4 KiB is a quarter of a million page
+faults a step, a quarter of the time of a small model's step. glibc can request pages of 2 MiB
+instead (madvise with MADV_HUGEPAGE), but reads this setting, an environment variable, only when a
+process starts. Hence the program replaces itself once (`execve`), before it imports anything
+large: the process keeps its id, arguments and open files, at the cost of a second start of Python.
 """
 
 import os
@@ -18,7 +20,7 @@ HUGE_PAGES_TUNABLE = "glibc.malloc.hugetlb"
 
 
 def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with large pages asked for; what it says of them already stands."""
+    """Return the environment with huge pages requested, unless it sets them already."""
     tunables = environment.get(TUNABLES_VARIABLE, "")
     if HUGE_PAGES_TUNABLE in tunables:
         return dict(environment)
@@ -27,17 +29,18 @@ def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def restart_with_huge_pages() -> None:
-    """Starts this program over with large pages, where glibc knows of them; else returns.
+    """Restart this program with huge pages, if glibc supports them and they are not set yet.
 
-    The process stays the same one. To be called before anything large is imported.
+    Returns if nothing is to be done. The restarted program returns here too: the variable is then
+    set. Call it before anything large is imported.
     """
-    wanted = with_huge_pages(os.environ)
-    if wanted != dict(os.environ) and _glibc_knows():
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], wanted)
+    environment = with_huge_pages(os.environ)
+    if environment != dict(os.environ) and _supported_by_glibc():
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
-def _glibc_knows() -> bool:
-    """Whether the C library is glibc 2.35 or later."""
+def _supported_by_glibc() -> bool:
+    """Return True for glibc 2.35 or later, which has the tunable."""
     if not sys.platform.startswith("linux"):
         return False
     try:

@@ -1,7 +1,8 @@
-"""Detection of attention kernels that cannot be compiled on the devices at hand.
+"""Detection of attention kernels that cannot be compiled on the local devices.
 
-A jaxlib and a libtpu, or a CUDA plugin and a driver, that do not belong together may run everything
-but kernels: "Failed to deserialize the Mosaic module ... expected version <= 7 but got 8".
+With a jaxlib and a libtpu (or a CUDA plugin and a driver) that do not match, everything may run but
+kernels: "Failed to deserialize the Mosaic module ... expected version <= 7 but got 8". Such kernels
+are marked as broken before training, and `auto` chooses another backend.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from transformer.hardware import Hardware
 
 
 def _compile_gradient(attend: Callable[..., jax.Array], shape: tuple[int, ...]) -> None:
-    """Compile an attention kernel, forward and backward, for the first device."""
+    """Compile a kernel's forward and backward pass for the first device. Nothing is run."""
 
     def total(*arrays: jax.Array) -> jax.Array:
         return jnp.sum(attend(*arrays).astype(jnp.float32))
@@ -47,20 +48,20 @@ def _compile_cudnn() -> None:
 
 
 KERNEL_PROBES: dict[str, Callable[[], None]] = {"splash": _compile_splash, "cudnn": _compile_cudnn}
-"""Compilation of a small case of each kernel, by the name of its attention backend."""
+"""Functions that compile a small case of a kernel, by the name of its attention backend."""
 
 
 def mark_broken_kernels(experiment: Experiment, hardware: Hardware) -> Hardware:
-    """Return the hardware with those kernels named broken that the experiment would use.
+    """Return the hardware with `broken_kernels` set to those that fail to compile.
 
-    Only a kernel that would be used is compiled: on a CPU, none.
+    Tries only the kernels that the experiment would use: on a CPU, none.
     """
-    forms = {choice.partition(" ")[0] for choice in resolve_auto(experiment, hardware).values()}
+    backends = {choice.partition(" ")[0] for choice in resolve_auto(experiment, hardware).values()}
     broken = []
-    for name in sorted(forms & KERNEL_PROBES.keys()):
+    for name in sorted(backends & KERNEL_PROBES.keys()):
         try:
             KERNEL_PROBES[name]()
-        except Exception as error:  # noqa: BLE001 (compilers fail in ways of their own)
+        except Exception as error:  # noqa: BLE001 (compilers raise many types)
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             broken.append((name, reason))
     return dataclasses.replace(hardware, broken_kernels=tuple(broken)) if broken else hardware

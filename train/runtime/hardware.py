@@ -1,7 +1,6 @@
-"""The hardware at hand, as a value for the model."""
+"""The local hardware as a value, the memory of the host, and the compilation cache."""
 
 import os
-from typing import Any
 
 import jax
 
@@ -17,20 +16,25 @@ PLATFORM_NAMES: dict[str, Platform] = {
     "cuda": "gpu",
     "rocm": "gpu",
 }
+"""JAX's platform names -> the platforms that this package distinguishes."""
 
 
 def local_hardware() -> Hardware:
-    """What this process and those beside it run on. Raises UserError if JAX has no device."""
+    """Return the hardware of this process and its peers, and start the backend.
+
+    Raises:
+      UserError: JAX has no device.
+    """
     set_overlap_flags(guess_platform())
     try:
         device = jax.devices()[0]
     except RuntimeError as error:
-        why = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         remedy = "unset JAX_PLATFORMS or set it to a platform that is here"
-        if "in use" in why:
+        if "in use" in reason:
             remedy = "end the process that holds it, or wait for it"
         raise UserError(
-            f"devices: JAX has none ({why}); {remedy}, and see python -m train doctor"
+            f"devices: JAX has none ({reason}); {remedy}, and see python -m train doctor"
         ) from error
     platform = PLATFORM_NAMES.get(device.platform, "cpu")
     capability = getattr(device, "compute_capability", "")
@@ -38,17 +42,14 @@ def local_hardware() -> Hardware:
 
 
 def enable_compilation_cache() -> None:
-    """Keeps compiled programs on disk: a run that is started again need not compile again.
+    """Keep compiled programs on disk, so that a restarted run does not compile again.
 
-    JAX_COMPILATION_CACHE_DIR says where, as does JAX's own setting; the variable set to nothing
-    forbids it.
+    Leaves JAX's own setting alone if there is one: JAX_COMPILATION_CACHE_DIR sets the folder, and
+    set to the empty string turns the cache off.
     """
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ or _setting("jax_compilation_cache_dir"):
+    # JAX's type stubs do not list the attributes of its configuration.
+    configured = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ or configured:
         return
     jax.config.update("jax_compilation_cache_dir", str(user_cache_folder() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
-
-
-def _setting(name: str) -> Any:
-    """One of JAX's own settings, by a name that its types do not tell of."""
-    return getattr(jax.config, name)

@@ -120,7 +120,9 @@ def generic_remedies(experiment: Experiment) -> list[str]:
     remedies = []
     if tokens or batch > experiment.grad_accum_steps:
         smaller = f"data.batch_tokens (now {tokens})" if tokens else f"batch_size (now {batch})"
-        remedies.append(f"raise grad_accum_steps (now {experiment.grad_accum_steps}) or lower {smaller}")
+        remedies.append(
+            f"raise grad_accum_steps (now {experiment.grad_accum_steps}) or lower {smaller}"
+        )
     if experiment.model.remat != "full":
         remedies.append(f"set model.remat to full (now {experiment.model.remat})")
     remedies.append(f"lower data.{experiment.data.length_field} (now {length})")

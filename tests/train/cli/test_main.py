@@ -294,7 +294,7 @@ def test_preemption(
     assert (found.status, found.output) == (75, "")
     assert found.error == (
         f"{tmp_path / 'run'}: stopped by SIGTERM at step 1, checkpoint saved; "
-        "the same command goes on from there\n"
+        "run the same command to resume\n"
     )
 
 
@@ -342,7 +342,7 @@ def test_stopped_process_resumes(tmp_path: Path) -> None:
         "",
         (
             f"{broken}: stopped by SIGTERM at step 23, checkpoint saved; "
-            "the same command goes on from there\n"
+            "run the same command to resume\n"
         ),
     )
     assert max(losses(broken)) == 23

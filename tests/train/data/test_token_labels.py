@@ -175,8 +175,8 @@ def test_no_word_is_lost(files: Path) -> None:
     assert split.lengths.max() == 4  # " cats" has five characters
     assert split.tags() == [["D", "N"], ["N", "V"], ["P", "V"]]
     assert corpus.notes[0] == (
-        "the train split: sentences of more than data.max_length 4 tokens go on in further rows, "
-        "3 beside the 3 of one for each sentence"
+        "the train split: sentences of more than data.max_length 4 tokens continue in further "
+        "rows, 3 beside the 3 first ones"
     )
 
 

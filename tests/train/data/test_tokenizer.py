@@ -97,7 +97,7 @@ def test_the_separator_is_not_shown(tokenizers: dict[str, Tokenizer]) -> None:
 
 
 def test_a_tokenizer_without_a_separator_is_refused() -> None:
-    with pytest.raises(UserError, match=r"mine: has no token to stand between .* <\|endoftext\|>"):
+    with pytest.raises(UserError, match=r"mine: has no token to separate .* <\|endoftext\|>"):
         Tokenizer(Backend(models.BPE({"a": 0}, [])), "mine")
 
 

@@ -67,7 +67,7 @@ def test_a_tokenizer_json_adds_cuts_and_fills_nothing(tmp_path: pathlib.Path) ->
         ({"encoder.json": "{", "merges.txt": ""}, r"encoder\.json: not JSON"),
         ({"encoder.json": '{"a": 0}', "merges.txt": "a b"}, r"merges\.txt: damaged"),
         ({"encoder.json": '{"a": 0}', "merges.txt": "a\n"}, r"merges\.txt: damaged"),
-        ({"encoder.json": '{"a": 0}', "merges.txt": ""}, "has no token to stand between documents"),
+        ({"encoder.json": '{"a": 0}', "merges.txt": ""}, "has no token to separate documents"),
         ({"vocab.txt": "[SEP]\na"}, r"vocab\.txt: has no \[UNK\], so it is not BERT's"),
         ({"merges.txt": "a b"}, "has no tokenizer; it needs"),
         ({}, "has no tokenizer; it needs"),

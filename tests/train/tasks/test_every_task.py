@@ -142,21 +142,21 @@ def test_sample(capsys: Capture, trained: Trained) -> None:
 
 SAMPLING = ["max_new_tokens", "temperature", "top_k", "top_p", "beams", "seed"]
 
-HEEDED = {
+SUPPORTED = {
     "language": {"max_new_tokens", "temperature", "top_k", "top_p", "seed"},
     "translation": {"beams"},
 }
 
 
-def test_a_sample_refuses_what_would_change_nothing(capsys: Capture, trained: Trained) -> None:
-    heeded = HEEDED.get(trained.name, set())
-    assert set(make_task(trained.experiment).supported_options) == heeded
+def test_sample_refuses_options_without_effect(capsys: Capture, trained: Trained) -> None:
+    supported = SUPPORTED.get(trained.name, set())
+    assert set(make_task(trained.experiment).supported_options) == supported
     for name in SAMPLING:
         line = ("sample", str(trained.workdir), "--prompt", PROMPTS[trained.name], name)
         flag = f"--{name.replace('_', '-')}"
-        if name not in heeded:
+        if name not in supported:
             found = command(capsys, *line, flag, "1")
-            message = f"error: sample {flag}: changes nothing of what this run's model answers; "
+            message = f"error: sample {flag}: has no effect on this run's task; "
             assert (found.status, found.output) == (2, "")
             assert found.error.startswith(message + "leave it out")
             assert found.error.count("\n") == 1

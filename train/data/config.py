@@ -67,6 +67,7 @@ class TokenizerConfig:
                 not self.path,
                 f"{name}.path: {self.path} would not be read; set {name}.kind to file",
             )
+        # BPE starts from the bytes and the separator; word and wordpiece need a few tokens.
         least = NUM_BYTE_VALUES + 1 if self.kind == "bpe" else 8
         require(
             self.vocab_size >= least,

@@ -46,7 +46,7 @@ def as_user_error(what: str) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"{what}: {reason}; check the path and its permissions") from error
-    except ImportError as error:  # the file system of a remote path is a package of its own
+    except ImportError as error:  # a remote file system needs a package that is not installed
         raise UserError(f"{what}: {error}; then try again") from error
 
 
@@ -97,7 +97,7 @@ def find_files(path: str, setting: str) -> tuple[TextFile, ...]:
     if not path:
         raise UsageError(f"{setting}: is empty; give a file, a folder, a glob, or python:library")
     with as_user_error(f"{setting} {path}"):
-        for place in _places(path):
+        for place in _candidate_paths(path):
             if files := sorted(_files_at(place), key=lambda file: file.name):
                 return tuple(files)
     raise UserError(f"{setting} {path}: {_missing(path)}")
@@ -112,7 +112,7 @@ def find_file(path: str, setting: str) -> TextFile:
     if not path:
         raise UsageError(f"{setting}: is empty; give the path of a file")
     with as_user_error(f"{setting} {path}"):
-        for place in _places(path):
+        for place in _candidate_paths(path):
             for name in (place.name, f"{place.name}.gz"):
                 file = place.with_name(name)
                 if file.exists() and not file.is_dir():
@@ -123,7 +123,7 @@ def find_file(path: str, setting: str) -> TextFile:
     )
 
 
-def _places(path: str) -> Iterator[AnyPath]:
+def _candidate_paths(path: str) -> Iterator[AnyPath]:
     """Yield the locations to search: the path as it is, then under $TRANSFORMER_DATA."""
     location = expand_path(path)
     yield location
@@ -133,6 +133,7 @@ def _places(path: str) -> Iterator[AnyPath]:
 
 
 def _missing(path: str) -> str:
+    """Return the problem and the remedy for a path that names no file."""
     location = expand_path(path)
     if location.exists():
         return "holds no files; give a file, or a folder or glob that has some"
@@ -144,6 +145,7 @@ def _missing(path: str) -> str:
 
 
 def _files_at(place: AnyPath) -> Iterator[TextFile]:
+    """Yield the files of a folder, the file itself, or the matches of a glob."""
     if place.is_dir():
         for file in _walk(place):
             yield TextFile(file.relative_to(place).as_posix(), file)
@@ -154,8 +156,9 @@ def _files_at(place: AnyPath) -> Iterator[TextFile]:
 
 
 def _walk(folder: AnyPath) -> Iterator[AnyPath]:
+    """Yield the files below a folder, without hidden files and folders."""
     for child in folder.iterdir():
-        if child.name.startswith("."):
+        if child.name.startswith("."):  # .git, .DS_Store, ...
             continue
         if child.is_dir():
             yield from _walk(child)
@@ -165,6 +168,7 @@ def _walk(folder: AnyPath) -> Iterator[AnyPath]:
 
 def _matches(pattern: AnyPath) -> Iterator[TextFile]:
     """Yield the files that a glob matches, named from its first part that has a wildcard."""
+    # The name must not say where the corpus lies, or another machine would split it differently.
     base = next(folder for folder in pattern.parents if not _MAGIC.search(str(folder)))
     relative = str(pattern.relative_to(base))
     if "**" in relative and not isinstance(base, pathlib.Path):

@@ -84,6 +84,7 @@ def _wider(policy: Precision, own: Precision) -> bool:
         jnp.dtype(getattr(policy, field.name)).itemsize
         > jnp.dtype(getattr(own, field.name)).itemsize
         for field in dataclasses.fields(Precision)
+        if field.name != "cache"  # training has no cache
     )
 
 

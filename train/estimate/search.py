@@ -115,7 +115,7 @@ def _context_sizes(quantities: Quantities, limit: int) -> list[int]:
         or model.encoder is not None
     ):
         return [1]
-    # Causal ring attention gives each device an early and a late chunk: 2 chunks per device.
+    # Zigzag order gives each device an early and a late chunk of the sequence: 2 chunks per device.
     return [size for size in _divisors(limit) if quantities.sequence_length % (2 * size) == 0]
 
 

@@ -1,1 +1,1 @@
-"""Evaluation: evaluator, metrics, averaged weights, early stopping."""
+"""Evaluate a run: held-out metrics, samples, the best checkpoint and early stopping."""

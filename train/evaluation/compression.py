@@ -1,4 +1,4 @@
-"""What general-purpose compressors make of a text: the bar that a language model has to pass."""
+"""Compress text with gzip and xz: baselines for a language model's bits per byte."""
 
 import lzma
 import zlib
@@ -12,11 +12,11 @@ class _Compressor(Protocol):
     def flush(self) -> bytes: ...
 
 
-_GZIP_CONTAINER = 16 + zlib.MAX_WBITS
+_GZIP_CONTAINER = 16 + zlib.MAX_WBITS  # zlib's code for a gzip header and trailer
 
 
 def compressed_bits_per_byte(texts: Iterable[str]) -> dict[str, float]:
-    """Bits that ``gzip -9`` and ``xz -9`` need for each byte of the texts, taken as one file."""
+    """Return the bits per byte that `gzip -9` and `xz -9` need for the texts as one file."""
     compressors: dict[str, _Compressor] = {
         "gzip -9": zlib.compressobj(9, zlib.DEFLATED, _GZIP_CONTAINER),
         "xz -9": lzma.LZMACompressor(preset=9),

@@ -1,4 +1,4 @@
-"""The best evaluation of a run so far, and when to wait for a better one no longer."""
+"""Track the best evaluation of a run, and stop the run when it gets no better."""
 
 from __future__ import annotations
 
@@ -12,42 +12,46 @@ from train.tasks.base import Metric
 
 @dataclasses.dataclass(frozen=True)
 class BestEvaluation:
-    """Part of every checkpoint, so that a run that was resumed stops where it would have."""
+    """Best evaluation so far.
+
+    Every checkpoint stores it, so that a resumed run stops where an uninterrupted one would. The
+    field names are those of the checkpoint's metadata.
+    """
 
     step: int = 0
-    """When it was; 0: there was none yet."""
+    """Step of the evaluation; 0: none yet."""
     value: float = math.nan
-    """What the task is judged by."""
+    """Value of the task's selection metric."""
     waited: int = 0
-    """Evaluations since, none of them better."""
+    """Number of evaluations since, none of them better."""
 
     def after_evaluation(self, step: int, value: float, metric: Metric) -> BestEvaluation:
-        """What it is once there has been one more evaluation."""
+        """Return the best evaluation after one more."""
         first = not self.step and math.isfinite(value)
         if first or metric.is_better(value, self.value):
             return BestEvaluation(step, value)
         return dataclasses.replace(self, waited=self.waited + 1)
 
     def patience_exhausted(self, patience: int) -> bool:
-        """Whether so many evaluations in a row were no better; never with patience 0."""
+        """Return True after `patience` evaluations without a better one; never with 0."""
         return 0 < patience <= self.waited
 
     def to_json(self) -> dict[str, Any]:
-        """For JSON, which has no NaN."""
+        """Return JSON values. JSON has no NaN, so `value` is left out until there is one."""
         return dataclasses.asdict(self) if self.step else {"waited": self.waited}
 
     @classmethod
     def from_json(cls, data: Any) -> BestEvaluation:
-        """Read it back (UserError: it is not what `to_json` gives)."""
+        """Return the best evaluation that `to_json` has written (UserError: it is damaged)."""
         try:
             best = cls(**data)
             counts = (best.step, best.waited)
-            sound = all(type(count) is int and 0 <= count < 2**31 for count in counts)
-            if not sound or type(best.value) not in (int, float):
+            valid = all(type(count) is int and 0 <= count < 2**31 for count in counts)
+            if not valid or type(best.value) not in (int, float):
                 raise TypeError("a value of another type")
         except TypeError as error:
             raise UserError(
-                f"checkpoint: what it says of the best evaluation is damaged ({error}); "
+                f"checkpoint: its record of the best evaluation is damaged ({error}); "
                 "remove it, and an older one is taken"
             ) from error
         return best

@@ -1,11 +1,8 @@
-"""What a run is judged by: its evaluations and samples, on the way and at its end.
-
-The held-out metrics of a run.
-"""
+"""Evaluate a run while it trains, at its end, and later from its folder."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from train.checkpoint.manager import CheckpointManager
 from train.engine import Engine, make_engine
@@ -19,12 +16,9 @@ from train.state import TrainState
 from train.tasks.registry import make_task
 from train.telemetry.reporter import Reporter
 
-if TYPE_CHECKING:
-    from train.run import Run
-
 
 class Evaluator:
-    """Looks at the weights of a run, and remembers when they were best."""
+    """Evaluate and sample a training run, and track its best evaluation."""
 
     def __init__(self, experiment: Experiment, engine: Engine, corpus: Any, folder: RunFolder):
         self.experiment, self.engine, self.corpus = experiment, engine, corpus
@@ -32,46 +26,52 @@ class Evaluator:
         self.best = BestEvaluation()
 
     def restore_best(self, best: BestEvaluation, checkpoints: CheckpointManager) -> None:
-        """Goes on from what a checkpoint says of the best.
+        """Continue from the best evaluation that a checkpoint's metadata holds.
 
-        A best whose own checkpoint is not there, since nobody had asked to keep it or a better one
-        has come since, is forgotten.
+        It is dropped if its own checkpoint is gone: either keeping it was not requested, or a
+        later evaluation, which the resumed run has not made yet, was better.
         """
         self.best = best if not best.step or best.step in checkpoints.steps() else BestEvaluation()
         if self.experiment.uses_best_checkpoint and self.best.step:
             checkpoints.keep_best(self.best.step)
 
     def is_finished(self, step: int) -> bool:
-        """Whether there is nothing left to train after so many steps."""
+        """Return True if training ends after `step` steps."""
         patience = self.experiment.early_stopping.patience
         return step >= self.experiment.steps or self.best.patience_exhausted(patience)
 
     def is_best(self, step: int) -> bool:
-        """Whether the evaluation of this step was the best, and its checkpoint is to be kept."""
+        """Return True if the evaluation of this step is the best and its checkpoint is kept."""
         return self.experiment.uses_best_checkpoint and self.best.step == step
 
     def evaluates_after(self, step: int) -> bool:
-        """Whether a step is one to stop at: for an evaluation, or as the last."""
+        """Return True if the state after a step is evaluated, or is the last."""
         return step == self.experiment.steps or is_due(step, self.experiment.evaluation.every)
 
     def evaluate_and_sample(self, step: int, state: TrainState, report: Reporter) -> None:
-        """Evaluation and samples on the way; the last step has its own, but is judged as well."""
-        last = step == self.experiment.steps
-        judged = not last or self.experiment.uses_best_checkpoint
-        if judged and is_due(step, self.experiment.evaluation.every):
+        """Evaluate and sample the state of a step, if either is due.
+
+        After the last step, `report_final_metrics` evaluates the whole split and samples. The last
+        step is evaluated here too if the best checkpoint is selected: it may be the best.
+        """
+        is_last = step == self.experiment.steps
+        selects = not is_last or self.experiment.uses_best_checkpoint
+        if selects and is_due(step, self.experiment.evaluation.every):
             with report.pause("evaluate"):
                 metrics = self.evaluate(eval_params(state), whole=False)
                 report.log_evaluation(step, "validation", metrics)
             metric = self.task.selection_metric(self.corpus)
             self.best = self.best.after_evaluation(step, metrics[metric.name], metric)
-        if not last and is_due(step, self.experiment.sample.every):
+        if not is_last and is_due(step, self.experiment.sample.every):
             with report.pause("evaluate"):
                 report.log_sample(step, self.generate_sample(eval_params(state), step))
 
     def evaluate(self, params: Any, *, whole: bool) -> dict[str, float]:
+        """Return the validation metrics, over the whole split or `evaluation.num_batches`."""
         return self.task.evaluate(self.engine, params, self.corpus, "validation", full_split=whole)
 
     def generate_sample(self, params: Any, step: int) -> str:
+        """Return the text that the model generates from `sample.prompt`."""
         settings = self.experiment.sample
         [text] = sample(
             self.make_run(EvalWeights(params, [step]), {}),
@@ -85,11 +85,9 @@ class Evaluator:
     def final_weights(
         self, state: TrainState, step: int, checkpoints: CheckpointManager
     ) -> EvalWeights:
-        """The weights that the run is judged by, now that it is at its end."""
-        if (
-            not self.experiment.uses_best_checkpoint
-            and self.experiment.evaluation.average_checkpoints == 1
-        ):
+        """Return the weights to evaluate at the end: the last, the best or an average."""
+        averages = self.experiment.evaluation.average_checkpoints > 1
+        if not self.experiment.uses_best_checkpoint and not averages:
             return EvalWeights(eval_params(state), [step])
         checkpoints.wait()
         return load_eval_weights(checkpoints, self.engine, self.experiment)
@@ -97,7 +95,7 @@ class Evaluator:
     def report_final_metrics(
         self, weights: EvalWeights, step: int, report: Reporter
     ) -> dict[str, float]:
-        """The metrics over the whole held-out split."""
+        """Evaluate the whole validation split, and report the end of the run."""
         if step < self.experiment.steps:
             report.log_event("stopped early", step=step, best=self.best.to_json())
             name = self.task.selection_metric(self.corpus).name
@@ -118,6 +116,7 @@ class Evaluator:
         return metrics
 
     def make_run(self, weights: EvalWeights, metrics: dict[str, float]) -> Run:
+        """Return the trained run with these weights and metrics."""
         return Run(
             self.experiment,
             self.folder,
@@ -131,14 +130,15 @@ class Evaluator:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether what happens every so many steps (0: never) happens now."""
+    """Return True at multiples of `every` steps; never if it is 0."""
     return every > 0 and step % every == 0
 
 
 def evaluate_run(run: Run, split: str) -> dict[str, float]:
-    """The metrics of a run over the whole of a split of its data.
+    """Return the metrics of a trained run over the whole of a split.
 
-    Raises UserError if the data have no such split, or are no longer there.
+    Raises:
+      UserError: The data has no such split, or is missing.
     """
     task = make_task(run.experiment)
     corpus = task.prepare_corpus(run.tokenizer, run.labels)

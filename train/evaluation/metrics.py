@@ -1,14 +1,4 @@
-"""The share of right answers.
-
-BLEU (Papineni et al. 2002) of a corpus, as sacreBLEU and as papers before it have it.
-
-Precision, recall and F1 of the spans that tags spell out, by the rules of conlleval.
-
-A tag is O, or a prefix and a type: B-PER. IOB1, IOB2 (BIO), IOBES and BILOU are read alike: a span
-goes on as long as its type does, unless a tag says that it begins (B, S, U) or the one before said
-that it ended (E, L, S, U). So any tags spell out some spans, also those of a model that has not
-learned the scheme (Tjong Kim Sang and Buchholz 2000, whose script conlleval is).
-"""
+"""Metrics of predictions: accuracy, BLEU, and F1 of labelled spans. Plain functions on values."""
 
 from __future__ import annotations
 
@@ -19,16 +9,22 @@ from typing import NamedTuple
 
 import numpy as np
 
+OUTSIDE_TAG = "O"
+
+_SPAN_TAG = re.compile(r"[BIESLU]-.+")
+_STARTS_SPAN = frozenset("BSU")
+_ENDS_SPAN = frozenset("ESLU")
+
 
 def accuracy(
     predicted: np.ndarray,  # [...]
     targets: np.ndarray,  # [...]
-    weights: np.ndarray,  # [...], 0 where there is nothing to tell
+    weights: np.ndarray,  # [...], 0: not counted
 ) -> float:
-    """The weighted share of answers that are right, in [0, 1].
+    """Return the weighted fraction of correct predictions, in [0, 1].
 
     Raises:
-      ValueError: The shapes differ, or nothing has any weight.
+      ValueError: The shapes differ, or all weights are 0.
     """
     if not predicted.shape == targets.shape == weights.shape:
         raise ValueError(
@@ -41,20 +37,20 @@ def accuracy(
 
 
 class BleuScore(NamedTuple):
-    """A score and how it was made."""
+    """BLEU score of a corpus (Papineni et al. 2002)."""
 
     score: float
     """From 0 to 100."""
     signature: str
-    """What sacreBLEU says of its settings and version, to be quoted with the score."""
+    """Settings and version of sacreBLEU, to be quoted with the score."""
 
 
 def sacre_bleu(translations: Sequence[str], references: Sequence[str]) -> BleuScore:
-    """BLEU of plain text in lower case, with sacreBLEU's own tokens (13a; Post 2018).
+    """Compute lower-case BLEU with sacreBLEU's own 13a tokenization (Post 2018).
 
     Args:
-      translations: One for each reference, not tokenised.
-      references: One for each sentence.
+      translations: Untokenized translations, one for each reference.
+      references: Untokenized references, one for each sentence.
     """
     return _bleu(translations, references, tokenize="13a", smooth="exp")
 
@@ -62,15 +58,15 @@ def sacre_bleu(translations: Sequence[str], references: Sequence[str]) -> BleuSc
 def tokenized_bleu(
     translations: Sequence[str], references: Sequence[str], language: str = "en"
 ) -> BleuScore:
-    """BLEU in lower case over Moses tokens, comparable with what multi-bleu.perl says of such text.
+    """Compute lower-case BLEU over Moses tokens, comparable with multi-bleu.perl.
 
-    Both sides are put in lower case, their punctuation normalised and tokenised as Moses' scripts
-    do, which is how the tokenised files that many papers score against were made.
+    Both sides are lower-cased, and their punctuation is normalized and tokenized as Moses' scripts
+    do. The tokenized files that many papers score against were made in this way.
 
     Args:
-      translations: As in `sacre_bleu`.
-      references: As in `sacre_bleu`.
-      language: The code of their language ("de"), which decides about abbreviations and quotes.
+      translations: Untokenized translations, one for each reference.
+      references: Untokenized references, one for each sentence.
+      language: Language code such as "de", which selects the rules for abbreviations and quotes.
     """
     return _bleu(
         list(moses_tokenize(translations, language)),
@@ -81,7 +77,7 @@ def tokenized_bleu(
 
 
 def moses_tokenize(texts: Iterable[str], language: str) -> Iterator[str]:
-    """Texts in lower case, punctuation normalised, with a space between any two Moses tokens."""
+    """Yield texts lower-cased and normalized, with a space between Moses tokens."""
     from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
     normalizer, tokenizer = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
@@ -96,36 +92,24 @@ def _bleu(
 
     if len(translations) != len(references):
         raise ValueError(f"{len(translations)} translations for {len(references)} references")
-    # With `force`, text that looks like tokens is nothing to be warned of.
+    # `force` turns off sacreBLEU's warning about text that looks tokenized.
     metric = BLEU(lowercase=True, tokenize=tokenize, smooth_method=smooth, force=True)
     score = metric.corpus_score(translations, [references]).score
     return BleuScore(score, str(metric.get_signature()))
 
 
-OUTSIDE_TAG = "O"
-
-
-_TAG = re.compile(r"[BIESLU]-.+")
-
-
-_BEGINS = frozenset("BSU")
-
-
-_ENDS = frozenset("ESLU")
-
-
 class Span(NamedTuple):
-    """Some words of a sentence and what they are."""
+    """Labelled span of words in a sentence."""
 
     start: int
     end: int
-    """One beyond the last word."""
+    """Index after the last word."""
     type: str
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanScore:
-    """Counts of spans, and what follows from them (0 where nothing was found or to be found)."""
+    """Counts of spans, with their precision, recall and F1; 0 where a denominator is 0."""
 
     correct: int
     predicted: int
@@ -133,47 +117,57 @@ class SpanScore:
 
     @property
     def precision(self) -> float:
+        """Fraction of the predicted spans that are correct."""
         return self.correct / self.predicted if self.predicted else 0.0
 
     @property
     def recall(self) -> float:
+        """Fraction of the expected spans that are predicted."""
         return self.correct / self.expected if self.expected else 0.0
 
     @property
     def f1(self) -> float:
+        """Harmonic mean of precision and recall."""
         both = self.predicted + self.expected
         return 2 * self.correct / both if both else 0.0
 
 
 def are_span_tags(tags: Iterable[str]) -> bool:
-    """Whether these are the tags of spans: O and tags such as B-PER, at least one of them."""
+    """Return True for a tag set of spans: O and tags such as B-PER, at least one of these."""
     inside = set(tags) - {OUTSIDE_TAG}
-    return bool(inside) and all(_TAG.fullmatch(tag) for tag in inside)
+    return bool(inside) and all(_SPAN_TAG.fullmatch(tag) for tag in inside)
 
 
 def score_spans(expected: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]) -> SpanScore:
-    """Compares the tags of sentences. A span is correct if its words and its type are.
+    """Compare the tags of sentences. A span is correct if its words and its type are.
 
     Raises:
-      ValueError: The sentences, or the tags of one, are not as many.
+      ValueError: The numbers of sentences, or of the tags of a sentence, differ.
     """
     counts = [0, 0, 0]
-    for number, (right, given) in enumerate(zip(expected, predicted, strict=True)):
-        if len(right) != len(given):
-            raise ValueError(f"sentence {number}: {len(given)} tags for {len(right)} words")
-        here, there = set(extract_spans(given)), set(extract_spans(right))
-        counts = [n + len(s) for n, s in zip(counts, (here & there, here, there), strict=True)]
+    for number, (target, guess) in enumerate(zip(expected, predicted, strict=True)):
+        if len(target) != len(guess):
+            raise ValueError(f"sentence {number}: {len(guess)} tags for {len(target)} words")
+        found, wanted = set(extract_spans(guess)), set(extract_spans(target))
+        sizes = (len(found & wanted), len(found), len(wanted))
+        counts = [count + size for count, size in zip(counts, sizes, strict=True)]
     return SpanScore(*counts)
 
 
 def extract_spans(tags: Sequence[str]) -> Iterator[Span]:
-    """The spans of a sentence, in order."""
-    begin, before, kind = 0, OUTSIDE_TAG, ""
-    for place, tag in enumerate([*tags, OUTSIDE_TAG]):
+    """Yield the spans of a sentence in order, by the rules of conlleval.
+
+    A tag is O, or a prefix and a type: B-PER. IOB1, IOB2 (BIO), IOBES and BILOU are read alike. A
+    span continues as long as its type does, unless a tag starts a new one (B, S, U) or the tag
+    before has ended it (E, L, S, U). Any tag sequence therefore has spans, also that of a model
+    which has not learned the scheme (Tjong Kim Sang and Buchholz 2000, the authors of conlleval).
+    """
+    start, previous, current_type = 0, OUTSIDE_TAG, ""
+    for index, tag in enumerate([*tags, OUTSIDE_TAG]):  # the last O ends an open span
         prefix, _, type_ = tag.partition("-")
-        follows = before != OUTSIDE_TAG and prefix != OUTSIDE_TAG and type_ == kind
-        if not follows or prefix in _BEGINS or before in _ENDS:
-            if before != OUTSIDE_TAG:
-                yield Span(begin, place, kind)
-            begin = place
-        before, kind = prefix, type_
+        continues = previous != OUTSIDE_TAG and prefix != OUTSIDE_TAG and type_ == current_type
+        if not continues or prefix in _STARTS_SPAN or previous in _ENDS_SPAN:
+            if previous != OUTSIDE_TAG:
+                yield Span(start, index, current_type)
+            start = index
+        previous, current_type = prefix, type_

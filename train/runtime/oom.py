@@ -1,4 +1,4 @@
-"""Running out of memory, explained: what is large, and which settings to lower."""
+"""Explain out-of-memory errors: the largest consumers, and the settings to lower."""
 
 import contextlib
 import math
@@ -14,21 +14,23 @@ from train.estimate.memory_tables import format_bytes
 from train.experiment import Experiment
 from train.runtime.host_memory import host_memory_bytes
 
-_BYTES_OF_TOKEN = 16
-"""In a batch on the host: token, target, position and segment, int32 each."""
-
-
-_BYTES_OF_ACTIVATION = 2
-"""In bfloat16 or float16, the least that a layer computes in."""
-
-
 LARGER_DEVICES_REMEDY = "use devices with more memory, or more of them"
-"""What helps a run that is only looked at, and is as large as it is."""
+"""Remedy for a trained run that is only evaluated or sampled: its size is fixed."""
+
+_HOST_BYTES_PER_TOKEN = 16
+"""Bytes of a token in a host batch: token, target, position and segment, int32 each."""
+
+_MIN_ACTIVATION_BYTES = 2
+"""Bytes of an activation in bfloat16 or float16, the smallest types that layers compute in."""
 
 
 @contextlib.contextmanager
 def explain_oom(remedies: Callable[[], Sequence[str]]) -> Iterator[None]:
-    """Turns the compiler's or the device's out-of-memory error into one line with remedies."""
+    """Raise a UserError with remedies in place of an out-of-memory error.
+
+    Args:
+      remedies: Called after the error, to return the remedies to name.
+    """
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
@@ -38,50 +40,48 @@ def explain_oom(remedies: Callable[[], Sequence[str]]) -> Iterator[None]:
 
 
 def check_minimum_memory(engine: Engine, experiment: Experiment) -> None:
-    """Raise UserError for what no settings of XLA could make fit: lower bounds, no estimates.
+    """Raise UserError for an experiment that cannot fit, whatever XLA does.
 
-    Without it, a batch or a model that is far too large takes minutes to build; and where the
-    host's memory is the device's, the system ends the process without a word.
+    The sizes are lower bounds, not estimates. Without this check, a batch or a model that is far
+    too large takes minutes to build. On a CPU the operating system would then kill the process
+    without an error message.
     """
     device = jax.local_devices()[0]
-    local, host = jax.local_device_count(), host_memory_bytes()
-    here = (device.memory_stats() or {}).get("bytes_limit", 0) * local
+    local_devices, host_bytes = jax.local_device_count(), host_memory_bytes()
+    device_bytes = (device.memory_stats() or {}).get("bytes_limit", 0) * local_devices
     if device.platform == "cpu":
-        here = host
-    state = sum(map(_bytes_of_device, jax.tree.leaves(engine.abstract_state()))) * local
+        device_bytes = host_bytes
+    state = sum(map(_shard_bytes, jax.tree.leaves(engine.abstract_state()))) * local_devices
     model = experiment.model
     rows = experiment.batch_size // jax.process_count()
     tokens = rows * experiment.data.shortest_row
-    # The input of each layer is kept for the backward pass whatever is computed again.
-    kept = (
-        tokens
-        * model.d_model
-        * model.num_layers
-        * _BYTES_OF_ACTIVATION
-        // experiment.grad_accum_steps
-    )
+    # Every rematerialization policy saves at least the input of each layer.
+    values = tokens * model.d_model * model.num_layers
+    layer_inputs = values * _MIN_ACTIVATION_BYTES // experiment.grad_accum_steps
     remedies = generic_remedies(experiment)
-    of_state = [each for each in remedies if each.startswith(("set mesh.", "lower model."))]
-    for what, size, memory, helpful in (
-        ("the training state", state, here, of_state),
-        ("the inputs of the layers", kept, host if model.remat == "offload" else here, remedies),
-        ("a batch's tokens", tokens * _BYTES_OF_TOKEN, host, remedies),
+    state_remedies = [each for each in remedies if each.startswith(("set mesh.", "lower model."))]
+    activation_memory = host_bytes if model.remat == "offload" else device_bytes
+    for consumer, size, memory, helpful in (
+        ("the training state", state, device_bytes, state_remedies),
+        ("the inputs of the layers", layer_inputs, activation_memory, remedies),
+        ("a batch's tokens", tokens * _HOST_BYTES_PER_TOKEN, host_bytes, remedies),
     ):
         if memory and size > memory:
             raise UserError(
-                f"memory: {what} would take {format_bytes(size)}, and there are {format_bytes(memory)}; "
-                f"{', or '.join(helpful)}"
+                f"memory: {consumer} would take {format_bytes(size)}, and the machine has "
+                f"{format_bytes(memory)}; {', or '.join(helpful)}"
             )
 
 
-def _bytes_of_device(leaf: Any) -> int:
+def _shard_bytes(leaf: Any) -> int:
+    """Return the bytes of an array's shard in device memory."""
     if leaf.sharding.memory_kind == "pinned_host":
         return 0
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 def is_oom_error(error: BaseException) -> bool:
-    """Whether this error says that memory ran out."""
+    """Return True if an error says that memory ran out."""
     text = str(error)
     return (
         isinstance(error, MemoryError)
@@ -91,40 +91,38 @@ def is_oom_error(error: BaseException) -> bool:
 
 
 def oom_message(remedies: Sequence[str], message: str) -> str:
-    """One line: how much was asked for, and what to do."""
-    asked = re.search(
+    """Return one line with the requested amount, if `message` names it, and the remedies."""
+    # The compiler, the allocators of GPU and TPU, and the CPU client word it differently.
+    amount = re.search(
         r"(?:allocat\w+|Used|requested)\D{0,40}(\d[\d.]* ?(?:[KMGT]i?B?|B|bytes)?)", message
     )
-    amount = f" asking for {asked.group(1).strip()}" if asked else ""
-    return f"memory: ran out{amount}; {', or '.join(remedies)}"
+    asked = f" asking for {amount.group(1).strip()}" if amount else ""
+    return f"memory: ran out{asked}; {', or '.join(remedies)}"
 
 
 def suggest_remedies(experiment: Experiment) -> list[str]:
-    """What is large, and the settings that would make it fit, by the estimates of a plan.
+    """Return the changes of settings that `plan` estimates to fit on this machine.
 
-    Where those cannot tell, the settings that take less memory, those that help most first.
+    Without an estimate, return generic remedies, the most effective first.
     """
-    from train.estimate.remedies import suggest_remedies as planned
+    from train.estimate.remedies import suggest_remedies as suggest_planned
     from train.estimate.target import local_target
 
-    return planned(experiment, local_target()) or generic_remedies(experiment)
+    return suggest_planned(experiment, local_target()) or generic_remedies(experiment)
 
 
 def generic_remedies(experiment: Experiment) -> list[str]:
-    """The settings that take less memory to train with."""
-    length, batch, tokens = (
-        experiment.sequence_length,
-        experiment.batch_size,
-        experiment.batch_tokens,
-    )
+    """Return the changes of settings that lower the memory of training."""
+    microbatches, batch = experiment.grad_accum_steps, experiment.batch_size
+    batch_tokens = experiment.batch_tokens
     remedies = []
-    if tokens or batch > experiment.grad_accum_steps:
-        smaller = f"data.batch_tokens (now {tokens})" if tokens else f"batch_size (now {batch})"
-        remedies.append(
-            f"raise grad_accum_steps (now {experiment.grad_accum_steps}) or lower {smaller}"
-        )
+    if batch_tokens or batch > microbatches:
+        size = f"data.batch_tokens (now {batch_tokens})" if batch_tokens else ""
+        size = size or f"batch_size (now {batch})"
+        remedies.append(f"raise grad_accum_steps (now {microbatches}) or lower {size}")
     if experiment.model.remat != "full":
         remedies.append(f"set model.remat to full (now {experiment.model.remat})")
+    length = experiment.sequence_length
     remedies.append(f"lower data.{experiment.data.length_field} (now {length})")
     remedies.append(
         f"lower model.d_model (now {experiment.model.d_model}) or "

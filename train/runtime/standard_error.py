@@ -1,6 +1,6 @@
-"""Standard error that never ends a run: what cannot be shown is dropped.
+"""Make standard error lenient: output that cannot be written is dropped.
 
-The reader of a pipe may leave (`2>&1 | head`), a terminal may be closed, the disk of a log may be
+The reader of a pipe may end (`2>&1 | head`), a terminal may be closed, the disk of a log may be
 full. None of these is a reason to lose a day of training.
 """
 
@@ -13,14 +13,14 @@ from typing import Any, TextIO
 
 
 class LenientStream:
-    """Standard error, or the stream given, without the errors of writing to it.
+    """Text stream that drops the errors of writing to another stream.
 
-    Everything else (`isatty`, `fileno`, `encoding`) is that of the stream itself.
+    All other attributes (`fileno`, `encoding`) are those of the wrapped stream.
     """
 
     def __init__(self, stream: TextIO | None = None):
-        """Wrap a stream; None is whatever `sys.stderr` is at each call."""
-        self._given = stream
+        """Wrap a stream; None: the `sys.stderr` of the time of each call."""
+        self._wrapped = stream
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
@@ -28,7 +28,7 @@ class LenientStream:
         return len(text)
 
     def flush(self) -> None:
-        """Flush, as far as possible. Python would exit with status 120 for an error at its end."""
+        """Flush as far as possible. An error when Python exits would make the exit status 120."""
         with contextlib.suppress(OSError, ValueError):
             self._stream.flush()
 
@@ -40,18 +40,17 @@ class LenientStream:
 
     @property
     def _stream(self) -> Any:
-        return self._given or sys.stderr
+        return self._wrapped or sys.stderr
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
 def make_stderr_lenient() -> None:
-    """Let nothing that this process writes to standard error raise an error.
+    """Wrap `sys.stderr`, and open the null device for standard streams that are closed.
 
-    Where a standard stream was closed before the start (`2>&-`), the null device takes its place:
-    otherwise the next file to be opened gets its number, a checkpoint's for example, and what C++
-    libraries log is written into it.
+    A stream may be closed before the start (`2>&-`). The next file to be opened, a checkpoint for
+    example, would get its descriptor, and C++ libraries would write their logs into it.
     """
     for descriptor in (0, 1, 2):
         try:

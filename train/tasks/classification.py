@@ -198,6 +198,7 @@ class ClassificationTask(LabelPredictionTask):
         )
         answers = []
         for index in range(len(prompts)):
+            # One shape for all prompts, so that one program is compiled.
             tokens, real = texts.pad(np.array([index]), length)
             best = predict_labels(run.params, tokens, real.astype(np.int32), model=run.model)
             answers.append(run.labels[int(best[0])])

@@ -156,6 +156,7 @@ class TranslationTask(Task):
         buckets = self.make_buckets(
             pairs,
             round_up_batch_size(batch_size, engine.mesh),
+            # Rows must divide among the devices; training has batch_size_multiple for that.
             round_up_batch_size(1, engine.mesh),
         )
         batches = ExampleEvaluationBatches(

@@ -92,8 +92,13 @@ def test_saved_settings_can_be_given_as_options(trained: Trained) -> None:
     """What a run has saved can be given again."""
     lines = (Path(trained.workdir) / "config.txt").read_text().splitlines()
     settings = dict(line.split(" = ", 1) for line in lines if not line.startswith("#"))
-    assert settings["schedule.warmup"] == "4"
-    words = ["--schedule.warmup", "9", "--model.precision", "compute=bfloat16,softmax=bfloat16"]
+    assert settings["schedule.warmup_steps"] == "4"
+    words = [
+        "--schedule.warmup-steps",
+        "9",
+        "--model.precision",
+        "compute=bfloat16,softmax=bfloat16",
+    ]
     given = parse(
         FitArguments, words, verb="fit", default=FitArguments(find_experiment(trained.config))
     )
@@ -288,7 +293,7 @@ def test_describe_as_json(capsys: Capture) -> None:
 def test_preemption(
     capsys: Capture, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Reporter, "train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(Reporter, "log_training", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     line = ("fit", trained.config, "--workdir", str(tmp_path / "run"), "--json")
     found = command(capsys, *line)
     assert (found.status, found.output) == (75, "")
@@ -315,14 +320,14 @@ def process(*arguments: str, **environment: str) -> tuple[int, str, str]:
 
 STOP = """
 import os, signal
-from train.report import Report
+from train.telemetry.reporter import Reporter
 
-def stop(report, step, metrics, train=Report.train):
-    train(report, step, metrics)
+def stop(reporter, step, metrics, log_training=Reporter.log_training):
+    log_training(reporter, step, metrics)
     if step == int(os.environ.get("STOP_AT", 0)):
         os.kill(os.getpid(), signal.SIGTERM)
 
-Report.train = stop
+Reporter.log_training = stop
 """
 
 

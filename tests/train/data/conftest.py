@@ -1,4 +1,4 @@
-"""What the tests of the data share: streams made by hand."""
+"""Shared fixtures of the data tests: token streams made by hand."""
 
 from collections.abc import Callable
 

@@ -62,7 +62,7 @@ def nodes(node: "int | Node", depth: int = 1) -> "list[tuple[int | Node, int]]":
 
 
 def test_an_expression_by_hand() -> None:
-    """Of each number drawn: an operator below 1/4; which; how many arguments; which digit."""
+    """Draws in order: operator if below 1/4; which operator; number of arguments; digit."""
     draws = [0.2, 0.5, 0.12]  # [MED of 2 + floor(0.12 * 9) = 3
     draws += [0.25, 0.99]  # 9
     draws += [0.0, 0.75, 0.0, 0.3, 0.85, 0.9, 0.71]  # [SM 8 7 ]

@@ -137,6 +137,8 @@ def test_remedies_with_fewest_changes_come_first(found: Quantities) -> None:
 def test_other_mixers_are_planned() -> None:
     from transformer import SlidingWindowConfig
 
-    windowed = with_model(pattern=(BlockConfig(mixer=SlidingWindowConfig(num_heads=4, window=8)),))
+    windowed = with_model(
+        layer_pattern=(BlockConfig(mixer=SlidingWindowConfig(num_heads=4, window=8)),)
+    )
     every = search_candidates(Quantities.from_experiment(windowed, target()))
     assert all(each.candidate.mesh.context == 1 for each in every)

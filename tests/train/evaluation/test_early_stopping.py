@@ -53,5 +53,5 @@ def test_it_is_the_same_once_it_was_saved(best: BestEvaluation) -> None:
     "plain", [None, [], "x", {"step": "1"}, {"step": True}, {"step": -1}, {"value": None}, {"a": 1}]
 )
 def test_what_is_no_best_evaluation(plain: object) -> None:
-    with pytest.raises(UserError, match=r"^checkpoint: what it says of the best evaluation"):
+    with pytest.raises(UserError, match=r"^checkpoint: its record of the best evaluation"):
         BestEvaluation.from_json(plain)

@@ -117,7 +117,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_missed(
             shutil.rmtree(directory / "4")
         return read(self, step, part, like)
 
-    monkeypatch.setattr(CheckpointManager, "restore_part", remove_then_read)
+    monkeypatch.setattr(CheckpointManager, "restore_subtree", remove_then_read)
     run = train.load(str(tmp_path / "run"))
     assert asked == [4, 6, 8]
     states = [state_at(averaged[1], step) for step in (6, 8)]
@@ -160,12 +160,15 @@ def test_an_average_may_be_asked_for(
     states = [state_at(workdir, step).ema for step in (4, 6)]
     assert_close(two.params, jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *states), 1e-6)
     assert two.step == 6
-    found = command(capsys, "evaluate", str(workdir), "--average", "4")
+    found = command(capsys, "evaluate", str(workdir), "--average-checkpoints", "4")
     assert (found.status, found.output) == (1, "")
-    assert "average 4: there are only checkpoints of steps 4, 6, 8" in found.error
-    found = command(capsys, "evaluate", str(workdir), "--average", "0")
-    assert (found.status, found.error) == (2, "error: average 0: give 1 or more\n")
-    assert command(capsys, "evaluate", str(workdir), "--average", "2", "--json").status == 0
+    assert "average_checkpoints 4: only the checkpoints of steps 4, 6, 8 can be" in found.error
+    found = command(capsys, "evaluate", str(workdir), "--average-checkpoints", "0")
+    assert (found.status, found.error) == (2, "error: average_checkpoints 0: give 1 or more\n")
+    assert (
+        command(capsys, "evaluate", str(workdir), "--average-checkpoints", "2", "--json").status
+        == 0
+    )
 
 
 @pytest.mark.slow
@@ -345,14 +348,14 @@ def test_the_best_may_be_asked_for_later(tmp_path: Path) -> None:
         ),
         (
             {"checkpoint": CheckpointConfig(keep_best=True)},
-            r"checkpoint\.best: there is no evaluation",
+            r"checkpoint\.keep_best: needs evaluations during training",
         ),
         (
             {
                 "evaluation": EvaluationConfig(average_checkpoints=2),
                 "checkpoint": CheckpointConfig(every=0),
             },
-            r"evaluation\.average 2: there is no checkpoint but the last",
+            r"evaluation\.average_checkpoints 2: there is only the last checkpoint",
         ),
     ],
 )

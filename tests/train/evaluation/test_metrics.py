@@ -126,7 +126,7 @@ def test_spans_by_hand(tags: str, expected: list[tuple[int, int, str]]) -> None:
 def test_the_counts_are_those_of_conlleval(
     prefixes: str, expected: int, predicted: int, correct: int, percent: tuple[float, ...]
 ) -> None:
-    """What conlleval (version 2004-01-26) prints of these tags, most of them against the scheme."""
+    """Output of conlleval (version 2004-01-26) for these tags, most of them against the scheme."""
     score = score_spans(*tagged(prefixes))
     assert (score.expected, score.predicted, score.correct) == (expected, predicted, correct)
     shown = tuple(round(100 * part, 2) for part in (score.precision, score.recall, score.f1))

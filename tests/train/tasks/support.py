@@ -21,13 +21,13 @@ TOOLS = {"saw": "Säge", "drill": "Bohrer", "axe": "Axt"}
 OTHERS = {"the": "das", "a": "ein", "red": "rotes", "by": "von", "and": "und"}
 
 
-def draw(seed: int) -> random.Random:
+def rng(seed: int) -> random.Random:
     return random.Random(seed)
 
 
-def labelled(path: Path, *, lines: int, seed: int) -> Path:
-    """Texts of 6 words, one of which tells the class."""
-    drawn = draw(seed)
+def write_labeled_texts(path: Path, *, lines: int, seed: int) -> Path:
+    """Write texts of 6 words, one of which determines the label."""
+    drawn = rng(seed)
     rows = []
     for _ in range(lines):
         label, words = ("animal", ANIMALS) if drawn.random() < 0.5 else ("tool", TOOLS)
@@ -38,9 +38,9 @@ def labelled(path: Path, *, lines: int, seed: int) -> Path:
     return path
 
 
-def tagged(path: Path, *, sentences: int, seed: int) -> Path:
-    """Sentences of 6 words, in which animals are spans, with "red" before them or without."""
-    drawn = draw(seed)
+def write_tagged_words(path: Path, *, sentences: int, seed: int) -> Path:
+    """Write sentences of 6 words in which animals are spans, some preceded by "red"."""
+    drawn = rng(seed)
     found = []
     for _ in range(sentences):
         words, before = [], "the"
@@ -55,9 +55,9 @@ def tagged(path: Path, *, sentences: int, seed: int) -> Path:
     return path
 
 
-def parallel(stem: Path, *, pairs: int, seed: int) -> Path:
-    """Sentences of 2 or 5 words, and the same word by word in something like German."""
-    drawn, words = draw(seed), ANIMALS | OTHERS
+def write_bitext(stem: Path, *, pairs: int, seed: int) -> Path:
+    """Write sentences of 2 or 5 words, and the same word by word in a kind of German."""
+    drawn, words = rng(seed), ANIMALS | OTHERS
     chosen = [
         [drawn.choice(list(words)) for _ in range(2 if number % 2 else 5)]
         for number in range(pairs)
@@ -70,7 +70,7 @@ def parallel(stem: Path, *, pairs: int, seed: int) -> Path:
 
 
 def encoder(experiment: Experiment) -> Experiment:
-    """With a model that sees both sides."""
+    """Return the experiment with a bidirectional model."""
     model = dataclasses.replace(experiment.model, causal=False)
     return dataclasses.replace(experiment, model=model)
 
@@ -92,8 +92,8 @@ def tiny_masked(folder: Path, **changes: Any) -> Experiment:
 
 def tiny_classifier(folder: Path, **changes: Any) -> Experiment:
     data = ClassificationDataConfig(
-        path=str(labelled(folder / "train.tsv", lines=200, seed=0)),
-        test_path=str(labelled(folder / "test.tsv", lines=21, seed=1)),
+        path=str(write_labeled_texts(folder / "train.tsv", lines=200, seed=0)),
+        test_path=str(write_labeled_texts(folder / "test.tsv", lines=21, seed=1)),
         max_length=LENGTH,
         tokenizer=TokenizerConfig("word"),
     )
@@ -104,8 +104,8 @@ def tiny_classifier(folder: Path, **changes: Any) -> Experiment:
 
 def tiny_tagger(folder: Path, **changes: Any) -> Experiment:
     data = TokenLabelDataConfig(
-        path=str(tagged(folder / "train.txt", sentences=200, seed=0)),
-        test_path=str(tagged(folder / "test.txt", sentences=21, seed=1)),
+        path=str(write_tagged_words(folder / "train.txt", sentences=200, seed=0)),
+        test_path=str(write_tagged_words(folder / "test.txt", sentences=21, seed=1)),
         format="columns",
         max_length=LENGTH,
         tokenizer=TokenizerConfig("word"),
@@ -115,8 +115,8 @@ def tiny_tagger(folder: Path, **changes: Any) -> Experiment:
 
 def tiny_translator(folder: Path, **changes: Any) -> Experiment:
     data = BitextDataConfig(
-        path=str(parallel(folder / "train", pairs=200, seed=0)),
-        test_path=str(parallel(folder / "test", pairs=21, seed=1)),
+        path=str(write_bitext(folder / "train", pairs=200, seed=0)),
+        test_path=str(write_bitext(folder / "test", pairs=21, seed=1)),
         max_length=LENGTH,
         batch_tokens=80,
         tokenizer=TokenizerConfig("word", lowercase=True),

@@ -1,4 +1,4 @@
-"""What holds of every task: fitted, broken off and gone on with, evaluated, asked for answers."""
+"""Properties of every task: it trains, resumes exactly, evaluates, and answers prompts."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What `describe` says that each task costs, beside the products in the program of its loss."""
+"""FLOPs that `describe` reports for each task, against the matmuls in the program of its loss."""
 
 import dataclasses
 from typing import Any

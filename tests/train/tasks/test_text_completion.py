@@ -44,7 +44,7 @@ def run() -> Any:
 
 
 def words(run: Any, prompt: str, count: int, seed: int = 0) -> list[int]:
-    """What the model makes of the end of a text and then the prompt, by itself."""
+    """Tokens that `generate` alone returns after the end-of-text token and the prompt."""
     row = [END, *prompt.encode()]
     made = generate(run.model, run.params, [row], max_new_tokens=count, seed=seed, stop_token=END)
     return made.tokens[0]
@@ -102,7 +102,7 @@ def test_a_word_keeps_the_space_before_it() -> None:
 
 
 def test_positions_that_are_used_up_are_used_again(run: Any) -> None:
-    """Of 64, 61 are free after "ab" and its beginning; then the newest 32 tokens are read anew."""
+    """61 of 64 positions are free after the start token and "ab"; then the newest 32 are kept."""
     [text] = complete_texts(run, ["ab"], max_new_tokens=100, sampling=GREEDY)
     tokens = [END, *b"ab"]
     for count in (61, 32, 7):

@@ -72,7 +72,7 @@ def test_targets_are_smoothed_in_training_alone(task: TranslationTask, training:
 
 @pytest.mark.slow
 def test_bleu_is_that_of_the_translations(task: TranslationTask) -> None:
-    """Of all pairs at the end; on the way the loss alone, unless it is asked for."""
+    """BLEU of all pairs at the end; during training the loss alone, unless requested."""
     engine = make_engine(task.experiment, Hardware(count=8))
     corpus, params = task.prepare_corpus(), engine.init().params
     found = task.evaluate(engine, params, corpus, "test", full_split=True)
@@ -82,7 +82,7 @@ def test_bleu_is_that_of_the_translations(task: TranslationTask) -> None:
     references = [pair.target for pair in split.pairs]
     assert len(texts) == 21
     assert found["bleu"] == sacre_bleu(texts, references).score
-    assert found["tokenized_bleu"] == tokenized_bleu(texts, references, "de").score
+    assert found["tokenised_bleu"] == tokenized_bleu(texts, references, "de").score
     assert found["perplexity"] == pytest.approx(np.exp(found["loss"]))
     on_the_way = task.evaluate(engine, params, corpus, "test", full_split=False)
     assert set(on_the_way) == {"loss", "perplexity"}

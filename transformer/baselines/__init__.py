@@ -1,1 +1,1 @@
-"""The models that transformers replaced, as mixers."""
+"""Models from before the transformer, and simple baselines, as mixers and configurations."""

@@ -1,7 +1,4 @@
-"""The mixer that mixes nothing: every token is left to itself.
-
-A bag of embeddings: the least that can tell what a text is about.
-"""
+"""Mixer without communication between tokens, for bag-of-embeddings models."""
 
 import jax
 from flax import linen as nn
@@ -20,7 +17,7 @@ from transformer.registry import MIXERS
 
 
 class Identity(Mixer):
-    """What a bag of embeddings has in place of attention."""
+    """Mixer that returns its input."""
 
     config: IdentityConfig
 

@@ -1,4 +1,4 @@
-"""The decoder that learns to align (Bahdanau, Cho and Bengio 2015, section 3 and appendix A)."""
+"""GRU decoder with additive attention (Bahdanau, Cho and Bengio 2015, section 3, appendix A)."""
 
 import functools
 
@@ -35,7 +35,7 @@ GRU_GATES = ("update", "reset", "candidate")
 
 
 class BahdanauDecoder(Mixer):
-    """The deep output of each token: of the state before it, itself and what it looked at."""
+    """Deep output of each token: from the previous state, the token and the context."""
 
     config: BahdanauConfig
 
@@ -53,7 +53,7 @@ class BahdanauDecoder(Mixer):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """H, A."""
+        """H and A."""
         return self.config.resolved_sizes(self.context.d_model)
 
     @nn.nowrap
@@ -100,7 +100,7 @@ class BahdanauDecoder(Mixer):
         keys: jax.Array,  # [B, S, A]
         values: jax.Array,  # [B, S, D]
     ) -> RecurrentCell:
-        """Declares the weights inside the loop."""
+        """Declare the weights of the recurrent cell and return the cell."""
         shared, (hidden, score) = self.context, self.sizes
         mlp = additive_scorer(self, hidden, score, shared)
         state, embed, out = {"state": hidden}, {"embed": shared.d_model}, {"hidden": hidden}
@@ -130,7 +130,7 @@ class BahdanauDecoder(Mixer):
         x: jax.Array,  # [B, T, D]
         contexts: jax.Array,  # [B, T, D]
     ) -> jax.Array:  # [B, T, D]
-        """The larger of two linear maps of all three (a maxout layer, Goodfellow et al. 2013)."""
+        """Return the maximum of two linear maps of all three (maxout, Goodfellow et al. 2013)."""
         width = self.context.d_model
         pieces, embed = {"pieces": 2, "hidden": width}, {"embed": width}
         add = functools.partial(

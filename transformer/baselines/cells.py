@@ -1,9 +1,7 @@
-"""The loop over time that all recurrences share.
+"""Recurrent cells and the scan over time that all recurrent mixers share.
 
-A state begins anew at the first token of each document and stands still at padding. Decoding goes
-on from a state that came in: there position 0 begins a document, and padding has position -1.
-
-Recurrent cells as functions, and how the weights inside a loop over time are declared.
+The state is reset at the first token of each document and is unchanged by padding. Decoding resumes
+from a cached state: there position 0 starts a document, and padding has position -1.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +22,7 @@ RecurrentCell = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class DocumentBoundaries(NamedTuple):
-    """What happens to the state at each token."""
+    """Tokens at which the state is reset, and tokens at which it is updated."""
 
     is_start: jax.Array  # [B or 1, T] whether a document begins here
     is_token: jax.Array  # [B or 1, T] whether there is a token, and no padding
@@ -37,9 +35,9 @@ def document_boundaries(
     cached: bool = False,
     backward: bool = False,
 ) -> DocumentBoundaries | None:
-    """What segments, lengths and positions say of a row; None: one document, from its beginning.
+    """Return boundaries from segments, lengths and positions; None: one document, no padding.
 
-    With `backward` it is that of the row read from its end.
+    With `backward`, for rows read from their end.
     """
     segments = token_segments(mask, positions.shape[1])
     if backward and segments is not None:
@@ -62,7 +60,7 @@ def scan_cell(
     initial_states: Any = None,  # [B, T, ...] what a state is when a document begins; None: zeros.
     # Without a timeline no document begins, and they are not looked at
 ) -> tuple[Any, Any]:  # the state after the last token, the outputs [B, T, ...]
-    """Runs the cell over the tokens of a row. The outputs of padding are zeros."""
+    """Run a cell over the tokens of each row. Outputs at padding are zero."""
 
     def step(state: Any, now: tuple[Any, DocumentBoundaries | None, Any]) -> tuple[Any, Any]:
         x, at, seed = now
@@ -82,32 +80,34 @@ def scan_cell(
 
 
 def _choose(flags: jax.Array, chosen: Any, otherwise: Any) -> Any:
-    """One state where the flags [B or 1] are set, the other elsewhere."""
+    """Select one state where the flags [B or 1] are set, the other elsewhere."""
     pick = lambda a, b: jnp.where(_spread(flags, b), a, b)  # noqa: E731
     return jax.tree.map(pick, chosen, otherwise)
 
 
 def _spread(flags: jax.Array, like: jax.Array) -> jax.Array:
-    """Flags with as many axes as what they choose from."""
+    """Append axes of size 1 to the flags, up to the rank of `like`."""
     return flags.reshape(flags.shape + (1,) * (like.ndim - flags.ndim))
 
 
 def _swapped(tree: Any) -> Any:
-    """[B, T, ...] <-> [T, B, ...]."""
+    """Swap the first two axes: [B, T, ...] <-> [T, B, ...]."""
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), tree)
 
 
 RECURRENT_INIT = Initialization(std=0.0, depth_scaled=False)
-"""How matrices inside the loop start, whatever the rest of the model does: they are applied T times
-in a row, so much smaller ones would forget and much larger ones saturate."""
+"""Initialization of matrices inside the scan, whatever the model uses elsewhere.
+
+They are applied T times in a row: much smaller matrices forget, much larger ones saturate.
+"""
 
 
 LSTM_GATES = ("input", "forget", "candidate", "output")
-"""In the order in which their weights lie, which is PyTorch's."""
+"""Order of the gates in the weights; the same as PyTorch's."""
 
 
 class LSTMState(struct.PyTreeNode):
-    """What an LSTM remembers; also its cache, of a size that does not grow."""
+    """State of an LSTM, which is also its cache."""
 
     hidden: jax.Array  # [B, H]
     cell: jax.Array  # [B, H] float32: a sum over all time must not lose digits
@@ -122,7 +122,7 @@ def apply_matrix(
     x: jax.Array,  # [B, rows]
     matrix: jax.Array,  # [rows, *outputs]
 ) -> jax.Array:  # [B, *outputs]
-    """The product of one token with a matrix."""
+    """Multiply the vector of one token by a matrix."""
     return (x @ matrix.reshape(len(matrix), -1)).reshape(len(x), *matrix.shape[1:])
 
 
@@ -130,7 +130,7 @@ def lstm_step(
     state: LSTMState,
     gates: jax.Array,  # [B, 4, H] what is summed before the gates' sigmoids and the tanh
 ) -> LSTMState:
-    """c = f c + i g, h = o tanh(c) (Hochreiter and Schmidhuber 1997; Gers et al. 2000)."""
+    """Compute c = f c + i g, h = o tanh(c) (Hochreiter and Schmidhuber 1997; Gers et al. 2000)."""
     i, f, g, o = (gates[:, gate].astype(jnp.float32) for gate in range(len(LSTM_GATES)))
     cell = jax.nn.sigmoid(f) * state.cell + jax.nn.sigmoid(i) * jnp.tanh(g)
     hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
@@ -138,7 +138,7 @@ def lstm_step(
 
 
 def lstm_bias_init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    """The bias of the gates [4, H]: 1 for the forget gate (Jozefowicz et al. 2015), else 0."""
+    """Return the gate bias [4, H]: 1 for the forget gate (Jozefowicz et al. 2015), else 0."""
     return jnp.zeros(shape, dtype).at[LSTM_GATES.index("forget")].set(1)
 
 
@@ -150,7 +150,7 @@ def recurrent_weight(
     context: ModelContext,
     init: Initializer | None = None,
 ) -> jax.Array:  # [*inputs, *outputs]
-    """Declares a weight that is used inside the loop over time, in the dtype of products."""
+    """Declare a weight that is used inside the scan, cast to the compute dtype."""
     init = RECURRENT_INIT.matrix_initializer(inputs) if init is None else init
     dtype = context.precision.parameters
     w = declare_weight(module, name, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
@@ -164,7 +164,7 @@ def lstm_input_gates(
     hidden_size: int,  # H
     context: ModelContext,
 ) -> tuple[jax.Array, jax.Array]:  # [B, T, 4, H], [H, 4, H]
-    """An LSTM's weights: what the inputs add to the gates, all at once, and the matrix of h."""
+    """Declare the weights of an LSTM; return gate inputs of all tokens and the recurrent matrix."""
     outputs = {"gates": len(LSTM_GATES), "hidden": hidden_size}
     gates = apply_linear(module, "input", x, inputs, outputs, context, bias=False)
     bias = recurrent_weight(module, "bias", {}, outputs, context, lstm_bias_init)
@@ -173,7 +173,7 @@ def lstm_input_gates(
 
 
 class LSTMLayer(nn.Module):
-    """An LSTM in one direction."""
+    """Unidirectional LSTM."""
 
     hidden_size: int  # H
     context: ModelContext

@@ -1,6 +1,6 @@
-"""The LSTM that attends to its own past (Cheng, Dong and Lapata 2016): intra-attention.
+"""LSTM with attention to its own past states (Cheng, Dong and Lapata 2016).
 
-It was the first attention of a sequence to itself. It still goes token by token.
+An early form of self-attention. It still processes one token after the other.
 """
 
 import jax
@@ -36,7 +36,7 @@ from transformer.registry import MIXERS
 
 
 class StateTapes(struct.PyTreeNode):
-    """The states so far, row s that of the token at place s; also the cache."""
+    """States of all previous tokens (row s: the token at row index s); also the cache."""
 
     hidden: jax.Array  # [B, S, D]
     cells: jax.Array  # [B, S, D] float32
@@ -50,7 +50,7 @@ class StateTapes(struct.PyTreeNode):
         key: jax.Array,  # [B, A]
         summary: jax.Array,  # [B, D]
     ) -> "StateTapes":
-        """With one more token. A place before the first, that of padding, is the first."""
+        """Write one token. The position of padding, below 0, is clamped to 0."""
 
         def put(tape: jax.Array, new: jax.Array) -> jax.Array:
             one = lambda row, each, at: jax.lax.dynamic_update_slice(row, each[None], (at, 0))  # noqa: E731
@@ -65,10 +65,10 @@ class StateTapes(struct.PyTreeNode):
 
 
 class Cheng(Mixer):
-    """The hidden state at each token.
+    """Hidden state of each token.
 
-    It cannot return attention weights: the first token has nothing to look at, so there are none
-    that sum to one.
+    Attention weights cannot be requested: the first token has nothing to attend to, so its weights
+    do not sum to one.
     """
 
     config: ChengConfig
@@ -83,7 +83,7 @@ class Cheng(Mixer):
 
     @staticmethod
     def score_flops(config: ChengConfig, width: int, length: int) -> ScoreFlops:
-        """Scores, and averages of hidden states and of cells, over the tokens before."""
+        """Count scores and averages of hidden states and cells over the previous tokens."""
         each = (config.score_size or width) + 2 * width
         return ScoreFlops(full=2 * each * length, causal=each * (length - 1))
 
@@ -121,7 +121,7 @@ class Cheng(Mixer):
         return MixerOutput(y, None if inputs.cache is None else after, {})
 
     def make_cell(self, recurrent: jax.Array) -> RecurrentCell:  # [D, 4, D]
-        """Declares the weights inside the loop (equations 5 to 9)."""
+        """Declare the weights of the recurrent cell and return the cell (equations 5 to 9)."""
         shared, width = self.context, self.context.d_model
         score = self.config.score_size or width
         mlp = additive_scorer(self, width, score, shared)

@@ -1,6 +1,6 @@
-"""Settings of the parts of a layer: norms, mixers, feed-forwards. Imports nothing that computes.
+"""Settings of the pre-transformer baselines: recurrent, convolutional and identity mixers.
 
-Settings of the recurrent mixers. Imports nothing that computes.
+Importing this module loads no JAX.
 """
 
 import dataclasses
@@ -12,25 +12,26 @@ from transformer.validation import check_at_least, check_fraction
 
 @dataclasses.dataclass(frozen=True)
 class IdentityConfig(MixerConfig):
-    """y = x. In blocks without residual connections it is as if there were no mixer."""
+    """y = x: no information moves between tokens. Used by bag-of-embeddings models."""
 
     kind: ClassVar[str] = "identity"
 
 
 @dataclasses.dataclass(frozen=True)
 class ConvolutionConfig(MixerConfig):
-    """y_t = sum over the taps i of W_i x_(t + i), i <= 0 under a causal mask.
+    """1-D convolution over the tokens of a document: y_t = sum_i W_i x_(t + i).
 
-    Without one the taps are centred. Its last inputs are its cache.
+    Taps lie at i <= 0 under a causal mask and are centered otherwise. The cache holds the last
+    k - 1 inputs.
     """
 
     kind: ClassVar[str] = "convolution"
 
     kernel_size: int = 3
-    """k, tokens that a token sees, itself among them."""
+    """k, number of taps, including the token itself."""
     separable: bool = False
-    """One weight for each tap and channel, and then one matrix for all taps (Kaiser et al. 2017):
-    k D + D^2 weights in place of k D^2."""
+    """Depthwise separable convolution (Kaiser et al. 2017): one weight per tap and channel,
+    followed by one D x D matrix. k D + D^2 weights instead of k D^2."""
 
     def __post_init__(self) -> None:
         check_at_least("convolution.kernel_size", self.kernel_size, 1)
@@ -38,15 +39,18 @@ class ConvolutionConfig(MixerConfig):
 
 @dataclasses.dataclass(frozen=True)
 class ElmanConfig(MixerConfig):
-    """h_t = tanh(W x_t + U h_(t-1) + b); its state is its cache."""
+    """Simple recurrent network (Elman 1990): h_t = tanh(W x_t + U h_(t-1) + b).
+
+    The cache is the state h.
+    """
 
     kind: ClassVar[str] = "elman"
 
     hidden_size: int = 0
-    """H; 0 means D. Another is projected to D."""
+    """H, width of the state; 0: D. If H differs from D, the output is projected to D."""
     transition_depth: int = 1
-    """Layers from one state to the next: more than 1 make it an MLP of x_t and h_(t-1) (the deep
-    transition of Pascanu et al. 2014)."""
+    """Number of layers from one state to the next. More than 1 makes the transition an MLP of x_t
+    and h_(t-1) (deep transition, Pascanu et al. 2014)."""
 
     def __post_init__(self) -> None:
         check_at_least("elman.hidden_size", self.hidden_size, 0)
@@ -55,17 +59,18 @@ class ElmanConfig(MixerConfig):
 
 @dataclasses.dataclass(frozen=True)
 class LSTMConfig(MixerConfig):
-    """An LSTM with a forget gate whose bias starts at 1 (Gers et al. 2000; Jozefowicz et al. 2015).
+    """LSTM with a forget gate whose bias starts at 1 (Gers et al. 2000; Jozefowicz et al. 2015).
 
-    Its state is its cache. A causal mask and none are the same to it, unless it reads both ways.
+    The cache is the state. A unidirectional LSTM is causal with or without a causal mask.
     """
 
     kind: ClassVar[str] = "lstm"
 
     hidden_size: int = 0
-    """H of each direction; 0 means that their results are D wide together. Others are projected."""
+    """H, width of each direction. 0: the outputs of all directions together are D wide. Any other
+    width is projected to D."""
     bidirectional: bool = False
-    """Read each document from its end too (Schuster and Paliwal 1997): not under a causal mask."""
+    """Also read each document backward (Schuster and Paliwal 1997). Not under a causal mask."""
 
     def __post_init__(self) -> None:
         check_at_least("lstm.hidden_size", self.hidden_size, 0)
@@ -73,56 +78,61 @@ class LSTMConfig(MixerConfig):
     def check_d_model(self, d_model: int) -> None:
         self.resolved_hidden_size(d_model)
 
-    def resolved_hidden_size(self, width: int) -> int:
-        """H for a model of width D. Raises ValueError if D would have to be halved and is odd."""
-        if self.bidirectional and not self.hidden_size and width % 2:
+    def resolved_hidden_size(self, d_model: int) -> int:
+        """Return H for a model of width D.
+
+        Raises:
+          ValueError: D has to be halved and is odd.
+        """
+        if self.bidirectional and not self.hidden_size and d_model % 2:
             raise ValueError(
-                f"lstm.bidirectional: would halve the width {width}; set an even one, or hidden_size"
+                f"lstm.bidirectional: would halve the width {d_model}; set an even one, or "
+                "hidden_size"
             )
-        return self.hidden_size or width // (1 + self.bidirectional)
+        return self.hidden_size or d_model // (1 + self.bidirectional)
 
 
 @dataclasses.dataclass(frozen=True)
 class BahdanauConfig(MixerConfig):
-    """A gated recurrent unit that looks at the memory before each step.
+    """GRU decoder that attends to the memory before each step (Bahdanau et al. 2015).
 
-    Its first state is made from the first vector of the memory, which ought to have been read from
-    its end too: the encoder of the paper is bidirectional.
+    The initial state is computed from the first memory vector. That vector should summarize the
+    whole source, so use a bidirectional encoder, as the paper does.
     """
 
     kind: ClassVar[str] = "bahdanau"
     reads_memory: ClassVar[bool] = True
 
     hidden_size: int = 0
-    """H of the state; 0 means D."""
+    """H, width of the state; 0: D."""
     score_size: int = 0
-    """A, the hidden layer of the score; 0 means H."""
+    """A, width of the hidden layer of the additive score; 0: H."""
 
     def __post_init__(self) -> None:
         check_at_least("bahdanau.hidden_size", self.hidden_size, 0)
         check_at_least("bahdanau.score_size", self.score_size, 0)
 
-    def resolved_sizes(self, width: int) -> tuple[int, int]:
-        """H and A in a model of width D."""
-        hidden = self.hidden_size or width
-        return hidden, self.score_size or hidden
+    def resolved_sizes(self, d_model: int) -> tuple[int, int]:
+        """Return H and A for a model of width D."""
+        hidden_size = self.hidden_size or d_model
+        return hidden_size, self.score_size or hidden_size
 
 
 @dataclasses.dataclass(frozen=True)
 class LuongConfig(MixerConfig):
-    """An LSTM that looks at the memory after each step, and is fed what it found at the next.
+    """LSTM decoder that attends to the memory after each step (Luong et al. 2015).
 
-    h~ = tanh(W [c; h]) is its result, and with the next token its input (sections 3.1 and 3.3). Its
-    first state is made from the last vector of the memory.
+    The output h~ = tanh(W [c; h]) is also an input of the next step (input feeding, sections 3.1
+    and 3.3). The initial state is computed from the last memory vector.
     """
 
     kind: ClassVar[str] = "luong"
     reads_memory: ClassVar[bool] = True
 
     hidden_size: int = 0
-    """H; 0 means D."""
+    """H, width of the state; 0: D."""
     score: DotScore | BilinearScore | AdditiveScore = BilinearScore()
-    """How well a vector of the memory answers the state: `dot`, `general` or `concat`."""
+    """Score of a state and a memory vector. The paper calls these `dot`, `general`, `concat`."""
 
     def __post_init__(self) -> None:
         check_at_least("luong.hidden_size", self.hidden_size, 0)
@@ -130,28 +140,29 @@ class LuongConfig(MixerConfig):
     def check_d_model(self, d_model: int) -> None:
         if isinstance(self.score, DotScore) and self.hidden_size not in (0, d_model):
             raise ValueError(
-                f"luong.hidden_size {self.hidden_size}: the dot score needs states as wide as the memory, "
-                f"{d_model}; give 0, or another score"
+                f"luong.hidden_size {self.hidden_size}: the dot score needs states as wide as the "
+                f"memory, {d_model}; give 0, or another score"
             )
 
-    def resolved_sizes(self, width: int) -> tuple[int, int]:
-        """H, and A where states and memory meet, in a model of width D."""
-        hidden = self.hidden_size or width
-        own = self.score.hidden_dim if isinstance(self.score, AdditiveScore) else 0
-        return hidden, own or hidden
+    def resolved_sizes(self, d_model: int) -> tuple[int, int]:
+        """Return H and A, the width in which states and memory are scored, for width D."""
+        hidden_size = self.hidden_size or d_model
+        score_size = self.score.hidden_dim if isinstance(self.score, AdditiveScore) else 0
+        return hidden_size, score_size or hidden_size
 
 
 @dataclasses.dataclass(frozen=True)
 class ChengConfig(MixerConfig):
-    """A long short-term memory network: tapes of all states in place of the last one.
+    """Long Short-Term Memory-Network (Cheng et al. 2016): an LSTM that attends to its past states.
 
-    The backward pass keeps the tapes of every step, T^2 D numbers a row: for short sequences.
+    The backward pass keeps all previous states for every step, T^2 D numbers per row. Use it for
+    short sequences only.
     """
 
     kind: ClassVar[str] = "cheng"
 
     score_size: int = 0
-    """A, the hidden layer of the score; 0 means D."""
+    """A, width of the hidden layer of the additive score; 0: D."""
 
     def __post_init__(self) -> None:
         check_at_least("cheng.score_size", self.score_size, 0)
@@ -159,10 +170,10 @@ class ChengConfig(MixerConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Seq2SeqConfig(MixerConfig):
-    """An LSTM, D wide, that begins from the last vector of the memory and sees no more of it.
+    """LSTM decoder of width D that reads the source only through its initial state.
 
-    In place of the encoder's last state, which is no part of its output, the first state is made
-    from its last output: h_0 = tanh(W m), c_0 = W' m.
+    An encoder's output has no final LSTM state, so the initial state is computed from the last
+    memory vector m: h_0 = tanh(W m), c_0 = W' m.
     """
 
     kind: ClassVar[str] = "seq2seq"
@@ -171,14 +182,14 @@ class Seq2SeqConfig(MixerConfig):
 
 @dataclasses.dataclass(frozen=True)
 class GNMTEncoderConfig(MixerConfig):
-    """LSTM layers, of which the first reads both ways; from the third on, residual."""
+    """Encoder of GNMT: stacked LSTM layers, the first bidirectional, residual from the third on."""
 
     kind: ClassVar[str] = "gnmt_encoder"
 
     num_layers: int = 3
-    """Eight, as published."""
+    """Number of LSTM layers; the paper uses 8."""
     dropout: float = 0.0
-    """Of what each layer reads."""
+    """Dropout rate of the input of each layer, in [0, 1)."""
 
     def __post_init__(self) -> None:
         check_at_least("gnmt_encoder.num_layers", self.num_layers, 2)
@@ -187,27 +198,27 @@ class GNMTEncoderConfig(MixerConfig):
 
 @dataclasses.dataclass(frozen=True)
 class GNMTDecoderConfig(MixerConfig):
-    """LSTM layers; what the first looks at in the memory is an input of all of them.
+    """Decoder of GNMT: stacked LSTM layers that share the attention of the first one.
 
-    It looks with its state before each token, so the layers above need not wait for one another.
-    From the third on they are residual.
+    The first layer attends with its state before each token, so that upper layers can run one
+    after the other over the whole sequence. Layers are residual from the third on.
     """
 
     kind: ClassVar[str] = "gnmt_decoder"
     reads_memory: ClassVar[bool] = True
 
     num_layers: int = 3
-    """Eight, as published."""
+    """Number of LSTM layers; the paper uses 8."""
     score_size: int = 0
-    """A, the hidden layer of the score; 0 means D."""
+    """A, width of the hidden layer of the additive score; 0: D."""
     dropout: float = 0.0
-    """Of what each layer reads."""
+    """Dropout rate of the input of each layer, in [0, 1)."""
 
     def __post_init__(self) -> None:
         check_at_least("gnmt_decoder.num_layers", self.num_layers, 1)
         check_at_least("gnmt_decoder.score_size", self.score_size, 0)
         check_fraction("gnmt_decoder.dropout", self.dropout)
 
-    def resolved_sizes(self, width: int) -> tuple[int, int]:
-        """H and A in a model of width D."""
-        return width, self.score_size or width
+    def resolved_sizes(self, d_model: int) -> tuple[int, int]:
+        """Return H and A for a model of width D."""
+        return d_model, self.score_size or d_model

@@ -1,7 +1,4 @@
-"""The tokens around each token, as convolutions take them: of its own document, and no padding.
-
-Convolution over neighbouring tokens (Kalchbrenner et al. 2016; Gehring et al. 2017).
-"""
+"""Convolution over neighboring tokens (Kalchbrenner et al. 2016; Gehring et al. 2017)."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +30,7 @@ def neighbor_window(
     mask: Mask,
     history: jax.Array | None = None,  # [B, behind, ...] the inputs before; None: there are none
 ) -> jax.Array:  # [B, T, behind + 1 + ahead, ...] in the order of the row
-    """Each token with `num_before` before it and `num_after` after it; zeros for what it must not see."""
+    """Stack each token with its neighbors of the same document; zeros elsewhere."""
     length, taps = x.shape[1], num_before + 1 + num_after
     before = jnp.zeros((len(x), num_before, *x.shape[2:]), x.dtype) if history is None else history
     after = jnp.zeros((len(x), num_after, *x.shape[2:]), x.dtype)
@@ -50,7 +47,7 @@ def neighbor_window(
 
 
 def _windows(row: jax.Array, length: int, taps: int) -> jax.Array:
-    """[B, T + taps - 1, ...] -> [B, T, taps, ...]."""
+    """Stack shifted copies of a row: [B, T + taps - 1, ...] -> [B, T, taps, ...]."""
     return jnp.stack([row[:, tap : tap + length] for tap in range(taps)], axis=2)
 
 
@@ -59,7 +56,7 @@ def update_history(
     x: jax.Array,  # [B, T, ...]
     positions: jax.Array,  # [B, T] -1 for padding, which stands last
 ) -> jax.Array:  # [B, behind, ...]
-    """The last inputs of each row, for the call that goes on from here."""
+    """Return the last inputs of each row, for the next call."""
 
     def last(row: jax.Array, count: jax.Array) -> jax.Array:
         return jax.lax.dynamic_slice_in_dim(row, count, history.shape[1])
@@ -70,7 +67,7 @@ def update_history(
 
 
 class Convolution(Mixer):
-    """Local, and parallel over all tokens: 2 k D^2 operations for each."""
+    """Convolution of kernel size k, parallel over tokens: 2 k D^2 FLOPs per token."""
 
     config: ConvolutionConfig
 
@@ -115,7 +112,7 @@ class Convolution(Mixer):
         return MixerOutput(y, after, {})
 
     def depthwise_convolution(self, seen: jax.Array) -> jax.Array:  # [B, T, k, D] -> [B, T, D]
-        """A weighted sum over the taps, each channel with weights of its own."""
+        """Sum over the taps, with separate weights for each channel."""
         taps, dtype = {"taps": self.config.kernel_size}, self.context.precision.parameters
         outputs = {**taps, "embed": self.context.d_model}  # no matrix: channels do not meet
         init = Initialization(std=0.0).matrix_initializer(taps)

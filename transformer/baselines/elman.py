@@ -1,4 +1,4 @@
-"""The simple recurrent network (Elman 1990), with one layer from state to state or several."""
+"""Simple recurrent network (Elman 1990), optionally with a deep transition."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from transformer.registry import MIXERS
 
 
 class ElmanRNN(Mixer):
-    """The state at each token."""
+    """Recurrent state at each token."""
 
     config: ElmanConfig
 

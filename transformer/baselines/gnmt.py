@@ -1,9 +1,4 @@
-"""The encoder of Google's neural machine translation (Wu et al. 2016, section 3).
-
-The decoder of Google's neural machine translation (Wu et al. 2016, section 3).
-
-Google's neural machine translation system (Wu et al. 2016) as an `EncoderDecoder`.
-"""
+"""Google's neural machine translation system (Wu et al. 2016, section 3)."""
 
 from typing import Any
 
@@ -50,7 +45,10 @@ from transformer.registry import MIXERS
 
 
 class GNMTEncoder(Mixer):
-    """The top layer's result. All layers are one mixer: the first hands on 2 D, the others D."""
+    """Output of the top layer.
+
+    All layers form one mixer because the first passes 2 D features to the second, the others D.
+    """
 
     config: GNMTEncoderConfig
 
@@ -95,14 +93,17 @@ MIXERS[GNMTEncoderConfig.kind] = GNMTEncoder
 
 
 class GNMTCache(struct.PyTreeNode):
-    """The state of each layer, and the memory."""
+    """States of all layers, and the memory."""
 
     first_layer: MemoryAttentionCache
     upper_layers: tuple[LSTMState, ...]
 
 
 class GNMTDecoder(Mixer):
-    """The top layer's result. All layers are one mixer: they share what the first has looked at."""
+    """Output of the top layer.
+
+    All layers form one mixer because they share the contexts of the first layer's attention.
+    """
 
     config: GNMTDecoderConfig
 
@@ -136,7 +137,7 @@ class GNMTDecoder(Mixer):
             Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
         )
         size = memory_vectors(
-            config.kind, inputs.memory, None if inputs.cache is None else inputs.cache.first
+            config.kind, inputs.memory, None if inputs.cache is None else inputs.cache.first_layer
         ).shape[1]
         states = inputs.cache or self.init_memory_cache(len(x), size)
         first = states.first_layer
@@ -167,7 +168,7 @@ class GNMTDecoder(Mixer):
         first: MemoryAttentionCache,
         boundaries: DocumentBoundaries | None,
     ) -> tuple[LSTMState, tuple[jax.Array, jax.Array, jax.Array]]:
-        """The first layer: its results [B, T, D], contexts [B, T, D] and weights [B, T, S]."""
+        """Return outputs [B, T, D], contexts [B, T, D] and weights [B, T, S] of the first layer."""
         shared, (width, score) = self.context, self.config.resolved_sizes(self.context.d_model)
         embed, gates = {"embed": width}, {"gates": 4, "hidden": width}
         driven, recurrent = lstm_input_gates(self, x, embed, width, shared)

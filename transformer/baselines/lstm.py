@@ -1,4 +1,4 @@
-"""Long short-term memory (Hochreiter and Schmidhuber 1997), in one direction or both."""
+"""LSTM mixer (Hochreiter and Schmidhuber 1997), unidirectional or bidirectional."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from transformer.registry import MIXERS
 
 
 class LSTM(Mixer):
-    """The hidden states of each token; those of both directions side by side."""
+    """Hidden state of each token; both directions are concatenated."""
 
     config: LSTMConfig
 

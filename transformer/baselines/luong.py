@@ -1,4 +1,4 @@
-"""The decoder with global attention and input feeding (Luong, Pham and Manning 2015)."""
+"""LSTM decoder with global attention and input feeding (Luong, Pham and Manning 2015)."""
 
 from collections.abc import Callable
 
@@ -38,18 +38,18 @@ from transformer.layers.params import apply_linear
 from transformer.registry import MIXERS
 
 MemoryScoreFn = Callable[[jax.Array, jax.Array], jax.Array]
-"""(state [B, H], keys [B, S, A]) -> [B, S]."""
+"""(state [B, H], keys [B, S, A]) -> scores [B, S]."""
 
 
 class LuongState(struct.PyTreeNode):
-    """The state of the LSTM, and what it is fed beside the next token."""
+    """State of the LSTM, and the vector that is fed to it with the next token."""
 
     lstm: LSTMState
     attentional_hidden: jax.Array  # [B, D] h~
 
 
 class LuongDecoder(Mixer):
-    """The attentional hidden state h~ of each token."""
+    """Attentional hidden state h~ of each token."""
 
     config: LuongConfig
 
@@ -67,7 +67,7 @@ class LuongDecoder(Mixer):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """H, A."""
+        """H and A."""
         return self.config.resolved_sizes(self.context.d_model)
 
     @nn.nowrap
@@ -96,8 +96,8 @@ class LuongDecoder(Mixer):
         )
         seeds, now = None, inputs.cache
         if inputs.memory is not None:
-            begun = init_lstm_state(self, last_visible(inputs.memory, seen), hidden, shared)
-            seeds = LuongState(begun, jnp.zeros_like(x))
+            initial_lstm = init_lstm_state(self, last_visible(inputs.memory, seen), hidden, shared)
+            seeds = LuongState(initial_lstm, jnp.zeros_like(x))
             state = first_token_state(seeds) if inputs.cache is None else inputs.cache.state
             now = MemoryAttentionCache(
                 state, self.project_memory_keys(inputs.memory), inputs.memory
@@ -115,7 +115,7 @@ class LuongDecoder(Mixer):
         values: jax.Array,  # [B, S, D]
         recurrent: jax.Array,  # [H, 4, H]
     ) -> RecurrentCell:
-        """Declares the weights inside the loop."""
+        """Declare the weights of the recurrent cell and return the cell."""
         shared, hidden = self.context, self.sizes[0]
         embed = {"embed": shared.d_model}
         feed = recurrent_weight(self, "feed", embed, {"gates": 4, "hidden": hidden}, shared)
@@ -143,7 +143,7 @@ class LuongDecoder(Mixer):
         return step
 
     def project_memory_keys(self, memory: jax.Array) -> jax.Array:  # [B, S, D] -> [B, S, A]
-        """What of the memory meets the states."""
+        """Project the memory to the keys of the score."""
         if isinstance(self.config.score, DotScore):
             return memory
         if isinstance(self.config.score, AdditiveScore):
@@ -152,7 +152,7 @@ class LuongDecoder(Mixer):
         return apply_linear(self, "score_key", memory, embed, score, self.context, bias=False)
 
     def make_score_fn(self) -> MemoryScoreFn:
-        """How states and keys meet: as products, or through an MLP, of which it declares W, v."""
+        """Return the score of a state and all keys; additive scores declare W and v."""
         if isinstance(self.config.score, AdditiveScore):
             return additive_scorer(self, *self.sizes, self.context).scores
         return lambda state, keys: jnp.einsum("BA,BSA->BS", state, keys)

@@ -1,6 +1,6 @@
-"""The score of an MLP between a state and each vector of a memory (Bahdanau et al. 2015, A.1.2).
+"""Attention inside recurrent decoders: scores, masks and initial states from the memory.
 
-What recurrences that read a memory share: where they look, and how a state is begun from it.
+`memory` is the output of an encoder, [B, S, D].
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from transformer.precision import finfo_min
 
 
 class AdditiveScorer(NamedTuple):
-    """score = v . tanh(W state + U memory)."""
+    """score = v . tanh(W state + U memory) (Bahdanau et al. 2015, appendix A.1.2)."""
 
     query_matrix: jax.Array  # [H, A] W
     vector: jax.Array  # [A] v
@@ -40,7 +40,7 @@ def additive_scorer(
     score_size: int,  # A
     context: ModelContext,
 ) -> AdditiveScorer:
-    """Declares W and v."""
+    """Declare W and v."""
     score, init = {"score": score_size}, RECURRENT_INIT.matrix_initializer({"score": score_size})
     query = recurrent_weight(module, "score_query", {"state": state_size}, score, context)
     return AdditiveScorer(query, recurrent_weight(module, "score_vector", {}, score, context, init))
@@ -52,13 +52,13 @@ def project_additive_keys(
     score_size: int,  # A
     context: ModelContext,
 ) -> jax.Array:  # [B, S, A]
-    """Declares U; what of the memory meets the states."""
+    """Declare U and return U memory."""
     embed, score = {"embed": memory.shape[-1]}, {"score": score_size}
     return apply_linear(module, "score_key", memory, embed, score, context, bias=False)
 
 
 class MemoryAttentionCache(struct.PyTreeNode):
-    """The state of a recurrence, and what it looks at: the memory, projected once."""
+    """State of the recurrence, and the projected memory."""
 
     state: Any  # leaves [B, ...]
     keys: jax.Array  # [B, S, A]
@@ -66,7 +66,7 @@ class MemoryAttentionCache(struct.PyTreeNode):
 
 
 def memory_score_flops(score: int, width: int, length: int) -> ScoreFlops:
-    """A recurrence that looks at all of a memory at each step, causal or not."""
+    """Count attention to the whole memory at each step, with or without a causal mask."""
     both = score + width  # a score, and its share of the average
     return ScoreFlops(full=2 * both * length, causal=2 * both * length)
 
@@ -77,7 +77,7 @@ def init_lstm_state(
     hidden_size: int,  # H
     context: ModelContext,
 ) -> LSTMState:  # [B, T, H] each
-    """Declares how an LSTM begins from a vector m: h = tanh(W m + b), c = W' m + b'."""
+    """Declare the initial state from a vector m: h = tanh(W m + b), c = W' m + b'."""
     embed, hidden = {"embed": context.d_model}, {"hidden": hidden_size}
     first = apply_linear(module, "first_hidden", vector, embed, hidden, context, bias=True)
     cell = apply_linear(module, "first_cell", vector, embed, hidden, context, bias=True)
@@ -85,13 +85,13 @@ def init_lstm_state(
 
 
 def check_has_memory(kind: str, memory: jax.Array | None, cache: Any) -> None:
-    """Raises ValueError if there is no memory, nor a cache that may have read it."""
+    """Raise ValueError if there is neither a memory nor a cache that holds one."""
     if memory is None and cache is None:
         raise ValueError(f"mixer {kind}: has no memory to read; use it in an EncoderDecoder")
 
 
 def needs_memory_cache_error(kind: str) -> ValueError:
-    """The error of one who asks for the cache of a mixer that has no memory."""
+    """Return the error for `init_cache` of a mixer whose cache holds a memory."""
     return ValueError(f"mixer {kind}: its cache holds a memory; ask init_memory_cache for one")
 
 
@@ -100,7 +100,7 @@ def memory_vectors(
     memory: jax.Array | None,  # [B, S, D]
     cache: MemoryAttentionCache | None,
 ) -> jax.Array:  # [B, S, D]
-    """The memory, or what a cache has kept of it. Raises ValueError if there is neither."""
+    """Return the memory, or its cached copy. Raise ValueError if there is neither."""
     check_has_memory(kind, memory, cache)
     if memory is not None:
         return memory
@@ -113,7 +113,7 @@ def memory_mask(
     num_queries: int,  # T
     memory_length: int,  # S
 ) -> jax.Array:  # [B or 1, T, S]
-    """What of the memory each token may see: all that is of its document."""
+    """Return the memory vectors that each token may attend to: those of its document."""
     segments = None if mask.key_segments is None else mask.segments
     theirs = Mask(segments=segments, key_segments=mask.key_segments, key_lengths=mask.key_lengths)
     return dense_mask(theirs, num_queries, memory_length)
@@ -123,7 +123,7 @@ def first_visible(
     memory: jax.Array,  # [B, S, D]
     visible: jax.Array,  # [B or 1, T, S]
 ) -> jax.Array:  # [B, T, D]
-    """The first of the memory that each token sees; zeros where it sees nothing."""
+    """Return the first memory vector that each token sees; zeros if it sees none."""
     return _picked(memory, visible, jnp.argmax(visible, axis=-1))
 
 
@@ -131,7 +131,7 @@ def last_visible(
     memory: jax.Array,  # [B, S, D]
     visible: jax.Array,  # [B or 1, T, S]
 ) -> jax.Array:  # [B, T, D]
-    """The last of the memory that each token sees; zeros where it sees nothing."""
+    """Return the last memory vector that each token sees; zeros if it sees none."""
     from_the_end = jnp.argmax(jnp.flip(visible, axis=-1), axis=-1)
     return _picked(memory, visible, visible.shape[-1] - 1 - from_the_end)
 
@@ -145,7 +145,7 @@ def _picked(memory: jax.Array, seen: jax.Array, index: jax.Array) -> jax.Array:
 def first_token_state(
     initial_states: Any,  # leaves [B, T, ...]
 ) -> Any:  # leaves [B, ...]
-    """The state from which the first token's document begins."""
+    """Return the initial state of the document of the first token."""
     return jax.tree.map(lambda leaf: leaf[:, 0], initial_states)
 
 
@@ -155,7 +155,7 @@ def attend_with_scores(
     values: jax.Array,  # [B, S, D]
     softmax_dtype: str,  # of the softmax
 ) -> tuple[jax.Array, jax.Array]:  # [B, D], [B, S]
-    """The average of what is seen under the softmax of its scores, and the weights."""
+    """Return the softmax average of the visible values, and the weights."""
     scores = jnp.where(visible, scores.astype(softmax_dtype), finfo_min(softmax_dtype))
     weights = jnp.where(visible.any(axis=-1, keepdims=True), jax.nn.softmax(scores, axis=-1), 0)
     sums = accumulation_dtype(values.dtype, softmax_dtype)

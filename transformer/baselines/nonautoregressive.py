@@ -1,10 +1,7 @@
-"""The encoder-decoder that writes all words at once, each without knowing the others.
+"""Non-autoregressive encoder-decoder: predict all target tokens in one parallel pass.
 
-Given the source, its outputs are independent of one another: decoding is one parallel pass, and
-what two words ought to agree on, they cannot (Gu et al. 2018, section 3.1). It is here to be
-compared.
-
-Decoding of models that write all words at once: a length, then one pass.
+Given the source, the target tokens are predicted independently, so they cannot agree with each
+other on one of several valid outputs (Gu et al. 2018, section 3.1). Included as a baseline.
 """
 
 import functools
@@ -38,10 +35,11 @@ from transformer.validation import check_at_least
 
 
 class NonAutoregressive(Model):
-    """Gu et al. 2018, with a predicted length in place of fertilities (Lee et al. 2018).
+    """Non-autoregressive translation model (Gu et al. 2018).
 
-    The decoder reads copies of the source's words, spread evenly over the target, without a causal
-    mask. `config` is that of an `EncoderDecoder` with `causal` off.
+    It predicts the target length instead of fertilities (Lee et al. 2018). The decoder reads a copy
+    of the source, stretched to the target length, without a causal mask. `config` is that of an
+    `EncoderDecoder` with `causal=False`.
     """
 
     max_length_difference: int = 20  # R: lengths from S - R to S + R can be predicted
@@ -73,9 +71,12 @@ class NonAutoregressive(Model):
         dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
         outputs: Outputs = LOGITS,
     ) -> ModelOutput:
-        """Without `tokens`, `logits` [B, 2 R + 1] are of lengths S - R to S + R.
+        """Return token logits; if `tokens` is None, length logits [B, 2 R + 1] of S - R to S + R.
 
-        Each row has one source and one target. Raises ValueError for inputs too long.
+        Each row has one source and one target.
+
+        Raises:
+          ValueError: an input is longer than the model's maximum.
         """
         config = self.config
         assert config.encoder is not None  # as checked when built
@@ -116,7 +117,7 @@ class NonAutoregressive(Model):
         memory: jax.Array,  # [B, S, D]
         source_segments: jax.Array,  # [B, S]
     ) -> jax.Array:  # [B, 2 R + 1] float32
-        """Logits of how much longer the target is than the source, told from the mean."""
+        """Return logits of target length minus source length, from the mean memory vector."""
         embed, outputs = (
             {"embed": self.config.d_model},
             {"length_logits": 2 * self.max_length_difference + 1},
@@ -132,7 +133,7 @@ def copy_source_uniformly(
     target_lengths: jax.Array,  # [B] of the targets
     target_tokens: jax.Array,  # [B, T]
 ) -> jax.Array:  # [B, T]
-    """Word floor(t S / T) of the source at position t (Gu et al. 2018, section 3.2)."""
+    """Return source token floor(t S / T) at position t (Gu et al. 2018, section 3.2)."""
     positions = jnp.arange(target_tokens.shape[1])[None, :]
     index = positions * source_lengths[:, None] // jnp.maximum(target_lengths, 1)[:, None]
     return jnp.take_along_axis(source, jnp.minimum(index, source.shape[1] - 1), axis=1)
@@ -143,7 +144,7 @@ def length_loss(
     source_segments: jax.Array,  # [B, S]
     target_segments: jax.Array,  # [B, T]
 ) -> jax.Array:  # the mean over rows that have a target
-    """Cross entropy of the differences in length; those beyond R count as R."""
+    """Compute the cross entropy of the length difference, clipped to [-R, R]."""
     difference = jnp.sum(target_segments != 0, axis=1) - jnp.sum(source_segments != 0, axis=1)
     reach = logits.shape[1] // 2
     chosen = jnp.clip(difference + reach, 0, 2 * reach)
@@ -156,7 +157,7 @@ def predict_lengths(
     logits: jax.Array,  # [B, 2 R + 1]
     source_lengths: jax.Array,  # [B] of the sources
 ) -> jax.Array:  # [B] at least 1
-    """The length of each target."""
+    """Return the most likely target lengths."""
     return jnp.maximum(source_lengths + jnp.argmax(logits, axis=1) - logits.shape[1] // 2, 1)
 
 
@@ -168,10 +169,12 @@ def translate_nonautoregressive(
     stop: int,
     batch_size: int = 32,
 ) -> list[list[int]]:
-    """The likeliest word at each position of a target of the likeliest length, up to `stop`.
+    """Return the most likely token at each position of the most likely length, up to `stop`.
 
-    Sources are taken in order of length, `batch_size` at a time, and come back in their own order.
-    Raises ValueError for a source that is empty or that the model cannot read.
+    Sources are sorted by length and processed `batch_size` at a time. Results are in input order.
+
+    Raises:
+      ValueError: a source is empty or too long.
     """
     rows = [np.asarray(source, np.int32) for source in sources]
     for number, row in enumerate(rows):
@@ -242,5 +245,5 @@ def _write(
 
 
 def _there(lengths: jax.Array, size: int) -> jax.Array:  # [B, size]
-    """Segments of rows with one document."""
+    """Return segments of rows with one document."""
     return (jnp.arange(size)[None, :] < lengths[:, None]).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""The LSTM decoder that is told its source in one vector (Sutskever et al. 2014)."""
+"""LSTM decoder that gets the source as one vector (Sutskever et al. 2014)."""
 
 import jax
 from flax import linen as nn
@@ -25,7 +25,7 @@ from transformer.registry import MIXERS
 
 
 class Seq2SeqDecoder(Mixer):
-    """The hidden state at each token."""
+    """Hidden state at each token."""
 
     config: Seq2SeqConfig
 

@@ -1,7 +1,7 @@
-"""Word vectors from the words around each word: skip-gram with negative samples.
+"""Word vectors: skip-gram with negative sampling.
 
-Mikolov et al. 2013 (Distributed Representations of Words and Phrases), section 2. What it learns is
-a table like that of a model's embeddings, which `with_vectors` puts there.
+Mikolov et al. 2013 (Distributed Representations of Words and Phrases), section 2. The learned table
+has the shape of a model's embeddings; `replace_embeddings` puts it there.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from transformer.layers.params import declare_weight
 
 
 class SkipGram(nn.Module):
-    """Two vectors for each word: one as the middle of a window, one as what stands around it."""
+    """Skip-gram model: one table for center words, one for context words."""
 
     vocab_size: int  # rows: V, with padding where a model's table has it
     width: int  # D
@@ -28,7 +28,7 @@ class SkipGram(nn.Module):
         contexts: jax.Array,  # [B] a word near each
         negatives: jax.Array,  # [B, M] words drawn at random
     ) -> jax.Array:  # [B]
-        """-log s(u_context . v) - sum over negatives of log s(-u_negative . v) (equation 4)."""
+        """Return -log s(u_context . v) - sum_negatives log s(-u_negative . v) (equation 4)."""
         spread = nn.initializers.uniform(1 / self.width)
         centred: Initializer = lambda *given: spread(*given) - 0.5 / self.width  # noqa: E731
         v = self.embedding_table("embedding", centred)[centres]
@@ -46,10 +46,10 @@ def noise_distribution(
     counts: np.ndarray,  # [V] how often each word occurs
     power: float = 0.75,
 ) -> np.ndarray:  # [V] probabilities
-    """What negatives are drawn from: the counts to a power, which favours rare words.
+    """Return the distribution of negatives: counts to a power, which favors rare words.
 
-    `jax.random.choice` draws by the sums of these; `categorical` takes a random number for every
-    word of the vocabulary.
+    Draw from it with `jax.random.choice`, based on cumulative sums. `jax.random.categorical` would
+    need one random number per word of the vocabulary.
     """
     raised = np.asarray(counts, np.float64) ** power
     return np.asarray(raised / raised.sum(), np.float32)
@@ -61,9 +61,9 @@ def subsample_frequent_words(
     seed: int,
     threshold: float = 1e-3,
 ) -> np.ndarray:  # [at most n]
-    """The text without most of its frequent words: each is kept with sqrt(threshold / its share).
+    """Drop frequent words at random; keep each with probability sqrt(threshold / frequency).
 
-    Section 2.3; words rarer than the threshold stay.
+    Section 2.3. Words rarer than the threshold are always kept.
     """
     share = counts / counts.sum()
     keep = np.sqrt(threshold / np.maximum(share, threshold))
@@ -75,9 +75,9 @@ def skip_gram_pairs(
     window: int,
     seed: int,
 ) -> np.ndarray:  # [pairs, 2] centres and contexts
-    """Every word with those near it; how near is drawn for each, from 1 to `window`.
+    """Return (center, context) pairs; each word draws its window size from 1 to `window`.
 
-    So nearer words weigh more (Mikolov et al. 2013, Efficient Estimation, section 3.2).
+    Closer words are drawn more often (Mikolov et al. 2013, Efficient Estimation, section 3.2).
     """
     reach = np.random.default_rng(seed).integers(1, window + 1, len(tokens))
     found = []
@@ -92,9 +92,10 @@ def replace_embeddings(
     params: dict[str, Any],  # of a model
     vectors: jax.Array,  # [V, D] or with fewer rows than the model's
 ) -> dict[str, Any]:
-    """The parameters with word vectors in place of the embeddings; rows beyond stay.
+    """Return the parameters with word vectors as embeddings; rows beyond the table are unchanged.
 
-    Raises ValueError for a table that does not fit.
+    Raises:
+      ValueError: the table has another width or more rows than the model's.
     """
     embedding = params["embedding"]
     if vectors.shape[1] != embedding.shape[1] or len(vectors) > len(embedding):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from tests.transformer.baselines import formulas
 from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
-from tests.transformer.baselines import formulas
 from transformer import BlockConfig, LanguageModel, Mask, MaskPattern, TransformerConfig
 from transformer.baselines.config import ChengConfig
 from transformer.costs import count_token_flops

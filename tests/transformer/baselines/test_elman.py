@@ -9,9 +9,9 @@ import pytest
 
 from tests.fixtures.recurrent import LENGTHS, WIDTH, inputs
 from tests.fixtures.tiny import drawn
+from tests.transformer.baselines import formulas
 from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
-from tests.transformer.baselines import formulas
 from transformer import Mask, MaskPattern
 from transformer.attention.base import MixerInputs
 from transformer.baselines.config import ElmanConfig

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.transformer.baselines import formulas
 from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
-from tests.transformer.baselines import formulas
 from transformer import Hardware, Mask, MaskPattern, MixerConfig
 from transformer.attention.config import AdditiveScore, BilinearScore, DotScore
 from transformer.baselines.config import BahdanauConfig, LuongConfig, Seq2SeqConfig

@@ -1,1 +1,1 @@
-"""Operations shared by the sparse attention variants."""
+"""Weight-free attention over a few keys per query, without scoring all pairs."""

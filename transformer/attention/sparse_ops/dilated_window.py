@@ -1,4 +1,4 @@
-"""A window on both sides of each query, dilated by head (Beltagy et al. 2020, section 3.1)."""
+"""Two-sided sliding window with one dilation per head (Beltagy et al. 2020, section 3.1)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -25,29 +25,39 @@ def attend_dilated(
     k: jax.Array,  # [B, S, K, H]
     v: jax.Array,  # [B, S, K, H of values]
     mask: Mask,  # causal or not; with positions, segments and key_segments
-    scoring: ScoreSpec,
+    score_spec: ScoreSpec,
     one_sided_window: int,  # keys on each side, beside the query's own
     dilations: Sequence[int],  # of each head, or one for all
     max_tile_size: int = DEFAULT_BLOCK_SIZE,  # the most queries, and keys, that are scored at once
 ) -> PartialAttention:
-    """Keys 0, d, 2 d, ..., window * d positions away; only those behind under a causal mask.
+    """Attend to keys 0, d, 2 d, ..., window * d positions away (causal: to those before).
 
-    The positions of a document count up by one. O(T window), whatever the dilation. Keys with
-    `key_positions` of their own, as those of a cache, may be in any order: O(T S).
+    Positions must count up by one within a document. Cost O(T window) for any dilation. Keys with
+    `key_positions` of their own, such as cached keys, may be in any order at a cost of O(T S).
     """
     if len(set(dilations)) == 1:
-        return _dilated(q, k, v, mask, scoring, one_sided_window, dilations[0], max_tile_size)
-    each, group = np.array(dilations), q.shape[2] // k.shape[2]
-    parts, order = [], []
+        return _dilated(q, k, v, mask, score_spec, one_sided_window, dilations[0], max_tile_size)
+    # Group heads by dilation, then restore their order. Grouped-query heads with different
+    # dilations cannot share a call, so key heads are repeated here.
+    head_dilations, heads_per_kv_head = np.array(dilations), q.shape[2] // k.shape[2]
+    partials, head_order = [], []
     for dilation in sorted(set(dilations)):
-        heads = np.flatnonzero(each == dilation)
-        theirs = (q[:, :, heads], k[:, :, heads // group], v[:, :, heads // group])
-        again = scoring._replace(dropout_rngs=fold_in(scoring.dropout_rngs, dilation))
-        parts.append(_dilated(*theirs, mask, again, one_sided_window, dilation, max_tile_size))
-        order += list(heads)
-    back = np.argsort(order)
-    y = jnp.concatenate([part.y for part in parts], axis=2)[:, :, back]
-    return PartialAttention(y, jnp.concatenate([part.lse for part in parts], axis=1)[:, back])
+        heads = np.flatnonzero(head_dilations == dilation)
+        head_qkv = (
+            q[:, :, heads],
+            k[:, :, heads // heads_per_kv_head],
+            v[:, :, heads // heads_per_kv_head],
+        )
+        head_spec = score_spec._replace(dropout_rngs=fold_in(score_spec.dropout_rngs, dilation))
+        partials.append(
+            _dilated(*head_qkv, mask, head_spec, one_sided_window, dilation, max_tile_size)
+        )
+        head_order += list(heads)
+    inverse_order = np.argsort(head_order)
+    y = jnp.concatenate([part.y for part in partials], axis=2)[:, :, inverse_order]
+    return PartialAttention(
+        y, jnp.concatenate([part.lse for part in partials], axis=1)[:, inverse_order]
+    )
 
 
 def _dilated(
@@ -55,54 +65,62 @@ def _dilated(
     k: jax.Array,
     v: jax.Array,
     mask: Mask,
-    scoring: ScoreSpec,
+    score_spec: ScoreSpec,
     window: int,
     dilation: int,
-    tile: int,
+    max_tile_size: int,
 ) -> PartialAttention:
-    """All heads alike: of d tokens in a row each goes into a row of its own, d steps from the next.
+    """Attend with the same dilation d in all heads.
 
-    There the window has no gaps.
+    Reshape each row into d rows that hold every d-th token. The window has no gaps in them, so that
+    the blockwise kernel skips everything outside it.
     """
     batch, length = q.shape[:2]
-    block = min(max(window, MIN_TILE_SIZE), tile)
+    block = min(max(window, MIN_TILE_SIZE), max_tile_size)
     pattern = MaskPattern(causal=mask.pattern.causal, window=window + 1)
+    # Cached keys: order and gaps are unknown, so only positions decide (no tiles are skipped).
     if mask.key_positions is not None:
         pattern = dataclasses.replace(pattern, dilation=dilation, ordered=False)
-        return attend_blockwise(q, k, v, mask.replace(pattern=pattern), scoring)
+        return attend_blockwise(q, k, v, mask.replace(pattern=pattern), score_spec)
     if dilation == 1:
-        return attend_blockwise(q, k, v, mask.replace(pattern=pattern), scoring, block_size=block)
+        return attend_blockwise(
+            q, k, v, mask.replace(pattern=pattern), score_spec, block_size=block
+        )
 
-    def rows(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B d, T / d, ...]
-        spare = [(0, 0)] * x.ndim
-        spare[1] = (0, -length % dilation)
-        cut = jnp.pad(x, spare).reshape(batch, -1, dilation, *x.shape[2:])
+    def split_rows(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B d, T / d, ...]
+        padding = [(0, 0)] * x.ndim
+        padding[1] = (0, -length % dilation)
+        cut = jnp.pad(x, padding).reshape(batch, -1, dilation, *x.shape[2:])
         return cut.swapaxes(1, 2).reshape(batch * dilation, -1, *x.shape[2:])
 
-    def marks(x: Any) -> jax.Array:  # [B or 1, T] -> [B d, T / d]
-        return rows(jnp.broadcast_to(x, (batch, length)))
+    def split_token_rows(x: Any) -> jax.Array:  # [B or 1, T] -> [B d, T / d]
+        return split_rows(jnp.broadcast_to(x, (batch, length)))
 
-    def back(x: jax.Array) -> jax.Array:  # [B d, T / d, ...] -> [B, T, ...]
+    def merge_rows(x: jax.Array) -> jax.Array:  # [B d, T / d, ...] -> [B, T, ...]
         cut = x.reshape(batch, dilation, *x.shape[1:]).swapaxes(1, 2)
         return cut.reshape(batch, -1, *x.shape[2:])[:, :length]
 
-    dropout_rngs = scoring.dropout_rngs
+    # Each of the d rows of an example needs its own dropout key.
+    dropout_rngs = score_spec.dropout_rngs
     if dropout_rngs is not None:
         dropout_rngs = jax.vmap(lambda key: jax.random.split(key, dilation))(dropout_rngs).reshape(
             -1
         )
-    apart = Mask(
+    # In a row, positions are d apart; integer division makes them consecutive.
+    row_mask = Mask(
         pattern,
-        positions=marks(mask.positions) // dilation,
-        segments=marks(mask.segments),
-        key_segments=marks(mask.key_segments),
+        positions=split_token_rows(mask.positions) // dilation,
+        segments=split_token_rows(mask.segments),
+        key_segments=split_token_rows(mask.key_segments),
     )
-    looked = attend_blockwise(
-        rows(q),
-        rows(k),
-        rows(v),
-        apart,
-        scoring._replace(dropout_rngs=dropout_rngs),
+    partial = attend_blockwise(
+        split_rows(q),
+        split_rows(k),
+        split_rows(v),
+        row_mask,
+        score_spec._replace(dropout_rngs=dropout_rngs),
         block_size=block,
     )
-    return PartialAttention(back(looked.y), back(looked.lse.swapaxes(1, 2)).swapaxes(1, 2))
+    return PartialAttention(
+        merge_rows(partial.y), merge_rows(partial.lse.swapaxes(1, 2)).swapaxes(1, 2)
+    )

@@ -1,17 +1,12 @@
-"""A few queries that see everything, among many that do not: their rows alone, put in place.
+"""Global tokens: all tokens attend to them and they attend to all tokens of their document.
 
-Global tokens: every token sees them, and they see every token of their document.
+Global tokens are listed by position in their document. If each row holds one document, they are
+gathered once for all queries. In packed rows each document has its own global tokens: for each
+listed position, every token finds the global token of its document by its distance in positions,
+since positions of a document count up by one. Both cost O(n T) for n global positions.
 
-They are known by their positions. In a row of one document they are gathered once for all queries;
-in a pack each document has its own (`packed_globals`).
-
-Global tokens of packed documents, each with its own: O(n T), however many documents there are.
-
-One position after the other, every token finds the global token at that position of its document,
-by counting back from itself: positions of a document count up by one.
-
-Sums over a document, in gradients too, are of the softmax's dtype: in bfloat16 a sum of thousands
-stops growing.
+Sums over a document, also in gradients, accumulate in the dtype of the softmax: in bfloat16 a sum
+of thousands of terms stops growing.
 """
 
 from typing import Any, NamedTuple
@@ -30,11 +25,11 @@ def gather_tokens(
     x: jax.Array,  # [B, T, ...] or [1, T, ...]
     index: jax.Array,  # [B or 1, n]; T: none, which takes the last
 ) -> jax.Array:  # [B or 1, n, ...]
-    """The tokens at `index` of each example."""
+    """Gather the tokens at `index` of each example."""
     batch = max(len(x), len(index))
     row = jnp.arange(batch)[:, None]
-    here = jnp.broadcast_to(jnp.minimum(index, x.shape[1] - 1), (batch, index.shape[1]))
-    return jnp.asarray(x)[row if len(x) > 1 else jnp.zeros_like(row), here]
+    clamped = jnp.broadcast_to(jnp.minimum(index, x.shape[1] - 1), (batch, index.shape[1]))
+    return jnp.asarray(x)[row if len(x) > 1 else jnp.zeros_like(row), clamped]
 
 
 def attend_from_tokens(
@@ -42,19 +37,21 @@ def attend_from_tokens(
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H of values]
     mask: Mask,  # of self attention over T tokens
-    scoring: ScoreSpec,
+    score_spec: ScoreSpec,
     index: jax.Array,  # [B or 1, n] where they stand; T: nowhere
 ) -> jax.Array:  # [B, n, N, H of values]
-    """What queries that stand at `index` find over all keys that the mask shows: O(n T)."""
+    """Attend from the queries at `index` to all visible keys. Cost O(n T)."""
     length = k.shape[1]
-    positions, theirs = mask.resolved_positions(length, length)
+    positions, key_positions = mask.resolved_positions(length, length)
     segments = jnp.ones((1, length), jnp.int32) if mask.segments is None else mask.segments
-    keys_of = segments if mask.key_segments is None else mask.key_segments
-    theirs_alone = mask.replace(
+    key_segments = segments if mask.key_segments is None else mask.key_segments
+    query_mask = mask.replace(
         positions=gather_tokens(positions, index),
         segments=jnp.where(index < length, gather_tokens(segments, index), 0),
     )
-    return attend_blockwise(q, k, v, theirs_alone.with_keys(theirs, keys_of), scoring).y
+    return attend_blockwise(
+        q, k, v, query_mask.with_keys(key_positions, key_segments), score_spec
+    ).y
 
 
 def scatter_tokens(
@@ -62,15 +59,16 @@ def scatter_tokens(
     updates: jax.Array,  # [B, n, ...]
     index: jax.Array,  # [B or 1, n]; T: nowhere
 ) -> jax.Array:  # [B, T, ...]
-    """`y` with other rows at `index`."""
+    """Return `y` with the tokens at `index` replaced by `updates`."""
     places = jnp.broadcast_to(index, updates.shape[:2])
+    # mode="drop" skips index T.
     return y.at[jnp.arange(len(y))[:, None], places].set(updates, mode="drop")
 
 
 def mask_duplicates(
     global_positions: jax.Array,  # [B or 1, n] positions; -1: none
 ) -> jax.Array:  # [B or 1, n]
-    """With -1 in place of a position that stands before."""
+    """Replace repeated positions by -1, so that no key is counted twice."""
     same = global_positions[:, :, None] == global_positions[:, None, :]
     before = jnp.tri(global_positions.shape[1], k=-1, dtype=bool)[None]
     return jnp.where((same & before).any(-1), -1, global_positions)
@@ -80,16 +78,16 @@ def is_global_token(
     mask: Mask,  # with positions and key_segments [B or 1, T]
     global_positions: jax.Array,  # [B or 1, n]
 ) -> jax.Array:  # [B or 1, T] booleans
-    """Which tokens are global; padding is not."""
+    """Return which tokens are global. Padding is not."""
     positions: Any = mask.positions
-    found = (positions[:, :, None] == global_positions[:, None, :]).any(-1)
-    return found & (mask.key_segments != 0)
+    is_global = (positions[:, :, None] == global_positions[:, None, :]).any(-1)
+    return is_global & (mask.key_segments != 0)
 
 
 def has_single_document_rows(
     mask: Mask,  # with key_segments [B or 1, T]
 ) -> jax.Array:  # [] boolean
-    """Whether no row is a pack; padding may be anywhere."""
+    """Return True if no row contains more than one document. Padding may be anywhere."""
     segments: Any = mask.key_segments
     return jnp.all((segments == segments.max(axis=1, keepdims=True)) | (segments == 0))
 
@@ -97,23 +95,23 @@ def has_single_document_rows(
 def as_single_document(
     mask: Mask,  # with key_segments [B or 1, T], of one document
 ) -> Mask:
-    """With the document numbered 1, as `attend_to_globals` has it."""
+    """Return the mask with every document renumbered to 1, as `attend_to_globals` requires."""
     segments: Any = mask.key_segments
-    there = (segments != 0).astype(jnp.int32)
-    return mask.replace(segments=there, key_segments=there)
+    is_token = (segments != 0).astype(jnp.int32)
+    return mask.replace(segments=is_token, key_segments=is_token)
 
 
 def find_global_tokens(
     mask: Mask,  # with positions and key_segments [B or 1, T], of one document
     global_positions: jax.Array,  # [B or 1, n]
 ) -> jax.Array:  # [B or 1, n]
-    """Where the token of each position stands; T: nowhere."""
+    """Return the row index of the token at each listed position; T if there is none."""
     positions: Any = mask.positions
-    places = jnp.where(mask.key_segments != 0, positions, -1)
-    found = (places[:, None, :] == global_positions[:, :, None]) & (global_positions >= 0)[
-        :, :, None
-    ]
-    return jnp.where(found.any(-1), found.argmax(-1), positions.shape[1])
+    token_positions = jnp.where(mask.key_segments != 0, positions, -1)
+    matches = (token_positions[:, None, :] == global_positions[:, :, None]) & (
+        global_positions >= 0
+    )[:, :, None]
+    return jnp.where(matches.any(-1), matches.argmax(-1), positions.shape[1])
 
 
 def attend_to_globals(
@@ -121,38 +119,42 @@ def attend_to_globals(
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H of values]
     mask: Mask,  # with positions and segments [B or 1, T]
-    scoring: ScoreSpec,
+    score_spec: ScoreSpec,
     index: jax.Array,  # [B or 1, n]; T: none
 ) -> PartialAttention:
-    """What queries find over the global keys alone: O(n T)."""
-    there = (index < q.shape[1]).astype(jnp.int32)
+    """Attend from all queries to the global keys only. Cost O(n T)."""
+    exists = (index < q.shape[1]).astype(jnp.int32)
     positions: Any = mask.positions
-    theirs = mask.with_keys(gather_tokens(positions, index), there)
-    return attend_blockwise(q, gather_tokens(k, index), gather_tokens(v, index), theirs, scoring)
+    key_mask = mask.with_keys(gather_tokens(positions, index), exists)
+    return attend_blockwise(
+        q, gather_tokens(k, index), gather_tokens(v, index), key_mask, score_spec
+    )
 
 
-class _Found(NamedTuple):
-    """The global token at one position of each token's document."""
+class _GlobalToken(NamedTuple):
+    """Global token at one position of each token's document."""
 
-    place: jax.Array  # [B or 1, T] where it stands
-    there: jax.Array  # [B or 1, T] booleans: whether there is one
-    ahead: jax.Array  # [B or 1, T] how many positions it is ahead of the token
+    row_index: jax.Array  # [B or 1, T]
+    exists: jax.Array  # [B or 1, T] booleans
+    offset: jax.Array  # [B or 1, T] its position minus that of the token
 
 
-def _find(
+def _find_global_token(
     mask: Mask,  # with positions and key_segments [B or 1, T]
     position: jax.Array,  # [B or 1]
-) -> _Found:
+) -> _GlobalToken:
     positions: Any = mask.positions
     segments: Any = mask.key_segments
     length = positions.shape[1]
-    ahead = position[:, None] - positions
-    index = jnp.arange(length)[None, :] + ahead
-    there = (index >= 0) & (index < length) & (position >= 0)[:, None] & (segments != 0)
+    offset = position[:, None] - positions
+    # Positions count up by one within a document, so the offset in positions is also the offset
+    # in the row. The checks below reject indices that land in another document.
+    index = jnp.arange(length)[None, :] + offset
+    exists = (index >= 0) & (index < length) & (position >= 0)[:, None] & (segments != 0)
     index = jnp.clip(index, 0, length - 1)
-    there &= gather_tokens(segments, index) == segments
-    there &= gather_tokens(positions, index) == position[:, None]
-    return _Found(index, there, ahead)
+    exists &= gather_tokens(segments, index) == segments
+    exists &= gather_tokens(positions, index) == position[:, None]
+    return _GlobalToken(index, exists, offset)
 
 
 def attend_to_packed_globals(
@@ -160,47 +162,59 @@ def attend_to_packed_globals(
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H of values]
     mask: Mask,  # causal or not; with positions and key_segments [B or 1, T]
-    scoring: ScoreSpec,
+    score_spec: ScoreSpec,
     global_positions: jax.Array,  # [B or 1, n] distinct positions; -1: none
 ) -> PartialAttention:
-    """What queries find over the global keys of their document alone."""
-    dtype, operands = v.dtype, scoring.operand_dtype_of(q)
-    sums = accumulation_dtype(operands, scoring.softmax_dtype)
-    grouped = _grouped(q, k).astype(sums)
-    keys, values = (each.astype(sums) for each in (k, v))
+    """Attend from all queries to the global keys of their own document."""
+    dtype, operand_dtype = v.dtype, score_spec.operand_dtype_of(q)
+    sum_dtype = accumulation_dtype(operand_dtype, score_spec.softmax_dtype)
+    grouped_q = _grouped(q, k).astype(sum_dtype)
+    keys, values = (each.astype(sum_dtype) for each in (k, v))
 
+    # `checkpoint` keeps the gathered keys and values [B, T, K, H] of each position out of the
+    # residuals of the loop over positions.
     @jax.checkpoint
     def score(position: jax.Array) -> jax.Array:  # [B, T, K, G]
-        found = _find(mask, position)
-        seen = found.there & (found.ahead <= 0) if mask.pattern.causal else found.there
-        there = gather_tokens(keys, found.place)
-        scores = precise_einsum("BTKGH,BTKH->BTKG", grouped, there, operands, sums)
-        scores = scores.astype(scoring.softmax_dtype) * scoring.scale
-        return jnp.where(seen[..., None, None], scores, -jnp.inf)
+        global_token = _find_global_token(mask, position)
+        visible = (
+            global_token.exists & (global_token.offset <= 0)
+            if mask.pattern.causal
+            else global_token.exists
+        )
+        global_keys = gather_tokens(keys, global_token.row_index)
+        scores = precise_einsum(
+            "BTKGH,BTKH->BTKG", grouped_q, global_keys, operand_dtype, sum_dtype
+        )
+        scores = scores.astype(score_spec.softmax_dtype) * score_spec.scale
+        return jnp.where(visible[..., None, None], scores, -jnp.inf)
 
     @jax.checkpoint
-    def share(position: jax.Array, weights: jax.Array) -> jax.Array:  # [B, T, K, G, H of values]
-        there = gather_tokens(values, _find(mask, position).place)
-        return weights[..., None] * there[:, :, :, None]
+    def weighted_value(
+        position: jax.Array, weights: jax.Array
+    ) -> jax.Array:  # [B, T, K, G, H of values]
+        global_values = gather_tokens(values, _find_global_token(mask, position).row_index)
+        return weights[..., None] * global_values[:, :, :, None]
 
     positions = global_positions.T
     scores = jax.lax.map(score, positions)  # [n, B, T, K, G]
-    largest = _finite(jax.lax.stop_gradient(scores.max(0)))
-    raised = jnp.exp(scores - largest[None])
-    total = raised.sum(0)
-    some = total > 0
-    total = jnp.where(some, total, 1)
-    weights = jnp.moveaxis(raised / total[None], 0, 1)
-    weights = jnp.moveaxis(dropout(weights, scoring.dropout_rate, scoring.dropout_rngs), 1, 0)
+    # Queries without a visible global key have max_score -inf; use 0 to avoid inf - inf.
+    max_score = _finite(jax.lax.stop_gradient(scores.max(0)))
+    exp_scores = jnp.exp(scores - max_score[None])
+    total = exp_scores.sum(0)
+    has_keys = total > 0
+    total = jnp.where(has_keys, total, 1)
+    # Dropout keys are per example, so the batch axis goes first.
+    weights = jnp.moveaxis(exp_scores / total[None], 0, 1)
+    weights = jnp.moveaxis(dropout(weights, score_spec.dropout_rate, score_spec.dropout_rngs), 1, 0)
 
     def add(y: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
-        return y + share(*inputs), None
+        return y + weighted_value(*inputs), None
 
-    start = jnp.zeros((*grouped.shape[:-1], v.shape[-1]), values.dtype)
-    y, _ = jax.lax.scan(add, start, (positions, weights))
-    lse = jnp.where(some, largest + jnp.log(total), -jnp.inf)
-    heads = (*q.shape[:3], v.shape[-1])
-    return PartialAttention(y.reshape(heads).astype(dtype), lse.reshape(heads[:3]).swapaxes(1, 2))
+    zeros = jnp.zeros((*grouped_q.shape[:-1], v.shape[-1]), values.dtype)
+    y, _ = jax.lax.scan(add, zeros, (positions, weights))
+    lse = jnp.where(has_keys, max_score + jnp.log(total), -jnp.inf)
+    shape = (*q.shape[:3], v.shape[-1])
+    return PartialAttention(y.reshape(shape).astype(dtype), lse.reshape(shape[:3]).swapaxes(1, 2))
 
 
 def attend_from_packed_globals(
@@ -209,45 +223,63 @@ def attend_from_packed_globals(
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H of values]
     mask: Mask,  # causal or not; with positions and key_segments [B or 1, T]
-    scoring: ScoreSpec,
+    score_spec: ScoreSpec,
     global_positions: jax.Array,  # [B or 1, n] distinct positions; -1: none
 ) -> jax.Array:  # [B, T, N, H of values]
-    """`y` with the rows of global tokens as they find them over all of their document."""
+    """Return `y` with the rows of global tokens replaced by attention over their whole document."""
     batch, length = q.shape[:2]
     example = jnp.arange(batch)[:, None]
-    operands = scoring.operand_dtype_of(q)
-    sums = accumulation_dtype(operands, scoring.softmax_dtype)
-    queries, keys, values = (each.astype(sums) for each in (q, k, v))
+    operand_dtype = score_spec.operand_dtype_of(q)
+    sum_dtype = accumulation_dtype(operand_dtype, score_spec.softmax_dtype)
+    queries, keys, values = (each.astype(sum_dtype) for each in (q, k, v))
 
     @jax.checkpoint
-    def look(position: jax.Array, number: jax.Array) -> jax.Array:  # [B, T, N, H of values]
-        """What the global token at this position of each document finds, where it stands."""
-        found = _find(mask, position)
-        seen = found.there & (found.ahead >= 0) if mask.pattern.causal else found.there
-        index = jnp.broadcast_to(jnp.where(seen, found.place, length), (batch, length))
+    def attend_from_position(
+        position: jax.Array, step: jax.Array
+    ) -> jax.Array:  # [B, T, N, H of values]
+        """Return the attention of each document's global token at `position`, in its own row."""
+        global_token = _find_global_token(mask, position)
+        visible = (
+            global_token.exists & (global_token.offset >= 0)
+            if mask.pattern.causal
+            else global_token.exists
+        )
+        index = jnp.broadcast_to(
+            jnp.where(visible, global_token.row_index, length), (batch, length)
+        )
 
-        def total(x: jax.Array) -> jax.Array:  # of each global token, at its place
+        def sum_per_global(x: jax.Array) -> jax.Array:  # -> sums, at the index of each global token
             return jnp.zeros_like(x).at[example, index].add(x, mode="drop")
 
-        theirs = _grouped(gather_tokens(queries, found.place), k)
-        scores = precise_einsum("BTKGH,BTKH->BTKG", theirs, keys, operands, sums)
-        scores = scores.astype(scoring.softmax_dtype) * scoring.scale
-        scores = jnp.where(seen[..., None, None], scores, -jnp.inf)
-        alone = jax.lax.stop_gradient(scores)
-        largest = jnp.full_like(alone, -jnp.inf).at[example, index].max(alone, mode="drop")
-        raised = jnp.exp(scores - _finite(gather_tokens(largest, found.place)))
-        dropped = dropout(raised, scoring.dropout_rate, fold_in(scoring.dropout_rngs, number))
-        totals = total(raised)
-        rows = total(dropped[..., None] * values[:, :, :, None])
-        rows = rows / jnp.where(totals > 0, totals, 1)[..., None]
+        # Each token scores itself as a key of its document's global query, found by offset. The
+        # softmax is then a segment sum, scattered to the row of the global token.
+        global_q = _grouped(gather_tokens(queries, global_token.row_index), k)
+        scores = precise_einsum("BTKGH,BTKH->BTKG", global_q, keys, operand_dtype, sum_dtype)
+        scores = scores.astype(score_spec.softmax_dtype) * score_spec.scale
+        scores = jnp.where(visible[..., None, None], scores, -jnp.inf)
+        # Segment maximum, for numerical stability only: the result does not depend on it.
+        scores_without_gradient = jax.lax.stop_gradient(scores)
+        max_score = (
+            jnp.full_like(scores_without_gradient, -jnp.inf)
+            .at[example, index]
+            .max(scores_without_gradient, mode="drop")
+        )
+        exp_scores = jnp.exp(scores - _finite(gather_tokens(max_score, global_token.row_index)))
+        dropped = dropout(
+            exp_scores, score_spec.dropout_rate, fold_in(score_spec.dropout_rngs, step)
+        )
+        normalizers = sum_per_global(exp_scores)
+        rows = sum_per_global(dropped[..., None] * values[:, :, :, None])
+        rows = rows / jnp.where(normalizers > 0, normalizers, 1)[..., None]
         return rows.reshape(y.shape).astype(y.dtype)
 
-    def put(y: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
-        position, number = inputs
-        here = (mask.positions == position[:, None]) & (mask.key_segments != 0)
-        return jnp.where(here[..., None, None], look(position, number), y), None
+    # One position at a time: n passes over the tokens instead of an array n times their size.
+    def put_rows(y: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
+        position, step = inputs
+        is_global = (mask.positions == position[:, None]) & (mask.key_segments != 0)
+        return jnp.where(is_global[..., None, None], attend_from_position(position, step), y), None
 
-    return jax.lax.scan(put, y, (global_positions.T, jnp.arange(global_positions.shape[1])))[0]
+    return jax.lax.scan(put_rows, y, (global_positions.T, jnp.arange(global_positions.shape[1])))[0]
 
 
 def _grouped(q: jax.Array, k: jax.Array) -> jax.Array:  # [B, T, N, H] -> [B, T, K, G, H]

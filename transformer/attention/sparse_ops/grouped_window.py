@@ -1,10 +1,14 @@
-"""Attention within groups: each query sees the last members of its own group, up to itself.
+"""Attention within groups: each query attends to the last members of its group, itself included.
 
-Tokens are sorted by group, and each group is cut into chunks that look at themselves and a window
-back. A chunk starts with its group, never across two: so a token's place in its chunk follows from
-the members before it alone, and the same keys are added up in the same order whatever comes later.
-Cut at every so many sorted tokens, a later token would move earlier ones to other places, and
-change their last digits.
+Tokens are sorted by group. Each group is cut into chunks, and a chunk attends to itself and to a
+window before it. A chunk always starts at the start of its group or after a full chunk, and never
+spans two groups. A token's place in its chunk then depends on earlier members only, so the same
+keys are added in the same order whatever tokens come later. Chunks of fixed size over the sorted
+row would break this: a later token would shift earlier ones to other places and change their last
+digits, which violates bitwise causality.
+
+Letters in shapes: R queries of a chunk, C keys of a chunk, F integers per token that a score bias
+depends on.
 """
 
 import functools
@@ -19,70 +23,72 @@ from transformer.attention.sparse_ops.top_k_keys import softmax_where
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 
 CHUNK_SIZE = 64
-"""Queries that are looked at together."""
+"""Number of queries per chunk."""
 
 
 ScoreBiasFn = Callable[[jax.Array, jax.Array], jax.Array]
-"""Marks of queries [B, N, R, F] and of keys [B, N, C, F] -> what scores gain [B, N, R, C]."""
+"""(integers of queries [B, N, R, F], of keys [B, N, C, F]) -> score bias [B, N, R, C]."""
 
 
-class _How(NamedTuple):
-    """What a pass does; hashable."""
+class _PassSettings(NamedTuple):
+    """Static settings of a pass (hashable: `custom_vjp` requires it)."""
 
     window: int
-    ahead: int  # keys behind a chunk's last query that it looks at
-    chunk: int
+    lookahead: int  # number of keys after the last query of a chunk
+    chunk_size: int
     scale: float
     softmax_dtype: str
-    operands: str
-    gain: ScoreBiasFn | None
+    operand_dtype: str
+    score_bias_fn: ScoreBiasFn | None
 
     @property
-    def sums(self) -> Any:
-        """Dtype of sums of products."""
-        return accumulation_dtype(self.operands, self.softmax_dtype)
+    def sum_dtype(self) -> Any:
+        """Accumulation dtype of the matmuls."""
+        return accumulation_dtype(self.operand_dtype, self.softmax_dtype)
 
 
 def attend_grouped(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, T, N, H]
     v: jax.Array,  # [B, T, N, H of values]
-    groups: jax.Array,  # [B, N, T] each token's group; -1: it sees nothing and is not seen
+    groups: jax.Array,  # [B, N, T] group of each token; -1: masked
     window: int,
     *,
     causal: bool,
     scale: float,
     softmax_dtype: str = "float32",
-    operand_dtype: str = "",  # as `Scoring.operands`
+    operand_dtype: str = "",  # as in `ScoreSpec`; "": dtype of q
     score_bias_fn: ScoreBiasFn | None = None,
-    bias_inputs: jax.Array | None = None,  # [B, N, T, F] integers that `gain` goes by
+    bias_inputs: jax.Array | None = None,  # [B, N, T, F] inputs of `score_bias_fn`
 ) -> PartialAttention:
-    """Softmax over the last `window` members of each query's group, itself among them.
+    """Compute a softmax over the last `window` members of each query's group, itself included.
 
-    Not causal, also over the window - 1 members after it. Memory is linear in T, forward and
-    backward, and so is time, beside that of the sort.
+    Not causal: also over the window - 1 members after it. Memory is linear in T in both passes.
+    Time is linear too, apart from the sort.
     """
     length = q.shape[1]
-    how = _How(
+    settings = _PassSettings(
         window=window,
-        ahead=0 if causal else window,
-        chunk=min(CHUNK_SIZE, length),
+        lookahead=0 if causal else window,
+        chunk_size=min(CHUNK_SIZE, length),
         scale=scale,
         softmax_dtype=softmax_dtype,
-        operands=operand_dtype or q.dtype.name,
-        gain=score_bias_fn,
+        operand_dtype=operand_dtype or q.dtype.name,
+        score_bias_fn=score_bias_fn,
     )
+    # A stable sort keeps the members of a group in the order of the row.
     order = jnp.argsort(groups, axis=-1, stable=True)
-    back = jnp.argsort(order, axis=-1)
-    rows = [_picked(each.swapaxes(1, 2), order) for each in (q, k, v)]
+    inverse_order = jnp.argsort(order, axis=-1)
+    sorted_qkv = [_gather(each.swapaxes(1, 2), order) for each in (q, k, v)]
     tags = (
         groups[..., None]
         if bias_inputs is None
         else jnp.concatenate([groups[..., None], bias_inputs], -1)
     )
-    found = _grouped(how, *rows, _picked(tags, order))
+    result = _attend_sorted(settings, *sorted_qkv, _gather(tags, order))
     return PartialAttention(
-        _picked(found.y, back).swapaxes(1, 2), _picked(found.lse[..., None], back)[..., 0]
+        _gather(result.y, inverse_order).swapaxes(1, 2),
+        _gather(result.lse[..., None], inverse_order)[..., 0],
     )
 
 
@@ -90,166 +96,201 @@ def group_positions(
     groups: jax.Array,  # [B, N, T]
     window: int,
 ) -> jax.Array:  # [B, N, T]
-    """Numbers that tell who sees whom.
+    """Return numbers whose differences encode visibility.
 
-    Two of them are less than `window` apart just if their tokens are in one group, less than
-    `window` members apart.
+    Two numbers differ by less than `window` exactly if their tokens are in the same group and less
+    than `window` members apart.
     """
+    # A stable sort keeps the members of a group in the order of the row.
     order = jnp.argsort(groups, axis=-1, stable=True)
     return jnp.argsort(order, axis=-1) + window * groups
 
 
 def split_groups_by_document(
-    groups: jax.Array,  # [B, N, T] numbers below `count`
+    groups: jax.Array,  # [B, N, T] numbers below `num_groups`
     num_groups: int,
     documents: jax.Array | None,  # [B or 1, T] 0 is padding; None: one document
 ) -> jax.Array:  # [B, N, T]
-    """Groups of each document's own. Padding has none."""
+    """Return groups that are separate for each document. Padding gets group -1."""
     if documents is None:
         return groups
-    here = documents[:, None, :]
-    return jnp.where(here == 0, -1, here * num_groups + groups)
+    segments = documents[:, None, :]
+    return jnp.where(segments == 0, -1, segments * num_groups + groups)
 
 
-def _picked(x: jax.Array, index: jax.Array) -> jax.Array:  # [B, N, T, F], [B, N, T]
+def _gather(x: jax.Array, index: jax.Array) -> jax.Array:  # [B, N, T, F], [B, N, T]
     return jnp.take_along_axis(x, index[..., None], axis=2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _grouped(
-    how: _How,
+def _attend_sorted(
+    settings: _PassSettings,
     q: jax.Array,  # [B, N, T, H] sorted by group
     k: jax.Array,  # [B, N, T, H]
     v: jax.Array,  # [B, N, T, H of values]
-    tags: jax.Array,  # [B, N, T, 1 + F] the group, then marks
+    tags: jax.Array,  # [B, N, T, 1 + F] the group, then the bias inputs
 ) -> PartialAttention:  # y [B, N, T, H of values]
-    starts, count = _chunks(tags[..., 0], how.chunk)
-    cut = _Cut(how, q, k, v, tags)
+    # The number of chunks depends on the data: at most T / chunk_size + the number of groups. The
+    # loop bound is therefore a traced value and the backward pass is written by hand.
+    starts, count = _chunk_starts(tags[..., 0], settings.chunk_size)
+    padded = _PaddedTokens(settings, q, k, v, tags)
 
-    def body(chunk: Any, found: PartialAttention) -> PartialAttention:
+    def body(chunk: Any, result: PartialAttention) -> PartialAttention:
         start = starts[..., chunk]
-        y, lse = _look(how, *cut.arrays(start), *cut.tags_of(start))
-        # Rows behind the end of the group are overwritten by the next one's first chunk.
+        y, lse = _attend_chunk(settings, *padded.arrays(start), *padded.tags_of(start))
+        # Rows after the end of the group are invalid. The first chunk of the next group starts
+        # there and overwrites them, because chunks run in order of their start.
         return PartialAttention(
-            _put(found.y, y.astype(v.dtype), start), _put(found.lse, lse, start)
+            _update_slice(result.y, y.astype(v.dtype), start), _update_slice(result.lse, lse, start)
         )
 
     batch, heads, length = q.shape[:3]
-    room = (batch, heads, length + how.chunk)
+    padded_shape = (batch, heads, length + settings.chunk_size)
     empty = PartialAttention(
-        jnp.zeros((*room, v.shape[-1]), v.dtype), jnp.full(room, -jnp.inf, how.softmax_dtype)
+        jnp.zeros((*padded_shape, v.shape[-1]), v.dtype),
+        jnp.full(padded_shape, -jnp.inf, settings.softmax_dtype),
     )
-    found = jax.lax.fori_loop(0, count, body, empty)
-    return PartialAttention(found.y[:, :, :length], found.lse[:, :, :length])
+    result = jax.lax.fori_loop(0, count, body, empty)
+    return PartialAttention(result.y[:, :, :length], result.lse[:, :, :length])
 
 
-def _forward(how: _How, q: Any, k: Any, v: Any, tags: Any) -> Any:
-    return _grouped(how, q, k, v, tags), (q, k, v, tags)
+def _forward(settings: _PassSettings, q: Any, k: Any, v: Any, tags: Any) -> Any:
+    return _attend_sorted(settings, q, k, v, tags), (q, k, v, tags)
 
 
-def _backward(how: _How, kept: Any, cotangent: PartialAttention) -> Any:
-    q, k, v, tags = kept
-    starts, count = _chunks(tags[..., 0], how.chunk)
-    cut = _Cut(how, q, k, v, tags)
-    room = [(0, 0), (0, 0), (0, how.chunk)]
-    d_y, d_lse = jnp.pad(cotangent.y, [*room, (0, 0)]), jnp.pad(cotangent.lse, room)
+def _backward(settings: _PassSettings, residuals: Any, cotangent: PartialAttention) -> Any:
+    q, k, v, tags = residuals
+    starts, count = _chunk_starts(tags[..., 0], settings.chunk_size)
+    padded = _PaddedTokens(settings, q, k, v, tags)
+    padding = [(0, 0), (0, 0), (0, settings.chunk_size)]
+    d_y, d_lse = jnp.pad(cotangent.y, [*padding, (0, 0)]), jnp.pad(cotangent.lse, padding)
 
-    def body(chunk: Any, sums: Any) -> Any:
+    # Chunks overlap in their keys, so key gradients accumulate in padded arrays.
+    def body(chunk: Any, padded_grads: Any) -> Any:
         start = starts[..., chunk]
-        tags_q, tags_k = cut.tags_of(start)
-        look = lambda q, k, v: _look(how, q, k, v, tags_q, tags_k)  # noqa: E731
-        _, pull = jax.vjp(look, *(each.astype(how.sums) for each in cut.arrays(start)))
-        own = (tags_q[..., 0] == tags_q[..., :1, 0]) & (tags_q[..., 0] >= 0)
-        here = _take(d_y, start, how.chunk).astype(how.sums), _take(d_lse, start, how.chunk)
-        found = pull(
-            PartialAttention(jnp.where(own[..., None], here[0], 0), jnp.where(own, here[1], 0))
+        tags_q, tags_k = padded.tags_of(start)
+        attend_chunk = lambda q, k, v: _attend_chunk(settings, q, k, v, tags_q, tags_k)  # noqa: E731
+        _, chunk_vjp = jax.vjp(
+            attend_chunk, *(each.astype(settings.sum_dtype) for each in padded.arrays(start))
         )
-        at = (start + how.window, start, start)
-        return tuple(map(_add, sums, found, at))
+        # Rows after the end of the group belong to other groups: mask their cotangents.
+        in_group = (tags_q[..., 0] == tags_q[..., :1, 0]) & (tags_q[..., 0] >= 0)
+        chunk_cotangent = (
+            _slice(d_y, start, settings.chunk_size).astype(settings.sum_dtype),
+            _slice(d_lse, start, settings.chunk_size),
+        )
+        chunk_grads = chunk_vjp(
+            PartialAttention(
+                jnp.where(in_group[..., None], chunk_cotangent[0], 0),
+                jnp.where(in_group, chunk_cotangent[1], 0),
+            )
+        )
+        starts_qkv = (start + settings.window, start, start)
+        return tuple(map(_add_to_slice, padded_grads, chunk_grads, starts_qkv))
 
-    zeros = lambda x: jnp.zeros(x.shape, how.sums)  # noqa: E731
-    sums = jax.lax.fori_loop(0, count, body, tuple(map(zeros, (cut.q, cut.k, cut.v))))
-    real = slice(how.window, how.window + q.shape[2])
-    grads = (x[:, :, real].astype(like.dtype) for x, like in zip(sums, (q, k, v), strict=True))
+    zeros = lambda x: jnp.zeros(x.shape, settings.sum_dtype)  # noqa: E731
+    padded_grads = jax.lax.fori_loop(
+        0, count, body, tuple(map(zeros, (padded.q, padded.k, padded.v)))
+    )
+    # Cut off the padding that `_PaddedTokens` added on both sides.
+    unpadded = slice(settings.window, settings.window + q.shape[2])
+    grads = (
+        x[:, :, unpadded].astype(primal.dtype)
+        for x, primal in zip(padded_grads, (q, k, v), strict=True)
+    )
     return (*grads, None)
 
 
-_grouped.defvjp(_forward, _backward)
+_attend_sorted.defvjp(_forward, _backward)
 
 
-class _Cut:
-    """Sorted arrays with room for the windows of the first and the last chunk."""
+class _PaddedTokens:
+    """Sorted arrays, padded so that the windows of the first and last chunks are in bounds."""
 
-    def __init__(self, how: _How, q: jax.Array, k: jax.Array, v: jax.Array, tags: jax.Array):
-        room = [(0, 0), (0, 0), (how.window, how.chunk + how.ahead), (0, 0)]
-        self.q, self.k, self.v = (jnp.pad(each, room) for each in (q, k, v))
-        self.tags = jnp.pad(tags, room, constant_values=-1)
-        self.behind, self.rows = how.window, how.chunk
-        self.columns = how.window + how.chunk + how.ahead
+    def __init__(
+        self, settings: _PassSettings, q: jax.Array, k: jax.Array, v: jax.Array, tags: jax.Array
+    ):
+        padding = [
+            (0, 0),
+            (0, 0),
+            (settings.window, settings.chunk_size + settings.lookahead),
+            (0, 0),
+        ]
+        self.q, self.k, self.v = (jnp.pad(each, padding) for each in (q, k, v))
+        self.tags = jnp.pad(tags, padding, constant_values=-1)
+        self.behind, self.rows = settings.window, settings.chunk_size
+        self.columns = settings.window + settings.chunk_size + settings.lookahead
 
     def arrays(
         self, start: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:  # [B, N] -> [B, N, R or C, H]
-        """Queries, keys and values of a chunk."""
-        k, v = (_take(each, start, self.columns) for each in (self.k, self.v))
-        return _take(self.q, start + self.behind, self.rows), k, v
+        """Return the queries, keys and values of a chunk."""
+        k, v = (_slice(each, start, self.columns) for each in (self.k, self.v))
+        return _slice(self.q, start + self.behind, self.rows), k, v
 
     def tags_of(self, start: jax.Array) -> tuple[jax.Array, jax.Array]:  # [B, N, R or C, 1 + F]
-        """Of a chunk's queries and keys."""
-        return _take(self.tags, start + self.behind, self.rows), _take(
+        """Return the tags of the queries and of the keys of a chunk."""
+        return _slice(self.tags, start + self.behind, self.rows), _slice(
             self.tags, start, self.columns
         )
 
 
-def _look(
-    how: _How,
+def _attend_chunk(
+    settings: _PassSettings,
     q: jax.Array,  # [B, N, R, H]
     k: jax.Array,  # [B, N, C, H]
     v: jax.Array,  # [B, N, C, H of values]
     tags_q: jax.Array,  # [B, N, R, 1 + F]
     tags_k: jax.Array,  # [B, N, C, 1 + F]
 ) -> PartialAttention:  # y [B, N, R, H of values], not rounded
-    """One chunk: the key in column `window` stands where the first query does."""
-    scores = precise_einsum("BNRH,BNCH->BNRC", q, k, how.operands, how.sums)
-    scores = scores.astype(how.softmax_dtype) * how.scale
-    if how.gain is not None:
-        gained = how.gain(tags_q[..., 1:], tags_k[..., 1:])
-        scores = scores + gained.astype(scores.dtype)
-    back = how.window + jnp.arange(q.shape[2])[:, None] - jnp.arange(k.shape[2])[None, :]
-    near = (back < how.window) & (back > (-how.window if how.ahead else -1))
-    theirs = tags_q[..., :1]
-    seen = near[None, None] & (theirs == tags_k[..., 0][..., None, :]) & (theirs >= 0)
-    weights, lse = softmax_where(scores, seen)
-    weights = weights.astype(how.sums)
+    """Attend within one chunk. Key column `window` is the first query's own key."""
+    scores = precise_einsum("BNRH,BNCH->BNRC", q, k, settings.operand_dtype, settings.sum_dtype)
+    scores = scores.astype(settings.softmax_dtype) * settings.scale
+    if settings.score_bias_fn is not None:
+        bias = settings.score_bias_fn(tags_q[..., 1:], tags_k[..., 1:])
+        scores = scores + bias.astype(scores.dtype)
+    # Row r is key column window + r, so this is the distance in members (positive: key before).
+    distance = settings.window + jnp.arange(q.shape[2])[:, None] - jnp.arange(k.shape[2])[None, :]
+    in_window = (distance < settings.window) & (
+        distance > (-settings.window if settings.lookahead else -1)
+    )
+    query_groups = tags_q[..., :1]
+    visible = (
+        in_window[None, None] & (query_groups == tags_k[..., 0][..., None, :]) & (query_groups >= 0)
+    )
+    weights, lse = softmax_where(scores, visible)
+    weights = weights.astype(settings.sum_dtype)
     return PartialAttention(
-        precise_einsum("BNRC,BNCH->BNRH", weights, v, how.operands, how.sums), lse
+        precise_einsum("BNRC,BNCH->BNRH", weights, v, settings.operand_dtype, settings.sum_dtype),
+        lse,
     )
 
 
-def _chunks(
+def _chunk_starts(
     groups: jax.Array,  # [B, N, T] sorted
     size: int,
 ) -> tuple[jax.Array, jax.Array]:  # [B, N, T], a number
-    """Where chunks start, in order (T: there is no more), and the most chunks of any row."""
+    """Return the sorted start of each chunk (T: none) and the largest number of chunks in a row."""
     length = groups.shape[2]
     index = jnp.arange(length)[None, None, :]
-    first = jnp.pad(
+    is_group_start = jnp.pad(
         groups[..., 1:] != groups[..., :-1], ((0, 0), (0, 0), (1, 0)), constant_values=True
     )
-    member = index - jax.lax.cummax(jnp.where(first, index, 0), axis=2)
-    begins = (member % size == 0) & (groups >= 0)
-    return jnp.sort(jnp.where(begins, index, length), axis=-1), begins.sum(-1).max()
+    member_index = index - jax.lax.cummax(jnp.where(is_group_start, index, 0), axis=2)
+    # A chunk starts at every `size`-th member of a group.
+    is_chunk_start = (member_index % size == 0) & (groups >= 0)
+    return jnp.sort(jnp.where(is_chunk_start, index, length), axis=-1), is_chunk_start.sum(-1).max()
 
 
-def _take(x: jax.Array, start: jax.Array, size: int) -> jax.Array:  # [B, N, T, ...], [B, N]
+def _slice(x: jax.Array, start: jax.Array, size: int) -> jax.Array:  # [B, N, T, ...], [B, N]
     one = lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, size)  # noqa: E731
     return jax.vmap(jax.vmap(one))(x, start)
 
 
-def _put(x: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+def _update_slice(x: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
     one = lambda row, part, at: jax.lax.dynamic_update_slice_in_dim(row, part, at, 0)  # noqa: E731
     return jax.vmap(jax.vmap(one))(x, new, start)
 
 
-def _add(x: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-    return _put(x, _take(x, start, new.shape[2]) + new.astype(x.dtype), start)
+def _add_to_slice(x: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+    return _update_slice(x, _slice(x, start, new.shape[2]) + new.astype(x.dtype), start)

@@ -1,12 +1,8 @@
-"""The n-th largest entry of each row, exactly, without sorting.
+"""Attention to selected keys, one block of queries at a time.
 
-Queries a block at a time, so that what each needs of all keys never exists for all of them.
-
-A softmax over the keys that each query has chosen for itself.
-
-Attention to the last members of each query's group among the keys of a cache.
-
-Softmax attention to the keys that score highest for each query (Gupta et al. 2021).
+Scores of a block of queries against all keys exist only while the block is processed, so memory is
+linear in T. Two selections: the k highest scores (Gupta et al. 2021) and the last members of a
+group among cached keys.
 """
 
 from collections.abc import Callable
@@ -29,32 +25,34 @@ def nth_largest(
     x: jax.Array,  # [..., S]
     n: int,  # n, from 1 to S
 ) -> jax.Array:  # [..., 1]
-    """Bit by bit from the highest on: each bit stays if n entries are as large with it.
+    """Return the n-th largest entry of each row, exactly and without sorting.
 
-    That is 32 comparisons of each entry. XLA sorts rows to find their largest entries, which takes
-    twenty times as long on a CPU. Not for rows with NaN.
+    Build its bits from the highest to the lowest: a bit is set if at least n entries are as large
+    as the number with it. This takes 32 comparisons per entry. `jax.lax.top_k` sorts each row,
+    which takes twenty times as long on a CPU. Rows must not contain NaN.
     """
-    wide = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
-    top = jnp.uint32(1 << (FLOAT32_BITS - 1))
-    # As unsigned numbers in the order of the floats: negative ones have all bits flipped.
-    ordered = jnp.where(wide >= top, ~wide, wide | top)
+    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    sign_bit = jnp.uint32(1 << (FLOAT32_BITS - 1))
+    # Map floats to unsigned integers in the same order: set the sign bit of positive numbers, flip
+    # all bits of negative ones.
+    ordered = jnp.where(bits >= sign_bit, ~bits, bits | sign_bit)
 
-    def settle(step: jax.Array, found: jax.Array) -> jax.Array:
+    def try_bit(step: jax.Array, result: jax.Array) -> jax.Array:
         bit = jnp.uint32(1) << jnp.uint32(FLOAT32_BITS - 1 - step)
-        more = found | bit
-        enough = jnp.sum(ordered >= more, axis=-1, keepdims=True) >= n
-        return jnp.where(enough, more, found)
+        candidate = result | bit
+        is_reached = jnp.sum(ordered >= candidate, axis=-1, keepdims=True) >= n
+        return jnp.where(is_reached, candidate, result)
 
-    found = jax.lax.fori_loop(0, FLOAT32_BITS, settle, jnp.zeros_like(ordered[..., :1]))
-    back = jnp.where(found >= top, found ^ top, ~found)
-    return jax.lax.bitcast_convert_type(back, jnp.float32).astype(x.dtype)
+    result = jax.lax.fori_loop(0, FLOAT32_BITS, try_bit, jnp.zeros_like(ordered[..., :1]))
+    float_bits = jnp.where(result >= sign_bit, result ^ sign_bit, ~result)
+    return jax.lax.bitcast_convert_type(float_bits, jnp.float32).astype(x.dtype)
 
 
 QUERY_BLOCK_SIZE = 128
 
 
 SAVED_QUERY_BLOCK_RESIDUALS = "kept of a block of queries"
-"""The name (`checkpoint_name`) of what the backward pass does not compute again."""
+"""Checkpoint name of the values that the backward pass reads instead of recomputing them."""
 
 
 def map_query_blocks(
@@ -63,42 +61,47 @@ def map_query_blocks(
     *,
     block_size: int = QUERY_BLOCK_SIZE,
 ) -> jax.Array:  # [B, T, ...]
-    """`attend(number of the block, *blocks [B, R, ...])` -> [B, R, ...], one block after the other.
+    """Apply `attend(block_index, *blocks [B, R, ...]) -> [B, R, ...]` to one block after the other.
 
-    The last is filled up with zeros. The backward pass computes each block again, but for `KEPT`.
+    The last block is padded with zeros. The backward pass recomputes each block, except values
+    named `SAVED_QUERY_BLOCK_RESIDUALS`.
     """
     length = queries[0].shape[1]
-    size = min(block_size, length)
-    count = -(-length // size)
+    block_length = min(block_size, length)
+    num_blocks = -(-length // block_length)
 
-    def cut(x: jax.Array) -> jax.Array:  # [blocks, B, R, ...]
-        room = [(0, 0), (0, count * size - length)] + [(0, 0)] * (x.ndim - 2)
-        return jnp.moveaxis(jnp.pad(x, room).reshape(len(x), count, size, *x.shape[2:]), 1, 0)
+    def split(x: jax.Array) -> jax.Array:  # [blocks, B, R, ...]
+        padding = [(0, 0), (0, num_blocks * block_length - length)] + [(0, 0)] * (x.ndim - 2)
+        return jnp.moveaxis(
+            jnp.pad(x, padding).reshape(len(x), num_blocks, block_length, *x.shape[2:]), 1, 0
+        )
 
-    def one(inputs: tuple[Any, ...]) -> jax.Array:
-        kept = jax.checkpoint_policies.save_only_these_names(SAVED_QUERY_BLOCK_RESIDUALS)
-        return jax.checkpoint(attend, policy=kept)(*inputs)
+    def attend_block(inputs: tuple[Any, ...]) -> jax.Array:
+        policy = jax.checkpoint_policies.save_only_these_names(SAVED_QUERY_BLOCK_RESIDUALS)
+        return jax.checkpoint(attend, policy=policy)(*inputs)
 
-    y = jnp.moveaxis(jax.lax.map(one, (jnp.arange(count), *map(cut, queries))), 0, 1)
-    return y.reshape(len(y), count * size, *y.shape[3:])[:, :length]
+    y = jnp.moveaxis(
+        jax.lax.map(attend_block, (jnp.arange(num_blocks), *map(split, queries))), 0, 1
+    )
+    return y.reshape(len(y), num_blocks * block_length, *y.shape[3:])[:, :length]
 
 
 def softmax_where(
     scores: jax.Array,  # [..., S]
     where: jax.Array,  # [..., S] booleans
 ) -> tuple[jax.Array, jax.Array]:  # [..., S], [...]
-    """Weights, and the logarithm of the sum of the exponents of what is chosen.
+    """Return softmax weights over the entries where `where` is True, and their log-sum-exp.
 
-    Of a query that has chosen nothing: zeros and -inf, and no gradient.
+    A row without such entries gets zero weights, -inf and no gradient.
     """
     scores = jnp.where(where, scores, -jnp.inf)
-    largest = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
-    largest = jnp.where(jnp.isfinite(largest), largest, 0)
-    raised = jnp.exp(scores - largest)
-    total = raised.sum(-1, keepdims=True)
-    some = total > 0
-    total = jnp.where(some, total, 1)
-    return raised / total, jnp.where(some, largest + jnp.log(total), -jnp.inf)[..., 0]
+    max_score = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
+    max_score = jnp.where(jnp.isfinite(max_score), max_score, 0)
+    exp_scores = jnp.exp(scores - max_score)
+    total = exp_scores.sum(-1, keepdims=True)
+    has_entries = total > 0
+    total = jnp.where(has_entries, total, 1)
+    return exp_scores / total, jnp.where(has_entries, max_score + jnp.log(total), -jnp.inf)[..., 0]
 
 
 def attend_last_group_members(
@@ -113,26 +116,27 @@ def attend_last_group_members(
     scale: float,
     softmax_dtype: str = "float32",
 ) -> jax.Array:  # [B, T, N, H of values]
-    """What `attend_grouped` computes under a causal mask, for queries behind those of a cache."""
-    theirs = jnp.swapaxes(key_groups, 1, 2)[:, :, None]  # [B, N, 1, S]
+    """Compute causal `attend_grouped` for new queries over cached keys."""
+    grouped_keys = jnp.swapaxes(key_groups, 1, 2)[:, :, None]  # [B, N, 1, S]
     index = jnp.arange(k.shape[1])[None, None, None, :]
-    operands, sums = q.dtype, accumulation_dtype(q.dtype, softmax_dtype)
+    operand_dtype, sum_dtype = q.dtype, accumulation_dtype(q.dtype, softmax_dtype)
 
-    def one(
-        row: jax.Array,
+    def attend_block(
+        block_index: jax.Array,
         q: jax.Array,  # [B, R, N, H]
         groups: jax.Array,  # [B, R, N]
         positions: jax.Array,  # [B, R]
     ) -> jax.Array:  # [B, R, N, H of values]
-        same = jnp.swapaxes(groups, 1, 2)[..., None] == theirs
-        before = same & (index <= positions[:, None, :, None])
-        count = jnp.cumsum(before, axis=-1)
-        last = before & (count[..., -1:] - count < window)
-        scores = dot_product_scores(q, k, operands, sums).astype(softmax_dtype) * scale
-        weights = softmax_where(scores, last)[0].astype(sums)
-        return weighted_values(weights, v, operands, sums).astype(v.dtype)
+        same_group = jnp.swapaxes(groups, 1, 2)[..., None] == grouped_keys
+        earlier = same_group & (index <= positions[:, None, :, None])
+        # The last `window` members are those with fewer than `window` members after them.
+        member_count = jnp.cumsum(earlier, axis=-1)
+        in_window = earlier & (member_count[..., -1:] - member_count < window)
+        scores = dot_product_scores(q, k, operand_dtype, sum_dtype).astype(softmax_dtype) * scale
+        weights = softmax_where(scores, in_window)[0].astype(sum_dtype)
+        return weighted_values(weights, v, operand_dtype, sum_dtype).astype(v.dtype)
 
-    return map_query_blocks(one, (q, groups, positions))
+    return map_query_blocks(attend_block, (q, groups, positions))
 
 
 def attend_top_k(
@@ -140,50 +144,57 @@ def attend_top_k(
     k: jax.Array,  # [B, S, K, H]
     v: jax.Array,  # [B, S, K, H of values]
     mask: Mask,
-    scoring: ScoreSpec,
+    score_spec: ScoreSpec,
     keys_per_query: int,
     *,
     block_size: int = QUERY_BLOCK_SIZE,
 ) -> jax.Array:  # [B, T, N, H of values]
-    """Each query averages the values of its `keys_per_query` keys, in blocks of queries (section 2)."""
-    queries, keys = q.shape[1], k.shape[1]
-    tiling = Tiling(queries, keys, min(block_size, queries), keys, lookback=None, lookahead=None)
-    given, dtype = pad_mask(mask, tiling), v.dtype
-    # All blocks of queries add to the gradients of the keys: as float32, rounded once.
-    scoring, (q, k, v) = scoring.widen(q, k, v)
+    """Attend from each query to its `keys_per_query` highest-scoring keys (section 2)."""
+    num_queries, num_keys = q.shape[1], k.shape[1]
+    tiling = Tiling(
+        num_queries, num_keys, min(block_size, num_queries), num_keys, lookback=None, lookahead=None
+    )
+    padded_mask, dtype = pad_mask(mask, tiling), v.dtype
+    # All blocks of queries add to the gradients of the keys: widen first, so that the sum is
+    # rounded once.
+    score_spec, (q, k, v) = score_spec.widen(q, k, v)
 
-    def one(row: jax.Array, q: jax.Array) -> jax.Array:
-        weights = top_k_weights(q, k, tile_mask(given, tiling, row, 0), scoring, keys_per_query)
+    def attend_block(block_index: jax.Array, q: jax.Array) -> jax.Array:
+        weights = top_k_weights(
+            q, k, tile_mask(padded_mask, tiling, block_index, 0), score_spec, keys_per_query
+        )
         return apply_top_k_weights(
-            weights, v, scoring._replace(dropout_rngs=fold_in(scoring.dropout_rngs, row))
+            weights,
+            v,
+            score_spec._replace(dropout_rngs=fold_in(score_spec.dropout_rngs, block_index)),
         )
 
-    return map_query_blocks(one, (q,), block_size=block_size).astype(dtype)
+    return map_query_blocks(attend_block, (q,), block_size=block_size).astype(dtype)
 
 
 def apply_top_k_weights(
     weights: jax.Array,  # [B, N, T, S]
     v: jax.Array,  # [B, S, K, H of values]
-    scoring: ScoreSpec,
+    score_spec: ScoreSpec,
 ) -> jax.Array:  # [B, T, N, H of values]
-    """The average of the values under the weights, some of which are dropped."""
-    operands = scoring.operand_dtype_of(v)
-    sums = accumulation_dtype(operands, scoring.softmax_dtype)
-    dropped = dropout(weights, scoring.dropout_rate, scoring.dropout_rngs).astype(sums)
-    return weighted_values(dropped, v, operands, sums).astype(v.dtype)
+    """Apply dropout to the weights and return the weighted sum of the values."""
+    operand_dtype = score_spec.operand_dtype_of(v)
+    sum_dtype = accumulation_dtype(operand_dtype, score_spec.softmax_dtype)
+    dropped = dropout(weights, score_spec.dropout_rate, score_spec.dropout_rngs).astype(sum_dtype)
+    return weighted_values(dropped, v, operand_dtype, sum_dtype).astype(v.dtype)
 
 
 def top_k_weights(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, S, K, H]
     mask: Mask,
-    scoring: ScoreSpec,
+    score_spec: ScoreSpec,
     keys_per_query: int,
 ) -> jax.Array:  # [B, N, T, S]
-    """The softmax over the `keys_per_query` highest scores that the mask shows; of all others zero."""
-    scores = scoring.compute_scores(q, k, *mask.resolved_positions(q.shape[1], k.shape[1]))
-    chosen = top_k_mask(scores, dense_mask(mask, q.shape[1], k.shape[1])[:, None], keys_per_query)
-    return softmax_where(scores, chosen)[0]
+    """Return softmax weights over the k highest visible scores, zero elsewhere."""
+    scores = score_spec.compute_scores(q, k, *mask.resolved_positions(q.shape[1], k.shape[1]))
+    selected = top_k_mask(scores, dense_mask(mask, q.shape[1], k.shape[1])[:, None], keys_per_query)
+    return softmax_where(scores, selected)[0]
 
 
 def top_k_mask(
@@ -191,11 +202,12 @@ def top_k_mask(
     visible: jax.Array,  # [B or 1, 1, T, S] booleans
     keys_per_query: int,
 ) -> jax.Array:  # [B, N, T, S] booleans
-    """The `keys_per_query` highest scores of each query, of those seen; of equal ones the first keys."""
+    """Return a mask of the k highest visible scores per query. Ties go to the lower index."""
     scores = jnp.where(visible, jax.lax.stop_gradient(scores), -jnp.inf)
-    least = checkpoint_name(
+    threshold = checkpoint_name(
         nth_largest(scores, min(keys_per_query, scores.shape[-1])), SAVED_QUERY_BLOCK_RESIDUALS
     )
-    above, equal = scores > least, scores == least
-    room = keys_per_query - above.sum(-1, keepdims=True)
-    return visible & (above | (equal & (jnp.cumsum(equal, axis=-1) <= room)))
+    # Fill the remaining places with ties, lowest index first.
+    above, equal = scores > threshold, scores == threshold
+    num_ties = keys_per_query - above.sum(-1, keepdims=True)
+    return visible & (above | (equal & (jnp.cumsum(equal, axis=-1) <= num_ties)))

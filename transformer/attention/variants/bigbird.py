@@ -1,10 +1,7 @@
-"""Which blocks of keys a block of queries sees in BigBird (Zaheer et al. 2020, section 2).
+"""BigBird: global, window and random blocks (Zaheer et al. 2020, section 2).
 
-Blocks go by the index of their tokens: global ones, a window, and some at random.
-
-BigBird: global, window and random blocks (Zaheer et al. 2020).
-
-How many keys a query sees under a pattern, on average over a sequence.
+Blocks are cut by row index. A table of random blocks, drawn with NumPy from the seed and the layer,
+is a constant of the layer.
 """
 
 import functools
@@ -51,8 +48,11 @@ def draw_random_blocks(
     num_random_blocks: int,  # r, drawn for each block of queries
     num_window_blocks: int,  # blocks of the window: these are not drawn,
     num_global_blocks: int,  # nor the first ones, which are global
-) -> np.ndarray:  # [N, R, r] ints; -1 where there are not so many
-    """The same for the same seed and layer, on every machine and version of NumPy."""
+) -> np.ndarray:  # [N, R, r] ints; -1: fewer candidates than r
+    """Draw the random blocks of each query block, deterministic in seed and layer.
+
+    The legacy NumPy generator is used because its stream is frozen across machines and versions.
+    """
     random = np.random.RandomState([seed, layer])  # the legacy generator never changes its stream
     table = np.full((num_heads, num_blocks, num_random_blocks), -1, np.int32)
     every = np.arange(num_blocks)
@@ -73,9 +73,10 @@ def select_blocks(
     global_last_block: jax.Array | None,  # [B or 1] the block that is global beside the first ones
     causal: bool,
 ) -> jax.Array:  # [B or 1, N, blocks, m], none of them twice; -1: none
-    """Of each block of queries: the global blocks, its window, and its row of the table.
+    """Return, per query block: global blocks, window blocks and random blocks, without duplicates.
 
-    Behind the table's R rows it starts again: each stretch of R blocks draws from itself.
+    The table of random blocks covers R query blocks and repeats after them with shifted indices, so
+    each stretch of R blocks draws from itself.
     """
     own, rows = jnp.arange(num_blocks), random_blocks.shape[1]
     drawn = jnp.asarray(random_blocks)[:, own % rows]
@@ -105,7 +106,7 @@ def last_nonempty_block(
     length: int,  # T
     block_size: int,
 ) -> jax.Array:  # [B or 1]
-    """The last block with a token that is no padding."""
+    """Return the last block that contains a token."""
     if segments is None:
         return jnp.full((1,), (length - 1) // block_size)
     index = jnp.where(segments != 0, jnp.arange(length)[None, :], 0)
@@ -113,7 +114,7 @@ def last_nonempty_block(
 
 
 class BigBird(Mixer):
-    """Softmax attention over chosen blocks; of global queries, over all."""
+    """Softmax over selected blocks; global queries attend to all keys."""
 
     config: BigBirdConfig
 
@@ -123,7 +124,7 @@ class BigBird(Mixer):
 
     @staticmethod
     def constants(config: BigBirdConfig, layer: int, width: int) -> np.ndarray:  # [N, R, r]
-        """The random blocks of a layer."""
+        """Draw the random blocks of a layer."""
         rows = -(-config.random_block_span // config.block_size)
         counts = (config.num_random_blocks, config.num_window_blocks, config.num_global_blocks)
         return draw_random_blocks(config.seed, layer, config.num_heads, rows, *counts)
@@ -134,7 +135,7 @@ class BigBird(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> KVCache:
-        """Of all tokens: which blocks a later one will see is not known before."""
+        """Return a cache for all tokens: later queries may select any block."""
         config, dtype = self.config, self.context.precision.compute
         shape = (
             batch,
@@ -190,7 +191,10 @@ class BigBird(Mixer):
         cache: KVCache,  # of S tokens, the new ones among them
         random_blocks: Any,  # [N, R, r]
     ) -> jax.Array:  # [B, T, N, H]
-        """A few queries each gather the blocks they see; many go by blocks, as without a cache."""
+        """Attend from new tokens to cached ones.
+
+        A few queries gather their own blocks. Many queries go by blocks, as without a cache.
+        """
         (batch, tokens), length, block = q.shape[:2], cache.keys.shape[1], self.config.block_size
         here = jnp.broadcast_to(positions, (batch, tokens))
         chosen = self.selected_blocks(mask, length, random_blocks)
@@ -211,7 +215,7 @@ class BigBird(Mixer):
 
     @nn.nowrap
     def global_last_block(self, mask: Mask, length: int) -> jax.Array | None:  # [B or 1]
-        """The last block, if it is global."""
+        """Return the last block if it is global, else None."""
         if mask.pattern.causal or not self.config.last_block_is_global:
             return None
         return last_nonempty_block(token_segments(mask, length), length, self.config.block_size)
@@ -220,7 +224,7 @@ class BigBird(Mixer):
     def selected_blocks(
         self, mask: Mask, length: int, random_blocks: jax.Array
     ) -> jax.Array:  # [B or 1, N, blocks, m]
-        """The blocks that each block of queries sees."""
+        """Return the key blocks of each query block."""
         config = self.config
         counts = (
             -(-length // config.block_size),
@@ -232,7 +236,7 @@ class BigBird(Mixer):
 
     @nn.nowrap
     def global_token_indices(self, mask: Mask, length: int) -> jax.Array:  # [B or 1, n]
-        """The tokens of global blocks; T where there is none."""
+        """Return the indices of the tokens in global blocks; T marks an unused slot."""
         block, last = self.config.block_size, self.global_last_block(mask, length)
         # Under a causal mask the first blocks see but themselves, which all blocks have chosen.
         first = 0 if mask.pattern.causal and mask.pattern.ordered else self.config.num_global_blocks
@@ -249,7 +253,7 @@ class BigBird(Mixer):
         heads: QKV,
         inputs: MixerInputs,
     ) -> jax.Array:  # [B or 1, N, T, T] booleans
-        """Chosen blocks token by token, and the rows of global ones."""
+        """Return the pattern token by token: selected blocks, and full rows of global tokens."""
         length, block = heads.q.shape[1], self.config.block_size
         chosen = self.selected_blocks(inputs.mask, length, inputs.constants)
         blocks = jnp.arange(chosen.shape[2])
@@ -267,7 +271,7 @@ MIXERS[BigBirdConfig.kind] = BigBird
 
 
 def bigbird_visible_keys(config: BigBirdConfig, length: int) -> MeanVisibleKeys:
-    """The chosen blocks, as layer 0 draws them, and all of them for the global ones."""
+    """Average over the selected blocks of layer 0; global queries see all keys."""
     own = np.arange(-(-length // config.block_size))
     sizes = np.minimum(config.block_size, length - own * config.block_size)
     counts = (config.num_random_blocks, config.num_window_blocks, config.num_global_blocks)

@@ -1,4 +1,7 @@
-"""Settings of the variants of attention. Imports nothing that computes."""
+"""Settings of attention whose pattern depends on the content: hashing, clustering, top-k.
+
+Importing this module loads no JAX.
+"""
 
 import dataclasses
 from typing import ClassVar
@@ -10,17 +13,17 @@ from transformer.validation import check_at_least, check_fraction
 
 @dataclasses.dataclass(frozen=True)
 class SharedQueryKeyConfig(MultiHeadConfig):
-    """What their configurations have in common: a head of keys for each of queries."""
+    """Settings of mixers that use one projection for queries and keys, so that N = K."""
 
     position: NoPosition | RoPE = NoPosition()
-    """What queries and keys know of each other's positions."""
+    """Position information of queries and keys."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.resolved_num_kv_heads != self.num_heads:
             raise ValueError(
-                f"{self.kind}.num_kv_heads {self.num_kv_heads}: queries are keys too, so there are as many "
-                "heads of both; leave it at 0"
+                f"{self.kind}.num_kv_heads {self.num_kv_heads}: queries are keys too, so there "
+                "are as many heads of both; leave it at 0"
             )
         if self.qk_norm is not None:
             raise ValueError(
@@ -31,89 +34,94 @@ class SharedQueryKeyConfig(MultiHeadConfig):
 
 @dataclasses.dataclass(frozen=True)
 class ReformerConfig(SharedQueryKeyConfig):
-    """Attention by locality-sensitive hashing, with shared queries and keys.
+    """Attention by locality-sensitive hashing, with shared queries and keys (Kitaev et al. 2020).
 
-    The paper sorts tokens by bucket and cuts the sorted row into chunks, each of which looks at
-    itself and one back. So a later token moves chunk boundaries, and with them what earlier ones
-    see: under a causal mask the future leaks through the choice of keys. Here a query sees the last
-    `window` members of its bucket instead, which only the past decides. Documents of a pack are
-    hashed alike but never meet.
+    Difference from the paper: it sorts tokens by bucket and cuts the sorted row into chunks, and
+    each chunk attends to itself and to the previous one. A later token then moves the chunk
+    boundaries and changes which keys earlier queries see, so the choice of keys leaks the future
+    under a causal mask. Here a query sees the last `window` members of its bucket, which depend on
+    the past only. Packed documents use the same hashes but separate buckets.
     """
 
     kind: ClassVar[str] = "reformer"
 
     num_buckets: int = 32
-    """An even number, of one hash."""
+    """Buckets per hash; an even number."""
     num_hashes: int = 4
-    """Hashes; a query sees what any of them brings together with it."""
+    """Number of hash rounds. A query sees the keys that any round puts into its bucket."""
     window: int = 64
-    """Members of its bucket that a query sees in a round, itself among them. Without a causal mask
-    as many of those after it."""
+    """Members of its bucket that a query sees per round, including itself. Without a causal mask,
+    also the window - 1 members after it."""
     seed: int = 0
-    """Of the rotations, together with the layer's number."""
+    """Seed of the random rotations, combined with the layer index."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("num_buckets", 2), ("num_hashes", 1), ("window", 1), ("seed", 0)):
-            check_at_least(f"reformer.{name}", getattr(self, name), least)
+        check_at_least("reformer.num_buckets", self.num_buckets, 2)
+        check_at_least("reformer.num_hashes", self.num_hashes, 1)
+        check_at_least("reformer.window", self.window, 1)
+        check_at_least("reformer.seed", self.seed, 0)
         if self.num_buckets % 2:
             raise ValueError(
-                f"reformer.num_buckets {self.num_buckets}: half of them are opposite to the others; "
-                "give an even number"
+                f"reformer.num_buckets {self.num_buckets}: half of them are opposite to the "
+                "others; give an even number"
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class RoutingAttentionConfig(SharedQueryKeyConfig):
-    """Attention within clusters of layer-normed queries and keys (section 4.1 of the paper).
+    """Attention within k-means clusters of queries and keys (Roy et al. 2021, section 4.1).
 
-    The paper gives each cluster the tokens of the whole row that are nearest to it, under a causal
-    mask too: then a later token may take an earlier one's place, and the future leaks. Here, unless
-    `balanced`, each token goes to its nearest centroid, and a query sees the last members of its
-    cluster, which only the past decides. The paper moves centroids by moving averages; here the
-    gradient of an auxiliary loss does. There, half of the heads look at a local window in place of
-    a cluster: give layers of `sliding_window` between.
+    Differences from the paper:
+    - The paper gives each cluster its nearest tokens of the whole row, under a causal mask too. A
+      later token can then displace an earlier one, which leaks the future. Here, unless
+      `balanced`, each token joins its nearest centroid and a query sees the last members of its
+      cluster, which depend on the past only.
+    - The paper updates centroids by moving averages. Here an auxiliary loss trains them.
+    - The paper gives half of the heads a local window. Here, alternate with layers of
+      `sliding_window`.
     """
 
     kind: ClassVar[str] = "routing"
 
     num_clusters: int = 16
-    """E, of each head. The paper advises sqrt(T)."""
+    """E, clusters per head. The paper recommends about sqrt(T)."""
     window: int = 256
-    """Members of its cluster that a query sees, itself among them: the last ones under a causal
-    mask, without it as many after it too. Balanced: the size of a cluster."""
+    """Members of its cluster that a query sees, including itself: the last ones under a causal
+    mask, otherwise also the window - 1 after it. With `balanced`: the size of a cluster."""
     balanced: bool = False
-    """Whether each cluster takes the `window` queries and keys nearest to it (algorithm 1). Without
-    a causal mask alone; keys have a projection of their own. A query in several clusters sees the
-    keys of all in one softmax, one in no cluster gets zeros. Padding is in none and takes no place:
-    a padded row is the same as without. Documents of a pack would take places from each other, so
-    segments are refused where it is not known that a row is one document, as a classifier's is."""
+    """Give each cluster its `window` nearest queries and keys (algorithm 1). Not under a causal
+    mask. Keys get a projection of their own. A query in several clusters attends to the keys of
+    all of them in one softmax; a query in none gets zeros. Padding joins no cluster. Packed
+    documents would displace each other's tokens, so segments are rejected unless each row is known
+    to hold one document, as in a classifier."""
     centroid_loss_weight: float = 0.01
-    """Coefficient of the loss that draws each centroid to the mean of its tokens. It is the only
-    gradient that centroids have, and none of the tokens' own."""
+    """Weight of the loss that pulls each centroid to the mean of its tokens. Centroids get no other
+    gradient, and tokens get none from this loss."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("num_clusters", 1), ("window", 1), ("centroid_loss_weight", 0)):
-            check_at_least(f"routing.{name}", getattr(self, name), least)
+        check_at_least("routing.num_clusters", self.num_clusters, 1)
+        check_at_least("routing.window", self.window, 1)
+        check_at_least("routing.centroid_loss_weight", self.centroid_loss_weight, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class TopKConfig(MultiHeadConfig):
-    """Softmax over the k highest scores of each query, of those that the mask shows.
+    """Softmax over the k highest scores of each query among the visible keys (Gupta et al. 2021).
 
-    Of equal scores the keys that stand first are taken. All scores are computed, so it takes time
-    in T^2, but a block of queries at a time: memory is linear in T.
+    All scores are computed, one block of queries at a time: time O(T^2), memory O(T). Ties go to
+    the key with the lower index.
     """
 
     kind: ClassVar[str] = "top_k"
 
     keys_per_query: int = 64
-    """k. A query that sees no more keys than this has all of them."""
+    """k, keys that a query attends to. A query that sees fewer keys attends to all of them."""
     position: NoPosition | RoPE = NoPosition()
-    """What queries and keys know of each other's positions. A memory's are not known."""
+    """Position information of queries and keys. Cross attention ignores it."""
     dropout: float = 0.0
-    """Of the attention weights."""
+    """Dropout rate of the attention weights, in [0, 1)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,6 @@
-"""What mixers of kernel attention have in common: which keys a query reads, and what is kept.
+"""Shared parts of kernel attention mixers: masks, caches and cross attention.
 
-They differ in their maps from queries and keys to features alone.
+Linear attention and Performer differ only in their feature map.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from transformer.baselines.cells import DocumentBoundaries, document_boundaries
 
 
 class MemoryKernelState(struct.PyTreeNode):
-    """Sums over a memory of one document: what one layer of cross attention keeps of it."""
+    """Cross-attention cache: the sums over a memory of one document."""
 
     state: KernelState
 
@@ -49,7 +49,7 @@ def kernel_score_flops(
     features: int,  # M
     directions: int,  # random vectors that each query and key meets; 0: none
 ) -> ScoreFlops:
-    """Features, their sums with values, and what a query reads of them, at whatever length."""
+    """Count FLOPs of features, of their sums with values and of reading them; independent of T."""
     head = config.resolved_head_dim(width)
     each = (config.num_heads + config.resolved_num_kv_heads) * (
         directions * head + features * (head + 1)
@@ -63,10 +63,13 @@ def attend_with_kernel(
     feature_map: FeatureMap,
     inputs: MixerInputs,
 ) -> tuple[jax.Array, Any]:  # [B, T, N, H], the cache
-    """Declares the weights of queries, keys and values of `module`, and applies them.
+    """Declare the query, key and value projections of `module` and apply kernel attention.
 
-    Under a causal mask the documents of a row are contiguous. Raises ValueError for weights, for
-    masks of more than causality, segments and lengths, and for a cache without a causal mask.
+    Under a causal mask, each document must be contiguous in its row.
+
+    Raises:
+      ValueError: attention weights are requested, the mask is more than causality, segments and
+        lengths, or a cache is given without a causal mask.
     """
     config, shared = module.config, module.context
     mask, memory, cache = inputs.mask, inputs.memory, inputs.cache
@@ -112,7 +115,7 @@ def _of_memory(
         if cache is None:
             return attend_bidirectional(q, k, v, feature_map, mask), None
         cache = MemoryKernelState(_whole(k, v, feature_map, _theirs(mask, k.shape[1])))
-    return read_state(feature_map(q.astype(ACCUMULATION_DTYPE)), cache.sums).astype(q.dtype), cache
+    return read_state(feature_map(q.astype(ACCUMULATION_DTYPE)), cache.state).astype(q.dtype), cache
 
 
 def attend_bidirectional(
@@ -122,7 +125,7 @@ def attend_bidirectional(
     feature_map: FeatureMap,
     mask: Mask,
 ) -> jax.Array:  # [B, T, N, H of values]
-    """Each query reads all keys of its document. Rows of several documents cost a causal pass."""
+    """Attend from each query to all keys of its document; packed rows cost a causal pass."""
     theirs = _theirs(mask, k.shape[1])
 
     def whole() -> jax.Array:
@@ -147,14 +150,14 @@ def _whole(
     feature_map: FeatureMap,
     theirs: jax.Array | None,  # [B or 1, S]
 ) -> KernelState:
-    """Over all keys but padding."""
+    """Sum over all keys except padding."""
     return sum_keys(
         feature_map(k.astype(ACCUMULATION_DTYPE)), v, None if theirs is None else theirs != 0
     )
 
 
 def _theirs(mask: Mask, length: int) -> jax.Array | None:  # [B or 1, S]
-    """Documents of the keys, 0 for padding; None: all are of one."""
+    """Return the document of each key, 0 for padding; None if all keys are in one document."""
     if mask.segments is None:
         return token_segments(mask, length)
     own = mask.segments if mask.key_segments is None else mask.key_segments
@@ -169,7 +172,10 @@ def _by_document(
     ours: jax.Array,  # [B or 1, T]
     theirs: jax.Array,  # [B or 1, S]
 ) -> jax.Array:  # [B, T, N, H of values]
-    """Keys and queries sorted by document, in each the keys first: then a causal pass sees all."""
+    """Sort tokens by document with keys before queries, then run a causal pass.
+
+    In that order every query comes after all keys of its document, so it sees all of them.
+    """
     batch, keys, queries = len(q), k.shape[1], q.shape[1]
     each = [jnp.broadcast_to(one, (batch, one.shape[1])) for one in (theirs, ours)]
     numbers = jnp.concatenate(each, axis=1)

@@ -1,4 +1,7 @@
-"""Settings of the variants of attention. Imports nothing that computes."""
+"""Settings of linear-time attention (kernels, low rank) and of Primer.
+
+Importing this module loads no JAX.
+"""
 
 import dataclasses
 from typing import ClassVar, Literal, get_args
@@ -10,12 +13,15 @@ from transformer.validation import check_at_least, check_choice, check_fraction
 
 @dataclasses.dataclass(frozen=True)
 class LinearAttentionConfig(MultiHeadConfig):
-    """Attention without softmax, a recurrence at decode (sections 3.2 to 3.4 of the paper)."""
+    """Attention with the feature map elu + 1 in place of a softmax (Katharopoulos et al. 2020).
+
+    Decoding is a recurrence with a state of constant size (sections 3.2 to 3.4).
+    """
 
     kind: ClassVar[str] = "linear"
 
     position: NoPosition | RoPE = NoPosition()
-    """What turns queries and keys before the features are made of them."""
+    """Position information of queries and keys, applied before the feature map."""
 
 
 ProjectionSharing = Literal["none", "heads", "key_value"]
@@ -23,36 +29,36 @@ ProjectionSharing = Literal["none", "heads", "key_value"]
 
 @dataclasses.dataclass(frozen=True)
 class LinformerConfig(MultiHeadConfig):
-    """softmax(q (E k)^T / sqrt(H)) (F v), with E and F of `rank` rows (equation 7).
+    """softmax(q (E k)^T / sqrt(H)) (F v) with `rank` rows in E and F (Wang et al. 2020, eq. 7).
 
-    For encoders: every projected key holds something of all tokens. Padded ones are zeroed first.
+    For encoders only: each projected key mixes all tokens. Padding is zeroed before projection.
     """
 
     kind: ClassVar[str] = "linformer"
 
     max_length: int = 256
-    """The longest input: E and F have a column for each position, of which shorter inputs take the
-    first."""
+    """Longest input, in tokens. E and F have one column per position; shorter inputs use the first
+    columns."""
     rank: int = 64
-    """How many keys there are in place of the T of a sequence: the paper's k."""
+    """Number of projected keys, k in the paper."""
     sharing: ProjectionSharing = "heads"
-    """Whether each head has an E and an F, all heads of a layer have the same, or E is F too
-    (section 4, additional efficiency techniques). Its layerwise sharing is not to be had: the
-    weights of a mixer are those of its layer."""
+    """none: an E and an F for each key-value head. heads: one E and one F per layer. key_value: one
+    matrix per layer for both (section 4). Sharing between layers is not supported."""
     max_documents: int = 2
-    """How many documents a row may hold, each projected by itself from its own first position, at
-    the cost of `rank` keys each; results of rows with more are not a number. Segments that only
-    tell of padding, as a classifier has them, need 2 all the same, as nobody knows what they tell
-    before the program runs. With 1 there is padding by `lengths` alone."""
+    """Documents per row. Each is projected separately, from its own first position, at the cost of
+    `rank` keys. Rows with more documents return NaN. Segments that only mark padding, as in a
+    classifier, also need 2, because the number of documents is unknown at compile time. With 1,
+    padding is given by `key_lengths` only."""
     position: NoPosition | RoPE = NoPosition()
-    """What turns queries and keys before the projection."""
+    """Position information of queries and keys, applied before the projection."""
     dropout: float = 0.0
-    """Of the attention weights."""
+    """Dropout rate of the attention weights, in [0, 1)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("max_length", "rank", "max_documents"):
-            check_at_least(f"linformer.{name}", getattr(self, name), 1)
+        check_at_least("linformer.max_length", self.max_length, 1)
+        check_at_least("linformer.rank", self.rank, 1)
+        check_at_least("linformer.max_documents", self.max_documents, 1)
         check_choice("linformer.sharing", self.sharing, get_args(ProjectionSharing))
         check_fraction("linformer.dropout", self.dropout)
 
@@ -62,29 +68,31 @@ FeatureMapKind = Literal["positive", "trigonometric", "relu"]
 
 @dataclasses.dataclass(frozen=True)
 class PerformerConfig(MultiHeadConfig):
-    """FAVOR+ (section 2): time and memory linear in T, for an error that falls as 1 / sqrt(M).
+    """FAVOR+ random features (Choromanski et al. 2021, section 2).
 
-    Weights under exp(-40) of what the two tokens' largest features would give may come out larger;
-    elsewhere features are as the formulas have them, with factors that cancel taken out.
-    Trigonometric features have no such bound: where weights are small their sums come near zero, of
-    either sign, and results are far off. They are there to be compared.
+    Time and memory are linear in T; the error of the softmax estimate falls as 1 / sqrt(M).
+
+    Positive features have a floor: a weight below exp(-40) of the product of the two tokens'
+    largest features may come out larger than the formula says. Trigonometric features have no such
+    bound. Where weights are small, their sums are close to zero with either sign and results are
+    inaccurate; they are included for comparison.
     """
 
     kind: ClassVar[str] = "performer"
 
     num_features: int = 128
-    """M. More are nearer to softmax, at a cost that grows with them."""
+    """M, number of features. More are closer to softmax and cost more time and memory."""
     feature_map: FeatureMapKind = "positive"
-    """Positive or trigonometric features, which estimate softmax, or ReLU, a kernel of its own."""
+    """positive, trigonometric: estimates of the softmax kernel. relu: a different kernel."""
     orthogonal: bool = True
-    """Whether random vectors stand at right angles, in blocks of H: a smaller error."""
+    """Draw random vectors in orthogonal blocks of H, which lowers the variance."""
     seed: int = 0
-    """Of the random vectors, one set for all heads of a layer."""
+    """Seed of the random vectors, which all heads of a layer share."""
     redraw_index: int = 0
-    """Count up to draw others. The vectors are the mixer's `constants`, arguments of a call: who
-    calls it may give new ones without compiling again."""
+    """Increase it to draw new vectors. They are the mixer's `constants`, inputs of a call, so new
+    ones need no recompilation."""
     position: NoPosition | RoPE = NoPosition()
-    """What turns queries and keys before the features are made of them."""
+    """Position information of queries and keys, applied before the feature map."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,34 +103,34 @@ class PerformerConfig(MultiHeadConfig):
                 f"performer.num_features {self.num_features}: sines and cosines come in pairs; "
                 "give an even number"
             )
-        for name in ("seed", "redraw_index"):
-            check_at_least(f"performer.{name}", getattr(self, name), 0)
+        check_at_least("performer.seed", self.seed, 0)
+        check_at_least("performer.redraw_index", self.redraw_index, 0)
 
     @property
     def num_random_vectors(self) -> int:
-        """How many random vectors M features take: sine and cosine share one."""
+        """Number of random vectors for M features: a sine and a cosine share one."""
         return self.num_features // 2 if self.feature_map == "trigonometric" else self.num_features
 
 
 @dataclasses.dataclass(frozen=True)
 class PrimerConfig(MixerConfig):
-    """Multi-DConv-head attention (section 4.2 and appendix A.3 of the paper).
+    """Multi-DConv-head attention (So et al. 2021, section 4.2 and appendix A.3).
 
-    Primer has it together with a feed-forward of squared ReLU.
+    Primer combines it with a squared-ReLU feed-forward.
     """
 
     kind: ClassVar[str] = "primer"
 
     num_heads: int = 8
-    """N."""
+    """N, number of heads."""
     head_dim: int = 0
-    """H; 0 means D / N."""
+    """H, width of a head. 0: D / N."""
     bias: bool = False
-    """Biases of the projections."""
+    """Add biases to the projections."""
     position: AttentionPosition = NoPosition()
-    """What queries and keys know of each other's positions, after the convolution."""
+    """Position information of queries and keys, applied after the convolution."""
     dropout: float = 0.0
-    """Of the attention weights."""
+    """Dropout rate of the attention weights, in [0, 1)."""
 
     def __post_init__(self) -> None:
         check_at_least("primer.num_heads", self.num_heads, 1)
@@ -132,11 +140,15 @@ class PrimerConfig(MixerConfig):
     def check_d_model(self, d_model: int) -> None:
         self.resolved_head_dim(d_model)
 
-    def resolved_head_dim(self, width: int) -> int:
-        """H for a model of width D. Raises ValueError if D / N is needed and is no integer."""
-        if not self.head_dim and width % self.num_heads:
+    def resolved_head_dim(self, d_model: int) -> int:
+        """Return H for a model of width D.
+
+        Raises:
+          ValueError: `head_dim` is 0 and N does not divide D.
+        """
+        if not self.head_dim and d_model % self.num_heads:
             raise ValueError(
-                f"primer.num_heads {self.num_heads}: does not divide the width {width}; "
+                f"primer.num_heads {self.num_heads}: does not divide the width {d_model}; "
                 "give a divisor of it, or set head_dim"
             )
-        return self.head_dim or width // self.num_heads
+        return self.head_dim or d_model // self.num_heads

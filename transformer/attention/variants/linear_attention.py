@@ -1,4 +1,4 @@
-"""Linear attention: weights are products of elu + 1 (Katharopoulos et al. 2020)."""
+"""Linear attention with the feature map elu + 1 (Katharopoulos et al. 2020)."""
 
 import jax
 import jax.numpy as jnp
@@ -16,20 +16,20 @@ from transformer.attention.variants.prefix_sums import Features, KernelState
 from transformer.registry import MIXERS
 
 FEATURE_FLOOR = 1e-18
-"""Of a feature: so weights of tokens whose entries are all far below zero are not 0 / 0."""
+"""Lower bound of a feature: avoids 0 / 0 for tokens whose entries are all far below zero."""
 
 
 def elu_features(x: jax.Array) -> Features:  # [..., H] -> [..., H]
-    """elu(x) + 1 (equation 7): x + 1 above zero, exp(x) below, with a slope of 1 where they meet.
+    """Compute elu(x) + 1 (equation 7): x + 1 for x > 0, exp(x) otherwise. The slope at 0 is 1.
 
-    There a maximum or minimum of x and zero would share its slope between the two, half to each.
+    `where` is used because a maximum or minimum of x and 0 would split its gradient at 0.
     """
     below = jnp.exp(jnp.where(x > 0, 0, x))
     return Features(jnp.maximum(jnp.where(x > 0, x + 1, below), FEATURE_FLOOR))
 
 
 class LinearAttention(Mixer):
-    """y = phi(q) (sum of phi(k) v) / phi(q) (sum of phi(k)), with H features for each head."""
+    """Kernel attention, H features per head: y = phi(q) (sum phi(k) v) / phi(q) (sum phi(k))."""
 
     config: LinearAttentionConfig
 

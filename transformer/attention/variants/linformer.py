@@ -1,8 +1,7 @@
-"""Keys and values projected along the length: a few mixtures for each document of a row.
+"""Linformer: softmax attention to keys and values projected along the length.
 
-Linformer: softmax attention to keys and values that are projected along the length to fewer.
-
-Wang et al. 2020 (Linformer: Self-Attention with Linear Complexity).
+Wang et al. 2020 (Linformer: Self-Attention with Linear Complexity). Each document of a row is
+projected separately, to `rank` keys and values.
 """
 
 import dataclasses
@@ -40,7 +39,7 @@ from transformer.registry import MIXERS
 
 
 class KeyPlacement(NamedTuple):
-    """Where each key of a row goes: to the mixtures of its document, by its place in it."""
+    """Document and position of each key of a row; selects its rows of the projection."""
 
     in_document: jax.Array  # [B, S, documents] True where the key is of the document
     positions: jax.Array | None = None  # [B, S] its place in the document; None: in the row
@@ -54,7 +53,7 @@ def place_keys(
     length: int,  # S
     max_documents: int,  # of documents
 ) -> KeyPlacement:
-    """Numbers the documents of each row of keys in their order. Padding is of none of them."""
+    """Number the documents of each row in order of appearance. Padding belongs to none."""
     own = mask.segments if mask.key_segments is None else mask.key_segments
     own = None if mask.segments is None else own
     found = token_segments(mask.replace(segments=own), length)
@@ -79,7 +78,7 @@ def project_length(
     x: jax.Array,  # [B, S, K, H]
     placement: KeyPlacement,
 ) -> jax.Array:  # [B, documents * rank, K, H]
-    """Sums over the length, each key times the row of its place: rank of them a document."""
+    """Sum over the length: each key times the projection row of its position, per document."""
     apart = jnp.where(placement.in_document[..., None, None], x[:, :, None], 0)
     heads = "K" if projection.ndim == 3 else ""
     if placement.positions is None:
@@ -91,7 +90,7 @@ def project_length(
 
 
 class Linformer(Mixer):
-    """Attention to `rank` mixtures of a sequence's keys."""
+    """Softmax attention over `rank` projected keys per document."""
 
     config: LinformerConfig
 
@@ -108,7 +107,7 @@ class Linformer(Mixer):
 
     @staticmethod
     def score_flops(config: LinformerConfig, width: int, length: int) -> ScoreFlops:
-        """A key and a value into `rank` others, which a query meets; of one document a row."""
+        """Count the projection of keys and values and attention to `rank` keys (one document)."""
         each = (
             2
             * (config.num_heads + config.resolved_num_kv_heads)
@@ -166,8 +165,8 @@ class Linformer(Mixer):
             )
         if length > config.max_length:
             raise ValueError(
-                f"mixer linformer: {length:,} tokens are more than the {config.max_length:,} columns "
-                f"of its projections; set max_length to {length:,} or more"
+                f"mixer linformer: {length:,} tokens are more than the {config.max_length:,} "
+                f"columns of its projections; set max_length to {length:,} or more"
             )
         if config.max_documents == 1 and mask.segments is not None:
             raise ValueError(
@@ -179,10 +178,10 @@ class Linformer(Mixer):
         reject_weights(config.kind, outputs)
 
     def projection_matrices(self) -> tuple[jax.Array, jax.Array]:
-        """E and F: [length, rank] for all heads, or [K, length, rank].
+        """Return E and F: [length, rank] for all heads, or [K, length, rank].
 
-        They start as a matrix that sums over the length does, but their axes are not declared as
-        those of one: a token meets one row of them.
+        They are initialized as matrices that sum over the length. Their axes are declared
+        as those of a table, because a token is multiplied by one row only.
         """
         config, shared = self.config, self.context
         heads = {"kv_heads": config.resolved_num_kv_heads} if config.sharing == "none" else {}

@@ -1,6 +1,8 @@
-"""Longformer token by token: a window's tokens are kept, and the global ones twice.
+"""Longformer: sliding window and global tokens (Beltagy et al. 2020).
 
-Longformer: a window for every token, and a few global tokens (Beltagy et al. 2020).
+Window and global keys share one softmax, computed as two partial results that are merged. Global
+queries attend to all keys by projections of their own. Decoding keeps the tokens of a window, and
+the global tokens twice: under the ordinary and under the global projections.
 """
 
 import math
@@ -55,7 +57,7 @@ from transformer.registry import MIXERS
 
 
 class GlobalTokenCache(struct.PyTreeNode):
-    """Keys and values of the first n tokens alone: those of position p stand in slot p."""
+    """Keys and values of the first n tokens; slot p holds position p."""
 
     keys: jax.Array  # [B, n, K, H]
     values: jax.Array  # [B, n, K, H]
@@ -66,7 +68,7 @@ class GlobalTokenCache(struct.PyTreeNode):
         values: jax.Array,  # [B, T, K, H]
         positions: jax.Array,  # [B, T], negative for padding
     ) -> "GlobalTokenCache":
-        """With those of T more tokens that are among the first n."""
+        """Add those of T new tokens that are among the first n."""
         slots = jnp.where(positions < 0, self.keys.shape[1], positions)  # beyond: nowhere
         return GlobalTokenCache(
             scatter_tokens(self.keys, keys.astype(self.keys.dtype), slots),
@@ -75,14 +77,14 @@ class GlobalTokenCache(struct.PyTreeNode):
 
 
 class LongformerCache(struct.PyTreeNode):
-    """Its size does not grow with the length."""
+    """Cache of constant size: a window and the global tokens."""
 
     window: RollingCache
-    """The tokens that a window reaches."""
+    """Tokens within the window of the next query."""
     global_kv: GlobalTokenCache
-    """Global tokens as others see them."""
+    """Global tokens under the ordinary projections, as seen by other tokens."""
     global_query_kv: GlobalTokenCache
-    """The same by projections of their own: as they see each other."""
+    """Global tokens under the global projections, as seen by global queries."""
 
     @classmethod
     def empty(
@@ -94,7 +96,7 @@ class LongformerCache(struct.PyTreeNode):
         head_dim: int,  # H
         dtype: str,
     ) -> "LongformerCache":
-        """Room for R and n tokens, and none of them there."""
+        """Return an empty cache for R window tokens and n global tokens."""
         zeros = jnp.zeros((batch, num_global_tokens, num_kv_heads, head_dim), dtype)
         few = GlobalTokenCache(zeros, zeros)
         return cls(
@@ -111,9 +113,10 @@ def attend_cached(
     scoring: ScoreSpec,
     cache: LongformerCache,
 ) -> tuple[jax.Array, LongformerCache]:  # [B, T, N, H]
-    """New tokens after those of a cache, whose global tokens are the first ones.
+    """Attend from new tokens to cached ones. The global tokens are the first tokens.
 
-    Raises ValueError for a mask that is not causal, and for one that lists other global tokens.
+    Raises:
+      ValueError: the mask is not causal, or lists global tokens of its own.
     """
     if not mask.pattern.causal:
         raise ValueError("mixer longformer: decodes under a causal mask; give one")
@@ -145,7 +148,7 @@ def attend_cached(
 
     if mixer.is_initializing():
         y, seeing = rows(mixer)
-    else:  # hardly ever is there one among the new tokens
+    else:  # new tokens are rarely global: skip the global projections at run time
         y, seeing = nn.cond(are_global.any(), rows, lambda mixer: (y, cache.global_query_kv), mixer)
     return y, LongformerCache(ring, seen, seeing)
 
@@ -159,7 +162,7 @@ def _near(
     here: jax.Array,  # [B, T]
     first: int,
 ) -> PartialAttention:
-    """What new tokens find in their window, global keys left out."""
+    """Attend to the keys of the window, without global keys."""
     config: LongformerConfig = mixer.config
     q, k, v, mask, places, before = prepend_cached_keys(ring, *own, mask, here)
     there = jnp.ones_like(places) if mask.segments is None else mask.segments
@@ -176,7 +179,7 @@ def _near(
 
 
 class _Given(NamedTuple):
-    """What both ways of looking at global tokens, and from them, start with."""
+    """Inputs shared by the single-document and the packed implementation."""
 
     x: jax.Array  # [B, T, D]
     positions: jax.Array  # [B or 1, T]
@@ -189,7 +192,7 @@ class _Given(NamedTuple):
 
 
 class Longformer(Mixer):
-    """One softmax over window and global keys; of global queries, over all keys."""
+    """One softmax over window and global keys; global queries attend to all keys."""
 
     config: LongformerConfig
 
@@ -207,7 +210,7 @@ class Longformer(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> LongformerCache:
-        """Of a window's reach and the global tokens, however many tokens will come."""
+        """Return a cache for the receptive field and the global tokens; independent of `length`."""
         config, shared = self.config, self.context
         first, reach = min(config.num_global_tokens, length), min(config.receptive_field, length)
         heads = config.resolved_num_kv_heads, config.resolved_head_dim(shared.d_model)
@@ -261,7 +264,7 @@ class Longformer(Mixer):
         return MixerOutput(project_output(self, y, config, shared), None, {})
 
     def attend_single_document(self, given: _Given) -> jax.Array:  # [B, T, N, H]
-        """Window and global tokens in one softmax, and the global rows, of rows of one document."""
+        """Merge window and global attention, and replace the rows of global queries."""
         x, positions, own, near, mask, listed, far, last = given
         index = find_global_tokens(mask, listed)
         y = merge_partials([near, attend_to_globals(*own, mask, far, index)]).y
@@ -270,7 +273,7 @@ class Longformer(Mixer):
         return scatter_tokens(y, self.attend_from_globals(x, positions, mask, last, index), index)
 
     def attend_packed(self, given: _Given) -> jax.Array:  # [B, T, N, H]
-        """The same, however many documents there are in a row."""
+        """Do the same for rows with any number of documents."""
         x, positions, own, near, mask, listed, far, last = given
         y = merge_partials([near, attend_to_packed_globals(*own, mask, far, listed)]).y
         last = last._replace(operand_dtype="")  # of other projections, which are not wide
@@ -282,7 +285,7 @@ class Longformer(Mixer):
     def prepare_mask(
         self, mask: Mask, positions: jax.Array
     ) -> tuple[Mask, jax.Array, bool]:  # [B or 1, n] positions of global tokens
-        """The mask with its arrays filled in, and whether there may be several documents."""
+        """Return the filled-in mask, the global positions, and True if rows may be packed."""
         length = positions.shape[1]
         first = jnp.arange(self.config.num_global_tokens)[None, :]
         listed = (
@@ -307,7 +310,7 @@ class Longformer(Mixer):
     def attend_window(
         self, heads: QKV, mask: Mask, scoring: ScoreSpec, global_positions: jax.Array
     ) -> PartialAttention:
-        """What queries find in their window, global keys left out."""
+        """Attend to the keys of the window, without global keys."""
         config = self.config
         segments: Any = mask.key_segments
         hidden = is_global_token(mask, global_positions)
@@ -324,7 +327,7 @@ class Longformer(Mixer):
         scoring: ScoreSpec,
         index: jax.Array,  # [B or 1, n]
     ) -> jax.Array:  # [B, n, N, H]
-        """What the global tokens find, by projections of their own."""
+        """Attend from the global tokens to all tokens, by projections of their own."""
         config, shared = self.config, self.context
         rows = gather_tokens(x, jnp.broadcast_to(index, (len(x), index.shape[1])))
         projected = config.resolved_num_kv_heads * config.resolved_head_dim(shared.d_model)
@@ -342,11 +345,11 @@ class Longformer(Mixer):
 
 
 def _may_choose(mask: Mask, scoring: ScoreSpec) -> bool:
-    """Whether the cheaper way may be taken where, as the program runs, no row is a pack.
+    """Return True if the cheaper branch may be selected at run time for rows of one document.
 
-    Not under a causal mask, where a later document would change how earlier ones are rounded. Nor
-    with dropout: the two ways drop different weights, and what is dropped follows from an example's
-    key alone, not from what else is in the batch.
+    Not under a causal mask: a later document would change the rounding of earlier ones. Not with
+    dropout: the branches drop different weights, and dropout must depend on the example's key
+    alone, not on the rest of the batch.
     """
     drops = scoring.dropout_rate > 0 and scoring.dropout_rngs is not None
     return not mask.pattern.causal and not drops

@@ -1,12 +1,10 @@
-"""Random features: vectors whose products are an estimate of exp(q . k / sqrt(H)).
+"""Performer: softmax attention estimated by random features (Choromanski et al. 2021).
 
-Choromanski et al. 2021 (Rethinking Attention with Performers). With w drawn from N(0, I) and x, y
-the query and the key, each over H^(1/4):
+The dot product of two feature vectors is an unbiased estimate of exp(q . k / sqrt(H)). With w drawn
+from N(0, I), and x, y the query and the key divided by H^(1/4):
 
     positive       exp(x . y) = E exp(w . x - |x|^2 / 2) exp(w . y - |y|^2 / 2)
     trigonometric  exp(x . y) = exp(|x|^2 / 2) exp(|y|^2 / 2) E cos(w . (x - y))
-
-Performer: softmax attention estimated by random features (Choromanski et al. 2021).
 """
 
 import functools
@@ -30,23 +28,25 @@ from transformer.attention.variants.prefix_sums import FeatureMap, Features, Ker
 from transformer.registry import MIXERS
 
 POSITIVE_FEATURE_FLOOR = math.exp(-60)
-"""Of a positive feature, beside the largest of its token: two tokens without a feature in common
-still have a weight, where 0 / 0 would be the quotient. It is beyond float32's digits wherever the
-product of two vectors is more than exp(-40)."""
+"""Lower bound of a positive feature, relative to the largest of its token.
+
+Two tokens without a large feature in common would otherwise give 0 / 0. The floor is below
+float32 resolution wherever the product of two vectors exceeds exp(-40).
+"""
 
 
 RELU_FEATURE_OFFSET = 1e-3
-"""What the paper's code adds to each ReLU feature, so that weights are not zero."""
+"""Constant added to each ReLU feature, as in the paper's code, so that no weight is zero."""
 
 
 def draw_random_vectors(
     num_vectors: int, head_dim: int, *, orthogonal: bool, seed: tuple[int, ...]
 ) -> np.ndarray[Any, Any]:  # [count, H]
-    """Vectors of N(0, I), as a function of the seed alone.
+    """Draw vectors from N(0, I); a function of the seed alone.
 
-    Orthogonal ones come in blocks of H at right angles to each other: rows of a random rotation,
-    with lengths drawn anew as those of normal vectors (section 2.4). Each by itself is distributed
-    as before, so the estimate stays unbiased, and its variance is less.
+    Orthogonal vectors come in blocks of H: rows of a random rotation, rescaled to the norms of
+    independent normal vectors (section 2.4). Each vector keeps its distribution, so the estimate
+    stays unbiased and its variance falls.
     """
     random = np.random.default_rng(seed)
     normal = random.normal(size=(num_vectors, head_dim))
@@ -63,17 +63,17 @@ def make_feature_map(
     kind: FeatureMapKind,
     random_vectors: Any,  # array [M, H], or [M / 2, H] for trigonometric ones
 ) -> FeatureMap:
-    """The map of queries and of keys."""
+    """Return the feature map of queries and keys."""
     return functools.partial(FEATURE_MAPS[kind], random_vectors)
 
 
 def _scaled(x: jax.Array) -> jax.Array:
-    """What makes x . y of q . k / sqrt(H)."""
+    """Divide by H^(1/4), so that x . y = q . k / sqrt(H)."""
     return x * x.shape[-1] ** -0.25
 
 
 def _positive(directions: jax.Array, x: jax.Array) -> Features:
-    """exp(w . x - |x|^2 / 2) / sqrt(M) (lemma 1), over the largest of each token."""
+    """Compute exp(w . x - |x|^2 / 2) / sqrt(M) (lemma 1), divided by its maximum over M."""
     x = _scaled(x)
     log = x @ directions.T - _half_square(x)[..., None]
     # Exact with any factor, so no gradient has to go through this one.
@@ -83,7 +83,7 @@ def _positive(directions: jax.Array, x: jax.Array) -> Features:
 
 
 def _trigonometric(directions: jax.Array, x: jax.Array) -> Features:
-    """exp(|x|^2 / 2) (sin w . x, cos w . x) / sqrt(M / 2) (section 2.3)."""
+    """Compute exp(|x|^2 / 2) (sin w . x, cos w . x) / sqrt(M / 2) (section 2.3)."""
     x = _scaled(x)
     angles = x @ directions.T
     values = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
@@ -91,7 +91,7 @@ def _trigonometric(directions: jax.Array, x: jax.Array) -> Features:
 
 
 def _relu(directions: jax.Array, x: jax.Array) -> Features:
-    """max(0, w . x) / sqrt(M) + 0.001 (section 2.2): another kernel, no estimate of softmax."""
+    """Compute max(0, w . x) / sqrt(M) + 0.001 (section 2.2): a different kernel, not softmax."""
     projected = _scaled(x) @ directions.T
     return Features(jax.nn.relu(projected) / math.sqrt(len(directions)) + RELU_FEATURE_OFFSET)
 
@@ -104,7 +104,7 @@ FEATURE_MAPS = {"positive": _positive, "trigonometric": _trigonometric, "relu": 
 
 
 class Performer(Mixer):
-    """y = phi(q) (sum of phi(k) v) / phi(q) (sum of phi(k)), in one pass from left to right."""
+    """Kernel attention with random features: y = phi(q) (sum phi(k) v) / phi(q) (sum phi(k))."""
 
     config: PerformerConfig
 
@@ -116,7 +116,7 @@ class Performer(Mixer):
     def constants(
         config: PerformerConfig, layer: int, width: int
     ) -> np.ndarray[Any, Any]:  # [M, H], or [M / 2, H] of trigonometric features
-        """Random vectors: a function of (seed, layer, redraw)."""
+        """Draw the random vectors from (seed, layer, redraw_index)."""
         return draw_random_vectors(
             config.num_random_vectors,
             config.resolved_head_dim(width),

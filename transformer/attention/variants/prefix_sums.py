@@ -1,7 +1,9 @@
-"""Attention by a kernel: sums over keys, each key's features times its value, that queries read.
+"""Kernel attention by prefix sums of features times values.
 
-Where a weight is a product of features, phi(q) . phi(k), the sum over keys can be taken before the
-query is known (Katharopoulos et al. 2020, section 3.2): nothing of T x S ever exists.
+If a weight is a dot product of features, phi(q) . phi(k), the sum over keys of phi(k) v can be
+computed before the query is known (Katharopoulos et al. 2020, section 3.2). Nothing of size T x S
+exists. A causal pass is a scan over chunks of C tokens: matmuls within a chunk, a running sum
+between chunks.
 """
 
 import functools
@@ -15,39 +17,42 @@ from flax import struct
 from transformer.baselines.cells import DocumentBoundaries
 
 CHUNK_SIZE = 64
-"""Tokens that a causal pass takes at once: within it products of matrices, between them a sum."""
+"""C, tokens per chunk of a causal pass."""
 
 
 ACCUMULATION_DTYPE = jnp.float32
-"""Of features and sums, whatever the policy: sums grow with T."""
+"""Dtype of features and sums under every precision policy, because sums grow with T."""
 
 
 MIN_ABS_NORMALIZER = 1e-6
-"""Of signed features: nearer to zero, a sum of weights is rounding alone."""
+"""Smallest absolute sum of signed weights; anything smaller is rounding error."""
 
 
 class Features(NamedTuple):
-    """Feature vectors: `values * exp(log_factor)`, the factor kept apart as it may overflow."""
+    """Feature vectors `values * exp(log_scale)`.
+
+    The scale is separate because its exponential may overflow.
+    """
 
     values: jax.Array  # [..., M]
     log_scale: jax.Array | None = None  # [...]; None: 0
     signed: bool = False
-    """Whether values, and so weights, may be negative."""
+    """Features, and so attention weights, may be negative."""
 
 
 FeatureMap = Callable[[jax.Array], Features]
-"""Queries or keys [..., H] -> their features [..., M]."""
+"""Map from queries or keys [..., H] to their features [..., M]."""
 
 
 class KernelState(struct.PyTreeNode):
-    """All that later queries need of the keys so far: its size does not depend on their number."""
+    """Sums over all keys so far; the size is independent of their number."""
 
     kv_sums: jax.Array  # [B, K, M, H of values + 1] features times values, and times 1
     log_scale: jax.Array  # [B, K] logarithm of the factor that is left out of the totals
 
     @staticmethod
     def zeros(batch: int, num_kv_heads: int, num_features: int, head_dim: int) -> "KernelState":
-        """Of no keys."""
+        """Return the state of an empty sequence."""
         totals = jnp.zeros((batch, num_kv_heads, num_features, head_dim + 1), ACCUMULATION_DTYPE)
         return KernelState(totals, jnp.full((batch, num_kv_heads), -jnp.inf, ACCUMULATION_DTYPE))
 
@@ -57,7 +62,7 @@ def sum_keys(
     v: jax.Array,  # [B, S, K, H of values]
     is_token: jax.Array | None,  # [B or 1, S] False for padding
 ) -> KernelState:
-    """Over all keys. What is left out is the largest factor among them."""
+    """Sum over all keys, relative to the largest scale among them."""
     log = jnp.zeros(v.shape[:3], ACCUMULATION_DTYPE) if k.log_scale is None else k.log_scale
     if is_token is not None:
         log = jnp.where(is_token[:, :, None], log, -jnp.inf)
@@ -70,7 +75,7 @@ def read_state(
     q: Features,  # of [B, T, N]
     state: KernelState,
 ) -> jax.Array:  # [B, T, N, H of values]
-    """What queries find in the sums. What factors both have in common cancel."""
+    """Attend from queries to summed keys. Scales common to numerator and denominator cancel."""
     b, t, n, m = q.values.shape
     grouped = q.values.reshape(b, t, state.kv_sums.shape[1], -1, m)
     found = jnp.einsum("BTKGM,BKMH->BTKGH", grouped, state.kv_sums)
@@ -85,10 +90,10 @@ def attend_causal(
     boundaries: DocumentBoundaries | None,
     state: KernelState | None = None,  # of the tokens before; None: there are none
 ) -> tuple[jax.Array, KernelState]:  # [B, T, N, H of values], the sums behind the last token
-    """Each query reads the keys of its document up to its own.
+    """Attend from each query to the keys of its document up to its own.
 
-    Chunk by chunk; the backward pass computes each again from its inputs and the sums before it, so
-    that memory is T (M / `CHUNK` + a few) H in both directions. Features exist for a chunk alone.
+    The backward pass recomputes each chunk from its inputs and the state before it, so memory is
+    T (M / `CHUNK_SIZE` + a few) H in both passes. Features exist for one chunk at a time.
     """
     (batch, length, heads, _), count = k.shape, -(-k.shape[1] // CHUNK_SIZE)
     if state is None:
@@ -105,7 +110,7 @@ def attend_causal(
 
 
 class _Chunk(NamedTuple):
-    """C tokens; all chunks of a sequence stand along one more axis in front."""
+    """Inputs of one chunk of C tokens. All chunks are stacked along a leading axis."""
 
     q: jax.Array  # [B, K, G, C, H]
     k: jax.Array  # [B, K, C, H]
@@ -140,10 +145,11 @@ def _factors(
     seen: jax.Array,  # [B or 1, C, C] which keys of the chunk each token sees
     kept: jax.Array,  # [B or 1, C] whether it sees those before
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # of keys [B, K, C, C], of sums [B, K, C], [B, K]
-    """Each factor over the largest that the token sees: a running maximum.
+    """Return scale factors relative to the largest scale that each query sees (a running maximum).
 
-    One over all keys, or over the chunk, would do for the quotient; but where it is far larger than
-    all that a token sees, the token's sums vanish: it would tell of the future.
+    One maximum over all keys, or over the chunk, would give the same quotient in exact arithmetic.
+    But if it is far larger than every scale a query sees, the query's sums underflow to zero, which
+    depends on future keys and breaks causality.
     """
     if log is None:
         return (
@@ -172,19 +178,19 @@ def _spans(
 
 
 def _cut(x: jax.Array, count: int, size: int) -> jax.Array:
-    """[B, T, K, ..., H] -> [chunks, B, K, ..., C, H], with zeros behind the last token."""
+    """Cut tokens into chunks, padded with zeros: [B, T, K, ..., H] -> [chunks, B, K, ..., C, H]."""
     rest = [(0, 0), (0, count * size - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
     cut = jnp.pad(x, rest).reshape(x.shape[0], count, size, *x.shape[2:])
     return jnp.moveaxis(jnp.moveaxis(cut, 2, -2), 1, 0)
 
 
 def _counted(v: jax.Array) -> jax.Array:  # [..., H of values] -> [..., H of values + 1]
-    """With a column of ones: its sum is that of the weights."""
+    """Append a column of ones, whose weighted sum is the sum of the weights."""
     return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1).astype(ACCUMULATION_DTYPE)
 
 
 def _quotient(found: jax.Array, signed: bool) -> jax.Array:  # [..., H + 1] -> [..., H]
-    """Weighed values over the sum of the weights; zeros where nothing was seen."""
+    """Divide weighted values by the sum of the weights; zeros where no key is visible."""
     total = found[..., -1:]
     if signed:
         sign = jnp.where(total < 0, -1.0, 1.0)

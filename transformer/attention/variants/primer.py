@@ -1,4 +1,4 @@
-"""Primer's attention: a convolution over three tokens after each projection (So et al. 2021)."""
+"""Primer attention: a depthwise convolution after each projection (So et al. 2021)."""
 
 import functools
 import math
@@ -37,14 +37,14 @@ PROJECTIONS = ("query", "key", "value")
 
 
 class PrimerCache(struct.PyTreeNode):
-    """Keys and values after the convolution, and the last two of each projection before it."""
+    """Convolved keys and values, and the last two inputs of each convolution."""
 
     kv: KVCache
     history: tuple[jax.Array, ...]  # [B, 2, N, H] of queries, keys and values
 
 
 class Primer(Mixer):
-    """Softmax attention among convolved queries, keys and values."""
+    """Softmax attention over convolved queries, keys and values."""
 
     config: PrimerConfig
 
@@ -124,10 +124,10 @@ class Primer(Mixer):
         positions: jax.Array,  # [B or 1, T]
         mask: Mask,
     ) -> jax.Array:  # [B, T, N, H]
-        """A weighted sum of each token and the two before it, channel by channel.
+        """Return a weighted sum of each token and the two tokens before it, per channel.
 
-        Without a causal mask it is one on each side. It starts as half of the token itself, and a
-        sixth of each neighbour.
+        Without a causal mask: of the token and one neighbor on each side. Initially the token
+        itself has weight 1/2 and each neighbor 1/6.
         """
         ahead = 0 if mask.pattern.causal else 1
         behind = KERNEL_SIZE - 1 - ahead

@@ -1,4 +1,7 @@
-"""Reformer's attention: to tokens that hash alike (Kitaev, Kaiser and Levskaya 2020, section 2)."""
+"""Reformer: attention to tokens with the same hash (Kitaev, Kaiser and Levskaya 2020, section 2).
+
+Letters: R hash rounds in comments of arrays with an axis `rounds`.
+"""
 
 import functools
 import math
@@ -36,15 +39,17 @@ from transformer.layers.precise_einsum import accumulation_dtype
 from transformer.registry import MIXERS
 
 SELF_ATTENTION_PENALTY = 1e4
-"""What a token's score of itself loses: nothing else has so little. The paper's 1e5 is more than
-float16 can hold."""
+"""Subtracted from the score of a token with itself: used only if no other key is visible.
+
+The paper's 1e5 exceeds the range of float16.
+"""
 
 
 KEY_NORM_EPSILON = 1e-6
 
 
 class Reformer(Mixer):
-    """It has no cache: a token would have to be found in the buckets of every round."""
+    """Attention within hash buckets. No cache: decoding would search the buckets of every round."""
 
     config: ReformerConfig
 
@@ -54,7 +59,7 @@ class Reformer(Mixer):
 
     @staticmethod
     def constants(config: ReformerConfig, layer: int, width: int) -> dict[str, np.ndarray]:
-        """Rotations [rounds, N, H, buckets / 2], a function of seed and layer."""
+        """Draw the rotations [rounds, N, H, buckets / 2] from the seed and the layer."""
         sizes = (
             config.num_hashes,
             config.num_heads,
@@ -66,7 +71,7 @@ class Reformer(Mixer):
 
     @staticmethod
     def score_flops(config: ReformerConfig, width: int, length: int) -> ScoreFlops:
-        """Of each round, products with the rotation and with the members of a bucket, at most."""
+        """Count, per round, the rotation and attention to at most `window` members of a bucket."""
         each = config.num_heads * config.resolved_head_dim(width) * config.num_buckets
         found = grouped_visible_keys(config.window, length).flops(config, width)
         return ScoreFlops(*(config.num_hashes * (each + members) for members in found))
@@ -102,7 +107,7 @@ class Reformer(Mixer):
         groups: jax.Array,  # [rounds, B, N, T]
         causal: bool,
     ) -> jax.Array:  # [B, T, N, H]
-        """All rounds at once, each as N heads more, then merged (equation 5)."""
+        """Attend in all rounds at once, as rounds * N heads, and merge the rounds (equation 5)."""
         config, (rounds, batch, heads, length) = self.config, groups.shape
         operands, softmax_dtype = v.dtype, self.context.precision.softmax
         sums = accumulation_dtype(
@@ -134,7 +139,7 @@ class Reformer(Mixer):
         mask: Mask,
         constants: Any,
     ) -> jax.Array:  # [rounds, B, N, T]
-        """The bucket of each token in each round, one for each document."""
+        """Return the bucket of each token in each round, separate for each document."""
         found = hash_buckets(q, jnp.asarray(constants["rotations"]))
         here = token_segments(mask, q.shape[1])
         apart = functools.partial(
@@ -143,7 +148,7 @@ class Reformer(Mixer):
         return jax.vmap(apart)(found)
 
     def bucket_positions(self, groups: jax.Array) -> jax.Array:  # [rounds, B, N, T] each
-        """What tells, round by round, who sees whom."""
+        """Return, per round, numbers whose differences encode visibility (`group_positions`)."""
         return jax.vmap(functools.partial(group_positions, window=self.config.window))(groups)
 
     @nn.nowrap
@@ -152,7 +157,7 @@ class Reformer(Mixer):
         heads: QKV,
         inputs: MixerInputs,
     ) -> jax.Array:  # [B, N, T, T] booleans
-        """What any round shows, and a token itself where there is nothing else."""
+        """Return the keys visible in any round, and the token itself where there is no other."""
         length = heads.q.shape[1]
         where = self.bucket_positions(self.bucket_ids(heads.q, inputs.mask, inputs.constants))
         near = jnp.abs(where[..., :, None] - where[..., None, :]) < self.config.window
@@ -163,9 +168,10 @@ class Reformer(Mixer):
 
 
 def normalize_keys(q: jax.Array) -> jax.Array:  # [B, T, N, H] -> [B, T, N, H]
-    """Keys: queries of length sqrt(H), so that scores times 1/sqrt(H) are q_i q_j / |q_j|.
+    """Return queries rescaled to length sqrt(H), which serve as keys.
 
-    This is the paper's score; its equations leave out the root.
+    Scores times 1 / sqrt(H) are then q_i . q_j / |q_j|, as in the paper's code; the paper's
+    equations omit the root.
     """
     wide = q.astype(jnp.float32)
     square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
@@ -176,7 +182,7 @@ def hash_buckets(
     q: jax.Array,  # [B, T, N, H]
     rotations: jax.Array,  # [rounds, N, H, buckets / 2]
 ) -> jax.Array:  # [rounds, B, N, T]
-    """argmax([q R; -q R]) (section 2, locality sensitive hashing)."""
+    """Return argmax([q R; -q R]) (section 2, locality sensitive hashing)."""
     wide = jax.lax.stop_gradient(q).astype(jnp.float32)
 
     def one(rotation: jax.Array) -> jax.Array:  # [N, H, buckets / 2] -> [B, N, T]
@@ -191,7 +197,7 @@ def duplicate_correction(
     q_positions: jax.Array,  # [B, N, R, rounds]
     k_positions: jax.Array,  # [B, N, C, rounds]
 ) -> jax.Array:  # [B, N, R, C]
-    """-log of the number of rounds that show the key; of a token itself, -1e4 (equation 6)."""
+    """Return -log(number of rounds that show the key); -1e4 for the token itself (equation 6)."""
     gap = lambda r: jnp.abs(q_positions[..., :, None, r] - k_positions[..., None, :, r])  # noqa: E731
     count = sum(gap(r) < window for r in range(q_positions.shape[-1]))
     return -jnp.where(

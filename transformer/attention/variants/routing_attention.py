@@ -1,8 +1,7 @@
-"""Centroids of k-means as weights: which of them is near, and the loss that moves them.
+"""Routing attention: softmax attention within k-means clusters (Roy et al. 2021).
 
-Routing attention: tokens meet within clusters that k-means finds (Roy et al. 2021).
-
-Not to be confused with the routing of tokens to experts.
+Centroids are weights, trained by an auxiliary k-means loss. Not related to the routing of tokens to
+experts.
 """
 
 import functools
@@ -60,7 +59,7 @@ LAYER_NORM_EPSILON = 1e-5
 def layer_norm_without_affine(
     x: jax.Array, context: ModelContext
 ) -> jax.Array:  # [B, T, N, H] -> [B, T, N, H]
-    """Layer norm without gain and bias: vectors of length sqrt(H), so that near is alike."""
+    """Normalize to length sqrt(H), so that the nearest centroid has the largest dot product."""
     wide = x.astype(context.precision.norm)
     ones = jnp.ones(x.shape[-1:], wide.dtype)
     return layer_norm(wide, ones, None, LAYER_NORM_EPSILON).astype(x.dtype)
@@ -73,7 +72,7 @@ def centroid_weights(
     head_dim: int,  # H
     context: ModelContext,
 ) -> jax.Array:  # [N, E, H]
-    """Declares them. They start about as long as the vectors that they are to stand for."""
+    """Declare the centroids, initialized to about the length of normalized vectors."""
     outputs = {"heads": num_heads, "clusters": num_clusters, "head": head_dim}
     init, dtype = nn.initializers.normal(1.0), context.precision.parameters
     return declare_weight(module, "centroids", outputs=outputs, init=init, dtype=dtype)
@@ -83,7 +82,7 @@ def centroid_affinity(
     x: jax.Array,  # [B, T, N, H]
     centroids: jax.Array,  # [N, E, H]
 ) -> jax.Array:  # [B, N, T, E] float32
-    """-|x - c|^2 / 2 for each centroid c: largest of the nearest. No gradient reaches x."""
+    """Return -|x - c|^2 / 2 for each centroid c. No gradient reaches x."""
     wide, centroids = (each.astype(jnp.float32) for each in (jax.lax.stop_gradient(x), centroids))
     products = jnp.einsum("BTNH,NEH->BNTE", wide, centroids)
     square = lambda each: jnp.sum(jnp.square(each), axis=-1)  # noqa: E731
@@ -96,9 +95,9 @@ def kmeans_loss(
     affinities: Sequence[jax.Array],  # affinities [B, N, T, E]
     documents: jax.Array | None,  # [B or 1, T] 0 is padding; None: there is none
 ) -> jax.Array:  # a number
-    """The mean over tokens and heads of the squared distance to the nearest centroid.
+    """Return the mean squared distance of tokens to their nearest centroid, over heads and tokens.
 
-    What k-means minimises. Its gradient draws each centroid to the mean of its tokens.
+    This is the k-means objective. Its gradient pulls each centroid to the mean of its tokens.
     """
     squares = jnp.concatenate(
         [-2 * each.max(-1) for each in affinities]
@@ -111,7 +110,7 @@ def kmeans_loss(
 
 
 class ClusterCache(struct.PyTreeNode):
-    """Keys and values of all tokens, and their clusters."""
+    """Keys, values and clusters of all tokens."""
 
     kv: KVCache
     clusters: jax.Array  # [B, S, N]
@@ -123,14 +122,14 @@ class ClusterCache(struct.PyTreeNode):
         clusters: jax.Array,  # [B, T, N]
         positions: jax.Array,  # [B, T], consecutive within a row
     ) -> "ClusterCache":
-        """The cache with T more tokens, at the positions given."""
+        """Return the cache with T more tokens at the given positions."""
         put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
         kept = jax.vmap(put)(self.clusters, clusters, positions[:, 0])
         return ClusterCache(self.kv.append(k, v, positions), kept)
 
 
 class ClusteredHeads(NamedTuple):
-    """Queries, keys and values, and how near the tokens are to each centroid."""
+    """Queries, keys and values, and their affinities to the centroids."""
 
     q: jax.Array  # [B, T, N, H]
     k: jax.Array  # [B, T, N, H]
@@ -156,7 +155,7 @@ class RoutingAttention(Mixer):
 
     @staticmethod
     def score_flops(config: RoutingAttentionConfig, width: int, length: int) -> ScoreFlops:
-        """Products with centroids, and with the members of a cluster, at most `window`."""
+        """Count products with centroids and with at most `window` members of a cluster."""
         each, vectors = (
             2 * config.num_heads * config.resolved_head_dim(width) * config.num_clusters,
             1 + config.balanced,
@@ -218,7 +217,7 @@ class RoutingAttention(Mixer):
 
     @nn.nowrap
     def check_inputs(self, mask: Mask, cache: Any) -> None:
-        """Raises ValueError for what the configuration cannot do."""
+        """Raise ValueError for inputs that the configuration does not support."""
         causal = mask.pattern.causal
         if self.config.balanced and causal:
             raise ValueError(
@@ -240,7 +239,7 @@ class RoutingAttention(Mixer):
 
     @nn.nowrap
     def cluster_ids(self, near: jax.Array, mask: Mask) -> jax.Array:  # [B, N, T, E] -> [B, N, T]
-        """The cluster of each token; of equally near ones the first. Documents have their own."""
+        """Return the cluster of each token, separate per document. Ties go to the lower index."""
         here = token_segments(mask, near.shape[2])
         return split_groups_by_document(jnp.argmax(near, axis=-1), self.config.num_clusters, here)
 
@@ -280,10 +279,9 @@ class RoutingAttention(Mixer):
 
     @nn.nowrap
     def cluster_members(self, near: list[jax.Array], there: jax.Array) -> list[jax.Array]:
-        """Of each cluster the queries and the keys, [B, N, E, window] indices of tokens.
+        """Return the queries and the keys of each cluster, [B, N, E, window] indices of tokens.
 
-        Padding comes behind all others: it fills the places of rows shorter than `window`, where
-        it is neither seen nor sees.
+        Padding comes last. It fills clusters of rows shorter than `window` and is masked there.
         """
         count = min(self.config.window, there.shape[1])
         return [
@@ -293,7 +291,7 @@ class RoutingAttention(Mixer):
 
     @nn.nowrap
     def is_token(self, mask: Mask, length: int) -> jax.Array:  # [B or 1, T] booleans
-        """Which tokens are no padding."""
+        """Return which tokens are not padding."""
         here = token_segments(mask, length)
         return jnp.ones((1, length), bool) if here is None else here != 0
 
@@ -303,7 +301,7 @@ class RoutingAttention(Mixer):
         heads: ClusteredHeads,
         inputs: MixerInputs,
     ) -> jax.Array:  # [B, N, T, T] booleans
-        """Those of a query's cluster, or of all that it is in."""
+        """Return the keys of the query's cluster; balanced: of all clusters that contain it."""
         mask, near, length = inputs.mask, heads.centroid_affinity, heads.q.shape[1]
         if self.config.balanced:
             there = self.is_token(mask, length)

@@ -1,4 +1,4 @@
-"""Attention within a window that slides along the tokens, dilated or not (Beltagy et al. 2020)."""
+"""Sliding-window attention, optionally dilated (Beltagy et al. 2020, section 3.1)."""
 
 import dataclasses
 import math
@@ -28,7 +28,7 @@ from transformer.registry import MIXERS
 
 
 class SlidingWindowAttention(Mixer):
-    """Softmax attention under the mask and the window."""
+    """Softmax attention restricted to a window of positions."""
 
     config: SlidingWindowConfig
 
@@ -46,7 +46,7 @@ class SlidingWindowAttention(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> RollingCache:
-        """Of as many tokens as the window reaches, however many will come."""
+        """Return a cache for the receptive field; its size does not grow with `length`."""
         config, size = self.config, min(self.config.receptive_field, length)
         width = config.resolved_head_dim(self.context.d_model)
         return RollingCache.empty(
@@ -89,7 +89,7 @@ class SlidingWindowAttention(Mixer):
 
     @nn.nowrap
     def add_window(self, pattern: MaskPattern) -> MaskPattern:
-        """The mask's pattern, with the window."""
+        """Return the mask's pattern with the window added."""
         if pattern.window:
             raise ValueError("mixer sliding_window: has a window of its own; give a mask without")
         config = self.config
@@ -101,7 +101,7 @@ class SlidingWindowAttention(Mixer):
         heads: QKV,
         inputs: MixerInputs,
     ) -> jax.Array:  # [B or 1, 1, T, T] booleans
-        """The window."""
+        """Return the window as booleans."""
         window = Mask(self.add_window(MaskPattern()), positions=inputs.positions)
         length = heads.q.shape[1]
         return dense_mask(window, length, length)[:, None]

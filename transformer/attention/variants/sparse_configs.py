@@ -1,4 +1,7 @@
-"""Settings of the variants of attention. Imports nothing that computes."""
+"""Settings of attention with fixed sparse patterns (windows, blocks, strides, global tokens).
+
+Importing this module loads no JAX.
+"""
 
 import dataclasses
 from typing import ClassVar, Literal, get_args
@@ -10,82 +13,82 @@ from transformer.validation import check_at_least, check_choice, check_fraction
 
 @dataclasses.dataclass(frozen=True)
 class BigBirdConfig(MultiHeadConfig):
-    """Each block of queries sees the global blocks, a window and some random blocks.
+    """Global, window and random blocks (Zaheer et al. 2020, section 2).
 
-    Global blocks see everything. They are made of the input's own tokens (the paper's ITC); for
-    extra tokens (ETC) put so many before the input and let the first blocks be those.
+    Each block of queries attends to the global blocks, to a window of blocks and to a few random
+    blocks. Global blocks attend to everything. They consist of the input's own tokens (the paper's
+    ITC). For extra tokens (ETC), prepend them to the input and make their blocks global.
     """
 
     kind: ClassVar[str] = "bigbird"
     depends_on_row_index: ClassVar[bool] = True
 
     block_size: int = 64
-    """Tokens of a block. Blocks go by index: packed documents are kept apart, but each sees less
-    than it would alone, and only the first has the first blocks."""
+    """Tokens per block. Blocks are cut by row index. Packed documents stay separate, but each sees
+    fewer keys than it would alone, and only the first one contains the first blocks."""
     num_global_blocks: int = 1
-    """Blocks at the start that are global."""
+    """Number of global blocks at the start of the row."""
     last_block_is_global: bool = True
-    """Whether the last block that holds a token is global too, as in the paper's code. Not under a
-    causal mask: what is last changes as tokens come."""
+    """Make the last block with a token global too, as the paper's code does. Ignored under a
+    causal mask, where the last block changes as tokens are added."""
     num_window_blocks: int = 3
-    """Blocks of the window, an odd number: a block itself and as many on each side."""
+    """Blocks of the window: an odd number, the query's block and equally many on each side."""
     num_random_blocks: int = 3
-    """r blocks that each head draws for each block, beside the window and the first blocks. Under a
-    causal mask those that lie ahead are lost."""
+    """r, random blocks per head and query block, outside the window and the first global blocks.
+    Under a causal mask, random blocks ahead of the query are dropped."""
     random_block_span: int = 4096
-    """Tokens whose blocks are drawn from: give your longest length. Of a shorter input some of the
-    blocks drawn do not exist; of a longer one each stretch of so many tokens draws from itself."""
+    """Tokens whose blocks are drawn from; set it to the longest length. In a shorter input, some
+    drawn blocks do not exist. In a longer one, each stretch of this length draws from itself."""
     seed: int = 0
-    """What is drawn follows from it and from the layer."""
+    """Seed of the random blocks, combined with the layer index."""
     position: NoPosition | RoPE = NoPosition()
-    """What queries and keys know of each other's positions."""
+    """Position information of queries and keys."""
     dropout: float = 0.0
-    """Of the attention weights."""
+    """Dropout rate of the attention weights, in [0, 1)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (
-            ("block_size", 1),
-            ("num_global_blocks", 0),
-            ("num_random_blocks", 0),
-            ("seed", 0),
-        ):
-            check_at_least(f"bigbird.{name}", getattr(self, name), least)
+        check_at_least("bigbird.block_size", self.block_size, 1)
+        check_at_least("bigbird.num_global_blocks", self.num_global_blocks, 0)
+        check_at_least("bigbird.num_random_blocks", self.num_random_blocks, 0)
+        check_at_least("bigbird.seed", self.seed, 0)
         check_at_least("bigbird.random_block_span", self.random_block_span, self.block_size)
         check_fraction("bigbird.dropout", self.dropout)
         if self.num_window_blocks < 1 or self.num_window_blocks % 2 == 0:
             raise ValueError(
-                f"bigbird.num_window_blocks {self.num_window_blocks}: give an odd number, of a block "
-                "itself and as many on each side"
+                f"bigbird.num_window_blocks {self.num_window_blocks}: give an odd number, of a "
+                "block itself and as many on each side"
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class LongformerConfig(MultiHeadConfig):
-    """Every token sees its window and the global tokens, which see everything (section 3.1).
+    """Sliding window and global tokens (Beltagy et al. 2020, section 3.1).
 
-    What global tokens see they see by projections of their own: `query_global`, `key_global` and
-    `value_global`. Other tokens see them by the ordinary ones.
+    Every token attends to its window and to the global tokens. Global tokens attend to all tokens
+    through projections of their own: `query_global`, `key_global` and `value_global`.
     """
 
     kind: ClassVar[str] = "longformer"
 
     one_sided_window: int = 256
-    """Keys on each side, w / 2 in the paper's terms, beside the query's own. Under a causal mask
-    those behind alone."""
+    """Keys on each side of the query, w / 2 in the paper. Under a causal mask: keys before it."""
     dilations: tuple[int, ...] = (1,)
-    """Steps between the keys of the window, of each head, or one for all."""
+    """Distance between neighboring keys of the window: one for each head, or one for all heads."""
     num_global_tokens: int = 1
-    """So many tokens at the start of each document are global, such as [CLS], where the mask lists
-    no `globals`."""
+    """Global tokens at the start of each document, such as [CLS]. A mask with `global_positions`
+    overrides it."""
     position: NoPosition | RoPE = NoPosition()
-    """What queries and keys know of each other's positions."""
+    """Position information of queries and keys."""
     dropout: float = 0.0
-    """Of the attention weights."""
+    """Dropout rate of the attention weights, in [0, 1)."""
 
     @property
     def receptive_field(self) -> int:
-        """Positions from a query to behind the last key of its window: what a cache has to keep."""
+        """Number of consecutive positions from the query to its most distant key, inclusive.
+
+        A cache must hold this many tokens.
+        """
         return self.one_sided_window * max(self.dilations) + 1
 
     def __post_init__(self) -> None:
@@ -102,24 +105,26 @@ class LongformerConfig(MultiHeadConfig):
 
 @dataclasses.dataclass(frozen=True)
 class SlidingWindowConfig(MultiHeadConfig):
-    """Each query sees the keys less than `window` steps away, itself among them (section 3.1)."""
+    """Keys less than `window` steps away from the query (Beltagy et al. 2020, section 3.1)."""
 
     kind: ClassVar[str] = "sliding_window"
 
     window: int = 512
-    """W. Under a causal mask W keys, the last ones; without it W - 1 more, ahead."""
+    """W, in steps. Causal: the query's own key and the W - 1 before it. Otherwise also the W - 1
+    keys after it."""
     dilation: int = 1
-    """Steps are of so many positions: the window reaches as much further, with gaps."""
+    """Positions per step. More than 1 widens the window and leaves gaps in it."""
     position: NoPosition | RoPE = NoPosition()
-    """What queries and keys know of each other's positions."""
+    """Position information of queries and keys."""
     soft_cap: float = 0.0
-    """c of c tanh(score / c) (Gemma Team 2024, section 2); 0: none."""
+    """c of c tanh(score / c), which limits scores to (-c, c) (Gemma Team 2024, section 2). 0: no
+    cap."""
     sinks: bool = False
-    """Whether each head learns the score of a key without a value (Agarwal et al. 2025)."""
+    """Add one learned logit per head to the softmax, without a value (Agarwal et al. 2025)."""
     dropout: float = 0.0
-    """Of the attention weights."""
+    """Dropout rate of the attention weights, in [0, 1)."""
     backend: Backend = "auto"
-    """How it is computed; `blockwise` never visits what lies outside the window."""
+    """Implementation; `blockwise` skips tiles outside the window."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,15 +136,16 @@ class SlidingWindowConfig(MultiHeadConfig):
 
     @property
     def receptive_field(self) -> int:
-        """Positions from a query to behind the last key that it sees: what a cache has to keep."""
+        """Number of consecutive positions from the query to its most distant key, inclusive.
+
+        A cache must hold this many tokens.
+        """
         return (self.window - 1) * self.dilation + 1
 
 
 SparsePattern = Literal["strided", "fixed"]
 
-
 Factorization = Literal["merged", "heads", "local", "far"]
-
 
 HEAD_GROUPS: dict[Factorization, tuple[Factorization, ...]] = {
     "local": ("local",),
@@ -147,27 +153,27 @@ HEAD_GROUPS: dict[Factorization, tuple[Factorization, ...]] = {
     "merged": ("merged",),
     "heads": ("local", "far"),
 }
-"""What groups of heads, of one size, look at."""
+"""Pattern component of each group of heads. All groups have the same number of heads."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SparseTransformerConfig(MultiHeadConfig):
-    """Strided (equation 3) or fixed (equation 4) attention, with a stride near sqrt(T)."""
+    """Strided (equation 3) or fixed (equation 4) pattern of Child et al. 2019."""
 
     kind: ClassVar[str] = "sparse"
 
     pattern: SparsePattern = "strided"
-    """strided: the last l tokens, and every l-th before. fixed: the tokens of the own block of l,
-    and the last `summary` of every block."""
+    """strided: the last l tokens, and every l-th token before. fixed: the tokens of the query's
+    own block of l tokens, and the last `num_summary_tokens` tokens of every block."""
     stride: int = 64
-    """l."""
+    """l, near sqrt(T)."""
     num_summary_tokens: int = 8
-    """c of the fixed pattern."""
+    """c, summary tokens per block of the fixed pattern."""
     factorization: Factorization = "merged"
-    """merged: each head looks at both parts; heads: half of them at each part; local or far: one
-    part alone, so that layers can take turns (section 5.2)."""
+    """merged: each head attends to both components. heads: half of the heads attend to each
+    component. local or far: one component only, so that layers can alternate (section 5.2)."""
     position: NoPosition | RoPE = NoPosition()
-    """What queries and keys know of each other's positions."""
+    """Position information of queries and keys."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,10 +183,11 @@ class SparseTransformerConfig(MultiHeadConfig):
         check_at_least("sparse.num_summary_tokens", self.num_summary_tokens, 1)
         if self.pattern == "fixed" and self.num_summary_tokens > self.stride:
             raise ValueError(
-                f"sparse.num_summary_tokens {self.num_summary_tokens}: is more than the stride; give less"
+                f"sparse.num_summary_tokens {self.num_summary_tokens}: is more than the stride; "
+                "give less"
             )
         if self.resolved_num_kv_heads % len(HEAD_GROUPS[self.factorization]):
             raise ValueError(
-                f"sparse.num_heads {self.num_heads} (of keys {self.resolved_num_kv_heads}): are odd, and cannot be "
-                "halved; give an even number, or another sparse.factorization"
+                f"sparse.num_heads {self.num_heads} (of keys {self.resolved_num_kv_heads}): are "
+                "odd, and cannot be halved; give an even number, or another sparse.factorization"
             )

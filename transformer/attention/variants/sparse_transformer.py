@@ -1,10 +1,9 @@
-"""The two patterns of Sparse Transformers, each in a local and a far part (Child et al. 2019).
+"""Sparse Transformer: attention factorized into a local and a far component (Child et al. 2019).
 
-Distances and blocks go by positions, which begin anew in every document. The far part is reached by
-gathering: of the strided pattern, tokens of one residue modulo the stride become a sequence of
-their own; of the fixed one, the summary tokens of all blocks become a short list of keys.
-
-Sparse Transformer: attention factorised into a local and a far pattern (Child et al. 2019).
+Distances and blocks are measured in positions, which restart in every document. The far component
+is computed by gathering:
+- strided: tokens with the same position modulo the stride form a sequence of their own;
+- fixed: the summary tokens of all blocks form a short list of keys.
 """
 
 import dataclasses
@@ -55,7 +54,7 @@ def pattern_mask(
     query_positions: jax.Array,  # [B or 1, T] positions
     key_positions: jax.Array,  # [B or 1, S] positions
 ) -> jax.Array:  # [B or 1, T, S] booleans
-    """Which keys a part sees, before any mask (equations 3 and 4)."""
+    """Return the keys that a component shows, before any other mask (equations 3 and 4)."""
     q, k = query_positions[:, :, None], key_positions[:, None, :]
     if pattern == "strided":
         near, distant = jnp.abs(q - k) <= stride, (q - k) % stride == 0
@@ -66,7 +65,7 @@ def pattern_mask(
 
 
 def local_mask(pattern: SparsePattern, stride: int, mask: Mask, length: int) -> Mask:
-    """The mask of the local part: a window, of the fixed pattern within blocks."""
+    """Return the mask of the local component: a window (strided) or the own block (fixed)."""
     if pattern == "strided":
         return _with(mask, window=stride + 1)
     segments = jnp.ones((1, length), jnp.int32) if mask.segments is None else mask.segments
@@ -79,9 +78,11 @@ def local_mask(pattern: SparsePattern, stride: int, mask: Mask, length: int) -> 
 def far_attention(
     pattern: SparsePattern, stride: int, num_summary_tokens: int, mask: Mask, *, exclude_local: bool
 ) -> list[AttendFn]:
-    """How the far part is looked at, in one piece or, behind and ahead, in two.
+    """Return functions that compute the far component.
 
-    `exclude_local` leaves out what the local part sees.
+    One function, or two (keys before and after the query) when `exclude_local` is set without a
+    causal mask. `exclude_local` removes the keys of the local component, so that merging does not
+    count them twice.
     """
     directions = [1] if mask.pattern.causal else [1, -1]
     if not exclude_local and not mask.pattern.causal:
@@ -110,7 +111,7 @@ def _columns(
     v: jax.Array,  # [B, T, K, H]
     scoring: ScoreSpec,
 ) -> PartialAttention:
-    """Tokens at distances that are multiples of the stride, as rows of T / stride tokens."""
+    """Attend at distances that are multiples of the stride, as rows of T / stride tokens."""
     batch, length = q.shape[:2]
     rows = -(-length // stride)
 
@@ -149,11 +150,11 @@ def _summaries(
     v: jax.Array,  # [B, T, K, H]
     scoring: ScoreSpec,
 ) -> PartialAttention:
-    """The last tokens of all blocks, gathered.
+    """Attend to the gathered summary tokens of all blocks.
 
-    Of T tokens in documents that begin at position 0 they are never more than T summary / stride.
-    One document of a row may begin elsewhere, as where a long one was cut: then the row can begin
-    and end among the last tokens of a block, which makes summary (stride - summary) / stride more.
+    If documents start at position 0, there are at most T * c / stride of them, for c tokens per
+    block. A document that continues from an earlier row may start elsewhere: the row can then
+    begin and end within summary tokens, which adds c (stride - c) / stride more.
     """
     batch, length = q.shape[:2]
     positions = jnp.broadcast_to(mask.resolved_positions(length, length)[0], (batch, length))
@@ -183,7 +184,7 @@ def _summaries(
 
 
 def _documents(mask: Mask, batch: int, length: int) -> jax.Array:  # [B, T]
-    """Segments, with 0 where the mask says that no token is."""
+    """Return segments with 0 for padding."""
     segments = jnp.ones((1, length), jnp.int32) if mask.segments is None else mask.segments
     if mask.key_lengths is not None:
         segments = segments * (jnp.arange(length)[None, :] < mask.key_lengths[:, None])
@@ -199,7 +200,7 @@ def _with(mask: Mask, *, window: int) -> Mask:
 
 
 class SparseTransformer(Mixer):
-    """Softmax attention over the union of the parts, or each half of the heads over one."""
+    """Softmax over both components, or one component for each half of the heads."""
 
     config: SparseTransformerConfig
 
@@ -228,7 +229,7 @@ class SparseTransformer(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        """With a cache it picks from all keys kept: sparse in what is seen, not in what is done."""
+        """With a cache, all cached keys are scored and then masked."""
         mask, cache = inputs.mask, inputs.cache
         config, shared = self.config, self.context
         reject_memory(config.kind, inputs.memory)
@@ -258,7 +259,7 @@ class SparseTransformer(Mixer):
 
     @nn.nowrap
     def split_head_groups(self, heads: jax.Array) -> list[jax.Array]:  # [B, T, N, H]
-        """One group of heads for each part."""
+        """Split the heads into one group per component."""
         return jnp.split(heads, len(HEAD_GROUPS[self.config.factorization]), axis=2)
 
     @nn.nowrap
@@ -270,7 +271,7 @@ class SparseTransformer(Mixer):
         v: jax.Array,  # [B, T, K, H]
         mask: Mask,
     ) -> jax.Array:  # [B, T, N, H]
-        """The parts, each by itself, as one softmax."""
+        """Compute the components separately and merge them into one softmax."""
         config, dtype = self.config, v.dtype
         scoring, (q, k, v) = self.score_spec(q).widen(q, k, v)
         parts: list[PartialAttention] = []
@@ -295,7 +296,7 @@ class SparseTransformer(Mixer):
         v: jax.Array,  # [B, S, K, H]
         mask: Mask,
     ) -> jax.Array:  # [B, T, N, H]
-        """Queries over all keys of a cache: densely, but a block of them after the other."""
+        """Attend to all cached keys with a dense mask, one block of queries at a time."""
         config, dtype = self.config, v.dtype
         scoring, (q, k, v) = self.score_spec(q).widen(q, k, v)
         queries, keys = q.shape[1], k.shape[1]
@@ -324,7 +325,7 @@ class SparseTransformer(Mixer):
         heads: QKV,
         inputs: MixerInputs,
     ) -> jax.Array:  # [B or 1, N, T, T] booleans
-        """The pattern of each head."""
+        """Return the pattern of each head."""
         config, positions = self.config, inputs.positions
         parts = HEAD_GROUPS[config.factorization]
         each = [

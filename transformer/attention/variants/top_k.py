@@ -1,4 +1,4 @@
-"""Top-k attention: each query looks at the keys that score highest for it (Gupta et al. 2021)."""
+"""Top-k attention: each query attends to its highest-scoring keys (Gupta et al. 2021)."""
 
 import math
 from typing import Any
@@ -32,7 +32,7 @@ from transformer.registry import MIXERS
 
 
 class TopKAttention(Mixer):
-    """Which keys a query sees goes by keys before it alone: the form is exactly causal."""
+    """Softmax over the k highest scores; exactly causal, since only visible keys compete."""
 
     config: TopKConfig
 
@@ -46,7 +46,7 @@ class TopKAttention(Mixer):
 
     @staticmethod
     def score_flops(config: TopKConfig, width: int, length: int) -> ScoreFlops:
-        """Scores of all keys, values of those chosen."""
+        """Count the scores of all keys and the values of the selected keys."""
         each = 2 * config.num_heads * config.resolved_head_dim(width)
         averaged = round(each * grouped_visible_keys(config.keys_per_query, length).causal)
         return ScoreFlops(
@@ -73,7 +73,7 @@ class TopKAttention(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        """With a `MemoryCache`, the memory is projected once: later calls do without it."""
+        """With a `MemoryCache`, the memory is projected once and not needed by later calls."""
         mask, cache = inputs.mask, inputs.cache
         config, shared = self.config, self.context
         if inputs.memory is not None or isinstance(cache, MemoryCache):
@@ -102,7 +102,7 @@ class TopKAttention(Mixer):
         memory: jax.Array | None,  # [B, S, D]
         cache: Any,
     ) -> tuple[QKV, MemoryCache | None]:
-        """Queries of x, keys and values of the memory or of what a cache has kept of it."""
+        """Return queries of x, and keys and values of the memory or of its cache."""
         config, shared = self.config, self.context
         if cache is not None and not isinstance(cache, MemoryCache):
             raise ValueError("mixer top_k: with a memory, give a cache of init_memory_cache")
@@ -130,7 +130,7 @@ class TopKAttention(Mixer):
         heads: QKV,
         inputs: MixerInputs,
     ) -> jax.Array:  # [B, N, T, T] booleans
-        """The keys chosen, of those that the mask shows."""
+        """Return the selected keys among those that the mask shows."""
         q, k, _ = heads
         scores = self.score_spec(q.shape[-1]).compute_scores(
             q, k, inputs.positions, inputs.positions

@@ -1,4 +1,4 @@
-"""How many keys a query sees under a pattern, on average over a sequence."""
+"""Mean number of keys that a query sees under a sparse pattern, for FLOPs estimates."""
 
 from typing import NamedTuple
 
@@ -15,33 +15,33 @@ from transformer.attention.variants.sparse_configs import (
 
 
 class MeanVisibleKeys(NamedTuple):
-    """Means over the T queries."""
+    """Number of visible keys, averaged over the T queries of a sequence."""
 
     bidirectional: float
-    """Without a causal mask."""
+    """Mean without a causal mask."""
     causal: float
 
     def flops(self, config: MultiHeadConfig, width: int) -> ScoreFlops:
-        """A product of a query and a key, and a share of a value, for each key seen."""
+        """Count one dot product and one weighted value per head and visible key."""
         each = 4 * config.num_heads * config.resolved_head_dim(width)
         return ScoreFlops(full=round(each * self.bidirectional), causal=round(each * self.causal))
 
 
 def sliding_window_visible_keys(config: SlidingWindowConfig, length: int) -> MeanVisibleKeys:
-    """Those less than W steps away."""
+    """Average over keys less than W steps away."""
     behind = np.minimum(np.arange(length), config.receptive_field - 1) // config.dilation
     return _seen(behind, 1)
 
 
 def grouped_visible_keys(window: int, length: int) -> MeanVisibleKeys:
-    """Members of a query's group, at most: as many as if all tokens were in one."""
+    """Return an upper bound: members of a query's group if all tokens were in one group."""
     return _seen(np.minimum(np.arange(length), window - 1), 1)
 
 
 def sparse_transformer_visible_keys(
     config: SparseTransformerConfig, length: int
 ) -> MeanVisibleKeys:
-    """Of the strided or fixed pattern, a mean over the heads."""
+    """Average over queries and heads for the strided or fixed pattern."""
     index, stride, summary = np.arange(length), config.stride, config.num_summary_tokens
     if config.pattern == "strided":
         near, far, both = np.minimum(index, stride), index // stride, (index >= stride) * 1
@@ -59,7 +59,7 @@ def sparse_transformer_visible_keys(
 
 
 def longformer_visible_keys(config: LongformerConfig, length: int) -> MeanVisibleKeys:
-    """The window and the first tokens of one document; of those first tokens all keys."""
+    """Average over window and global keys of one document; global queries see all keys."""
     index, first = np.arange(length), min(config.num_global_tokens, length)
     behind, ahead = np.zeros(length), np.zeros(length)
     for steps in config.dilations:
@@ -76,5 +76,5 @@ def longformer_visible_keys(config: LongformerConfig, length: int) -> MeanVisibl
 
 
 def _seen(behind: np.ndarray, itself: int) -> MeanVisibleKeys:
-    """Patterns look alike in both directions."""
+    """Return the means of a pattern that is symmetric in both directions."""
     return MeanVisibleKeys(2 * float(behind.mean()) + itself, float(behind.mean()) + itself)

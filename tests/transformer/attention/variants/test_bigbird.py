@@ -29,7 +29,7 @@ from transformer.testing.abilities import (
 from transformer.testing.oracle import check_select
 from transformer.testing.trial import make_trial
 
-FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "long.npz")
+FIXTURES = np.load(Path(__file__).parents[3] / "fixtures" / "long.npz")
 
 B, T, D, N, BLOCK = 2, 43, 8, 4, 4
 BLOCKS = -(-T // BLOCK)

@@ -26,7 +26,7 @@ from transformer.testing.abilities import (
 )
 from transformer.testing.trial import make_trial
 
-FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "long.npz")
+FIXTURES = np.load(Path(__file__).parents[3] / "fixtures" / "long.npz")
 
 B, T, D, N, K = 2, 41, 8, 4, 2
 PACKED = array(np.repeat([[1, 2, 0], [1, 2, 3]], [13, 21, 7], axis=1))

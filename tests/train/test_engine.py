@@ -14,7 +14,7 @@ from train.errors import UsageError
 from train.experiment import Experiment, LossScaleConfig
 from train.optim.loss_scale import LossScale
 from train.optim.registry import OPTIMIZERS
-from train.parallel.batches import check_batch_divides
+from train.parallel.checks import check_batch_divides
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.recovery.detector import DETECTOR_METRICS
 from train.state import TrainState

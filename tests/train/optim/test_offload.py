@@ -69,7 +69,7 @@ def test_an_update_that_is_not_fine_leaves_the_state_as_it_was() -> None:
 @pytest.mark.full
 def test_a_model_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a mesh, its moments in the other memory before and after each step."""
-    monkeypatch.setattr("train.engine.check_memory", lambda *_: None)  # a CPU has it, for nothing
+    monkeypatch.setattr("train.engine.check_optimizer_placement", lambda *_: None)  # a CPU has it, for nothing
     experiment = tiny(tmp_path, optimizer=AdamW(), mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     model = dataclasses.replace(experiment.model, vocab_size=30, layer_loop="scan")
     losses: dict[str, list[float]] = {}

@@ -13,13 +13,11 @@ from tests.train.support import random_rows, tiny
 from train.engine import Engine, make_engine
 from train.errors import UsageError
 from train.optim.registry import OPTIMIZERS
+from train.parallel.activation_sharding import make_sharding_constraint
 from train.parallel.batches import shard_batch
 from train.parallel.mesh import MeshConfig, make_mesh
-from train.parallel.sharding import (
-    host_memory_shardings,
-    logical_to_sharding,
-    make_sharding_constraint,
-)
+from train.parallel.sharding import logical_to_sharding
+from train.parallel.state_sharding import host_memory_shardings
 from transformer import Hardware
 from transformer.layers.logical_axes import LogicalAxes
 

@@ -157,6 +157,18 @@ def _kind(leaf: Any) -> str:
     return f"{leaf.dtype}{leaf.shape} {leaf.sharding}"
 
 
+def test_step_and_evaluation_compile_once(folder: Path) -> None:
+    """Programs are traced once, whatever the step: a state keeps its shapes and shardings."""
+    engine = on_one_device(make_experiment(folder))
+    assert isinstance(engine, JitEngine)
+    state, rows = engine.init(), engine.put_batch(random_rows(8, VOCAB))
+    for _ in range(3):
+        state, _ = engine.step(state, rows)
+        engine.evaluate(state.params, rows)
+    compiled: Any = (engine._step, engine._evaluate)
+    assert [program._cache_size() for program in compiled] == [1, 1]
+
+
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 def test_moments_are_float32_with_16_bit_parameters(folder: Path, optimizer: Any) -> None:
     experiment = make_experiment(folder)

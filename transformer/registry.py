@@ -5,7 +5,7 @@ listed and checked without it, and `--help` is fast.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_type_hints
 
 if TYPE_CHECKING:  # these import JAX
@@ -69,6 +69,7 @@ class MixerRegistry(MutableMapping[str, "type[Mixer]"]):
 
     def __init__(self) -> None:
         self._loaded: dict[str, type[Mixer]] = {}
+        self._callbacks: list[Callable[[], None]] = []
         self._builtin = dict(BUILTIN_MIXERS)
 
     def __getitem__(self, kind: str) -> "type[Mixer]":
@@ -78,10 +79,12 @@ class MixerRegistry(MutableMapping[str, "type[Mixer]"]):
 
     def __setitem__(self, kind: str, mixer: "type[Mixer]") -> None:
         self._loaded[kind] = mixer
+        self._notify()
 
     def __delitem__(self, kind: str) -> None:
         del self._loaded[kind]
         self._builtin.pop(kind, None)
+        self._notify()
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys([*self._builtin, *self._loaded]))
@@ -91,6 +94,14 @@ class MixerRegistry(MutableMapping[str, "type[Mixer]"]):
 
     def __contains__(self, kind: object) -> bool:
         return kind in self._builtin or kind in self._loaded
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each change, to clear what was cached about the mixers."""
+        self._callbacks.append(callback)
+
+    def _notify(self) -> None:
+        for callback in self._callbacks:
+            callback()
 
     def config_class(self, kind: str) -> "type[MixerConfig]":
         """Return the configuration class of a mixer; for a built-in one, without importing it."""

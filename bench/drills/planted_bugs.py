@@ -43,14 +43,14 @@ BUGS = (
         "transformer/attention/masks.py",
         "visible &= k <= q",
         "visible &= k < q",
-        "transformer/test_masks.py transformer/attend/test_attend.py",
+        "transformer/attention/test_masks.py transformer/attention/test_attend.py",
     ),
     Bug(
         "scores not divided by the root of the head's width",
         "transformer/attention/full.py",
         "scale=1 / math.sqrt(q.shape[-1]) if",
         "scale=1.0 if",
-        "transformer/test_scores.py transformer/test_attention.py",
+        "transformer/attention/test_scores.py transformer/attention/test_full.py",
     ),
     Bug(
         "RMSNorm without epsilon",
@@ -64,7 +64,7 @@ BUGS = (
         "transformer/attention/rope.py",
         "jnp.concatenate([a * cos - b * sin,",
         "jnp.concatenate([a * cos + b * sin,",
-        "transformer/positions/test_rotary.py transformer/test_attention.py",
+        "transformer/attention/test_rope.py transformer/attention/test_full.py",
     ),
     Bug(
         "dropout that does not rescale what it keeps",
@@ -106,7 +106,7 @@ BUGS = (
         "transformer/attention/backends/merge.py",
         "jnp.log(safe_total) + maximum",
         "jnp.log(safe_total)",
-        "transformer/attend/test_blockwise.py transformer/attend/test_ring.py",
+        "transformer/attention/backends",
     ),
     Bug(
         "label smoothing over vocabulary padding",
@@ -124,8 +124,8 @@ BUGS = (
     ),
     Bug(
         "a load-balancing loss that ignores the choices",
-        "transformer/layers/moe_dispatch.py",
-        "jnp.sum(choices * probability, axis=-1)",
+        "transformer/layers/moe_routing.py",
+        "jnp.sum(assigned * probability, axis=-1)",
         "jnp.sum(probability * probability, axis=-1)",
         "transformer/layers/test_moe_routing.py transformer/layers/test_moe.py",
     ),
@@ -147,8 +147,10 @@ BUGS = (
     Bug(
         "a data cursor that is one batch ahead",
         "train/data/batches.py",
-        "first = cursor * self.batch_size\n        examples = np.arange(first + start, first + stop)\n",
-        "first = (cursor + 1) * self.batch_size\n        examples = np.arange(first + start, first + stop)\n",
+        "first = cursor * self.batch_size\n"
+        "        examples = np.arange(first + start, first + stop)\n",
+        "first = (cursor + 1) * self.batch_size\n"
+        "        examples = np.arange(first + start, first + stop)\n",
         "train/data/test_batches.py train/data/test_corpus.py",
     ),
     Bug(
@@ -203,8 +205,8 @@ BUGS = (
     Bug(
         "a run resumed on another text",
         "train/resume.py",
-        'if extra.get("corpus") != corpus.digest:',
-        'if extra.get("corpus") is None:',
+        'if metadata.get("corpus") != corpus.digest:',
+        'if metadata.get("corpus") is None:',
         "train/test_resume.py train/cli/test_main.py",
     ),
 )

@@ -6,6 +6,7 @@ configuration, one entry in `MIXERS`.
 
 import abc
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -128,6 +129,8 @@ class Mixer(nn.Module, abc.ABC):
         """Mix information between tokens."""
 
 
+# Every layer asks for its class, each time the model is traced.
+@functools.cache
 def mixer_class(config: MixerConfig) -> type[Mixer]:
     """Return the mixer class of a configuration.
 
@@ -140,6 +143,9 @@ def mixer_class(config: MixerConfig) -> type[Mixer]:
             "or add yours to transformer.MIXERS"
         )
     return MIXERS[config.kind]
+
+
+MIXERS.on_change(mixer_class.cache_clear)
 
 
 def reject_memory(kind: str, memory: Any) -> None:

@@ -23,15 +23,16 @@ from train.errors import UsageError
 from train.experiment import Experiment
 from train.optim.registry import make_step_optimizer
 from train.optim.schedules import make_schedule
-from train.parallel.batches import check_context_parallelism, shard_batch
+from train.parallel.activation_sharding import make_sharding_constraint
+from train.parallel.batches import shard_batch
+from train.parallel.checks import check_context_parallelism
 from train.parallel.mesh import make_mesh
-from train.parallel.sharding import (
+from train.parallel.sharding import replicated_sharding
+from train.parallel.state_sharding import (
     check_optimizer_placement,
-    host_memory_shardings,
-    make_sharding_constraint,
-    optimizer_state_shardings,
-    parameter_shardings,
-    replicated_sharding,
+    init_on_devices,
+    leaf_shardings,
+    place_state,
 )
 from train.runtime.dispatch_limit import DispatchLimit, max_programs_in_flight
 from train.state import TrainState, init_state
@@ -110,7 +111,7 @@ class JitEngine(Engine):
         self._step = jax.jit(
             named_train_step(self.train_step),
             donate_argnums=0,
-            out_shardings=(_shardings(self.abstract_state()), replicated_sharding(mesh)),
+            out_shardings=(leaf_shardings(self.abstract_state()), replicated_sharding(mesh)),
         )
         self._evaluate = jit_evaluation(self.train_step)
 
@@ -257,40 +258,7 @@ def jit_evaluation(step: TrainStep) -> Callable[[Any, Batch], dict[str, Any]]:
     return jax.jit(evaluate)
 
 
-def init_on_devices(init: Callable[[], TrainState], abstract_state: TrainState) -> TrainState:
-    """Return the initial state, every array created in its shards by one program.
-
-    Waits for the program, so that an out-of-memory error is raised here: with jax 0.12 on CPU, a
-    later read of an array that did not fit would hang.
-    """
-    return jax.block_until_ready(jax.jit(init, out_shardings=_shardings(abstract_state))())
-
-
-def place_state(
-    experiment: Experiment, mesh: Mesh, init: Callable[[], TrainState], logical_axes: Any
-) -> TrainState:
-    """Return shapes and dtypes of the state that `init` makes, with the sharding of each array."""
-    shapes = jax.eval_shape(init)
-    replicated = replicated_sharding(mesh)
-    params = parameter_shardings(mesh, logical_axes, shapes.params)
-    optimizer = optimizer_state_shardings(shapes.optimizer, shapes.params, params, replicated)
-    if experiment.mesh.optimizer_placement == "host":
-        optimizer = host_memory_shardings(optimizer)
-    ema = None if shapes.ema is None else params
-    everywhere = jax.tree.map(lambda _: replicated, shapes)
-    shardings = everywhere.replace(params=params, optimizer=optimizer, ema=ema)
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        shardings,
-    )
-
-
 def shard_host_rows(mesh: Mesh, rows: dict[str, np.ndarray]) -> Batch:
     """Return the global batch. Every host has the same number of rows."""
     host_rows = len(next(iter(rows.values())))
     return shard_batch(mesh, rows, host_rows * jax.process_count())
-
-
-def _shardings(state: TrainState) -> TrainState:
-    return jax.tree.map(lambda leaf: leaf.sharding, state)

@@ -38,7 +38,7 @@ from train.errors import UserError
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
-from train.parallel.batches import check_batch_divides
+from train.parallel.checks import check_batch_divides
 from train.recovery.detector import DETECTOR_METRICS
 from train.recovery.monitor import AnomalyMonitor
 from train.recovery.rollback import Anomaly, RollbackManager, rollback_retention

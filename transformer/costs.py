@@ -1,7 +1,7 @@
-"""What a token costs: operations, and bytes moved.
+"""FLOPs and memory traffic of a model, per token.
 
-Only products of matrices are counted, a multiplication and an addition as two operations: norms,
-softmax and activation functions are some percent more.
+Only matrix products are counted, a multiply-add as two FLOPs: norms, softmax and activations add a
+few percent.
 """
 
 import dataclasses
@@ -18,9 +18,8 @@ from transformer.attention.config import AttentionConfig
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.config import TransformerConfig
 from transformer.hardware import Hardware
-from transformer.layers.block import Memory
+from transformer.layers.block import Memory, layer_constants
 from transformer.layers.stack import Stack
-from transformer.layers.stack_weights import layer_constants
 from transformer.models.base import Model
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.parameter_counts import (
@@ -35,50 +34,52 @@ from transformer.parameter_counts import (
 
 @dataclasses.dataclass(frozen=True)
 class TokenFlops:
-    """Floating-point operations of one token's forward pass, in a sequence of T tokens.
+    """FLOPs of one token's forward pass in a sequence of T tokens.
 
-    Of an encoder-decoder: of one token of the source and one of the target, each T long.
+    For an encoder-decoder: of one source and one target token, with both sequences T long.
     """
 
     sequence_length: int
-    """T."""
+    """T, in tokens."""
     projections: int
-    """The mixers' products with weights."""
+    """Matrix products of mixers with weights."""
     scores: int
-    """Products of queries, keys and values, each query with all keys of its mixer's pattern.
-
-    With full attention T keys: 2 N T (H + H of values).
-    """
+    """Products of queries, keys and values over all keys of the mixer's pattern, without a causal
+    mask. Full attention: 2 N T (H of keys + H of values)."""
     scores_causal: int
-    """The same with the keys that a causal mask leaves, of T keys (T + 1) / 2 on average."""
+    """The same under a causal mask: (T + 1) / 2 keys on average for full attention."""
     feed_forward: int
+    """Feed-forwards, or the experts that a token is sent to."""
     vocabulary: int
-    """Logits of the V words, padding left out, of the share of tokens of which a word is told, and
-    the layer that leads to them, if there is one. What tells classes or tags is left out."""
+    """Vocabulary logits (without padding) of the tokens that have a prediction target, and the head
+    before them. Heads of classifiers and taggers are not counted."""
     uncounted: tuple[str, ...] = ()
     """Mixers whose scores have no formula (`Mixer.score_flops` returns None)."""
 
     def total(self, *, causal: bool) -> int:
-        """The sum, with scores in full or as a causal mask leaves them."""
+        """Return the sum, with or without a causal mask."""
         scores = self.scores_causal if causal else self.scores
         return self.projections + scores + self.feed_forward + self.vocabulary
 
     def feed_forward_fraction(self) -> float:
-        """Of the layers' operations (without the vocabulary), scores in full."""
+        """Return the feed-forward's fraction of the layers' FLOPs, without vocabulary and mask."""
         return self.feed_forward / (self.projections + self.scores + self.feed_forward)
 
 
 def count_token_flops(
     model: Model, length: int, predicted_fraction: float | None = None
 ) -> TokenFlops:
-    """Of one token's forward pass in sequences of `length` tokens, by part.
+    """Count FLOPs of one token's forward pass, by part.
 
-    `predicted_fraction` is the share of the tokens of which a word is told in training; None: the model's own.
+    Args:
+      model: The model; only its shapes are used.
+      length: Tokens of a sequence.
+      predicted_fraction: Fraction of tokens with a prediction target; None: the model's default.
     """
     predicted_fraction = (
         model.predicted_fraction if predicted_fraction is None else predicted_fraction
     )
-    return _counted(
+    return _count_flops(
         model,
         length,
         predicted_fraction,
@@ -88,25 +89,25 @@ def count_token_flops(
 
 
 def count_decode_step_flops(model: Model, length: int) -> TokenFlops:
-    """Of a decoding step from a cache of `length` tokens, and of as many of a source."""
+    """Count FLOPs of one decoding step, with `length` tokens in the cache (and in the source)."""
     leaves = (leaf for leaf in abstract_parameters(model).leaves() if _in_step(leaf, model))
     decoder = dataclasses.replace(model.config, encoder=None)
-    return _counted(model, length, model.predicted_fraction, leaves, layer_mixers(decoder))
+    return _count_flops(model, length, model.predicted_fraction, leaves, layer_mixers(decoder))
 
 
-def _counted(
+def _count_flops(
     model: Model,
     length: int,
-    told: float,
+    predicted_fraction: float,
     leaves: Iterable[ParameterLeaf],
     mixers: Iterable[LayerMixer],
 ) -> TokenFlops:
-    """Of products with these parameters, and of the scores of these mixers."""
+    """Count FLOPs of products with these parameters, and of the scores of these mixers."""
     config = model.config
     weights = {"mixer": 0, "feed_forward": 0, "head": 0, "vocabulary": 0}
     for leaf in leaves:
-        if (place := _product(leaf, model)) is not None:
-            weights[place] += count_active_entries(leaf, config) - count_padding_entries(
+        if (part := _product_part(leaf, model)) is not None:
+            weights[part] += count_active_entries(leaf, config) - count_padding_entries(
                 leaf, config
             )
     scores: list[tuple[LayerMixer, ScoreFlops]] = []
@@ -123,18 +124,18 @@ def _counted(
         scores=sum(count.full for _, count in scores),
         scores_causal=sum(count.causal if layer.causal else count.full for layer, count in scores),
         feed_forward=2 * weights["feed_forward"],
-        vocabulary=round(2 * told * weights["vocabulary"]) + 2 * weights["head"],
+        vocabulary=round(2 * predicted_fraction * weights["vocabulary"]) + 2 * weights["head"],
         uncounted=tuple(sorted(uncounted)),
     )
 
 
 def estimate_training_flops(config: TransformerConfig, parameters: int, length: int) -> int:
-    """6 N + 12 L D T operations to train on one token (Chowdhery et al. 2022, appendix B)."""
+    """Return 6 N + 12 L D T FLOPs to train on one token (Chowdhery et al. 2022, appendix B)."""
     return 6 * parameters + 12 * config.num_layers * config.d_model * length
 
 
-def _product(leaf: ParameterLeaf, model: Model) -> str | None:
-    """In which product tokens meet this matrix; None for biases, gains and look-ups."""
+def _product_part(leaf: ParameterLeaf, model: Model) -> str | None:
+    """Return the part whose matrix product uses a parameter; None for biases, gains and tables."""
     if leaf.path == (("embedding",) if model.config.tie_embeddings else ("output",)):
         return "vocabulary" if model.predicted_fraction else None
     if leaf.path[0] == "head" and model.predicted_fraction and leaf.axes.is_matrix:
@@ -145,23 +146,23 @@ def _product(leaf: ParameterLeaf, model: Model) -> str | None:
 
 
 def decode_step_weight_bytes(model: Model) -> int:
-    """What decoding one token reads of the weights: all of them, but of look-up tables a row.
+    """Return the bytes of weights that one decoding step reads: one row of lookup tables, all else.
 
-    Of an encoder-decoder all that meets the token: nothing of the encoder, and nothing that only
-    the source meets, as the cache has been filled.
+    In an encoder-decoder, the encoder and the projections of its output are not read: the cache is
+    already filled.
     """
     read = 0
     for leaf in abstract_parameters(model).leaves():
         if not _in_step(leaf, model):
             continue
         table = leaf.path_in_side[0] in ("embedding", "positions")
-        whole = _product(leaf, model) is not None or not table
+        whole = _product_part(leaf, model) is not None or not table
         read += leaf.num_bytes if whole else leaf.num_bytes // leaf.shape[0]
     return read
 
 
 def _in_step(leaf: ParameterLeaf, model: Model) -> bool:
-    """Whether a decoding step meets this parameter, once the cache holds what it needs."""
+    """Return True if a decoding step with a filled cache reads this parameter."""
     if not isinstance(model, EncoderDecoder):
         return True
     if leaf.path_in_side[0] == "layers":
@@ -171,53 +172,53 @@ def _in_step(leaf: ParameterLeaf, model: Model) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _step_layers(model: EncoderDecoder) -> frozenset[tuple[str, ...]]:
-    """The parameters that the decoder's layers use with a cache that has read the source.
+    """Return paths, below the decoder's layers, of parameters that a decoding step reads.
 
-    As paths below those layers. Blocks declare what they use: here they are made without a memory,
-    so cross attention declares no matrices of keys and values.
+    Blocks declare only what they use: initialized without a memory, cross-attention declares no key
+    and value projections.
     """
-    shared = dataclasses.replace(model.context, hardware=Hardware())
-    stack = Stack(model.config.layer_pattern, shared, parent=None)
-    places = range(min(len(stack.layer_pattern), shared.num_layers))
+    context = dataclasses.replace(model.context, hardware=Hardware())
+    stack = Stack(model.config.layer_pattern, context, parent=None)
+    places = range(min(len(stack.layer_pattern), context.num_layers))
 
-    def declared() -> Any:
+    def step_params() -> Any:
         caches, positions = model.init_cache(1, 1, 1), jnp.zeros((1, 1), jnp.int32)
-        x = jnp.zeros((1, 1, shared.d_model), shared.precision.compute)
+        x = jnp.zeros((1, 1, context.d_model), context.precision.compute)
         inputs = MixerInputs(positions, Mask(MaskPattern(causal=True), positions=positions))
         memory = Memory(None, Mask(MaskPattern(ordered=False), positions=positions))
 
         def place_params(place: int) -> Any:
-            given = inputs.replace(
+            own = inputs.replace(
                 cache=caches[place],
-                constants=layer_constants(stack.layer_pattern[place], place, shared),
+                constants=layer_constants(stack.layer_pattern[place], place, context),
             )
-            return stack.make_block(place).init(jax.random.key(0), x, given, memory)["params"]
+            return stack.make_block(place).init(jax.random.key(0), x, own, memory)["params"]
 
         return {f"place_{place}": place_params(place) for place in places}
 
-    shapes = meta.unbox(jax.eval_shape(declared))
+    shapes = meta.unbox(jax.eval_shape(step_params))
     leaves = jax.tree_util.tree_leaves_with_path(shapes)
     return frozenset(tuple(key.key for key in path) for path, _ in leaves)
 
 
 class AttentionTraffic(NamedTuple):
-    """Bytes that attention moves to and from memory for one token of a forward pass."""
+    """Bytes that attention reads and writes for one token of a forward pass."""
 
     plain: int
-    """Scores written, read by the softmax, its weights written, and read again."""
+    """Unfused: also scores written and read by the softmax, and weights written and read again."""
     flash: int
-    """Queries, keys, values and results alone (Dao et al. 2022); keys and values counted once."""
+    """Flash attention (Dao et al. 2022): queries, keys, values and outputs; keys and values once."""
 
 
 def attention_traffic(model: Model, length: int) -> AttentionTraffic:
-    """Summed over the layers that have full attention, in sequences of `length` tokens."""
+    """Sum over the layers with full attention, in sequences of `length` tokens."""
     config = model.config
-    item = jnp.dtype(config.precision.compute).itemsize
+    itemsize = jnp.dtype(config.precision.compute).itemsize
     plain = flash = 0
     for mixer, _, _ in layer_mixers(config):
         if isinstance(mixer, AttentionConfig):
             value = mixer.value_head_dim or mixer.resolved_head_dim(config.d_model)
             heads = mixer.num_heads + (mixer.num_kv_heads or mixer.num_heads)
-            flash += item * heads * (mixer.score_head_dim(config.d_model) + value)
-            plain += item * 4 * mixer.num_heads * length
+            flash += itemsize * heads * (mixer.score_head_dim(config.d_model) + value)
+            plain += itemsize * 4 * mixer.num_heads * length
     return AttentionTraffic(plain=plain + flash, flash=flash)

@@ -1,8 +1,8 @@
-"""Cross entropy over the vocabulary, in chunks, so that the logits of a whole batch never exist.
+"""Cross-entropy over the vocabulary, fused with the output matrix and computed in chunks.
 
-The gradient of a chunk's loss in its logits is known as soon as the logits are: it is taken in the
-forward pass, and nothing is computed twice. Only [B, T, D] and [D, V] are kept for the backward
-pass, whatever the number of chunks.
+The logits [B, T, V] of a batch are never materialized. The gradient of a chunk's loss is known once
+its logits are, so the forward pass computes it too and nothing is recomputed: the residuals are
+d_hidden [B, T, D] and d_matrix [D, V], for any number of chunks.
 """
 
 import dataclasses
@@ -15,10 +15,11 @@ import jax.numpy as jnp
 
 from transformer.hardware import Hardware
 from transformer.models.base import mask_padded_logits
+from transformer.shapes import check_shapes
 
 
 class Loss(NamedTuple):
-    """A loss as a sum and what it is the sum of: a mean is taken once, over everything."""
+    """A loss as (sum, weight): the mean is taken once, over microbatches and devices."""
 
     total: jax.Array  # sum of the weighted losses, in nats
     weight: jax.Array  # sum of the weights
@@ -26,18 +27,20 @@ class Loss(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ChunkedCrossEntropy:
-    """How a batch is cut. Chunks go along T, so that a batch stays spread over its devices."""
+    """Chunked cross-entropy (hashable settings). Chunks split T, so B stays sharded."""
 
     vocab_size: int  # V without padding
     num_chunks: int = 1
+    """Number of chunks; see `choose_num_chunks`."""
     unroll: bool = False
+    """Unroll the loop over chunks."""
     dtype: str = "float32"
-    """Of the log-sum-exp and of the sum."""
+    """Dtype of the log-sum-exp and of sums."""
     label_smoothing: float = 0.0
-    """Share of each target that is spread evenly over all V words (Szegedy et al. 2016, section 7;
+    """Probability mass of each target spread evenly over V tokens (Szegedy et al. 2016, section 7;
     Vaswani et al. 2017, section 5.4)."""
     context_sharded: bool = False
-    """Whether T is spread over devices: each then has its share of every chunk."""
+    """True if T is sharded: each device then has its share of every chunk."""
 
     def __call__(
         self,
@@ -47,13 +50,23 @@ class ChunkedCrossEntropy:
         weights: jax.Array,  # [B, T]
         bias: jax.Array | None = None,  # [V padded]
     ) -> Loss:
-        """Sum over tokens of weight * -log softmax(hidden matrix + bias)[target].
+        """Return the sum over tokens of weight * -log softmax(hidden matrix + bias)[target].
 
-        A target of weight 0 is not read: it may be any number, such as -100.
+        Targets of weight 0 are ignored and may be any number, such as -100.
+
+        Raises:
+          ValueError: If shapes disagree.
         """
+        check_shapes(
+            hidden=(hidden, "B T D"),
+            matrix=(matrix, "D V"),
+            targets=(targets, "B T"),
+            weights=(weights, "B T"),
+            bias=(bias, "V"),
+        )
         output = _output(hidden, matrix, bias)
         weights = weights.astype(self.dtype)
-        # Out of the table, `take_along_axis` gives NaN, and NaN * 0 is NaN.
+        # An out-of-range index in `take_along_axis` gives NaN, and NaN * 0 is NaN.
         targets = jnp.where(weights != 0, targets, 0)
         return Loss(_total(self, hidden, output, targets, weights), jnp.sum(weights))
 
@@ -65,10 +78,7 @@ class ChunkedCrossEntropy:
         weights: jax.Array,  # [B, T]
         bias: jax.Array | None = None,  # [V padded]
     ) -> Loss:
-        """Sum over tokens of weight * (1 if the target is the likeliest word); no gradient.
-
-        A target of weight 0 counts nothing, whatever it is.
-        """
+        """Return the sum over tokens of weight * (1 if the target is the argmax); no gradient."""
         output, weights = _output(hidden, matrix, bias), weights.astype(self.dtype)
 
         def add(total: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
@@ -76,13 +86,13 @@ class ChunkedCrossEntropy:
             best = jnp.argmax(_logits(self, output, h), axis=-1)
             return total + jnp.sum((best == t) * w), None
 
-        start, chunks = jnp.zeros((), self.dtype), _cut(self, hidden, targets, weights)
+        start, chunks = jnp.zeros((), self.dtype), _split(self, hidden, targets, weights)
         total, _ = jax.lax.scan(add, start, chunks, unroll=self.unroll or 1)
         return Loss(total, jnp.sum(weights))
 
 
 class OutputProjection(NamedTuple):
-    """What makes logits of hidden states, in their dtype."""
+    """Output matrix and bias, in the dtype of the hidden states."""
 
     matrix: jax.Array  # [D, V padded]
     bias: jax.Array | None  # [V padded]
@@ -98,11 +108,11 @@ def choose_num_chunks(
     length: int,  # T
     padded_vocab_size: int,
     hardware: Hardware,
-    context_shards: int = 1,  # that T is spread over
+    context_shards: int = 1,  # shards of T
 ) -> int:
-    """How many chunks keep one chunk's float32 logits on a device within a budget.
+    """Return the number of chunks that keeps a chunk's float32 logits within a budget per device.
 
-    Of tokens that are spread, each part is cut evenly.
+    With a sharded T, chunks divide each shard evenly.
     """
     budget = 64 * 2**20 if hardware.platform == "cpu" else 512 * 2**20
     per_device = -(-batch_size // hardware.count) * length * padded_vocab_size * 4
@@ -115,52 +125,60 @@ def choose_num_chunks(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _total(
-    form: ChunkedCrossEntropy,
+    settings: ChunkedCrossEntropy,
     hidden: jax.Array,
     output: OutputProjection,
     targets: jax.Array,
     weights: jax.Array,
 ) -> jax.Array:
     def add(total: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-        return total + _chunk_loss(form, output, *chunk), None
+        return total + _chunk_loss(settings, output, *chunk), None
 
-    start = jnp.zeros((), form.dtype)
-    chunks = _cut(form, hidden, targets, weights)
-    return jax.lax.scan(add, start, chunks, unroll=form.unroll or 1)[0]
+    start = jnp.zeros((), settings.dtype)
+    chunks = _split(settings, hidden, targets, weights)
+    return jax.lax.scan(add, start, chunks, unroll=settings.unroll or 1)[0]
 
 
 def _forward(
-    form: ChunkedCrossEntropy,
+    settings: ChunkedCrossEntropy,
     hidden: jax.Array,
     output: OutputProjection,
     targets: jax.Array,
     weights: jax.Array,
 ) -> tuple[jax.Array, tuple[jax.Array, OutputProjection]]:
-    """The loss, and its gradients in `hidden` and `output`, in one pass over the chunks."""
+    """Compute the loss and its gradients in `hidden` and `output` in one pass over the chunks."""
 
     def add(
         carry: tuple[jax.Array, OutputProjection], chunk: tuple[jax.Array, ...]
     ) -> tuple[tuple[jax.Array, OutputProjection], jax.Array]:
+        # The cotangent of the loss is a scalar: gradients are taken for 1 here and scaled in
+        # `_backward`.
         total, d_output = carry
         h, t, w = chunk
-        loss, pull = jax.vjp(lambda h, o: _chunk_loss(form, o, h, t, w), h, output)
-        d_h, d_o = pull(jnp.ones((), form.dtype))
+        loss, vjp = jax.vjp(lambda h, o: _chunk_loss(settings, o, h, t, w), h, output)
+        d_h, d_o = vjp(jnp.ones((), settings.dtype))
         d_output = jax.tree.map(lambda sum_, d: sum_ + d.astype(sum_.dtype), d_output, d_o)
         return (total + loss, d_output), d_h
 
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, form.dtype), output)
-    start, chunks = (jnp.zeros((), form.dtype), zeros), _cut(form, hidden, targets, weights)
-    (total, d_output), d_hidden = jax.lax.scan(add, start, chunks, unroll=form.unroll or 1)
+    # The matrix gradient is a sum over chunks: accumulated in the dtype of the loss.
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, settings.dtype), output)
+    start, chunks = (
+        (jnp.zeros((), settings.dtype), zeros),
+        _split(settings, hidden, targets, weights),
+    )
+    (total, d_output), d_hidden = jax.lax.scan(add, start, chunks, unroll=settings.unroll or 1)
     b, t, d = hidden.shape
-    d_hidden = jnp.moveaxis(d_hidden, 0, 2 if form.context_sharded else 1).reshape(b, -1, d)[:, :t]
+    d_hidden = jnp.moveaxis(d_hidden, 0, 2 if settings.context_sharded else 1).reshape(b, -1, d)[
+        :, :t
+    ]
     d_output = jax.tree.map(lambda d, leaf: d.astype(leaf.dtype), d_output, output)
     return total, (d_hidden, d_output)
 
 
 def _backward(
-    form: ChunkedCrossEntropy, kept: tuple[jax.Array, OutputProjection], d_total: jax.Array
+    settings: ChunkedCrossEntropy, gradients: tuple[jax.Array, OutputProjection], d_total: jax.Array
 ) -> tuple[jax.Array, OutputProjection, None, None]:
-    d_hidden, d_output = jax.tree.map(lambda d: d * d_total.astype(d.dtype), kept)
+    d_hidden, d_output = jax.tree.map(lambda d: d * d_total.astype(d.dtype), gradients)
     return d_hidden, d_output, None, None
 
 
@@ -168,20 +186,23 @@ _total.defvjp(_forward, _backward)
 
 
 def _chunk_loss(
-    form: ChunkedCrossEntropy,
+    settings: ChunkedCrossEntropy,
     output: OutputProjection,
     hidden: jax.Array,  # [B, t, D]
     targets: jax.Array,  # [B, t]
     weights: jax.Array,  # [B, t]
 ) -> jax.Array:
-    """The weighted sum over one chunk."""
-    hidden, targets, weights = _rows(form, (hidden, targets, weights))
-    logits = _logits(form, output, hidden)
-    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    if form.label_smoothing:
-        mean = _mean(logits, form.vocab_size)
-        chosen = (1 - form.label_smoothing) * chosen + form.label_smoothing * mean
-    losses = jax.nn.logsumexp(logits, axis=-1) - chosen
+    """Return the weighted sum of losses over one chunk."""
+    hidden, targets, weights = _rows(settings, (hidden, targets, weights))
+    logits = _logits(settings, output, hidden)
+    target_logits = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    if settings.label_smoothing:
+        mean = _mean(logits, settings.vocab_size)
+        # Cross-entropy with the smoothed target: its logit is this weighted mean.
+        target_logits = (
+            1 - settings.label_smoothing
+        ) * target_logits + settings.label_smoothing * mean
+    losses = jax.nn.logsumexp(logits, axis=-1) - target_logits
     return jnp.sum(losses * weights)
 
 
@@ -189,39 +210,41 @@ def _mean(
     logits: jax.Array,  # [..., V padded]
     vocab_size: int,  # V
 ) -> jax.Array:  # [...]
-    """Over the words that are there. To cut out the others would move words between devices."""
-    real = jnp.arange(logits.shape[-1]) < vocab_size
-    real = real.reshape((1,) * (logits.ndim - 1) + (-1,))
-    return jnp.sum(jnp.where(real, logits, 0), axis=-1) / vocab_size
+    """Return the mean over V. Masked, not sliced: slicing a sharded axis would move rows."""
+    in_vocab = jnp.arange(logits.shape[-1]) < vocab_size
+    in_vocab = in_vocab.reshape((1,) * (logits.ndim - 1) + (-1,))
+    return jnp.sum(jnp.where(in_vocab, logits, 0), axis=-1) / vocab_size
 
 
-def _rows(form: ChunkedCrossEntropy, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """[B, t, ...] -> [B t, ...]; as they are where T is spread, for both axes are then split."""
-    if form.context_sharded:
+def _rows(settings: ChunkedCrossEntropy, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Reshape [B, t, ...] to [B t, ...], unless T is sharded: merging would gather an axis."""
+    if settings.context_sharded:
         return chunk
     return tuple(array.reshape(-1, *array.shape[2:]) for array in chunk)
 
 
 def _logits(
-    form: ChunkedCrossEntropy,
+    settings: ChunkedCrossEntropy,
     output: OutputProjection,
     hidden: jax.Array,  # [B t, D], or [B, t, D]
 ) -> jax.Array:  # [B t, V padded], or [B, t, V padded]
-    logits = jnp.dot(hidden, output.matrix, preferred_element_type=jnp.dtype(form.dtype))
+    logits = jnp.dot(hidden, output.matrix, preferred_element_type=jnp.dtype(settings.dtype))
     if output.bias is not None:
         bias = output.bias.astype(logits.dtype)
         logits = logits + bias.reshape((1,) * (logits.ndim - 1) + (-1,))
-    return mask_padded_logits(logits, form.vocab_size)
+    return mask_padded_logits(logits, settings.vocab_size)
 
 
-def _cut(form: ChunkedCrossEntropy, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """[B, T, ...] -> [chunks, B, t, ...]; what T lacks to a multiple has weight 0."""
-    return tuple(_cut_one(array, form.num_chunks, form.context_sharded) for array in arrays)
+def _split(settings: ChunkedCrossEntropy, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Split [B, T, ...] into [chunks, B, t, ...]; padding of T has weight 0."""
+    return tuple(
+        _split_one(array, settings.num_chunks, settings.context_sharded) for array in arrays
+    )
 
 
-def _cut_one(array: jax.Array, chunks: int, spread: bool) -> jax.Array:
+def _split_one(array: jax.Array, chunks: int, spread: bool) -> jax.Array:
     length = array.shape[1]
-    if spread:  # every so-manyth token
+    if spread:  # strided, so that every shard contributes to each chunk
         return jnp.moveaxis(array.reshape(len(array), -1, chunks, *array.shape[2:]), 2, 0)
     size = -(-length // chunks)
     pads = [(0, 0)] * array.ndim

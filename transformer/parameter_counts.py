@@ -1,4 +1,4 @@
-"""How large a model is: counted from the shapes and axes of the real one, nothing allocated."""
+"""Parameter counts of a model, from the shapes of its real parameters; nothing is allocated."""
 
 import dataclasses
 import functools
@@ -19,11 +19,11 @@ from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.language_model import LanguageModel
 
 ENCODER_DECODER_SIDES = ("encoder", "decoder")
-"""Of an encoder-decoder, as its parameters are called."""
+"""Top-level names in the parameter tree of an encoder-decoder."""
 
 
 class ParameterLeaf(NamedTuple):
-    """One parameter: where it is, and what would be allocated for it."""
+    """One parameter of a model: its path, shape and size."""
 
     path: tuple[str, ...]
     shape: tuple[int, ...]
@@ -32,27 +32,29 @@ class ParameterLeaf(NamedTuple):
 
     @property
     def path_in_side(self) -> tuple[str, ...]:
-        """The path without the side of an encoder-decoder: where it is within its stack."""
+        """The path below `encoder` or `decoder`; the whole path in other models."""
         return self.path[1:] if self.path[0] in ENCODER_DECODER_SIDES else self.path
 
     @property
     def size(self) -> int:
+        """Number of entries."""
         return math.prod(self.shape)
 
     @property
     def fan_in(self) -> int:
-        """How many entries a product with this matrix sums over: its fan-in."""
+        """Number of entries that a product with this matrix sums over."""
         stack = len(self.axes.stack)
         return math.prod(self.shape[stack : stack + len(self.axes.inputs)])
 
 
 class AbstractParameters(NamedTuple):
-    """A model's parameters without their values."""
+    """A model's parameters without values."""
 
     shapes: Any  # a tree of jax.ShapeDtypeStruct
-    axes: Any  # the like tree of Axes
+    axes: Any  # a tree of LogicalAxes with the same structure
 
     def leaves(self) -> Iterator[ParameterLeaf]:
+        """Yield every parameter."""
         axes = jax.tree.leaves(self.axes, is_leaf=lambda leaf: isinstance(leaf, LogicalAxes))
         shapes = jax.tree_util.tree_leaves_with_path(self.shapes)
         for (path, shape), names in zip(shapes, axes, strict=True):
@@ -62,11 +64,15 @@ class AbstractParameters(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def abstract_parameters(model: Model) -> AbstractParameters:
-    """What `model.init` would make. Raises ValueError for a model without a vocabulary."""
+    """Return the shapes and axes of `model.init`.
+
+    Raises:
+      ValueError: If the vocabulary size is not set.
+    """
     config = model.config
     if not config.vocab_size:
-        raise ValueError("model.vocab_size 0: stands for the tokenizer's; give a number")
-    # The same weights, with one layer to trace and no kernel that only its own hardware knows.
+        raise ValueError("model.vocab_size 0: is set from a tokenizer; give a number")
+    # Scanned layers trace once, and default hardware needs no kernels; the weights are the same.
     scanned = dataclasses.replace(
         model, config=dataclasses.replace(config, layer_loop="scan"), hardware=Hardware()
     )
@@ -76,55 +82,55 @@ def abstract_parameters(model: Model) -> AbstractParameters:
 
 @dataclasses.dataclass(frozen=True)
 class ParameterCounts:
-    """Numbers of parameters."""
+    """Numbers of parameters of a model."""
 
     by_part: Mapping[str, int]
-    """By part, without padding."""
+    """Parameters of each part (embedding, attention, ...), without padding."""
     padding: int
-    """In rows of the embedding that stand for no word."""
+    """Parameters in embedding rows that pad the vocabulary."""
     task_heads: int = 0
-    """In what a task puts on top: classes, tags, BERT's masked-word head."""
+    """Parameters of task heads: classes, tags, BERT's masked-token head."""
     inactive: int = 0
-    """Those of `total` that a token does not meet: of experts that it is not sent to."""
+    """Parameters in `total` that a token does not use: experts that it is not sent to."""
 
     @property
     def total(self) -> int:
-        """What is published of a model: without padding, and without the heads of tasks."""
+        """Parameters as published: without padding and task heads."""
         return sum(self.by_part.values())
 
     @property
     def allocated(self) -> int:
+        """Parameters in memory."""
         return self.total + self.padding + self.task_heads
 
     @property
     def active(self) -> int:
-        """What one token goes through."""
+        """Parameters that one token uses."""
         return self.total - self.inactive
 
 
 def count_parameters(model: Model) -> ParameterCounts:
-    """Exact counts, by part."""
+    """Count parameters exactly, by part."""
     parts = dict.fromkeys(("embedding", "positions"), 0)
     parts |= {_mixer_part(layer.mixer, layer.cross): 0 for layer in layer_mixers(model.config)}
     parts |= dict.fromkeys(("feed_forward", "norms", "output"), 0)
-    padding = heads = idle = 0
+    padding = task_heads = inactive = 0
     for leaf in abstract_parameters(model).leaves():
         padded = count_padding_entries(leaf, model.config)
         padding += padded
-        idle += leaf.size - count_active_entries(leaf, model.config)
+        inactive += leaf.size - count_active_entries(leaf, model.config)
         if leaf.path[0].startswith("head"):
-            heads += leaf.size - padded
+            task_heads += leaf.size - padded
             continue
         part = _part(leaf, model.config)
         parts[part] = parts.get(part, 0) + leaf.size - padded
-    return ParameterCounts(parts, padding, heads, idle)
+    return ParameterCounts(parts, padding, task_heads, inactive)
 
 
 def estimate_parameters(config: TransformerConfig) -> int:
-    """The textbook's 12 L D^2 + V D: four D x D projections, a feed-forward of width 4 D.
+    """Return the textbook estimate 12 L D^2 + V D: four D x D projections and F = 4 D.
 
-    An encoder adds as much for each of its layers, and cross attention 4 D^2 for each of the
-    decoder's.
+    An encoder adds 12 D^2 for each of its layers, cross-attention 4 D^2 for each decoder layer.
     """
     blocks = 12 * config.num_layers
     if config.encoder is not None:
@@ -133,13 +139,13 @@ def estimate_parameters(config: TransformerConfig) -> int:
 
 
 class LayerMixer(NamedTuple):
-    """A mixer at its place in a model."""
+    """Mixer of one layer, and its role."""
 
     mixer: MixerConfig
     causal: bool
-    """Whether it sees only what came before."""
+    """True if it applies a causal mask."""
     cross: bool = False
-    """Whether it looks at the encoder's output."""
+    """True if it attends to the encoder's output."""
 
     def backend_choice(
         self,
@@ -148,13 +154,13 @@ class LayerMixer(NamedTuple):
         *,
         hardware: Hardware,
         segments: bool,
-        context_shards: int = 1,  # devices that the tokens are spread over
-        mesh_known: bool = True,  # whether it is known how arrays lie on several devices
+        context_shards: int = 1,  # shards of the length axis
+        mesh_known: bool = True,  # True if activations are constrained to a mesh
     ) -> BackendChoice | None:
-        """The form that its attention takes in training, and why; None of other mixers."""
+        """Return its attention backend in training, and the reason; None for other mixers."""
         if not isinstance(self.mixer, AttentionConfig):
             return None
-        case = self.mixer.attention_spec(
+        spec = self.mixer.attention_spec(
             config.d_model,
             length,
             dtype=config.precision.compute,
@@ -165,11 +171,11 @@ class LayerMixer(NamedTuple):
             context_shards=context_shards,
             mesh_known=mesh_known,
         )
-        return choose_backend(self.mixer.backend, case)
+        return choose_backend(self.mixer.backend, spec)
 
 
 def layer_mixers(config: TransformerConfig) -> Iterator[LayerMixer]:
-    """The mixers of all layers: an encoder's first."""
+    """Yield the mixers of all layers, the encoder's first."""
     if config.encoder is not None:
         for block in _blocks(config.encoder.layer_pattern, config.encoder.num_layers):
             yield LayerMixer(block.mixer, causal=False)
@@ -179,32 +185,32 @@ def layer_mixers(config: TransformerConfig) -> Iterator[LayerMixer]:
             yield LayerMixer(block.cross_attention, causal=False, cross=True)
 
 
-def _blocks(pattern: tuple[BlockConfig, ...], layers: int) -> Iterator[BlockConfig]:
-    return (pattern[layer % len(pattern)] for layer in range(layers))
+def _blocks(pattern: tuple[BlockConfig, ...], num_layers: int) -> Iterator[BlockConfig]:
+    return (pattern[index % len(pattern)] for index in range(num_layers))
 
 
 def cache_bytes(model: LanguageModel | EncoderDecoder, length: int, source_length: int = 0) -> int:
-    """Size of one example's cache for `length` tokens, and a source of `source_length` if it has one."""
+    """Return the bytes of one example's cache of `length` tokens (and a source's memory)."""
     lengths = (length, source_length) if isinstance(model, EncoderDecoder) else (length,)
     cache = jax.eval_shape(lambda: model.init_cache(1, *lengths))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
 
 
 def count_padding_entries(leaf: ParameterLeaf, config: TransformerConfig) -> int:
-    """How many entries of a parameter stand for words that are not there."""
+    """Return the number of entries of a parameter that pad the vocabulary."""
     if "vocab" not in leaf.axes.names:
         return 0
-    words = config.source_vocab_size if leaf.path[0] == "source_embedding" else config.vocab_size
-    rows = config.pad_vocab_size(words)
-    return leaf.size // rows * (rows - words)
+    size = config.source_vocab_size if leaf.path[0] == "source_embedding" else config.vocab_size
+    rows = config.pad_vocab_size(size)
+    return leaf.size // rows * (rows - size)
 
 
 def count_active_entries(leaf: ParameterLeaf, config: TransformerConfig) -> int:
-    """How many entries of a parameter a token meets: of experts, those of the chosen ones."""
+    """Return the number of entries of a parameter that one token uses."""
     if "experts" not in leaf.axes.stack:
         return leaf.size
     mixture = _block(leaf, config).feed_forward
-    assert isinstance(mixture, MoEConfig)  # nothing else has experts
+    assert isinstance(mixture, MoEConfig)  # no other module has experts
     return leaf.size // mixture.num_experts * mixture.num_experts_per_token
 
 
@@ -214,7 +220,7 @@ def _mixer_part(mixer: MixerConfig, cross: bool) -> str:
 
 
 def _part(leaf: ParameterLeaf, config: TransformerConfig) -> str:
-    """Which part a parameter belongs to."""
+    """Return the part that a parameter belongs to."""
     if any(name.endswith("norm") for name in leaf.path):
         return "norms"
     if leaf.path_in_side[0] != "layers":
@@ -226,7 +232,7 @@ def _part(leaf: ParameterLeaf, config: TransformerConfig) -> str:
 
 
 def _block(leaf: ParameterLeaf, config: TransformerConfig) -> BlockConfig:
-    """The place of the pattern that a layer's parameter belongs to."""
+    """Return the block configuration of a layer's parameter."""
     pattern = config.layer_pattern
     if leaf.path[0] == "encoder" and config.encoder is not None:
         pattern = config.encoder.layer_pattern

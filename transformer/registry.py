@@ -1,167 +1,126 @@
-"""Every mixer by its name, imported when it is asked for.
+"""Registry of mixers by kind, each imported on first use.
 
-The settings of a model name its mixers, and can be read, listed and checked without importing what
-computes them: `--help` of a configuration needs no JAX.
+The configurations of mixers are in modules that import no JAX. So a model's settings can be read,
+listed and checked without it, and `--help` is fast.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_type_hints
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these import JAX
     from transformer.attention.base import Mixer
     from transformer.attention.config import MixerConfig
 
 
 class BuiltinMixer(NamedTuple):
-    """Where a mixer of this package is."""
+    """Location of a mixer of this package."""
 
     module: str
-    """The module that registers it when it is imported."""
+    """Module that registers the mixer when it is imported."""
     config_name: str
-    """The name of its configuration."""
+    """Class of its configuration."""
     config_module: str
-    """Where that is defined: a module that imports nothing that computes."""
+    """Module of that class, which imports no JAX."""
 
+
+_ATTENTION, _VARIANTS = "transformer.attention", "transformer.attention.variants"
+_BASELINES = "transformer.baselines"
 
 BUILTIN_MIXERS = {
-    "full": BuiltinMixer(
-        "transformer.attention.full", "AttentionConfig", "transformer.attention.config"
-    ),
-    "identity": BuiltinMixer(
-        "transformer.baselines.bag", "IdentityConfig", "transformer.baselines.config"
-    ),
-    "convolution": BuiltinMixer(
-        "transformer.baselines.convolution", "ConvolutionConfig", "transformer.baselines.config"
-    ),
-    "elman": BuiltinMixer(
-        "transformer.baselines.elman", "ElmanConfig", "transformer.baselines.config"
-    ),
-    "lstm": BuiltinMixer(
-        "transformer.baselines.lstm", "LSTMConfig", "transformer.baselines.config"
-    ),
-    "bahdanau": BuiltinMixer(
-        "transformer.baselines.bahdanau", "BahdanauConfig", "transformer.baselines.config"
-    ),
-    "luong": BuiltinMixer(
-        "transformer.baselines.luong", "LuongConfig", "transformer.baselines.config"
-    ),
-    "cheng": BuiltinMixer(
-        "transformer.baselines.cheng", "ChengConfig", "transformer.baselines.config"
-    ),
-    "seq2seq": BuiltinMixer(
-        "transformer.baselines.seq2seq", "Seq2SeqConfig", "transformer.baselines.config"
-    ),
-    "gnmt_encoder": BuiltinMixer(
-        "transformer.baselines.gnmt", "GNMTEncoderConfig", "transformer.baselines.config"
-    ),
-    "gnmt_decoder": BuiltinMixer(
-        "transformer.baselines.gnmt", "GNMTDecoderConfig", "transformer.baselines.config"
-    ),
-    "bigbird": BuiltinMixer(
-        "transformer.attention.variants.bigbird",
-        "BigBirdConfig",
-        "transformer.attention.variants.sparse_configs",
-    ),
-    "linear": BuiltinMixer(
-        "transformer.attention.variants.linear_attention",
-        "LinearAttentionConfig",
-        "transformer.attention.variants.kernel_configs",
-    ),
-    "linformer": BuiltinMixer(
-        "transformer.attention.variants.linformer",
-        "LinformerConfig",
-        "transformer.attention.variants.kernel_configs",
-    ),
-    "longformer": BuiltinMixer(
-        "transformer.attention.variants.longformer",
-        "LongformerConfig",
-        "transformer.attention.variants.sparse_configs",
-    ),
-    "performer": BuiltinMixer(
-        "transformer.attention.variants.performer",
-        "PerformerConfig",
-        "transformer.attention.variants.kernel_configs",
-    ),
-    "primer": BuiltinMixer(
-        "transformer.attention.variants.primer",
-        "PrimerConfig",
-        "transformer.attention.variants.kernel_configs",
-    ),
-    "reformer": BuiltinMixer(
-        "transformer.attention.variants.reformer",
-        "ReformerConfig",
-        "transformer.attention.variants.clustered_configs",
-    ),
-    "routing": BuiltinMixer(
-        "transformer.attention.variants.routing_attention",
-        "RoutingAttentionConfig",
-        "transformer.attention.variants.clustered_configs",
-    ),
-    "sliding_window": BuiltinMixer(
-        "transformer.attention.variants.sliding_window",
-        "SlidingWindowConfig",
-        "transformer.attention.variants.sparse_configs",
-    ),
-    "sparse": BuiltinMixer(
-        "transformer.attention.variants.sparse_transformer",
-        "SparseTransformerConfig",
-        "transformer.attention.variants.sparse_configs",
-    ),
-    "top_k": BuiltinMixer(
-        "transformer.attention.variants.top_k",
-        "TopKConfig",
-        "transformer.attention.variants.clustered_configs",
-    ),
+    "full": BuiltinMixer(f"{_ATTENTION}.full", "AttentionConfig", f"{_ATTENTION}.config"),
+    **{
+        kind: BuiltinMixer(f"{_VARIANTS}.{module}", config_name, f"{_VARIANTS}.{config_module}")
+        for kind, module, config_name, config_module in (
+            ("bigbird", "bigbird", "BigBirdConfig", "sparse_configs"),
+            ("linear", "linear_attention", "LinearAttentionConfig", "kernel_configs"),
+            ("linformer", "linformer", "LinformerConfig", "kernel_configs"),
+            ("longformer", "longformer", "LongformerConfig", "sparse_configs"),
+            ("performer", "performer", "PerformerConfig", "kernel_configs"),
+            ("primer", "primer", "PrimerConfig", "kernel_configs"),
+            ("reformer", "reformer", "ReformerConfig", "clustered_configs"),
+            ("routing", "routing_attention", "RoutingAttentionConfig", "clustered_configs"),
+            ("sliding_window", "sliding_window", "SlidingWindowConfig", "sparse_configs"),
+            ("sparse", "sparse_transformer", "SparseTransformerConfig", "sparse_configs"),
+            ("top_k", "top_k", "TopKConfig", "clustered_configs"),
+        )
+    },
+    **{
+        kind: BuiltinMixer(f"{_BASELINES}.{module}", config_name, f"{_BASELINES}.config")
+        for kind, module, config_name in (
+            ("identity", "bag", "IdentityConfig"),
+            ("convolution", "convolution", "ConvolutionConfig"),
+            ("elman", "elman", "ElmanConfig"),
+            ("lstm", "lstm", "LSTMConfig"),
+            ("bahdanau", "bahdanau", "BahdanauConfig"),
+            ("luong", "luong", "LuongConfig"),
+            ("cheng", "cheng", "ChengConfig"),
+            ("seq2seq", "seq2seq", "Seq2SeqConfig"),
+            ("gnmt_encoder", "gnmt", "GNMTEncoderConfig"),
+            ("gnmt_decoder", "gnmt", "GNMTDecoderConfig"),
+        )
+    },
 }
-"""The mixers of this package by kind."""
+"""Mixers of this package by kind."""
 
 
 class MixerRegistry(MutableMapping[str, "type[Mixer]"]):
-    """Mixer classes by kind: those of this package are imported on first use."""
+    """Mapping from kind to mixer class, which imports built-in mixers on first use."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, type[Mixer]] = {}
-        self._shipped = dict(BUILTIN_MIXERS)
+        self._callbacks: list[Callable[[], None]] = []
+        self._builtin = dict(BUILTIN_MIXERS)
 
     def __getitem__(self, kind: str) -> "type[Mixer]":
-        if kind not in self._loaded and kind in self._shipped:
-            importlib.import_module(self._shipped[kind].module)
+        if kind not in self._loaded and kind in self._builtin:
+            importlib.import_module(self._builtin[kind].module)
         return self._loaded[kind]
 
     def __setitem__(self, kind: str, mixer: "type[Mixer]") -> None:
         self._loaded[kind] = mixer
+        self._notify()
 
     def __delitem__(self, kind: str) -> None:
         del self._loaded[kind]
-        self._shipped.pop(kind, None)
+        self._builtin.pop(kind, None)
+        self._notify()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self._shipped, *self._loaded]))
+        return iter(dict.fromkeys([*self._builtin, *self._loaded]))
 
     def __len__(self) -> int:
-        return len(self._shipped.keys() | self._loaded.keys())
+        return len(self._builtin.keys() | self._loaded.keys())
 
     def __contains__(self, kind: object) -> bool:
-        return kind in self._shipped or kind in self._loaded
+        return kind in self._builtin or kind in self._loaded
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each change, to clear what was cached about the mixers."""
+        self._callbacks.append(callback)
+
+    def _notify(self) -> None:
+        for callback in self._callbacks:
+            callback()
 
     def config_class(self, kind: str) -> "type[MixerConfig]":
-        """Return the class of a mixer's configuration, without importing a mixer if possible."""
-        if kind in self._loaded or kind not in self._shipped:
-            found: type[MixerConfig] = get_type_hints(self[kind])["config"]
-            return found
-        home = self._shipped[kind]
-        declared: Any = getattr(importlib.import_module(home.config_module), home.config_name)
-        checked: type[MixerConfig] = declared
-        return checked
+        """Return the configuration class of a mixer; for a built-in one, without importing it."""
+        if kind in self._loaded or kind not in self._builtin:
+            # The annotation of the field `config`: a mixer of the user, or one that replaces ours.
+            annotated: type[MixerConfig] = get_type_hints(self[kind])["config"]
+            return annotated
+        builtin = self._builtin[kind]
+        config_module = importlib.import_module(builtin.config_module)
+        config_class: Any = getattr(config_module, builtin.config_name)
+        return cast("type[MixerConfig]", config_class)
 
 
 MIXERS = MixerRegistry()
-"""Every mixer by its `kind`. Add your own: `MIXERS["mine"] = MyMixer`."""
+"""All mixers by kind. Register your own with `MIXERS["mine"] = MyMixer`."""
 
 
 class MixerConfigRegistry(Mapping[str, "type[MixerConfig]"]):
-    """Configurations of all mixers by kind, each imported when it is looked up."""
+    """Mapping from kind to configuration class of all mixers, each imported on lookup."""
 
     def __getitem__(self, kind: str) -> "type[MixerConfig]":
         return MIXERS.config_class(kind)

@@ -43,49 +43,49 @@ BUGS = (
         "transformer/attention/masks.py",
         "visible &= k <= q",
         "visible &= k < q",
-        "transformer/test_masks.py transformer/attend/test_attend.py",
+        "transformer/attention/test_masks.py transformer/attention/test_attend.py",
     ),
     Bug(
         "scores not divided by the root of the head's width",
         "transformer/attention/full.py",
         "scale=1 / math.sqrt(q.shape[-1]) if",
         "scale=1.0 if",
-        "transformer/test_scores.py transformer/test_attention.py",
+        "transformer/attention/test_scores.py transformer/attention/test_full.py",
     ),
     Bug(
         "RMSNorm without epsilon",
         "transformer/layers/norms.py",
         "jax.lax.rsqrt(mean_square + epsilon)",
         "jax.lax.rsqrt(mean_square)",
-        "transformer/test_norms.py",
+        "transformer/layers/test_norms.py",
     ),
     Bug(
         "RoPE with the wrong sign",
         "transformer/attention/rope.py",
         "jnp.concatenate([a * cos - b * sin,",
         "jnp.concatenate([a * cos + b * sin,",
-        "transformer/positions/test_rotary.py transformer/test_attention.py",
+        "transformer/attention/test_rope.py transformer/attention/test_full.py",
     ),
     Bug(
         "dropout that does not rescale what it keeps",
         "transformer/layers/dropout.py",
         "x / (1 - dropout_rate)",
         "x",
-        "transformer/test_dropout.py",
+        "transformer/layers/test_dropout.py",
     ),
     Bug(
         "the same dropout key in every layer",
         "transformer/layers/stack.py",
         "fold_in(dropout_rngs, layer.layer_index)",
         "fold_in(dropout_rngs, 0)",
-        "transformer/test_stack.py",
+        "transformer/layers/test_stack.py",
     ),
     Bug(
         "beam search without its length penalty",
         "transformer/generation/beam_search.py",
         "scores = totals / length_penalty_divisor(search.step + 1, config.length_penalty)",
         "scores = totals",
-        "transformer/test_beam_search.py",
+        "transformer/generation/test_beam_search.py",
     ),
     Bug(
         "a cache that writes one slot too late",
@@ -106,7 +106,7 @@ BUGS = (
         "transformer/attention/backends/merge.py",
         "jnp.log(safe_total) + maximum",
         "jnp.log(safe_total)",
-        "transformer/attend/test_blockwise.py transformer/attend/test_ring.py",
+        "transformer/attention/backends",
     ),
     Bug(
         "label smoothing over vocabulary padding",
@@ -120,14 +120,14 @@ BUGS = (
         "transformer/generation/sampling.py",
         "rngs = jax.vmap(jax.random.fold_in)(rngs, positions)",
         "rngs = jax.vmap(jax.random.fold_in)(rngs, positions * 0)",
-        "transformer/test_sampling.py",
+        "transformer/generation/test_sampling.py",
     ),
     Bug(
         "a load-balancing loss that ignores the choices",
-        "transformer/layers/moe_dispatch.py",
-        "jnp.sum(choices * probability, axis=-1)",
+        "transformer/layers/moe_routing.py",
+        "jnp.sum(assigned * probability, axis=-1)",
         "jnp.sum(probability * probability, axis=-1)",
-        "transformer/test_routing.py transformer/test_mixture.py",
+        "transformer/layers/test_moe_routing.py transformer/layers/test_moe.py",
     ),
     Bug(
         "Performer's features without the norm of the vector",
@@ -147,8 +147,10 @@ BUGS = (
     Bug(
         "a data cursor that is one batch ahead",
         "train/data/batches.py",
-        "first = cursor * self.batch_size\n        examples = np.arange(first + start, first + stop)\n",
-        "first = (cursor + 1) * self.batch_size\n        examples = np.arange(first + start, first + stop)\n",
+        "first = cursor * self.batch_size\n"
+        "        examples = np.arange(first + start, first + stop)\n",
+        "first = (cursor + 1) * self.batch_size\n"
+        "        examples = np.arange(first + start, first + stop)\n",
         "train/data/test_batches.py train/data/test_corpus.py",
     ),
     Bug(
@@ -203,8 +205,8 @@ BUGS = (
     Bug(
         "a run resumed on another text",
         "train/resume.py",
-        'if extra.get("corpus") != corpus.digest:',
-        'if extra.get("corpus") is None:',
+        'if metadata.get("corpus") != corpus.digest:',
+        'if metadata.get("corpus") is None:',
         "train/test_resume.py train/cli/test_main.py",
     ),
 )

@@ -10,8 +10,8 @@ import pytest
 
 from tests.docs.reading_paths import PAGE, ROOT, count_lines, documented
 
-LIMITS = {"forward": (14, 1800), "step": (10, 1000), "resume": (12, 1500)}
-"""Most files and lines of each path."""
+LIMITS = {"forward": (22, 2900), "step": (14, 2000), "resume": (17, 3200)}
+"""Most files and lines of each path; lower them when a path gets shorter."""
 
 
 @pytest.fixture(scope="module")

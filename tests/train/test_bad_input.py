@@ -159,7 +159,7 @@ def test_a_checkpoint_of_another_model(capsys: Capture, whole: Whole, copy: Path
     ("text", "words"),
     [
         ("{", "is not JSON"),
-        ("[1, 2]", "has no experiment in it; put the file back as it was"),
+        ("[1, 2]", "has no experiment; put the file back as it was"),
         ('{"experiment": {"steps": "many"}}', "does not describe an experiment"),
         ('{"experiment": {"colour": "red"}}', "does not describe an experiment"),
     ],

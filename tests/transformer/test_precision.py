@@ -154,7 +154,9 @@ def test_auto_has_a_name_and_is_refused_by_a_model() -> None:
     auto = Precision.parse("auto")
     assert auto.name == "auto"
     model = LanguageModel(TransformerConfig(vocab_size=7, d_model=8, num_layers=1, precision=auto))
-    with pytest.raises(ValueError, match=r"precision auto: is resolved by the trainer .*\.resolve\(hard"):
+    with pytest.raises(
+        ValueError, match=r"precision auto: is resolved by the trainer .*\.resolve\(hard"
+    ):
         jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 2), np.int32))
 
 

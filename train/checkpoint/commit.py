@@ -60,6 +60,7 @@ def commit_checkpoint(folder: epath.Path, arrays: Mapping[str, Leaf]) -> None:
         check_arrays_readable(
             folder / STATE_ITEM, arrays, process_index=process, process_count=count
         )
+        # Files are sorted, and striped over the processes to balance their sizes.
         share = manifest.list_files(folder)[process::count]
         part = manifest.serialize_manifest(manifest.hash_files(folder, share))
         _part_path(folder, process).write_text(part)
@@ -134,6 +135,7 @@ def check_arrays_readable(
     keys_by_array: dict[str, list[bytes]] = {}
     for key in keys:
         keys_by_array.setdefault(key.decode().rpartition("/")[0], []).append(key)
+    # An array is `<name>/.zarray`, its header, and a key for each chunk.
     chunks: list[bytes] = []
     for name, leaf in stored.items():
         header = f"{name}/.zarray".encode()
@@ -146,6 +148,7 @@ def check_arrays_readable(
     if sum(leaf.size * _item_bytes(leaf) for leaf in stored.values()) > AUTO_VERIFY_BYTES:
         return  # reading everything would take minutes
     share = sorted(chunks)[process_index::process_count]
+    # In batches: a large model has more chunks than reads may be in flight.
     for begin in range(0, len(share), _READS_IN_FLIGHT):
         batch = share[begin : begin + _READS_IN_FLIGHT]
         for key, read in zip(batch, [store.read(each) for each in batch], strict=True):

@@ -62,8 +62,10 @@ def list_steps(directory: epath.Path, *, committed: bool) -> list[int]:
       UserError: The directory cannot be read.
     """
     with as_user_error(str(directory)):
+        # A new run has no directory yet; it is created by the first save.
         if not directory.is_dir():
             return []
+        # Other names are unfinished saves, and checkpoints that were set aside.
         steps = [int(path.name) for path in directory.iterdir() if _STEP_NAME.fullmatch(path.name)]
         return sorted(
             step for step in steps if (directory / str(step) / MANIFEST_NAME).exists() == committed
@@ -76,6 +78,7 @@ def find_newest_valid(
     """Return the newest step for which process 0 finds no problem, on every process."""
     skipped: list[SkippedCheckpoint] = []
     valid: list[int] = []
+    # Verifying reads and hashes every file, so only one process does it.
     if jax.process_index() == 0:
         for step in sorted(steps, reverse=True):
             problem = find_problem(step)
@@ -83,6 +86,7 @@ def find_newest_valid(
                 valid.append(step)
                 break
             skipped.append(SkippedCheckpoint(step, problem))
+    # Every process broadcasts both lists, also where they are empty: a collective needs all.
     valid = broadcast_integers(valid)
     skipped_steps = broadcast_integers([each.step for each in skipped])
     if jax.process_index() != 0:
@@ -98,6 +102,7 @@ def broadcast_integers(values: Sequence[int]) -> list[int]:
     """
     if jax.process_count() == 1:
         return list(values)
+    # An array of one fixed shape, so that all processes run the same program.
     padded = np.full(_MAX_BROADCAST, _PADDING, np.int32)
     padded[: len(values)] = values
     return [int(each) for each in ocp.multihost.broadcast_one_to_all(padded) if each != _PADDING]

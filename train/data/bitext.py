@@ -63,6 +63,7 @@ class BitextSplit:
         """
         source, source_real = self.source.pad(indices, lengths[0])
         targets, real = self.target.pad(indices, lengths[1])
+        # Teacher forcing: the decoder reads the targets shifted right by one position.
         tokens = np.concatenate(
             [np.full_like(targets[:, :1], self.decoder_start_token_id), targets[:, :-1]], axis=1
         )

@@ -12,11 +12,8 @@ from jax.sharding import AbstractMesh
 from train.engine import make_train_step
 from train.experiment import Experiment
 from train.parallel.mesh import MESH_AXES, MeshConfig
-from train.parallel.sharding import (
-    optimizer_state_shardings,
-    parameter_shardings,
-    replicated_sharding,
-)
+from train.parallel.sharding import replicated_sharding
+from train.parallel.state_sharding import optimizer_state_shardings, parameter_shardings
 from train.state import TrainState, init_state
 from train.tasks.registry import make_task
 from transformer.context import unconstrained

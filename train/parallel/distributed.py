@@ -39,7 +39,7 @@ HEARTBEAT_TIMEOUT_SECONDS = 60
 EXIT_TIMEOUT_SECONDS = 10
 """Seconds that an ending process spends on informing the others."""
 
-RESTART_REMEDY = "start all of them again: the run goes on from its newest checkpoint"
+RESTART_REMEDY = "start all of them again: the run resumes from its newest checkpoint"
 
 LOST_PEER_MARKERS = (
     "gloo",
@@ -118,6 +118,8 @@ def find_coordinator(environment: Mapping[str, str]) -> Coordinator | None:
         if not 0 <= index < count:
             raise UserError(f"JAX_PROCESS_ID {index}: give one from 0 to {count - 1}")
         return Coordinator(address, count, index) if count > 1 else None
+    # JAX detects the rest in these environments. It is not asked on other machines: its detection
+    # may block for a long time, or connect to a metadata server.
     several = (
         _read_size(environment, "SLURM_STEP_NUM_TASKS") > 1
         or _read_size(environment, "OMPI_COMM_WORLD_SIZE") > 1
@@ -226,6 +228,8 @@ def barrier(name: str, timeout_seconds: float = 1200) -> None:
 
 def is_lost_peer_error(error: BaseException) -> bool:
     """Return True if an error says that another process of the run has gone."""
+    # JAX has one type for all errors of the runtime, and the transports (gloo, NCCL, gRPC) word
+    # them differently, so the text decides.
     known = isinstance(error, jax.errors.JaxRuntimeError | UserError)
     text = str(error).lower()
     return known and jax.process_count() > 1 and any(part in text for part in LOST_PEER_MARKERS)
@@ -236,8 +240,8 @@ def exit_process(status: int, reason: str = "") -> NoReturn:
 
     Args:
       status: Exit status.
-      reason: Reported to the other processes, which then end too. Without it they are told only
-        that this process needs no heartbeats any more.
+      reason: Reported to the other processes, which then end too. Without it, they only
+        learn to expect no more heartbeats.
     """
     if status and "jax" in sys.modules and jax.distributed.is_initialized():
         sys.stdout.flush()

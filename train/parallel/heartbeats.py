@@ -56,6 +56,7 @@ class Heartbeats:
         self._store, self._index, self._on_lost_peer = store, process_index, on_lost_peer
         self._interval, self._timeout, self._clock = interval, timeout, clock
         self._count = 0
+        # Time of the last answer of the store. Only its silence can reveal the end of process 0.
         self._store_answered_at = clock()
         # Last heartbeat of each process, and the time at which it was first seen.
         self._last_seen: dict[str, tuple[str, float]] = {}
@@ -81,6 +82,7 @@ class Heartbeats:
         """
         self._put(f"{ENDED_KEY}/{self._index}", f"has ended ({reason[:200]})")
         self.stop()
+        # The other processes poll the store; their own STOPPED says that they have read it.
         deadline = self._clock() + wait_seconds
         while self._index == 0 and self._clock() < deadline and not self._all_stopped():
             time.sleep(self._interval / 10)
@@ -98,6 +100,8 @@ class Heartbeats:
                 f"{HEARTBEATS_KEY}/{self._index}", str(self._count), allow_overwrite=True
             )
             ended = self._store.key_value_dir_get(ENDED_KEY)
+            # Process 0 alone compares heartbeats, so that the cost does not grow with the square
+            # of the number of processes.
             if not ended and self._index == 0:
                 ended = self._find_silent(now)
         except JaxRuntimeError:
@@ -121,6 +125,7 @@ class Heartbeats:
             for key, (beat, seen_at) in self._last_seen.items()
             if beat != STOPPED and now - seen_at > self._timeout
         ]
+        # The others read this list, and end as well.
         for key, description in lost:
             self._put(key, description)
         return lost
@@ -140,6 +145,7 @@ class Heartbeats:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._interval):
+            # `stop` may have been called meanwhile: a process that ends in order reports nothing.
             lost = self.beat()
             if lost is not None and not self._stopped.is_set():
                 self._stopped.set()

@@ -69,6 +69,8 @@ class AnomalyDetector(struct.PyTreeNode):
         When sentences are batched by length, the loss depends on the length. A batch is then
         compared with batches of its own length, once there are enough of them.
         """
+        # All shapes are static: missing steps are NaN and the medians skip them, so that one
+        # program serves the warm-up and the rest of the run.
         known = ~jnp.isnan(self.log_history[0])
         same_length = known & (self.lengths == length)
         level, spread = median(self.log_history), robust_std(self.log_history)
@@ -79,6 +81,7 @@ class AnomalyDetector(struct.PyTreeNode):
             lambda: self.median_and_std_of_length(same_length),
         )
         reach = config.threshold * jnp.maximum(own_spread, MIN_LOG_STD)
+        # Before that, the limits are infinite in effect and the median checks compare 0 with 0.
         enough = known.sum() >= config.warmup
         # A rise below one standard deviation is not counted: that is eight times the standard
         # error of the median of 100 steps, so noise does not reach it.
@@ -109,6 +112,7 @@ class AnomalyDetector(struct.PyTreeNode):
 
     def std_by_length(self) -> jax.Array:  # [3]
         """Return the standard deviation about the median of the batches of the same length."""
+        # [W, W]: row i marks the batches of the length of batch i.
         same = self.lengths[:, None] == self.lengths[None]
         level = median(jnp.where(same[None], self.log_history[:, None], jnp.nan))
         batches = jnp.sum(same & ~jnp.isnan(self.log_history[:1]), axis=-1)
@@ -121,6 +125,7 @@ class AnomalyDetector(struct.PyTreeNode):
         length: int,
     ) -> "AnomalyDetector":
         """Return the detector with a normal step at the end of its history."""
+        # A loss of 0 is possible on a tiny data set, and has no logarithm.
         newest = jnp.log(jnp.maximum(values, EPSILON))
         history = jnp.concatenate([self.log_history[:, 1:], newest[:, None]], axis=1)
         lengths = jnp.concatenate([self.lengths[1:], jnp.full(1, length, jnp.int32)])
@@ -155,6 +160,7 @@ def robust_std(
     half = width // 2
     # Slope by the medians of both halves: one outlier does not turn it.
     slope = (median(values[..., half:]) - median(values[..., :half])) / (width - half)
+    # The slope is NaN as long as one half of the window is empty.
     falling = jnp.minimum(jnp.nan_to_num(slope), 0)
     trend = falling[..., None] * jax.lax.broadcasted_iota(
         values.dtype, values.shape, values.ndim - 1
@@ -193,9 +199,11 @@ def detect_anomaly(
     if detector is None:
         return Verdict(finite.all(), None, {})
     limits = detector.compute_limits(config, length)
+    # NaN compares as False, and infinity may equal an infinite limit, so `finite` is needed too.
     in_range = finite & (measured <= limits.max_values)
     risen = limits.median_loss > limits.max_median_loss
     accept = in_range.all() & ~risen
+    # An overflow leaves loss and weights finite. A NaN loss is never excused.
     overflow = finite[0] & ~finite[1] & finite[2]
     excused = jnp.bool_(False) if loss_scale is None else overflow & (loss_scale > 1)
     count = jnp.where(accept, 0, detector.consecutive_anomalies + jnp.where(excused, 0, 1))
@@ -209,5 +217,6 @@ def detect_anomaly(
         limits.max_median_loss,
     )
     metrics = dict(zip(DETECTOR_METRICS, values, strict=True))
+    # These two change also at an anomaly, so they are set after the selection.
     after = after.replace(consecutive_anomalies=count, lowest_median=limits.lowest_median)
     return Verdict(accept, after, metrics)

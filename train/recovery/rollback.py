@@ -92,6 +92,7 @@ def plan_rollback(
     return Rollback(
         first=anomaly.first_step,
         step=anomaly.last_step,
+        # The cause often precedes the first anomaly that is noticed.
         checkpoint=choose_checkpoint(anomaly.first_step, checkpoints, config.rollback_steps),
         # The data after the anomaly is skipped too. PaLM found that spikes come from a bad
         # combination of batch and state, so the same batches may well cause the next one.
@@ -149,6 +150,7 @@ class RollbackRecord:
         Raises:
           UserError: The file cannot be written.
         """
+        # No process may act on a rollback that a kill could still erase.
         if jax.process_index() == 0:
             write_atomically(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
         wait_for_all_processes()
@@ -178,6 +180,7 @@ def _parse_rollback(plain: Any) -> Rollback:
     """Return one rollback (TypeError or ValueError: a field is missing or out of range)."""
     if not isinstance(plain, dict):
         raise TypeError("a rollback is no object")
+    # The record may have been edited, and its numbers become array values: check every one.
     rollback = Rollback(**plain)
     for name, least in MIN_VALUES.items():
         value = getattr(rollback, name)
@@ -229,11 +232,13 @@ class RollbackManager:
         Raises:
           UserError: `max_rollbacks` were made for this anomaly.
         """
+        # A save in progress is of a step before the anomaly, as only normal states are saved.
         checkpoints.wait()
         due = [step for step in checkpoints.steps() if step == 0 or checkpoints.is_due(step)]
         candidates = rollback_retention(self._experiment).steps_to_keep(due)
         rollback = plan_rollback(anomaly, self._record.last, sorted(candidates), self._config)
         saved = self._save_anomalous_state(state)
+        # Free the memory now: the restored state needs as much again.
         jax.tree.map(lambda leaf: leaf.delete(), state)
         if rollback is None:
             count = self._config.max_rollbacks
@@ -243,6 +248,7 @@ class RollbackManager:
                 f"{saved}; look at its batches, or give a lower schedule.learning_rate or other "
                 "recovery settings"
             )
+        # The retention policy must not delete it while the run recovers.
         checkpoints.pin(rollback.checkpoint)
         if rollback.checkpoint not in checkpoints.steps():
             # Only step 0 can be missing. It is saved, so that a killed process finds it again.
@@ -263,6 +269,7 @@ class RollbackManager:
         wait_for_all_processes()  # every process has listed the steps before any is renamed
         if self._record.cleared:
             return
+        # A process killed within this loop repeats it. What is renamed is not listed again.
         for step in later:
             checkpoints.set_aside(step, f"rolled-back-{len(self._record.rollbacks)}")
         self._write(dataclasses.replace(self._record, cleared=True))
@@ -279,6 +286,7 @@ class RollbackManager:
         if last is None or metadata.get(ROLLBACK_COUNT_KEY, 0) == len(self._record.rollbacks):
             return state
         self._skipped_from = int(state.cursor)
+        # Keep the shardings of the restored arrays: the compiled step expects them.
         cursor = jax.device_put(np.int32(last.cursor), state.cursor.sharding)
         detector = state.anomaly_detector
         if detector is None:

@@ -73,6 +73,7 @@ class Lease:
             lease = cls(**plain)
         except (ValueError, TypeError, RecursionError):
             return cls()
+        # The types of the fields, as JSON may hold anything.
         kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)}
         sound = all(type(getattr(lease, name)) is kind for name, kind in kinds.items())
         return lease if sound else cls()
@@ -115,12 +116,14 @@ def owner_state(lease: Lease) -> OwnerState:
     The host name is not used: a container that is restarted elsewhere keeps it. The boot id and
     the PID namespace identify a machine, and the start time rules out a process id in reuse.
     """
+    # Another run in this very process, for which the process id proves nothing.
     if lease.token in _HELD:
         return "alive"
     if not lease.machine or lease.machine != machine_id() or lease.process <= 0:
         return "unknown"
     if lease.process == os.getpid():
         return "gone"  # an earlier lease of this process, which could not be removed
+    # Signal 0 sends nothing; it only checks that the process exists.
     try:
         os.kill(lease.process, 0)
     except ProcessLookupError:
@@ -197,6 +200,7 @@ class LocalLeaseStore:
     def create(self, number: int, lease: Lease) -> bool:
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
+            # "x" is O_EXCL: the file system lets exactly one process create the file.
             file = self._path(number).open("xb")
         except FileExistsError:
             return False
@@ -209,6 +213,7 @@ class LocalLeaseStore:
         return True
 
     def replace(self, number: int, lease: Lease) -> None:
+        # Written beside it and renamed, so that a reader never sees half of a lease.
         # No fsync: a lease only has to be seen, and on a busy disk a sync takes seconds.
         path = self._path(number)
         temporary = path.with_name(f".{path.name}.{lease.token}")

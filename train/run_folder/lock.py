@@ -97,6 +97,7 @@ class RunLock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # The thread must not write the lease again after it is removed.
         self._stop.set()
         self._thread.join()
         with self._held, contextlib.suppress(OSError), self._mutex:
@@ -132,9 +133,12 @@ class RunLock:
                 break
             self._wait_until_gone(number, lease)
             gone = lease  # read once more: another process may have been faster
+        # Creation is exclusive. Of several processes that got here, one succeeds.
         if not self._store.create(number + 1, self._lease):
             self._refuse(self._store.read(number + 1) or Lease())
         self._number, self._renewed_at = number + 1, self._clock()
+        # Numbers only grow while the folder is owned, so an old owner that wakes up sees a higher
+        # one. The leases below can go.
         for old in self._store.numbers():
             if old < self._number:
                 self._store.remove(old)
@@ -150,6 +154,7 @@ class RunLock:
             f"{self._folder.path}: {lease.describe()}, has not released this folder; taking it "
             f"over unless that process renews its lease within {LEASE_SECONDS:g} s"
         )
+        # Watch the lease for a whole period. A change proves that the owner is alive.
         start = self._clock()
         while self._clock() - start < LEASE_SECONDS:
             self._sleep(POLL_INTERVAL_SECONDS)
@@ -175,6 +180,7 @@ class RunLock:
         """Renew the lease if it is still this process's. The caller holds the mutex."""
         if self._replaced_by is not None or not self._is_current():
             return
+        # The count of renewals changes the content, which is what other processes watch.
         renewed = self._lease.renewed()
         self._store.replace(self._number, renewed)
         self._lease, self._renewed_at = renewed, self._clock()

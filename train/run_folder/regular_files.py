@@ -77,6 +77,7 @@ def open_regular(path: AnyPath) -> Iterator[IO[bytes]]:
         with path.open("rb") as stream:  # object stores hold nothing but regular files
             yield cast("IO[bytes]", stream)
         return
+    # O_NONBLOCK: opening a FIFO for reading would wait for a writer, before it can be checked.
     descriptor = os.open(path, os.O_RDONLY | _NONBLOCK | _BINARY)
     with _checked_stream(path, descriptor, "rb") as stream:
         yield stream
@@ -171,6 +172,7 @@ def read_all(stream: IO[bytes], path: AnyPath, max_bytes: int) -> bytes:
 def iter_lines(stream: IO[bytes], path: AnyPath, max_bytes: int) -> Iterator[bytes]:
     """Yield the lines of a stream with their ends (UserError: one has more than `max_bytes`)."""
     number = 0
+    # With a limit, `readline` never reads a whole file without line ends into memory.
     while line := stream.readline(max_bytes + 1):
         number += 1
         if len(line) > max_bytes:

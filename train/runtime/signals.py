@@ -19,8 +19,8 @@ from typing import Any, NoReturn, Self
 from train.errors import NoTracebackError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-"""Signals by which schedulers and people stop a run. SLURM sends USR1 in advance if asked
-(`--signal=USR1@60`); SIGHUP comes when the terminal is closed."""
+"""Signals that schedulers and people send to stop a run. SLURM sends USR1 in advance on
+request (`--signal=USR1@60`); SIGHUP comes when the terminal is closed."""
 
 EXIT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Signals that end a process silently by default. SIGINT raises KeyboardInterrupt."""

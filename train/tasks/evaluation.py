@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -27,6 +28,11 @@ def round_up_batch_size(batch_size: int, mesh: Mesh) -> int:
 def max_eval_batches(config: EvaluationConfig, full_split: bool) -> int | None:
     """Return the maximum number of batches of an evaluation; None: the whole split."""
     return None if full_split or not config.num_batches else config.num_batches
+
+
+def perplexity(loss: float) -> float:
+    """Return exp(loss), limited to a finite float for a model that has diverged."""
+    return math.exp(min(loss, 700.0))
 
 
 def gather_to_host(array: jax.Array) -> np.ndarray:

@@ -16,7 +16,12 @@ from train.data.tokenizer import Tokenizer
 from train.experiment import Experiment
 from train.step import Batch, LossFn
 from train.tasks.base import Metric, SampleOptions, Task, TextCallback, token_batch_shapes
-from train.tasks.evaluation import max_eval_batches, mean_losses, round_up_batch_size
+from train.tasks.evaluation import (
+    max_eval_batches,
+    mean_losses,
+    perplexity,
+    round_up_batch_size,
+)
 from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
 from train.tasks.text_completion import complete_texts
 from train.tasks.vocabulary import Labels, resolve_vocab_size
@@ -28,9 +33,6 @@ from transformer.models.language_model import LanguageModel
 if TYPE_CHECKING:
     from train.engine import Engine
     from train.run import Run
-
-MAX_EXPONENT = 700.0
-"""Largest loss whose perplexity, its exponential, is a finite float."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +129,7 @@ class LanguageModelTask(Task):
         bits_per_nat = stream.num_targets / stream.num_bytes / math.log(2)
         metrics = {
             "loss": loss,
-            "perplexity": math.exp(min(loss, MAX_EXPONENT)),
+            "perplexity": perplexity(loss),
             "bits_per_byte": loss * bits_per_nat,
         }
         if full_split and config.compression_baselines:

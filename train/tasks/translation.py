@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,12 @@ from train.experiment import Experiment
 from train.step import Batch, LossFn
 from train.tasks.base import Metric, SampleOptions, Task, TextCallback, token_batch_shapes
 from train.tasks.config import Translation
-from train.tasks.evaluation import max_eval_batches, mean_losses, round_up_batch_size
+from train.tasks.evaluation import (
+    max_eval_batches,
+    mean_losses,
+    perplexity,
+    round_up_batch_size,
+)
 from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
 from train.tasks.vocabulary import Labels, resolve_vocab_size
 from transformer.baselines.nonautoregressive import NonAutoregressive, translate_nonautoregressive
@@ -38,9 +42,6 @@ if TYPE_CHECKING:
 
 Corpus = ExampleCorpus[BitextSplit]
 Translator = EncoderDecoder | NonAutoregressive
-
-MAX_EXPONENT = 700.0
-"""Largest loss whose perplexity, its exponential, is a finite float."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +164,7 @@ class TranslationTask(Task):
             pairs, buckets, max_batches=max_eval_batches(config, full_split)
         )
         loss = mean_losses(engine, params, batches)["loss"]
-        metrics = {"loss": loss, "perplexity": math.exp(min(loss, MAX_EXPONENT))}
+        metrics = {"loss": loss, "perplexity": perplexity(loss)}
         if full_split or self.task_config.compute_bleu == "always":
             metrics |= self.bleu_scores(engine, params, corpus, pairs, example_indices(batches))
         return metrics

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Attention: the mixer interface, full attention, masks, caches and positions."""

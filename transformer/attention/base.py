@@ -1,13 +1,12 @@
-"""The plug point: whatever moves information between the tokens of a sequence.
+"""The mixer interface: layers that move information between the tokens of a sequence.
 
 Every attention variant, and every recurrent or convolutional layer, is a mixer: one file, one
 configuration, one entry in `MIXERS`.
-
-What a mixer without attention cannot do, refused in one line while the program is traced.
 """
 
 import abc
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +21,6 @@ from transformer.registry import MIXERS
 Outputs = frozenset[str]
 """Names of extra outputs to return in `aux`: `weights`, `entropy`, `losses`. Static under jit."""
 
-
 NO_OUTPUTS: Outputs = frozenset()
 
 
@@ -32,7 +30,7 @@ class MixerInputs(struct.PyTreeNode):
     positions: jax.Array
     """[B or 1, T] int32 position of each token; with a cache, -1 marks padding behind a row."""
     mask: Mask
-    """Which keys each query may see."""
+    """Visible keys of each query."""
     memory: jax.Array | None = None
     """[B, S, D] output of an encoder: makes it cross attention. None: self-attention."""
     cache: Any = None
@@ -54,10 +52,9 @@ class MixerOutput(NamedTuple):
 
 
 class ScoreFlops(NamedTuple):
-    """FLOPs of one token in one layer that involve no weights.
+    """FLOPs per token and layer of products between activations: scores, values, features.
 
-    Products of queries, keys and values, and of features and buckets made of them; a multiplication
-    and an addition are two operations.
+    A multiplication and an addition are two operations.
     """
 
     full: int  # without a causal mask
@@ -66,68 +63,80 @@ class ScoreFlops(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Abilities:
-    """What a mixer can do. `transformer.testing.contract.check_mixer` holds it to each."""
+    """Features that a mixer supports; `transformer.testing.contract.check_mixer` tests each."""
 
     causal: bool = True
-    """Obeys a causal mask."""
+    """Obey a causal mask."""
     cached: bool = True
-    """Decodes token by token from a cache, equal to the full pass."""
+    """Decode token by token from a cache, with the results of the full pass."""
     segments: bool = True
-    """Keeps packed documents apart, and padding out."""
+    """Separate packed documents and ignore padding."""
     cross: bool = True
-    """Looks at `memory` in place of its own input."""
+    """Read keys and values from `memory` instead of the mixer's own input."""
     any_length: bool = True
-    """Takes any T, not only those that its configuration was made for."""
+    """Accept any T, not only the one of the configuration."""
     weights: bool = True
-    """Can return its attention weights."""
+    """Return the attention weights on request."""
 
 
 class Mixer(nn.Module, abc.ABC):
-    """The interface. `config` is the mixer's own part, `shared` what the whole model agrees on."""
+    """Interface of a mixer."""
 
     config: Any
+    """Settings of this mixer."""
     context: ModelContext
+    """Settings of the whole model."""
 
     @staticmethod
     @abc.abstractmethod
     def abilities(config: Any) -> Abilities:
-        """What a mixer of this configuration can do."""
+        """Return the features that a mixer of this configuration supports."""
 
     @staticmethod
     @abc.abstractmethod
     def constants(config: Any, layer: int, width: int) -> Any:
-        """Values of one layer that are no weights (random blocks, features, rotations), or None.
+        """Return non-trainable values of one layer (random blocks, features, rotations), or None.
 
-        Alike in shape for all layers, so that they stack.
+        They have the same shapes in all layers, so that they can be stacked.
         """
 
     @staticmethod
     def score_flops(config: Any, width: int, length: int) -> ScoreFlops | None:
-        """FLOPs per token without weights in sequences of `length`; None: reported as uncounted."""
+        """Return FLOPs per token that involve no weights, in inputs of `length` tokens.
+
+        None: `describe` reports that they are not counted.
+        """
         return None
 
     @abc.abstractmethod
     def init_cache(self, batch: int, length: int) -> Any:
-        """An empty cache for `batch` examples of up to `length` tokens."""
+        """Return an empty cache for `batch` examples of up to `length` tokens."""
 
     def init_memory_cache(self, batch: int, length: int) -> Any:
-        """An empty cache for a memory of `length` tokens.
+        """Return an empty cache for a memory of `length` tokens.
 
-        Of cross attention, or of a mixer that reads the memory beside its own input. The first call
-        that is given it, together with the memory, fills it; later ones need the memory no more.
+        For cross attention, and for mixers that read a memory in addition to their own input. The
+        first call gets the memory and fills the cache; later calls need only the cache.
         """
-        raise ValueError(f"mixer {self.config.kind}: keeps no memory for decoding; choose another")
+        raise ValueError(f"mixer {self.config.kind}: has no memory cache; choose another mixer")
 
     @abc.abstractmethod
     def __call__(
         self,
         x: jax.Array,  # [B, T, D]
         inputs: MixerInputs,
-    ) -> MixerOutput: ...
+    ) -> MixerOutput:
+        """Mix information between tokens."""
 
 
+# Every layer asks for its class, each time the model is traced.
+@functools.cache
 def mixer_class(config: MixerConfig) -> type[Mixer]:
-    """The module that a configuration is for. Raises ValueError for a kind that is not known."""
+    """Return the mixer class of a configuration.
+
+    Raises:
+      ValueError: The kind is not in `MIXERS`.
+    """
     if config.kind not in MIXERS:
         raise ValueError(
             f"mixer {config.kind}: is not known; give one of {', '.join(sorted(MIXERS))}, "
@@ -136,8 +145,11 @@ def mixer_class(config: MixerConfig) -> type[Mixer]:
     return MIXERS[config.kind]
 
 
+MIXERS.on_change(mixer_class.cache_clear)
+
+
 def reject_memory(kind: str, memory: Any) -> None:
-    """Raises ValueError if there is a memory: the mixer knows its own input alone."""
+    """Raise ValueError if there is a memory, for a mixer that reads only its own input."""
     if memory is not None:
         raise ValueError(
             f"mixer {kind}: reads its own input alone, no memory; use a mixer of attention, or one "
@@ -146,7 +158,7 @@ def reject_memory(kind: str, memory: Any) -> None:
 
 
 def reject_weights(kind: str, outputs: Outputs) -> None:
-    """Raises ValueError if attention weights are requested."""
+    """Raise ValueError if attention weights are requested."""
     if "weights" in outputs:
         raise ValueError(
             f"mixer {kind}: has no attention weights; leave `weights` out of `outputs`"
@@ -154,16 +166,15 @@ def reject_weights(kind: str, outputs: Outputs) -> None:
 
 
 def reject_mask_patterns(kind: str, mask: Mask) -> None:
-    """Raises ValueError for a mask that is more than causal, segments and lengths."""
+    """Raise ValueError if a mask contains more than causality, segments and lengths."""
     pattern = mask.pattern
-    asked = {
+    requested = {
         "a window": pattern.window,
         "a prefix": pattern.prefix or mask.prefix_lengths is not None,
         "global positions": mask.global_positions is not None,
-        "an array of what is allowed": mask.allowed is not None,
-        "a mask given pair by pair": mask.allowed is not None,
-        "an order of tokens other than their positions'": not pattern.ordered,
+        "an array of allowed pairs": mask.allowed is not None,
+        "tokens that are not in the order of their positions": not pattern.ordered,
     }
-    for what, is_asked in asked.items():
-        if is_asked:
-            raise ValueError(f"mixer {kind}: cannot obey {what}; use a mixer of attention")
+    for feature, is_requested in requested.items():
+        if is_requested:
+            raise ValueError(f"mixer {kind}: cannot obey {feature}; use a mixer of attention")

@@ -1,42 +1,31 @@
-"""Rotary frequencies as the paper has them.
+"""Scaling of rotary frequencies, for contexts longer than those of training. One class per rule.
 
-Linear interpolation of positions.
+Each rule has two members:
 
-Llama 3's rule.
+- `frequencies(theta, width)`, the frequency of each pair of entries;
+- `amplitude`, a factor of the cosines and sines, so of queries and keys each.
 
-NTK-aware interpolation.
-
-YaRN: interpolation by parts, and a temperature of the softmax.
-
-Rotary frequencies for contexts longer than those of training, one rule a file.
-
-Each rule gives the `frequencies` of the pairs, and an `amplitude` by which cosines and sines (so
-queries and keys each) are multiplied.
+The classes are settings: importing this module loads neither JAX nor NumPy.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
-
-if TYPE_CHECKING:
-    import numpy as np
-from typing import TYPE_CHECKING
 
 from transformer.validation import check_at_least
 
 if TYPE_CHECKING:
-    pass  # DROPPED
-import math
-from typing import TYPE_CHECKING
+    import numpy as np
 
 Frequencies: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
-"""Radians per position of each pair [R / 2]. In float64, because their error is multiplied by the
-position; they are known before a program is compiled."""
+"""Radians per position of each pair [R / 2], known at compile time. float64, as an error of a
+frequency is multiplied by the position."""
 
 
 def unscaled_frequencies(theta: float, width: int) -> Frequencies:  # [R / 2]
-    """base^(-2i/R) for a width R (Su et al. 2021, section 3.2.2)."""
+    """Return theta^(-2i/R) for a width R (Su et al. 2021, section 3.2.2)."""
     import numpy as np
 
     exponents = np.arange(0, width, 2, dtype=np.float64) / width
@@ -45,7 +34,7 @@ def unscaled_frequencies(theta: float, width: int) -> Frequencies:  # [R / 2]
 
 @dataclasses.dataclass(frozen=True)
 class NoScaling:
-    """The context is that of training."""
+    """No scaling: the context is at most that of training."""
 
     amplitude: ClassVar[float] = 1.0
 
@@ -55,10 +44,10 @@ class NoScaling:
 
 @dataclasses.dataclass(frozen=True)
 class LinearScaling:
-    """Position m is taken for m / factor (Chen et al. 2023)."""
+    """Linear interpolation: position m becomes m / factor (Chen et al. 2023)."""
 
     factor: float = 4.0
-    """How many times longer the context becomes."""
+    """Ratio of the new context length to that of training."""
     amplitude: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -70,19 +59,21 @@ class LinearScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Scaling:
-    """Slow pairs are interpolated, fast ones kept, by their turns within the old context.
+    """Llama 3.1's rule: interpolate slow pairs and keep fast ones.
 
-    The rule of Llama 3.1's published code (`apply_scaling`). It is NTK-by-parts (Peng et al. 2023,
-    definition 2) with other bounds.
+    A pair is fast if it makes many turns within the context of training. The rule is
+    `apply_scaling` of the published code: NTK-by-parts (Peng et al. 2023, definition 2) with other
+    bounds.
     """
 
     factor: float = 8.0
-    """What frequencies of less than `low_freq_factor` turns are divided by."""
+    """Divisor of the frequencies of slow pairs."""
     low_freq_factor: float = 1.0
+    """Pairs with fewer turns than this are slow."""
     high_freq_factor: float = 4.0
-    """Frequencies of more turns than this are kept; those between are mixed."""
+    """Pairs with more turns than this are fast. In between, both frequencies are mixed."""
     original_max_length: int = 8192
-    """The context of training."""
+    """Context length of training, in tokens."""
     amplitude: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -99,28 +90,28 @@ class Llama3Scaling:
 
         plain = unscaled_frequencies(theta, width)
         turns = self.original_max_length * plain / (2 * math.pi)
-        kept = np.clip(
-            (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1
-        )
-        return kept * plain + (1 - kept) * plain / self.factor
+        low, high = self.low_freq_factor, self.high_freq_factor
+        unscaled = np.clip((turns - low) / (high - low), 0, 1)  # fraction
+        return unscaled * plain + (1 - unscaled) * plain / self.factor
 
 
 @dataclasses.dataclass(frozen=True)
 class NTKScaling:
-    """A larger base: the fastest pair turns as before, the slowest `factor` times slower.
+    """NTK-aware interpolation: a larger base, theta * factor^(R / (R - 2)).
 
-    base * factor^(R / (R - 2)) (bloc97 2023; Peng et al. 2023, definition 1).
+    The fastest pair keeps its frequency and the slowest becomes `factor` times slower (bloc97 2023;
+    Peng et al. 2023, definition 1).
     """
 
     factor: float = 4.0
-    """How many times longer the context becomes."""
+    """Ratio of the new context length to that of training."""
     amplitude: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         check_at_least("ntk_scaling.factor", self.factor, 1)
 
     def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
-        """Raises ValueError for a single pair: it cannot be the fastest and the slowest."""
+        # A single pair would be the fastest and the slowest at once.
         if width < 4:
             raise ValueError(
                 f"rope.scaling NTKScaling: needs 4 rotated entries or more, not {width}; "
@@ -131,23 +122,23 @@ class NTKScaling:
 
 @dataclasses.dataclass(frozen=True)
 class YaRNScaling:
-    """Fast pairs are kept, slow ones interpolated, scores sharpened (Peng et al. 2023, 3.4).
+    """YaRN: keep fast pairs, interpolate slow ones, sharpen scores (Peng et al. 2023, section 3.4).
 
-    What is between is mixed by a ramp over the number of the pair, from and to whole numbers: so
-    do the authors' code and the models trained with it. The paper's own ramp (section 3.2) goes
-    over the turns of a pair.
+    Pairs in between are mixed by a linear ramp over the index of the pair, with bounds rounded to
+    integers, as in the authors' code and the models trained with it. The paper's own ramp (section
+    3.2) is linear in the turns of a pair.
     """
 
     factor: float = 4.0
-    """s, how many times longer the context becomes."""
+    """s, ratio of the new context length to that of training."""
     original_max_length: int = 4096
-    """L, the context of training."""
+    """L, context length of training, in tokens."""
     beta_fast: float = 32.0
-    """beta: pairs that make more turns within L are kept."""
+    """beta: pairs with more turns within L keep their frequency."""
     beta_slow: float = 1.0
-    """alpha: pairs that make fewer turns within L are interpolated."""
+    """alpha: pairs with fewer turns within L are interpolated."""
     attention_factor: float = 0.0
-    """sqrt(1/t), by which queries and keys are multiplied each; 0 means 0.1 ln(s) + 1."""
+    """sqrt(1/t), a factor of queries and of keys. 0: 0.1 ln(s) + 1."""
 
     def __post_init__(self) -> None:
         check_at_least("yarn_scaling.factor", self.factor, 1)
@@ -167,19 +158,17 @@ class YaRNScaling:
         import numpy as np
 
         plain = unscaled_frequencies(theta, width)
-        first = max(math.floor(self._pair(self.beta_fast, theta, width)), 0)
-        last = min(math.ceil(self._pair(self.beta_slow, theta, width)), width - 1)
+        first = max(math.floor(self._pair_with_turns(self.beta_fast, theta, width)), 0)
+        last = min(math.ceil(self._pair_with_turns(self.beta_slow, theta, width)), width - 1)
         pairs = np.arange(width // 2)
         interpolated = np.clip((pairs - first) / max(last - first, 1e-3), 0, 1)
         return (1 - interpolated) * plain + interpolated * plain / self.factor
 
-    def _pair(self, turns: float, base: float, width: int) -> float:
-        """i of the pair that makes so many turns within L: L base^(-2i/R) = 2 pi turns."""
-        return (
-            width
-            * math.log(self.original_max_length / (2 * math.pi * turns))
-            / (2 * math.log(base))
-        )
+    def _pair_with_turns(self, turns: float, theta: float, width: int) -> float:
+        """Solve L theta^(-2i/R) = 2 pi turns for i."""
+        length = self.original_max_length
+        return width * math.log(length / (2 * math.pi * turns)) / (2 * math.log(theta))
 
 
 RopeScaling = NoScaling | LinearScaling | NTKScaling | YaRNScaling | Llama3Scaling
+"""Any of the rules."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Text generation: sampling, beam search and translation."""

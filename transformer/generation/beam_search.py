@@ -1,8 +1,8 @@
-"""Beam search: the likeliest sequences, several hypotheses at a time.
+"""Beam search: the most probable sequences, keeping several hypotheses at a time.
 
-As in Wu et al. 2016 (section 7, without coverage): a finished hypothesis of n tokens, its stop
-token among them, has the score log P / ((5 + n) / 6)^alpha. The search of an example ends when
-nothing that is still alive could beat its finished ones.
+As in Wu et al. 2016 (section 7, without coverage): a finished hypothesis of n tokens, including its
+stop token, has the score log P / ((5 + n) / 6)^alpha. The search of an example ends when no live
+hypothesis can beat its finished ones.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ from flax import struct
 from transformer.layers.block import BlockCache
 
 NO_TOKEN = -1
-"""Stands beyond the end of a hypothesis."""
+"""Padding after the end of a hypothesis."""
 
 
 MIN_LOG_PROB = -1e9
-"""The log-probability of what is no hypothesis."""
+"""Log-probability of empty places for hypotheses."""
 
 
 DecodeStepFn = Callable[[Any, jax.Array, jax.Array], tuple[Any, jax.Array]]
@@ -30,12 +30,12 @@ DecodeStepFn = Callable[[Any, jax.Array, jax.Array], tuple[Any, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class BeamSearchConfig:
-    """How wide, and how length counts."""
+    """Beam width and length penalty."""
 
     num_beams: int = 4
-    """Hypotheses kept for each example."""
+    """K, hypotheses kept for each example."""
     length_penalty: float = 0.6
-    """alpha: 0 favours short ones (Vaswani et al. 2017, section 6.1, have 0.6)."""
+    """alpha: 0 favors short hypotheses; 0.6 in Vaswani et al. 2017, section 6.1."""
 
     def __post_init__(self) -> None:
         if self.num_beams < 1:
@@ -45,20 +45,20 @@ class BeamSearchConfig:
 
 
 class Hypotheses(NamedTuple):
-    """The best of each example, best first."""
+    """Best hypotheses of each example, best first."""
 
     tokens: jax.Array  # [B, K, T] without the stop token; NO_TOKEN beyond the end
     scores: jax.Array  # [B, K]
 
 
 class BeamSearchState(struct.PyTreeNode):
-    """All that a search is at one step. K hypotheses for each example are alive, K finished."""
+    """State of a search: K live and K finished hypotheses for each example."""
 
-    step: jax.Array  # tokens made
+    step: jax.Array  # number of tokens generated
     cache: Any  # leaves [B K, ...]
-    logits: jax.Array  # [B K, V] of what follows each that is alive
-    tokens: jax.Array  # [B, K, T] of those alive
-    log_probs: jax.Array  # [B, K] log P of those alive
+    logits: jax.Array  # [B K, V] next-token logits of live hypotheses
+    tokens: jax.Array  # [B, K, T] live hypotheses
+    log_probs: jax.Array  # [B, K] of live hypotheses
     finished: Hypotheses
 
 
@@ -67,20 +67,20 @@ def beam_search(
     cache: Any,  # leaves [B, ...]
     logits: jax.Array,  # [B, V] of the first token
     positions: jax.Array,  # [B] of the first token
-    max_lengths: jax.Array,  # [B] most tokens of each example, the stop token among them
+    max_lengths: jax.Array,  # [B] most tokens of each example, including the stop token
     stop_token: jax.Array | int,
     *,
     config: BeamSearchConfig,
     max_new_tokens: int,  # T: the largest of the limits
 ) -> Hypotheses:
-    """Searches on from a prompt, or from the first token of a translation. To be jitted.
+    """Search continuations of a prompt, or of the start token of a translation. Call under jit.
 
-    A hypothesis that reaches its limit counts as finished there.
+    A hypothesis that reaches its maximal length counts as finished.
     """
     batch, beams = len(logits), config.num_beams
     repeat = functools.partial(jnp.repeat, repeats=beams, axis=0)
     none = jnp.full((batch, beams, max_new_tokens), NO_TOKEN, jnp.int32)
-    # At first the hypotheses of an example are all the same: only one of them counts.
+    # At first all hypotheses of an example are equal: only the first one counts.
     totals = jnp.full((batch, beams), MIN_LOG_PROB).at[:, 0].set(0.0)
     start = BeamSearchState(
         step=jnp.int32(0),
@@ -91,44 +91,46 @@ def beam_search(
         finished=Hypotheses(none, jnp.full((batch, beams), MIN_LOG_PROB)),
     )
 
-    def goes_on(search: BeamSearchState) -> jax.Array:
-        return (search.step < max_new_tokens) & jnp.any(_hopeful(search, max_lengths, config))
+    def keep_going(search: BeamSearchState) -> jax.Array:
+        return (search.step < max_new_tokens) & jnp.any(_can_improve(search, max_lengths, config))
 
-    def one_more(search: BeamSearchState) -> BeamSearchState:
-        search, parents = _extended(search, max_lengths, stop_token, config)
-        kept = reorder_cache(search.cache, parents)
+    def add_token(search: BeamSearchState) -> BeamSearchState:
+        search, parents = _extend(search, max_lengths, stop_token, config)
+        reordered = reorder_cache(search.cache, parents)
         places = repeat(positions) + search.step - 1
         newest = jax.lax.dynamic_index_in_dim(search.tokens, search.step - 1, 2, keepdims=False)
-        cache, logits = decode_step_fn(kept, jnp.maximum(newest, 0).reshape(-1), places)
+        cache, logits = decode_step_fn(reordered, jnp.maximum(newest, 0).reshape(-1), places)
         return search.replace(cache=cache, logits=logits)
 
-    return jax.lax.while_loop(goes_on, one_more, start).finished
+    return jax.lax.while_loop(keep_going, add_token, start).finished
 
 
 def length_penalty_divisor(length: jax.Array, alpha: float) -> jax.Array:
-    """((5 + n) / 6)^alpha (Wu et al. 2016, equation 14)."""
+    """Return ((5 + n) / 6)^alpha (Wu et al. 2016, equation 14)."""
     return ((5.0 + length) / 6.0) ** alpha
 
 
-def _hopeful(
+def _can_improve(
     search: BeamSearchState, limits: jax.Array, config: BeamSearchConfig
 ) -> jax.Array:  # [B]
-    """Whether something alive may yet beat the worst of the finished ones."""
+    """Return True if a live hypothesis may still beat the worst finished one."""
     best = jnp.max(search.log_probs, axis=1) / length_penalty_divisor(limits, config.length_penalty)
     return (best > jnp.min(search.finished.scores, axis=1)) & (search.step < limits)
 
 
-def _extended(
+def _extend(
     search: BeamSearchState, limits: jax.Array, stop: jax.Array | int, config: BeamSearchConfig
-) -> tuple[BeamSearchState, jax.Array]:  # the second: [B, K], whose child each hypothesis alive is
-    """Each hypothesis with one more token: the best go on, those with the stop token finish."""
+) -> tuple[BeamSearchState, jax.Array]:  # state, [B, K] parent of each live hypothesis
+    """Extend each hypothesis by one token: the best stay live, those with the stop token finish."""
     batch, beams, length = search.tokens.shape
-    chances = jax.nn.log_softmax(search.logits.astype(jnp.float32), axis=-1)
-    words = chances.shape[-1]
-    every = (search.log_probs[:, :, None] + chances.reshape(batch, beams, words)).reshape(batch, -1)
-    # Of 2 K candidates at most K end with the stop token, so at least K can go on.
-    totals, index = jax.lax.top_k(every, min(2 * beams, every.shape[-1]))
-    parents, newest = index // words, (index % words).astype(jnp.int32)
+    log_probs = jax.nn.log_softmax(search.logits.astype(jnp.float32), axis=-1)
+    vocab = log_probs.shape[-1]
+    candidates = (search.log_probs[:, :, None] + log_probs.reshape(batch, beams, vocab)).reshape(
+        batch, -1
+    )
+    # Of 2 K candidates at most K end with the stop token, so at least K can stay live.
+    totals, index = jax.lax.top_k(candidates, min(2 * beams, candidates.shape[-1]))
+    parents, newest = index // vocab, (index % vocab).astype(jnp.int32)
     tokens = jnp.take_along_axis(search.tokens, parents[:, :, None], axis=1)
     ends = newest == stop
     here = jnp.arange(length)[None, None, :] == search.step
@@ -158,7 +160,7 @@ def reorder_cache(
     cache: Any,  # leaves [B K, ...]
     parents: jax.Array,  # [B, K]
 ) -> Any:
-    """The caches of the hypotheses that go on. All of an example have one memory: it stays."""
+    """Return the caches of the parents. Caches of cross-attention are equal within an example."""
     batch, beams = parents.shape
     rows = (jnp.arange(batch)[:, None] * beams + parents).reshape(-1)
 

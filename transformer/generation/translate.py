@@ -1,4 +1,4 @@
-"""Decoding of encoder-decoders: what a model makes of source sequences, by beam search."""
+"""Translation: decoding an encoder-decoder by beam search."""
 
 import functools
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from transformer.models.encoder_decoder import EncoderDecoder
 
 
 class TranslateOutput(NamedTuple):
-    """What a model makes of each source."""
+    """Result of `translate`, for each source."""
 
     tokens: list[list[int]]
-    """The best hypothesis, without the stop token."""
+    """Best hypothesis, without the stop token."""
     scores: list[float]
-    """log P over its length penalty."""
+    """Its log-probability divided by the length penalty."""
 
 
 def translate(
@@ -40,23 +40,34 @@ def translate(
     length_factor: float = 1.0,
     batch_size: int = 32,
 ) -> TranslateOutput:
-    """The likeliest targets, each of at most factor * (length of its source) + extra tokens.
+    """Translate sources by beam search.
 
-    Sources are taken in order of length, `batch_size` at a time, and come back in their own order.
-    Raises ValueError for a source that is empty or that the model cannot read.
+    Sources are sorted by length and decoded in batches; results are in the given order.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+      sources: Token sequences of any lengths.
+      start_token: First input token of the decoder.
+      stop_token: Token that ends a hypothesis.
+      beam_search_config: Beam width and length penalty.
+      extra_length: A target has at most `length_factor` * (source length) + `extra_length` tokens.
+      length_factor: See `extra_length`.
+      batch_size: Sources decoded together.
+
+    Raises:
+      ValueError: For an empty source, or one longer than the model's learned positions.
     """
     rows = [np.asarray(source, np.int32) for source in sources]
-    _check(model, rows)
+    _check_sources(model, rows)
     order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
     tokens: list[list[int]] = [[] for _ in rows]
     scores = [0.0] * len(rows)
-    prepared = {
-        **params,
-        "decoder": unstack_for_decoding_without_copy(params["decoder"]),
-    }  # the encoder runs once
+    # The decoder only: the encoder runs once for each batch.
+    prepared = {**params, "decoder": unstack_for_decoding_without_copy(params["decoder"])}
     for first in range(0, len(order), batch_size):
         group = order[first : first + batch_size]
-        found = _batch(
+        found = _translate_batch(
             model,
             prepared,
             [rows[i] for i in group],
@@ -74,7 +85,7 @@ def translate(
     return TranslateOutput(tokens, scores)
 
 
-def _check(model: EncoderDecoder, rows: list[np.ndarray]) -> None:
+def _check_sources(model: EncoderDecoder, rows: list[np.ndarray]) -> None:
     limit = model.config.max_length
     for number, row in enumerate(rows):
         if not len(row):
@@ -86,67 +97,82 @@ def _check(model: EncoderDecoder, rows: list[np.ndarray]) -> None:
             )
 
 
-def _batch(
+def _translate_batch(
     model: EncoderDecoder,
     params: Params,
     rows: list[np.ndarray],
-    begin: int,
-    stop: int,
-    beams: BeamSearchConfig,
-    extra: int,
-    factor: float,
+    start_token: int,
+    stop_token: int,
+    config: BeamSearchConfig,
+    extra_length: int,
+    length_factor: float,
     batch_size: int,
 ) -> Hypotheses:
+    """Translate up to `batch_size` sources; missing rows are one token 0, of limit 1."""
     limit = model.config.max_length
     longest = max(map(len, rows))
     length = bucket_length(longest, PROMPT_LENGTH_MULTIPLE, limit)
-    source = np.zeros((batch_size, length), np.int32)  # rows that are not there are one token 0
+    source = np.zeros((batch_size, length), np.int32)
     lengths = np.ones(batch_size, np.int32)
     for number, row in enumerate(rows):
         source[number, : len(row)] = row
         lengths[number] = len(row)
-    limits = np.ceil(factor * lengths).astype(np.int32) + extra
-    most = bucket_length(int(np.ceil(factor * length)) + extra, CACHE_LENGTH_MULTIPLE, limit)
-    limits = np.where(np.arange(batch_size) < len(rows), np.minimum(limits, most), 1)
+    # Lengths are rounded up to buckets, so that few programs serve all batches.
+    max_lengths = np.ceil(length_factor * lengths).astype(np.int32) + extra_length
+    longest_target = int(np.ceil(length_factor * length)) + extra_length
+    cache_length = bucket_length(longest_target, CACHE_LENGTH_MULTIPLE, limit)
+    max_lengths = np.minimum(max_lengths, cache_length)
+    max_lengths = np.where(np.arange(batch_size) < len(rows), max_lengths, 1)
     return jax.device_get(
-        _search(params, source, lengths, limits, begin, stop, model=model, beams=beams, length=most)
+        _search(
+            params,
+            source,
+            lengths,
+            max_lengths,
+            start_token,
+            stop_token,
+            model=model,
+            config=config,
+            cache_length=cache_length,
+        )
     )
 
 
-@functools.partial(jax.jit, static_argnames=("model", "beams", "length"))
+@functools.partial(jax.jit, static_argnames=("model", "config", "cache_length"))
 def _search(
     params: Params,
     source: jax.Array,  # [B, S]
     lengths: jax.Array,  # [B]
-    limits: jax.Array,  # [B]
-    begin: jax.Array,
-    stop: jax.Array,
+    max_lengths: jax.Array,  # [B]
+    start_token: jax.Array,
+    stop_token: jax.Array,
     *,
     model: EncoderDecoder,
-    beams: BeamSearchConfig,
-    length: int,
+    config: BeamSearchConfig,
+    cache_length: int,
 ) -> Hypotheses:
+    """Encode a batch of padded sources and search translations."""
     batch, size = source.shape
     segments = (jnp.arange(size)[None, :] < lengths[:, None]).astype(jnp.int32)
     variables = {"params": params}
-    first = jnp.full((batch, 1), begin, jnp.int32)
+    first = jnp.full((batch, 1), start_token, jnp.int32)
     start = model.apply(
         variables,
         source,
         first,
         source_segments=segments,
         positions=jnp.zeros((batch, 1), jnp.int32),
-        cache=model.init_cache(batch, length, size),
+        cache=model.init_cache(batch, cache_length, size),
         outputs=LOGITS,
     )
-    seen = jnp.repeat(segments, beams.num_beams, axis=0)
+    beam_segments = jnp.repeat(segments, config.num_beams, axis=0)
 
-    def advance(cache: Any, tokens: jax.Array, positions: jax.Array) -> tuple[Any, jax.Array]:
+    def decode_step(cache: Any, tokens: jax.Array, positions: jax.Array) -> tuple[Any, jax.Array]:
         output = model.apply(
             variables,
             None,
             tokens[:, None],
-            source_segments=seen,
+            source_segments=beam_segments,
             positions=positions[:, None],
             cache=cache,
             outputs=LOGITS,
@@ -156,12 +182,12 @@ def _search(
 
     assert start.logits is not None
     return beam_search(
-        advance,
+        decode_step,
         start.cache,
         start.logits[:, 0],
         jnp.ones(batch, jnp.int32),
-        limits,
-        stop,
-        config=beams,
-        max_new_tokens=length,
+        max_lengths,
+        stop_token,
+        config=config,
+        max_new_tokens=cache_length,
     )

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Layers: parameters, embedding, norms, feed-forward, mixture of experts, block, stack."""

@@ -9,6 +9,7 @@ import jax
 from flax import linen as nn
 
 from transformer.attention.base import MixerInputs, mixer_class
+from transformer.attention.config import MixerConfig
 from transformer.attention.masks import Mask
 from transformer.config import BlockConfig
 from transformer.context import ModelContext
@@ -38,6 +39,18 @@ class BlockConstants(NamedTuple):
 
     mixer: Any
     cross_attention: Any
+
+
+def layer_constants(config: BlockConfig, layer_index: int, context: ModelContext) -> Any:
+    """Return the non-trainable values of one layer's mixers, as `Block` takes them."""
+
+    def constants(mixer: MixerConfig) -> Any:
+        return mixer_class(mixer).constants(mixer, layer_index, context.d_model)
+
+    own = constants(config.mixer)
+    if config.cross_attention is None:
+        return own
+    return BlockConstants(own, constants(config.cross_attention))
 
 
 class BlockOutput(NamedTuple):

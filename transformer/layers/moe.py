@@ -1,4 +1,4 @@
-"""Mixture of experts: many feed-forwards, of which each token goes through a few."""
+"""Mixture of experts: each token goes through C of E feed-forwards."""
 
 from collections.abc import Mapping
 
@@ -15,10 +15,12 @@ from transformer.layers.moe_dispatch import (
     AllGatherDispatcher,
     CapacityDispatcher,
     DenseDispatcher,
-    Routing,
     SortedDispatcher,
     TokenDispatcher,
     experts_are_sharded,
+)
+from transformer.layers.moe_routing import (
+    Routing,
     load_balance_loss,
     route_tokens,
     router_z_loss,
@@ -27,7 +29,7 @@ from transformer.layers.params import apply_matrix, declare_weight
 
 
 class MixtureOfExperts(nn.Module):
-    """The sum over a token's C experts of gate * expert(x)."""
+    """Compute the sum over a token's C experts of gate * expert(x)."""
 
     config: MoEConfig
     context: ModelContext
@@ -41,7 +43,7 @@ class MixtureOfExperts(nn.Module):
         token_mask: jax.Array | None = None,  # [B, T] False for padding, which gets zeros
         outputs: Outputs = NO_OUTPUTS,
     ) -> FeedForwardOutput:
-        """`aux` has the two losses times their coefficients, if `losses` are requested."""
+        """Return the output; `aux` has the weighted auxiliary losses if `losses` are requested."""
         config = self.config
         logits = self.router_logits(x)
         routing = route_tokens(
@@ -61,20 +63,20 @@ class MixtureOfExperts(nn.Module):
         return FeedForwardOutput(y, losses)
 
     def router_logits(self, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, E]
-        """In float32 whatever the policy: a rounded probability sends tokens astray."""
-        shared, inputs = self.context, {"embed": self.context.d_model}
+        """Return router logits, in float32 for any policy: rounding would change the routing."""
+        context, inputs = self.context, {"embed": self.context.d_model}
         matrix = declare_weight(
             self,
             "router",
             inputs=inputs,
             outputs={"routes": self.config.num_experts},
-            init=shared.initialization.matrix_initializer(inputs),
-            dtype=shared.precision.parameters,
+            init=context.initialization.matrix_initializer(inputs),
+            dtype=context.precision.parameters,
         )
-        matrix = shared.constrain(matrix, (None, None))  # small: whole on each device
-        wide = x.astype(jnp.float32)
-        logits = apply_matrix(wide, matrix.astype(wide.dtype), 1, shared.flatten_tokens)
-        return shared.constrain(logits, ("batch", "length", None))
+        matrix = context.constrain(matrix, (None, None))  # small: replicated
+        x = x.astype(jnp.float32)
+        logits = apply_matrix(x, matrix.astype(x.dtype), 1, context.flatten_tokens)
+        return context.constrain(logits, ("batch", "length", None))
 
     def apply_experts(
         self,
@@ -82,10 +84,10 @@ class MixtureOfExperts(nn.Module):
         x: jax.Array,  # [B, T, D]
         dropout_rngs: jax.Array | None,  # [B]
     ) -> jax.Array:  # [B, T, D]
-        """What `FeedForward` does, with the weights of each row's expert."""
-        config, shared = self.config.expert, self.context
-        embed, mlp = {"embed": shared.d_model}, {"mlp": config.resolved_d_ff(shared.d_model)}
-        activation = ACTIVATIONS.get(config.activation) or declare_swish(self, config, shared)
+        """Apply `FeedForward` to each row, with the weights of its expert."""
+        config, context = self.config.expert, self.context
+        embed, mlp = {"embed": context.d_model}, {"mlp": config.resolved_d_ff(context.d_model)}
+        activation = ACTIVATIONS.get(config.activation) or declare_swish(self, config, context)
         rows = dispatcher.dispatch(x)
         hidden = self.expert_linear(dispatcher, "up", rows, embed, mlp)
         if config.gated:
@@ -93,6 +95,8 @@ class MixtureOfExperts(nn.Module):
         else:
             hidden = activation(hidden)
         if dropout_rngs is not None and config.dropout:
+            # One mask for each token, dispatched like the token: all its experts drop the same
+            # hidden units.
             ones = jnp.ones((*x.shape[:2], *mlp.values()), x.dtype)
             hidden = hidden * dispatcher.dispatch(dropout(ones, config.dropout, dropout_rngs))
         return dispatcher.combine(self.expert_linear(dispatcher, "down", hidden, mlp, embed))
@@ -105,11 +109,11 @@ class MixtureOfExperts(nn.Module):
         inputs: Mapping[str, int],
         outputs: Mapping[str, int],
     ) -> jax.Array:
-        """Declares the experts' matrices `name` (and `name_bias`) and applies them."""
-        shared, stack = self.context, {"experts": self.config.num_experts}
-        dtype, start = shared.precision.parameters, shared.initialization
-        init = start.matrix_initializer(
-            inputs, num_residual_layers=shared.num_layers if name == "down" else 0
+        """Declare the experts' matrices `name` (and biases `name_bias`) and apply them."""
+        context, stack = self.context, {"experts": self.config.num_experts}
+        dtype, initialization = context.precision.parameters, context.initialization
+        init = initialization.matrix_initializer(
+            inputs, num_residual_layers=context.num_layers if name == "down" else 0
         )
         matrices = declare_weight(
             self, name, stack=stack, inputs=inputs, outputs=outputs, init=init, dtype=dtype
@@ -127,16 +131,16 @@ class MixtureOfExperts(nn.Module):
 def choose_dispatcher(
     config: MoEConfig, routing: Routing, context: ModelContext
 ) -> TokenDispatcher:
-    """How tokens reach their experts.
+    """Return the dispatcher for a configuration and hardware.
 
-    XLA's CPU compiler makes a ragged product from E dense ones. On several devices a sort would
-    bring all tokens to each.
+    Sorting pays on a single accelerator only: XLA's CPU compiler expands `ragged_dot` into E dense
+    products, and a sort over sharded tokens would gather them on every device.
     """
     if config.capacity_factor:
         return CapacityDispatcher.from_routing(routing, config.capacity_factor, context.constrain)
     hardware = context.hardware
-    alone = hardware.platform != "cpu" and hardware.count == 1
-    if config.dispatcher == "sorted" or (config.dispatcher == "auto" and alone):
+    single_accelerator = hardware.platform != "cpu" and hardware.count == 1
+    if config.dispatcher == "sorted" or (config.dispatcher == "auto" and single_accelerator):
         return SortedDispatcher.from_routing(routing)
     if experts_are_sharded(routing, context.constrain):
         return AllGatherDispatcher(routing, context.constrain)

@@ -1,8 +1,8 @@
-"""Products of 16-bit arrays with sums, results and gradients in float32: each rounded once.
+"""Einsum with 16-bit operands and float32 sums, results and gradients.
 
-A gradient through a softmax is a difference, P (dP - sum over keys of P dP), which may cancel to
-nothing where dP itself is large. So dP must not be rounded to 16 bits before the difference is
-taken. The operands of a product stay narrow, as that is what makes it fast on an accelerator.
+The gradient through a softmax is a difference, P (dP - sum over keys of P dP), which may cancel
+although dP is large: dP must not be rounded to 16 bits before the difference is taken. Operands stay
+16-bit, which is what makes the product fast on an accelerator.
 """
 
 import functools
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 DTypeLike = Any
-"""What `jnp.dtype` takes."""
+"""Anything that `jnp.dtype` accepts."""
 
 
 def precise_einsum(
@@ -22,27 +22,33 @@ def precise_einsum(
     operand_dtype: DTypeLike,
     result_dtype: DTypeLike,
 ) -> jax.Array:
-    """Return einsum(spec, a, b) in `result_dtype`, of `a` and `b` rounded to the dtype `operand_dtype`.
+    """Return einsum(spec, a, b) in `result_dtype`, with a and b rounded to `operand_dtype`.
 
-    `a` and `b` may be wider than `operand_dtype`. Their gradients are then wide too: sums in float32
-    that are not rounded, of a gradient of the result that is rounded to `operand_dtype`. Each letter of
-    `spec` stands in two of its three terms or in all.
+    a and b may be wider than `operand_dtype`. Their gradients then have their dtype: the result's
+    gradient is rounded to `operand_dtype`, the float32 sums are not.
+
+    Args:
+      spec: Einsum of two operands; each letter occurs in at least two of its three terms.
+      a: First operand.
+      b: Second operand.
+      operand_dtype: Dtype that the operands are rounded to.
+      result_dtype: Dtype of sums and result.
     """
-    alike = {jnp.dtype(each) for each in (a.dtype, b.dtype, operand_dtype, result_dtype)}
-    if len(alike) == 1:  # nothing to round; and unlike a custom gradient, einsum has a jvp
+    dtypes = {jnp.dtype(each) for each in (a.dtype, b.dtype, operand_dtype, result_dtype)}
+    if len(dtypes) == 1:  # nothing to round; einsum also has a JVP, which a custom VJP lacks
         return jnp.einsum(spec, a, b)
     return _contract(spec, jnp.dtype(operand_dtype).name, jnp.dtype(result_dtype).name, a, b)
 
 
 def accumulation_dtype(operand_dtype: DTypeLike, softmax_dtype: DTypeLike) -> Any:
-    """Return the dtype of sums of products: the softmax's, unless that is the narrower one."""
+    """Return the dtype of sums: the wider of the operands' and the softmax's."""
     return jnp.promote_types(operand_dtype, softmax_dtype)
 
 
 def round_to_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Return `x` with the digits that it has in another dtype, in its own.
+    """Round x to another dtype's precision; the result keeps x's dtype.
 
-    By `reduce_precision`, because XLA leaves out a conversion to a narrow dtype and back
+    By `reduce_precision`: XLA removes a conversion to a narrow dtype and back
     (`xla_allow_excess_precision` is on by default).
     """
     info = jnp.finfo(dtype)
@@ -52,14 +58,14 @@ def round_to_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 
 def split_high_low(x: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array | None]:
-    """Return `x` rounded to `dtype`, and what is left of it in `dtype` too; None: nothing can be.
+    """Split x into (high, low) in `dtype`, with x = high + low to twice the precision.
 
-    The sum of both has twice the digits of one. What is rounded is worth its room anyway where it
-    is a result that somebody else keeps.
+    low is None if `dtype` is no narrower than x. Worth storing where high is a result that is
+    saved anyway: low adds half of what x would take.
     """
-    digits = round_to_dtype(x, dtype)
-    rest = None if digits is x else (x - digits).astype(dtype)
-    return digits.astype(dtype), rest
+    high = round_to_dtype(x, dtype)
+    low = None if high is x else (x - high).astype(dtype)
+    return high.astype(dtype), low
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -68,10 +74,10 @@ def _contract(spec: str, operands: str, dtype: str, a: jax.Array, b: jax.Array) 
 
 
 def _einsum(spec: str, a: jax.Array, b: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Return einsum(spec, a, b) in `dtype`, of operands that stay narrow except on a CPU.
+    """Return einsum(spec, a, b) in `dtype`, with operands widened on CPU.
 
-    XLA's CPU compiler computes such products in float32 anyway, but fails at some shapes when they
-    are given in 16 bits: "Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32".
+    XLA's CPU compiler computes these products in float32 anyway, but fails for some shapes given
+    16-bit operands: "Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32".
     """
 
     def narrow(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -81,30 +87,32 @@ def _einsum(spec: str, a: jax.Array, b: jax.Array, dtype: DTypeLike) -> jax.Arra
         sums = jnp.promote_types(jnp.float32, dtype)
         return jnp.einsum(spec, a.astype(sums), b.astype(sums)).astype(dtype)
 
-    # Decided as the program is lowered: it may be compiled for hardware that is not here.
-    found: jax.Array = jax.lax.platform_dependent(a, b, cpu=widened, default=narrow)
-    return found
+    # Selected at lowering: the program may be compiled for hardware that is not attached.
+    result: jax.Array = jax.lax.platform_dependent(a, b, cpu=widened, default=narrow)
+    return result
 
 
 def _forward(spec: str, operands: str, dtype: str, a: jax.Array, b: jax.Array) -> Any:
-    # Empty arrays remember what the gradients are like: a residual is an array, not a dtype.
-    like = jnp.zeros((0, *a.shape), a.dtype), jnp.zeros((0, *b.shape), b.dtype)
-    narrow = a.astype(operands), b.astype(operands)
-    return _contract(spec, operands, dtype, a, b), (narrow, like)
+    # Empty arrays carry shapes and dtypes of the gradients: residuals must be arrays.
+    templates = jnp.zeros((0, *a.shape), a.dtype), jnp.zeros((0, *b.shape), b.dtype)
+    rounded = a.astype(operands), b.astype(operands)
+    return _contract(spec, operands, dtype, a, b), (rounded, templates)
 
 
-def _backward(spec: str, operands: str, dtype: str, kept: Any, cotangent: jax.Array) -> Any:
-    (a, b), (like_a, like_b) = kept
+def _backward(spec: str, operands: str, dtype: str, residuals: Any, cotangent: jax.Array) -> Any:
+    (a, b), (template_a, template_b) = residuals
     inputs, out = spec.split("->")
-    of_a, of_b = inputs.split(",")
+    axes_a, axes_b = inputs.split(",")
     narrow = cotangent.astype(operands)
-    da = _einsum(f"{out},{of_b}->{of_a}", narrow, b, like_a.dtype)
-    db = _einsum(f"{of_a},{out}->{of_b}", a, narrow, like_b.dtype)
-    return _summed_like(da, like_a.shape[1:]), _summed_like(db, like_b.shape[1:])
+    da = _einsum(f"{out},{axes_b}->{axes_a}", narrow, b, template_a.dtype)
+    db = _einsum(f"{axes_a},{out}->{axes_b}", a, narrow, template_b.dtype)
+    return _sum_broadcast_axes(da, template_a.shape[1:]), _sum_broadcast_axes(
+        db, template_b.shape[1:]
+    )
 
 
-def _summed_like(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The gradient of an array that einsum has broadcast along axes of length 1."""
+def _sum_broadcast_axes(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Sum a gradient over axes of length 1 that einsum has broadcast."""
     axes = [axis for axis, size in enumerate(shape) if x.shape[axis] != size]
     return x.sum(axes, keepdims=True) if axes else x
 

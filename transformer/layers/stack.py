@@ -22,13 +22,11 @@ from transformer.attention.base import NO_OUTPUTS, MixerInputs, Outputs
 from transformer.attention.masks import Mask
 from transformer.config import BlockConfig, LayerLoop, RematPolicy
 from transformer.context import ModelContext
-from transformer.layers.block import Block, BlockOutput, Memory
+from transformer.layers.block import Block, BlockOutput, Memory, layer_constants
 from transformer.layers.dropout import fold_in
 from transformer.layers.stack_weights import (
     UnstackedLayers,
     init_place,
-    layer_constants,
-    layer_indices,
     select_layer_after,
 )
 
@@ -177,7 +175,7 @@ class Stack(nn.Module):
         else:
             init = functools.partial(init_place, pattern=pattern, context=context, place=place)
             weights = self.param(name, init)
-        indices = layer_indices(pattern, context.num_layers, place)
+        indices = range(place, context.num_layers, len(pattern))
         constants = [layer_constants(pattern[place], index, context) for index in indices]
         stacked = jax.tree.map(lambda *each: jnp.stack(each), *constants)
         return LayerInputs(weights, stacked, jnp.array(indices))

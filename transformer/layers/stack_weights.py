@@ -7,11 +7,10 @@ import jax.numpy as jnp
 from flax import struct
 
 from transformer.attention.base import MixerInputs, mixer_class
-from transformer.attention.config import MixerConfig
 from transformer.attention.masks import Mask
 from transformer.config import BlockConfig
 from transformer.context import ModelContext
-from transformer.layers.block import Block, BlockCache, BlockConstants, Memory
+from transformer.layers.block import Block, BlockCache, Memory, layer_constants
 from transformer.layers.logical_axes import is_boxed_weight
 
 LayerPattern = tuple[BlockConfig, ...]
@@ -25,23 +24,6 @@ class UnstackedLayers(struct.PyTreeNode):
     """
 
     layers: tuple[Any, ...]
-
-
-def layer_indices(pattern: LayerPattern, num_layers: int, place: int) -> range:
-    """Return the indices of the layers at one place of the pattern."""
-    return range(place, num_layers, len(pattern))
-
-
-def layer_constants(config: BlockConfig, layer_index: int, context: ModelContext) -> Any:
-    """Return the non-trainable values of one layer's mixers, as `Block` takes them."""
-
-    def constants(mixer: MixerConfig) -> Any:
-        return mixer_class(mixer).constants(mixer, layer_index, context.d_model)
-
-    own = constants(config.mixer)
-    if config.cross_attention is None:
-        return own
-    return BlockConstants(own, constants(config.cross_attention))
 
 
 def init_place(rng: jax.Array, pattern: LayerPattern, context: ModelContext, place: int) -> Any:
@@ -60,7 +42,7 @@ def init_place(rng: jax.Array, pattern: LayerPattern, context: ModelContext, pla
     def init_layer(layer_index: jax.Array) -> Any:
         return block.init(jax.random.fold_in(rng, layer_index), x, inputs, memory)["params"]
 
-    indices = jnp.array(layer_indices(pattern, context.num_layers, place))
+    indices = jnp.arange(place, context.num_layers, len(pattern))
     boxed = jax.vmap(init_layer)(indices)
     return jax.tree.map(lambda box: box.with_stack_axis("layers"), boxed, is_leaf=is_boxed_weight)
 

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Models: language model, masked language model, encoder-decoder, classifier, tagger."""

@@ -11,14 +11,14 @@ from transformer.attention.masks import Mask, MaskPattern, dense_mask
 from transformer.testing.trial import BATCH_SIZE, Array, Trial, run_mixer
 
 DEFAULT_LENGTHS = (1, 63, 129, 257)
-"""One, a prime, and lengths around those at which forms of attention cut blocks."""
+"""Lengths next to the block sizes of the attention backends, and 1."""
 
 
 def check_causal(trial: Trial) -> None:
-    """Other inputs after t leave the outputs up to t as they were, bit for bit.
+    """Check that inputs after t do not change outputs up to t, bit for bit.
 
-    The other inputs are large: a maximum or a bucket that spans all tokens is seen through them,
-    and its gradient would not be.
+    The changed inputs are large, so that they also move a maximum or a bucket over all tokens. A
+    gradient test would miss those.
     """
     length = trial.length
     x, other = trial.inputs(0), 100 * trial.inputs(1)
@@ -32,7 +32,7 @@ def check_causal(trial: Trial) -> None:
 
 
 def check_cached(trial: Trial) -> None:
-    """A prefill, a few tokens at once, then token by token: together the same as one full pass."""
+    """Check that a prefill, a few tokens at once and single tokens equal one full pass."""
     x = trial.inputs(2)
     full = trial(x).y
     cache = trial.init_cache(trial.length + 2)
@@ -44,28 +44,28 @@ def check_cached(trial: Trial) -> None:
         y, cache, _ = trial(x[:, tokens], cache=cache, positions=positions)
         same = _layout(cache) == layout
         trial.require(same, "cached", "the cache that comes out is not shaped as it went in")
-        otherwise = f"{count} tokens from position {start} differ from the full pass"
-        trial.require_close(y, full[:, tokens], "cached", otherwise)
+        message = f"{count} tokens from position {start} differ from the full pass"
+        trial.require_close(y, full[:, tokens], "cached", message)
         start += count
     _check_padded_prompts(trial, x, full)
 
 
 def _check_padded_prompts(trial: Trial, x: Array, full: Array) -> None:
-    """Rows of several lengths in one prefill, padded, go on as if each had been read alone."""
+    """Check that tokens after a padded prefill of several lengths equal the full pass."""
     count = trial.length - 6
     lengths, rows = np.array([count, max(1, count // 2), 1]), np.arange(BATCH_SIZE)
     index = np.arange(count)[None]
-    there = index < lengths[:, None]
-    tokens = np.where(there[:, :, None], x[:, :count], 100 * trial.inputs(12, count))
+    is_token = index < lengths[:, None]
+    tokens = np.where(is_token[:, :, None], x[:, :count], 100 * trial.inputs(12, count))
     cache = trial.init_cache(trial.length + 2)
-    cache = trial(tokens, cache=cache, positions=np.where(there, index, -1)).cache
+    cache = trial(tokens, cache=cache, positions=np.where(is_token, index, -1)).cache
     y = trial(x[rows, lengths][:, None], cache=cache, positions=lengths[:, None]).y
-    otherwise = "a token after padded ones differs from the full pass"
-    trial.require_close(y[:, 0], full[rows, lengths], "cached", otherwise)
+    message = "a token after padded ones differs from the full pass"
+    trial.require_close(y[:, 0], full[rows, lengths], "cached", message)
 
 
 def check_segments(trial: Trial) -> None:
-    """Documents packed into one row are as if each were alone, and padding changes nothing."""
+    """Check that packed documents equal single ones, and that padding changes nothing."""
     x, other = trial.inputs(3), 100 * trial.inputs(4)
     segments, positions = pack_two_documents(trial.length)
     call = functools.partial(trial, segments=segments, positions=positions)
@@ -80,9 +80,9 @@ def check_segments(trial: Trial) -> None:
         same = np.array_equal(changed[:, own], y[:, own])
         trial.require(same, "segments", f"document {document} sees others, or padding")
         if trial.abilities.any_length and not trial.mixer.config.depends_on_row_index:
-            otherwise = f"document {document} of a pack differs from the same alone"
+            message = f"document {document} of a pack differs from the same alone"
             expected = trial(x[:, own], **alone).y
-            trial.require_close(y[:, own], expected, "segments", otherwise)
+            trial.require_close(y[:, own], expected, "segments", message)
     _check_gradient_of_padding(trial, x)
 
 
@@ -101,15 +101,16 @@ def _check_gradient_of_padding(trial: Trial, x: Array) -> None:
 
 
 def check_cross(trial: Trial) -> None:
-    """With `memory`, keys and values come from it alone, and its padding changes nothing.
+    """Check that the memory is read and that its padding changes nothing.
 
-    What a mixer makes that reads a memory beside its own input comes from both.
+    In cross attention keys and values come from the memory only. A mixer that sets `reads_memory`
+    uses its own input too.
     """
-    check = _check_reads_memory if trial.reads_memory else _check_looks_at_memory
+    check = _check_reads_memory if trial.reads_memory else _check_cross_attention
     check(trial)
 
 
-def _check_looks_at_memory(trial: Trial) -> None:
+def _check_cross_attention(trial: Trial) -> None:
     size = trial.length + 6 if trial.abilities.any_length else trial.length
     x, memory = trial.inputs(5), trial.inputs(6, size)
     call = functools.partial(trial, mask=Mask())
@@ -132,11 +133,11 @@ def _check_looks_at_memory(trial: Trial) -> None:
 
 
 def _check_reads_memory(trial: Trial) -> None:
-    """The memory is seen, its padding is not, and a cache holds what later tokens need of it."""
+    """Check a mixer that reads a memory in addition to its own input."""
     x, memory = trial.inputs(5), trial.memory
     y = trial(x).y
-    otherwise = "memory is not what is looked at"
-    trial.require(np.any(trial(x, memory=-memory).y != y, axis=(1, 2)).all(), "cross", otherwise)
+    message = "memory is not what is looked at"
+    trial.require(np.any(trial(x, memory=-memory).y != y, axis=(1, 2)).all(), "cross", message)
     ones = cast(Any, np.ones((1, trial.length), int))
     seen = cast(Any, (trial.memory_segments != 0).astype(int))
     mask = Mask(MaskPattern(ordered=False), segments=ones, key_segments=seen)
@@ -149,7 +150,7 @@ def _check_reads_memory(trial: Trial) -> None:
 
 
 def _check_memory_cache(trial: Trial, x: Array, memory: Array) -> None:
-    """Some queries with the memory, the rest with what a cache has kept of it: as all at once."""
+    """Check that queries after the first call need only the cache of the memory."""
     whole = trial(x, memory=memory, mask=Mask()).y
     cache = trial.mixer.init_memory_cache(*memory.shape[:2])
     layout, half = _layout(cache), trial.length // 2
@@ -159,12 +160,12 @@ def _check_memory_cache(trial: Trial, x: Array, memory: Array) -> None:
         y, cache, _ = call(x[:, tokens], memory=given, cache=cache)
         same = _layout(cache) == layout
         trial.require(same, "cross", "the cache of the memory is not shaped as it went in")
-        otherwise = "results differ when a cache holds the memory"
-        trial.require_close(y, whole[:, tokens], "cross", otherwise)
+        message = "results differ when a cache holds the memory"
+        trial.require_close(y, whole[:, tokens], "cross", message)
 
 
 def check_any_length(trial: Trial) -> None:
-    """Every length gives what the same tokens give at the start of a longer input."""
+    """Check that tokens give the same results alone and at the start of a longer input."""
     longest = max(trial.lengths)
     x = trial.inputs(8, longest)
     for length in trial.lengths:
@@ -174,12 +175,12 @@ def check_any_length(trial: Trial) -> None:
         segments = None if trial.abilities.causal else (np.arange(longest) < length)[None] * 1
         if trial.abilities.causal or trial.abilities.segments:
             expected = trial(x, segments=segments).y[:, :length]
-            otherwise = f"{length} tokens differ from the same at the start of {longest}"
-            trial.require_close(y, expected, "any_length", otherwise)
+            message = f"{length} tokens differ from the same at the start of {longest}"
+            trial.require_close(y, expected, "any_length", message)
 
 
 def check_weights(trial: Trial) -> None:
-    """Weights [B, N, T, S] sum to one where a query sees something; what is hidden has none."""
+    """Check that weights [B, N, T, S] sum to 1, and that hidden keys have weight 0."""
     segments, positions = pack_two_documents(trial.length)
     packs = trial.abilities.segments
     given: dict[str, Any] = dict(segments=segments, positions=positions) if packs else {}
@@ -203,7 +204,7 @@ def check_weights(trial: Trial) -> None:
 
 
 def pack_two_documents(length: int) -> tuple[Array, Array]:  # [1, T], [1, T]
-    """Segments and positions of two documents, and padding after them."""
+    """Return segments and positions of a row with two documents and padding after them."""
     sizes = (length // 3, length // 2, length - length // 3 - length // 2)
     segments = np.repeat([1, 2, 0], sizes)[None]
     positions = np.concatenate([np.arange(size) for size in sizes])[None]

@@ -1,16 +1,12 @@
-"""What every mixer has to do, whatever it declares.
-
-What a mixer does not declare, it has to refuse: a wrong result would be silent.
-
-The contract of mixers as tests, public so that a mixer of your own gets them too.
+"""Contract of mixers as tests. They are public, for mixers of your own.
 
     from transformer.testing import check_mixer
 
-    check_mixer("full")                                # a name of MIXERS, as its defaults have it
-    check_mixer(AttentionConfig(heads=5, kv_heads=1))  # or a configuration
+    check_mixer("full")                                        # a name of MIXERS, with defaults
+    check_mixer(AttentionConfig(num_heads=5, num_kv_heads=1))  # or a configuration
 
-Each ability that the mixer declares is tried on small random inputs in float32; each that it does
-not declare has to be refused while the program is traced, by a ValueError of one line.
+Each ability that a mixer declares is tested on small random inputs in float32. Each that it does
+not declare has to raise a ValueError of one line at trace time, as a wrong result would be silent.
 """
 
 import dataclasses
@@ -39,19 +35,19 @@ from transformer.testing.trial import BATCH_SIZE, Trial, default_config, make_tr
 
 
 def check_constants(trial: Trial) -> None:
-    """Constants of all layers have one shape, so that they stack."""
+    """Check that constants have the same shapes in all layers, so that they can be stacked."""
     mixer = trial.mixer
-    made = [mixer.constants(mixer.config, layer, mixer.context.d_model) for layer in (0, 1)]
-    trees = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), each) for each in made]
+    per_layer = [mixer.constants(mixer.config, layer, mixer.context.d_model) for layer in (0, 1)]
+    trees = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), each) for each in per_layer]
     trial.require(trees[0] == trees[1], "constants", "differ in shape between layers")
 
 
 def check_dropout(trial: Trial) -> None:
-    """What is dropped follows from each example's own key, wherever it stands in a batch."""
-    config, shared = trial.mixer.config, trial.mixer.context
-    drops = hasattr(config, "dropout")
-    if drops:
-        mixer = type(trial.mixer)(dataclasses.replace(config, dropout=0.5), shared, parent=None)
+    """Check that dropout depends only on each example's own key, not on its place in the batch."""
+    config, context = trial.mixer.config, trial.mixer.context
+    has_dropout = hasattr(config, "dropout")
+    if has_dropout:
+        mixer = type(trial.mixer)(dataclasses.replace(config, dropout=0.5), context, parent=None)
         trial = dataclasses.replace(trial, mixer=mixer)
     x = trial.inputs(10, 17 if trial.abilities.any_length else 0)
     rngs, others = jax.random.split(jax.random.key(2), (2, BATCH_SIZE))
@@ -60,33 +56,35 @@ def check_dropout(trial: Trial) -> None:
         np.array_equal(trial(x, dropout_rngs=rngs).y, y), "dropout", "the same keys differ"
     )
     changed = not np.array_equal(trial(x, dropout_rngs=others).y, y)
-    trial.require(changed == drops, "dropout", "other keys make no difference, or ought not to")
+    trial.require(
+        changed == has_dropout, "dropout", "other keys make no difference, or ought not to"
+    )
     rows = np.array([1, 2, 2])
     moved = trial(x[rows], dropout_rngs=rngs[rows]).y
     trial.require_close(moved, y[rows], "dropout", "the rest of the batch changes the result")
 
 
 def check_rejected(trial: Trial, ability: str) -> None:
-    """What needs the ability raises a ValueError of one line while it is traced."""
-    refused = 0
-    for attempt in UNSUPPORTED_CALLS[ability](trial):
+    """Check that a call that needs the ability raises a ValueError of one line at trace time."""
+    num_refused = 0
+    for call in UNSUPPORTED_CALLS[ability](trial):
         try:
-            attempt()
+            call()
         except ValueError as error:
             one_line = bool(str(error)) and "\n" not in str(error)
             trial.require(one_line, ability, f"is refused, but not in one line: {error}")
-            refused += 1
-    trial.require(refused, ability, "is not declared, and not refused by a ValueError either")
+            num_refused += 1
+    trial.require(num_refused, ability, "is not declared, and not refused by a ValueError either")
 
 
 Calls = list[Callable[[], None]]
 
 
-def _one(trial: Trial, **given: Any) -> Calls:
+def _single_call(trial: Trial, **given: Any) -> Calls:
     return [functools.partial(trial.trace, trial.inputs(0), **given)]
 
 
-def _cached(trial: Trial) -> Calls:
+def _cached_calls(trial: Trial) -> Calls:
     def decode() -> None:
         cache = trial.mixer.init_cache(BATCH_SIZE, trial.length)
         positions = np.arange(trial.length)[None].repeat(BATCH_SIZE, 0)
@@ -95,22 +93,22 @@ def _cached(trial: Trial) -> Calls:
     return [decode]
 
 
-def _packed(trial: Trial) -> Calls:
+def _packed_calls(trial: Trial) -> Calls:
     segments, positions = pack_two_documents(trial.length)
-    return _one(trial, segments=segments, positions=positions)
+    return _single_call(trial, segments=segments, positions=positions)
 
 
 UNSUPPORTED_CALLS: dict[str, Callable[[Trial], Calls]] = {
-    "causal": lambda trial: _one(trial, mask=Mask(MaskPattern(causal=True))),
-    "cached": _cached,
-    "segments": _packed,
-    "cross": lambda trial: _one(trial, mask=Mask(), memory=trial.inputs(1)),
+    "causal": lambda trial: _single_call(trial, mask=Mask(MaskPattern(causal=True))),
+    "cached": _cached_calls,
+    "segments": _packed_calls,
+    "cross": lambda trial: _single_call(trial, mask=Mask(), memory=trial.inputs(1)),
     "any_length": lambda trial: [
         functools.partial(trial.trace, trial.inputs(0, each)) for each in trial.lengths
     ],
-    "weights": lambda trial: _one(trial, outputs=frozenset({"weights"})),
+    "weights": lambda trial: _single_call(trial, outputs=frozenset({"weights"})),
 }
-"""What needs each ability; of several attempts, one has to be refused."""
+"""Calls that need each ability. At least one of them has to be refused."""
 
 
 ABILITY_CHECKS = {
@@ -121,7 +119,7 @@ ABILITY_CHECKS = {
     "any_length": check_any_length,
     "weights": check_weights,
 }
-"""The check of each ability, by the name that `Abilities` gives it."""
+"""Check of each ability, by its name in `Abilities`."""
 
 
 def check_mixer(
@@ -132,12 +130,20 @@ def check_mixer(
     lengths: tuple[int, ...] = DEFAULT_LENGTHS,
     hardware: Hardware = Hardware(),  # noqa: B008
 ) -> None:
-    """Tries every declared ability of a mixer, and that it refuses each that it does not declare.
+    """Test every ability that a mixer declares, and that it refuses the others.
 
-    A mixer that does not take every length is tried at `length`, which it has to take, and has to
-    refuse one of `lengths` or more. One that has a method `select` is held to it, as `Selective`
-    says. Raises AssertionError naming the ability that failed, and how; ValueError for a name that
-    is not in MIXERS.
+    A mixer with a method `select` is also compared with softmax attention; see `SelectiveMixer`.
+
+    Args:
+      mixer: Name in `MIXERS`, or a configuration.
+      d_model: Width of the inputs.
+      length: Number of tokens in most checks. The mixer has to support it.
+      lengths: Other lengths. Without the ability `any_length`, the mixer has to refuse one of them.
+      hardware: Hardware of the model context; it selects backends.
+
+    Raises:
+      AssertionError: A check failed; the message names the mixer and the ability.
+      ValueError: The name is not in `MIXERS`.
     """
     config = default_config(mixer) if isinstance(mixer, str) else mixer
     trial = make_trial(config, d_model, length, lengths, hardware)

@@ -1,4 +1,4 @@
-"""Mixers that choose by themselves which keys a query sees, held to softmax attention."""
+"""Oracle for sparse mixers: dense softmax attention under the mixer's own pattern."""
 
 import math
 from typing import Any, Protocol, cast
@@ -12,18 +12,18 @@ from transformer.testing.trial import Array, Trial
 
 
 class SelectiveMixer(Protocol):
-    """The two methods of a mixer that has a pattern of its own.
+    """Two methods that a mixer with its own sparsity pattern adds, to be tested.
 
-    It has to equal softmax attention under `select` and the mask. Its output matrix is the
+    Its result has to equal softmax attention under `select` and the mask. Its output matrix is the
     parameter `output` [N, H of values, D], with `output_bias` [D] or without.
     """
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> Any:
-        """Queries [B, T, N, H], keys and values [B, S, K, H] as the scores take them.
+        """Return queries [B, T, N, H], keys and values [B, S, K, H], ready for the scores.
 
         Projected, rotated and normalized; more fields may follow these three. The forward pass
-        calls it once: Linen lets `__call__` alone declare weights, so `projections` captures its
-        result there.
+        calls it once. Linen lets only `__call__` declare weights, so `projections` captures the
+        result of that call.
         """
         ...
 
@@ -31,12 +31,13 @@ class SelectiveMixer(Protocol):
         self,
         heads: Any,  # result of `project`
         inputs: MixerInputs,
-    ) -> jax.Array:  # [B, N, T, S] booleans, True where the pattern lets the query see the key
+    ) -> jax.Array:  # [B, N, T, S] booleans
+        """Return True where the pattern, without the mask, shows the key to the query."""
         ...
 
 
 def projections(mixer: Mixer, params: Any, x: Any, inputs: MixerInputs) -> Any:
-    """Return what the mixer's `project` returned during a forward pass."""
+    """Return the result of the mixer's `project` in a forward pass."""
     _, state = mixer.apply(
         {"params": params},
         x,
@@ -49,18 +50,18 @@ def projections(mixer: Mixer, params: Any, x: Any, inputs: MixerInputs) -> Any:
 
 
 def check_select(trial: Trial) -> None:
-    """The result is that of softmax attention under `select` and the mask, built densely."""
+    """Check that the result equals dense softmax attention under `select` and the mask."""
     x, mixer = trial.inputs(11), cast(Any, trial.mixer)
     inputs = trial.mixer_inputs(trial.length)
     heads, mask = projections(mixer, trial.params, x, inputs), inputs.mask
-    chosen = np.asarray(mixer.select(heads, inputs))
+    selected = np.asarray(mixer.select(heads, inputs))
     q, k, v = (np.asarray(each) for each in heads[:3])
-    seen = chosen & np.asarray(dense_mask(mask, trial.length, trial.length))[:, None]
-    y = reference_softmax_attention(q, k, v, seen)
+    visible = selected & np.asarray(dense_mask(mask, trial.length, trial.length))[:, None]
+    y = reference_softmax_attention(q, k, v, visible)
     expected = np.einsum("BTNH,NHD->BTD", y, trial.params["output"])
     expected = expected + np.asarray(trial.params.get("output_bias", 0.0))
-    otherwise = "the result is not softmax attention under `select` and the mask"
-    trial.require_close(trial(x).y, expected, "select", otherwise)
+    message = "the result is not softmax attention under `select` and the mask"
+    trial.require_close(trial(x).y, expected, "select", message)
 
 
 def reference_softmax_attention(
@@ -69,13 +70,13 @@ def reference_softmax_attention(
     v: Array,  # [B, S, K, H of values]
     visible: Array,  # [B or 1, N or 1, T, S] booleans
 ) -> Array:  # [B, T, N, H of values]
-    """softmax(q k^T / sqrt(H) where seen) v in NumPy; zeros where nothing is seen."""
-    group = q.shape[2] // k.shape[2]
-    k, v = (np.repeat(each, group, axis=2) for each in (k, v))
+    """Return softmax(q k^T / sqrt(H) where visible) v in NumPy; zeros if nothing is visible."""
+    group_size = q.shape[2] // k.shape[2]
+    k, v = (np.repeat(each, group_size, axis=2) for each in (k, v))
     scores = np.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(q.shape[-1])
     scores = np.where(visible, scores, -np.inf)
-    largest = np.max(scores, axis=-1, keepdims=True)
-    raised = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
-    total = raised.sum(-1, keepdims=True)
-    y = np.einsum("BNTS,BSNH->BTNH", raised / np.where(total > 0, total, 1), v)
+    maximum = np.max(scores, axis=-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isfinite(maximum), maximum, 0))
+    total = weights.sum(-1, keepdims=True)
+    y = np.einsum("BNTS,BSNH->BTNH", weights / np.where(total > 0, total, 1), v)
     return np.asarray(y)

@@ -1,4 +1,4 @@
-"""A mixer on trial: its weights, what it is fed, and how a failure is told."""
+"""A mixer under test: its weights, its inputs and the assertions about it."""
 
 import dataclasses
 import functools
@@ -20,19 +20,17 @@ from transformer.registry import MIXERS
 
 Array = np.ndarray[Any, Any]
 
-
 BATCH_SIZE = 3
 
-
 MEMORY_SEGMENT_LENGTHS = (7, 5, 4)
-"""Of the memory: what belongs to the first document of a pack, to the second, and padding."""
-
+"""Tokens of the memory for the first packed document, for the second, and padding."""
 
 TOLERANCE = 1e-5
+"""Allowed difference, relative to max(1, largest expected magnitude)."""
 
 
 class TrialOutput(NamedTuple):
-    """A `MixerOutput` whose result is compared in NumPy, without a program for each comparison."""
+    """A `MixerOutput` with `y` in NumPy, so that comparisons compile no program."""
 
     y: Array  # [B, T, D]
     cache: Any
@@ -41,7 +39,7 @@ class TrialOutput(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One mixer with weights, and the lengths of the inputs that it is tried on."""
+    """A mixer with weights and the lengths of its test inputs."""
 
     mixer: Mixer
     params: Any
@@ -55,7 +53,7 @@ class Trial:
 
     @property
     def pattern(self) -> MaskPattern:
-        """Causal if the mixer can be: every ability has to hold together with this one."""
+        """Causal if supported, as every other ability has to hold under a causal mask too."""
         return MaskPattern(causal=self.abilities.causal)
 
     def inputs(self, seed: int, length: int = 0) -> Array:  # [B, T, D]
@@ -64,20 +62,20 @@ class Trial:
 
     @property
     def reads_memory(self) -> bool:
-        """Whether the mixer looks at a memory beside its own input: then each call has one."""
+        """Return True if the mixer reads a memory in addition to its own input."""
         return bool(self.mixer.config.reads_memory)
 
     @property
     def memory(self) -> Array:  # [B, S, D] the same for all examples
-        one = self.inputs(13, sum(MEMORY_SEGMENT_LENGTHS))[:1]
-        return np.repeat(one, BATCH_SIZE, axis=0)
+        example = self.inputs(13, sum(MEMORY_SEGMENT_LENGTHS))[:1]
+        return np.repeat(example, BATCH_SIZE, axis=0)
 
     @property
     def memory_segments(self) -> Array:  # [1, S]
         return np.repeat([1, 2, 0], MEMORY_SEGMENT_LENGTHS)[None]
 
     def init_cache(self, length: int) -> Any:
-        """An empty cache for `length` tokens, and for the memory if there is one."""
+        """Return an empty cache for `length` tokens, or for the memory."""
         if self.reads_memory:
             return self.mixer.init_memory_cache(BATCH_SIZE, sum(MEMORY_SEGMENT_LENGTHS))
         return self.mixer.init_cache(BATCH_SIZE, length)
@@ -90,33 +88,33 @@ class Trial:
         segments: Any = None,
         **given: Any,
     ) -> MixerInputs:
-        """Inputs of a call, with what is not given filled in as a model would."""
+        """Return the inputs of a call; what is not given gets the values a model would pass."""
         positions = np.arange(length)[None] if positions is None else positions
         mask = Mask(self.pattern, positions=cast(Any, positions), segments=segments)
         inputs = MixerInputs(cast(Any, positions), mask, constants=self.constants)
         if self.reads_memory:
-            theirs = None if segments is None else cast(Any, self.memory_segments)
-            mask = mask.replace(pattern=MaskPattern(ordered=False), key_segments=theirs)
+            key_segments = None if segments is None else cast(Any, self.memory_segments)
+            mask = mask.replace(pattern=MaskPattern(ordered=False), key_segments=key_segments)
             inputs = inputs.replace(mask=mask, memory=self.memory)
         return inputs.replace(**given)
 
     def __call__(self, x: Array, **given: Any) -> TrialOutput:
-        """Runs the mixer, compiled; `given` is as in `mixer_inputs`."""
+        """Run the mixer, compiled; `given` are arguments of `mixer_inputs`."""
         output = run_mixer(self.mixer, self.params, x, self.mixer_inputs(x.shape[1], **given))
         return TrialOutput(np.asarray(output.y), output.cache, output.aux)
 
     def trace(self, x: Array, **given: Any) -> None:
-        """As a call, without computing anything: this is where refusals have to happen."""
+        """Trace a call without running it: unsupported inputs have to raise here."""
         traced = functools.partial(run_mixer, self.mixer)
         jax.eval_shape(traced, self.params, x, self.mixer_inputs(x.shape[1], **given))
 
     def require(self, holds: Any, ability: str, message: str) -> None:
-        """Raises AssertionError, naming mixer and ability, unless `holds`."""
+        """Raise AssertionError that names the mixer and the ability, unless `holds`."""
         if not bool(holds):
             raise AssertionError(f"mixer {self.mixer.config.kind}: {ability}: {message}")
 
     def require_close(self, actual: Any, expected: Any, ability: str, message: str) -> None:
-        """Requires a difference of no more than 1e-5 * max(1, the largest magnitude expected)."""
+        """Require a difference of at most TOLERANCE * max(1, largest expected magnitude)."""
         difference = np.max(np.abs(np.asarray(actual) - np.asarray(expected)), initial=0)
         limit = TOLERANCE * max(1.0, np.max(np.abs(expected), initial=0))
         self.require(difference <= limit, ability, f"{message} (by {difference:.2g})")
@@ -124,16 +122,16 @@ class Trial:
 
 @functools.partial(jax.jit, static_argnames="mixer")
 def run_mixer(mixer: Mixer, params: Any, x: Any, inputs: MixerInputs) -> MixerOutput:
-    """`apply`, compiled once for each mixer and shape of the inputs."""
+    """Apply the mixer, compiled once for each mixer and shape of the inputs."""
     return cast(MixerOutput, mixer.apply({"params": params}, x, inputs))
 
 
 def default_config(kind: str) -> MixerConfig:
-    """The configuration of a mixer of MIXERS as its defaults have it."""
+    """Return the default configuration of a mixer in MIXERS."""
     if kind not in MIXERS:
         raise ValueError(f"mixer {kind}: is not known; give one of {', '.join(sorted(MIXERS))}")
-    make = inspect.get_annotations(MIXERS[kind], eval_str=True)["config"]
-    return cast(MixerConfig, make())
+    config_class = inspect.get_annotations(MIXERS[kind], eval_str=True)["config"]
+    return cast(MixerConfig, config_class())
 
 
 def make_trial(
@@ -143,18 +141,18 @@ def make_trial(
     lengths: tuple[int, ...],
     hardware: Hardware,
 ) -> Trial:
-    """The mixer with random weights, also where weights start at zero: zeros hide errors."""
-    start = Initialization(std=0.0, depth_scaled=False)
-    shared = ModelContext(d_model, 2, Precision(), start, hardware)
-    mixer = mixer_class(config)(config, shared, parent=None)
+    """Return a mixer with random weights, also where the initial value is 0: zeros hide errors."""
+    initialization = Initialization(std=0.0, depth_scaled=False)
+    context = ModelContext(d_model, 2, Precision(), initialization, hardware)
+    mixer = mixer_class(config)(config, context, parent=None)
     trial = Trial(mixer, {}, mixer.constants(config, 0, d_model), length, lengths)
     inputs = trial.mixer_inputs(length)
     boxed = jax.jit(lambda key, x: mixer.init(key, x, inputs))(jax.random.key(0), trial.inputs(0))
     random = np.random.default_rng(1)
 
-    def shaken(leaf: jax.Array) -> Array:
+    def add_noise(leaf: jax.Array) -> Array:
         return np.asarray(leaf + 0.05 * random.normal(size=leaf.shape).astype(leaf.dtype))
 
     return dataclasses.replace(
-        trial, params=jax.tree.map(shaken, meta.unbox(boxed).get("params", {}))
+        trial, params=jax.tree.map(add_noise, meta.unbox(boxed).get("params", {}))
     )

@@ -24,11 +24,11 @@ QUIET = RecoveryConfig(window=11, warmup=7, threshold=3.0)
 
 @functools.partial(jax.jit, static_argnums=0)
 def watched(config: RecoveryConfig, steps: Any) -> tuple[AnomalyDetector, jax.Array]:
-    """The watch at the end of (what is seen, lengths, scales or None), and every verdict."""
+    """The detector at the end of (what is seen, lengths, scales or None), and every verdict."""
 
-    def one(watch: AnomalyDetector, step: Any) -> tuple[AnomalyDetector, jax.Array]:
+    def one(detector: AnomalyDetector, step: Any) -> tuple[AnomalyDetector, jax.Array]:
         what, length, scale = step
-        verdict = detect_anomaly(watch, what, length, scale, config)
+        verdict = detect_anomaly(detector, what, length, scale, config)
         assert verdict.detector is not None
         skipped = 1 - verdict.accept_update.astype(jnp.float32)
         return verdict.detector, jnp.stack(
@@ -48,12 +48,12 @@ def seen(
     weights: np.ndarray | None = None,  # [steps], norms of the parameters
     config: RecoveryConfig = CONFIG,
 ) -> tuple[np.ndarray, AnomalyDetector]:  # [steps, 7], the verdicts
-    """What the watch makes of a run."""
+    """What the detector makes of a run."""
     lengths = np.full(len(losses), 128) if lengths is None else lengths
     weights = growing(len(losses)) if weights is None else weights
     steps = jax.tree.map(np.float32, (np.stack([losses, norms, weights], axis=-1), lengths, scales))
-    watch, verdicts = watched(config, steps)
-    return np.asarray(verdicts), watch
+    detector, verdicts = watched(config, steps)
+    return np.asarray(verdicts), detector
 
 
 def a_run(steps: int, *, noise: float = 0.05, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -70,7 +70,7 @@ def growing(steps: int) -> np.ndarray:  # [steps]
     return 10 * np.sqrt(1 + 0.02 * n)
 
 
-def a_watch(
+def make_detector(
     recent: np.ndarray,  # [2, W], of the weights the same as of the gradients
     lengths: Any = 128,  # [] or [W]
 ) -> AnomalyDetector:
@@ -92,12 +92,12 @@ def test_the_limits_by_hand() -> None:
     logs = np.array([0.0, 2.0, 1.0, 2.0, 0.0, 1.0, 5.0])
     recent = np.full((2, 11), np.nan, np.float32)
     recent[0, 4:], recent[1, 4:] = logs, 1
-    watch = a_watch(recent)
-    limits = np.log(watch.compute_limits(QUIET, 128).max_values)
+    detector = make_detector(recent)
+    limits = np.log(detector.compute_limits(QUIET, 128).max_values)
     expected = [1 + 3 * 1.4826, 1 + 3 * MIN_LOG_STD[1], 1 + 3 * MIN_LOG_STD[2]]
     np.testing.assert_allclose(limits, expected, rtol=1e-5)
     recent[:, 4] = np.nan  # one less than there have to be
-    unknown = a_watch(recent).compute_limits(QUIET, 128).max_values
+    unknown = make_detector(recent).compute_limits(QUIET, 128).max_values
     assert unknown.tolist() == [NO_LIMIT] * 3
 
 
@@ -106,19 +106,19 @@ def test_a_length_has_limits_of_its_own() -> None:
     """Five batches of 8 tokens about 1, five of 16 about 5, one of 32."""
     logs = np.array([0.9, 5.0, 1.0, 4.6, 1.1, 5.4, 1.0, 5.0, 1.3, 5.2, 3.0])
     lengths = [8, 16, 8, 16, 8, 16, 8, 16, 8, 16, 32]
-    watch = a_watch(np.stack([logs, logs]), lengths)
+    detector = make_detector(np.stack([logs, logs]), lengths)
     apart = logs[:10] - np.tile([1.0, 5.0], 5)
     # Of no length do they fall, so there is no trend.
     spread = 1.4826 * np.median(np.abs(apart - np.median(apart)))
     assert spread < 1.4826 * 0.2  # the median of |0, 0.4, 0.4, 0, 0.2|
     for length, level, wider in ((8, 1.0, spread), (16, 5.0, 1.4826 * 0.2)):
-        limits = np.log(watch.compute_limits(QUIET, length).max_values)
+        limits = np.log(detector.compute_limits(QUIET, length).max_values)
         np.testing.assert_allclose(
             limits, [level + 3 * max(wider, e) for e in MIN_LOG_STD], rtol=1e-5
         )
-    everything = a_watch(np.stack([logs, logs])).compute_limits(QUIET, 128).max_values
+    everything = make_detector(np.stack([logs, logs])).compute_limits(QUIET, 128).max_values
     for unknown in (32, 64):  # too few of them
-        assert watch.compute_limits(QUIET, unknown).max_values.tolist() == everything.tolist()
+        assert detector.compute_limits(QUIET, unknown).max_values.tolist() == everything.tolist()
 
 
 @pytest.mark.full
@@ -201,15 +201,15 @@ def test_what_is_out_of_line_does_not_become_usual() -> None:
 
 def test_the_limit_of_the_median_by_hand() -> None:
     logs = np.array([0.0, 2.0, 1.0, 2.0, 0.0, 1.0, 5.0, 1.0, 1.0, 2.0, 1.0])
-    watch = a_watch(np.stack([logs, logs]))
-    limits = watch.compute_limits(QUIET, 128)
+    detector = make_detector(np.stack([logs, logs]))
+    limits = detector.compute_limits(QUIET, 128)
     assert float(limits.median_loss) == pytest.approx(np.e)
     assert float(limits.max_median_loss) == NO_LIMIT  # there was no full window before
     assert float(limits.lowest_median) == 1
-    watch = watch.replace(lowest_median=jnp.float32(0.5))
-    spread = float(robust_std(watch.log_history[0]))
+    detector = detector.replace(lowest_median=jnp.float32(0.5))
+    spread = float(robust_std(detector.log_history[0]))
     for rise, limit in ((0.1, np.exp(0.5 + spread)), (9.0, 10 * np.exp(0.5)), (0.0, NO_LIMIT)):
-        limits = watch.compute_limits(dataclasses.replace(QUIET, loss_rise_tolerance=rise), 128)
+        limits = detector.compute_limits(dataclasses.replace(QUIET, loss_rise_tolerance=rise), 128)
         assert float(limits.max_median_loss) == pytest.approx(limit, rel=1e-5)
     assert float(limits.lowest_median) == 0.5
 
@@ -225,8 +225,8 @@ def test_a_loss_that_rises_too_slowly_for_a_spike_is_noticed(slope: float) -> No
     assert losses[first] < verdicts[first, 2]  # no spike
     assert 600 < first < 660 + 0.2 / slope
     assert verdicts[first, 1] == 1
-    unwatched, _ = seen(losses, norms, config=dataclasses.replace(CONFIG, loss_rise_tolerance=0.0))
-    assert not skipped(unwatched)
+    undetected, _ = seen(losses, norms, config=dataclasses.replace(CONFIG, loss_rise_tolerance=0.0))
+    assert not skipped(undetected)
 
 
 def test_there_is_no_alarm_before_enough_is_known() -> None:
@@ -242,9 +242,9 @@ def test_there_is_no_alarm_before_enough_is_known() -> None:
 def test_what_is_not_finite_is_out_of_line_at_any_time(loss: float, norm: float) -> None:
     losses, norms = a_run(3)
     losses[0], norms[0] = loss, norm
-    verdicts, watch = seen(losses, norms)
+    verdicts, detector = seen(losses, norms)
     assert skipped(verdicts) == [0]
-    assert np.isfinite(np.asarray(watch.log_history)).sum() == 6
+    assert np.isfinite(np.asarray(detector.log_history)).sum() == 6
 
 
 def test_gradients_that_overflow_are_excused_while_the_scale_can_be_lowered() -> None:
@@ -270,6 +270,6 @@ def test_nothing_to_learn_from_is_in_line() -> None:
     """A batch without targets: its loss and its gradients are zero."""
     losses, norms = a_run(100)
     losses[60] = norms[60] = 0
-    verdicts, watch = seen(losses, norms)
+    verdicts, detector = seen(losses, norms)
     assert not skipped(verdicts)
-    assert np.isfinite(np.asarray(watch.log_history)).all()
+    assert np.isfinite(np.asarray(detector.log_history)).all()

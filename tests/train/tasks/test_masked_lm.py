@@ -47,7 +47,7 @@ def test_what_is_chosen_keeps_its_place_and_its_weight() -> None:
 @pytest.mark.parametrize(
     ("name", "dead"), [("base", {"pooler", "pooler_bias", "types"}), ("base-mlm", set())]
 )
-def test_what_gets_no_gradient_is_told_and_left_out_of_what_starts_from_scratch(
+def test_untrained_parts_are_reported_and_absent_from_models_trained_from_scratch(
     name: str, dead: set[str]
 ) -> None:
     published = find_experiment(f"bert:{name}")
@@ -76,9 +76,9 @@ def test_what_gets_no_gradient_is_told_and_left_out_of_what_starts_from_scratch(
     del whole["positions"], whole["embedding"], whole["head_output_bias"]  # beyond the text
     assert {key for key, leaf in whole.items() if has_dead_rows(leaf)} == dead
     assert all(np.any(leaf) for leaf in jax.tree.leaves(gradients["layers"]))
-    told = describe(task.experiment).notes
-    assert sum("model.token_types 2" in note for note in told) == ("types" in dead)
-    assert sum("model.pooler true" in note for note in told) == ("pooler" in dead)
+    notes = describe(task.experiment).notes
+    assert sum("model.num_token_types 2" in note for note in notes) == ("types" in dead)
+    assert sum("model.pooler true" in note for note in notes) == ("pooler" in dead)
 
 
 @pytest.mark.parametrize(

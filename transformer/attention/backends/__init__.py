@@ -1,1 +1,1 @@
-"""TODO."""
+"""Implementations of `attend`, with equal results."""

@@ -1,10 +1,9 @@
 """Tiles of attention: a block of queries against a block of keys.
 
-    Tiling       static: block sizes, and which tiles a causal mask or a window can hide
-    pad_*        inputs padded to whole tiles
-    tile_mask    the mask of one tile
-    TilePass     static settings of a pass over tiles
-    Tile         scores and mask of one tile, and the gradient of its scores
+- `Tiling`: block sizes, and which tiles a causal mask or a window can hide. Static.
+- `pad_to_tiles`, `pad_mask`, `tile_mask`: inputs padded to whole tiles, and the mask of one tile.
+- `TilePass`: static settings of a pass over tiles.
+- `Tile`, `compute_tile`: scores and mask of one tile, and the gradient of its scores.
 """
 
 from collections.abc import Callable

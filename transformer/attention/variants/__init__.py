@@ -1,1 +1,1 @@
-"""TODO."""
+"""Attention variants, one file per paper."""

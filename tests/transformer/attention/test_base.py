@@ -12,8 +12,8 @@ from transformer.attention.base import reject_mask_patterns
         (Mask(MaskPattern(prefix=True)), "a prefix"),
         (Mask(prefix_lengths=array([1])), "a prefix"),
         (Mask(global_positions=array([[1]])), "global positions"),
-        (Mask(allowed=array([[[True]]])), "an array of what is allowed"),
-        (Mask(MaskPattern(ordered=False)), "an order of tokens other than their positions'"),
+        (Mask(allowed=array([[[True]]])), "an array of allowed pairs"),
+        (Mask(MaskPattern(ordered=False)), "tokens that are not in the order of their positions"),
     ],
     ids=["window", "prefix pattern", "prefix", "globals", "allowed", "order"],
 )

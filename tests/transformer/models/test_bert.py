@@ -19,7 +19,7 @@ from transformer import Classifier, Mask, MaskedLanguageModel, Model, Tagger
 from transformer.attention.base import MixerInputs
 from transformer.layers.block import Block
 
-FIXTURES = np.load(Path(__file__).parents[1] / "fixtures" / "bert.npz")
+FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "bert.npz")
 OF_A_LAYER, OF_A_MODEL = 1e-5, 1e-4
 
 CONFIG, POOLED = bert_config(BERT, 64), bert_config(BERT, 64, pooler=True)

@@ -206,10 +206,10 @@ def test_draw_leaves_out_what_has_no_chance() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": -0.1}, "sampling.temperature -0.1: give 0 (the likeliest word) or more"),
+        ({"temperature": -0.1}, "sampling.temperature -0.1: give 0 (greedy) or more"),
         ({"temperature": math.inf}, "sampling.temperature inf: "),
         ({"temperature": math.nan}, "sampling.temperature nan: "),
-        ({"top_k": -1}, "sampling.top_k -1: give 0 for all words, or 1 or more"),
+        ({"top_k": -1}, "sampling.top_k -1: give 0 for all tokens, or 1 or more"),
         ({"top_p": 0.0}, "sampling.top_p 0.0: give a probability in (0, 1]"),
         ({"top_p": 1.5}, "sampling.top_p 1.5: give a probability in (0, 1]"),
         ({"top_p": math.nan}, "sampling.top_p nan: "),

@@ -182,16 +182,16 @@ def test_stacks_are_sliced_one_layer_at_a_time() -> None:
     tokens, lengths = np.ones((1, 2), np.int32), np.array([2], np.int32)
     keys = jax.random.split(jax.random.key(0), 1)
     how: Any = dict(model=model, sampling=GREEDY)
-    begin = generate_module._begin.lower(
+    begin = generate_module._start.lower(
         params, tokens, lengths, lengths, keys, np.int32(-1), cache_length=41, **how
     )
     state = jax.eval_shape(
-        functools.partial(generate_module._begin, cache_length=41, **how),
+        functools.partial(generate_module._start, cache_length=41, **how),
         *(params, tokens, lengths, lengths, keys, np.int32(-1)),
     )[0]
-    go_on = generate_module._continue.lower(params, state, np.int32(-1), np.int32(8), **how)
+    advance = generate_module._continue.lower(params, state, np.int32(-1), np.int32(8), **how)
     cache = sum(leaf.nbytes for leaf in jax.tree.leaves(model.init_cache(1, 41)))
-    for lowered in (begin, go_on):
+    for lowered in (begin, advance):
         needed: Any = lowered.compile().memory_analysis()
         assert needed.temp_size_in_bytes < 2 * cache + layer_bytes(params) / 3
 

@@ -28,7 +28,7 @@ from transformer import EncoderDecoder
 from transformer.generation.beam_search import BeamSearchConfig
 from transformer.generation.translate import translate
 
-FIXTURES = np.load(Path(__file__).parents[1] / "fixtures" / "marian.npz")
+FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "marian.npz")
 OF_A_MODEL = 1e-4
 SOURCE_IDS = tokens(SOURCE, MARIAN.vocab)
 SEGMENTS = real(SOURCE, SOURCE_LENGTHS)

@@ -32,7 +32,7 @@ from tests.transformer.pytorch import (
 from transformer import EncoderDecoder, LanguageModel
 from transformer.config import NormPlacement
 
-FIXTURES = np.load(Path(__file__).parents[1] / "fixtures" / "pytorch.npz")
+FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "pytorch.npz")
 OF_A_MODEL = 1e-4
 SOURCE_IDS, TARGET_IDS = tokens(SOURCE, PYTORCH.vocab), tokens(TARGET, PYTORCH.vocab)
 SOURCE_SEGMENTS = real(SOURCE, SOURCE_LENGTHS)

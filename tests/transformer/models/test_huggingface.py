@@ -31,7 +31,7 @@ from transformer import LanguageModel, Mask, MaskPattern, ModelOutput
 from transformer.attention.base import MixerInputs
 from transformer.layers.block import Block
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "huggingface.npz"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "huggingface.npz"
 OF_A_LAYER, OF_A_MODEL = 1e-5, 1e-4
 
 

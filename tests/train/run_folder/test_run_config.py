@@ -1,0 +1,41 @@
+"""A run is created without trainer or evaluator, as an importer of weights does."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import train
+from tests.train.support import light_compiler as light_compiler
+from tests.train.support import tiny
+from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
+from train.engine import make_engine
+from train.run_folder.folder import RunFolder
+from train.run_folder.run_config import write_run_files
+from train.runtime.hardware import local_hardware
+from train.tasks.registry import make_task
+
+
+def test_written_files_and_a_checkpoint_make_a_run(tmp_path: Path) -> None:
+    task = make_task(tiny(tmp_path))
+    corpus = task.prepare_corpus(None, None)
+    experiment = task.resolve_experiment(corpus)
+    engine = make_engine(experiment, local_hardware())
+    folder = RunFolder.create(tmp_path / "run")
+    write_run_files(
+        folder,
+        experiment,
+        corpus.tokenizer,
+        corpus.labels,
+        auto_choices=engine.auto_choices(),
+        hardware=engine.model.hardware,
+    )
+    state = engine.init()
+    expected = jax.tree.map(np.asarray, state.params)
+    record = collect_provenance(experiment, corpus.tokenizer, corpus.labels)
+    with CheckpointManager(folder.checkpoints) as checkpoints:
+        checkpoints.save(0, state, {PROVENANCE_KEY: record})
+    run = train.load(str(tmp_path / "run"))
+    assert (run.step, run.experiment.model) == (0, experiment.model)
+    jax.tree.map(np.testing.assert_array_equal, run.params, expected)

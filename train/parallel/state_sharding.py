@@ -1,0 +1,133 @@
+"""Placement of the training state: shardings of parameters, EMA and optimizer state."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from train.errors import UsageError
+from train.experiment import Experiment
+from train.parallel.mesh import MeshConfig
+from train.parallel.sharding import logical_to_sharding, replicated_sharding
+from train.state import TrainState
+from transformer.hardware import Hardware
+from transformer.layers.logical_axes import LogicalAxes
+
+
+def init_on_devices(init: Callable[[], TrainState], abstract_state: TrainState) -> TrainState:
+    """Return the initial state, every array created in its shards by one program.
+
+    Waits for the program, so that an out-of-memory error is raised here: with jax 0.12 on CPU, a
+    later read of an array that did not fit would hang.
+    """
+    return jax.block_until_ready(jax.jit(init, out_shardings=leaf_shardings(abstract_state))())
+
+
+def place_state(
+    experiment: Experiment, mesh: Mesh, init: Callable[[], TrainState], logical_axes: Any
+) -> TrainState:
+    """Return shapes and dtypes of the state that `init` makes, with the sharding of each array."""
+    shapes = jax.eval_shape(init)
+    replicated = replicated_sharding(mesh)
+    params = parameter_shardings(mesh, logical_axes, shapes.params)
+    optimizer = optimizer_state_shardings(shapes.optimizer, shapes.params, params, replicated)
+    if experiment.mesh.optimizer_placement == "host":
+        optimizer = host_memory_shardings(optimizer)
+    ema = None if shapes.ema is None else params
+    everywhere = jax.tree.map(lambda _: replicated, shapes)
+    shardings = everywhere.replace(params=params, optimizer=optimizer, ema=ema)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+
+
+def leaf_shardings(state: TrainState) -> TrainState:
+    """Return the sharding of every leaf of a state, which may be abstract."""
+    return jax.tree.map(lambda leaf: leaf.sharding, state)
+
+
+def check_optimizer_placement(mesh: MeshConfig, hardware: Hardware) -> None:
+    """Raise UsageError for host placement on devices that have no memory of their own."""
+    if mesh.optimizer_placement == "host" and hardware.platform == "cpu":
+        raise UsageError(
+            "mesh.optimizer_placement host: a CPU computes in the host's memory already; "
+            "set it to device"
+        )
+
+
+def host_memory_shardings(shardings: Any) -> Any:
+    """Return the same shardings in pinned host memory, which devices access directly.
+
+    Raises:
+      UsageError: the devices are a described GPU topology, which lacks this memory in JAX.
+    """
+    pinned = jax.tree.map(lambda sharding: sharding.with_memory_kind("pinned_host"), shardings)
+    if any(sharding.memory_kind is None for sharding in jax.tree.leaves(pinned)):
+        raise UsageError(
+            "mesh.optimizer_placement host: cannot be compiled for GPUs that are not here, since "
+            "their description lacks host memory; give --compile-best 0 for an estimate"
+        )
+    return pinned
+
+
+def parameter_shardings(mesh: Mesh, axes: Any, shapes: Any) -> Any:
+    """Return the sharding of every parameter, from its logical axes."""
+    return jax.tree.map(
+        lambda a, s: logical_to_sharding(mesh, a.names, s.shape),
+        axes,
+        shapes,
+        is_leaf=lambda leaf: isinstance(leaf, LogicalAxes),
+    )
+
+
+def optimizer_state_shardings(
+    state: Any, shapes: Any, shardings: Any, default: NamedSharding
+) -> Any:
+    """Return the sharding of every array of an optimizer state.
+
+    optax keeps moments in trees with the structure of the parameters, inside states of its own: a
+    leaf whose path ends with the path of a parameter belongs to it. It gets the parameter's
+    sharding if it has its shape. Otherwise (row means, scales of blocks) it gets the sharding of
+    the leading axes that both have, where they divide.
+
+    Args:
+      state: Shapes of the optimizer state.
+      shapes: Shapes of the parameters.
+      shardings: Shardings of the parameters.
+      default: Sharding of leaves that belong to no parameter (step counts, coefficients).
+    """
+    by_path = {
+        _path_names(path): (leaf.shape, sharding)
+        for (path, leaf), sharding in zip(
+            jax.tree_util.tree_leaves_with_path(shapes), jax.tree.leaves(shardings), strict=True
+        )
+    }
+
+    def leaf_sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        names = _path_names(path)
+        suffixes = (names[start:] for start in range(len(names)))
+        parameter = next((by_path[suffix] for suffix in suffixes if suffix in by_path), None)
+        if parameter is None:
+            return default
+        shape, sharding = parameter
+        return sharding if leaf.shape == shape else _leading_axes(sharding, leaf.shape)
+
+    return jax.tree_util.tree_map_with_path(leaf_sharding, state)
+
+
+def _leading_axes(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """Return the sharding for another shape: axis by axis, where the number of shards divides."""
+    spec = []
+    for axes, size in zip(sharding.spec, shape, strict=False):
+        names = (axes,) if isinstance(axes, str) else axes or ()
+        shards = math.prod(sharding.mesh.shape[name] for name in names)
+        spec.append(axes if size % shards == 0 else None)
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec))
+
+
+def _path_names(path: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)

@@ -93,7 +93,7 @@ def attention_variants(size: ModelSize) -> dict[str, tuple[MixerConfig, ...]]:
 
 
 def encoder(mixers: Sequence[MixerConfig], size: ModelSize) -> TransformerConfig:
-    """Return an encoder with this layer pattern and sinusoidal positions, which suit all variants."""
+    """Return an encoder with this layer pattern and sinusoidal position embeddings."""
     pattern = tuple(
         BlockConfig(
             mixer=mixer,

@@ -16,7 +16,10 @@ PAGES = [
     "SECURITY.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
 ]
-PARTS = "model|data|task|optimizer|schedule|evaluation|checkpoint|sample|recovery|mesh|ema|early_stopping"
+PARTS = (
+    "model|data|task|optimizer|schedule|evaluation|checkpoint|sample|"
+    "recovery|mesh|ema|early_stopping"
+)
 NOT_SETTINGS = {"recovery.json"}
 
 

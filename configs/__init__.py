@@ -1,1 +1,1 @@
-"""Experiments as data. Each file holds `EXPERIMENTS`, by name; the first is the file's own."""
+"""Shipped experiments. Each file holds a dict `EXPERIMENTS` by name; the first is its default."""

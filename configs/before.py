@@ -1,8 +1,8 @@
-"""Language models of before the transformer, on the data and with the steps of `versus`.
+"""Language models from before the transformer, with the data and the steps of `versus`.
 
     python -m train fit before:lstm
 
-| experiment | what moves information between words |
+| experiment | how information moves between tokens |
 | --- | --- |
 | `elman` | h = tanh(W x + U h) (Elman 1990), two layers |
 | `lstm` | two LSTMs (Hochreiter and Schmidhuber 1997) |
@@ -25,7 +25,7 @@ from transformer.baselines.config import ElmanConfig, LSTMConfig
 
 
 def recurrent_model(mixer: MixerConfig) -> TransformerConfig:
-    """Two layers of the recurrence and nothing else."""
+    """Return two layers of the recurrence, without feed-forward, norm or residual."""
     block = BlockConfig(mixer=mixer, feed_forward=None, norm=None, residual=False)
     return TransformerConfig(
         d_model=2 * WIDTH,

@@ -5,10 +5,10 @@
 
 Post-norm, LayerNorm, exact GELU, learned positions. `base` and `large` are the published models to
 the last parameter: for their sizes, and for published weights. They have two token types and a
-pooler, which the published training had sentence pairs for. Masked words alone train neither, so
-`base-mlm` and `large-mlm`, to be trained from scratch, do without. The vocabulary is BERT's own if
-`--data.tokenizer.kind file --data.tokenizer.path vocab.txt` names it; otherwise one of that size is
-learned.
+pooler, which the published training used for sentence pairs. Masked language modelling trains
+neither, so `base-mlm` and `large-mlm`, for training from scratch, leave them out. The vocabulary is
+BERT's own if `--data.tokenizer.kind file --data.tokenizer.path vocab.txt` names it; otherwise one
+of that size is learned.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def bert(
     dropout: float = 0.1,
     sequence_length: int = SEQUENCE_LENGTH,
 ) -> TransformerConfig:
-    """A model of the family."""
+    """Return a BERT model."""
     norm = NormConfig("layer", epsilon=1e-12)
     block = BlockConfig(
         mixer=AttentionConfig(num_heads=num_heads, dropout=dropout),
@@ -67,7 +67,7 @@ def bert(
 
 
 def make_experiment(name: str, model: TransformerConfig) -> Experiment:
-    """A million steps of 256 windows, as published."""
+    """Return the published training: a million steps of 256 windows."""
     return Experiment(
         name=f"bert-{name}",
         task=MaskedLanguageModeling(),
@@ -89,7 +89,7 @@ def make_experiment(name: str, model: TransformerConfig) -> Experiment:
 
 
 def without_pooler(model: TransformerConfig) -> TransformerConfig:
-    """Return the model without the parameters that masked words do not train."""
+    """Return the model without the parameters that masked language modelling does not train."""
     return dataclasses.replace(model, num_token_types=0, pooler=False)
 
 

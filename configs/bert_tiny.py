@@ -1,4 +1,4 @@
-"""A tiny BERT on WikiText-2: words that were hidden, told from those around them.
+"""A tiny BERT on WikiText-2: predict masked tokens from both sides.
 
     python -m train fit bert_tiny --data.path wikitext-2/train.txt \
         --data.validation-path wikitext-2/valid.txt

@@ -1,14 +1,14 @@
-"""The feeling of a text, byte by byte: the Long Range Arena's text task (Tay et al. 2021).
+"""Sentiment of a text, byte by byte: the text task of the Long Range Arena (Tay et al. 2021).
 
     python -m train fit byte_text --data.path sst2/train.tsv \
         --data.validation-path sst2/dev.tsv --data.test-path sst2/test.tsv
     python -m train fit byte_text:arena_performer \
         --data.path imdb/train.tsv --data.test-path imdb/test.tsv
 
-One experiment for each variant of attention, as in `listops`. The first read the sentences of SST-2
-(Socher et al. 2013), cut at 256 bytes, of a size for two cores. `arena_...` have the arena's
-length (4,000 bytes) and 6 layers x 512, 8 heads, 20,000 steps, for IMDb's reviews, of which they
-expect columns `label` and `text`; the arena's own code has 4 layers x 256 with 4 heads.
+One experiment for each attention variant, as in `listops`. The first group reads the sentences of
+SST-2 (Socher et al. 2013), truncated to 256 bytes, with a size for two cores. `arena_...` have the
+arena's length (4,000 bytes) and 6 layers x 512, 8 heads, 20,000 steps, for IMDb's reviews, in files
+with columns `label` and `text`; the arena's own code has 4 layers x 256 with 4 heads.
 """
 
 import dataclasses

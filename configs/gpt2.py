@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019): its four sizes, on text of your own.
+"""GPT-2 (Radford et al. 2019): its four sizes, on your own text.
 
     python -m train fit gpt2:medium --data.path 'corpus/*.jsonl.gz' --workdir runs/gpt2-medium
 
@@ -36,7 +36,7 @@ def gpt2(
     grad_accum_steps: int,
     remat: RematPolicy = "none",
 ) -> Experiment:
-    """Pre-norm, LayerNorm, GELU by tanh, learned positions, biases, tied embeddings."""
+    """Return pre-norm, LayerNorm, tanh GELU, learned positions, biases and tied embeddings."""
     dropout = 0.0  # 0.1 in the paper, whose corpus was read several times
     block = BlockConfig(
         mixer=AttentionConfig(num_heads=num_heads, dropout=dropout),

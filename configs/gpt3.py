@@ -1,4 +1,4 @@
-"""GPT-3 (Brown et al. 2020, table 2.1): its eight sizes as printed, on text of your own.
+"""GPT-3 (Brown et al. 2020, table 2.1): its eight sizes as printed, on your own text.
 
     python -m train describe gpt3:175b
     python -m train fit gpt3:small --data.path 'corpus/*.jsonl.gz' --workdir runs/gpt3-small
@@ -29,7 +29,7 @@ def gpt3(
     million_tokens: float,
     learning_rate: float,
 ) -> Experiment:
-    """GPT-2's layers; a cosine down to a tenth over 260 billion tokens after 375 million."""
+    """Return GPT-2's layers with GPT-3's sizes, and a cosine schedule over 300 billion tokens."""
     base = GPT2["small"]
     block = dataclasses.replace(
         base.model.layer_pattern[0], mixer=AttentionConfig(num_heads=num_heads, head_dim=head_width)

@@ -1,13 +1,13 @@
-"""ListOps (Nangia and Bowman 2018): what nested operations on lists of digits come to.
+"""ListOps (Nangia and Bowman 2018): evaluate nested operations on lists of digits.
 
     python -m train fit listops
     python -m train fit listops:performer
     python -m train fit listops:arena_performer
 
-One experiment for each variant of attention, all else equal; nothing has to be downloaded. The
-first are of a size for two cores, a few steps a second. `arena_...` are as the Long Range Arena has
-them (Tay et al. 2021: 6 layers x 512, 8 heads, 5,000 steps, the first token's vector), for
-accelerators; to draw its 100,000 expressions may take some minutes.
+One experiment for each attention variant, all else equal. Nothing has to be downloaded. The first
+group has a size for two cores. `arena_...` has the settings of the Long Range Arena (Tay et al.
+2021: 6 layers of width 512, 8 heads, 5,000 steps, pooling by the first token), for accelerators;
+generating its 100,000 expressions takes some minutes.
 """
 
 import dataclasses
@@ -43,14 +43,14 @@ from transformer import (
 
 @dataclasses.dataclass(frozen=True)
 class ModelSize:
-    """Of an encoder and its input."""
+    """Size of an encoder and its input."""
 
     num_layers: int
     width: int
     num_heads: int
     sequence_length: int
     keys_per_query: int
-    """About how many keys a query looks at, where it does not look at all of them."""
+    """Approximate number of keys that a query attends to in sparse variants."""
     dropout: float
 
 
@@ -63,35 +63,37 @@ ARENA = ModelSize(
 
 
 def attention_variants(size: ModelSize) -> dict[str, tuple[MixerConfig, ...]]:
-    """Every variant of attention that reads both ways: of layers in turn.
+    """Return the layer pattern of every bidirectional attention variant, by name.
 
-    Routing has layers of a window between, as its paper has heads of one (section 4.1): alone it
-    learned nothing of ListOps in 400 steps.
+    Routing attention alternates with sliding-window layers, since its paper combines the two in the
+    heads of a layer (section 4.1). Alone it did not learn ListOps in 400 steps.
     """
-    heads, seen, root = size.num_heads, size.keys_per_query, math.isqrt(size.sequence_length)
-    alone: dict[str, MixerConfig] = {
+    heads, keys, root = size.num_heads, size.keys_per_query, math.isqrt(size.sequence_length)
+    single_layer: dict[str, MixerConfig] = {
         "full": AttentionConfig(num_heads=heads),
-        "sliding_window": SlidingWindowConfig(num_heads=heads, window=seen // 2),
-        "longformer": LongformerConfig(num_heads=heads, one_sided_window=seen // 2),
+        "sliding_window": SlidingWindowConfig(num_heads=heads, window=keys // 2),
+        "longformer": LongformerConfig(num_heads=heads, one_sided_window=keys // 2),
         "bigbird": BigBirdConfig(
-            num_heads=heads, block_size=seen // 8, random_block_span=size.sequence_length
+            num_heads=heads, block_size=keys // 8, random_block_span=size.sequence_length
         ),
         "sparse": SparseTransformerConfig(num_heads=heads, stride=root),
         "performer": PerformerConfig(num_heads=heads, num_features=4 * size.width // heads),
         "linear": LinearAttentionConfig(num_heads=heads),
-        "linformer": LinformerConfig(num_heads=heads, max_length=size.sequence_length, rank=seen),
-        "routing": RoutingAttentionConfig(num_heads=heads, num_clusters=root, window=seen // 2),
-        "top_k": TopKConfig(num_heads=heads, keys_per_query=seen),
+        "linformer": LinformerConfig(num_heads=heads, max_length=size.sequence_length, rank=keys),
+        "routing": RoutingAttentionConfig(num_heads=heads, num_clusters=root, window=keys // 2),
+        "top_k": TopKConfig(num_heads=heads, keys_per_query=keys),
         "reformer": ReformerConfig(
-            num_heads=heads, num_buckets=root // 2 * 2, num_hashes=2, window=seen // 4
+            num_heads=heads, num_buckets=root // 2 * 2, num_hashes=2, window=keys // 4
         ),
     }
-    in_turn: dict[str, tuple[MixerConfig, ...]] = {name: (own,) for name, own in alone.items()}
-    return in_turn | {"routing": (alone["sliding_window"], alone["routing"])}
+    patterns: dict[str, tuple[MixerConfig, ...]] = {
+        name: (mixer,) for name, mixer in single_layer.items()
+    }
+    return patterns | {"routing": (single_layer["sliding_window"], single_layer["routing"])}
 
 
 def encoder(mixers: Sequence[MixerConfig], size: ModelSize) -> TransformerConfig:
-    """Layers of those mixers, with positions added to the embeddings, as all variants can have."""
+    """Return an encoder with this layer pattern and sinusoidal position embeddings."""
     pattern = tuple(
         BlockConfig(
             mixer=mixer,
@@ -116,12 +118,12 @@ def encoder(mixers: Sequence[MixerConfig], size: ModelSize) -> TransformerConfig
 def variant_experiments(
     base: Experiment, size: ModelSize, prefix: str = ""
 ) -> dict[str, Experiment]:
-    """The experiment with every variant of attention, by name."""
+    """Return the experiment with each attention variant, by name."""
     return {
         f"{prefix}{name}": dataclasses.replace(
-            base, name=f"{base.name}-{name}", model=encoder(in_turn, size)
+            base, name=f"{base.name}-{name}", model=encoder(mixers, size)
         )
-        for name, in_turn in attention_variants(size).items()
+        for name, mixers in attention_variants(size).items()
     }
 
 

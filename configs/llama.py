@@ -1,4 +1,4 @@
-"""Llama 1, 2 and 3 (Touvron et al. 2023a, 2023b; Grattafiori et al. 2024), on text of your own.
+"""Llama 1, 2 and 3 (Touvron et al. 2023a, 2023b; Grattafiori et al. 2024), on your own text.
 
     python -m train describe llama:3-8b
     python -m train fit llama:3.2-1b --data.path 'corpus/*.jsonl.gz' --workdir runs/llama
@@ -37,7 +37,7 @@ def llama(
     rotary: RoPE = RoPE(),  # noqa: B008
     epsilon: float = 1e-5,
 ) -> TransformerConfig:
-    """A model of the family."""
+    """Return a Llama model."""
     norm = NormConfig("rms", epsilon=epsilon)
     block = BlockConfig(
         mixer=AttentionConfig(
@@ -61,7 +61,7 @@ def llama(
 def make_experiment(
     name: str, model: TransformerConfig, *, sequence_length: int, learning_rate: float
 ) -> Experiment:
-    """About four million tokens a step, as the family was trained with."""
+    """Return the training of the family: about four million tokens a step."""
     batch = 4 * 2**20 // sequence_length
     return Experiment(
         name=f"llama-{name}",

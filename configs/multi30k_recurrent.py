@@ -28,14 +28,14 @@ WIDTH, DROPOUT = 256, 0.3
 
 
 def recurrent_layer(mixer: MixerConfig) -> BlockConfig:
-    """A recurrent layer: no feed-forward, norm or residual."""
+    """Return a recurrent layer, without feed-forward, norm or residual."""
     return BlockConfig(
         mixer=mixer, feed_forward=None, norm=None, residual=False, residual_dropout=DROPOUT
     )
 
 
 def recurrent_model(decoder: MixerConfig, *, bidirectional: bool = False) -> TransformerConfig:
-    """Two LSTMs that read; an LSTM and the decoder's recurrence that write."""
+    """Return an encoder of two LSTMs, and a decoder of an LSTM and the given recurrence."""
     return TransformerConfig(
         d_model=WIDTH,
         num_layers=2,
@@ -52,7 +52,7 @@ def recurrent_model(decoder: MixerConfig, *, bidirectional: bool = False) -> Tra
 
 
 def make_experiment(name: str, config: TransformerConfig) -> Experiment:
-    """`multi30k` with another model, and what recurrences are trained with."""
+    """Return `multi30k` with another model, trained by Adam with clipped gradients."""
     return dataclasses.replace(
         MULTI30K["multi30k"],
         name=f"multi30k-{name}",

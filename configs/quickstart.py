@@ -1,9 +1,9 @@
-"""A LLaMA-style language model of the text that every Python carries, in minutes on two cores.
+"""A Llama-style language model of Python's own library, trained in minutes on two cores.
 
     python -m train fit quickstart
 
-The interpreter's own help topics and the source of its library, about 10 MB; one file in ten is
-held out whole. Pre-norm, RMSNorm, SwiGLU, rotary positions, grouped-query attention, no biases.
+The data are the interpreter's help topics and the source of its library, about 10 MB, with one file
+in ten held out. Pre-norm, RMSNorm, SwiGLU, rotary positions, grouped-query attention, no biases.
 """
 
 from train.data.config import TextDataConfig, TokenizerConfig
@@ -42,7 +42,7 @@ EXPERIMENTS = {
             sequence_length=128,
             tokenizer=TokenizerConfig("bpe", vocab_size=2048),
         ),
-        # Three iterations after `aol` learn as much as five after the norm, in an eighth less time.
+        # 3 iterations with `aol` learn as much as 5 with the norm, in an eighth less time.
         optimizer=Muon(beta2=0.95, weight_decay=0.05, ns_steps=3, preconditioning="aol"),
         schedule=ScheduleConfig(
             "warmup_stable_decay",

@@ -1,4 +1,4 @@
-"""Tiny Shakespeare, by characters, for one accelerator.
+"""Tiny Shakespeare at character level, for one accelerator.
 
     python -m train fit shakespeare_char --data.path input.txt
 

@@ -1,4 +1,4 @@
-"""Tiny Shakespeare, by characters, small enough for a CPU.
+"""Tiny Shakespeare at character level, small enough for a CPU.
 
     python -m train fit shakespeare_char_cpu --data.path input.txt
 

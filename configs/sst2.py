@@ -1,4 +1,4 @@
-"""SST-2 (Socher et al. 2013): whether a sentence of a film review is kind.
+"""SST-2 (Socher et al. 2013): the sentiment of a sentence of a film review.
 
     python -m train fit sst2 --data.path sst2/train.tsv \
         --data.validation-path sst2/dev.tsv --data.test-path sst2/test.tsv

@@ -1,10 +1,10 @@
-"""TREC (Li and Roth 2002): which of six kinds of answer a question asks for.
+"""TREC (Li and Roth 2002): the type of answer (of six) that a question asks for.
 
     python -m train fit trec --data.path trec/TREC.train.all --data.test-path trec/TREC.test.all
     python -m train evaluate runs/trec --split test
 
-5,452 questions to learn from, 500 to be tested on. A small encoder over words, from nothing;
-`trec:bag` is the least that could work: embed, MLP, mean, logistic regression.
+5,452 questions to learn from, 500 to be tested on. A small word-level encoder,
+trained from scratch; `trec:bag` is a baseline: embedding, MLP, mean, logistic regression.
 """
 
 import dataclasses

@@ -1,11 +1,11 @@
-"""Universal Dependencies, English Web Treebank (Silveira et al. 2014): a part of speech a word.
+"""Universal Dependencies, English Web Treebank (Silveira et al. 2014): part-of-speech tagging.
 
     python -m train fit ud_ewt --data.path ud_ewt/en_ewt-ud-train.conllu \
         --data.validation-path ud_ewt/en_ewt-ud-dev.conllu \
         --data.test-path ud_ewt/en_ewt-ud-test.conllu
     python -m train evaluate runs/ud_ewt --split test
 
-12,544 sentences, 204,577 words, 17 tags. A small encoder over subwords, from nothing.
+12,544 sentences, 204,577 words, 17 tags. A small subword encoder, trained from scratch.
 """
 
 from train.data.config import TokenizerConfig

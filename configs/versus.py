@@ -1,4 +1,4 @@
-"""Recipes against each other: equal parameters, data and steps, another decade's transformer.
+"""Comparison of transformer recipes with equal parameters, data and steps.
 
     python -m train fit versus:transformer
     python -m train fit versus:transformer_plus_plus
@@ -12,8 +12,8 @@
 
 Primer (So et al. 2021) also has a convolution after each head's query, key and value.
 
-All are decoder-only language models of the text that every Python carries. Their numbers of
-parameters are within 1% of each other.
+All are decoder-only language models of the text of Python's standard library. Their parameter
+counts are within 1% of each other.
 """
 
 import dataclasses
@@ -110,7 +110,7 @@ _COMMON = Experiment(
 
 
 def comparison_experiment(name: str, model: TransformerConfig) -> Experiment:
-    """The same data, optimizer and steps for every model."""
+    """Return the experiment of a model, with the common data, optimizer and steps."""
     return dataclasses.replace(_COMMON, name=f"versus-{name}", model=model)
 
 

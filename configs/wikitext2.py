@@ -1,10 +1,10 @@
-"""WikiText-2 (Merity et al. 2017) by words: 33,278 of them, <unk> and <eos> among them.
+"""WikiText-2 (Merity et al. 2017) at word level: 33,278 words, including <unk> and <eos>.
 
     python -m train fit wikitext2 --data.path wikitext-2/train.txt \
         --data.validation-path wikitext-2/valid.txt --data.test-path wikitext-2/test.txt
     python -m train evaluate runs/wikitext2 --split test
 
-A small LLaMA-style model that two cores can train; most of its work is the vocabulary.
+A small Llama-style model for two cores. Most of its compute is the output projection.
 """
 
 from train.data.config import TextDataConfig, TokenizerConfig

@@ -38,7 +38,7 @@ class PreviousRun(NamedTuple):
     tokenizer: Tokenizer
     labels: Labels
     auto_choices: dict[str, str]
-    """What each `auto` setting was. Empty if the run began on another kind of hardware."""
+    """Resolved `auto` settings. Empty if the run began on another kind of hardware."""
 
 
 def read_previous_run(folder: RunFolder, hardware: Hardware) -> PreviousRun | None:

@@ -92,14 +92,14 @@ BUGS = (
         "transformer/attention/cache.py",
         "start = jnp.broadcast_to(positions[:, 0], len(keys))",
         "start = jnp.broadcast_to(positions[:, 0] + 1, len(keys))",
-        "train/data/test_cache.py train/estimate/test_decoding.py",
+        "transformer/attention/test_cache.py transformer/generation/test_generate.py",
     ),
     Bug(
         "a rolling cache that keeps one token more than it has slots",
         "transformer/attention/cache.py",
         "recent = positions > jnp.max",
         "recent = positions >= jnp.max",
-        "transformer/attention/variants/test_sliding_window.py train/data/test_cache.py",
+        "transformer/attention/variants/test_sliding_window.py transformer/attention/test_cache.py",
     ),
     Bug(
         "merged attention that forgets the maximum it subtracted",

@@ -17,7 +17,8 @@ PAGES = [
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
 ]
 PARTS = (
-    "model|data|task|optimizer|schedule|evaluation|checkpoint|sample|recovery|mesh|ema|early_stopping"
+    "model|data|task|optimizer|schedule|evaluation|checkpoint|sample|"
+    "recovery|mesh|ema|early_stopping"
 )
 NOT_SETTINGS = {"recovery.json"}
 

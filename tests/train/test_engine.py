@@ -31,7 +31,7 @@ class Curve(NamedTuple):
     evaluation: tuple[float, float]
 
 
-def an_experiment(folder: Path, **changes: Any) -> Experiment:
+def make_experiment(folder: Path, **changes: Any) -> Experiment:
     experiment = tiny(folder, **changes)
     model = dataclasses.replace(experiment.model, vocab_size=VOCAB)
     return dataclasses.replace(experiment, model=model)
@@ -64,13 +64,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def start(folder: Path) -> TrainState:
-    return on_one_device(an_experiment(folder)).init()
+    return on_one_device(make_experiment(folder)).init()
 
 
 @pytest.fixture(scope="module")
 def expected(folder: Path, start: TrainState) -> Curve:
     """One device, the whole batch at once."""
-    return trained(on_one_device(an_experiment(folder)), start)
+    return trained(on_one_device(make_experiment(folder)), start)
 
 
 def assert_same_curve(found: Curve, expected: Curve) -> None:
@@ -82,7 +82,7 @@ def assert_same_curve(found: Curve, expected: Curve) -> None:
 
 
 @pytest.mark.full
-def test_the_first_loss_is_that_of_chance(expected: Curve) -> None:
+def test_first_loss_is_log_vocab_size(expected: Curve) -> None:
     assert expected.metrics[0]["loss"] == pytest.approx(np.log(VOCAB), abs=0.1)
     named = {"loss", "grad_norm", "param_norm", "learning_rate", "skipped", *DETECTOR_METRICS}
     assert set(expected.metrics[0]) == named
@@ -91,11 +91,11 @@ def test_the_first_loss_is_that_of_chance(expected: Curve) -> None:
 @pytest.mark.slow
 @pytest.mark.sampled("2")
 @pytest.mark.parametrize("grad_accum_steps", [2, 8])
-def test_accumulation_is_the_big_batch(
+def test_accumulation_equals_full_batch(
     folder: Path, start: TrainState, expected: Curve, grad_accum_steps: int
 ) -> None:
     """With dropout, and microbatches in which nothing counts."""
-    experiment = an_experiment(folder, grad_accum_steps=grad_accum_steps)
+    experiment = make_experiment(folder, grad_accum_steps=grad_accum_steps)
     assert_same_curve(trained(on_one_device(experiment), start), expected)
 
 
@@ -111,26 +111,26 @@ def test_accumulation_is_the_big_batch(
     ],
     ids=str,
 )
-def test_a_mesh_is_one_device(
+def test_mesh_equals_one_device(
     folder: Path, start: TrainState, expected: Curve, mesh: MeshConfig, grad_accum_steps: int
 ) -> None:
     engine = make_engine(
-        an_experiment(folder, mesh=mesh, grad_accum_steps=grad_accum_steps), Hardware(count=8)
+        make_experiment(folder, mesh=mesh, grad_accum_steps=grad_accum_steps), Hardware(count=8)
     )
     assert_same_curve(trained(engine, start), expected)
 
 
 @pytest.mark.slow
-def test_pmap_is_one_device(folder: Path, start: TrainState, expected: Curve) -> None:
-    engine = make_engine(an_experiment(folder, compile="pmap"), Hardware(count=8))
+def test_pmap_equals_one_device(folder: Path, start: TrainState, expected: Curve) -> None:
+    engine = make_engine(make_experiment(folder, compile="pmap"), Hardware(count=8))
     assert isinstance(engine, PmapEngine)
     assert_same_curve(trained(engine, start), expected)
 
 
 @pytest.mark.full
-def test_pmap_accumulates(folder: Path) -> None:
+def test_pmap_with_gradient_accumulation(folder: Path) -> None:
     """Each of eight devices takes two microbatches of one."""
-    experiment = an_experiment(folder, batch_size=16)
+    experiment = make_experiment(folder, batch_size=16)
     mapped = dataclasses.replace(experiment, compile="pmap", grad_accum_steps=2)
     found = []
     for engine in (on_one_device(experiment), make_engine(mapped, Hardware(count=8))):
@@ -141,10 +141,10 @@ def test_pmap_accumulates(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_state_is_consumed_and_keeps_its_layout(folder: Path, start: TrainState) -> None:
+def test_state_is_donated_and_keeps_its_sharding(folder: Path, start: TrainState) -> None:
     """And is born the same on any mesh, to the last bit."""
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
-    engine = make_engine(an_experiment(folder, mesh=mesh, grad_accum_steps=2), Hardware(count=8))
+    engine = make_engine(make_experiment(folder, mesh=mesh, grad_accum_steps=2), Hardware(count=8))
     state = engine.init()
     assert_same_bits(state, start)
     assert jax.tree.map(_kind, state) == jax.tree.map(_kind, engine.abstract_state())
@@ -157,9 +157,21 @@ def _kind(leaf: Any) -> str:
     return f"{leaf.dtype}{leaf.shape} {leaf.sharding}"
 
 
+def test_step_and_evaluation_compile_once(folder: Path) -> None:
+    """Programs are traced once, whatever the step: a state keeps its shapes and shardings."""
+    engine = on_one_device(make_experiment(folder))
+    assert isinstance(engine, JitEngine)
+    state, rows = engine.init(), engine.put_batch(random_rows(8, VOCAB))
+    for _ in range(3):
+        state, _ = engine.step(state, rows)
+        engine.evaluate(state.params, rows)
+    compiled: Any = (engine._step, engine._evaluate)
+    assert [program._cache_size() for program in compiled] == [1, 1]
+
+
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
-def test_moments_are_float32_when_parameters_are_not(folder: Path, optimizer: Any) -> None:
-    experiment = an_experiment(folder)
+def test_moments_are_float32_with_16_bit_parameters(folder: Path, optimizer: Any) -> None:
+    experiment = make_experiment(folder)
     experiment = dataclasses.replace(
         experiment,
         model=dataclasses.replace(experiment.model, precision=Precision.parse("pure_bfloat16")),
@@ -181,9 +193,9 @@ def test_moments_are_float32_when_parameters_are_not(folder: Path, optimizer: An
 
 
 @pytest.mark.slow
-def test_float16_trains_with_a_loss_scale(folder: Path) -> None:
+def test_float16_trains_with_loss_scale(folder: Path) -> None:
     """The first scale is too large for float16: it is halved until the gradients are finite."""
-    experiment = an_experiment(folder, loss_scale=LossScaleConfig(2.0**24, growth_interval=3))
+    experiment = make_experiment(folder, loss_scale=LossScaleConfig(2.0**24, growth_interval=3))
     model = dataclasses.replace(experiment.model, precision=Precision.parse("float16"))
     engine = on_one_device(dataclasses.replace(experiment, model=model))
     state, rows = engine.init(), engine.put_batch(random_rows(8, VOCAB))
@@ -207,19 +219,21 @@ def test_float16_trains_with_a_loss_scale(folder: Path) -> None:
         ({"mesh": MeshConfig(data=3)}, "mesh data 3 x fsdp 1 x tensor 1: does not divide 8"),
     ],
 )
-def test_batches_and_meshes_that_do_not_divide(folder: Path, changes: Any, message: str) -> None:
-    experiment = an_experiment(folder, **changes)
+def test_indivisible_batches_and_meshes_are_errors(
+    folder: Path, changes: Any, message: str
+) -> None:
+    experiment = make_experiment(folder, **changes)
     with pytest.raises(UsageError, match=message):
         check_batch_divides(make_engine(experiment, Hardware(count=8)).mesh, experiment)
 
 
-def test_pmap_cannot_cut_the_model(folder: Path) -> None:
+def test_pmap_rejects_model_parallel_meshes(folder: Path) -> None:
     with pytest.raises(UsageError, match="compile pmap: replicates the whole model"):
-        an_experiment(folder, compile="pmap", mesh=MeshConfig(data=4, fsdp=2))
+        make_experiment(folder, compile="pmap", mesh=MeshConfig(data=4, fsdp=2))
 
 
 @pytest.mark.slow
-def test_another_seed_is_another_start(folder: Path, start: TrainState) -> None:
-    other = on_one_device(an_experiment(folder, seed=1)).init()
+def test_seed_changes_initial_state(folder: Path, start: TrainState) -> None:
+    other = on_one_device(make_experiment(folder, seed=1)).init()
     assert not np.array_equal(start.params["embedding"], other.params["embedding"])
     assert not np.array_equal(jax.random.key_data(start.key), jax.random.key_data(other.key))

@@ -8,7 +8,7 @@ from train.runtime.signals import PreemptedError
 
 
 @pytest.mark.parametrize("kind", [UserError, UsageError, PreemptedError])
-def test_a_notebook_shows_one_line(kind: type[Exception]) -> None:
+def test_notebook_shows_one_line(kind: type[Exception]) -> None:
     """IPython asks the error for what it shows in place of a traceback."""
     shell = pytest.importorskip("IPython.core.interactiveshell")
     error = kind("data.path x: does not exist; give another")
@@ -26,7 +26,7 @@ def test_a_notebook_shows_one_line(kind: type[Exception]) -> None:
 
 
 @pytest.mark.slow
-def test_a_platform_that_is_not_here_is_told_in_one_line() -> None:
+def test_missing_platform_is_one_line() -> None:
     program = "from train.runtime.hardware import local_hardware; local_hardware()"
     ran = subprocess.run(
         [sys.executable, "-c", program],

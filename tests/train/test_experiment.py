@@ -21,7 +21,7 @@ def replaced_model(experiment: Experiment, **changes: Any) -> dict[str, Any]:
     return {"model": dataclasses.replace(experiment.model, **changes)}
 
 
-def test_a_task_has_its_own_kind_of_data(tmp_path: Path) -> None:
+def test_task_accepts_its_own_data_only(tmp_path: Path) -> None:
     for task in (Classification(), Tagging(), Translation()):
         name = type(task).__name__
         with pytest.raises(UsageError, match=f"task {name}: learns from .*, not a TextDataConfig"):
@@ -33,7 +33,7 @@ def test_a_task_has_its_own_kind_of_data(tmp_path: Path) -> None:
         tiny(tmp_path, data=BitextDataConfig())
 
 
-def test_translation_has_an_encoder_and_no_other_task_has(tmp_path: Path) -> None:
+def test_only_translation_has_an_encoder(tmp_path: Path) -> None:
     translator = tiny_translator(tmp_path)
     with pytest.raises(UsageError, match=r"model\.encoder: .* Translation; give an EncoderConfig"):
         dataclasses.replace(translator, **replaced_model(translator, encoder=None))
@@ -42,7 +42,7 @@ def test_translation_has_an_encoder_and_no_other_task_has(tmp_path: Path) -> Non
         tiny(tmp_path, **replaced_model(experiment, encoder=EncoderConfig()))
 
 
-def test_who_may_not_be_causal(tmp_path: Path) -> None:
+def test_tasks_that_reject_causal_models(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"model\.causal: .* reads both sides of a token"):
         tiny(tmp_path, task=MaskedLanguageModeling())
     classifier = tiny_classifier(tmp_path)
@@ -53,12 +53,12 @@ def test_who_may_not_be_causal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", [{"stride": 3}, {"compression_baselines": True}])
-def test_what_is_for_text_alone(tmp_path: Path, setting: dict[str, Any]) -> None:
+def test_text_only_settings(tmp_path: Path, setting: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"evaluation.{next(iter(setting))}: is for text alone"):
         tiny_classifier(tmp_path, evaluation=EvaluationConfig(every=0, **setting))
 
 
-def test_lengths_go_by_the_data_whatever_they_are(tmp_path: Path) -> None:
+def test_lengths_follow_the_data(tmp_path: Path) -> None:
     classifier, translator = tiny_classifier(tmp_path), tiny_translator(tmp_path)
     data: Any = classifier.data
     longer = dataclasses.replace(data, max_length=17)
@@ -77,7 +77,7 @@ def in_tokens(translator: Experiment, most: int) -> BitextDataConfig:
     return dataclasses.replace(data, batch_tokens=most)
 
 
-def test_batch_size_counts_examples_whatever_the_task(tmp_path: Path) -> None:
+def test_batch_size_counts_examples(tmp_path: Path) -> None:
     translator = tiny_translator(tmp_path)
     rows, many = in_tokens(translator, 0), in_tokens(translator, 1600)
     assert max_batch_shape(translator) == (
@@ -98,7 +98,7 @@ def test_batch_size_counts_examples_whatever_the_task(tmp_path: Path) -> None:
         tiny_classifier(tmp_path, batch_size=0)
 
 
-def test_microbatches_divide_the_rows_of_a_batch(tmp_path: Path) -> None:
+def test_microbatches_must_divide_the_batch(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="grad_accum_steps 3: does not divide batch_size 8"):
         tiny_classifier(tmp_path, grad_accum_steps=3)
     with pytest.raises(
@@ -135,19 +135,19 @@ def test_microbatches_divide_the_rows_of_a_batch(tmp_path: Path) -> None:
         (lambda: Translation(length_penalty=-1.0), r"task\.length_penalty -1\.0: give 0 or more"),
     ],
 )
-def test_settings_of_tasks(make: Any, message: str) -> None:
+def test_invalid_task_settings(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 2**63])
-def test_seeds_that_jax_cannot_begin_from(tmp_path: Path, seed: int) -> None:
+def test_invalid_seeds(tmp_path: Path, seed: int) -> None:
     with pytest.raises(UsageError, match=f"seed {seed}: give one from 0 to"):
         tiny(tmp_path, seed=seed)
     assert tiny(tmp_path, seed=2**32 - 1).seed == 2**32 - 1
 
 
-def test_a_run_is_looked_at_without_what_training_offloads(tmp_path: Path) -> None:
+def test_loading_turns_offloading_off(tmp_path: Path) -> None:
     """A CPU could not offload, and nothing is differentiated: other ways to remember stay."""
     for remat, expected in (("offload", "none"), ("dots", "dots")):
         asked = tiny(tmp_path, **replaced_model(tiny(tmp_path), remat=remat))

@@ -52,7 +52,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 @pytest.mark.slow
-def test_the_folder(finished: Finished) -> None:
+def test_run_folder_contents(finished: Finished) -> None:
     assert sorted(entry.name for entry in finished.workdir.iterdir()) == [
         "checkpoints",
         "config.json",
@@ -70,7 +70,7 @@ def test_the_folder(finished: Finished) -> None:
     assert boards == {"train", "validation"}
 
 
-def test_the_resolved_experiment_is_saved(finished: Finished) -> None:
+def test_resolved_experiment_is_saved(finished: Finished) -> None:
     """With the size of the vocabulary, and what auto chose."""
     resolved = finished.run.experiment
     tokenizer = Tokenizer.load(finished.workdir / "tokenizer.json")
@@ -91,7 +91,7 @@ def test_the_resolved_experiment_is_saved(finished: Finished) -> None:
     assert plain["chosen"]["model.layer_loop"] == "unroll"
 
 
-def test_the_metrics(finished: Finished) -> None:
+def test_metrics_log(finished: Finished) -> None:
     lines = lines_of(finished.workdir / "metrics.jsonl")
     training = [line for line in lines if line["split"] == "train"]
     assert [line["step"] for line in training] == list(range(1, STEPS + 1))
@@ -111,7 +111,7 @@ def test_the_metrics(finished: Finished) -> None:
         assert line["perplexity"] == pytest.approx(math.exp(line["loss"]))
 
 
-def test_the_loss_goes_down(finished: Finished) -> None:
+def test_loss_decreases(finished: Finished) -> None:
     curve = losses(finished.workdir)
     vocabulary = finished.run.experiment.model.vocab_size
     assert curve[1] == pytest.approx(math.log(vocabulary), abs=0.1)
@@ -121,7 +121,7 @@ def test_the_loss_goes_down(finished: Finished) -> None:
     assert held_out[-1] < held_out[0]
 
 
-def test_the_logbook(finished: Finished) -> None:
+def test_event_log(finished: Finished) -> None:
     started, ended = lines_of(finished.workdir / "logbook.jsonl")
     assert (started["event"], started["step"]) == ("started", 0)
     assert started["mesh"] == {"data": 1, "fsdp": 1, "expert": 1, "context": 1, "tensor": 1}
@@ -131,7 +131,7 @@ def test_the_logbook(finished: Finished) -> None:
     assert {name: ended[name] for name in finished.run.metrics} == finished.run.metrics
 
 
-def test_where_the_time_went(finished: Finished) -> None:
+def test_goodput_accounts_for_all_time(finished: Finished) -> None:
     found = compute_goodput(read_time_records(finished.workdir / "time.jsonl"))
     assert found.lives == 1
     spent = {what for what, seconds in found.seconds.items() if seconds}
@@ -139,19 +139,19 @@ def test_where_the_time_went(finished: Finished) -> None:
     assert "made steps; start" in finished.shown
 
 
-def test_the_checkpoints(finished: Finished) -> None:
+def test_checkpoints_kept(finished: Finished) -> None:
     """The newest, and those that are kept for good."""
     with CheckpointManager(finished.workdir / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.steps() == [8, 12]
 
 
-def test_the_samples(finished: Finished) -> None:
+def test_samples_are_logged(finished: Finished) -> None:
     text = (finished.workdir / "samples.txt").read_text()
     assert text.startswith("--- step 6\n")
     assert "\n--- step 12\n" in text
 
 
-def test_what_is_shown(finished: Finished) -> None:
+def test_printed_output(finished: Finished) -> None:
     count = sum(leaf.size for leaf in jax.tree.leaves(finished.run.params))
     assert f"tiny starts: {count:,} parameters" in finished.shown
     loss = finished.run.metrics["loss"]
@@ -160,7 +160,7 @@ def test_what_is_shown(finished: Finished) -> None:
     assert "step 12 writes: " in finished.shown
 
 
-def test_the_run_that_is_returned(finished: Finished) -> None:
+def test_returned_run(finished: Finished) -> None:
     run = finished.run
     assert run.step == STEPS
     assert str(run.folder.path) == str(finished.workdir)
@@ -172,7 +172,7 @@ def test_the_run_that_is_returned(finished: Finished) -> None:
     assert logits.shape == (1, 7, 32)
 
 
-def test_a_run_is_loaded_as_it_was(finished: Finished) -> None:
+def test_load_equals_returned_run(finished: Finished) -> None:
     run = train.load(str(finished.workdir))
     assert run.step == STEPS
     assert run.tokenizer.digest == finished.run.tokenizer.digest
@@ -183,7 +183,7 @@ def test_a_run_is_loaded_as_it_was(finished: Finished) -> None:
     assert found == pytest.approx({name: last[name] for name in found}, rel=1e-6)
 
 
-def test_a_run_is_loaded_from_an_older_checkpoint(finished: Finished) -> None:
+def test_load_older_step(finished: Finished) -> None:
     older = train.load(str(finished.workdir), step=8)
     assert older.step == 8
     assert not np.array_equal(older.params["embedding"], finished.run.params["embedding"])
@@ -196,7 +196,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(each.relative_to(folder)): each.read_bytes() for each in files}
 
 
-def test_a_finished_run_is_left_as_it_is(finished: Finished) -> None:
+def test_finished_run_is_not_changed(finished: Finished) -> None:
     before = contents(finished.workdir)
     with contextlib.redirect_stderr(io.StringIO()) as shown:
         run = train.fit(finished.experiment, str(finished.workdir))
@@ -207,7 +207,7 @@ def test_a_finished_run_is_left_as_it_is(finished: Finished) -> None:
     assert contents(finished.workdir) == before
 
 
-def test_fewer_steps_than_are_done(finished: Finished) -> None:
+def test_fewer_steps_than_done_is_an_error(finished: Finished) -> None:
     before = contents(finished.workdir)
     fewer = dataclasses.replace(finished.experiment, steps=5)
     with pytest.raises(UserError, match="is at step 12 already; give --steps 12 or more"):
@@ -215,12 +215,12 @@ def test_fewer_steps_than_are_done(finished: Finished) -> None:
     assert contents(finished.workdir) == before
 
 
-def test_what_happens_every_so_many_steps() -> None:
+def test_is_due() -> None:
     assert [step for step in range(1, 13) if is_due(step, 5)] == [5, 10]
     assert not any(is_due(step, 0) for step in range(1, 13))
 
 
-def test_the_public_names() -> None:
+def test_public_names() -> None:
     assert set(train.__all__) == {"Experiment", "Run", "fit", "load"}
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = train.nothing

@@ -169,7 +169,9 @@ def test_what_no_memory_holds_is_refused_before_it_is_built(
     put(plain, "model.vocab_size", 32)
     experiment = experiment_from_dict(plain, "an experiment")
     engine = make_engine(experiment, Hardware(count=jax.device_count()))
-    with pytest.raises(UserError, match=rf"^memory: {what} would take .*, and the machine has 8.*iB; "):
+    with pytest.raises(
+        UserError, match=rf"^memory: {what} would take .*, and the machine has 8.*iB; "
+    ):
         oom.check_minimum_memory(engine, experiment)
     fits = tiny(tmp_path)
     fits = dataclasses.replace(fits, model=dataclasses.replace(fits.model, vocab_size=32))

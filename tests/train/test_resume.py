@@ -40,7 +40,7 @@ class CrashError(Exception):
     """Something that nobody foresaw."""
 
 
-def an_experiment(folder: Path, **changes: Any) -> Experiment:
+def make_experiment(folder: Path, **changes: Any) -> Experiment:
     """With a rate that changes at each step, so that a wrong number would show."""
     settings = {
         "steps": STEPS,
@@ -100,7 +100,7 @@ class Unbroken(NamedTuple):
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
     folder = tmp_path_factory.mktemp("resume")
     workdir = folder / "unbroken"
-    fit(an_experiment(folder), workdir)
+    fit(make_experiment(folder), workdir)
     return Unbroken(folder, workdir, losses(workdir))
 
 
@@ -118,7 +118,7 @@ def stopped(unbroken: Unbroken) -> Path:
 
         patch.setattr(Reporter, "log_training", stop_at_5)
         with pytest.raises(PreemptedError, match="stopped by SIGTERM at step 5, checkpoint saved"):
-            fit(an_experiment(unbroken.folder), workdir)
+            fit(make_experiment(unbroken.folder), workdir)
     return workdir
 
 
@@ -128,7 +128,7 @@ def copy(stopped: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_told_to_stop_saves_where_it_is(stopped: Path) -> None:
+def test_preempted_run_saves_a_checkpoint(stopped: Path) -> None:
     assert sorted(losses(stopped)) == [1, 2, 3, 4, 5]
     with CheckpointManager(stopped / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.steps() == [4, 5]
@@ -140,12 +140,12 @@ def test_a_run_that_is_told_to_stop_saves_where_it_is(stopped: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_broken_run_is_an_unbroken_one(
+def test_resumed_run_equals_uninterrupted_run(
     unbroken: Unbroken, copy: Path, tmp_path: Path, on_step: Callable[[OnStep], None]
 ) -> None:
     """Stopped, crashed, stopped again, its text moved: to the last bit, with dropout on."""
     text = shutil.move(shutil.copy(unbroken.folder / "text.txt", tmp_path), tmp_path / "text.txt")
-    moved = an_experiment(unbroken.folder)
+    moved = make_experiment(unbroken.folder)
     data = dataclasses.replace(moved.text_data, path=str(text), cache_dir=str(tmp_path / "cache"))
     moved = dataclasses.replace(moved, data=data, name="moved")
     on_step(crash(at=7))
@@ -193,7 +193,7 @@ def test_a_broken_run_is_an_unbroken_one(
     ],
     ids=["accumulated on a mesh", "pmap"],
 )
-def test_so_is_one_that_is_cut_otherwise(
+def test_resume_with_other_batch_splits(
     unbroken: Unbroken,
     tmp_path: Path,
     on_step: Callable[[OnStep], None],
@@ -202,7 +202,7 @@ def test_so_is_one_that_is_cut_otherwise(
     changes: dict[str, Any],
 ) -> None:
     count_devices(devices)
-    experiment = an_experiment(unbroken.folder, **changes)
+    experiment = make_experiment(unbroken.folder, **changes)
     fit(experiment, tmp_path / "whole")
     on_step(kill(signal.SIGTERM, at=5))
     with pytest.raises(PreemptedError):
@@ -225,7 +225,7 @@ def test_so_is_one_that_is_cut_otherwise(
     ],
     ids=["mesh", "pmap", "grad_accum_steps"],
 )
-def test_a_run_goes_on_elsewhere(
+def test_resume_on_other_devices(
     unbroken: Unbroken,
     copy: Path,
     count_devices: Callable[[int], None],
@@ -234,7 +234,7 @@ def test_a_run_goes_on_elsewhere(
 ) -> None:
     """On more devices, compiled or cut otherwise."""
     count_devices(devices)
-    fit(an_experiment(unbroken.folder, **changes), copy)
+    fit(make_experiment(unbroken.folder, **changes), copy)
     found = losses(copy)
     assert found.keys() == unbroken.losses.keys()
     assert found == pytest.approx(unbroken.losses, abs=1e-5)
@@ -243,10 +243,10 @@ def test_a_run_goes_on_elsewhere(
 
 
 @pytest.mark.full
-def test_more_steps_can_be_asked_for(unbroken: Unbroken, tmp_path: Path) -> None:
+def test_resume_with_more_steps(unbroken: Unbroken, tmp_path: Path) -> None:
     """What was done stays as it is."""
     workdir = Path(shutil.copytree(unbroken.workdir, tmp_path / "longer"))
-    run = fit(an_experiment(unbroken.folder, steps=STEPS + 2), workdir)
+    run = fit(make_experiment(unbroken.folder, steps=STEPS + 2), workdir)
     assert run.step == STEPS + 2
     found = losses(workdir)
     assert sorted(found) == list(range(1, STEPS + 3))
@@ -292,7 +292,7 @@ def with_bytes(experiment: Experiment) -> Experiment:
     ],
     ids=["batch_size", "seed", "model", "several", "tokenizer", "optimizer"],
 )
-def test_a_run_is_not_resumed_with_other_settings(
+def test_other_settings_are_refused(
     unbroken: Unbroken,
     stopped: Path,
     change: Callable[[Experiment], Experiment],
@@ -300,16 +300,14 @@ def test_a_run_is_not_resumed_with_other_settings(
 ) -> None:
     before = contents(stopped)
     with pytest.raises(UserError, match=r"was trained with") as caught:
-        fit(change(an_experiment(unbroken.folder)), stopped)
+        fit(change(make_experiment(unbroken.folder)), stopped)
     assert message in str(caught.value)
     assert "give another --workdir, or the settings of its config.txt" in str(caught.value)
     assert contents(stopped) == before
 
 
-def test_a_run_is_not_resumed_with_another_text(
-    unbroken: Unbroken, stopped: Path, tmp_path: Path
-) -> None:
-    experiment = an_experiment(unbroken.folder)
+def test_other_text_is_refused(unbroken: Unbroken, stopped: Path, tmp_path: Path) -> None:
+    experiment = make_experiment(unbroken.folder)
     other = write_text(tmp_path / "other.txt", seed=1)
     data = dataclasses.replace(experiment.text_data, path=str(other))
     before = contents(stopped)
@@ -329,17 +327,17 @@ def one_step(experiment: Experiment, state: TrainState) -> TrainState:
 
 
 @pytest.mark.full
-def test_settings_of_the_optimizer_are_those_asked_for(unbroken: Unbroken, copy: Path) -> None:
+def test_new_optimizer_settings_take_effect(unbroken: Unbroken, copy: Path) -> None:
     """And not what they were when the checkpoint was saved."""
     settings = {
         "optimizer": AdamW(beta1=0.5, beta2=0.7, weight_decay=0.3, max_grad_norm=0.2),
         "schedule": ScheduleConfig("linear", learning_rate=2e-2, warmup_steps=2),
         "steps": 6,
     }
-    asked, before = an_experiment(unbroken.folder, **settings), state_at(copy, 5)
+    asked, before = make_experiment(unbroken.folder, **settings), state_at(copy, 5)
     fit(asked, copy)
     assert_same_bits(state_at(copy, 6), one_step(asked, before))
-    old = an_experiment(unbroken.folder, **{**settings, "optimizer": AdamW()})
+    old = make_experiment(unbroken.folder, **{**settings, "optimizer": AdamW()})
     moments = one_step(old, state_at(copy, 5)).optimizer
     assert not np.array_equal(
         jax.tree.leaves(moments)[1], jax.tree.leaves(state_at(copy, 6).optimizer)[1]
@@ -358,9 +356,9 @@ def damage(checkpoint: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_passed_over(unbroken: Unbroken, copy: Path) -> None:
+def test_damaged_checkpoint_is_skipped(unbroken: Unbroken, copy: Path) -> None:
     damage(copy / "checkpoints" / "5")
-    fit(an_experiment(unbroken.folder), copy)
+    fit(make_experiment(unbroken.folder), copy)
     assert losses(copy) == unbroken.losses
     assert_same_bits(state_at(copy, STEPS), state_at(unbroken.workdir, STEPS))
     events = lines_of(copy / "logbook.jsonl")[2:4]
@@ -372,9 +370,7 @@ def test_a_damaged_checkpoint_is_passed_over(unbroken: Unbroken, copy: Path) -> 
     assert (copy / "checkpoints" / "damaged-5" / "manifest.json").exists()
 
 
-def test_a_run_is_read_from_the_newest_that_is_whole(
-    copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_load_reads_newest_valid_checkpoint(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damage(copy / "checkpoints" / "5")
     before = contents(copy)
     assert train.load(str(copy)).step == 4
@@ -385,24 +381,22 @@ def test_a_run_is_read_from_the_newest_that_is_whole(
 
 
 @pytest.mark.parametrize("how", ["damaged", "without manifests"])
-def test_a_run_never_begins_anew_for_want_of_a_whole_checkpoint(
-    unbroken: Unbroken, copy: Path, how: str
-) -> None:
+def test_run_without_valid_checkpoint_is_an_error(unbroken: Unbroken, copy: Path, how: str) -> None:
     for step in (4, 5):
         checkpoint = copy / "checkpoints" / str(step)
         damage(checkpoint) if how == "damaged" else (checkpoint / "manifest.json").unlink()
     before = contents(copy)
     for _ in range(2):
         with pytest.raises(UserError, match=r"none is as it was saved \(step 5: .+; step 4: .+\);"):
-            fit(an_experiment(unbroken.folder), copy)
+            fit(make_experiment(unbroken.folder), copy)
     assert contents(copy) == before
 
 
 @pytest.mark.slow
-def test_a_first_save_that_was_cut_off_is_none(unbroken: Unbroken, copy: Path) -> None:
+def test_incomplete_first_save_is_ignored(unbroken: Unbroken, copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints" / "4")
     (copy / "checkpoints" / "5" / "manifest.json").unlink()
-    fit(an_experiment(unbroken.folder), copy)
+    fit(make_experiment(unbroken.folder), copy)
     assert losses(copy) == unbroken.losses
     assert (copy / "checkpoints" / "damaged-5").exists()
 
@@ -410,16 +404,14 @@ def test_a_first_save_that_was_cut_off_is_none(unbroken: Unbroken, copy: Path) -
 @pytest.mark.slow
 @pytest.mark.sampled("tpu")
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_what_auto_chose_stays_on_hardware_of_a_kind(
-    unbroken: Unbroken, copy: Path, platform: str
-) -> None:
+def test_auto_choices_are_pinned(unbroken: Unbroken, copy: Path, platform: str) -> None:
     name, path = "model.layer_pattern.0.mixer.backend", copy / "config.json"
     saved = json.loads(path.read_text())
     assert saved["chosen"][name].startswith("reference")
     saved["chosen"][name] = "blockwise (the fastest then)"
     saved["hardware"]["platform"] = platform
     path.write_text(json.dumps(saved))
-    fit(an_experiment(unbroken.folder), copy)
+    fit(make_experiment(unbroken.folder), copy)
     resumed = lines_of(copy / "logbook.jsonl")[2]
     assert resumed["kept"] == ({name: "blockwise"} if platform == "cpu" else {})
     # Tile by tile, other attention weights are dropped.
@@ -427,7 +419,7 @@ def test_what_auto_chose_stays_on_hardware_of_a_kind(
 
 
 @pytest.mark.full
-def test_a_run_without_a_checkpoint_begins_anew_with_other_settings(
+def test_run_without_checkpoint_starts_with_new_settings(
     unbroken: Unbroken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What ran out of memory at once is tried again with less, in the same folder."""
@@ -439,7 +431,7 @@ def test_a_run_without_a_checkpoint_begins_anew_with_other_settings(
     with monkeypatch.context() as patch:
         patch.setattr(JitEngine, "step", exhausted)
         with pytest.raises(UserError, match=r"ran out asking for 123 bytes; .*lower batch_size"):
-            fit(an_experiment(unbroken.folder, batch_size=16), workdir)
-    fit(an_experiment(unbroken.folder), workdir)
+            fit(make_experiment(unbroken.folder, batch_size=16), workdir)
+    fit(make_experiment(unbroken.folder), workdir)
     assert losses(workdir) == unbroken.losses
     assert read_experiment(RunFolder.open_existing(workdir)).batch_size == 8

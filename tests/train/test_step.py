@@ -38,7 +38,7 @@ def without_dropout(params: Any, batch: Batch, keys: jax.Array | None) -> dict[s
     return squares(params, batch, None)
 
 
-def a_batch(seed: int = 0) -> Batch:
+def make_batch(seed: int = 0) -> Batch:
     """Weights are uneven: of the examples some have nearly none, and some none at all."""
     drawn = np.random.RandomState(seed)
     weights = drawn.rand(BATCH, LENGTH) * np.arange(BATCH)[:, None] % 5
@@ -58,13 +58,13 @@ STEP = TrainStep(
 )
 
 
-def a_state(optimizer: Any = STEP.optimizer, scale: LossScale | None = None) -> TrainState:
+def make_state(optimizer: Any = STEP.optimizer, scale: LossScale | None = None) -> TrainState:
     params = {"w": jnp.asarray(np.random.RandomState(1).randn(WIDTH), jnp.float32)}
     return state_of(params, optimizer, scale=scale)
 
 
-def test_one_step_by_hand() -> None:
-    state, batch = a_state(), a_batch()
+def test_one_step_matches_hand_computation() -> None:
+    state, batch = make_state(), make_batch()
     after, metrics = jax.jit(dataclasses.replace(STEP, loss_fn=without_dropout))(state, batch)
     x, y, weights = (np.asarray(batch[n], np.float64) for n in ("inputs", "targets", "weights"))
     w = np.asarray(state.params["w"], np.float64)
@@ -92,9 +92,9 @@ def with_a_penalty(params: Any, batch: Batch, keys: jax.Array | None) -> dict[st
 
 
 @pytest.mark.parametrize("grad_accum_steps", [1, 3])
-def test_losses_of_the_model_itself_are_added(grad_accum_steps: int) -> None:
+def test_auxiliary_losses_are_added(grad_accum_steps: int) -> None:
     """Whatever the weights of the targets: the gradient has the penalty's, which is w, on top."""
-    state, batch = a_state(), a_batch()
+    state, batch = make_state(), make_batch()
     plain = dataclasses.replace(STEP, loss_fn=without_dropout, grad_accum_steps=grad_accum_steps)
     penalised = dataclasses.replace(plain, loss_fn=with_a_penalty)
     without, expected = jax.jit(plain)(state, batch)
@@ -105,32 +105,32 @@ def test_losses_of_the_model_itself_are_added(grad_accum_steps: int) -> None:
     assert float(metrics["loss/penalty"]) == pytest.approx(0.5 * np.sum(w**2))
 
 
-def test_the_first_update_is_number_one() -> None:
-    step, state = jax.jit(STEP), a_state()
+def test_first_update_has_number_one() -> None:
+    step, state = jax.jit(STEP), make_state()
     for n in (1, 2, 3):
-        state, metrics = step(state, a_batch(n))
+        state, metrics = step(state, make_batch(n))
         assert float(metrics["learning_rate"]) == pytest.approx(0.1 / n)
     assert int(state.step) == 3
 
 
 @pytest.mark.parametrize("grad_accum_steps", [2, 3, 12])
-def test_accumulation_is_the_big_batch(grad_accum_steps: int) -> None:
+def test_accumulation_equals_full_batch(grad_accum_steps: int) -> None:
     """With dropout on, and with weights that no two microbatches share out alike."""
     optimizer = make_step_optimizer(AdamW(), {"w": LogicalAxes(inputs=("embed",), outputs=())})
     whole = dataclasses.replace(STEP, optimizer=optimizer, max_grad_norm=0.5)
     cut = dataclasses.replace(whole, grad_accum_steps=grad_accum_steps)
-    expected = found = a_state(optimizer)
+    expected = found = make_state(optimizer)
     steps = jax.jit(whole), jax.jit(cut)
     for n in range(4):
-        expected, wanted = steps[0](expected, a_batch(n))
-        found, metrics = steps[1](found, a_batch(n))
+        expected, wanted = steps[0](expected, make_batch(n))
+        found, metrics = steps[1](found, make_batch(n))
         assert_close(metrics, wanted, 1e-6)
         assert_close(found.params, expected.params, 1e-6)
 
 
-def test_masks_follow_from_the_run_the_step_and_the_example() -> None:
+def test_dropout_depends_on_run_step_and_example() -> None:
     """So they are the same however a batch is cut, and never the same twice."""
-    state = a_state()
+    state = make_state()
     numbers = jnp.arange(6, dtype=jnp.uint32)
     keys = example_rngs(state, {"examples": numbers})
     part = example_rngs(state, {"examples": numbers[2:4]})
@@ -142,8 +142,8 @@ def test_masks_follow_from_the_run_the_step_and_the_example() -> None:
     assert_same_bits(again, keys)
 
 
-def test_clipping_scales_all_gradients_down_to_the_limit() -> None:
-    state, batch = a_state(), a_batch()
+def test_gradient_clipping() -> None:
+    state, batch = make_state(), make_batch()
     step = dataclasses.replace(STEP, schedule=lambda n: jnp.float32(1))
     free, metrics = jax.jit(step)(state, batch)
     norm = float(metrics["grad_norm"])
@@ -157,15 +157,15 @@ def test_clipping_scales_all_gradients_down_to_the_limit() -> None:
     np.testing.assert_array_equal(moved[norm * 2], whole)
 
 
-def test_a_batch_in_which_nothing_counts_changes_nothing() -> None:
-    state, batch = a_state(), a_batch()
+def test_batch_without_weight_changes_nothing() -> None:
+    state, batch = make_state(), make_batch()
     batch["weights"] = jnp.zeros_like(batch["weights"])
     after, metrics = jax.jit(dataclasses.replace(STEP, max_grad_norm=1.0))(state, batch)
     assert_same_bits(after.params, state.params)
     assert float(metrics["loss"]) == float(metrics["grad_norm"]) == 0
 
 
-def test_a_mean_is_a_sum_over_its_weight() -> None:
+def test_weighted_mean() -> None:
     assert float(weighted_mean(Loss(jnp.float32(6), jnp.float32(4)))) == 1.5
     assert float(weighted_mean(Loss(jnp.float32(0), jnp.float32(0)))) == 0
 
@@ -176,20 +176,20 @@ def halved(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]
     return {"loss": Loss(jnp.sum(200 * y[:1]), jnp.float32(1))}
 
 
-def test_a_moving_average_follows_the_weights() -> None:
+def test_ema_follows_the_weights() -> None:
     """Its decay is 1/10, 2/11, 3/12, ... until that is more than the one asked for."""
     step = jax.jit(dataclasses.replace(STEP, ema_decay=0.2))
-    state = a_state()
+    state = make_state()
     state = state.replace(ema=jax.tree.map(jnp.copy, state.params))
     expected = np.asarray(state.params["w"], np.float64)
     for n, decay in enumerate([0.1, 2 / 11, 0.2, 0.2]):
-        state, _ = step(state, a_batch(n))
+        state, _ = step(state, make_batch(n))
         assert state.ema is not None
         expected = decay * expected + (1 - decay) * np.asarray(state.params["w"], np.float64)
         np.testing.assert_allclose(state.ema["w"], expected, rtol=1e-6)
 
 
-def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
+def test_overflow_skips_update_and_halves_scale() -> None:
     """The gradient is 200 times the scale: it is too large until the scale is 2^8."""
     scale = LossScaleConfig(init_scale=2.0**10, growth_interval=2)
     optimizer = apply_if_accepted(optax.scale_by_adam())
@@ -199,7 +199,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
         )
     )
     batch = {"weights": jnp.zeros((1, 1)), "examples": jnp.zeros(1, jnp.uint32)}
-    state = a_state(optimizer, LossScale.create(scale))
+    state = make_state(optimizer, LossScale.create(scale))
     start = jax.tree.map(jnp.copy, (state.params, state.optimizer))
     for n, expected in enumerate([2.0**9, 2.0**8], start=1):
         state, metrics = step(state, batch)
@@ -218,12 +218,12 @@ def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
     assert (float(state.loss_scale.scale), int(state.loss_scale.good_steps)) == (2.0**9, 0)
 
 
-def test_an_update_that_is_not_finite_is_skipped() -> None:
+def test_non_finite_update_is_skipped() -> None:
     """In float32 too: weights, moments and average stay; the numbers of step and batch go on."""
     optimizer = apply_if_accepted(optax.scale_by_adam())
     step = jax.jit(dataclasses.replace(STEP, optimizer=optimizer, ema_decay=0.5, max_grad_norm=1.0))
-    state, _ = step(a_state(optimizer).replace(ema={"w": jnp.ones(WIDTH)}), a_batch())
-    bad = a_batch(1)
+    state, _ = step(make_state(optimizer).replace(ema={"w": jnp.ones(WIDTH)}), make_batch())
+    bad = make_batch(1)
     bad["targets"] = bad["targets"].at[0, 0].set(jnp.nan)
     bad["weights"] = bad["weights"].at[0, 0].set(1.0)
     after, metrics = step(state, bad)
@@ -232,45 +232,45 @@ def test_an_update_that_is_not_finite_is_skipped() -> None:
         (after.params, after.optimizer, after.ema), (state.params, state.optimizer, state.ema)
     )
     assert (int(after.step), int(after.cursor)) == (2, 2)
-    assert np.isfinite(step(after, a_batch(2))[1]["loss"])
+    assert np.isfinite(step(after, make_batch(2))[1]["loss"])
 
 
-def test_an_update_out_of_line_is_skipped() -> None:
+def test_anomalous_update_is_skipped() -> None:
     config = RecoveryConfig(window=8, warmup=4)
     step = jax.jit(dataclasses.replace(STEP, recovery=config))
-    state = a_state().replace(anomaly_detector=AnomalyDetector.create(config))
+    state = make_state().replace(anomaly_detector=AnomalyDetector.create(config))
     for n in range(6):
-        state, metrics = step(state, a_batch(n))
+        state, metrics = step(state, make_batch(n))
         assert float(metrics["skipped"]) == 0
-    bad = a_batch(6)
+    bad = make_batch(6)
     bad["targets"] *= 1000
     after, metrics = step(state, bad)
     assert float(metrics["consecutive_anomalies"]) == float(metrics["skipped"]) == 1
     assert float(metrics["loss"]) > float(metrics["loss_limit"])
     assert float(metrics["grad_norm"]) > float(metrics["grad_norm_limit"])
     assert_same_bits(after.params, state.params)
-    after, metrics = step(after, a_batch(7))
+    after, metrics = step(after, make_batch(7))
     assert float(metrics["skipped"]) == int(after.anomaly_detector.consecutive_anomalies) == 0
 
 
 @pytest.mark.slow
-def test_recovery_lowers_the_learning_rate() -> None:
+def test_rollback_factor_lowers_learning_rate() -> None:
     config = RecoveryConfig()
-    start = a_state().replace(anomaly_detector=AnomalyDetector.create(config))
+    start = make_state().replace(anomaly_detector=AnomalyDetector.create(config))
     step = jax.jit(dataclasses.replace(STEP, recovery=config, max_grad_norm=0.0))
-    whole, metrics = step(start, a_batch())
+    whole, metrics = step(start, make_batch())
     assert start.anomaly_detector is not None
     lowered = start.replace(
         anomaly_detector=start.anomaly_detector.replace(lr_factor=jnp.float32(0.5))
     )
-    half, halved_metrics = step(lowered, a_batch())
+    half, halved_metrics = step(lowered, make_batch())
     assert float(halved_metrics["learning_rate"]) == float(metrics["learning_rate"]) / 2
     moved = (np.asarray(each.params["w"] - start.params["w"]) for each in (half, whole))
     np.testing.assert_allclose(next(moved), next(moved) / 2, rtol=1e-4)
 
 
-def test_a_loss_scale_changes_no_result() -> None:
+def test_loss_scale_does_not_change_results() -> None:
     scale = LossScale.create(LossScaleConfig(init_scale=2.0**12))
-    plain, _ = jax.jit(STEP)(a_state(), a_batch())
-    scaled, _ = jax.jit(STEP)(a_state(scale=scale), a_batch())
+    plain, _ = jax.jit(STEP)(make_state(), make_batch())
+    scaled, _ = jax.jit(STEP)(make_state(scale=scale), make_batch())
     assert_close(scaled.params, plain.params, 1e-6)

@@ -10,7 +10,7 @@ from transformer.context import ActivationConstraint, unconstrained
 
 
 def make_sharding_constraint(mesh: Mesh) -> ActivationConstraint:
-    """Return the function by which a model constrains the sharding of its activations.
+    """Return the function with which a model constrains the sharding of its activations.
 
     It does nothing on one device, and leaves axes whole that do not divide: a model trained on many
     devices also runs on a single example.

@@ -69,7 +69,7 @@ class BahdanauDecoder(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        shared, (hidden, score) = self.context, self.sizes
+        model_context, (hidden, score) = self.context, self.sizes
         line = document_boundaries(
             Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
         )
@@ -78,17 +78,21 @@ class BahdanauDecoder(Mixer):
             x.shape[1],
             memory_vectors(self.config.kind, inputs.memory, inputs.cache).shape[1],
         )
-        embed, seeds, now = {"embed": shared.d_model}, None, inputs.cache
+        embed, seeds, now = {"embed": model_context.d_model}, None, inputs.cache
         if inputs.memory is not None:
             first, state = first_visible(inputs.memory, seen), {"hidden": hidden}
-            seeds = jnp.tanh(apply_linear(self, "first", first, embed, state, shared, bias=True))
+            seeds = jnp.tanh(
+                apply_linear(self, "first", first, embed, state, model_context, bias=True)
+            )
             before = first_token_state(seeds) if inputs.cache is None else inputs.cache.state
             now = MemoryAttentionCache(
-                before, project_additive_keys(self, inputs.memory, score, shared), inputs.memory
+                before,
+                project_additive_keys(self, inputs.memory, score, model_context),
+                inputs.memory,
             )
         assert now is not None  # there is a memory or a cache
         gates = {"gates": len(GRU_GATES), "hidden": hidden}
-        driven = apply_linear(self, "input", x, embed, gates, shared, bias=True)
+        driven = apply_linear(self, "input", x, embed, gates, model_context, bias=True)
         cell = self.make_cell(now.keys, now.values)
         after, (states, contexts, weights) = scan_cell(cell, now.state, (driven, seen), line, seeds)
         y = self.deep_output(states, x, contexts)
@@ -101,12 +105,14 @@ class BahdanauDecoder(Mixer):
         values: jax.Array,  # [B, S, D]
     ) -> RecurrentCell:
         """Declare the weights of the recurrent cell and return the cell."""
-        shared, (hidden, score) = self.context, self.sizes
-        mlp = additive_scorer(self, hidden, score, shared)
-        state, embed, out = {"state": hidden}, {"embed": shared.d_model}, {"hidden": hidden}
-        gates = recurrent_weight(self, "gates", state, {"gates": 2, **out}, shared)
-        candidate = recurrent_weight(self, "candidate", state, out, shared)
-        context = recurrent_weight(self, "context", embed, {"gates": len(GRU_GATES), **out}, shared)
+        model_context, (hidden, score) = self.context, self.sizes
+        mlp = additive_scorer(self, hidden, score, model_context)
+        state, embed, out = {"state": hidden}, {"embed": model_context.d_model}, {"hidden": hidden}
+        gates = recurrent_weight(self, "gates", state, {"gates": 2, **out}, model_context)
+        candidate = recurrent_weight(self, "candidate", state, out, model_context)
+        context = recurrent_weight(
+            self, "context", embed, {"gates": len(GRU_GATES), **out}, model_context
+        )
 
         def step(
             s: jax.Array,  # [B, H]
@@ -114,7 +120,7 @@ class BahdanauDecoder(Mixer):
         ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
             driven, seen = now
             c, weights = attend_with_scores(
-                mlp.scores(s, keys), seen, values, shared.precision.softmax
+                mlp.scores(s, keys), seen, values, model_context.precision.softmax
             )
             driven = driven + apply_matrix(c, context)
             both = jax.nn.sigmoid(driven[:, :2] + apply_matrix(s, gates))

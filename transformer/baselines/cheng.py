@@ -98,11 +98,11 @@ class Cheng(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
-        (batch, length, _), embed = x.shape, {"embed": shared.d_model}
+        (batch, length, _), embed = x.shape, {"embed": context.d_model}
         line = document_boundaries(inputs.mask, inputs.positions, cached=inputs.cache is not None)
         if inputs.cache is None:
             places = jnp.broadcast_to(jnp.arange(length)[None, :], (batch, length))
@@ -113,19 +113,19 @@ class Cheng(Mixer):
             places = jnp.broadcast_to(inputs.positions, (batch, length))
             seen = jnp.arange(inputs.cache.hidden.shape[1])[None, None, :] < places[:, :, None]
             tapes = inputs.cache
-        gates, recurrent = lstm_input_gates(self, x, embed, shared.d_model, shared)
-        score = {"score": config.score_size or shared.d_model}
-        query = apply_linear(self, "score_token", x, embed, score, shared, bias=False)
+        gates, recurrent = lstm_input_gates(self, x, embed, context.d_model, context)
+        score = {"score": config.score_size or context.d_model}
+        query = apply_linear(self, "score_token", x, embed, score, context, bias=False)
         steps = (gates, query, seen, jnp.maximum(places, 0))
         after, y = scan_cell(self.make_cell(recurrent), tapes, steps, line)
         return MixerOutput(y, None if inputs.cache is None else after, {})
 
     def make_cell(self, recurrent: jax.Array) -> RecurrentCell:  # [D, 4, D]
         """Declare the weights of the recurrent cell and return the cell (equations 5 to 9)."""
-        shared, width = self.context, self.context.d_model
+        context, width = self.context, self.context.d_model
         score = self.config.score_size or width
-        mlp = additive_scorer(self, width, score, shared)
-        of_state = recurrent_weight(self, "score_key", {"state": width}, {"score": score}, shared)
+        mlp = additive_scorer(self, width, score, context)
+        of_state = recurrent_weight(self, "score_key", {"state": width}, {"score": score}, context)
 
         def step(
             tapes: StateTapes,
@@ -134,7 +134,7 @@ class Cheng(Mixer):
             gates, query, seen, place = now
             scores = mlp.scores(tapes.summary, tapes.keys + query[:, None])
             hidden, weights = attend_with_scores(
-                scores, seen, tapes.hidden, shared.precision.softmax
+                scores, seen, tapes.hidden, context.precision.softmax
             )
             cells = jnp.einsum("BS,BSD->BD", weights.astype(jnp.float32), tapes.cells)
             state = lstm_step(LSTMState(hidden, cells), gates + apply_matrix(hidden, recurrent))

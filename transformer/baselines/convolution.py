@@ -90,7 +90,7 @@ class Convolution(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
@@ -102,13 +102,15 @@ class Convolution(Mixer):
             x, behind, ahead, positions=inputs.positions, mask=inputs.mask, history=inputs.cache
         )
         after = None if inputs.cache is None else update_history(inputs.cache, x, inputs.positions)
-        embed, hidden = {"embed": shared.d_model}, {"hidden": shared.d_model}
+        embed, hidden = {"embed": context.d_model}, {"hidden": context.d_model}
         if config.separable:
             mixed = self.depthwise_convolution(seen)
-            y = apply_linear(self, "output", mixed, embed, hidden, shared, bias=True, residual=True)
+            y = apply_linear(
+                self, "output", mixed, embed, hidden, context, bias=True, residual=True
+            )
         else:
             taps = {"taps": config.kernel_size, **embed}
-            y = apply_linear(self, "kernel", seen, taps, hidden, shared, bias=True, residual=True)
+            y = apply_linear(self, "kernel", seen, taps, hidden, context, bias=True, residual=True)
         return MixerOutput(y, after, {})
 
     def depthwise_convolution(self, seen: jax.Array) -> jax.Array:  # [B, T, k, D] -> [B, T, D]

@@ -49,19 +49,19 @@ class ElmanRNN(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
-        width = config.hidden_size or shared.d_model
-        embed, hidden, state = {"embed": shared.d_model}, {"hidden": width}, {"state": width}
-        driven = apply_linear(self, "input", x, embed, hidden, shared, bias=True)
-        recurrent = recurrent_weight(self, "recurrent", state, hidden, shared)
+        width = config.hidden_size or context.d_model
+        embed, hidden, state = {"embed": context.d_model}, {"hidden": width}, {"state": width}
+        driven = apply_linear(self, "input", x, embed, hidden, context, bias=True)
+        recurrent = recurrent_weight(self, "recurrent", state, hidden, context)
         zeros = nn.initializers.zeros
         deeper = [
             (
-                recurrent_weight(self, f"deeper_{layer}", state, hidden, shared),
-                recurrent_weight(self, f"deeper_{layer}_bias", {}, hidden, shared, zeros),
+                recurrent_weight(self, f"deeper_{layer}", state, hidden, context),
+                recurrent_weight(self, f"deeper_{layer}_bias", {}, hidden, context, zeros),
             )
             for layer in range(1, config.transition_depth)
         ]
@@ -75,8 +75,8 @@ class ElmanRNN(Mixer):
         line = document_boundaries(inputs.mask, inputs.positions, cached=inputs.cache is not None)
         before = self.init_cache(len(x), 0) if inputs.cache is None else inputs.cache
         after, y = scan_cell(cell, before, driven, line)
-        if width != shared.d_model:
-            y = apply_linear(self, "output", y, hidden, embed, shared, bias=True, residual=True)
+        if width != context.d_model:
+            y = apply_linear(self, "output", y, hidden, embed, context, bias=True, residual=True)
         return MixerOutput(y, None if inputs.cache is None else after, {})
 
 

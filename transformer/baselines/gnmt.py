@@ -70,7 +70,7 @@ class GNMTEncoder(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, shared = self.config, self.context
+        config, model_context = self.config, self.context
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
@@ -78,13 +78,17 @@ class GNMTEncoder(Mixer):
             raise ValueError("mixer gnmt_encoder: reads what comes later; use lstm in a decoder")
         line = document_boundaries(inputs.mask, inputs.positions)
         x = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, 0))
-        ahead = LSTMLayer(shared.d_model, shared, name="layer_0")(x, line)[1]
+        ahead = LSTMLayer(model_context.d_model, model_context, name="layer_0")(x, line)[1]
         turned = document_boundaries(inputs.mask, inputs.positions, backward=True)
-        back = LSTMLayer(shared.d_model, shared, name="backward")(jnp.flip(x, axis=1), turned)[1]
+        back = LSTMLayer(model_context.d_model, model_context, name="backward")(
+            jnp.flip(x, axis=1), turned
+        )[1]
         x = jnp.concatenate([ahead, jnp.flip(back, axis=1)], axis=-1)
         for layer in range(1, config.num_layers):
             read = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, layer))
-            y = LSTMLayer(shared.d_model, shared, name=f"layer_{layer}")(read, line)[1]
+            y = LSTMLayer(model_context.d_model, model_context, name=f"layer_{layer}")(read, line)[
+                1
+            ]
             x = y if layer == 1 else x + y
         return MixerOutput(x, None, {})
 
@@ -125,14 +129,19 @@ class GNMTDecoder(Mixer):
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> GNMTCache:
-        shared, (width, score) = self.context, self.config.resolved_sizes(self.context.d_model)
-        zeros = lambda last: jnp.zeros((batch, length, last), shared.precision.compute)  # noqa: E731
-        states = tuple(LSTMState.zeros(batch, width, shared) for _ in range(self.config.num_layers))
+        model_context, (width, score) = (
+            self.context,
+            self.config.resolved_sizes(self.context.d_model),
+        )
+        zeros = lambda last: jnp.zeros((batch, length, last), model_context.precision.compute)  # noqa: E731
+        states = tuple(
+            LSTMState.zeros(batch, width, model_context) for _ in range(self.config.num_layers)
+        )
         return GNMTCache(MemoryAttentionCache(states[0], zeros(score), zeros(width)), states[1:])
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, shared = self.config, self.context
+        config, model_context = self.config, self.context
         line = document_boundaries(
             Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
         )
@@ -143,7 +152,7 @@ class GNMTDecoder(Mixer):
         first = states.first_layer
         if inputs.memory is not None:
             looks = project_additive_keys(
-                self, inputs.memory, config.resolved_sizes(shared.d_model)[1], shared
+                self, inputs.memory, config.resolved_sizes(model_context.d_model)[1], model_context
             )
             first = MemoryAttentionCache(first.state, looks, inputs.memory)
         read = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, 0))
@@ -153,7 +162,7 @@ class GNMTDecoder(Mixer):
         for layer in range(1, config.num_layers):
             read = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, layer))
             read = jnp.concatenate([read, contexts], axis=-1)
-            lstm = LSTMLayer(shared.d_model, shared, name=f"layer_{layer}")
+            lstm = LSTMLayer(model_context.d_model, model_context, name=f"layer_{layer}")
             after, y = lstm(read, line, states.upper_layers[layer - 1])
             above.append(after)
             x = y if layer == 1 else x + y
@@ -169,17 +178,20 @@ class GNMTDecoder(Mixer):
         boundaries: DocumentBoundaries | None,
     ) -> tuple[LSTMState, tuple[jax.Array, jax.Array, jax.Array]]:
         """Return outputs [B, T, D], contexts [B, T, D] and weights [B, T, S] of the first layer."""
-        shared, (width, score) = self.context, self.config.resolved_sizes(self.context.d_model)
+        model_context, (width, score) = (
+            self.context,
+            self.config.resolved_sizes(self.context.d_model),
+        )
         embed, gates = {"embed": width}, {"gates": 4, "hidden": width}
-        driven, recurrent = lstm_input_gates(self, x, embed, width, shared)
-        of_context = recurrent_weight(self, "context", embed, gates, shared)
-        mlp = additive_scorer(self, width, score, shared)
+        driven, recurrent = lstm_input_gates(self, x, embed, width, model_context)
+        of_context = recurrent_weight(self, "context", embed, gates, model_context)
+        mlp = additive_scorer(self, width, score, model_context)
 
         def cell(state: LSTMState, now: tuple[jax.Array, jax.Array]) -> tuple[LSTMState, Any]:
             driven, seen = now
             scores = mlp.scores(state.hidden, first.keys)
             context, weights = attend_with_scores(
-                scores, seen, first.values, shared.precision.softmax
+                scores, seen, first.values, model_context.precision.softmax
             )
             gates = (
                 driven + apply_matrix(state.hidden, recurrent) + apply_matrix(context, of_context)

@@ -47,22 +47,22 @@ class LSTM(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
-        width = config.resolved_hidden_size(shared.d_model)
+        width = config.resolved_hidden_size(context.d_model)
         line = document_boundaries(inputs.mask, inputs.positions, cached=inputs.cache is not None)
-        state, y = LSTMLayer(width, shared, name="forward")(x, line, inputs.cache)
+        state, y = LSTMLayer(width, context, name="forward")(x, line, inputs.cache)
         if config.bidirectional:
             if inputs.mask.pattern.causal:
                 self.check_not_bidirectional("a causal mask")
             line = document_boundaries(inputs.mask, inputs.positions, backward=True)
-            back = LSTMLayer(width, shared, name="backward")(jnp.flip(x, axis=1), line)[1]
+            back = LSTMLayer(width, context, name="backward")(jnp.flip(x, axis=1), line)[1]
             y = jnp.concatenate([y, jnp.flip(back, axis=1)], axis=-1)
-        if y.shape[-1] != shared.d_model:
-            hidden, embed = {"hidden": y.shape[-1]}, {"embed": shared.d_model}
-            y = apply_linear(self, "output", y, hidden, embed, shared, bias=True, residual=True)
+        if y.shape[-1] != context.d_model:
+            hidden, embed = {"hidden": y.shape[-1]}, {"embed": context.d_model}
+            y = apply_linear(self, "output", y, hidden, embed, context, bias=True, residual=True)
         return MixerOutput(y, None if inputs.cache is None else state, {})
 
     @nn.nowrap

@@ -76,16 +76,18 @@ class LuongDecoder(Mixer):
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> MemoryAttentionCache:
-        shared, (hidden, score) = self.context, self.sizes
-        zeros = lambda *shape: jnp.zeros(shape, shared.precision.compute)  # noqa: E731
-        state = LuongState(LSTMState.zeros(batch, hidden, shared), zeros(batch, shared.d_model))
+        model_context, (hidden, score) = self.context, self.sizes
+        zeros = lambda *shape: jnp.zeros(shape, model_context.precision.compute)  # noqa: E731
+        state = LuongState(
+            LSTMState.zeros(batch, hidden, model_context), zeros(batch, model_context.d_model)
+        )
         return MemoryAttentionCache(
-            state, zeros(batch, length, score), zeros(batch, length, shared.d_model)
+            state, zeros(batch, length, score), zeros(batch, length, model_context.d_model)
         )
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        shared, hidden = self.context, self.sizes[0]
+        model_context, hidden = self.context, self.sizes[0]
         line = document_boundaries(
             Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
         )
@@ -96,14 +98,18 @@ class LuongDecoder(Mixer):
         )
         seeds, now = None, inputs.cache
         if inputs.memory is not None:
-            initial_lstm = init_lstm_state(self, last_visible(inputs.memory, seen), hidden, shared)
+            initial_lstm = init_lstm_state(
+                self, last_visible(inputs.memory, seen), hidden, model_context
+            )
             seeds = LuongState(initial_lstm, jnp.zeros_like(x))
             state = first_token_state(seeds) if inputs.cache is None else inputs.cache.state
             now = MemoryAttentionCache(
                 state, self.project_memory_keys(inputs.memory), inputs.memory
             )
         assert now is not None  # there is a memory or a cache
-        gates, recurrent = lstm_input_gates(self, x, {"embed": shared.d_model}, hidden, shared)
+        gates, recurrent = lstm_input_gates(
+            self, x, {"embed": model_context.d_model}, hidden, model_context
+        )
         cell = self.make_cell(now.keys, now.values, recurrent)
         after, (y, weights) = scan_cell(cell, now.state, (gates, seen), line, seeds)
         aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
@@ -116,11 +122,13 @@ class LuongDecoder(Mixer):
         recurrent: jax.Array,  # [H, 4, H]
     ) -> RecurrentCell:
         """Declare the weights of the recurrent cell and return the cell."""
-        shared, hidden = self.context, self.sizes[0]
-        embed = {"embed": shared.d_model}
-        feed = recurrent_weight(self, "feed", embed, {"gates": 4, "hidden": hidden}, shared)
-        both = {"both": shared.d_model + hidden}
-        combine = recurrent_weight(self, "combine", both, {"hidden": shared.d_model}, shared)
+        model_context, hidden = self.context, self.sizes[0]
+        embed = {"embed": model_context.d_model}
+        feed = recurrent_weight(self, "feed", embed, {"gates": 4, "hidden": hidden}, model_context)
+        both = {"both": model_context.d_model + hidden}
+        combine = recurrent_weight(
+            self, "combine", both, {"hidden": model_context.d_model}, model_context
+        )
         scores = self.make_score_fn()
 
         def step(
@@ -135,7 +143,9 @@ class LuongDecoder(Mixer):
             )
             lstm = lstm_step(state.lstm, gates)
             found = scores(lstm.hidden, keys)
-            context, weights = attend_with_scores(found, seen, values, shared.precision.softmax)
+            context, weights = attend_with_scores(
+                found, seen, values, model_context.precision.softmax
+            )
             together = jnp.concatenate([context, lstm.hidden], axis=-1)
             attentional = jnp.tanh(apply_matrix(together, combine))
             return LuongState(lstm, attentional), (attentional, weights)

@@ -51,7 +51,7 @@ class Seq2SeqDecoder(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        shared = self.context
+        context = self.context
         check_has_memory(self.config.kind, inputs.memory, inputs.cache)
         reject_weights(self.config.kind, inputs.outputs)
         line = document_boundaries(
@@ -62,9 +62,9 @@ class Seq2SeqDecoder(Mixer):
             last = last_visible(
                 inputs.memory, memory_mask(inputs.mask, x.shape[1], inputs.memory.shape[1])
             )
-            seeds = init_lstm_state(self, last, shared.d_model, shared)
+            seeds = init_lstm_state(self, last, context.d_model, context)
             first = first_token_state(seeds) if inputs.cache is None else inputs.cache
-        after, y = LSTMLayer(shared.d_model, shared, name="forward")(x, line, first, seeds)
+        after, y = LSTMLayer(context.d_model, context, name="forward")(x, line, first, seeds)
         return MixerOutput(y, None if inputs.cache is None else after, {})
 
 

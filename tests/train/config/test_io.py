@@ -66,7 +66,7 @@ UNUSUAL = Experiment(
 )
 
 
-def test_an_experiment_survives_json() -> None:
+def test_experiment_json_round_trip() -> None:
     """Unions, mixers, tuples, policies of one's own, and what is None."""
     text = json.dumps(experiment_to_dict(UNUSUAL))
     back = experiment_from_dict(json.loads(text), "here")
@@ -94,7 +94,7 @@ ATTENTION: tuple[AttentionConfig, ...] = (
 
 @pytest.mark.parametrize("mixer", ATTENTION)
 @pytest.mark.parametrize("position", [NoPosition(), LearnedPositions(512), SinusoidalPositions()])
-def test_every_kind_of_position_and_score_survives_json(mixer: Any, position: Any) -> None:
+def test_positions_and_scores_json_round_trip(mixer: Any, position: Any) -> None:
     block = BlockConfig(mixer=mixer)
     model = TransformerConfig(d_model=24, layer_pattern=(block,), position_embedding=position)
     experiment = Experiment(name="positions", model=model)
@@ -102,7 +102,7 @@ def test_every_kind_of_position_and_score_survives_json(mixer: Any, position: An
     assert experiment_from_dict(json.loads(text), "here") == experiment
 
 
-def test_names_and_values() -> None:
+def test_flattened_names_and_values() -> None:
     settings = flatten_experiment(UNUSUAL)
     assert settings["model.layer_pattern.0.mixer.kind"] == "full"
     assert settings["model.layer_pattern.0.mixer.num_heads"] == 6
@@ -116,7 +116,7 @@ def test_names_and_values() -> None:
     assert list(settings) == sorted(settings)
 
 
-def test_text_has_a_line_for_each_setting() -> None:
+def test_text_has_one_line_per_field() -> None:
     lines = experiment_to_text(UNUSUAL).splitlines()
     assert len(lines) == len(flatten_experiment(UNUSUAL))
     assert 'data.path = "a b.txt"' in lines
@@ -124,7 +124,7 @@ def test_text_has_a_line_for_each_setting() -> None:
     assert "model.tie_embeddings = true" in lines
 
 
-def test_changes_are_told_by_name() -> None:
+def test_diff_by_field_name() -> None:
     other = dataclasses.replace(
         UNUSUAL,
         steps=7,
@@ -164,7 +164,7 @@ def test_changes_are_told_by_name() -> None:
         "steps",
     ],
 )
-def test_a_run_may_be_resumed_with_another(name: str) -> None:
+def test_resumable_fields(name: str) -> None:
     assert not forbidden_changes({name: (1, 2)})
     assert name in flatten_experiment(UNUSUAL)
 
@@ -183,12 +183,12 @@ def test_a_run_may_be_resumed_with_another(name: str) -> None:
         "seed",
     ],
 )
-def test_a_run_may_not_be_resumed_with_another(name: str) -> None:
+def test_non_resumable_fields(name: str) -> None:
     assert forbidden_changes({name: (1, 2)}) == {name: (1, 2)}
     assert name in flatten_experiment(UNUSUAL)
 
 
-def test_random_features_may_be_drawn_anew() -> None:
+def test_redraw_index_is_resumable() -> None:
     block = BlockConfig(mixer=PerformerConfig())
     model = TransformerConfig(d_model=16, num_layers=1, layer_pattern=(block,))
     before = Experiment(name="a", model=model, data=TextDataConfig())
@@ -199,7 +199,7 @@ def test_random_features_may_be_drawn_anew() -> None:
 
 
 @pytest.mark.parametrize("name", ["optimizer.momentum", "ema.decay"])
-def test_what_the_state_holds_may_not_change(name: str) -> None:
+def test_state_shape_fields(name: str) -> None:
     assert forbidden_changes({name: (0.9, 0.0)})
     assert forbidden_changes({name: (0.0, 0.9)})
     assert not forbidden_changes({name: (0.9, 0.5)})
@@ -230,20 +230,20 @@ def with_mixer(mixer: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_no_experiment(plain: dict[str, Any], reason: str) -> None:
+def test_invalid_experiments(plain: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=r"W/config.json: .*" + reason) as caught:
         experiment_from_dict(plain, "W/config.json")
     assert "\n" not in str(caught.value)
 
 
-def test_nothing_saved_is_executed() -> None:
+def test_saved_data_is_not_executed() -> None:
     """A name chooses among the classes that are known: it is never imported."""
     for kind in ("os.system", "train.loop.fit", "__class__"):
         with pytest.raises(UserError, match="is not known"):
             experiment_from_dict(with_mixer({"kind": kind}), "here")
 
 
-def test_experiments_on_disk_are_those_of_the_text(tmp_path: Path) -> None:
+def test_saved_json_matches_text(tmp_path: Path) -> None:
     first, second = tiny(tmp_path), tiny(tmp_path, steps=13)
     one, other = experiment_to_text(first).splitlines(), experiment_to_text(second).splitlines()
     assert set(other) - set(one) == {"steps = 13"}

@@ -21,7 +21,7 @@ TWO = Experiment(
 )
 
 
-def test_kinds_of_a_union_of_mixers_and_of_neither() -> None:
+def test_classes_by_kind() -> None:
     assert classes_by_kind(OptimizerConfig) == OPTIMIZERS
     assert classes_by_kind(NoPosition | LearnedPositions | None) == {
         "NoPosition": NoPosition,
@@ -34,12 +34,12 @@ def test_kinds_of_a_union_of_mixers_and_of_neither() -> None:
         assert classes_by_kind(other) == {}
 
 
-def test_a_class_with_a_setting_called_kind_goes_by_its_own_name() -> None:
+def test_class_with_kind_field_uses_class_name() -> None:
     assert kind_name(NormConfig) == "NormConfig"
     assert kind_name(Lion) == "lion"
 
 
-def test_another_kind_has_its_own_defaults_and_leaves_the_rest() -> None:
+def test_new_kind_has_its_own_defaults() -> None:
     given = ["--steps", "3", "--optimizer.kind", "lion", "--optimizer.beta2=0.9"]
     changed, left = select_kinds(TWO, given)
     assert changed.optimizer == Lion()
@@ -48,11 +48,11 @@ def test_another_kind_has_its_own_defaults_and_leaves_the_rest() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--optimizer.kind=adamw"], ["--optimizer.kind", "adamw"]])
-def test_its_own_kind_keeps_its_settings(arguments: list[str]) -> None:
+def test_same_kind_keeps_its_settings(arguments: list[str]) -> None:
     assert select_kinds(TWO, arguments) == (TWO, [])
 
 
-def test_kinds_in_a_tuple_and_of_what_has_just_been_chosen() -> None:
+def test_nested_kinds() -> None:
     arguments = [
         "--model.layer-pattern.1.mixer.kind=convolution",
         "--model.layer-pattern.0.mixer.position.kind=RoPE",
@@ -89,7 +89,7 @@ class Pair:
             raise ValueError("one and other: are not of a kind")
 
 
-def test_kinds_that_need_each_other_change_together() -> None:
+def test_dependent_kinds_change_together() -> None:
     given = ["--one.kind=Right", "--other.kind", "Right"]
     assert select_kinds(Pair(), given) == (Pair(Right(), Right()), [])
     with pytest.raises(ValueError, match="not of a kind"):
@@ -99,16 +99,16 @@ def test_kinds_that_need_each_other_change_together() -> None:
 @pytest.mark.parametrize(
     "arguments", [["--data.tokenizer.kind", "bpe"], ["--optimizer.kind"], ["--no.kind", "lion"]]
 )
-def test_what_chooses_no_class_is_left(arguments: list[str]) -> None:
+def test_unrelated_arguments_are_left(arguments: list[str]) -> None:
     assert select_kinds(TWO, arguments) == (TWO, arguments)
 
 
-def test_a_kind_that_is_not_known() -> None:
+def test_unknown_kind() -> None:
     with pytest.raises(UsageError, match=r"optimizer.kind lyon: is unknown; give one of sgd, "):
         select_kinds(TWO, ["--optimizer.kind", "lyon"])
 
 
-def test_all_parts_with_kinds_are_explained() -> None:
+def test_kinds_help_lists_all_fields() -> None:
     paths = dict(kind_options(TWO))
     assert {"optimizer", "task", "model.position_embedding", "model.layer_pattern.1.mixer"} <= set(
         paths
@@ -117,7 +117,7 @@ def test_all_parts_with_kinds_are_explained() -> None:
     assert kinds_help(NormConfig()) == ""
 
 
-def test_from_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kind_flags_on_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     def described(*arguments: str) -> Outcome:
         config = write_config(tmp_path)
         return command(capsys, "describe", config, "--model.vocab-size", "30", *arguments)

@@ -21,7 +21,7 @@ EXPERIMENTS = {
 """
 
 
-def test_shipped_experiments() -> None:
+def test_shipped_experiments_load() -> None:
     known = list_experiments()
     assert {"gpt2:small", "gpt2:xl", "quickstart:quickstart"} <= set(known)
     assert find_experiment("gpt2") == find_experiment("gpt2:small")
@@ -29,7 +29,7 @@ def test_shipped_experiments() -> None:
     assert all(find_experiment(name) is not None for name in known)
 
 
-def test_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_user_config_file(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(OWN)
     assert find_experiment(str(file)).name == "short"
@@ -38,7 +38,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         find_experiment(f"{file}:wide")
 
 
-def test_an_unknown_config() -> None:
+def test_unknown_config() -> None:
     with pytest.raises(UsageError, match="config gpt9: is not known; choose one of before, bert, "):
         find_experiment("gpt9")
     with pytest.raises(UsageError, match="config gpt2:huge: gpt2 has no experiment huge; choose"):
@@ -63,13 +63,13 @@ def test_an_unknown_config() -> None:
         ),
     ],
 )
-def test_a_file_that_holds_none(tmp_path: Path, text: str, message: str) -> None:
+def test_file_without_experiments(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "own.py"
     file.write_text(text)
     with pytest.raises(UsageError, match=message):
         find_experiment(str(file))
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no such file; give the path"):
         find_experiment(str(tmp_path / "own.py"))

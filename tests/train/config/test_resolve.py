@@ -12,7 +12,7 @@ from transformer.attention.config import Backend
 FORM = "model.layer_pattern.0.mixer.backend"
 
 
-def an_experiment(
+def make_experiment(
     *,
     layers: int = 12,
     length: int = 1024,
@@ -28,30 +28,30 @@ def an_experiment(
     )
 
 
-def test_on_a_cpu() -> None:
-    assert resolve_auto(an_experiment(length=512), Hardware("cpu")) == {
+def test_choices_on_cpu() -> None:
+    assert resolve_auto(make_experiment(length=512), Hardware("cpu")) == {
         FORM: "query_blocks (the fastest on cpu)",
         "model.layer_loop": "unroll",
         "flattened tokens": "yes",
     }
 
 
-def test_long_rows_on_a_cpu_go_tile_by_tile() -> None:
-    found = resolve_auto(an_experiment(length=1024), Hardware("cpu"))
+def test_long_sequences_on_cpu_use_blockwise() -> None:
+    found = resolve_auto(make_experiment(length=1024), Hardware("cpu"))
     assert found[FORM] == "blockwise (the fastest on cpu)"
 
 
-def test_on_a_gpu() -> None:
-    assert resolve_auto(an_experiment(), Hardware("gpu")) == {
+def test_choices_on_gpu() -> None:
+    assert resolve_auto(make_experiment(), Hardware("gpu")) == {
         FORM: "cudnn (the fastest on gpu)",
         "model.layer_loop": "unroll",
         "flattened tokens": "no",
     }
 
 
-def test_what_auto_cannot_have_is_told_with_the_reason() -> None:
+def test_choice_names_the_obstacle() -> None:
     def form(platform: Any, **settings: Any) -> str:
-        return resolve_auto(an_experiment(**settings), Hardware(platform))[FORM]
+        return resolve_auto(make_experiment(**settings), Hardware(platform))[FORM]
 
     assert form("cpu", length=16).startswith("reference (query_blocks cannot serve: 16 queries")
     assert form("gpu", segments=True).startswith("reference (cudnn cannot serve: the mask")
@@ -61,35 +61,35 @@ def test_what_auto_cannot_have_is_told_with_the_reason() -> None:
     assert "head width 512" in form("gpu", attention=AttentionConfig(num_heads=1))
 
 
-def test_what_was_asked_for_is_what_is_used() -> None:
+def test_requested_backend_is_used() -> None:
     asked = AttentionConfig(num_heads=8, backend="reference")
-    found = resolve_auto(an_experiment(attention=asked, layer_loop="scan"), Hardware("gpu"))
+    found = resolve_auto(make_experiment(attention=asked, layer_loop="scan"), Hardware("gpu"))
     assert found[FORM] == "reference (asked for)"
     assert found["model.layer_loop"] == "scan"
 
 
-def test_the_loop_goes_by_depth() -> None:
+def test_layer_loop_depends_on_depth() -> None:
     shallow, deep = (
-        resolve_auto(an_experiment(layers=layers), Hardware("gpu"))["model.layer_loop"]
+        resolve_auto(make_experiment(layers=layers), Hardware("gpu"))["model.layer_loop"]
         for layers in (16, 48)
     )
     assert (shallow, deep) == ("unroll", "scan")
 
 
-def test_each_place_of_the_pattern_has_its_own() -> None:
+def test_each_pattern_place_has_its_own_backend() -> None:
     blocks = (
         BlockConfig(mixer=AttentionConfig(num_heads=8)),
         BlockConfig(mixer=AttentionConfig(num_heads=8, dropout=0.1)),
     )
-    experiment = an_experiment()
+    experiment = make_experiment()
     model = dataclasses.replace(experiment.model, layer_pattern=blocks)
     found = resolve_auto(dataclasses.replace(experiment, model=model), Hardware("gpu"))
     assert found["model.layer_pattern.0.mixer.backend"].startswith("cudnn")
     assert found["model.layer_pattern.1.mixer.backend"].startswith("reference")
 
 
-def test_what_was_chosen_before_is_kept_where_auto_would_choose_otherwise() -> None:
-    experiment, hardware = an_experiment(length=512), Hardware("cpu")
+def test_pin_auto() -> None:
+    experiment, hardware = make_experiment(length=512), Hardware("cpu")
     same = resolve_auto(experiment, hardware)
     assert pin_auto(experiment, same, hardware) == experiment
     assert pin_auto(experiment, {}, hardware) == experiment
@@ -98,7 +98,7 @@ def test_what_was_chosen_before_is_kept_where_auto_would_choose_otherwise() -> N
     )
     assert found.model.layer_pattern[0].mixer == AttentionConfig(num_heads=8, backend="blockwise")
     assert found.model.layer_loop == "scan"
-    asked = an_experiment(
+    asked = make_experiment(
         attention=AttentionConfig(num_heads=8, backend="reference"), layer_loop="unroll"
     )
     assert pin_auto(asked, {FORM: "blockwise", "model.layer_loop": "scan"}, hardware) == asked
@@ -106,20 +106,20 @@ def test_what_was_chosen_before_is_kept_where_auto_would_choose_otherwise() -> N
         pin_auto(experiment, {FORM: "swift (as it was)"}, hardware)
 
 
-def test_what_was_asked_for_and_cannot_be_had_is_told_apart() -> None:
+def test_unavailable_backends() -> None:
     cases: tuple[tuple[Backend, set[str]], ...]
     cases = (("splash", {FORM}), ("reference", set()), ("auto", set()))
     for form, expected in cases:
         asked = AttentionConfig(num_heads=8, backend=form)
-        experiment = an_experiment(length=16, attention=asked)
+        experiment = make_experiment(length=16, attention=asked)
         found = unavailable_backends(resolve_auto(experiment, Hardware("cpu")), experiment)
         assert set(found) == expected
         assert all("splash cannot serve: it runs on TPUs" in why for why in found.values())
 
 
-def test_a_precision_is_decided_once() -> None:
+def test_precision_is_resolved_once() -> None:
     """By the hardware that a run begins on; a run that is resumed elsewhere keeps it."""
-    experiment = an_experiment(precision=Precision.parse("float32"))
+    experiment = make_experiment(precision=Precision.parse("float32"))
     model = dataclasses.replace(experiment.model, precision=Precision.parse("auto"))
     auto = dataclasses.replace(experiment, model=model)
     t4 = Hardware("gpu", "Tesla T4", compute_capability="7.5")

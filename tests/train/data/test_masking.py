@@ -150,7 +150,5 @@ def test_a_corpus_with_a_mask(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_without_a_mask_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"no mask token; .* with_mask_token\(\)"
-    ):
+    with pytest.raises(ValueError, match=r"no mask token; .* with_mask_token\(\)"):
         Masking(train_tokenizer(TokenizerConfig("byte"), []))

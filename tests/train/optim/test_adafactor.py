@@ -60,18 +60,18 @@ def adafactor(config: Adafactor) -> Layer:
     ],
     ids=["as published", "steps as they are", "clipped", "not clipped"],
 )
-def test_adafactor_is_the_formula_for_each_layer(config: Adafactor) -> None:
+def test_adafactor_matches_formula_per_layer(config: Adafactor) -> None:
     assert_like(updated(config, drawn(0)), by_layers(drawn(0), adafactor(config)))
 
 
-def test_weights_at_zero_move() -> None:
+def test_zero_weights_are_updated() -> None:
     zeros = {name: np.zeros_like(leaf) for name, leaf in drawn(0).items()}
     found = updated(Adafactor(), zeros)
     assert_like(found, by_layers(zeros, adafactor(Adafactor())), 1e-7)
     assert all(np.abs(leaf).min() > 0 for leaf in found.values())
 
 
-def test_a_matrix_keeps_a_number_for_each_row_and_column() -> None:
+def test_matrix_state_is_rows_and_columns() -> None:
     axes = {
         "w": LogicalAxes(("layers",), ("embed",), ("heads", "head")),
         "b": LogicalAxes(("layers",), (), ("mlp",)),

@@ -40,13 +40,13 @@ def adam(l2: float = 0.0, decay: float = 0.0) -> Layer:
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_adamw_is_the_formula(decay: float) -> None:
+def test_adamw_matches_formula(decay: float) -> None:
     config = AdamW(beta1=B1, beta2=B2, epsilon=EPSILON, weight_decay=decay)
     assert_like(updated(config, drawn(0)), by_layers(drawn(0), adam(decay=decay)))
 
 
 @pytest.mark.parametrize("l2", [0.0, 0.3])
-def test_adam_is_the_formula(l2: float) -> None:
+def test_adam_matches_formula(l2: float) -> None:
     config = Adam(beta1=B1, beta2=B2, epsilon=EPSILON, l2=l2)
     assert_like(updated(config, drawn(0)), by_layers(drawn(0), adam(l2=l2)))
 

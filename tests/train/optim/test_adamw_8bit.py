@@ -51,7 +51,7 @@ def adamw(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Ar
 
 
 @pytest.mark.slow
-def test_adamw_with_moments_of_eight_bits_is_the_formula() -> None:
+def test_adamw_8bit_matches_formula() -> None:
     params = drawn(0, SHAPES)
     found = updated(CONFIG, params, AXES)
     assert_like(found, by_layers(params, adamw, AXES))
@@ -61,7 +61,7 @@ def test_adamw_with_moments_of_eight_bits_is_the_formula() -> None:
         assert (difference > 1e-4) == (name in EIGHT), name
 
 
-def test_two_bytes_a_parameter_and_scales() -> None:
+def test_state_size_is_two_bytes_per_parameter() -> None:
     state = jax.eval_shape(make_optimizer(CONFIG, AXES).init, drawn(0, SHAPES))
     large, stacked, odd = 17 * 256, 2 * 16 * 256, 2 * 67 * 69
     scales = 17 + 2 * 16 + 2 * -(-67 * 69 // 256)
@@ -72,7 +72,7 @@ def test_two_bytes_a_parameter_and_scales() -> None:
 
 
 @pytest.mark.slow
-def test_a_layer_is_as_if_it_were_alone() -> None:
+def test_layers_are_quantized_independently() -> None:
     """Bit for bit, whatever the size of the numbers beside it."""
     axes = {"w": LogicalAxes(("layers",), ("embed",), ("mlp",))}
     alone = {"w": LogicalAxes(inputs=("embed",), outputs=("mlp",))}
@@ -88,7 +88,7 @@ def test_a_layer_is_as_if_it_were_alone() -> None:
         np.testing.assert_array_equal(moment.scales["w"][0], other.scales["w"])
 
 
-def test_a_gradient_that_stops_leaves_no_leap() -> None:
+def test_vanishing_gradient_causes_no_large_update() -> None:
     """Squares far below their block's largest do not vanish before the mean of the gradients."""
     axes = {"w": LogicalAxes(inputs=("vocab",), outputs=("embed",))}
     params = {"w": jnp.zeros((64, 256))}

@@ -35,17 +35,17 @@ RATES = {"sgd": 0.3, "adafactor": 0.3}
 LARGE = {"embedding": (32, 512), "up": (3, 16, 1024), "query": (3, 64, 4, 128), "gain": (3, 64)}
 
 
-def test_names() -> None:
+def test_kinds_of_optimizers() -> None:
     assert KINDS == ["adafactor", "adam", "adamw", "adamw8bit", "lion", "muon", "sgd"]
     assert all(OPTIMIZERS[kind].kind == kind for kind in KINDS)
 
 
-def test_what_is_a_matrix_is_told_by_the_names_of_its_axes() -> None:
+def test_matrices_are_known_by_logical_axes() -> None:
     assert {name for name, yes in matrix_mask(SMALL).items() if yes} == MATRICES
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_goes_down(kind: str) -> None:
+def test_step_decreases_loss(kind: str) -> None:
     """With the sign of a first gradient; decay apart, which a step from zero does not have."""
     params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     optimizer = make_optimizer(OPTIMIZERS[kind](), SMALL)
@@ -58,7 +58,7 @@ def test_a_step_goes_down(kind: str) -> None:
 @pytest.mark.sampled("[adamw]", "[muon")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_eight_devices_give_what_one_gives(kind: str) -> None:
+def test_eight_devices_equal_one(kind: str) -> None:
     """And no device holds the whole state."""
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     params = drawn(0, LARGE)
@@ -81,7 +81,7 @@ def test_eight_devices_give_what_one_gives(kind: str) -> None:
     assert not any(leaf.sharding.is_fully_replicated for leaf in large)
 
 
-def test_what_has_another_shape_than_its_parameter_is_cut_where_it_divides() -> None:
+def test_state_of_other_shape_is_sharded_where_divisible() -> None:
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     params = {"layers": {"w": jax.ShapeDtypeStruct((3, 16, 8), jnp.float32)}}
     own = {"layers": {"w": NamedSharding(mesh, PartitionSpec(None, ("fsdp",), ("tensor",)))}}
@@ -103,7 +103,7 @@ def test_what_has_another_shape_than_its_parameter_is_cut_where_it_divides() -> 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["adafactor", "adamw8bit", "sgd"])
-def test_a_model_is_trained_on_a_mesh_and_goes_on_from_a_checkpoint(
+def test_train_on_mesh_and_resume(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit, also with a state unlike Adam's.
@@ -154,6 +154,6 @@ def test_a_model_is_trained_on_a_mesh_and_goes_on_from_a_checkpoint(
         ),
     ],
 )
-def test_settings_that_make_no_optimizer(kind: str, settings: Any, message: str) -> None:
+def test_invalid_optimizer_settings(kind: str, settings: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         OPTIMIZERS[kind](**settings)

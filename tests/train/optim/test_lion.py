@@ -17,6 +17,6 @@ def lion(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Arr
     return w
 
 
-def test_lion_is_the_formula() -> None:
+def test_lion_matches_formula() -> None:
     found = updated(Lion(beta1=0.8, beta2=0.7, weight_decay=0.3), drawn(0))
     assert_like(found, by_layers(drawn(0), lion))

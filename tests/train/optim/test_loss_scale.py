@@ -19,7 +19,7 @@ def after(*finite: bool, start: LossScale | None = None) -> tuple[float, int]:
     return float(scale.scale), int(scale.good_steps)
 
 
-def test_an_overflow_halves_the_scale_and_the_count_begins_anew() -> None:
+def test_overflow_halves_scale_and_resets_count() -> None:
     assert after() == (8, 0)
     assert after(False) == (4, 0)
     assert after(True, True, False) == (4, 0)
@@ -27,19 +27,19 @@ def test_an_overflow_halves_the_scale_and_the_count_begins_anew() -> None:
     assert after(False, False, True) == (2, 1)
 
 
-def test_steps_that_go_well_double_it() -> None:
+def test_scale_doubles_after_growth_interval() -> None:
     assert after(True, True) == (8, 2)
     assert after(True, True, True) == (16, 0)
     assert after(*[True] * 5) == (16, 2)
     assert after(*[True] * 6) == (32, 0)
 
 
-def test_it_stays_between_one_and_the_largest() -> None:
+def test_scale_stays_within_limits() -> None:
     assert after(*[True] * 12) == (32, 0)
     assert after(*[False] * 9) == (1, 0)
 
 
-def test_the_scale_of_the_settings_is_where_it_starts() -> None:
+def test_initial_scale() -> None:
     assert float(LossScale.create(LossScaleConfig()).scale) == 2**15
 
 
@@ -51,6 +51,6 @@ def test_the_scale_of_the_settings_is_where_it_starts() -> None:
         ({"growth_interval": 0}, "loss_scale.growth_interval 0: give 1 or more"),
     ],
 )
-def test_settings_that_make_no_scale(settings: dict[str, Any], message: str) -> None:
+def test_invalid_loss_scale_settings(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LossScaleConfig(**settings)

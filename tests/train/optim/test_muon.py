@@ -35,7 +35,7 @@ def newton_schulz(x: np.ndarray, config: Muon) -> np.ndarray:
     [Muon(weight_decay=0.3), Muon(weight_decay=0.3, ns_steps=3, preconditioning="aol")],
     ids=["frobenius", "aol"],
 )
-def test_muon_is_the_formula(config: Muon) -> None:
+def test_muon_matches_formula(config: Muon) -> None:
     """Nesterov momentum, orthogonalised, of the size of AdamW's (Liu et al. 2025)."""
     rates = RATES[:3]
     found = updated(config, drawn(0), rates=rates)
@@ -50,7 +50,7 @@ def test_muon_is_the_formula(config: Muon) -> None:
 
 
 @pytest.mark.slow
-def test_muon_on_a_stack_is_muon_on_each_layer() -> None:
+def test_muon_treats_layers_independently() -> None:
     """Also of a weight that has heads, whose matrix is [inputs, all outputs], and of experts."""
     config, params = Muon(weight_decay=0.1), drawn(0)
     found = updated(config, params)
@@ -70,7 +70,7 @@ def test_muon_on_a_stack_is_muon_on_each_layer() -> None:
         assert_close(found[name][layer].reshape(5, -1), weights["one"], 1e-5)
 
 
-def test_muon_leaves_all_but_the_layers_matrices_to_adam() -> None:
+def test_other_parameters_use_adam() -> None:
     """With Nesterov's momentum, and without decay."""
     config = Muon(beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.3)
     rates = RATES[:3]
@@ -86,7 +86,7 @@ def test_muon_leaves_all_but_the_layers_matrices_to_adam() -> None:
         np.testing.assert_allclose(found[name], theta, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
-def test_the_output_matrix_is_no_layers_matrix() -> None:
+def test_output_matrix_uses_adam() -> None:
     """An untied one has the vocabulary among its outputs: Muon leaves it to Adam."""
     axes = {"output": LogicalAxes(inputs=("embed",), outputs=("vocab",))}
     params = {"output": jnp.ones((5, 7))}
@@ -96,7 +96,7 @@ def test_the_output_matrix_is_no_layers_matrix() -> None:
     np.testing.assert_allclose(direction["output"], np.sign(grads["output"]), rtol=1e-5)
 
 
-def test_an_unknown_preconditioning_is_one_line() -> None:
+def test_unknown_preconditioning() -> None:
     unknown: Any = "schatten"
     with pytest.raises(ValueError, match=r"optimizer\.preconditioning schatten: is not known"):
         Muon(preconditioning=unknown)

@@ -37,7 +37,9 @@ def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
     state = jax.device_put(jax.jit(rule.init)(params), there)
     update = jax.jit(rule.update)
     for step, yes in enumerate(fine, start=1):
-        directions, state = update(gradients(params, step), state, params, accept_update=jnp.bool_(yes))
+        directions, state = update(
+            gradients(params, step), state, params, accept_update=jnp.bool_(yes)
+        )
         params = {name: params[name] - 0.1 * directions[name] for name in params}
     assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state)} == {MEMORIES[memory]}
     return jax.device_get((params, state))
@@ -49,7 +51,7 @@ def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
     "kind",
     ["adamw", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "adamw")],
 )
-def test_layer_by_layer_is_all_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offloaded_update_equals_plain_update(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update in between is not made."""
     monkeypatch.setattr("train.optim.adamw_8bit.MIN_QUANTIZED_SIZE", 16)
     (found, state), (expected, wanted) = (
@@ -60,16 +62,18 @@ def test_layer_by_layer_is_all_at_once(kind: str, monkeypatch: pytest.MonkeyPatc
 
 
 @needs_pinned_host
-def test_an_update_that_is_not_fine_leaves_the_state_as_it_was() -> None:
+def test_rejected_update_keeps_state() -> None:
     (_, before), (_, found) = after("adamw", "host", (True,)), after("adamw", "host", (True, False))
     assert_same_bits(found, before)
 
 
 @needs_pinned_host
 @pytest.mark.full
-def test_a_model_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_with_host_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a mesh, its moments in the other memory before and after each step."""
-    monkeypatch.setattr("train.engine.check_optimizer_placement", lambda *_: None)  # a CPU has it, for nothing
+    monkeypatch.setattr(
+        "train.engine.check_optimizer_placement", lambda *_: None
+    )  # a CPU has it, for nothing
     experiment = tiny(tmp_path, optimizer=AdamW(), mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     model = dataclasses.replace(experiment.model, vocab_size=30, layer_loop="scan")
     losses: dict[str, list[float]] = {}

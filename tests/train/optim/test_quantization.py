@@ -21,7 +21,7 @@ def table(signed: bool) -> Array:
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_all_256_values(signed: bool) -> None:
+def test_all_codes_round_trip(signed: bool) -> None:
     codes = np.arange(256, dtype=np.uint8)
     found = jax.jit(code_values, static_argnames="signed")(codes, signed=signed)
     np.testing.assert_allclose(found, table(signed), rtol=3e-7)
@@ -30,7 +30,7 @@ def test_all_256_values(signed: bool) -> None:
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_the_nearest_value_is_taken(signed: bool) -> None:
+def test_nearest_code(signed: bool) -> None:
     """Over all decades, and around the places where one ends and the next begins."""
     random = np.random.RandomState(0)
     edges = np.outer(10.0 ** -np.arange(8), random.uniform(0.9, 1.1, 300)).ravel()
@@ -77,7 +77,7 @@ def blocks(x: Array, stack: int, signed: bool) -> Array:
     ],
 )
 @pytest.mark.parametrize("signed", [True, False])
-def test_blocks_lie_along_the_memory_of_a_layer(
+def test_blocks_follow_layer_memory(
     shape: tuple[int, ...], stack: int, scales: tuple[int, ...], signed: bool
 ) -> None:
     x: Any = np.random.RandomState(0).randn(*shape).astype(np.float32)
@@ -95,7 +95,7 @@ def test_blocks_lie_along_the_memory_of_a_layer(
 
 
 @pytest.mark.slow
-def test_zeros_stay_zeros() -> None:
+def test_zeros_stay_zero() -> None:
     zeros: Any = np.zeros((3, 256), np.float32)
     codes, scales = quantize(zeros, 0, signed=True)
     assert not np.asarray(scales).any()

@@ -48,7 +48,7 @@ def test_warmup_stable_decay() -> None:
     np.testing.assert_allclose(found[15:21], falling, rtol=1e-5, atol=1e-7)
 
 
-def test_warmup_stable_decay_has_no_room_for_all_of_its_decay() -> None:
+def test_warmup_stable_decay_shorter_than_its_decay() -> None:
     config = ScheduleConfig(
         "warmup_stable_decay", 0.8, warmup_steps=2, min_lr_ratio=0.5, decay_fraction=1.0
     )
@@ -65,7 +65,7 @@ def test_constant_and_no_warmup() -> None:
     np.testing.assert_allclose(found[1:5], [0.3, 0.2, 0.1, 0], atol=1e-8)
 
 
-def test_the_formula_of_the_paper() -> None:
+def test_inverse_sqrt_matches_paper() -> None:
     """Vaswani et al. 2017, equation 3, with the base model's numbers."""
     numbers = (1, 100, 3999, 4000, 4001, 100_000)
     found = np.asarray(inverse_sqrt_schedule(512, 4000)(jnp.array(numbers)))
@@ -75,7 +75,7 @@ def test_the_formula_of_the_paper() -> None:
     assert found[0] == pytest.approx(1.746928e-7, rel=1e-6)
 
 
-def test_inverse_square_root_with_the_papers_peak_and_with_another() -> None:
+def test_inverse_sqrt_peaks() -> None:
     paper = rates(ScheduleConfig("inverse_sqrt", 0, warmup_steps=7), steps=30, width=49)
     assert paper[7] == pytest.approx(49**-0.5 * 7**-0.5, rel=1e-6)
     assert paper[28] == pytest.approx(paper[7] / 2, rel=1e-6)
@@ -86,7 +86,7 @@ def test_inverse_square_root_with_the_papers_peak_and_with_another() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (1, 1), (3, 7), (50, 11), (313, 997)])
-def test_never_negative_and_at_most_the_peak(kind: Any, warmup: int, steps: int) -> None:
+def test_rate_is_between_zero_and_peak(kind: Any, warmup: int, steps: int) -> None:
     if kind == "inverse_sqrt":
         warmup = max(1, warmup)
     config = ScheduleConfig(kind, 3e-3, warmup_steps=warmup, min_lr_ratio=0, decay_fraction=0.37)
@@ -98,7 +98,7 @@ def test_never_negative_and_at_most_the_peak(kind: Any, warmup: int, steps: int)
         np.testing.assert_allclose(found[steps - 1 :], 0, atol=1e-9)
 
 
-def test_rates_are_float32_whatever_the_number_is() -> None:
+def test_rates_are_float32() -> None:
     kind: Any
     for kind in KINDS:
         rate = make_schedule(ScheduleConfig(kind, 0.1), steps=10, width=16)
@@ -120,6 +120,6 @@ def test_rates_are_float32_whatever_the_number_is() -> None:
         ({"decay_fraction": -0.1}, "schedule.decay_fraction -0.1: give a share"),
     ],
 )
-def test_settings_that_make_no_schedule(settings: dict[str, Any], message: str) -> None:
+def test_invalid_schedule_settings(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ScheduleConfig(**settings)

@@ -35,13 +35,13 @@ def sgd(momentum: float, nesterov: bool, l2: float) -> Layer:
 
 @pytest.mark.parametrize("l2", [0.0, 0.3])
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.7, False), (0.7, True)])
-def test_sgd_is_the_formula(momentum: float, nesterov: bool, l2: float) -> None:
+def test_sgd_matches_formula(momentum: float, nesterov: bool, l2: float) -> None:
     config = Sgd(momentum=momentum, nesterov=nesterov, l2=l2)
     assert_like(updated(config, drawn(0)), by_layers(drawn(0), sgd(momentum, nesterov, l2)))
 
 
 @pytest.mark.parametrize(("momentum", "kept"), [(0.9, 4), (0.0, 0)])
-def test_what_is_kept_of_a_parameter(momentum: float, kept: int) -> None:
+def test_sgd_state_size(momentum: float, kept: int) -> None:
     state = make_optimizer(Sgd(momentum=momentum), AXES).init(drawn(0))
     size = sum(leaf.size for leaf in drawn(0).values())
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(state)) == kept * size

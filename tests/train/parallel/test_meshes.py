@@ -65,7 +65,7 @@ def slow(model: str, mesh: MeshConfig) -> Any:
     ],
     ids=str,
 )
-def test_a_mesh_is_one_device(
+def test_mesh_equals_one_device(
     folder: Path, alone: Callable[[str], Outcome], model: str, mesh: MeshConfig
 ) -> None:
     found, expected = train(folder, model, mesh), alone(model)
@@ -88,14 +88,14 @@ def test_a_mesh_is_one_device(
 
 
 @pytest.mark.full
-def test_sixteen_devices(folder: Path) -> None:
+def test_sixteen_devices_equal_one(folder: Path) -> None:
     """Four axes at once, in a process that has so many devices."""
     program = "from tests.train.parallel.meshes import sixteen; sixteen()"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
 
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
-def test_no_device_has_the_whole_of_a_weight(folder: Path, optimizer: str) -> None:
+def test_no_device_holds_a_whole_weight(folder: Path, optimizer: str) -> None:
     """Nor of a moment of it, as it is laid out: 8-bit codes and their scales too."""
     experiment = an_experiment(folder, "decoder", MeshConfig(data=1, fsdp=2, tensor=4), width=64)
     experiment = dataclasses.replace(experiment, optimizer=OPTIMIZERS[optimizer]())
@@ -108,7 +108,7 @@ def test_no_device_has_the_whole_of_a_weight(folder: Path, optimizer: str) -> No
 
 
 @pytest.mark.slow
-def test_weights_are_drawn_where_they_lie(folder: Path) -> None:
+def test_weights_are_initialized_in_shards(folder: Path) -> None:
     """The program that makes the first state sends nothing, and has no weight whole on a device."""
     mesh = MeshConfig(data=1, fsdp=2, tensor=4)
     engine = make_engine(an_experiment(folder, "decoder", mesh, width=64), Hardware(count=8))
@@ -141,21 +141,23 @@ def test_weights_are_drawn_where_they_lie(folder: Path) -> None:
         ({"sequence_length": 14}, "data.sequence_length 14: does not divide into 4 pieces"),
     ],
 )
-def test_what_cannot_be_spread(folder: Path, changes: dict[str, Any], message: str) -> None:
+def test_unsupported_context_parallelism(
+    folder: Path, changes: dict[str, Any], message: str
+) -> None:
     mesh = MeshConfig(context=2)
     experiment = an_experiment(folder, "decoder", mesh, **changes)
     with pytest.raises((UsageError, ValueError), match=message):
         check_context_parallelism(experiment, make_mesh(mesh), Hardware())
 
 
-def test_sentences_cannot_be_spread(folder: Path) -> None:
+def test_context_parallelism_needs_text_windows(folder: Path) -> None:
     mesh = MeshConfig(context=2)
     experiment = an_experiment(folder, "encoder-decoder", mesh)
     with pytest.raises(UsageError, match=r"mesh.context 2: task Translation has sequences of sev"):
         check_context_parallelism(experiment, make_mesh(mesh), Hardware())
 
 
-def test_a_cpu_has_no_other_memory(folder: Path) -> None:
+def test_cpu_rejects_host_placement(folder: Path) -> None:
     experiment = an_experiment(folder, "decoder", MeshConfig(optimizer_placement="host"))
     with pytest.raises(UsageError, match=r"mesh.optimizer_placement host: a CPU computes in"):
         make_engine(experiment, Hardware(count=8))
@@ -165,7 +167,7 @@ def test_a_cpu_has_no_other_memory(folder: Path) -> None:
         make_engine(dataclasses.replace(experiment, model=model), Hardware(count=8))
 
 
-def test_moments_in_the_hosts_memory(folder: Path) -> None:
+def test_host_placement_of_moments(folder: Path) -> None:
     """Each where its weight lies, in the other memory; counters stay."""
     experiment = an_experiment(folder, "decoder", MeshConfig(fsdp=2, optimizer_placement="host"))
     shapes = make_engine(experiment, Hardware("tpu", "TPU v5e", 8)).abstract_state()
@@ -177,7 +179,7 @@ def test_moments_in_the_hosts_memory(folder: Path) -> None:
     assert shapes.step.sharding.memory_kind != "pinned_host"
 
 
-def test_experts_that_do_not_divide(folder: Path) -> None:
+def test_indivisible_experts(folder: Path) -> None:
     mixture = MoEConfig(3, 2, FeedForwardConfig(24))
     experiment = an_experiment(folder, "decoder", MeshConfig(expert=2), feed_forward=mixture)
     with pytest.raises(UsageError, match="axis experts of size 3: does not divide into 2 parts"):

@@ -20,7 +20,7 @@ VOCAB = 30
 LOSSES = {"loss/load_balance", "loss/router_z"}
 
 
-def an_experiment(folder: Path, **changes: Any) -> Experiment:
+def make_experiment(folder: Path, **changes: Any) -> Experiment:
     experiment = tiny(folder, **changes)
     mixture = MoEConfig(
         4, 2, FeedForwardConfig(24, "silu", gated=True), load_balance_loss_weight=0.1
@@ -46,15 +46,17 @@ def trained(engine: Engine) -> tuple[list[dict[str, float]], Any]:
 
 
 @pytest.mark.full
-def test_experts_on_many_devices_and_in_microbatches_are_those_of_one(tmp_path: Path) -> None:
+def test_expert_parallelism_equals_one_device(tmp_path: Path) -> None:
     """Their losses are means over examples, so that it matters not how a batch is cut."""
-    one = JitEngine(an_experiment(tmp_path), make_mesh(MeshConfig(), jax.devices()[:1]), Hardware())
+    one = JitEngine(
+        make_experiment(tmp_path), make_mesh(MeshConfig(), jax.devices()[:1]), Hardware()
+    )
     expected, params = trained(one)
     assert set(expected[0]) >= LOSSES
     assert 0.2 <= expected[0]["loss/load_balance"] < 0.3  # 0.1 in each layer, if all are used alike
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
     for changes in ({"mesh": mesh, "grad_accum_steps": 2}, {"compile": "pmap"}):
-        engine = make_engine(an_experiment(tmp_path, **changes), Hardware(count=8))
+        engine = make_engine(make_experiment(tmp_path, **changes), Hardware(count=8))
         found, others = trained(engine)
         for metrics, wanted in zip(found, expected, strict=True):
             assert metrics == pytest.approx(wanted, abs=1e-5)

@@ -36,7 +36,7 @@ VOCAB = 30
         (MeshConfig(data=1, expert=2, context=-1, tensor=2), 12, (1, 1, 2, 3, 2)),
     ],
 )
-def test_sizes(mesh: MeshConfig, devices: int, sizes: tuple[int, ...]) -> None:
+def test_mesh_sizes(mesh: MeshConfig, devices: int, sizes: tuple[int, ...]) -> None:
     """From the slowest links to the fastest."""
     assert mesh.axis_sizes(devices) == dict(
         zip(("data", "fsdp", "expert", "context", "tensor"), sizes, strict=True)
@@ -55,12 +55,12 @@ def test_sizes(mesh: MeshConfig, devices: int, sizes: tuple[int, ...]) -> None:
         (MeshConfig(context=3), 8, "mesh data -1 x fsdp 1 x tensor 1 x context 3: does not"),
     ],
 )
-def test_sizes_that_are_no_mesh(mesh: MeshConfig, devices: int, message: str) -> None:
+def test_invalid_mesh_sizes(mesh: MeshConfig, devices: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         mesh.axis_sizes(devices)
 
 
-def test_layouts_follow_from_the_names_of_axes() -> None:
+def test_shardings_follow_logical_axes() -> None:
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     assert mesh.shape == {"data": 2, "fsdp": 2, "expert": 1, "context": 1, "tensor": 2}
 
@@ -78,13 +78,13 @@ def test_layouts_follow_from_the_names_of_axes() -> None:
     assert spec("heads", "mlp") == P(("tensor",), None)
 
 
-def test_axes_of_size_one_are_left_out() -> None:
+def test_mesh_axes_of_size_one_are_omitted() -> None:
     mesh = make_mesh(MeshConfig(data=8))
     assert logical_to_sharding(mesh, ("batch", None)).spec == P(("data",), None)
     assert logical_to_sharding(mesh, ("vocab", "embed")).is_fully_replicated
 
 
-def test_an_axis_that_does_not_divide() -> None:
+def test_indivisible_axis() -> None:
     mesh = make_mesh(MeshConfig(data=1, fsdp=8))
     assert logical_to_sharding(mesh, ("embed",), (24,)).spec == P(("fsdp",))
     message = (
@@ -98,7 +98,7 @@ def test_an_axis_that_does_not_divide() -> None:
         logical_to_sharding(both, ("batch",), (12,))
 
 
-def test_tokens_and_experts() -> None:
+def test_length_and_expert_axes() -> None:
     mesh = make_mesh(MeshConfig(data=1, fsdp=2, expert=2, context=2))
     assert logical_to_sharding(mesh, ("batch", "length", None)).spec == P(
         ("fsdp", "expert"), ("context",), None
@@ -109,7 +109,7 @@ def test_tokens_and_experts() -> None:
     assert logical_to_sharding(mesh, ("embed", "routes")).spec == P(("fsdp",), None)
 
 
-def test_shared_keys_and_values_are_copied_to_the_parts_that_share_them() -> None:
+def test_few_kv_heads_are_replicated() -> None:
     """Where there are fewer heads of them than parts; not where parts would share unevenly."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=2, tensor=4))
     names = ("embed", "kv_heads", "head")
@@ -122,12 +122,12 @@ def test_shared_keys_and_values_are_copied_to_the_parts_that_share_them() -> Non
         logical_to_sharding(mesh, ("embed", "heads", "head"), (8, 2, 3))
 
 
-def test_an_experiment_whose_heads_do_not_divide(tmp_path: Path) -> None:
+def test_indivisible_heads(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="axis heads of size 4: does not divide into 8 parts"):
         an_engine(tmp_path, MeshConfig(data=1, tensor=8)).abstract_state()
 
 
-def test_constraints_on_one_device_are_none() -> None:
+def test_no_constraint_on_one_device() -> None:
     x = jnp.ones((2, 3))
     one = make_mesh(MeshConfig(), jax.devices()[:1])
     assert make_sharding_constraint(one)(x, ("batch", None)) is x
@@ -138,7 +138,7 @@ def test_constraints_on_one_device_are_none() -> None:
     assert many(jnp.ones((1, 3)), ("batch", None)).sharding.is_fully_replicated
 
 
-def test_a_batch_is_spread_over_data_and_fsdp() -> None:
+def test_batch_is_sharded_over_data_and_fsdp() -> None:
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     rows = random_rows(12, VOCAB)
     batch = shard_batch(mesh, rows, 12)
@@ -148,7 +148,7 @@ def test_a_batch_is_spread_over_data_and_fsdp() -> None:
         assert shapes == {(3, *array.shape[1:])}, name
 
 
-def test_tokens_of_a_batch_are_spread_in_turn() -> None:
+def test_zigzag_order() -> None:
     """Each part has an early piece and a late one, of every array alike."""
     mesh = make_mesh(MeshConfig(data=2, context=4))
     rows = {"positions": np.tile(np.arange(16), (4, 1)), "examples": np.arange(4)}
@@ -168,7 +168,7 @@ def an_engine(folder: Path, mesh: MeshConfig, **changes: Any) -> Engine:
 
 
 @pytest.mark.slow
-def test_parameters_are_born_sharded(tmp_path: Path) -> None:
+def test_parameters_are_initialized_sharded(tmp_path: Path) -> None:
     """No device holds all of a parameter that fsdp cuts, nor of its moments."""
     engine = an_engine(tmp_path, MeshConfig(data=1, fsdp=8))
     state = engine.init()
@@ -188,7 +188,7 @@ def test_parameters_are_born_sharded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_the_optimizers_state_lies_like_its_parameters(tmp_path: Path, kind: Any) -> None:
+def test_optimizer_state_is_sharded_like_parameters(tmp_path: Path, kind: Any) -> None:
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
     shapes = an_engine(tmp_path, mesh, optimizer=OPTIMIZERS[kind]()).abstract_state()
     params = {
@@ -211,7 +211,7 @@ def test_the_optimizers_state_lies_like_its_parameters(tmp_path: Path, kind: Any
         assert leaf.sharding.is_fully_replicated
 
 
-def test_devices_whose_description_lacks_the_hosts_memory_are_told_of() -> None:
+def test_described_gpus_lack_host_memory() -> None:
     class Described:
         """The layout of an array on a GPU that is not there."""
 

@@ -37,9 +37,7 @@ def fail() -> None:
     raise ValueError("Failed to deserialize the Mosaic module:\n expected <= 7 but got 8")
 
 
-def test_only_a_kernel_that_would_be_used_is_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_used_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     for name in attention_kernels.KERNEL_PROBES:
         monkeypatch.setitem(
@@ -53,7 +51,7 @@ def test_only_a_kernel_that_would_be_used_is_compiled(
     assert compiled == ["splash"]
 
 
-def test_a_broken_kernel_is_named_with_the_reason(
+def test_broken_kernel_is_marked_with_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(attention_kernels.KERNEL_PROBES, "splash", fail)
@@ -62,7 +60,7 @@ def test_a_broken_kernel_is_named_with_the_reason(
     assert found.broken_kernels == (("splash", why),)
 
 
-def test_a_run_goes_on_without_it_and_says_so(
+def test_run_uses_fallback_and_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The TPU's real kernel, which no CPU compiles."""

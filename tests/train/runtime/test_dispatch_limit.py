@@ -81,7 +81,7 @@ def engine_on(device: Device, folder: Path, hardware: Hardware, how: str) -> Eng
     ],
     ids=["cpus", "cpus pmap", "one cpu", "gpus"],
 )
-def test_programs_in_flight(
+def test_number_of_programs_in_flight(
     tmp_path: Path, hardware: Hardware, how: str, ahead: int, call: str
 ) -> None:
     """One at a time on several CPU devices; elsewhere a dispatch waits for an earlier program."""
@@ -94,7 +94,7 @@ def test_programs_in_flight(
     assert device.most == ahead + 1
 
 
-def test_steps_and_evaluations_share_the_limit(tmp_path: Path) -> None:
+def test_steps_and_evaluations_share_one_limit(tmp_path: Path) -> None:
     device = Device()
     engine = engine_on(device, tmp_path, GPUS, "jit")
     for _ in range(MANY):
@@ -104,7 +104,7 @@ def test_steps_and_evaluations_share_the_limit(tmp_path: Path) -> None:
     assert device.dispatched == 2 * MANY
 
 
-def test_a_limit_waits_for_the_oldest() -> None:
+def test_limit_waits_for_the_oldest() -> None:
     device, limit = Device(), DispatchLimit(2)
     for number in range(1, MANY + 1):
         limit.add({"sum": device.dispatch()})
@@ -135,7 +135,7 @@ class Batches:
         return cursor + 1
 
 
-def test_results_that_are_not_fetched_do_not_grow_with_the_set() -> None:
+def test_pending_evaluations_are_bounded() -> None:
     engine: Any = CountingEngine()
     found = mean_losses(engine, {}, Batches())
     assert found == {"loss": MANY / sum(range(1, MANY + 1))}
@@ -144,7 +144,7 @@ def test_results_that_are_not_fetched_do_not_grow_with_the_set() -> None:
     assert engine.device.in_flight == 0
 
 
-def test_weights_of_an_average_are_cast_by_one_program() -> None:
+def test_ema_is_cast_by_one_program() -> None:
     """One for each leaf would be as many in flight as the model has weights."""
     leaves = {str(number): jnp.ones(2, jnp.bfloat16) for number in range(MANY)}
     wide = {name: leaf.astype(jnp.float32) for name, leaf in leaves.items()}

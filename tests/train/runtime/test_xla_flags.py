@@ -6,7 +6,7 @@ import pytest
 from train.runtime.xla_flags import GPU_FLAGS, TPU_FLAGS, guess_platform, set_overlap_flags
 
 
-def test_each_platform_has_its_variable() -> None:
+def test_each_platform_has_its_own_variable() -> None:
     environment: dict[str, str] = {}
     set_overlap_flags("tpu", environment)
     assert set(environment) == {"LIBTPU_INIT_ARGS"}
@@ -15,13 +15,13 @@ def test_each_platform_has_its_variable() -> None:
     assert environment["XLA_FLAGS"].split() == [f"--{name}={GPU_FLAGS[name]}" for name in GPU_FLAGS]
 
 
-def test_nothing_is_set_for_a_cpu() -> None:
+def test_no_flags_for_cpu() -> None:
     environment = {"XLA_FLAGS": "--one=1"}
     set_overlap_flags("cpu", environment)
     assert environment == {"XLA_FLAGS": "--one=1"}
 
 
-def test_what_the_user_has_set_stays() -> None:
+def test_user_flags_are_kept() -> None:
     mine = "--xla_gpu_enable_latency_hiding_scheduler=false --mine"
     environment = {"XLA_FLAGS": mine}
     for _ in range(2):  # once more changes nothing
@@ -35,11 +35,11 @@ def test_what_the_user_has_set_stays() -> None:
 @pytest.mark.parametrize(
     ("asked", "platform"), [("cpu", "cpu"), ("cuda,cpu", "gpu"), ("tpu", "tpu")]
 )
-def test_the_platform_asked_for(asked: str, platform: str) -> None:
+def test_platform_from_environment(asked: str, platform: str) -> None:
     assert guess_platform({"JAX_PLATFORMS": asked}) == platform
 
 
-def test_xla_knows_the_flags_that_every_backend_reads() -> None:
+def test_xla_accepts_the_flags() -> None:
     """It ends a process over a name that it does not know."""
     flags: dict[str, str] = {"JAX_PLATFORMS": "cpu"}
     set_overlap_flags("gpu", flags)

@@ -78,27 +78,35 @@ def select_blocks(
     The table of random blocks covers R query blocks and repeats after them with shifted indices, so
     each stretch of R blocks draws from itself.
     """
-    own, rows = jnp.arange(num_blocks), random_blocks.shape[1]
-    drawn = jnp.asarray(random_blocks)[:, own % rows]
-    drawn = jnp.where(drawn < 0, -1, drawn + (own // rows * rows)[None, :, None])
-    near = (
-        own[:, None]
+    block_index, table_length = jnp.arange(num_blocks), random_blocks.shape[1]
+    random_selected = jnp.asarray(random_blocks)[:, block_index % table_length]
+    random_selected = jnp.where(
+        random_selected < 0,
+        -1,
+        random_selected + (block_index // table_length * table_length)[None, :, None],
+    )
+    window_blocks = (
+        block_index[:, None]
         + jnp.arange(-(num_window_blocks // 2), 1 if causal else num_window_blocks // 2 + 1)[
             None, :
         ]
     )
-    parts = [jnp.arange(num_global_blocks)[None, None, None, :], near[None, None], drawn[None]]
+    groups = [
+        jnp.arange(num_global_blocks)[None, None, None, :],
+        window_blocks[None, None],
+        random_selected[None],
+    ]
     if global_last_block is not None:
-        parts.append(global_last_block[:, None, None, None])
+        groups.append(global_last_block[:, None, None, None])
     batch = 1 if global_last_block is None else len(global_last_block)
     shape = (batch, len(random_blocks), num_blocks)
-    chosen = jnp.concatenate(
-        [jnp.broadcast_to(part, (*shape, part.shape[-1])) for part in parts], axis=-1
+    selected = jnp.concatenate(
+        [jnp.broadcast_to(part, (*shape, part.shape[-1])) for part in groups], axis=-1
     )
-    chosen = jnp.where((chosen >= 0) & (chosen < num_blocks), chosen, -1)
-    same = chosen[..., :, None] == chosen[..., None, :]
-    earlier = jnp.tri(chosen.shape[-1], k=-1, dtype=bool)[None, None, None]
-    return jnp.where((same & earlier).any(-1), -1, chosen)
+    selected = jnp.where((selected >= 0) & (selected < num_blocks), selected, -1)
+    is_same = selected[..., :, None] == selected[..., None, :]
+    earlier = jnp.tri(selected.shape[-1], k=-1, dtype=bool)[None, None, None]
+    return jnp.where((is_same & earlier).any(-1), -1, selected)
 
 
 def last_nonempty_block(
@@ -136,26 +144,22 @@ class BigBird(Mixer):
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> KVCache:
         """Return a cache for all tokens: later queries may select any block."""
-        config, dtype = self.config, self.context.precision.compute
-        shape = (
-            batch,
-            length,
-            config.resolved_num_kv_heads,
-            config.resolved_head_dim(self.context.d_model),
-        )
-        return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        config = self.config
+        head_dim = config.resolved_head_dim(self.context.d_model)
+        dtype = self.context.precision.cache_dtype
+        return KVCache.empty(batch, length, config.resolved_num_kv_heads, head_dim, dtype)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         cache = inputs.cache
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
         q, k, v = self.project(x, inputs)
-        scoring = ScoreSpec(
+        score_spec = ScoreSpec(
             scale=1 / math.sqrt(q.shape[-1]),
-            softmax_dtype=shared.precision.softmax,
+            softmax_dtype=context.precision.softmax,
             dropout_rate=config.dropout,
             dropout_rngs=fold_in(inputs.dropout_rngs, 0),
         )
@@ -164,18 +168,20 @@ class BigBird(Mixer):
                 raise ValueError("mixer bigbird: decodes under a causal mask; give one")
             cache = cache.append(k, v, inputs.positions)
             y = self.attend_cached(
-                q, inputs.positions, inputs.mask, scoring, cache, inputs.constants
+                q, inputs.positions, inputs.mask, score_spec, cache, inputs.constants
             )
-            return MixerOutput(project_output(self, y, config, shared), cache, {})
+            return MixerOutput(project_output(self, y, config, context), cache, {})
         length = x.shape[1]
-        chosen = self.selected_blocks(inputs.mask, length, inputs.constants)
-        y = attend_selected_blocks(q, k, v, inputs.mask, scoring, chosen, config.block_size).y
-        index = self.global_token_indices(inputs.mask, length)
-        if index.size:
-            again = scoring._replace(dropout_rngs=fold_in(inputs.dropout_rngs, 1))
-            rows = attend_from_tokens(gather_tokens(q, index), k, v, inputs.mask, again, index)
-            y = scatter_tokens(y, rows, index)
-        return MixerOutput(project_output(self, y, config, shared), None, {})
+        selected = self.selected_blocks(inputs.mask, length, inputs.constants)
+        y = attend_selected_blocks(q, k, v, inputs.mask, score_spec, selected, config.block_size).y
+        global_index = self.global_token_indices(inputs.mask, length)
+        if global_index.size:
+            global_spec = score_spec._replace(dropout_rngs=fold_in(inputs.dropout_rngs, 1))
+            global_rows = attend_from_tokens(
+                gather_tokens(q, global_index), k, v, inputs.mask, global_spec, global_index
+            )
+            y = scatter_tokens(y, global_rows, global_index)
+        return MixerOutput(project_output(self, y, config, context), None, {})
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
@@ -187,7 +193,7 @@ class BigBird(Mixer):
         q: jax.Array,  # [B, T, N, H]
         positions: jax.Array,  # [B or 1, T]; -1: padding
         mask: Mask,
-        scoring: ScoreSpec,
+        score_spec: ScoreSpec,
         cache: KVCache,  # of S tokens, the new ones among them
         random_blocks: Any,  # [N, R, r]
     ) -> jax.Array:  # [B, T, N, H]
@@ -195,22 +201,26 @@ class BigBird(Mixer):
 
         A few queries gather their own blocks. Many queries go by blocks, as without a cache.
         """
-        (batch, tokens), length, block = q.shape[:2], cache.keys.shape[1], self.config.block_size
-        here = jnp.broadcast_to(positions, (batch, tokens))
-        chosen = self.selected_blocks(mask, length, random_blocks)
-        kept = cache.keys, cache.values
+        k, v, key_positions = cache.read(q.dtype)
+        (batch, tokens), length, block = q.shape[:2], k.shape[1], self.config.block_size
+        query_positions = jnp.broadcast_to(positions, (batch, tokens))
+        selected = self.selected_blocks(mask, length, random_blocks)
         if tokens <= -(-length // block):
-            mask = mask.replace(positions=here).with_keys(
-                cache.positions, keys_include_queries=True
+            mask = mask.replace(positions=query_positions).with_keys(
+                key_positions, keys_include_queries=True
             )
-            own = jnp.moveaxis(chosen[0][:, jnp.maximum(here, 0) // block], 1, 0)
-            return attend_selected_blocks(q, *kept, mask, scoring, own, block, query_block_size=1).y
-        # Each stands in a row of S queries where its key does: the others find nothing of interest.
-        index = jnp.where(here < 0, length, here)
+            # Each query is a block of its own and gathers the blocks of the row it stands in.
+            own = jnp.moveaxis(selected[0][:, jnp.maximum(query_positions, 0) // block], 1, 0)
+            return attend_selected_blocks(
+                q, k, v, mask, score_spec, own, block, query_block_size=1
+            ).y
+        # Place each query at its position in a row of S queries. The results of the other queries
+        # are discarded.
+        index = jnp.where(query_positions < 0, length, query_positions)
         row = scatter_tokens(jnp.zeros((batch, length, *q.shape[2:]), q.dtype), q, index)
-        mask = mask.replace(positions=cache.positions)
+        mask = mask.replace(positions=key_positions)
         return gather_tokens(
-            attend_selected_blocks(row, *kept, mask, scoring, chosen, block).y, index
+            attend_selected_blocks(row, k, v, mask, score_spec, selected, block).y, index
         )
 
     @nn.nowrap
@@ -255,16 +265,16 @@ class BigBird(Mixer):
     ) -> jax.Array:  # [B or 1, N, T, T] booleans
         """Return the pattern token by token: selected blocks, and full rows of global tokens."""
         length, block = heads.q.shape[1], self.config.block_size
-        chosen = self.selected_blocks(inputs.mask, length, inputs.constants)
-        blocks = jnp.arange(chosen.shape[2])
-        seen = (chosen[..., None] == blocks[None, None, None, None, :]).any(-2)
+        selected = self.selected_blocks(inputs.mask, length, inputs.constants)
+        blocks = jnp.arange(selected.shape[2])
+        visible = (selected[..., None] == blocks[None, None, None, None, :]).any(-2)
         for axis in (2, 3):
-            seen = jnp.repeat(seen, block, axis)
+            visible = jnp.repeat(visible, block, axis)
         rows = (
             self.global_token_indices(inputs.mask, length)[:, :, None]
             == jnp.arange(length)[None, None, :]
         )
-        return seen[:, :, :length, :length] | rows.any(1)[:, None, :, None]
+        return visible[:, :, :length, :length] | rows.any(1)[:, None, :, None]
 
 
 MIXERS[BigBirdConfig.kind] = BigBird
@@ -280,13 +290,15 @@ def bigbird_visible_keys(config: BigBirdConfig, length: int) -> MeanVisibleKeys:
 
     def blocks(causal: bool) -> np.ndarray:  # [N, blocks, blocks] booleans
         last: Any = own[-1:] if config.last_block_is_global and not causal else None
-        chosen = np.asarray(select_blocks(table, len(own), *counts[1:], last, causal))[0]
-        seen = np.zeros((config.num_heads, len(own), len(own) + 1), bool)
-        np.put_along_axis(seen, chosen, True, axis=-1)  # what is not there goes behind the last
-        seen = seen[..., :-1]
-        seen[:, : config.num_global_blocks] = True
-        seen[:, own[-1:]] |= last is not None
-        return seen
+        selected = np.asarray(select_blocks(table, len(own), *counts[1:], last, causal))[0]
+        visible = np.zeros((config.num_heads, len(own), len(own) + 1), bool)
+        np.put_along_axis(
+            visible, selected, True, axis=-1
+        )  # what is not there goes behind the last
+        visible = visible[..., :-1]
+        visible[:, : config.num_global_blocks] = True
+        visible[:, own[-1:]] |= last is not None
+        return visible
 
     def mean(keys: np.ndarray) -> float:  # [N, blocks] of each query of a block
         return float((keys * sizes).sum() / (config.num_heads * length))

@@ -71,17 +71,17 @@ def attend_with_kernel(
       ValueError: attention weights are requested, the mask is more than causality, segments and
         lengths, or a cache is given without a causal mask.
     """
-    config, shared = module.config, module.context
+    config, context = module.config, module.context
     mask, memory, cache = inputs.mask, inputs.memory, inputs.cache
-    _refuse(config, mask, inputs.outputs)
+    _check_supported(config, mask, inputs.outputs)
     if memory is not None or isinstance(cache, MemoryKernelState):
         if mask.pattern.causal or isinstance(cache, KernelState):
             raise ValueError(
                 f"mixer {config.kind}: looks at a memory as a whole; give a mask that is not "
                 "causal, and a cache of init_memory_cache or none"
             )
-        return _of_memory(module, x, feature_map, mask, memory, cache)
-    q, k, v = project_qkv(module, x, inputs.positions, config, shared)
+        return _attend_memory(module, x, feature_map, mask, memory, cache)
+    q, k, v = project_qkv(module, x, inputs.positions, config, context)
     if not mask.pattern.causal:
         if cache is not None:
             raise ValueError(f"mixer {config.kind}: decodes under a causal mask alone; give one")
@@ -93,14 +93,14 @@ def attend_with_kernel(
     return y, None if cache is None else sums
 
 
-def _refuse(config: MultiHeadConfig, mask: Mask, outputs: Outputs) -> None:
+def _check_supported(config: MultiHeadConfig, mask: Mask, outputs: Outputs) -> None:
     reject_weights(config.kind, outputs)
     if not mask.pattern.causal:  # then their order does not matter
         mask = mask.replace(pattern=dataclasses.replace(mask.pattern, ordered=True))
     reject_mask_patterns(config.kind, mask)
 
 
-def _of_memory(
+def _attend_memory(
     module: Mixer,
     x: jax.Array,  # [B, T, D]
     feature_map: FeatureMap,
@@ -108,13 +108,13 @@ def _of_memory(
     memory: jax.Array | None,  # [B, S, D]
     cache: Any,  # MemorySums, if there is no memory
 ) -> tuple[jax.Array, MemoryKernelState | None]:
-    config, shared = module.config, module.context
-    q = project_queries(module, x, config, shared)
+    config, context = module.config, module.context
+    q = project_queries(module, x, config, context)
     if memory is not None:
-        k, v = (heads(module, memory, config, shared) for heads in (project_keys, project_values))
+        k, v = (heads(module, memory, config, context) for heads in (project_keys, project_values))
         if cache is None:
             return attend_bidirectional(q, k, v, feature_map, mask), None
-        cache = MemoryKernelState(_whole(k, v, feature_map, _theirs(mask, k.shape[1])))
+        cache = MemoryKernelState(_sum_all_keys(k, v, feature_map, _key_segments(mask, k.shape[1])))
     return read_state(feature_map(q.astype(ACCUMULATION_DTYPE)), cache.state).astype(q.dtype), cache
 
 
@@ -126,10 +126,10 @@ def attend_bidirectional(
     mask: Mask,
 ) -> jax.Array:  # [B, T, N, H of values]
     """Attend from each query to all keys of its document; packed rows cost a causal pass."""
-    theirs = _theirs(mask, k.shape[1])
+    theirs = _key_segments(mask, k.shape[1])
 
     def whole() -> jax.Array:
-        sums = _whole(k, v, feature_map, theirs)
+        sums = _sum_all_keys(k, v, feature_map, theirs)
         return read_state(feature_map(q.astype(ACCUMULATION_DTYPE)), sums).astype(v.dtype)
 
     if mask.segments is None or theirs is None:
@@ -140,11 +140,11 @@ def attend_bidirectional(
     return jax.lax.cond(
         alike,
         lambda: jnp.where(seeing, whole(), 0),
-        lambda: _by_document(q, k, v, feature_map, ours, theirs),
+        lambda: _attend_sorted_by_document(q, k, v, feature_map, ours, theirs),
     )
 
 
-def _whole(
+def _sum_all_keys(
     k: jax.Array,  # [B, S, K, H]
     v: jax.Array,  # [B, S, K, H of values]
     feature_map: FeatureMap,
@@ -156,7 +156,7 @@ def _whole(
     )
 
 
-def _theirs(mask: Mask, length: int) -> jax.Array | None:  # [B or 1, S]
+def _key_segments(mask: Mask, length: int) -> jax.Array | None:  # [B or 1, S]
     """Return the document of each key, 0 for padding; None if all keys are in one document."""
     if mask.segments is None:
         return token_segments(mask, length)
@@ -164,7 +164,7 @@ def _theirs(mask: Mask, length: int) -> jax.Array | None:  # [B or 1, S]
     return token_segments(mask.replace(segments=own), length)
 
 
-def _by_document(
+def _attend_sorted_by_document(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, S, K, H]
     v: jax.Array,  # [B, S, K, H of values]

@@ -125,13 +125,13 @@ class Linformer(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         if inputs.memory is None:
-            q, k, v = project_qkv(self, x, inputs.positions, config, shared)
+            q, k, v = project_qkv(self, x, inputs.positions, config, context)
         else:
-            q = project_queries(self, x, config, shared)
+            q = project_queries(self, x, config, context)
             k, v = (
-                heads(self, inputs.memory, config, shared)
+                heads(self, inputs.memory, config, context)
                 for heads in (project_keys, project_values)
             )
         self.check_inputs(inputs.mask, k.shape[1], inputs.outputs)
@@ -142,7 +142,7 @@ class Linformer(Mixer):
         k, v = project_length(rows[0], k, slots), project_length(rows[1], v, slots)
         scoring = ScoreSpec(
             scale=1 / math.sqrt(q.shape[-1]),
-            softmax_dtype=shared.precision.softmax,
+            softmax_dtype=context.precision.softmax,
             dropout_rate=config.dropout,
             dropout_rngs=fold_in(inputs.dropout_rngs, 0),
         )
@@ -150,10 +150,10 @@ class Linformer(Mixer):
         if slots.segments is not None:
             numbers = jnp.repeat(slots.segments, config.rank, axis=1)
             theirs = Mask(segments=inputs.mask.segments, key_segments=numbers)
-        y = attend(q, k, v, theirs, scoring, hardware=shared.hardware).y
+        y = attend(q, k, v, theirs, scoring, hardware=context.hardware).y
         if slots.too_many_documents is not None:
             y = jnp.where(slots.too_many_documents[:, None, None, None], jnp.nan, y)
-        return MixerOutput(project_output(self, y, config, shared), None, {})
+        return MixerOutput(project_output(self, y, config, context), None, {})
 
     @nn.nowrap
     def check_inputs(self, mask: Mask, length: int, outputs: Outputs) -> None:
@@ -183,15 +183,15 @@ class Linformer(Mixer):
         They are initialized as matrices that sum over the length. Their axes are declared
         as those of a table, because a token is multiplied by one row only.
         """
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         heads = {"kv_heads": config.resolved_num_kv_heads} if config.sharing == "none" else {}
         axes = {**heads, "positions": config.max_length, "rank": config.rank}
-        init = shared.initialization.matrix_initializer({"positions": config.max_length})
+        init = context.initialization.matrix_initializer({"positions": config.max_length})
         declared = [
-            declare_weight(self, name, outputs=axes, init=init, dtype=shared.precision.parameters)
+            declare_weight(self, name, outputs=axes, init=init, dtype=context.precision.parameters)
             for name in ("key_rows", "value_rows")[: 1 if config.sharing == "key_value" else 2]
         ]
-        dtype = shared.precision.compute
+        dtype = context.precision.compute
         return declared[0].astype(dtype), declared[-1].astype(dtype)
 
 

@@ -62,6 +62,18 @@ class GlobalTokenCache(struct.PyTreeNode):
     keys: jax.Array  # [B, n, K, H]
     values: jax.Array  # [B, n, K, H]
 
+    @classmethod
+    def empty(
+        cls, batch_size: int, num_tokens: int, num_kv_heads: int, head_dim: int, dtype: str
+    ) -> "GlobalTokenCache":
+        """Return a cache with room for the first n tokens."""
+        zeros = jnp.zeros((batch_size, num_tokens, num_kv_heads, head_dim), dtype)
+        return cls(zeros, zeros)
+
+    def read(self, dtype: Any) -> tuple[jax.Array, jax.Array]:
+        """Return keys and values in `dtype`."""
+        return self.keys.astype(dtype), self.values.astype(dtype)
+
     def append(
         self,
         keys: jax.Array,  # [B, T, K, H]
@@ -97,11 +109,10 @@ class LongformerCache(struct.PyTreeNode):
         dtype: str,
     ) -> "LongformerCache":
         """Return an empty cache for R window tokens and n global tokens."""
-        zeros = jnp.zeros((batch, num_global_tokens, num_kv_heads, head_dim), dtype)
-        few = GlobalTokenCache(zeros, zeros)
-        return cls(
-            RollingCache.empty(batch, window_length, num_kv_heads, head_dim, dtype), few, few
-        )
+        heads = num_kv_heads, head_dim, dtype
+        global_tokens = GlobalTokenCache.empty(batch, num_global_tokens, *heads)
+        window = RollingCache.empty(batch, window_length, *heads)
+        return cls(window, global_tokens, global_tokens)
 
 
 def attend_cached(
@@ -136,14 +147,14 @@ def attend_cached(
         scoring._replace(dropout_rngs=fold_in(scoring.dropout_rngs, part)) for part in (1, 2)
     )
     mask = Mask(mask.pattern, positions=here).with_keys(jnp.arange(first)[None, :])
-    far, wide = far.widen(own.q, seen.keys, seen.values)
+    far, wide = far.widen(own.q, *seen.read(own.q.dtype))
     y = merge_partials([near, attend_blockwise(*wide, mask, far)]).y.astype(own.v.dtype)
     are_global = (here >= 0) & (here < first)
 
     def rows(mixer: Mixer) -> tuple[jax.Array, GlobalTokenCache]:
         theirs = project_qkv(mixer, x, positions, mixer.config, mixer.context, "_global")
         seeing = cache.global_query_kv.append(theirs.k, theirs.v, here)
-        found = attend_blockwise(theirs.q, seeing.keys, seeing.values, mask, last).y
+        found = attend_blockwise(theirs.q, *seeing.read(theirs.q.dtype), mask, last).y
         return jnp.where(are_global[:, :, None, None], found, y), seeing
 
     if mixer.is_initializing():
@@ -165,6 +176,7 @@ def _near(
     """Attend to the keys of the window, without global keys."""
     config: LongformerConfig = mixer.config
     q, k, v, mask, places, before = prepend_cached_keys(ring, *own, mask, here)
+    k, v = k.astype(q.dtype), v.astype(q.dtype)  # from the storage dtype of the cache
     there = jnp.ones_like(places) if mask.segments is None else mask.segments
     hidden = (places >= 0) & (places < first)
     mask = mask.replace(
@@ -211,37 +223,37 @@ class Longformer(Mixer):
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> LongformerCache:
         """Return a cache for the receptive field and the global tokens; independent of `length`."""
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         first, reach = min(config.num_global_tokens, length), min(config.receptive_field, length)
-        heads = config.resolved_num_kv_heads, config.resolved_head_dim(shared.d_model)
-        return LongformerCache.empty(batch, reach, first, *heads, shared.precision.compute)
+        heads = config.resolved_num_kv_heads, config.resolved_head_dim(context.d_model)
+        return LongformerCache.empty(batch, reach, first, *heads, context.precision.cache_dtype)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         mask, cache = inputs.mask, inputs.cache
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, mask.replace(global_positions=None))
-        own = project_qkv(self, x, inputs.positions, config, shared)
+        own = project_qkv(self, x, inputs.positions, config, context)
         scoring = ScoreSpec(
             scale=1 / math.sqrt(own.q.shape[-1]),
-            softmax_dtype=shared.precision.softmax,
+            softmax_dtype=context.precision.softmax,
             dropout_rate=config.dropout,
             dropout_rngs=inputs.dropout_rngs,
         )
         if cache is not None:
             y, cache = attend_cached(self, x, inputs.positions, own, mask, scoring, cache)
-            return MixerOutput(project_output(self, y, config, shared), cache, {})
+            return MixerOutput(project_output(self, y, config, context), cache, {})
         mask, listed, packed = self.prepare_mask(mask, inputs.positions)
         scoring, wide = scoring.widen(*own)  # to merge two parts, and add up their gradients
         own = QKV(*wide)
         near = self.attend_window(own, mask, scoring, listed)
         if not listed.shape[1]:
             if self.is_initializing():  # another mask may list some
-                project_qkv(self, x, inputs.positions, config, shared, "_global")
-            y = near.y.astype(shared.precision.compute)
-            return MixerOutput(project_output(self, y, config, shared), None, {})
+                project_qkv(self, x, inputs.positions, config, context, "_global")
+            y = near.y.astype(context.precision.compute)
+            return MixerOutput(project_output(self, y, config, context), None, {})
         far, last = (
             scoring._replace(dropout_rngs=fold_in(inputs.dropout_rngs, part)) for part in (1, 2)
         )
@@ -261,7 +273,7 @@ class Longformer(Mixer):
                 nn.remat(lambda module: module.attend_packed(given)),
                 self,
             )
-        return MixerOutput(project_output(self, y, config, shared), None, {})
+        return MixerOutput(project_output(self, y, config, context), None, {})
 
     def attend_single_document(self, given: _Given) -> jax.Array:  # [B, T, N, H]
         """Merge window and global attention, and replace the rows of global queries."""
@@ -328,18 +340,18 @@ class Longformer(Mixer):
         index: jax.Array,  # [B or 1, n]
     ) -> jax.Array:  # [B, n, N, H]
         """Attend from the global tokens to all tokens, by projections of their own."""
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         rows = gather_tokens(x, jnp.broadcast_to(index, (len(x), index.shape[1])))
-        projected = config.resolved_num_kv_heads * config.resolved_head_dim(shared.d_model)
+        projected = config.resolved_num_kv_heads * config.resolved_head_dim(context.d_model)
         few = 2 * index.shape[1] * config.num_heads <= projected
         if few and config.qk_norm is None and not isinstance(config.position, RoPE):
-            q = project_queries(self, rows, config, shared, "_global")
+            q = project_queries(self, rows, config, context, "_global")
 
             def look(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
                 return attend_from_tokens(q, k, v, mask, scoring, index)
 
-            return attend_with_absorbed_projections(self, q, x, look, config, shared, "_global")
-        heads = project_qkv(self, x, positions, config, shared, "_global")
+            return attend_with_absorbed_projections(self, q, x, look, config, context, "_global")
+        heads = project_qkv(self, x, positions, config, context, "_global")
         q = gather_tokens(heads.q, index)
         return attend_from_tokens(q, heads.k, heads.v, mask, scoring, index)
 

@@ -141,12 +141,12 @@ class Performer(Mixer):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         constants = inputs.constants
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         if constants is None:  # called by itself: a stack gives each layer its own
-            constants = self.constants(config, 0, shared.d_model)
+            constants = self.constants(config, 0, context.d_model)
         feature_map = make_feature_map(config.feature_map, constants)
         y, cache = attend_with_kernel(self, x, feature_map, inputs)
-        return MixerOutput(project_output(self, y, config, shared), cache, {})
+        return MixerOutput(project_output(self, y, config, context), cache, {})
 
 
 MIXERS[PerformerConfig.kind] = Performer

@@ -47,8 +47,8 @@ FeatureMap = Callable[[jax.Array], Features]
 class KernelState(struct.PyTreeNode):
     """Sums over all keys so far; the size is independent of their number."""
 
-    kv_sums: jax.Array  # [B, K, M, H of values + 1] features times values, and times 1
-    log_scale: jax.Array  # [B, K] logarithm of the factor that is left out of the totals
+    kv_sums: jax.Array  # [B, K, M, H of values + 1] features times (values, 1)
+    log_scale: jax.Array  # [B, K] logarithm of the scale divided out of `kv_sums`
 
     @staticmethod
     def zeros(batch: int, num_kv_heads: int, num_features: int, head_dim: int) -> "KernelState":
@@ -63,12 +63,16 @@ def sum_keys(
     is_token: jax.Array | None,  # [B or 1, S] False for padding
 ) -> KernelState:
     """Sum over all keys, relative to the largest scale among them."""
-    log = jnp.zeros(v.shape[:3], ACCUMULATION_DTYPE) if k.log_scale is None else k.log_scale
+    key_log_scale = (
+        jnp.zeros(v.shape[:3], ACCUMULATION_DTYPE) if k.log_scale is None else k.log_scale
+    )
     if is_token is not None:
-        log = jnp.where(is_token[:, :, None], log, -jnp.inf)
-    largest = jax.lax.stop_gradient(log.max(axis=1))
-    weighed = k.values * jnp.exp(log - _finite(largest)[:, None])[..., None]
-    return KernelState(jnp.einsum("BSKM,BSKH->BKMH", weighed, _counted(v)), largest)
+        key_log_scale = jnp.where(is_token[:, :, None], key_log_scale, -jnp.inf)
+    log_scale = jax.lax.stop_gradient(key_log_scale.max(axis=1))
+    scaled_values = (
+        k.values * jnp.exp(key_log_scale - _finite_or_zero(log_scale)[:, None])[..., None]
+    )
+    return KernelState(jnp.einsum("BSKM,BSKH->BKMH", scaled_values, _append_ones(v)), log_scale)
 
 
 def read_state(
@@ -78,8 +82,8 @@ def read_state(
     """Attend from queries to summed keys. Scales common to numerator and denominator cancel."""
     b, t, n, m = q.values.shape
     grouped = q.values.reshape(b, t, state.kv_sums.shape[1], -1, m)
-    found = jnp.einsum("BTKGM,BKMH->BTKGH", grouped, state.kv_sums)
-    return _quotient(found, q.signed).reshape(b, t, n, -1)
+    sums = jnp.einsum("BTKGM,BKMH->BTKGH", grouped, state.kv_sums)
+    return _normalize(sums, q.signed).reshape(b, t, n, -1)
 
 
 def attend_causal(
@@ -88,7 +92,7 @@ def attend_causal(
     v: jax.Array,  # [B, T, K, H of values]
     feature_map: FeatureMap,
     boundaries: DocumentBoundaries | None,
-    state: KernelState | None = None,  # of the tokens before; None: there are none
+    state: KernelState | None = None,  # of previous tokens; None: no tokens
 ) -> tuple[jax.Array, KernelState]:  # [B, T, N, H of values], the sums behind the last token
     """Attend from each query to the keys of its document up to its own.
 
@@ -100,9 +104,12 @@ def attend_causal(
         features = jax.eval_shape(feature_map, k).values.shape[-1]
         state = KernelState.zeros(batch, heads, features, v.shape[-1])
     size = -(-length // count)
-    cut = functools.partial(_cut, count=count, size=size)
+    cut = functools.partial(_split_chunks, count=count, size=size)
     grouped = q.reshape(batch, length, heads, -1, q.shape[-1])
-    chunks = _Chunk(cut(grouped), cut(k), cut(v), *_spans(boundaries, length, count, size))
+    chunks = _Chunk(
+        cut(grouped), cut(k), cut(v), *_chunk_boundaries(boundaries, length, count, size)
+    )
+    # Recompute each chunk in the backward pass: its features and scores are not saved.
     step = jax.checkpoint(functools.partial(_chunk, feature_map), prevent_cse=False)
     after, y = jax.lax.scan(step, state, chunks)  # y [chunks, B, K, G, C, H of values]
     y = jnp.moveaxis(jnp.moveaxis(y, 0, 1), -2, 2).reshape(batch, count * size, q.shape[2], -1)
@@ -115,35 +122,42 @@ class _Chunk(NamedTuple):
     q: jax.Array  # [B, K, G, C, H]
     k: jax.Array  # [B, K, C, H]
     v: jax.Array  # [B, K, C, H of values]
-    run: jax.Array  # [B or 1, C] which document of the row, counted
+    run: jax.Array  # [B or 1, C] index of the document in the row
     real: jax.Array  # [B or 1, C]
-    before: jax.Array  # [B or 1] the document that the sums before the chunk are of
+    before: jax.Array  # [B or 1] document of the state before the chunk
 
 
 def _chunk(
-    feature_map: FeatureMap, sums: KernelState, chunk: _Chunk
+    feature_map: FeatureMap, state: KernelState, chunk: _Chunk
 ) -> tuple[KernelState, jax.Array]:
     q, k = (feature_map(each.astype(ACCUMULATION_DTYPE)) for each in (chunk.q, chunk.k))
-    v = _counted(chunk.v)
-    same = chunk.run[:, :, None] == chunk.run[:, None, :]
-    seen = same & chunk.real[:, None, :] & jnp.tri(same.shape[1], dtype=bool)[None]
-    kept = chunk.run == chunk.before[:, None]
-    weights, shrink, largest = _factors(k.log_scale, sums.log_scale, seen, kept)
+    v = _append_ones(chunk.v)
+    # Keys visible within the chunk: same document, not padding, not after the query.
+    same_document = chunk.run[:, :, None] == chunk.run[:, None, :]
+    visible = (
+        same_document & chunk.real[:, None, :] & jnp.tri(same_document.shape[1], dtype=bool)[None]
+    )
+    # Queries that still belong to the document of the state.
+    sees_state = chunk.run == chunk.before[:, None]
+    weights, state_scale, log_scale = _relative_scales(
+        k.log_scale, state.log_scale, visible, sees_state
+    )
     scores = jnp.einsum("BKGTM,BKSM->BKGTS", q.values, k.values) * weights[:, :, None]
-    found = jnp.einsum("BKGTS,BKSH->BKGTH", scores, v)
-    carried = jnp.einsum("BKGTM,BKMH->BKGTH", q.values, sums.kv_sums)
-    found = found + carried * shrink[:, :, None, :, None]
-    # What the last token sees is what goes on.
+    # Values carry a column of ones, so one matmul gives the numerator and the normalizer.
+    sums = jnp.einsum("BKGTS,BKSH->BKGTH", scores, v)
+    from_state = jnp.einsum("BKGTM,BKMH->BKGTH", q.values, state.kv_sums)
+    sums = sums + from_state * state_scale[:, :, None, :, None]
+    # The state after the chunk is what its last token sees: reuse that token's weights.
     added = jnp.einsum("BKSM,BKSH->BKMH", k.values * weights[:, :, -1, :, None], v)
-    totals = sums.kv_sums * shrink[:, :, -1, None, None] + added
-    return KernelState(totals, largest), _quotient(found, q.signed)
+    kv_sums = state.kv_sums * state_scale[:, :, -1, None, None] + added
+    return KernelState(kv_sums, log_scale), _normalize(sums, q.signed)
 
 
-def _factors(
-    log: jax.Array | None,  # [B, K, C] of the chunk's keys
-    before: jax.Array,  # [B, K] of the sums
-    seen: jax.Array,  # [B or 1, C, C] which keys of the chunk each token sees
-    kept: jax.Array,  # [B or 1, C] whether it sees those before
+def _relative_scales(
+    key_log_scale: jax.Array | None,  # [B, K, C] of the chunk's keys
+    state_log_scale: jax.Array,  # [B, K] of the sums
+    visible: jax.Array,  # [B or 1, C, C] keys of the chunk that each token sees
+    sees_state: jax.Array,  # [B or 1, C] True: it sees the state too
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # of keys [B, K, C, C], of sums [B, K, C], [B, K]
     """Return scale factors relative to the largest scale that each query sees (a running maximum).
 
@@ -151,56 +165,61 @@ def _factors(
     But if it is far larger than every scale a query sees, the query's sums underflow to zero, which
     depends on future keys and breaks causality.
     """
-    if log is None:
+    if key_log_scale is None:
         return (
-            seen[:, None].astype(ACCUMULATION_DTYPE),
-            kept[:, None].astype(ACCUMULATION_DTYPE),
-            before,
+            visible[:, None].astype(ACCUMULATION_DTYPE),
+            sees_state[:, None].astype(ACCUMULATION_DTYPE),
+            state_log_scale,
         )
-    own = jnp.where(seen[:, None], log[:, :, None, :], -jnp.inf)
-    earlier = jnp.where(kept[:, None], before[:, :, None], -jnp.inf)
-    largest = jax.lax.stop_gradient(jnp.maximum(own.max(axis=-1), earlier))
-    finite = _finite(largest)
-    return jnp.exp(own - finite[..., None]), jnp.exp(earlier - finite), largest[:, :, -1]
+    key_scales = jnp.where(visible[:, None], key_log_scale[:, :, None, :], -jnp.inf)
+    state_scales = jnp.where(sees_state[:, None], state_log_scale[:, :, None], -jnp.inf)
+    log_scale = jax.lax.stop_gradient(jnp.maximum(key_scales.max(axis=-1), state_scales))
+    finite = _finite_or_zero(log_scale)
+    return (
+        jnp.exp(key_scales - finite[..., None]),
+        jnp.exp(state_scales - finite),
+        log_scale[:, :, -1],
+    )
 
 
-def _spans(
+def _chunk_boundaries(
     line: DocumentBoundaries | None, length: int, count: int, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # `run`, `real`, `before` of all chunks
-    begins, real = (jnp.zeros((1, length), bool), jnp.ones((1, length), bool))
+    is_start, is_token = (jnp.zeros((1, length), bool), jnp.ones((1, length), bool))
     if line is not None:
-        begins, real = line
-    rest = ((0, 0), (0, count * size - length))
-    run = jnp.pad(jnp.cumsum(begins, axis=1), rest, mode="edge").reshape(-1, count, size)
-    real = jnp.pad(jnp.broadcast_to(real, begins.shape), rest).reshape(run.shape)
+        is_start, is_token = line
+    padding = ((0, 0), (0, count * size - length))
+    run = jnp.pad(jnp.cumsum(is_start, axis=1), padding, mode="edge").reshape(-1, count, size)
+    is_token = jnp.pad(jnp.broadcast_to(is_token, is_start.shape), padding).reshape(run.shape)
     before = jnp.pad(run[:, :-1, -1], ((0, 0), (1, 0)))
-    return run.swapaxes(0, 1), real.swapaxes(0, 1), before.swapaxes(0, 1)
+    return run.swapaxes(0, 1), is_token.swapaxes(0, 1), before.swapaxes(0, 1)
 
 
-def _cut(x: jax.Array, count: int, size: int) -> jax.Array:
+def _split_chunks(x: jax.Array, count: int, size: int) -> jax.Array:
     """Cut tokens into chunks, padded with zeros: [B, T, K, ..., H] -> [chunks, B, K, ..., C, H]."""
-    rest = [(0, 0), (0, count * size - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
-    cut = jnp.pad(x, rest).reshape(x.shape[0], count, size, *x.shape[2:])
+    padding = [(0, 0), (0, count * size - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
+    cut = jnp.pad(x, padding).reshape(x.shape[0], count, size, *x.shape[2:])
     return jnp.moveaxis(jnp.moveaxis(cut, 2, -2), 1, 0)
 
 
-def _counted(v: jax.Array) -> jax.Array:  # [..., H of values] -> [..., H of values + 1]
+def _append_ones(v: jax.Array) -> jax.Array:  # [..., H of values] -> [..., H of values + 1]
     """Append a column of ones, whose weighted sum is the sum of the weights."""
     return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1).astype(ACCUMULATION_DTYPE)
 
 
-def _quotient(found: jax.Array, signed: bool) -> jax.Array:  # [..., H + 1] -> [..., H]
+def _normalize(sums: jax.Array, signed: bool) -> jax.Array:  # [..., H + 1] -> [..., H]
     """Divide weighted values by the sum of the weights; zeros where no key is visible."""
-    total = found[..., -1:]
+    total = sums[..., -1:]
     if signed:
         sign = jnp.where(total < 0, -1.0, 1.0)
         total = sign * jnp.maximum(jnp.abs(total), MIN_ABS_NORMALIZER)
     else:
         total = jnp.where(total > 0, total, 1)
-    # First scaled, so that the square in the gradient of a quotient does not underflow.
+    # Scale numerator and denominator first: the gradient of a quotient squares the denominator,
+    # which would underflow for small sums.
     scale = jax.lax.stop_gradient(1 / total)
-    return found[..., :-1] * scale / (total * scale)
+    return sums[..., :-1] * scale / (total * scale)
 
 
-def _finite(x: Any) -> jax.Array:
+def _finite_or_zero(x: Any) -> jax.Array:
     return jnp.where(jnp.isfinite(x), x, 0)

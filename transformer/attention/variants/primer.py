@@ -42,6 +42,21 @@ class PrimerCache(struct.PyTreeNode):
     kv: KVCache
     history: tuple[jax.Array, ...]  # [B, 2, N, H] of queries, keys and values
 
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,
+        length: int,
+        num_heads: int,
+        head_dim: int,
+        dtype: str,
+        history_dtype: str,  # of the inputs of the convolutions
+    ) -> "PrimerCache":
+        """Return a cache without tokens."""
+        zeros = jnp.zeros((batch_size, KERNEL_SIZE - 1, num_heads, head_dim), history_dtype)
+        kv = KVCache.empty(batch_size, length, num_heads, head_dim, dtype)
+        return cls(kv, (zeros,) * len(PROJECTIONS))
+
 
 class Primer(Mixer):
     """Softmax attention over convolved queries, keys and values."""
@@ -64,18 +79,17 @@ class Primer(Mixer):
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> PrimerCache:
         heads = (self.config.num_heads, self.config.resolved_head_dim(self.context.d_model))
-        room = lambda size: jnp.zeros((batch, size, *heads), self.context.precision.compute)  # noqa: E731
-        past = tuple(room(KERNEL_SIZE - 1) for _ in PROJECTIONS)
-        return PrimerCache(KVCache(room(length), room(length)), past)
+        precision = self.context.precision
+        return PrimerCache.empty(batch, length, *heads, precision.cache_dtype, precision.compute)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         mask, cache = inputs.mask, inputs.cache
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         reject_memory(config.kind, inputs.memory)
-        head = config.resolved_head_dim(shared.d_model)
-        axes, embed = {"heads": config.num_heads, "head": head}, {"embed": shared.d_model}
-        project = functools.partial(apply_linear, self, inputs=embed, outputs=axes, context=shared)
+        head = config.resolved_head_dim(context.d_model)
+        axes, embed = {"heads": config.num_heads, "head": head}, {"embed": context.d_model}
+        project = functools.partial(apply_linear, self, inputs=embed, outputs=axes, context=context)
         made = [project(name, x, bias=config.bias) for name in PROJECTIONS]
         past = [None] * len(made) if cache is None else cache.history
         q, k, v = (
@@ -91,11 +105,12 @@ class Primer(Mixer):
                 for both in zip(cache.history, made, strict=True)
             )
             cache = PrimerCache(kv, tuple(last))
-            k, v, mask = kv.keys, kv.values, mask.with_keys(kv.positions, keys_include_queries=True)
+            k, v, key_positions = kv.read(q.dtype)
+            mask = mask.with_keys(key_positions, keys_include_queries=True)
         related = position_terms(
             self,
             config.position,
-            shared,
+            context,
             num_heads=config.num_heads,
             key_head_dim=head,
             value_head_dim=head,
@@ -103,16 +118,16 @@ class Primer(Mixer):
         scoring = ScoreSpec(
             scale=1 / math.sqrt(head),
             **related._asdict(),
-            softmax_dtype=shared.precision.softmax,
+            softmax_dtype=context.precision.softmax,
             dropout_rate=config.dropout,
             dropout_rngs=fold_in(inputs.dropout_rngs, 0),
         )
         how: Any = dict(
-            hardware=shared.hardware, constrain=shared.constrain, outputs=inputs.outputs
+            hardware=context.hardware, constrain=context.constrain, outputs=inputs.outputs
         )
         attended = attend(q, k, v, mask, scoring, **how)
         y = apply_linear(
-            self, "output", attended.y, axes, embed, shared, bias=config.bias, residual=True
+            self, "output", attended.y, axes, embed, context, bias=config.bias, residual=True
         )
         return MixerOutput(y, cache, attended.aux)
 

@@ -82,14 +82,14 @@ class Reformer(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
         q, k, v = self.project(x, inputs)
         groups = self.bucket_ids(q, inputs.mask, inputs.constants)
         y = self.attend_hashed(q, k, v, groups, inputs.mask.pattern.causal)
-        return MixerOutput(project_output(self, y, config, shared), None, {})
+        return MixerOutput(project_output(self, y, config, context), None, {})
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:  # [B, T, N, H] each
         """Declare the projections; keys are normalized queries."""

@@ -115,6 +115,14 @@ class ClusterCache(struct.PyTreeNode):
     kv: KVCache
     clusters: jax.Array  # [B, S, N]
 
+    @classmethod
+    def empty(
+        cls, batch_size: int, length: int, num_heads: int, head_dim: int, dtype: str
+    ) -> "ClusterCache":
+        """Return a cache with room for `length` tokens of each example."""
+        kv = KVCache.empty(batch_size, length, num_heads, head_dim, dtype)
+        return cls(kv, jnp.zeros((batch_size, length, num_heads), jnp.int32))
+
     def append(
         self,
         k: jax.Array,  # [B, T, N, H]
@@ -124,8 +132,13 @@ class ClusterCache(struct.PyTreeNode):
     ) -> "ClusterCache":
         """Return the cache with T more tokens at the given positions."""
         put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
-        kept = jax.vmap(put)(self.clusters, clusters, positions[:, 0])
-        return ClusterCache(self.kv.append(k, v, positions), kept)
+        new_clusters = jax.vmap(put)(self.clusters, clusters, positions[:, 0])
+        return ClusterCache(self.kv.append(k, v, positions), new_clusters)
+
+    def read(self, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return keys and values [B, S, N, H] in `dtype`, and clusters [B, S, N]."""
+        k, v, _ = self.kv.read(dtype)
+        return k, v, self.clusters
 
 
 class ClusteredHeads(NamedTuple):
@@ -169,17 +182,17 @@ class RoutingAttention(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> ClusterCache:
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         if config.balanced:
             raise ValueError("mixer routing: decodes without balanced clusters alone; unset that")
-        shape = (batch, length, config.num_heads, config.resolved_head_dim(shared.d_model))
-        zeros = jnp.zeros(shape, shared.precision.compute)
-        return ClusterCache(KVCache(zeros, zeros), jnp.zeros(shape[:3], jnp.int32))
+        head_dim = config.resolved_head_dim(context.d_model)
+        dtype = context.precision.cache_dtype
+        return ClusterCache.empty(batch, length, config.num_heads, head_dim, dtype)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         cache = inputs.cache
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
@@ -197,19 +210,19 @@ class RoutingAttention(Mixer):
         else:
             at = jnp.broadcast_to(inputs.positions, x.shape[:2])
             y, cache = self.attend_cached(heads, near[0], cache, at)
-        return MixerOutput(project_output(self, y, config, shared), cache, aux)
+        return MixerOutput(project_output(self, y, config, context), cache, aux)
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> ClusteredHeads:
         """Declare the projections and the centroids; clusters do not depend on positions."""
-        config, shared = self.config, self.context
-        q = layer_norm_without_affine(project_queries(self, x, config, shared), shared)
+        config, context = self.config, self.context
+        q = layer_norm_without_affine(project_queries(self, x, config, context), context)
         k = (
-            layer_norm_without_affine(project_keys(self, x, config, shared), shared)
+            layer_norm_without_affine(project_keys(self, x, config, context), context)
             if config.balanced
             else q
         )
-        v = project_values(self, x, config, shared)
-        middle = centroid_weights(self, config.num_heads, config.num_clusters, q.shape[-1], shared)
+        v = project_values(self, x, config, context)
+        middle = centroid_weights(self, config.num_heads, config.num_clusters, q.shape[-1], context)
         near = [centroid_affinity(each, middle) for each in ((q, k) if config.balanced else (q,))]
         if isinstance(config.position, RoPE):
             q, k = (apply_rope(each, inputs.positions, config.position) for each in (q, k))
@@ -259,11 +272,12 @@ class RoutingAttention(Mixer):
     ) -> tuple[jax.Array, ClusterCache]:  # [B, T, N, H]
         own = jnp.argmax(near, axis=-1).swapaxes(1, 2).astype(jnp.int32)
         cache = cache.append(heads.k, heads.v, own, positions)
-        kept = cache.kv.keys, cache.kv.values, own, cache.clusters
-        how = self.softmax_options(heads.q)
-        return attend_last_group_members(
-            heads.q, *kept, positions, self.config.window, **how
-        ), cache
+        k, v, clusters = cache.read(heads.q.dtype)
+        options = self.softmax_options(heads.q)
+        y = attend_last_group_members(
+            heads.q, k, v, own, clusters, positions, self.config.window, **options
+        )
+        return y, cache
 
     @nn.nowrap
     def attend_balanced(

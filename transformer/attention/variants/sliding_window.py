@@ -50,13 +50,13 @@ class SlidingWindowAttention(Mixer):
         config, size = self.config, min(self.config.receptive_field, length)
         width = config.resolved_head_dim(self.context.d_model)
         return RollingCache.empty(
-            batch, size, config.resolved_num_kv_heads, width, self.context.precision.compute
+            batch, size, config.resolved_num_kv_heads, width, self.context.precision.cache_dtype
         )
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         mask, cache = inputs.mask, inputs.cache
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         reject_memory(config.kind, inputs.memory)
         mask = mask.replace(pattern=self.add_window(mask.pattern))
         q, k, v = self.project(x, inputs)
@@ -67,21 +67,22 @@ class SlidingWindowAttention(Mixer):
             here = mark_padding(inputs.positions, len(x))
             ring, cache = cache, cache.append(k, v, here)
             q, k, v, mask, _, before = prepend_cached_keys(ring, q, k, v, mask, here)
+            k, v = k.astype(q.dtype), v.astype(q.dtype)  # from the storage dtype of the cache
         scoring = ScoreSpec(
             scale=1 / math.sqrt(q.shape[-1]),
             soft_cap=config.soft_cap,
-            softmax_dtype=shared.precision.softmax,
+            softmax_dtype=context.precision.softmax,
             dropout_rate=config.dropout,
             dropout_rngs=fold_in(inputs.dropout_rngs, 0),
         )
-        sinks = declare_sink_logits(self, config.num_heads, shared) if config.sinks else None
+        sinks = declare_sink_logits(self, config.num_heads, context) if config.sinks else None
         how: Any = dict(
-            backend=config.backend, hardware=shared.hardware, constrain=shared.constrain
+            backend=config.backend, hardware=context.hardware, constrain=context.constrain
         )
         attended = attend(q, k, v, mask, scoring, sink_logits=sinks, outputs=inputs.outputs, **how)
         y = attended.y[:, before:]
         aux = {name: each[:, :, before:] for name, each in attended.aux.items()}  # weights
-        return MixerOutput(project_output(self, y, config, shared), cache, aux)
+        return MixerOutput(project_output(self, y, config, context), cache, aux)
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""

@@ -218,20 +218,16 @@ class SparseTransformer(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> KVCache:
-        config, dtype = self.config, self.context.precision.compute
-        shape = (
-            batch,
-            length,
-            config.resolved_num_kv_heads,
-            config.resolved_head_dim(self.context.d_model),
-        )
-        return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        config = self.config
+        head_dim = config.resolved_head_dim(self.context.d_model)
+        dtype = self.context.precision.cache_dtype
+        return KVCache.empty(batch, length, config.resolved_num_kv_heads, head_dim, dtype)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         """With a cache, all cached keys are scored and then masked."""
         mask, cache = inputs.mask, inputs.cache
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, mask)
@@ -239,11 +235,8 @@ class SparseTransformer(Mixer):
         mask = mask.replace(positions=inputs.positions)
         if cache is not None:
             cache = cache.append(k, v, inputs.positions)
-            k, v, mask = (
-                cache.keys,
-                cache.values,
-                mask.with_keys(cache.positions, keys_include_queries=True),
-            )
+            k, v, key_positions = cache.read(q.dtype)
+            mask = mask.with_keys(key_positions, keys_include_queries=True)
         look: Any = self.attend_uncached if cache is None else self.attend_cached
         groups = zip(*(self.split_head_groups(each) for each in (q, k, v)), strict=True)
         found = [
@@ -251,7 +244,7 @@ class SparseTransformer(Mixer):
             for part, group in zip(HEAD_GROUPS[config.factorization], groups, strict=True)
         ]
         y = jnp.concatenate(found, axis=2)
-        return MixerOutput(project_output(self, y, config, shared), cache, {})
+        return MixerOutput(project_output(self, y, config, context), cache, {})
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""

@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
@@ -56,41 +55,40 @@ class TopKAttention(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> KVCache:
-        return KVCache(*self.zero_keys_and_values(batch, length))
+        return KVCache.empty(batch, length, *self.cache_shape())
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> MemoryCache:
-        return MemoryCache(*self.zero_keys_and_values(batch, length))
+        return MemoryCache.empty(batch, length, *self.cache_shape())
 
     @nn.nowrap
-    def zero_keys_and_values(
-        self, batch: int, length: int
-    ) -> tuple[jax.Array, jax.Array]:  # [B, S, K, H] each
-        width = self.config.resolved_head_dim(self.context.d_model)
-        shape = (batch, length, self.config.resolved_num_kv_heads, width)
-        zeros = jnp.zeros(shape, self.context.precision.compute)
-        return zeros, zeros
+    def cache_shape(self) -> tuple[int, int, str]:
+        """Return K, H and the storage dtype of a cache."""
+        head_dim = self.config.resolved_head_dim(self.context.d_model)
+        return self.config.resolved_num_kv_heads, head_dim, self.context.precision.cache_dtype
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         """With a `MemoryCache`, the memory is projected once and not needed by later calls."""
         mask, cache = inputs.mask, inputs.cache
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         if inputs.memory is not None or isinstance(cache, MemoryCache):
             (q, k, v), cache = self.attend_memory_inputs(x, inputs.memory, cache)
         else:
             q, k, v = self.project(x, inputs)
             if cache is not None:
                 cache = cache.append(k, v, inputs.positions)
-                k, v = cache.keys, cache.values
-                mask = mask.with_keys(cache.positions, keys_include_queries=True)
+                k, v, key_positions = cache.read(q.dtype)
+                mask = mask.with_keys(key_positions, keys_include_queries=True)
         scoring = self.score_spec(q.shape[-1], fold_in(inputs.dropout_rngs, 0))
         if "weights" in inputs.outputs:
             weights = top_k_weights(q, k, mask, scoring, config.keys_per_query)
             y = apply_top_k_weights(weights, v, scoring)
-            return MixerOutput(project_output(self, y, config, shared), cache, {"weights": weights})
+            return MixerOutput(
+                project_output(self, y, config, context), cache, {"weights": weights}
+            )
         y = attend_top_k(q, k, v, mask, scoring, config.keys_per_query)
-        return MixerOutput(project_output(self, y, config, shared), cache, {})
+        return MixerOutput(project_output(self, y, config, context), cache, {})
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
@@ -103,15 +101,16 @@ class TopKAttention(Mixer):
         cache: Any,
     ) -> tuple[QKV, MemoryCache | None]:
         """Return queries of x, and keys and values of the memory or of its cache."""
-        config, shared = self.config, self.context
+        config, context = self.config, self.context
         if cache is not None and not isinstance(cache, MemoryCache):
             raise ValueError("mixer top_k: with a memory, give a cache of init_memory_cache")
-        q = project_queries(self, x, config, shared)
+        q = project_queries(self, x, config, context)
         if memory is None:
-            kept: Any = cache
-            return QKV(q, kept.keys, kept.values), kept
-        k = project_keys(self, memory, config, shared)
-        v = project_values(self, memory, config, shared)
+            memory_cache: Any = cache
+            k, v, _ = memory_cache.read(q.dtype)
+            return QKV(q, k, v), memory_cache
+        k = project_keys(self, memory, config, context)
+        v = project_values(self, memory, config, context)
         return QKV(q, k, v), None if cache is None else cache.append(k, v)
 
     @nn.nowrap

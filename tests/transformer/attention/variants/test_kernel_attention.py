@@ -117,7 +117,7 @@ def test_large_inputs_give_averages_of_what_is_seen(kind: str) -> None:
 
 def test_what_trigonometric_weights_leave_near_zero_stays_a_number() -> None:
     found = jnp.array([[3.0, 1e-9], [3.0, -1e-9], [3.0, -2.0], [0.0, 0.0]])
-    y = sums._quotient(found, signed=True)
+    y = sums._normalize(found, signed=True)
     assert_close(y[:, 0], [3e6, -3e6, -1.5, 0.0])
 
 

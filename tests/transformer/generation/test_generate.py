@@ -30,6 +30,7 @@ from transformer.generation.generate import (
 )
 from transformer.generation.sampling import SamplingConfig
 from transformer.layers.config import FeedForwardConfig, NormConfig
+from transformer.layers.stack_weights import UnstackedLayers
 from transformer.models.language_model import LanguageModel
 from transformer.registry import MIXERS
 
@@ -202,7 +203,7 @@ def test_weights_in_stacks_and_apart_say_the_same(gpt: tuple[LanguageModel, Any]
     tokens, lengths = np.arange(10).reshape(2, 5), np.array([5, 3])
     expected = read(model, params, tokens, lengths, 8)
     for other in (unstack_for_decoding(params), unstack_for_decoding_without_copy(params)):
-        assert isinstance(other["layers"]["place_0"], tuple)
+        assert isinstance(other["layers"]["place_0"], UnstackedLayers)
         for one, two in zip(
             jax.tree.leaves(read(model, other, tokens, lengths, 8)),
             jax.tree.leaves(expected),
@@ -292,7 +293,7 @@ def test_decoding_ends_when_all_examples_have_ended(
 ) -> None:
     calls: list[str] = []
     decode = noted(generate_module._continue, calls)
-    monkeypatch.setattr(generate, "_continue", decode)
+    monkeypatch.setattr(generate_module, "_continue", decode)
     prompts = [[5], [5], [7]]
     tokens = generate(*gpt, prompts, max_new_tokens=36, seed=1, on_tokens=print).tokens
     assert len(calls) == 5  # of 8 tokens, after the first
@@ -320,7 +321,7 @@ def test_prefill_and_decode_are_compiled_once(
     """Each call loads the model anew, with other prompts, counts, seeds and stop tokens."""
     traced: list[str] = []
     for function in (prefill, decode_step):
-        monkeypatch.setattr(generate, function.__name__, noted(function, traced))
+        monkeypatch.setattr(generate_module, function.__name__, noted(function, traced))
     config = dataclasses.replace(GPT, position_embedding=LearnedPositions(97))
     for prompts, count, seed, stop in (
         ([[1, 2, 3], [5]], 3, 0, None),
@@ -330,7 +331,7 @@ def test_prefill_and_decode_are_compiled_once(
         params = {**jax.tree.map(jnp.copy, gpt[1]), "positions": jnp.ones((97, 20))}
         model = LanguageModel(dataclasses.replace(config))
         generate(model, params, prompts, max_new_tokens=count, seed=seed, stop_token=stop)
-    assert traced == ["prefill", "advance"]
+    assert traced == ["prefill", "decode_step"]
 
 
 def noted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:

@@ -147,7 +147,7 @@ def test_a_weight_that_no_memory_has() -> None:
     config = TransformerConfig(
         vocab_size=9, d_model=2**24, num_layers=9_999, layer_pattern=(block,)
     )
-    with pytest.raises(ValueError, match=r"^weight \w+: .* numbers are more than any memory has"):
+    with pytest.raises(ValueError, match=r"^weight \w+: .* entries are more than any memory holds"):
         LanguageModel(config, hardware=Hardware()).logical_axes()
 
 

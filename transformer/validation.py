@@ -35,7 +35,6 @@ MAX_INTEGER_BY_FIELD = {
     "extra_length": 2**24,
     # Sparse patterns and buckets built on the host.
     "random_block_span": 2**22,
-    "block": 2**16,
     "block_size": 2**16,
     "num_global_blocks": 2**12,
     "num_window_blocks": 2**12,

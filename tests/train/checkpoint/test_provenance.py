@@ -50,7 +50,7 @@ def test_a_setting_that_was_changed_by_hand_is_noticed(run: Path) -> None:
     plain = json.loads(config.read_text())
     plain["experiment"]["model"]["layer_pattern"][0]["mixer"]["num_heads"] = 2
     config.write_text(json.dumps(plain))
-    changed = r"config\.json: model\.layer_pattern\.0\.mixer\.num_heads is 2, and checkpoint 4 was trained w"
+    changed = r"config\.json: model\.layer_pattern\.0\.mixer\.num_heads is 2, and checkpoint 4 was"
     with pytest.raises(UserError, match=changed):
         train.load(str(run))
 

@@ -178,7 +178,7 @@ def test_resumed_run_equals_uninterrupted_run(
         ("finished", STEPS),
     ]
     assert events[2]["changed"] == {
-        "data.cache": str(tmp_path / "cache"),
+        "data.cache_dir": str(tmp_path / "cache"),
         "data.path": str(text),
         "name": "moved",
     }

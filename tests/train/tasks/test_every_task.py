@@ -195,7 +195,7 @@ def test_a_broken_run_is_an_unbroken_one(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Reporter, "train", stop)
+        patch.setattr(Reporter, "log_training", stop)
         with pytest.raises(PreemptedError):
             train.fit(trained.experiment, str(tmp_path / "run"), quiet=True)
     run = train.fit(trained.experiment, str(tmp_path / "run"), quiet=True)
@@ -209,7 +209,7 @@ def test_a_broken_run_is_an_unbroken_one(
 @pytest.mark.parametrize(
     ("devices", "changes"),
     [
-        (4, {"mesh": MeshConfig(data=1, fsdp=2, tensor=2), "accumulate": 2}),
+        (4, {"mesh": MeshConfig(data=1, fsdp=2, tensor=2), "grad_accum_steps": 2}),
         (2, {"compile": "pmap"}),
     ],
     ids=["a mesh and microbatches", "pmap"],

@@ -65,7 +65,7 @@ def test_a_state_that_reads_padding_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
     def deaf(mask: Mask, positions: Any, **given: Any) -> Any:
         return document_boundaries(mask, abs(positions), **given)
 
-    monkeypatch.setattr(lstm, "timeline", deaf)
+    monkeypatch.setattr(lstm, "document_boundaries", deaf)
     message = "^mixer lstm: cached: a token after padded ones differs from the full pass"
     with pytest.raises(AssertionError, match=message):
         check_cached(make_trial(LSTMConfig(hidden_size=4), 6, 17, (17,), Hardware()))

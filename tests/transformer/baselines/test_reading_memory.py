@@ -87,8 +87,8 @@ def test_the_contract_of_an_additive_score() -> None:
 def test_a_mixer_that_is_deaf_to_the_memory_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = lambda scores, seen, values, dtype: (0 * values[:, 0], 0 * scores)  # noqa: E731
     nothing = lambda memory, seen: first_visible(0 * memory, seen)  # noqa: E731
-    monkeypatch.setattr("transformer.baselines.bahdanau.align", silent)
-    monkeypatch.setattr("transformer.baselines.bahdanau.first_seen", nothing)
+    monkeypatch.setattr("transformer.baselines.bahdanau.attend_with_scores", silent)
+    monkeypatch.setattr("transformer.baselines.bahdanau.first_visible", nothing)
     message = "^mixer bahdanau: cross: memory is not what is looked at$"
     with pytest.raises(AssertionError, match=message):
         check_cross(make_trial(BahdanauConfig(hidden_size=2), 6, 9, (1,), Hardware()))
@@ -97,7 +97,7 @@ def test_a_mixer_that_is_deaf_to_the_memory_is_seen(monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_a_mixer_that_sees_padding_of_the_memory_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     everything: Any = lambda mask, queries, size: np.ones((1, queries, size), bool)  # noqa: E731
-    monkeypatch.setattr("transformer.baselines.luong.looked_at", everything)
+    monkeypatch.setattr("transformer.baselines.luong.memory_mask", everything)
     trial = make_trial(LuongConfig(hidden_size=2), 6, 9, (1,), Hardware())
     with pytest.raises(
         AssertionError, match=r"^mixer luong: cross: padding of the memory is seen$"

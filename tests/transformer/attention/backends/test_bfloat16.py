@@ -247,7 +247,7 @@ def test_a_query_that_sees_itself_alone_has_no_gradient(name: str) -> None:
     ("scores", "scoring"),
     [
         (capped, {"soft_cap": CAP}),
-        (additive, {"scale": 1.0, "meet": functools.partial(additive_scores, VECTOR)}),
+        (additive, {"scale": 1.0, "score_fn": functools.partial(additive_scores, VECTOR)}),
     ],
     ids=["capped", "an MLP"],
 )

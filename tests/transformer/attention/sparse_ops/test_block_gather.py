@@ -72,7 +72,7 @@ def test_values_and_gradients_are_those_of_softmax(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several steps of several blocks, the last of them not full."""
-    monkeypatch.setattr(block_gather, "ROWS", 3 * BLOCK)
+    monkeypatch.setattr(block_gather, "QUERIES_PER_STEP", 3 * BLOCK)
     queries, keys, mask, tables = CASES[case]
     arrays, table = inputs(queries, keys), chosen(tables, queries, keys)
     seen = shown(table, queries, keys) & np.asarray(dense_mask(mask, queries, keys))[:, None]

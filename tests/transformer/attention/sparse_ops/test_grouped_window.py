@@ -96,7 +96,9 @@ def test_gradients(causal: bool, gains: bool) -> None:
     groups = grouped(4)
     marks = np.random.default_rng(1).integers(0, 3, (B, N, T, 1))
     gain = alike(marks, marks) if gains else 0.0
-    given: dict[str, Any] = dict(gain=alike, marks=jnp.asarray(marks)) if gains else {}
+    given: dict[str, Any] = (
+        dict(score_bias_fn=alike, bias_inputs=jnp.asarray(marks)) if gains else {}
+    )
     given |= dict(causal=causal, scale=1 / math.sqrt(H))
 
     def one(q: Any, k: Any, v: Any) -> jax.Array:

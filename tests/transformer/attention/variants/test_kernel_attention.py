@@ -69,7 +69,7 @@ CASES = [
 @pytest.mark.sampled("0", "3", "5", "7")
 @pytest.mark.parametrize(("kind", "mask"), CASES, ids=range(len(CASES)))
 def test_sums_equal_all_pairs(kind: str, mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums, "CHUNK", 8)
+    monkeypatch.setattr(sums, "CHUNK_SIZE", 8)
     # With smaller vectors, trigonometric weights have no sums near zero: no digits are lost there.
     scale = 0.3 if kind == "trigonometric" else 1.0
     q, k, v = inputs(T if mask.key_segments is None else S, scale)

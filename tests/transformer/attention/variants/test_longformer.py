@@ -98,10 +98,12 @@ def test_values_and_gradients_are_those_of_two_dense_passes(case: str) -> None:
     )
     mixer, params = made(config, D)
     x = 0.5 * normal(1, B, T, D)
-    listed = np.array([[0, 1]]) if mask.globals is None else np.asarray(mask.globals)
+    listed = (
+        np.array([[0, 1]]) if mask.global_positions is None else np.asarray(mask.global_positions)
+    )
     is_global = (positions[:, :, None] == listed[:, None, :]).any(-1)
-    if mask.lengths is not None:  # padding is not global
-        is_global = is_global & (np.asarray(mask.lengths)[:, None] > INDEX)
+    if mask.key_lengths is not None:  # padding is not global
+        is_global = is_global & (np.asarray(mask.key_lengths)[:, None] > INDEX)
     dense = (shown(mask, positions), window(config, positions), is_global)
 
     def both(run: Any) -> Any:

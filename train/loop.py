@@ -53,7 +53,7 @@ from train.resume import (
 from train.run import Run
 from train.run_folder.folder import RunFolder
 from train.run_folder.lock import RunLock, lock_run_folder
-from train.runtime.attention_kernels import mark_broken_kernels
+from train.runtime.backend_probes import mark_broken_kernels
 from train.runtime.hardware import enable_compilation_cache, local_hardware
 from train.runtime.oom import check_minimum_memory, explain_oom, suggest_remedies
 from train.runtime.signals import PreemptedError, StopRequest

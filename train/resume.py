@@ -110,21 +110,21 @@ def restore_or_init(
     """
     recovery.set_aside_later_checkpoints(checkpoints)
     newest, incomplete = checkpoints.find_newest_valid(), checkpoints.incomplete_steps()
-    unsealed = [
+    uncommitted = [
         SkippedCheckpoint(step, "has no manifest")
         for step in incomplete
         if step > (newest.step or -1)
     ]
-    skipped = sorted([*newest.skipped, *unsealed], reverse=True)
+    skipped = sorted([*newest.skipped, *uncommitted], reverse=True)
     if newest.step is not None:
         step = newest.step
         state = _restore_state(evaluator, checkpoints, recovery, step)
         set_aside = newest.skipped  # The next save clears incomplete ones away.
-    elif newest.skipped or len(unsealed) > 1:
+    elif newest.skipped or len(uncommitted) > 1:
         raise no_valid_checkpoint_error(checkpoints.directory, skipped)
     else:
         # A single incomplete checkpoint may be the first save of a process that was killed.
-        state, step, set_aside = evaluator.engine.init(), 0, unsealed
+        state, step, set_aside = evaluator.engine.init(), 0, uncommitted
     for checkpoint in set_aside:
         checkpoints.set_aside(checkpoint.step, "damaged")
     return StartPoint(state, step, skipped)

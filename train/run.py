@@ -17,7 +17,7 @@ from train.evaluation.eval_weights import load_eval_weights
 from train.experiment import Experiment, check_seed
 from train.parallel.mesh import MeshConfig
 from train.run_folder.folder import RunFolder, read_json
-from train.runtime.attention_kernels import mark_broken_kernels
+from train.runtime.backend_probes import mark_broken_kernels
 from train.runtime.hardware import local_hardware
 from train.tasks.base import SampleOptions, TextCallback
 from train.tasks.registry import make_task

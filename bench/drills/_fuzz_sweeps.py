@@ -34,7 +34,7 @@ from train.data.example_configs import (
 from train.data.token_labels import prepare_token_labels
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.estimate.published import load_prices
+from train.estimate.expected_time import load_prices
 from train.run import load
 from train.run_folder.folder import RunFolder
 

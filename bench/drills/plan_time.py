@@ -23,10 +23,10 @@ from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.candidate import Candidate
 from train.estimate.compile import compile_step
 from train.estimate.local_chip import Clock
+from train.estimate.measure_step import time_step
 from train.estimate.quantities import Quantities
 from train.estimate.roofline import StepTime, estimate_step_time
 from train.estimate.target import Target, local_target
-from train.estimate.time_step import time_step
 from train.experiment import Experiment
 
 TOY = "gpt2:small --model.precision float32 --grad-accum-steps 1 --model.vocab-size 2048"

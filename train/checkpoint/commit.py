@@ -56,7 +56,7 @@ def commit_checkpoint(folder: epath.Path, arrays: Mapping[str, Leaf]) -> None:
         files = manifest.hash_files(folder, manifest.list_files(folder))
         manifest.write_manifest(folder, files)
         return
-    with _barrier_after(f"seal-{number}-measured"):
+    with _barrier_after(f"commit-{number}-measured"):
         check_arrays_readable(
             folder / STATE_ITEM, arrays, process_index=process, process_count=count
         )
@@ -64,7 +64,7 @@ def commit_checkpoint(folder: epath.Path, arrays: Mapping[str, Leaf]) -> None:
         share = manifest.list_files(folder)[process::count]
         part = manifest.serialize_manifest(manifest.hash_files(folder, share))
         _part_path(folder, process).write_text(part)
-    with _barrier_after(f"seal-{number}-written"):
+    with _barrier_after(f"commit-{number}-written"):
         if process == 0:
             manifest.write_manifest(folder, _merge_parts(folder, count))
     # A process that failed raises its own error. The others learn of it here: the part that it

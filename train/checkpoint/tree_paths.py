@@ -1,4 +1,4 @@
-"""Name the arrays of a state by their tree path, e.g. `params/block/mixer/q/kernel`.
+"""Name the arrays of a state by their tree path, e.g. `params/layers/place_0/mixer/query`.
 
 A checkpoint stores these names with each array's dtype and shape. They let an error message say
 which parameter differs, before any array is read.

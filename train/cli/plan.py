@@ -61,9 +61,9 @@ def main(arguments: list[str]) -> int:
     fixed = any(argument.startswith("--mesh.") for argument in left)
 
     from train.estimate.batch_shapes import resolve_sizes
+    from train.estimate.expected_time import load_prices
     from train.estimate.plan import PlanOptions, make_plan
     from train.estimate.plan_tables import print_plan
-    from train.estimate.published import load_prices
     from train.estimate.target import parse_target
 
     load_prices(given.prices)  # before the devices are measured, and all else that takes a while

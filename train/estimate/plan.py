@@ -10,12 +10,12 @@ from train.estimate.batch_shapes import max_batch_shape
 from train.estimate.candidate import Candidate, mesh_sizes
 from train.estimate.compile import CompiledStep, compile_step
 from train.estimate.compile_process import compile_in_subprocess
-from train.estimate.published import ExpectedStep, chip_price, expect_step, published_as_dict
+from train.estimate.expected_time import ExpectedStep, chip_price, expect_step, published_as_dict
+from train.estimate.measure_step import time_step
 from train.estimate.quantities import Quantities
 from train.estimate.remedies import PrecisionOption, best_by_precision
 from train.estimate.search import RankedCandidate, rank_candidate, search_candidates
 from train.estimate.target import Target, require_compiler
-from train.estimate.time_step import time_step
 from train.experiment import Experiment
 
 MAX_MEASURED_SECONDS = 10.0

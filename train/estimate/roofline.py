@@ -50,7 +50,7 @@ class StepTime:
 
     @property
     def step_seconds(self) -> float:
-        """Return the roofline bound; `train/estimate/published.py` gives the expected time."""
+        """Return the roofline bound; `train/estimate/expected_time.py` gives the expected time."""
         # XLA's scheduler hides the weight gathers and gradient sums of `data` and `fsdp` behind the
         # matmuls of other layers. The activations of `tensor`, `context` and `expert` are the
         # input of the next matmul.

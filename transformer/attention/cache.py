@@ -8,8 +8,10 @@ Every cache has the same three operations:
   dtype.
 - `read(dtype)` returns keys, values and their positions, cast to the dtype of the computation.
 
-Positions are counted from 0 in each example, and -1 marks padding. A cache does not store lengths:
-the position of a query says how many tokens precede it.
+Positions are counted from 0 in each example. Callers mark padding with -1; `RollingCache`, which
+stores positions, marks padding and empty slots with `ABSENT_POSITION`. A cache does not store
+lengths: the position of a query says how many tokens precede it. `MemoryCache` holds an encoder's
+output, which arrives whole: its `append` takes no positions and replaces the content.
 """
 
 from typing import Any, NamedTuple

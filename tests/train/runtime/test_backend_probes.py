@@ -10,8 +10,8 @@ import train
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import lines_of, tiny
 from train.experiment import Experiment
-from train.runtime import attention_kernels
-from train.runtime.attention_kernels import mark_broken_kernels
+from train.runtime import backend_probes
+from train.runtime.backend_probes import mark_broken_kernels
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -39,9 +39,9 @@ def fail() -> None:
 
 def test_only_used_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    for name in attention_kernels.KERNEL_PROBES:
+    for name in backend_probes.KERNEL_PROBES:
         monkeypatch.setitem(
-            attention_kernels.KERNEL_PROBES, name, functools.partial(compiled.append, name)
+            backend_probes.KERNEL_PROBES, name, functools.partial(compiled.append, name)
         )
     experiment = without_dropout(tmp_path)
     assert mark_broken_kernels(experiment, Hardware()) == Hardware()
@@ -54,7 +54,7 @@ def test_only_used_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.Monk
 def test_broken_kernel_is_marked_with_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(attention_kernels.KERNEL_PROBES, "splash", fail)
+    monkeypatch.setitem(backend_probes.KERNEL_PROBES, "splash", fail)
     found = mark_broken_kernels(without_dropout(tmp_path), TPU)
     why = "Failed to deserialize the Mosaic module: expected <= 7 but got 8"
     assert found.broken_kernels == (("splash", why),)

@@ -9,7 +9,7 @@ from train.config.registry import find_experiment
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.candidate import Candidate
 from train.estimate.chips import CHIPS
-from train.estimate.published import CPU_EFFICIENCY, FALLBACK_CHIP, PUBLISHED, expect_step
+from train.estimate.expected_time import CPU_EFFICIENCY, FALLBACK_CHIP, PUBLISHED, expect_step
 from train.estimate.quantities import Quantities
 from train.estimate.roofline import estimate_step_time
 from train.estimate.target import parse_target

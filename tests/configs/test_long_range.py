@@ -148,7 +148,7 @@ def test_a_run_from_nothing_but_a_seed(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_one_command_trains_a_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = "--data.examples 320 --data.validation-examples 40 --data.test-examples 40"
+    sizes = "--data.train-examples 320 --data.validation-examples 40 --data.test-examples 40"
     line = f"fit listops:longformer --workdir {tmp_path} --steps 25 --log-every 1 {sizes}"
     assert command(capsys, *line.split(), "--quiet").status == 0
     curve = losses(tmp_path)

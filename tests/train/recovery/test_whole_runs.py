@@ -184,8 +184,8 @@ def killed_before_the_next_checkpoint(patch: pytest.MonkeyPatch) -> None:
         if gone_back and step == gone_back[0] + 5:
             raise CrashError
 
-    patch.setattr(Reporter, "go_back", note)
-    patch.setattr(Reporter, "train", crash)
+    patch.setattr(Reporter, "rewind", note)
+    patch.setattr(Reporter, "log_training", crash)
 
 
 @pytest.mark.full

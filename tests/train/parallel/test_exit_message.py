@@ -8,22 +8,22 @@ import pytest
 
 SCRIPT = """
 import os, signal
-from train.last_words import LastWords
-words = LastWords("error: it's $HOME; `gone`")
+from train.parallel.distributed import ExitMessage
+message = ExitMessage("error: it's $HOME; `gone`")
 {ending}
 """
 
 
 @pytest.mark.parametrize(
-    ("ending", "said"),
+    ("ending", "printed"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", True),
         ("os.abort()", True),
         ("os._exit(1)", True),
-        ("words.take_back(); words.take_back(); os._exit(1)", False),
+        ("message.cancel(); message.cancel(); os._exit(1)", False),
     ],
 )
-def test_they_are_said_unless_taken_back(ending: str, said: bool) -> None:
+def test_the_message_is_printed_unless_cancelled(ending: str, printed: bool) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(ending=ending)],
         capture_output=True,
@@ -31,5 +31,5 @@ def test_they_are_said_unless_taken_back(ending: str, said: bool) -> None:
         cwd=Path(__file__).parents[3],
     )
     assert done.returncode in (1, -signal.SIGKILL, -signal.SIGABRT)
-    expected = f"error: it's $HOME; `gone`{os.linesep}" if said else ""
+    expected = f"error: it's $HOME; `gone`{os.linesep}" if printed else ""
     assert done.stderr == expected

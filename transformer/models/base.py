@@ -19,6 +19,7 @@ from transformer.layers.norms import Norm
 from transformer.layers.params import apply_matrix
 from transformer.layers.stack import Stack, StackOutput
 from transformer.models.input_checks import check_length
+from transformer.shapes import check_shapes
 
 LOGITS: Outputs = frozenset({"logits"})
 """Default `outputs` of a model: logits, and no auxiliary outputs."""
@@ -117,8 +118,20 @@ def apply_backbone(
 ) -> BackboneOutput:
     """Embed tokens and apply the layers, in the scope of `module`.
 
-    All models with one stack share this function, so their parameter trees are alike.
+    All models with one stack share this function, so their parameter trees and the checks of their
+    inputs are alike.
+
+    Raises:
+      ValueError: If shapes disagree, or inputs exceed a table of learned positions.
     """
+    check_shapes(
+        tokens=(tokens, "B T"),
+        positions=(positions, "B? T"),
+        segments=(segments, "B? T"),
+        token_types=(token_types, "B? T"),
+        prefix_lengths=(prefix_lengths, "B?"),
+        dropout_rngs=(dropout_rngs, "B"),
+    )
     if config.max_length is not None:
         check_length(tokens, config, positions)
     positions = positions_or_arange(positions, tokens)

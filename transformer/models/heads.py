@@ -12,7 +12,6 @@ from transformer.context import ModelContext
 from transformer.layers.dropout import dropout, fold_in
 from transformer.layers.params import apply_linear
 from transformer.models.base import EXAMPLE_TOKENS, LOGITS, Model, ModelOutput, apply_backbone
-from transformer.shapes import check_shapes
 
 
 def check_pooling(pooling: str) -> None:
@@ -91,13 +90,6 @@ class Classifier(Model):
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
-        check_shapes(
-            tokens=(tokens, "B T"),
-            positions=(positions, "B? T"),
-            segments=(segments, "B? T"),
-            token_types=(token_types, "B? T"),
-            dropout_rngs=(dropout_rngs, "B"),
-        )
         config, context = self.config, self.context
         output, _ = apply_backbone(
             self,
@@ -152,13 +144,6 @@ class Tagger(Model):
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
-        check_shapes(
-            tokens=(tokens, "B T"),
-            positions=(positions, "B? T"),
-            segments=(segments, "B? T"),
-            token_types=(token_types, "B? T"),
-            dropout_rngs=(dropout_rngs, "B"),
-        )
         config, context = self.config, self.context
         output, _ = apply_backbone(
             self,

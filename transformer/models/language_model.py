@@ -17,7 +17,6 @@ from transformer.models.base import (
     declare_output_matrix,
 )
 from transformer.models.input_checks import check_cache_inputs
-from transformer.shapes import check_shapes
 
 
 class LanguageModel(Model):
@@ -48,13 +47,6 @@ class LanguageModel(Model):
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
-        check_shapes(
-            tokens=(tokens, "B T"),
-            positions=(positions, "B? T"),
-            segments=(segments, "B? T"),
-            prefix_lengths=(prefix_lengths, "B?"),
-            dropout_rngs=(dropout_rngs, "B"),
-        )
         if cache is not None:
             check_cache_inputs(cache, positions, segments)
         config = self.config

@@ -18,7 +18,6 @@ from transformer.models.base import (
     declare_output_matrix,
 )
 from transformer.models.heads import pool_sequence
-from transformer.shapes import check_shapes
 
 
 class MaskedLanguageModel(Model):
@@ -48,13 +47,6 @@ class MaskedLanguageModel(Model):
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
-        check_shapes(
-            tokens=(tokens, "B T"),
-            positions=(positions, "B? T"),
-            segments=(segments, "B? T"),
-            token_types=(token_types, "B? T"),
-            dropout_rngs=(dropout_rngs, "B"),
-        )
         config, context = self.config, self.context
         output, table = apply_backbone(
             self,

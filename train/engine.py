@@ -237,6 +237,7 @@ def make_train_step(
         axis_name=axis_name,
         ema_decay=experiment.ema.decay,
         recovery=experiment.recovery,
+        debug_checks=experiment.debug_checks,
     )
 
 

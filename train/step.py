@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from train.debug_checks import finite_flags
 from train.experiment import LossScaleConfig
 from train.optim.base import tree_where
 from train.optim.schedules import Schedule
@@ -67,6 +68,8 @@ class TrainStep:
     ema_decay: float = 0.0
     """Decay of the moving average, if the state has one."""
     recovery: RecoveryConfig = RecoveryConfig()
+    debug_checks: bool = False
+    """Add `finite_flags` to the metrics."""
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """Return the state after one update, and the metrics of the step."""
@@ -99,6 +102,17 @@ class TrainStep:
             loss_scale = state.loss_scale.update(jnp.isfinite(grad_norm), self.loss_scale)
             new_state = new_state.replace(loss_scale=loss_scale)
         skipped = 1 - verdict.accept_update.astype(jnp.float32)
+        if self.debug_checks:
+            losses_by_name = {name: metrics[name] for name in losses}
+            # With a loss scale, gradients overflow in regular operation: the scale is then lowered.
+            checked_grads = None if state.loss_scale is not None else grads
+            flags = finite_flags(
+                params=state.params,
+                losses=losses_by_name,
+                grads=checked_grads,
+                updated_params=new_state.params,
+            )
+            metrics.update(flags)
         metrics.update(learning_rate=learning_rate, skipped=skipped, **verdict.metrics)
         return new_state.replace(anomaly_detector=verdict.detector), metrics
 

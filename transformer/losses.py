@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from transformer.hardware import Hardware
 from transformer.models.base import mask_padded_logits
-from transformer.shapes import check_shapes
+from transformer.shapes import check_index_dtype, check_shapes
 
 
 class Loss(NamedTuple):
@@ -55,15 +55,9 @@ class ChunkedCrossEntropy:
         Targets of weight 0 are ignored and may be any number, such as -100.
 
         Raises:
-          ValueError: If shapes disagree.
+          ValueError: If shapes or dtypes disagree.
         """
-        check_shapes(
-            hidden=(hidden, "B T D"),
-            matrix=(matrix, "D V"),
-            targets=(targets, "B T"),
-            weights=(weights, "B T"),
-            bias=(bias, "V"),
-        )
+        _check_inputs(hidden, matrix, targets, weights, bias)
         output = _output(hidden, matrix, bias)
         weights = weights.astype(self.dtype)
         # An out-of-range index in `take_along_axis` gives NaN, and NaN * 0 is NaN.
@@ -78,7 +72,12 @@ class ChunkedCrossEntropy:
         weights: jax.Array,  # [B, T]
         bias: jax.Array | None = None,  # [V padded]
     ) -> Loss:
-        """Return the sum over tokens of weight * (1 if the target is the argmax); no gradient."""
+        """Return the sum over tokens of weight * (1 if the target is the argmax); no gradient.
+
+        Raises:
+          ValueError: If shapes or dtypes disagree.
+        """
+        _check_inputs(hidden, matrix, targets, weights, bias)
         output, weights = _output(hidden, matrix, bias), weights.astype(self.dtype)
 
         def add(total: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
@@ -89,6 +88,23 @@ class ChunkedCrossEntropy:
         start, chunks = jnp.zeros((), self.dtype), _split(self, hidden, targets, weights)
         total, _ = jax.lax.scan(add, start, chunks, unroll=self.unroll or 1)
         return Loss(total, jnp.sum(weights))
+
+
+def _check_inputs(
+    hidden: jax.Array,
+    matrix: jax.Array,
+    targets: jax.Array,
+    weights: jax.Array,
+    bias: jax.Array | None,
+) -> None:
+    check_shapes(
+        hidden=(hidden, "B T D", float),
+        matrix=(matrix, "D V", float),
+        targets=(targets, "B T", int),
+        weights=(weights, "B T"),
+        bias=(bias, "V", float),
+    )
+    check_index_dtype(matrix.shape[1], targets=targets)
 
 
 class OutputProjection(NamedTuple):

@@ -22,6 +22,7 @@ from transformer.attention.masks import Mask
 from transformer.attention.score_spec import ScoreSpec
 from transformer.context import ActivationConstraint, unconstrained
 from transformer.hardware import Hardware
+from transformer.shapes import check_shapes
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,22 @@ def attend(
       hardware: Decides what `auto` means.
       constrain: Layout of activations on several devices.
       outputs: Extra outputs: `weights`, or nothing.
+
+    Raises:
+      ValueError: If shapes or dtypes disagree.
     """
+    check_shapes(
+        q=(q, "B T N H", float),
+        k=(k, "B S K H", float),
+        v=(v, "B S K Hv", float),
+        sink_logits=(sink_logits, "N", float),
+        **mask.shape_specs,
+    )
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(
+            f"q of {q.shape[2]} heads: is no multiple of the {k.shape[2]} heads of k and v; give "
+            "N = G K query heads"
+        )
     length, mesh_known = q.shape[1], constrain.mesh is not None
     context_shards = constrain.num_shards("length") if mesh_known else 1
     spec = AttentionSpec(

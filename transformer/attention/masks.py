@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from transformer.shapes import Spec, check_shapes
+
 
 @dataclasses.dataclass(frozen=True)
 class MaskPattern:
@@ -96,6 +98,21 @@ class Mask(struct.PyTreeNode):
         return _or_arange(self.positions, num_queries), _or_arange(key_positions, num_keys)
 
     @property
+    def shape_specs(self) -> dict[str, Spec]:
+        """Axes and dtypes of the arrays, by field, for `check_shapes` of what uses the mask."""
+        own_keys = self.key_segments is None
+        return {
+            "mask.positions": (self.positions, "B? T", int),
+            "mask.key_positions": (self.key_positions, "B? S", int),
+            "mask.segments": (self.segments, "B? T"),
+            "mask.key_segments": (self.segments if own_keys else self.key_segments, "B? S"),
+            "mask.key_lengths": (self.key_lengths, "B?", int),
+            "mask.prefix_lengths": (self.prefix_lengths, "B?", int),
+            "mask.global_positions": (self.global_positions, "B? n", int),
+            "mask.allowed": (self.allowed, "B? T S", bool),
+        }
+
+    @property
     def has_extra_masks(self) -> bool:
         """Return True if arrays other than segments hide or show keys."""
         arrays = (self.key_lengths, self.prefix_lengths, self.global_positions, self.allowed)
@@ -120,7 +137,12 @@ def dense_mask(
     num_queries: int,  # T
     num_keys: int,  # S
 ) -> jax.Array:  # [B or 1, T, S] booleans
-    """Return the mask as booleans, True where the query sees the key."""
+    """Return the mask as booleans, True where the query sees the key.
+
+    Raises:
+      ValueError: If an array of the mask has another shape or dtype.
+    """
+    check_shapes(T=num_queries, S=num_keys, **mask.shape_specs)
     pattern = mask.pattern
     query_positions, key_positions = mask.resolved_positions(num_queries, num_keys)
     q, k = query_positions[:, :, None], key_positions[:, None, :]

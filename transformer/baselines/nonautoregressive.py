@@ -16,6 +16,7 @@ from transformer.attention.base import Outputs
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.generation.decode_weights import Params
 from transformer.generation.generate import PROMPT_LENGTH_MULTIPLE, bucket_length
+from transformer.generation.translate import check_sources
 from transformer.layers.block import Memory
 from transformer.layers.dropout import fold_in
 from transformer.layers.embedding import declare_embedding
@@ -31,6 +32,7 @@ from transformer.models.base import (
 from transformer.models.encoder_decoder import Decoder, Encoder
 from transformer.models.heads import masked_mean
 from transformer.models.input_checks import check_length
+from transformer.shapes import check_index_dtype, check_shapes
 from transformer.validation import check_at_least
 
 
@@ -76,8 +78,15 @@ class NonAutoregressive(Model):
         Each row has one source and one target.
 
         Raises:
-          ValueError: an input is longer than the model's maximum.
+          ValueError: If shapes or dtypes disagree, or inputs exceed the learned positions.
         """
+        check_shapes(
+            source=(source, "B S", int),
+            tokens=(tokens, "B T", int),
+            source_segments=(source_segments, "B S"),
+            segments=(segments, "B T"),
+            dropout_rngs=(dropout_rngs, "B"),
+        )
         config = self.config
         assert config.encoder is not None  # as checked when built
         check_length(source, config)
@@ -87,6 +96,7 @@ class NonAutoregressive(Model):
         if config.encoder.vocab_size:
             rows = config.pad_vocab_size(config.encoder.vocab_size)
             source_words = declare_embedding(self, "source_embedding", rows, config)
+        check_index_dtype(len(source_words), source=source)
         encoder = Encoder(config, self.context, name="encoder")
         memory = encoder(source, source_words, there, fold_in(dropout_rngs, 0), outputs).x
         length_logits = self.length_logits(memory, there)
@@ -145,6 +155,11 @@ def length_loss(
     target_segments: jax.Array,  # [B, T]
 ) -> jax.Array:  # the mean over rows that have a target
     """Compute the cross entropy of the length difference, clipped to [-R, R]."""
+    check_shapes(
+        logits=(logits, "B lengths", float),
+        source_segments=(source_segments, "B S"),
+        target_segments=(target_segments, "B T"),
+    )
     difference = jnp.sum(target_segments != 0, axis=1) - jnp.sum(source_segments != 0, axis=1)
     reach = logits.shape[1] // 2
     chosen = jnp.clip(difference + reach, 0, 2 * reach)
@@ -174,12 +189,11 @@ def translate_nonautoregressive(
     Sources are sorted by length and processed `batch_size` at a time. Results are in input order.
 
     Raises:
-      ValueError: a source is empty or too long.
+      ValueError: a source is empty or too long, or has tokens that are not in the vocabulary.
     """
+    check_sources(model.config, sources)
+    check_at_least("batch_size", batch_size, 1)
     rows = [np.asarray(source, np.int32) for source in sources]
-    for number, row in enumerate(rows):
-        if not len(row):
-            raise ValueError(f"source {number}: is empty; give it at least one token")
     order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
     found: list[list[int]] = [[] for _ in rows]
     for first in range(0, len(order), batch_size):

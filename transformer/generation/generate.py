@@ -23,7 +23,9 @@ from transformer.generation.decode_weights import Params, unstack_for_decoding_w
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig, sample_tokens
 from transformer.layers.params import apply_matrix
 from transformer.models.base import get_output_matrix, mask_padded_logits
+from transformer.models.input_checks import check_token_ids
 from transformer.models.language_model import LanguageModel
+from transformer.shapes import check_shapes
 from transformer.validation import check_seed
 
 TOKENS_PER_CALL, TOKENS_PER_STREAMED_CALL = 32, 8
@@ -94,8 +96,8 @@ def generate(
       ValueError: For a seed out of range, or prompts that the model cannot decode.
     """
     check_seed(seed)
+    check_prompts(model, prompts, max_new_tokens)
     rows = [np.asarray(prompt, np.int64) for prompt in prompts]
-    check_prompts(model, rows, max_new_tokens)
     if not rows:
         return GenerateOutput([], [])
     generated: list[list[int]] = [[] for _ in rows]
@@ -110,7 +112,9 @@ def generate(
     return GenerateOutput(generated, [len(tokens) < max_new_tokens for tokens in generated])
 
 
-def check_prompts(model: LanguageModel, prompts: Sequence[np.ndarray], max_new_tokens: int) -> None:
+def check_prompts(
+    model: LanguageModel, prompts: Sequence[Sequence[int] | np.ndarray], max_new_tokens: int
+) -> None:
     """Raise ValueError unless the model can decode these prompts and `max_new_tokens` more."""
     config, limit = model.config, model.config.max_length
     for mixer in {block.mixer for block in config.layer_pattern}:
@@ -119,14 +123,8 @@ def check_prompts(model: LanguageModel, prompts: Sequence[np.ndarray], max_new_t
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens {max_new_tokens}: give 1 or more")
     for number, prompt in enumerate(prompts):
-        if not len(prompt):
-            raise ValueError(f"prompt {number}: is empty; begin it with the end-of-text token")
-        for token in (prompt.min(), prompt.max()):
-            if not 0 <= token < config.vocab_size:
-                raise ValueError(
-                    f"prompt {number}: token {token} is not one of the model's "
-                    f"{config.vocab_size:,}; use the tokenizer that it was trained with"
-                )
+        remedy = "begin it with the end-of-text token"
+        check_token_ids(f"prompt {number}", prompt, config.vocab_size, if_empty=remedy)
         room = max_new_tokens if limit is None else limit - len(prompt)
         if room < max_new_tokens:
             raise ValueError(
@@ -144,6 +142,7 @@ def prefill(
     cache_length: int,  # S
 ) -> tuple[Any, jax.Array]:  # the cache, [B, V padded]
     """Read prompts into a new cache; return it and the logits of the next tokens."""
+    check_shapes(tokens=(tokens, "B T", int), lengths=(lengths, "B", int))
     index = jnp.arange(tokens.shape[1])[None, :]
     positions = jnp.where(index < lengths[:, None], index, -1)
     cache = model.init_cache(len(tokens), cache_length)
@@ -163,6 +162,7 @@ def decode_step(
     positions: jax.Array,  # [B] where the tokens stand
 ) -> tuple[Any, jax.Array]:  # the cache, [B, V padded]
     """Append one token of each example to the cache; return it and the next tokens' logits."""
+    check_shapes(tokens=(tokens, "B", int), positions=(positions, "B", int))
     variables, positions = {"params": params}, positions[:, None]
     output: Any = model.apply(
         variables, tokens[:, None], positions=positions, cache=cache, outputs=NO_OUTPUTS

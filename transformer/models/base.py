@@ -19,7 +19,7 @@ from transformer.layers.norms import Norm
 from transformer.layers.params import apply_matrix
 from transformer.layers.stack import Stack, StackOutput
 from transformer.models.input_checks import check_length
-from transformer.shapes import check_shapes
+from transformer.shapes import check_index_dtype, check_shapes
 
 LOGITS: Outputs = frozenset({"logits"})
 """Default `outputs` of a model: logits, and no auxiliary outputs."""
@@ -122,16 +122,17 @@ def apply_backbone(
     inputs are alike.
 
     Raises:
-      ValueError: If shapes disagree, or inputs exceed a table of learned positions.
+      ValueError: If shapes or dtypes disagree, or inputs exceed a table of learned positions.
     """
     check_shapes(
-        tokens=(tokens, "B T"),
-        positions=(positions, "B? T"),
+        tokens=(tokens, "B T", int),
+        positions=(positions, "B? T", int),
         segments=(segments, "B? T"),
-        token_types=(token_types, "B? T"),
-        prefix_lengths=(prefix_lengths, "B?"),
+        token_types=(token_types, "B? T", int),
+        prefix_lengths=(prefix_lengths, "B?", int),
         dropout_rngs=(dropout_rngs, "B"),
     )
+    check_index_dtype(config.padded_vocab_size, tokens=tokens)
     if config.max_length is not None:
         check_length(tokens, config, positions)
     positions = positions_or_arange(positions, tokens)

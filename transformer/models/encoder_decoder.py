@@ -27,7 +27,7 @@ from transformer.models.base import (
     positions_or_arange,
 )
 from transformer.models.input_checks import check_cache_inputs, check_length
-from transformer.shapes import check_shapes
+from transformer.shapes import check_index_dtype, check_shapes
 
 
 class EncoderDecoder(Model):
@@ -75,16 +75,17 @@ class EncoderDecoder(Model):
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
         check_shapes(
-            source=(source, "B S"),
-            tokens=(tokens, "B T"),
-            memory=(memory, "B S D"),
+            source=(source, "B S", int),
+            tokens=(tokens, "B T", int),
+            memory=(memory, "B S D", float),
             source_segments=(source_segments, "B? S"),
-            positions=(positions, "B? T"),
+            positions=(positions, "B? T", int),
             segments=(segments, "B? T"),
             dropout_rngs=(dropout_rngs, "B"),
         )
         check_cache_inputs(cache, positions, segments)
         config = self.config
+        check_index_dtype(config.padded_vocab_size, tokens=tokens)
         table = declare_embedding(self, "embedding", config.padded_vocab_size, config)
         source_table = table
         if self.encoder_config.vocab_size and source is not None:
@@ -92,6 +93,7 @@ class EncoderDecoder(Model):
             source_table = declare_embedding(self, "source_embedding", rows, config)
         if source is not None:
             check_length(source, config)
+            check_index_dtype(len(source_table), source=source)
             encoder = Encoder(config, self.context, name="encoder")
             rngs = fold_in(dropout_rngs, 0)
             memory = encoder(source, source_table, source_segments, rngs, outputs).x

@@ -1,11 +1,13 @@
-"""Checks of a model's inputs beyond their shapes: lengths, positions and caches."""
+"""Checks of a model's inputs beyond their shapes: lengths, positions, token ids and caches."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from transformer.config import TransformerConfig
+from transformer.shapes import check_shapes
 
 
 def check_length(
@@ -33,6 +35,25 @@ def check_length(
             f"position {last}: the table of learned positions has {limit} rows, from 0; give "
             "smaller positions or a longer table"
         )
+
+
+def check_token_ids(
+    name: str,
+    tokens: Sequence[int] | np.ndarray,  # [T]
+    vocab_size: int,
+    if_empty: str = "give it at least one token",
+) -> None:
+    """Raise ValueError unless `tokens` is a sequence of one or more ids below `vocab_size`."""
+    row = np.asarray(tokens)
+    if not row.size:
+        raise ValueError(f"{name}: is empty; {if_empty}")
+    check_shapes(**{name: (row, "T", int)})
+    for token in (row.min(), row.max()):
+        if not 0 <= token < vocab_size:
+            raise ValueError(
+                f"{name}: token {token} is not one of the model's {vocab_size:,}; use the "
+                "tokenizer that it was trained with"
+            )
 
 
 def check_cache_inputs(

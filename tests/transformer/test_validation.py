@@ -55,12 +55,17 @@ def test_a_choice() -> None:
         ),
         (
             {"layer_pattern": (BlockConfig(mixer=AttentionConfig(position=RoPE)),)},  # type: ignore[arg-type]
-            f"model.layer_pattern.mixer.position {RoPE}: is a class; give an instance, such as RoPE()",
+            (
+                f"model.layer_pattern.mixer.position {RoPE}: is a class; "
+                "give an instance, such as RoPE()"
+            ),
         ),
         (
             {"encoder": EncoderConfig(layer_pattern=(BlockConfig(feed_forward=64),))},  # type: ignore[arg-type]
-            "model.encoder.layer_pattern.feed_forward 64: is of type int; "
-            "give FeedForwardConfig or MoEConfig",
+            (
+                "model.encoder.layer_pattern.feed_forward 64: is of type int; "
+                "give FeedForwardConfig or MoEConfig"
+            ),
         ),
         (
             {"layer_loop": 3},

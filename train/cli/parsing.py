@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
-from train.config.io import classes_by_kind
+from train.config.io import classes_by_kind, has_kind_field
 from train.errors import UsageError
 
 if TYPE_CHECKING:
@@ -207,7 +207,9 @@ def _with_kinds(
         if kind not in known:
             raise UsageError(f"{path}.kind {kind}: is unknown; give one of {', '.join(known)}")
         config = config if type(config) is known[kind] else known[kind]()
-        used.add(path)
+        # Where `kind` is also a setting of the class (a shipped schedule), tyro parses it.
+        if not has_kind_field(known[kind]):
+            used.add(path)
     changed = {}
     for name, value, inner in _config_parts(config):
         new, nested = _with_kinds(value, inner, f"{path}.{name}" if path else name, requested)

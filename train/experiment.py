@@ -290,7 +290,7 @@ class Experiment:
     def _check_task(self) -> None:
         """Check that the data and the model suit the task."""
         task, accepted = type(self.task).__name__, self.task.data_configs
-        if type(self.data) not in accepted:
+        if not isinstance(self.data, accepted):
             names = " or a ".join(each.__name__ for each in accepted)
             raise UsageError(
                 f"task {task}: learns from a {names}, not a {type(self.data).__name__}; "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.provenance import check_provenance
+from train.checkpoint.provenance import check_provenance, collect_provenance
 from train.config.io import experiment_from_dict
 from train.data.tokenizer import Tokenizer
 from train.engine import make_engine
@@ -100,8 +100,10 @@ def load(workdir: str, *, step: int | None = None, average_checkpoints: int | No
     engine = make_engine(experiment, mark_broken_kernels(experiment, hardware))
     verify = experiment.checkpoint.verify
 
+    provenance = collect_provenance(saved, tokenizer, labels)
+
     def check(step: int, metadata: dict[str, Any]) -> None:
-        check_provenance(metadata, step, folder, saved, tokenizer, labels)
+        check_provenance(metadata, step, folder, provenance)
 
     with CheckpointManager(folder.checkpoints, read_only=True, verify=verify) as checkpoints:
         params, steps = load_eval_weights(

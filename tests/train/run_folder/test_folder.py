@@ -7,7 +7,8 @@ import pytest
 
 from tests.train.object_store import bucket as bucket
 from train.errors import UserError
-from train.run_folder.folder import RunFolder, write_atomically
+from train.run_folder.folder import RunFolder
+from train.run_folder.writing import write_atomically
 
 
 def test_a_new_folder_is_made_with_its_parents(tmp_path: pathlib.Path) -> None:

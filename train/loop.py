@@ -47,11 +47,10 @@ from train.resume import (
     StartPoint,
     check_resumable,
     pin_previous_choices,
-    read_final_metrics,
     read_previous_run,
     restore_or_init,
 )
-from train.run import Run
+from train.run import Run, read_final_metrics
 from train.run_folder.folder import RunFolder
 from train.run_folder.lock import RunLock, lock_run_folder
 from train.run_folder.run_config import write_run_files

@@ -7,7 +7,6 @@ checkpoint of other data or settings is refused (`_restore_state`).
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -26,7 +25,6 @@ from train.run import read_auto_choices, read_experiment
 from train.run_folder.folder import RunFolder
 from train.state import TrainState
 from train.tasks.vocabulary import Labels, read_labels
-from train.telemetry.event_log import EventLog
 from transformer.hardware import Hardware
 
 
@@ -180,15 +178,3 @@ def _restore_state(
             f"{run.folder.path} was trained on; give that text, or another --workdir"
         )
     return restored
-
-
-def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
-    """Return the metrics of a run that finished at this step. None if it did not."""
-    for line in reversed(EventLog(folder.event_log).read()):
-        if line.get("event") in ("started", "rolled back"):
-            return None  # An earlier "finished" was of other weights.
-        if line.get("event") == "finished" and line.get("step") == step:
-            metrics = {name: line[name] for name in line if name not in ("time", "event", "step")}
-            with contextlib.suppress(TypeError, ValueError, OverflowError):  # A damaged line.
-                return {name: float(value) for name, value in metrics.items()}
-    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from train.runtime.hardware import local_hardware
 from train.tasks.base import SampleOptions, TextCallback
 from train.tasks.registry import make_task
 from train.tasks.vocabulary import Labels, check_vocab_size, read_labels
+from train.telemetry.event_log import EventLog
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:
@@ -63,6 +65,18 @@ def read_auto_choices(folder: RunFolder, hardware: Hardware) -> dict[str, str]:
         return {}
     choices = _read_section(folder, "chosen")
     return {name: choice for name, choice in choices.items() if isinstance(choice, str)}
+
+
+def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
+    """Return the metrics of a run that finished at this step. None if it did not."""
+    for line in reversed(EventLog(folder.event_log).read()):
+        if line.get("event") in ("started", "rolled back"):
+            return None  # An earlier "finished" was of other weights.
+        if line.get("event") == "finished" and line.get("step") == step:
+            metrics = {name: line[name] for name in line if name not in ("time", "event", "step")}
+            with contextlib.suppress(TypeError, ValueError, OverflowError):  # A damaged line.
+                return {name: float(value) for name, value in metrics.items()}
+    return None
 
 
 def _read_section(folder: RunFolder, section: str) -> dict[str, Any]:

@@ -33,8 +33,7 @@ from train.recovery.config import RecoveryConfig
 from train.recovery.monitor import Anomaly
 from train.recovery.rollback import plan_rollback
 from train.recovery.rollback_record import RollbackRecord
-from train.resume import read_final_metrics
-from train.run import read_auto_choices, read_experiment
+from train.run import read_auto_choices, read_experiment, read_final_metrics
 from train.run_folder.folder import RunFolder
 from train.tasks.vocabulary import read_labels
 from train.telemetry.goodput import (

@@ -24,8 +24,8 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from train.data.files import as_user_error, expand_user
-from train.errors import UsageError, UserError
+from train.data.files import expand_user
+from train.errors import UsageError, UserError, as_user_error
 from train.run_folder.regular_files import MAX_SETTINGS_BYTES, too_large_error
 from train.tasks.config import TaskConfig
 from train.tasks.registry import TASKS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bench.drills import _fuzz_models
 from train.checkpoint.manager import CheckpointManager
-from train.cli.fit import FitArguments
+from train.cli.config_verbs import FitArguments
 from train.cli.parsing import as_usage_errors, kinds_help, parse, select_kinds
 from train.config.io import experiment_to_dict, flatten_experiment
 from train.config.registry import find_experiment

@@ -14,9 +14,9 @@ import pytest
 
 from bench.drills._fuzz_models import put
 from tests.train.support import command, tiny, write_config
+from train.cli.config_verbs import PlanArguments
 from train.cli.parsing import parse
-from train.cli.plan import PlanArguments
-from train.cli.sample import SampleArguments
+from train.cli.run_verbs import SampleArguments
 from train.config.io import experiment_from_dict, experiment_to_dict
 from train.config.registry import find_experiment
 from train.data.example_configs import BitextDataConfig
@@ -125,7 +125,9 @@ def test_the_largest_numbers() -> None:
     ],
 )
 def test_options_beside_the_settings_are_checked_too(kind: Any, flag: str, value: str) -> None:
-    default = PlanArguments(find_experiment("quickstart")) if kind is PlanArguments else None
+    default = (
+        PlanArguments(experiment=find_experiment("quickstart")) if kind is PlanArguments else None
+    )
     with pytest.raises(UsageError, match=r"is too large; give|is not a finite number"):
         parse(kind, [flag, value], verb="verb", default=default)
 

@@ -1,6 +1,6 @@
 """The command line `python -m train VERB ...`: dispatch, errors and exit statuses.
 
-Each verb is a module that is imported when the verb runs. `--help` loads no JAX, not even for a
+A verb's module is imported when the verb runs. `--help` loads no JAX, not even for a
 CONFIG: configs are plain dataclasses.
 """
 
@@ -12,24 +12,47 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from train.errors import UsageError, UserError
 from train.runtime.signals import reliable_keyboard_interrupt
 
+
+class Verb(NamedTuple):
+    """One verb of the command line."""
+
+    arguments: str
+    summary: str
+    module: str
+    """Module in `train.cli` whose function `run_VERB` runs it."""
+
+
 VERBS = {
-    "fit": ("CONFIG [--workdir W] [--a.b.c VALUE ...]", "train; resumes where a run stopped"),
-    "evaluate": ("W [--split S]", "metrics of a run on held-out data"),
-    "sample": ("W --prompt TEXT ...", "generate, translate, classify or tag with a run's model"),
-    "goodput": ("W", "how a run's time was spent, over all its processes"),
-    "describe": ("CONFIG [--a.b.c VALUE ...]", "parameters, FLOPs and memory, before training"),
-    "plan": (
+    "fit": Verb(
+        "CONFIG [--workdir W] [--a.b.c VALUE ...]",
+        "train; resumes where a run stopped",
+        "config_verbs",
+    ),
+    "evaluate": Verb("W [--split S]", "metrics of a run on held-out data", "run_verbs"),
+    "sample": Verb(
+        "W --prompt TEXT ...",
+        "generate, translate, classify or tag with a run's model",
+        "run_verbs",
+    ),
+    "goodput": Verb("W", "how a run's time was spent, over all its processes", "run_verbs"),
+    "describe": Verb(
+        "CONFIG [--a.b.c VALUE ...]",
+        "parameters, FLOPs and memory, before training",
+        "config_verbs",
+    ),
+    "plan": Verb(
         "CONFIG --target T [--a.b.c VALUE ...]",
         "memory, time and cost on any hardware, and the best mesh",
+        "config_verbs",
     ),
-    "doctor": ("", "this machine's hardware and versions, and problems with them"),
+    "doctor": Verb("", "this machine's hardware and versions, and problems with them", "run_verbs"),
 }
-"""Arguments and summary of each verb, in the order of the help text."""
+"""All verbs, in the order of the help text."""
 
 
 MODEL_VERBS = frozenset({"fit", "evaluate", "sample"})
@@ -87,8 +110,8 @@ def dispatch(verb: str, arguments: list[str]) -> int:
 
     try:
         with exit_on_stop_signal() if verb == "fit" else contextlib.nullcontext():
-            module = importlib.import_module(f"train.cli.{verb}")
-            status: int = module.main(arguments)
+            module = importlib.import_module(f"train.cli.{VERBS[verb].module}")
+            status: int = getattr(module, f"run_{verb}")(arguments)
     except PreemptedError as stop:
         print(stop, file=sys.stderr)
         return PREEMPTED_EXIT_STATUS
@@ -132,7 +155,7 @@ def discard_output() -> None:
 
 def verb_usage(verb: str) -> str:
     """Return the text of `VERB --help`."""
-    signature, summary = VERBS[verb]
+    signature, summary, _ = VERBS[verb]
     lines = [f"usage: python -m train {verb} {signature}".rstrip(), "", summary]
     if signature:
         name = signature.split()[0]
@@ -145,7 +168,7 @@ def usage() -> str:
     """Return the text of `--help`."""
     width = max(len(verb) for verb in VERBS)
     lines = ["usage: python -m train VERB ...", "", "verbs:"]
-    for verb, (signature, summary) in VERBS.items():
+    for verb, (signature, summary, _) in VERBS.items():
         lines.append(f"  {verb:<{width}}  {summary}")
         lines.append(f"  {'':<{width}}    python -m train {verb} {signature}".rstrip())
     lines += [

@@ -13,7 +13,7 @@ import pytest
 
 from tests.train.support import command, lines_of, losses, write_config
 from tests.train.support import light_compiler as light_compiler
-from train.cli.fit import FitArguments
+from train.cli.config_verbs import FitArguments
 from train.cli.main import main, print_error
 from train.cli.parsing import parse
 from train.config.registry import find_experiment, list_experiments

@@ -46,7 +46,7 @@ def here() -> Target:
 
 @pytest.fixture(scope="module")
 def found(experiment: Experiment, here: Target) -> Plan:
-    return make_plan(experiment, here, PlanOptions(tokens=1e6))
+    return make_plan(experiment, here, PlanOptions(compile_best=1, tokens=1e6))
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_missing_compiler_fails_before_the_search(
     module = sys.modules[make_plan.__module__]  # the package has a function of that name
     monkeypatch.setattr(module, "search_candidates", lambda quantities: pytest.fail("has searched"))
     with pytest.raises(UserError, match="is not installed"):
-        make_plan(experiment, parse_target("v5e:2x2"))
+        make_plan(experiment, parse_target("v5e:2x2"), PlanOptions())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import train
 from tests.train.support import assert_close, assert_same_bits, command, lines_of, losses
 from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import TINY
-from train.cli.fit import FitArguments
+from train.cli.config_verbs import FitArguments
 from train.cli.parsing import parse
 from train.config.io import experiment_from_dict, experiment_to_dict, experiment_to_text
 from train.errors import UsageError

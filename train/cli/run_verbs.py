@@ -1,13 +1,48 @@
-"""The verb `sample W --prompt TEXT ...`."""
+"""Verbs without a CONFIG: `evaluate`, `sample` and `goodput` of a run, and `doctor`.
 
-from __future__ import annotations
+What computes is imported inside the verbs, so that `VERB --help` loads no JAX.
+"""
 
 import dataclasses
 import json
 from collections.abc import Collection, Iterable
 
 from train.cli.parsing import as_usage_errors, parse, pop_json_flag, pop_positional
-from train.errors import UsageError
+from train.errors import UsageError, UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateArguments:
+    """Print the metrics of a run on a whole split of its data."""
+
+    split: str = "validation"
+    """Split to evaluate: train, validation, or test if the data have one."""
+    step: int | None = None
+    """Step of the checkpoint; default: the run's evaluation weights (the newest checkpoint, unless
+    the run keeps its best one or averages several)."""
+    average_checkpoints: int | None = None
+    """Average the weights of this many checkpoints: the selected one and those before it."""
+
+
+def run_evaluate(arguments: list[str]) -> int:
+    """Print a run's metrics; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    workdir = pop_positional(arguments, "W", "evaluate")
+    given = parse(EvaluateArguments, arguments, verb="evaluate W")
+    from train.evaluation.evaluator import evaluate_run
+    from train.run import load
+    from train.tasks.registry import make_task
+
+    run = load(workdir, step=given.step, average_checkpoints=given.average_checkpoints)
+    metrics, notes = evaluate_run(run, given.split), make_task(run.experiment).metric_notes
+    if json_wanted:
+        print(json.dumps({"step": run.step, "split": given.split, **metrics, **notes}))
+    else:
+        for name, value in metrics.items():
+            print(f"{name.replace('_', ' ')}: {value:.4f}")
+        for name, text in notes.items():
+            print(f"{name.replace('_', ' ')}: {text}")
+    return 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +73,7 @@ GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "beams"
 """Options of generation; each task supports some of them."""
 
 
-def main(arguments: list[str]) -> int:
+def run_sample(arguments: list[str]) -> int:
     """Print the model's answers; return the exit status."""
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "sample")
@@ -109,3 +144,57 @@ class _Stream:
     def __call__(self, piece: str) -> None:
         print(self._prompt + piece, end="", flush=True)
         self._prompt = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class GoodputArguments:
+    """Print how a run's time was spent, over all its processes, including a running one."""
+
+
+def run_goodput(arguments: list[str]) -> int:
+    """Print a run's goodput; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    workdir = pop_positional(arguments, "W", "goodput")
+    parse(GoodputArguments, arguments, verb="goodput W")
+    from train.run_folder.folder import RunFolder
+    from train.telemetry.goodput import (
+        ACTIVITY_DESCRIPTIONS,
+        compute_goodput,
+        format_duration,
+        read_time_records,
+    )
+
+    folder = RunFolder.open_existing(workdir)
+    records = read_time_records(folder.time_log)
+    if not records:
+        raise UserError(f"{folder.time_log}: has no records; fit writes it from its first step on")
+    goodput = compute_goodput(records)
+    if json_wanted:
+        plain = dataclasses.asdict(goodput) | {
+            "total": goodput.total,
+            "share": goodput.productive_fraction,
+        }
+        print(json.dumps(plain))
+        return 0
+    for activity, seconds in goodput.seconds.items():
+        print(
+            f"{activity:9} {seconds / (goodput.total or 1):6.1%} "
+            f"{format_duration(seconds):>12}   {ACTIVITY_DESCRIPTIONS[activity]}"
+        )
+    print(f"{'all':9} {1:6.1%} {format_duration(goodput.total):>12}   lives: {goodput.lives}")
+    return 0
+
+
+def run_doctor(arguments: list[str]) -> int:
+    """Print a report of this machine; return 1 if it has a problem."""
+    from train.doctor.report import run_checks
+
+    json_wanted = pop_json_flag(arguments)
+    if arguments:
+        raise UsageError(f"doctor {arguments[0]}: takes no arguments but --json; leave it out")
+    report = run_checks()
+    if json_wanted:
+        print(json.dumps(report.as_dict()))
+    else:
+        report.print()
+    return 0 if report.ok else 1

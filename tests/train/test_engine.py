@@ -9,13 +9,14 @@ import pytest
 
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
-from train.engine import Engine, JitEngine, PmapEngine, make_engine
+from train.engine import Engine, JitEngine, make_engine
 from train.errors import UsageError
 from train.experiment import Experiment, LossScaleConfig
 from train.optim.loss_scale import LossScale
 from train.optim.registry import OPTIMIZERS
 from train.parallel.checks import check_batch_divides
 from train.parallel.mesh import MeshConfig, make_mesh
+from train.pmap_engine import PmapEngine
 from train.recovery.detector import DETECTOR_METRICS
 from train.state import TrainState
 from transformer import Hardware, Precision

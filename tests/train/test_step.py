@@ -11,7 +11,7 @@ from tests.train.support import assert_close, assert_same_bits, state_of
 from tests.train.support import light_compiler as light_compiler
 from train.experiment import LossScaleConfig
 from train.optim.adam import AdamW
-from train.optim.base import apply_if_accepted
+from train.optim.conditional import apply_if_accepted
 from train.optim.loss_scale import LossScale
 from train.optim.registry import make_step_optimizer
 from train.recovery.config import RecoveryConfig

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from train.optim.adafactor import Adafactor
 from train.optim.adam import Adam, AdamW
 from train.optim.adamw_8bit import AdamW8bit
-from train.optim.base import apply_if_accepted
+from train.optim.conditional import apply_if_accepted
 from train.optim.lion import Lion
 from train.optim.muon import Muon
 from train.optim.sgd import Sgd

@@ -4,7 +4,7 @@ import io
 import json
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,6 +22,8 @@ from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, Sam
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
 from train.telemetry.goodput import compute_goodput, read_time_records
+from transformer.attention.variants.clustered_configs import ReformerConfig
+from transformer.config import BlockConfig
 
 STEPS = 12
 
@@ -149,6 +151,31 @@ def test_samples_are_logged(finished: Finished) -> None:
     text = (finished.workdir / "samples.txt").read_text()
     assert text.startswith("--- step 6\n")
     assert "\n--- step 12\n" in text
+
+
+def test_a_sample_that_fails_does_not_end_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> list[str]:
+        raise RuntimeError("no room\nfor a sample")
+
+    monkeypatch.setattr("train.evaluation.evaluator.sample", fail)
+    experiment = tiny(tmp_path, steps=2, sample=SampleConfig(every=1, max_new_tokens=2))
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        run = train.fit(experiment, str(tmp_path / "run"))
+    assert run.step == 2
+    assert "step 1: no sample (no room); training continues" in shown.getvalue()
+    events = lines_of(tmp_path / "run/logbook.jsonl")
+    failed = [(each["step"], each["why"]) for each in events if each["event"] == "sample failed"]
+    assert failed == [(1, "no room"), (2, "no room")]
+
+
+def test_a_model_without_a_cache_is_trained_and_sampled(tmp_path: Path) -> None:
+    block = BlockConfig(mixer=ReformerConfig(num_heads=2))
+    base = tiny(tmp_path, steps=2, sample=SampleConfig(every=2, max_new_tokens=3))
+    model = dataclasses.replace(base.model, layer_pattern=(block,))
+    train.fit(dataclasses.replace(base, model=model), str(tmp_path / "run"), quiet=True)
+    assert (tmp_path / "run" / "samples.txt").read_text().startswith("--- step 2\n")
 
 
 def test_printed_output(finished: Finished) -> None:

@@ -28,6 +28,7 @@ from train.tasks.evaluation import (
 )
 from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
 from train.tasks.vocabulary import Labels, resolve_vocab_size
+from transformer.attention.base import mixer_class
 from transformer.baselines.nonautoregressive import NonAutoregressive, translate_nonautoregressive
 from transformer.context import ActivationConstraint
 from transformer.generation.beam_search import BeamSearchConfig
@@ -86,10 +87,21 @@ class TranslationTask(Task):
         return resolve_vocab_size(self.experiment, corpus.tokenizer)
 
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> Translator:
-        """Return an autoregressive model, or without `model.causal` a non-autoregressive one."""
+        """Return an autoregressive model, or without `model.causal` a non-autoregressive one.
+
+        Raises:
+          ValueError: Beam search could not decode from a mixer of the decoder.
+        """
         config = self.experiment.model
-        model_class = EncoderDecoder if config.causal else NonAutoregressive
-        return model_class(config, hardware, constrain)
+        if not config.causal:
+            return NonAutoregressive(config, hardware, constrain)
+        for mixer in {block.mixer for block in config.layer_pattern}:
+            if not mixer_class(mixer).abilities(mixer).cached:
+                raise ValueError(
+                    f"mixer {mixer.kind}: has no cache, and translations are decoded from one; "
+                    "choose another mixer for the decoder"
+                )
+        return EncoderDecoder(config, hardware, constrain)
 
     def make_loss_fn(self, model: Translator) -> LossFn:
         """Return the cross entropy of the target's tokens. Labels are smoothed in training alone.

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,6 +15,14 @@ from train.runtime.signals import (
     StopRequest,
     exit_on_stop_signal,
 )
+
+
+@pytest.fixture(autouse=True)
+def default_hangup() -> Iterator[None]:
+    """Run each test with SIGHUP at its default: under nohup it is ignored, also by children."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

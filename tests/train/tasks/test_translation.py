@@ -14,6 +14,7 @@ from train.evaluation.metrics import sacre_bleu, tokenized_bleu
 from train.parallel.mesh import MeshConfig
 from train.tasks.base import Metric
 from train.tasks.translation import TranslationTask
+from transformer.attention.variants.clustered_configs import ReformerConfig
 from transformer.baselines.nonautoregressive import NonAutoregressive
 from transformer.context import unconstrained
 from transformer.hardware import Hardware
@@ -44,6 +45,15 @@ def test_a_source_s_own_table_has_the_tokenizer_s_words(task: TranslationTask) -
             UserError, match=rf"model\.encoder\.vocab_size {own}: .* {words} tokens"
         ):
             asked.resolve_experiment(asked.prepare_corpus())
+
+
+def test_a_decoder_that_cannot_decode_is_refused_before_training(task: TranslationTask) -> None:
+    model = task.experiment.model
+    block = dataclasses.replace(model.layer_pattern[0], mixer=ReformerConfig(num_heads=2))
+    model = dataclasses.replace(model, layer_pattern=(block,))
+    uncached = TranslationTask(dataclasses.replace(task.experiment, model=model))
+    with pytest.raises(ValueError, match=r"^mixer reformer: has no cache, and translations are"):
+        uncached.make_model(Hardware(), unconstrained)
 
 
 @pytest.mark.full

@@ -7,8 +7,7 @@ import io
 import sys
 
 from train.cli.main import HELP_FLAGS, MODEL_VERBS, main
-from train.runtime.allocator import restart_with_huge_pages
-from train.runtime.standard_error import make_stderr_lenient
+from train.runtime.startup import make_stderr_lenient, restart_with_huge_pages
 
 if __name__ == "__main__":
     make_stderr_lenient()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from train.data.config import DataConfig, TextDataConfig
 from train.errors import UsageError
-from train.optim.adam import AdamW
+from train.optim.elementwise import AdamW
 from train.optim.registry import OptimizerConfig
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig

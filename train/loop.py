@@ -54,7 +54,7 @@ from train.run import Run
 from train.run_folder.folder import RunFolder
 from train.run_folder.lock import RunLock, lock_run_folder
 from train.runtime.backend_probes import mark_broken_kernels
-from train.runtime.hardware import enable_compilation_cache, local_hardware
+from train.runtime.local_hardware import enable_compilation_cache, local_hardware
 from train.runtime.oom import check_minimum_memory, explain_oom, suggest_remedies
 from train.runtime.signals import PreemptedError, StopRequest
 from train.state import TrainState

@@ -18,7 +18,7 @@ from train.experiment import Experiment, check_seed
 from train.parallel.mesh import MeshConfig
 from train.run_folder.folder import RunFolder, read_json
 from train.runtime.backend_probes import mark_broken_kernels
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from train.tasks.base import SampleOptions, TextCallback
 from train.tasks.registry import make_task
 from train.tasks.vocabulary import Labels, check_vocab_size, read_labels

@@ -9,12 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from train.optim.adafactor import Adafactor
-from train.optim.adam import Adam, AdamW
 from train.optim.adamw_8bit import AdamW8bit
 from train.optim.base import apply_if_accepted
-from train.optim.lion import Lion
+from train.optim.elementwise import Adam, AdamW, Lion, Sgd
 from train.optim.muon import Muon
-from train.optim.sgd import Sgd
 
 if TYPE_CHECKING:
     import optax

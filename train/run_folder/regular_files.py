@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from train.errors import UserError
-from train.runtime.host_memory import host_memory_bytes
+from train.runtime.local_hardware import host_memory_bytes
 
 if TYPE_CHECKING:
     from train.data.files import AnyPath

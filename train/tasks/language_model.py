@@ -16,12 +16,7 @@ from train.data.tokenizer import Tokenizer
 from train.experiment import Experiment
 from train.step import Batch, LossFn
 from train.tasks.base import Metric, SampleOptions, Task, TextCallback, token_batch_shapes
-from train.tasks.evaluation import (
-    max_eval_batches,
-    mean_losses,
-    perplexity,
-    round_up_batch_size,
-)
+from train.tasks.evaluation import max_eval_batches, mean_losses, perplexity, round_up_batch_size
 from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
 from train.tasks.text_completion import complete_texts
 from train.tasks.vocabulary import Labels, resolve_vocab_size

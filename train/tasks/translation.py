@@ -20,12 +20,7 @@ from train.experiment import Experiment
 from train.step import Batch, LossFn
 from train.tasks.base import Metric, SampleOptions, Task, TextCallback, token_batch_shapes
 from train.tasks.config import Translation
-from train.tasks.evaluation import (
-    max_eval_batches,
-    mean_losses,
-    perplexity,
-    round_up_batch_size,
-)
+from train.tasks.evaluation import max_eval_batches, mean_losses, perplexity, round_up_batch_size
 from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
 from train.tasks.vocabulary import Labels, resolve_vocab_size
 from transformer.attention.base import mixer_class

@@ -1,4 +1,4 @@
-"""Labeled texts: files, encoding, and batches for classification."""
+"""Labeled texts: files, encoding, and batches for classification of whole texts."""
 
 from __future__ import annotations
 

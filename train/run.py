@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.provenance import check_provenance
+from train.checkpoint.provenance import check_provenance, collect_provenance
 from train.config.io import experiment_from_dict
 from train.data.tokenizer import Tokenizer
 from train.engine import make_engine
@@ -22,6 +23,7 @@ from train.runtime.local_hardware import local_hardware
 from train.tasks.base import SampleOptions, TextCallback
 from train.tasks.registry import make_task
 from train.tasks.vocabulary import Labels, check_vocab_size, read_labels
+from train.telemetry.event_log import EventLog
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:
@@ -65,6 +67,18 @@ def read_auto_choices(folder: RunFolder, hardware: Hardware) -> dict[str, str]:
     return {name: choice for name, choice in choices.items() if isinstance(choice, str)}
 
 
+def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
+    """Return the metrics of a run that finished at this step. None if it did not."""
+    for line in reversed(EventLog(folder.event_log).read()):
+        if line.get("event") in ("started", "rolled back"):
+            return None  # An earlier "finished" was of other weights.
+        if line.get("event") == "finished" and line.get("step") == step:
+            metrics = {name: line[name] for name in line if name not in ("time", "event", "step")}
+            with contextlib.suppress(TypeError, ValueError, OverflowError):  # A damaged line.
+                return {name: float(value) for name, value in metrics.items()}
+    return None
+
+
 def _read_section(folder: RunFolder, section: str) -> dict[str, Any]:
     """Return a section of config.json. Raise UserError if it is missing."""
     config = read_json(folder.config_json)
@@ -100,8 +114,10 @@ def load(workdir: str, *, step: int | None = None, average_checkpoints: int | No
     engine = make_engine(experiment, mark_broken_kernels(experiment, hardware))
     verify = experiment.checkpoint.verify
 
+    provenance = collect_provenance(saved, tokenizer, labels)
+
     def check(step: int, metadata: dict[str, Any]) -> None:
-        check_provenance(metadata, step, folder, saved, tokenizer, labels)
+        check_provenance(metadata, step, folder, provenance)
 
     with CheckpointManager(folder.checkpoints, read_only=True, verify=verify) as checkpoints:
         params, steps = load_eval_weights(

@@ -7,8 +7,8 @@ import pkgutil
 import sys
 from types import ModuleType
 
-from train.data.files import as_user_error, expand_user
-from train.errors import UsageError, UserError
+from train.data.files import expand_user
+from train.errors import UsageError, UserError, as_user_error
 from train.experiment import Experiment
 from train.run_folder.regular_files import MAX_SETTINGS_BYTES, too_large_error
 

@@ -162,7 +162,8 @@ class Tokenizer:
 
     def save(self, path: str | AnyPath) -> None:
         """Write a tokenizer.json. ``path`` is the file, and may be remote."""
-        from train.data.files import as_user_error, expand_path
+        from train.data.files import expand_path
+        from train.errors import as_user_error
 
         with as_user_error(str(path)):
             expand_path(str(path)).write_text(self.to_json(), encoding="utf-8")

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from train.config.io import experiment_to_dict, experiment_to_text
 from train.data.tokenizer import Tokenizer
 from train.experiment import Experiment
-from train.run_folder.folder import RunFolder, write_atomically
+from train.run_folder.folder import RunFolder
+from train.run_folder.writing import write_atomically
 from train.tasks.vocabulary import Labels
 from transformer.hardware import Hardware
 

@@ -11,7 +11,7 @@ from transformer.hardware import Hardware, Platform
 def host_memory_bytes(root: Path = Path("/")) -> int:
     """Return bytes of the machine's memory, or of a container's limit if that is less.
 
-    Imports no JAX, like this module: limits of file sizes depend on it.
+    Imports no JAX: limits of file sizes depend on it.
 
     Args:
       root: Where the system's files are.

@@ -1,6 +1,15 @@
-"""Write checkpoints in the background and read them back, through Orbax.
+"""Write checkpoints in the background, through Orbax, and commit them.
 
-A checkpoint has three Orbax items: the arrays, their dtypes and shapes, and JSON metadata.
+A save has four stages, and a process may be killed in any of them. What it leaves:
+
+| killed while | leaves | cleared away by |
+| --- | --- | --- |
+| the arrays are copied to host memory | nothing | |
+| Orbax writes the items | a folder with `ORBAX_TMP_MARKER` in its name | the next save |
+| files are read back and hashed (`commit`) | a folder without a manifest | the next save |
+| older checkpoints are deleted | more checkpoints than are due | the next save |
+
+None of these is listed as a checkpoint, and the one before is deleted only in the last stage.
 """
 
 from __future__ import annotations
@@ -9,17 +18,17 @@ import contextlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import args
 
-from train.checkpoint import errors, retention, tree_paths
+from train.checkpoint import retention, tree_paths
 from train.checkpoint.commit import commit_checkpoint
 from train.checkpoint.manifest import LEAVES_ITEM, METADATA_ITEM, STATE_ITEM
+from train.checkpoint.reader import short_reason
 from train.checkpoint.tree_paths import Leaf
 from train.errors import UserError
 
@@ -106,8 +115,11 @@ class CheckpointWriter:
                 # What is left of a failed save may be what fills the disk.
                 with contextlib.suppress(OSError, UserError):
                     retention.delete_unfinished(self.directory)
-            path = self.directory / str(step)
-            raise errors.unwritable_error(path, errors.short_reason(error)) from error
+            raise UserError(
+                f"checkpoint {self.directory / str(step)}: could not be written "
+                f"({short_reason(error)}); make room there or check its permissions; "
+                "the checkpoints before it are whole"
+            ) from error
 
     def _drain_errors(self) -> None:
         """Wait until no item of a failed save is left.
@@ -119,85 +131,3 @@ class CheckpointWriter:
             with contextlib.suppress(OSError, ValueError):
                 self._orbax.wait_until_finished()
                 return
-
-
-class RestoredCheckpoint(NamedTuple):
-    """State and metadata, as given to `CheckpointManager.save`."""
-
-    state: Any
-    metadata: dict[str, Any]
-
-
-def restore_checkpoint(
-    path: epath.Path, abstract_tree: Any, *, require_all: bool
-) -> RestoredCheckpoint:
-    """Restore the arrays of a checkpoint, bit for bit.
-
-    Args:
-      path: Folder of the checkpoint.
-      abstract_tree: Tree of `jax.ShapeDtypeStruct`. An array goes to the sharding of its struct,
-        or to the first local device.
-      require_all: Raise if the checkpoint has arrays that the tree has not.
-
-    Raises:
-      UserError: The checkpoint has other parameters, shapes or dtypes, or cannot be read.
-    """
-    wanted = tree_paths.named_leaves(abstract_tree)
-    descriptions = {name: tree_paths.describe_leaf(leaf) for name, leaf in wanted.items()}
-    with errors.explain_restore_errors(path):
-        # Shapes are compared before any array is read, so that the error names the parameters.
-        items = _read_items(
-            path, {name: args.JsonRestore() for name in (LEAVES_ITEM, METADATA_ITEM)}
-        )
-        difference = tree_paths.describe_difference(
-            items[LEAVES_ITEM], descriptions, require_all=require_all
-        )
-        if difference:
-            raise UserError(
-                f"checkpoint {path}: is of another model ({difference}); "
-                "use the settings it was trained with, or another --workdir"
-            )
-        arrays = _read_arrays(path, wanted, partial=not require_all)
-    # Without its own metadata file, Orbax restores random keys as plain integers.
-    if any(tree_paths.describe_leaf(arrays[name]) != descriptions[name] for name in wanted):
-        raise errors.unreadable_error(path, "types were lost")
-    structure = jax.tree_util.tree_structure(abstract_tree)
-    state = jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
-    return RestoredCheckpoint(state, items[METADATA_ITEM])
-
-
-def read_metadata(path: epath.Path) -> dict[str, Any]:
-    """Return the metadata of a checkpoint (UserError: it cannot be read)."""
-    with errors.explain_restore_errors(path):
-        items = _read_items(path, {METADATA_ITEM: args.JsonRestore()})
-        metadata: dict[str, Any] = items[METADATA_ITEM]
-    return metadata
-
-
-def _read_arrays(
-    path: epath.Path, wanted: Mapping[str, Leaf], *, partial: bool
-) -> dict[str, jax.Array]:
-    structs = {name: _with_sharding(leaf) for name, leaf in wanted.items()}
-    tree = tree_paths.nest_leaves(structs)
-    request = args.PyTreeRestore(
-        tree,
-        restore_args=ocp.checkpoint_utils.construct_restore_args(tree),
-        partial_restore=partial,
-    )
-    restored = _read_items(path, {STATE_ITEM: request})
-    empty = {  # not stored: `nest_leaves` leaves them out
-        name: jnp.empty(leaf.shape, leaf.dtype, device=leaf.sharding)
-        for name, leaf in structs.items()
-        if not leaf.size
-    }
-    return tree_paths.flatten_leaves(restored[STATE_ITEM]) | empty
-
-
-def _read_items(path: epath.Path, items: Mapping[str, Any]) -> Any:
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-        return reader.restore(path, args=args.Composite(**items))
-
-
-def _with_sharding(leaf: Leaf) -> jax.ShapeDtypeStruct:
-    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

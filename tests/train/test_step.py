@@ -17,7 +17,7 @@ from train.recovery.config import RecoveryConfig
 from train.recovery.detector import AnomalyDetector
 from train.state import LossScale, TrainState
 from train.step import Batch, TrainStep, example_rngs, weighted_mean
-from transformer.layers.dropout import dropout
+from transformer.layers.basic import dropout
 from transformer.layers.logical_axes import LogicalAxes
 from transformer.losses import Loss
 

@@ -1,4 +1,4 @@
-"""Declaring weights, and linear maps between named axes.
+"""Basic layers: weights with named axes, linear maps, norms and dropout.
 
 Axis letters of the project, used in every einsum and every shape comment:
 
@@ -13,12 +13,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from flax.core import meta
 
 from transformer.config import Initializer
 from transformer.context import ModelContext
+from transformer.layers.config import NormConfig
 from transformer.layers.logical_axes import BoxedWeight, LogicalAxes
+from transformer.precision import Precision
 
 MAX_WEIGHT_SIZE = 2**44
 """Most entries of one weight of one layer. XLA counts the bytes of all layers in 64 bits."""
@@ -138,3 +141,76 @@ def declare_linear(
         return w, None
     b = declare_weight(module, f"{name}_bias", outputs=outputs, init=zeros, dtype=dtype)
     return w, b.astype(precision.compute)
+
+
+def layer_norm(
+    x: jax.Array,  # [..., D]
+    gain: jax.Array,  # [D]
+    bias: jax.Array | None,  # [D]
+    epsilon: float,
+) -> jax.Array:  # [..., D]
+    """Return gain * (x - mean) / sqrt(var + epsilon) + bias, in the dtype of x."""
+    centered = x - jnp.mean(x, axis=-1, keepdims=True)
+    # Two passes: the variance of centered values does not cancel as E[x^2] - E[x]^2 does.
+    variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
+    y = centered * jax.lax.rsqrt(variance + epsilon) * _broadcast(gain, x)
+    return y if bias is None else y + _broadcast(bias, y)
+
+
+def rms_norm(
+    x: jax.Array,  # [..., D]
+    gain: jax.Array,  # [D]
+    epsilon: float,
+) -> jax.Array:  # [..., D]
+    """Return gain * x / sqrt(mean(x^2) + epsilon), in the dtype of x."""
+    mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(mean_square + epsilon) * _broadcast(gain, x)
+
+
+def _broadcast(vector: jax.Array, x: jax.Array) -> jax.Array:
+    """Return [D] as [1, ..., D] in the dtype of x (tests raise on implicit rank promotion)."""
+    return vector.astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+class Norm(nn.Module):
+    """Normalization layer. Computes in `precision.norm` and returns the dtype of its input."""
+
+    config: NormConfig
+    precision: Precision
+    axis: str = "embed"  # logical axis of the gain and bias
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # [..., D] -> [..., D]
+        config, dtype = self.config, self.precision.parameters
+        outputs = {self.axis: x.shape[-1]}
+        ones, zeros = nn.initializers.ones, nn.initializers.zeros
+        gain = declare_weight(self, "gain", outputs=outputs, init=ones, dtype=dtype)
+        x_wide = x.astype(self.precision.norm)
+        if config.kind == "rms":
+            return rms_norm(x_wide, gain, config.epsilon).astype(x.dtype)
+        bias = None
+        if config.bias:
+            bias = declare_weight(self, "bias", outputs=outputs, init=zeros, dtype=dtype)
+        return layer_norm(x_wide, gain, bias, config.epsilon).astype(x.dtype)
+
+
+def dropout(
+    x: jax.Array,  # [B, ...]
+    dropout_rate: float,
+    dropout_rngs: jax.Array | None,  # [B] typed random keys; None: not training
+) -> jax.Array:  # [B, ...]
+    """Zero each entry with probability `dropout_rate` and divide the others by 1 - rate."""
+    if dropout_rngs is None or dropout_rate == 0:
+        return x
+    draw = lambda key: jax.random.bernoulli(key, 1 - dropout_rate, x.shape[1:])  # noqa: E731
+    return jnp.where(jax.vmap(draw)(dropout_rngs), x / (1 - dropout_rate), jnp.zeros_like(x))
+
+
+def fold_in(
+    rngs: jax.Array | None,  # [B]
+    data: int | jax.Array,
+) -> jax.Array | None:  # [B]
+    """Return `jax.random.fold_in` of each key of a batch; None stays None."""
+    if rngs is None:
+        return None
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(rngs, data)

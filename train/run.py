@@ -11,6 +11,7 @@ from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import check_provenance, collect_provenance
 from train.config.io import experiment_from_dict
+from train.config.plugins import check_imports, import_installed_plugins
 from train.data.tokenizer import Tokenizer
 from train.engine import make_engine
 from train.errors import UsageError, UserError
@@ -54,8 +55,14 @@ class Run:
 
 
 def read_experiment(folder: RunFolder) -> Experiment:
-    """Return the saved experiment of a run. Raise UserError if its file is damaged."""
-    return experiment_from_dict(_read_section(folder, "experiment"), str(folder.config_json))
+    """Return the saved experiment of a run.
+
+    Raises UserError if its file is damaged, or if it needs a module that is not imported.
+    """
+    import_installed_plugins()
+    saved, source = _read_section(folder, "experiment"), str(folder.config_json)
+    check_imports(read_json(folder.config_json).get("imports"), source)
+    return experiment_from_dict(saved, source)
 
 
 def read_auto_choices(folder: RunFolder, hardware: Hardware) -> dict[str, str]:

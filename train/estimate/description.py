@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from train.estimate.compiled_memory import CompiledMemory
     from train.experiment import Experiment
-    from train.optim.registry import OptimizerConfig
+    from train.optim.base import Optimizer
     from transformer.config import TransformerConfig
     from transformer.costs import AttentionTraffic, TokenFlops
     from transformer.hardware import Hardware
@@ -127,7 +127,7 @@ def describe_model(
     *,
     batch_size: int,
     sequence_length: int,
-    optimizer: "OptimizerConfig | None" = None,
+    optimizer: "Optimizer | None" = None,
     grad_accum_steps: int = 1,
     segments: bool = False,
     ema: bool = False,

@@ -15,7 +15,7 @@ def run() -> None:
     """Run the command line and exit."""
     make_stderr_lenient()
     check_own_packages()
-    # glibc reads the setting for huge pages only when a process starts (see `restart_with_huge_pages`).
+    # glibc reads the setting for huge pages only when a process starts.
     # Verbs that run no model, and help, do not pay for a second start of Python.
     if MODEL_VERBS.intersection(sys.argv[1:2]) and HELP_FLAGS.isdisjoint(sys.argv):
         restart_with_huge_pages()

@@ -40,21 +40,23 @@ from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
 from train.parallel.checks import check_batch_divides
 from train.recovery.detector import DETECTOR_METRICS
-from train.recovery.monitor import AnomalyMonitor
-from train.recovery.rollback import Anomaly, RollbackManager, rollback_retention
+from train.recovery.monitor import Anomaly, AnomalyMonitor
+from train.recovery.rollback import RollbackManager, rollback_retention
 from train.resume import (
+    RunIdentity,
+    StartPoint,
     check_resumable,
     pin_previous_choices,
-    read_final_metrics,
     read_previous_run,
     restore_or_init,
-    write_run_config,
 )
-from train.run import Run
+from train.run import Run, read_final_metrics
 from train.run_folder.folder import RunFolder
 from train.run_folder.lock import RunLock, lock_run_folder
+from train.run_folder.run_config import write_run_files
+from train.run_folder.writing import set_aside_file
 from train.runtime.backend_probes import mark_broken_kernels
-from train.runtime.hardware import enable_compilation_cache, local_hardware
+from train.runtime.local_hardware import enable_compilation_cache, local_hardware
 from train.runtime.oom import check_minimum_memory, explain_oom, suggest_remedies
 from train.runtime.signals import PreemptedError, StopRequest
 from train.state import TrainState
@@ -148,13 +150,15 @@ class _TrainingRun:
         check_minimum_memory(self.engine, self.experiment)
         self.evaluator = Evaluator(self.experiment, self.engine, self.corpus, folder)
         self.recovery = RollbackManager(self.experiment, folder, resuming=previous is not None)
+        record = collect_provenance(self.experiment, self.corpus.tokenizer, self.corpus.labels)
+        self.identity = RunIdentity(folder, self.experiment, record, self.corpus.digest)
 
     def run(self) -> Run:
         """Train to the last step, evaluate, and return the run."""
         is_main_process = jax.process_index() == 0
         with self.open_checkpoints() as checkpoints:
             with self.timer.track("restore"):
-                start = restore_or_init(self.evaluator, checkpoints, self.recovery)
+                start = self.restore_or_init(checkpoints)
             state, step = start.state, start.step
             finished = self.evaluator.is_finished(step)
             metrics = read_final_metrics(self.folder, step) if finished else None
@@ -163,7 +167,7 @@ class _TrainingRun:
                 weights = self.evaluator.final_weights(state, step, checkpoints)
                 return self.evaluator.make_run(weights, metrics)
             if is_main_process:
-                write_run_config(self.evaluator, is_new_run=self.is_new_run)
+                self.write_run_files()
             reporter = Reporter(
                 self.folder,
                 self.experiment,
@@ -199,10 +203,10 @@ class _TrainingRun:
                 if self.lock is not None:  # Another process may have taken the run over.
                     self.lock.verify_ownership()
                 metadata = self.checkpoint_metadata(BestEvaluation())
-                self.recovery.decide(anomaly, state, self.engine, checkpoints, metadata)
+                self.recovery.record_rollback(anomaly, state, self.engine, checkpoints, metadata)
                 # A rollback takes the same path as a resumed process, so that a crash in the middle
                 # of one changes nothing.
-                start = restore_or_init(self.evaluator, checkpoints, self.recovery)
+                start = self.restore_or_init(checkpoints)
                 state, step = start.state, start.step
             reporter.rewind(step)
             self.log_skipped_checkpoints(reporter, step, start.skipped_checkpoints)
@@ -234,7 +238,7 @@ class _TrainingRun:
                 stop_signal = stop_request.requested_by()
                 save_due = checkpoints.is_due(step)
                 wait = bool(stop_signal) or evaluator.evaluates_after(step) or save_due
-                if anomaly := monitor.check(step, cursor, metrics, wait=wait):
+                if anomaly := monitor.find_anomaly(step, cursor, metrics, wait=wait):
                     return state, anomaly
                 self.recovery.log_if_recovered(step, reporter)
                 evaluator.evaluate_and_sample(step, state, reporter)
@@ -262,7 +266,34 @@ class _TrainingRun:
             "run the same command to resume"
         )
 
-    # ---- Checkpoints ----
+    # ---- The run's folder ----
+
+    def restore_or_init(self, checkpoints: CheckpointManager) -> StartPoint:
+        """Return the newest valid state of the run, or its initial state."""
+        start = restore_or_init(
+            self.identity,
+            checkpoints,
+            self.recovery.history,
+            abstract_state=self.engine.abstract_state(),
+            init=self.engine.init,
+        )
+        self.evaluator.restore_best(start.best, checkpoints)
+        return start
+
+    def write_run_files(self) -> None:
+        """Write the files of the run's folder that describe the run."""
+        if self.is_new_run:
+            # A record of rollbacks is from an earlier run here, whose checkpoints were deleted.
+            # A resume would take it for this run's.
+            set_aside_file(self.folder.rollback_record, "earlier")
+        write_run_files(
+            self.folder,
+            self.experiment,
+            self.corpus.tokenizer,
+            self.corpus.labels,
+            auto_choices=self.engine.auto_choices(),
+            hardware=self.engine.model.hardware,
+        )
 
     def open_checkpoints(self) -> CheckpointManager:
         """Return the checkpoint manager, keeping what averages and rollbacks need."""
@@ -288,12 +319,11 @@ class _TrainingRun:
 
     def checkpoint_metadata(self, best: BestEvaluation) -> dict[str, Any]:
         """Return what a checkpoint holds beside the state, as JSON."""
-        corpus = self.corpus
         return {
-            PROVENANCE_KEY: collect_provenance(self.experiment, corpus.tokenizer, corpus.labels),
-            "corpus": corpus.digest,
+            PROVENANCE_KEY: self.identity.provenance,
+            "corpus": self.identity.corpus_digest,
             "best": best.to_json(),
-            **self.recovery.metadata,
+            **self.recovery.history.metadata,
         }
 
     # ---- Messages and events ----

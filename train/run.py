@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.provenance import check_provenance
+from train.checkpoint.provenance import check_provenance, collect_provenance
 from train.config.io import experiment_from_dict
+from train.config.plugins import check_imports, import_installed_plugins
 from train.data.tokenizer import Tokenizer
 from train.engine import make_engine
 from train.errors import UsageError, UserError
@@ -18,10 +20,11 @@ from train.experiment import Experiment, check_seed
 from train.parallel.mesh import MeshConfig
 from train.run_folder.folder import RunFolder, read_json
 from train.runtime.backend_probes import mark_broken_kernels
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from train.tasks.base import SampleOptions, TextCallback
 from train.tasks.registry import make_task
 from train.tasks.vocabulary import Labels, check_vocab_size, read_labels
+from train.telemetry.event_log import EventLog
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:
@@ -52,8 +55,14 @@ class Run:
 
 
 def read_experiment(folder: RunFolder) -> Experiment:
-    """Return the saved experiment of a run. Raise UserError if its file is damaged."""
-    return experiment_from_dict(_read_section(folder, "experiment"), str(folder.config_json))
+    """Return the saved experiment of a run.
+
+    Raises UserError if its file is damaged, or if it needs a module that is not imported.
+    """
+    import_installed_plugins()
+    saved, source = _read_section(folder, "experiment"), str(folder.config_json)
+    check_imports(read_json(folder.config_json).get("imports"), source)
+    return experiment_from_dict(saved, source)
 
 
 def read_auto_choices(folder: RunFolder, hardware: Hardware) -> dict[str, str]:
@@ -63,6 +72,18 @@ def read_auto_choices(folder: RunFolder, hardware: Hardware) -> dict[str, str]:
         return {}
     choices = _read_section(folder, "chosen")
     return {name: choice for name, choice in choices.items() if isinstance(choice, str)}
+
+
+def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
+    """Return the metrics of a run that finished at this step. None if it did not."""
+    for line in reversed(EventLog(folder.event_log).read()):
+        if line.get("event") in ("started", "rolled back"):
+            return None  # An earlier "finished" was of other weights.
+        if line.get("event") == "finished" and line.get("step") == step:
+            metrics = {name: line[name] for name in line if name not in ("time", "event", "step")}
+            with contextlib.suppress(TypeError, ValueError, OverflowError):  # A damaged line.
+                return {name: float(value) for name, value in metrics.items()}
+    return None
 
 
 def _read_section(folder: RunFolder, section: str) -> dict[str, Any]:
@@ -100,8 +121,10 @@ def load(workdir: str, *, step: int | None = None, average_checkpoints: int | No
     engine = make_engine(experiment, mark_broken_kernels(experiment, hardware))
     verify = experiment.checkpoint.verify
 
+    provenance = collect_provenance(saved, tokenizer, labels)
+
     def check(step: int, metadata: dict[str, Any]) -> None:
-        check_provenance(metadata, step, folder, saved, tokenizer, labels)
+        check_provenance(metadata, step, folder, provenance)
 
     with CheckpointManager(folder.checkpoints, read_only=True, verify=verify) as checkpoints:
         params, steps = load_eval_weights(

@@ -1,4 +1,4 @@
-"""Shape checks at public boundaries, in the project's axis letters (see `layers.params`)."""
+"""Shape checks at public boundaries, in the project's axis letters (see `layers.basic`)."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ from train.data.text import read_documents, read_lines
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 from train.estimate.expected_time import load_prices
-from train.recovery.rollback import RollbackRecord
+from train.recovery.rollback_record import RollbackRecord
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
 from train.run_folder.regular_files import (

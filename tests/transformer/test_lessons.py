@@ -24,8 +24,7 @@ from transformer import (
     T5RelativeBias,
     TransformerConfig,
 )
-from transformer.attention.attend import attend
-from transformer.attention.score_spec import ScoreSpec
+from transformer.attention.attend import ScoreSpec, attend
 from transformer.layers.embedding import sinusoidal_embedding
 
 WEIGHTS = frozenset({"weights"})

@@ -44,9 +44,7 @@ def check_provenance(
     metadata: Mapping[str, Any],
     step: int,
     folder: RunFolder,
-    experiment: Experiment,
-    tokenizer: Tokenizer,
-    labels: Labels,
+    current: Mapping[str, Any],
 ) -> None:
     """Raise UserError if a checkpoint was trained with other settings or files.
 
@@ -54,9 +52,7 @@ def check_provenance(
       metadata: Metadata of the checkpoint.
       step: Step of the checkpoint.
       folder: Folder of the run.
-      experiment: Settings from `config.json`, or requested ones.
-      tokenizer: Tokenizer from the run's folder.
-      labels: Class or tag names from the run's folder.
+      current: `collect_provenance` of the settings, tokenizer and labels in use.
     """
     record = metadata.get(PROVENANCE_KEY)
     if not isinstance(record, Mapping) or not isinstance(record.get("settings"), Mapping):
@@ -64,19 +60,17 @@ def check_provenance(
             f"checkpoint {folder.checkpoints / str(step)}: does not say what run it belongs to; "
             "put back what fit saved"
         )
-    current, trained = non_resumable_fields(experiment), record["settings"]
+    requested, trained = current["settings"], record["settings"]
     # Only settings that both versions of the package know can be compared.
-    for name in sorted(current.keys() & trained.keys()):
-        if current[name] != trained[name]:
+    for name in sorted(requested.keys() & trained.keys()):
+        if requested[name] != trained[name]:
             raise UserError(
-                f"{folder.config_json}: {name} is {json.dumps(current[name])}, and checkpoint "
+                f"{folder.config_json}: {name} is {json.dumps(requested[name])}, and checkpoint "
                 f"{step} was trained with {json.dumps(trained[name])}; put the file back as it was"
             )
-    for path, found, expected in (
-        (folder.tokenizer, tokenizer.digest, record.get("tokenizer")),
-        (folder.labels, _digest(labels), record.get("labels")),
-    ):
-        if found != expected:
+    for name in ("tokenizer", "labels"):
+        if current[name] != record.get(name):
+            path = folder.tokenizer if name == "tokenizer" else folder.labels
             raise UserError(
                 f"{path}: is not the one that checkpoint {step} was trained with; "
                 "put the file back as it was"

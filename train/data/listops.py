@@ -12,14 +12,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from train.data.classification import (
+from train.data.example_configs import ClassificationDataConfig, ListOpsDataConfig
+from train.data.examples import ExampleCorpus, read_splits
+from train.data.text_labels import (
     ClassificationSplit,
     LabeledText,
     make_classification_corpus,
     read_labeled_texts,
 )
-from train.data.example_configs import ClassificationDataConfig, ListOpsDataConfig
-from train.data.examples import ExampleCorpus, read_splits
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 

@@ -10,16 +10,15 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, NamedTuple, cast
 
-from train.data.files import TextFile, as_user_error
-from train.errors import UserError
+from train.data.files import TextFile
+from train.errors import UserError, as_user_error
 from train.run_folder.regular_files import (
-    MAX_DOCUMENT_BYTES,
     iter_lines,
-    max_text_bytes,
     open_regular,
     read_all,
     too_large_error,
 )
+from train.runtime.local_hardware import host_memory_bytes
 
 _JSON_LINES = (".jsonl", ".ndjson")
 
@@ -29,6 +28,7 @@ _MAX_GZIP_RATIO, _MIN_GZIP_LIMIT = 200, 2**26
 
 _BUFFER_BYTES = 2**17
 _MAX_ZERO_BYTES = 64  # zero bytes that a buffer of text may have
+_MAX_DOCUMENT_BYTES = 2**28  # limit of one line of a dataset in JSON lines, which is a document
 
 
 class Document(NamedTuple):
@@ -107,7 +107,8 @@ def read_text(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool = Fal
     Raises:
       UserError: The memory has no room for it, or it is plainly no text.
     """
-    limit = max_text_bytes()
+    # A quarter of the memory: its bytes, its characters and its tokens are in memory together.
+    limit = (host_memory_bytes() or 2**36) // 4
     size = 0 if file.name.endswith(".gz") else file.fingerprint()[1]
     if size > limit:
         raise too_large_error(file.path, size, limit)
@@ -157,7 +158,7 @@ def _decode(encoded: bytes, location: str, offset: int = 0) -> str:
 
 def _json_lines(stream: IO[bytes], file: TextFile, field: str) -> Iterator[Document]:
     offset = 0
-    for number, line in enumerate(iter_lines(stream, file.path, MAX_DOCUMENT_BYTES), start=1):
+    for number, line in enumerate(iter_lines(stream, file.path, _MAX_DOCUMENT_BYTES), start=1):
         location = f"{file.path}:{number}"
         text = _decode(line, location, offset)
         offset += len(line)

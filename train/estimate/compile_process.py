@@ -44,8 +44,9 @@ def compile_in_subprocess(experiment: Experiment, target: Target) -> CompiledSte
     with tempfile.TemporaryDirectory(prefix="plan-") as name:
         request, answer = pathlib.Path(name, "request"), pathlib.Path(name, "answer")
         request.write_bytes(pickle.dumps((experiment, target)))
-        command = [sys.executable, "-m", __name__, str(request), str(answer)]
-        path = os.pathsep.join(filter(None, sys.path))
+        # -P: the current folder is not put in front, where a train.py would hide this package.
+        command = [sys.executable, "-P", "-m", __name__, str(request), str(answer)]
+        path = os.pathsep.join(each or str(pathlib.Path.cwd()) for each in sys.path)
         completed = subprocess.run(
             command,
             env={**os.environ, **SUBPROCESS_ENVIRONMENT, "PYTHONPATH": path},

@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from train.checkpoint.discovery import SkippedCheckpoint
-from train.checkpoint.errors import no_valid_checkpoint_error
+from train.checkpoint.discovery import SkippedCheckpoint, no_valid_checkpoint_error
 from train.checkpoint.manager import CheckpointManager
 from train.errors import UsageError, UserError
 from train.evaluation.early_stopping import BestEvaluation

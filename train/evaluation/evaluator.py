@@ -26,7 +26,7 @@ class Evaluator:
         self.best = BestEvaluation()
 
     def restore_best(self, best: BestEvaluation, checkpoints: CheckpointManager) -> None:
-        """Continue from the best evaluation that a checkpoint's metadata holds.
+        """Continue from the best evaluation that the restored checkpoint holds.
 
         It is dropped if its own checkpoint is gone: either keeping it was not requested, or a
         later evaluation, which the resumed run has not made yet, was better.

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from train.errors import UserError
-from train.run_folder.folder import RunFolder, explain_write_errors
+from train.run_folder.folder import RunFolder
 from train.run_folder.lease import (
     Lease,
     LeaseStore,
@@ -35,6 +35,7 @@ from train.run_folder.lease import (
     new_lease,
     owner_state,
 )
+from train.run_folder.writing import explain_write_errors
 
 LEASE_SECONDS = 60.0
 """Seconds without a renewal after which an owner on another machine counts as dead."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from train.errors import UserError
-from train.run_folder.folder import RunFolder, explain_read_errors, read_json
+from train.errors import UserError, as_user_error
+from train.run_folder.folder import RunFolder, read_json
 from train.run_folder.regular_files import MAX_VOCABULARY_BYTES
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ Labels = tuple[str, ...]
 
 def read_labels(folder: RunFolder) -> Labels:
     """Return the labels saved with a run; empty for a task without labels."""
-    with explain_read_errors(folder.labels):
+    with as_user_error(str(folder.labels)):
         try:
             # Not `exists`: it takes a loop of symbolic links for a missing file.
             folder.labels.stat()

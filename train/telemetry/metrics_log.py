@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any, Self, TypeGuard
 
 from train.data.files import AnyPath
-from train.run_folder.folder import RunFolder, unused_path, write_atomically
+from train.run_folder.folder import RunFolder
+from train.run_folder.writing import unused_path, write_atomically
 from train.telemetry import event_log
 from train.telemetry.tensorboard import TensorBoardWriter
 

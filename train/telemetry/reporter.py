@@ -13,8 +13,9 @@ from typing import Any, Self
 
 from train.errors import UserError
 from train.experiment import Experiment
-from train.run_folder.folder import RunFolder, explain_write_errors
-from train.run_folder.regular_files import MAX_LOG_BYTES, open_append, read_bytes
+from train.run_folder.folder import RunFolder
+from train.run_folder.regular_files import MAX_LOG_BYTES, read_bytes
+from train.run_folder.writing import explain_write_errors, open_append
 from train.telemetry.event_log import EventLog
 from train.telemetry.goodput import Activity, ActivityTimer, TimeLog, format_goodput
 from train.telemetry.loss_plot import event_steps, plot_losses

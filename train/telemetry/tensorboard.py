@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from train.data.files import AnyPath
-from train.run_folder.folder import explain_write_errors
-from train.run_folder.regular_files import check_not_symlink
+from train.run_folder.writing import check_not_symlink, explain_write_errors
 
 
 class TensorBoardWriter:

@@ -13,8 +13,7 @@ import jax
 from flax import linen as nn
 
 from transformer.attention import scores
-from transformer.attention.attend import attend
-from transformer.attention.backends.merge import declare_sink_logits
+from transformer.attention.attend import ScoreSpec, attend, dot_product_scores
 from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.attention.cache import KVCache, MemoryCache
 from transformer.attention.config import (
@@ -32,8 +31,8 @@ from transformer.attention.projections import (
     project_values,
 )
 from transformer.attention.rope import apply_rope
-from transformer.attention.score_spec import ScoreSpec, dot_product_scores
-from transformer.layers.dropout import fold_in
+from transformer.attention.sinks import declare_sink_logits
+from transformer.layers.basic import fold_in
 from transformer.registry import MIXERS
 
 

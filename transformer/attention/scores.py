@@ -1,7 +1,7 @@
 """Scores with weights of their own: bilinear and additive.
 
 A score is a map of the query, a map of the key (whose result a cache stores) and a function of the
-two. Dot products have neither map; see `score_spec.py`.
+two. Dot products have neither map; see `attend.py`.
 """
 
 import functools
@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from transformer.attention.attend import ScoreFn
 from transformer.attention.config import AdditiveScore, BilinearScore, score_head_dim
-from transformer.attention.score_spec import ScoreFn
 from transformer.context import ModelContext
-from transformer.layers.params import declare_weight
+from transformer.layers.basic import declare_weight
 from transformer.layers.precise_einsum import DTypeLike
 
 

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.masks import Mask, previous_segments, token_segments
+from transformer.attention.masks import Mask
+from transformer.attention.token_segments import previous_segments, token_segments
 from transformer.config import Initialization, Initializer
 from transformer.context import ModelContext
-from transformer.layers.params import apply_linear, declare_weight
+from transformer.layers.basic import apply_linear, declare_weight
 
 RecurrentCell = Callable[[Any, Any], tuple[Any, Any]]
 """(state [B, ...], inputs of one token [B, ...]) -> (state, output [B, ...])."""

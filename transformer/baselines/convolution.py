@@ -14,10 +14,11 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.masks import Mask, token_segments
+from transformer.attention.masks import Mask
+from transformer.attention.token_segments import token_segments
 from transformer.baselines.config import ConvolutionConfig
 from transformer.config import Initialization
-from transformer.layers.params import apply_linear, declare_weight
+from transformer.layers.basic import apply_linear, declare_weight
 from transformer.registry import MIXERS
 
 

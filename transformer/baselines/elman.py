@@ -21,7 +21,7 @@ from transformer.baselines.cells import (
     scan_cell,
 )
 from transformer.baselines.config import ElmanConfig
-from transformer.layers.params import apply_linear
+from transformer.layers.basic import apply_linear
 from transformer.registry import MIXERS
 
 

@@ -40,7 +40,7 @@ from transformer.baselines.memory_attention import (
     needs_memory_cache_error,
     project_additive_keys,
 )
-from transformer.layers.dropout import dropout, fold_in
+from transformer.layers.basic import dropout, fold_in
 from transformer.registry import MIXERS
 
 

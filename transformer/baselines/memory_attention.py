@@ -14,7 +14,7 @@ from transformer.attention.base import ScoreFlops
 from transformer.attention.masks import Mask, dense_mask
 from transformer.baselines.cells import RECURRENT_INIT, LSTMState, apply_matrix, recurrent_weight
 from transformer.context import ModelContext
-from transformer.layers.params import apply_linear
+from transformer.layers.basic import apply_linear
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 from transformer.precision import finfo_min
 

@@ -16,10 +16,9 @@ from transformer.attention.base import Outputs
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.generation.decode_weights import Params
 from transformer.generation.generate import PROMPT_LENGTH_MULTIPLE, bucket_length
+from transformer.layers.basic import apply_linear, fold_in
 from transformer.layers.block import Memory
-from transformer.layers.dropout import fold_in
 from transformer.layers.embedding import declare_embedding
-from transformer.layers.params import apply_linear
 from transformer.models.base import (
     EXAMPLE_TOKENS,
     LOGITS,

@@ -13,11 +13,10 @@ from transformer.attention.config import MixerConfig
 from transformer.attention.masks import Mask
 from transformer.config import BlockConfig
 from transformer.context import ModelContext
+from transformer.layers.basic import Norm, dropout, fold_in
 from transformer.layers.config import FeedForwardConfig, MoEConfig
-from transformer.layers.dropout import dropout, fold_in
 from transformer.layers.feedforward import FeedForward
 from transformer.layers.moe import MixtureOfExperts
-from transformer.layers.norms import Norm
 
 
 class Memory(NamedTuple):

@@ -16,9 +16,7 @@ from transformer.attention.rope import wrapped_angles
 from transformer.attention.rope_scaling import unscaled_frequencies
 from transformer.config import TransformerConfig
 from transformer.context import ModelContext
-from transformer.layers.dropout import dropout, fold_in
-from transformer.layers.norms import Norm
-from transformer.layers.params import declare_weight
+from transformer.layers.basic import Norm, declare_weight, dropout, fold_in
 
 
 def declare_table(

@@ -9,9 +9,8 @@ from flax import linen as nn
 
 from transformer.attention.base import NO_OUTPUTS, Outputs
 from transformer.context import ModelContext
+from transformer.layers.basic import apply_linear, declare_weight, dropout
 from transformer.layers.config import FeedForwardConfig
-from transformer.layers.dropout import dropout
-from transformer.layers.params import apply_linear, declare_weight
 
 
 def swish(

@@ -8,8 +8,8 @@ from flax import linen as nn
 
 from transformer.attention.base import NO_OUTPUTS, Outputs
 from transformer.context import ModelContext
+from transformer.layers.basic import apply_matrix, declare_weight, dropout
 from transformer.layers.config import MoEConfig
-from transformer.layers.dropout import dropout
 from transformer.layers.feedforward import ACTIVATIONS, FeedForwardOutput, declare_swish
 from transformer.layers.moe_dispatch import (
     AllGatherDispatcher,
@@ -25,7 +25,6 @@ from transformer.layers.moe_routing import (
     route_tokens,
     router_z_loss,
 )
-from transformer.layers.params import apply_matrix, declare_weight
 
 
 class MixtureOfExperts(nn.Module):

@@ -22,8 +22,8 @@ from transformer.attention.base import NO_OUTPUTS, MixerInputs, Outputs
 from transformer.attention.masks import Mask
 from transformer.config import BlockConfig, LayerLoop, RematPolicy
 from transformer.context import ModelContext
+from transformer.layers.basic import fold_in
 from transformer.layers.block import Block, BlockOutput, Memory, layer_constants
-from transformer.layers.dropout import fold_in
 from transformer.layers.stack_weights import (
     UnstackedLayers,
     init_place,

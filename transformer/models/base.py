@@ -13,10 +13,9 @@ from transformer.attention.masks import Mask, MaskPattern
 from transformer.config import EncoderConfig, TransformerConfig
 from transformer.context import ActivationConstraint, ModelContext, unconstrained
 from transformer.hardware import Hardware
+from transformer.layers.basic import Norm, apply_matrix
 from transformer.layers.embedding import declare_embedding, declare_table, embed_tokens
 from transformer.layers.logical_axes import unbox_axes
-from transformer.layers.norms import Norm
-from transformer.layers.params import apply_matrix
 from transformer.layers.stack import Stack, StackOutput
 from transformer.models.input_checks import check_length
 from transformer.shapes import check_shapes

@@ -11,8 +11,8 @@ from transformer.attention.base import Outputs
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.config import EncoderConfig, TransformerConfig
 from transformer.context import ModelContext
+from transformer.layers.basic import fold_in
 from transformer.layers.block import Memory
-from transformer.layers.dropout import fold_in
 from transformer.layers.embedding import declare_embedding, embed_tokens
 from transformer.layers.stack import StackOutput
 from transformer.layers.stack_weights import init_cache

@@ -9,8 +9,7 @@ from flax import linen as nn
 from transformer.attention.base import Outputs
 from transformer.config import Pooling, TransformerConfig
 from transformer.context import ModelContext
-from transformer.layers.dropout import dropout, fold_in
-from transformer.layers.params import apply_linear
+from transformer.layers.basic import apply_linear, dropout, fold_in
 from transformer.models.base import EXAMPLE_TOKENS, LOGITS, Model, ModelOutput, apply_backbone
 
 

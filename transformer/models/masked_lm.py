@@ -4,10 +4,9 @@ import jax
 from flax import linen as nn
 
 from transformer.attention.base import Outputs
+from transformer.layers.basic import Norm, apply_linear, declare_weight
 from transformer.layers.config import NormConfig
 from transformer.layers.feedforward import ACTIVATIONS
-from transformer.layers.norms import Norm
-from transformer.layers.params import apply_linear, declare_weight
 from transformer.models.base import (
     EXAMPLE_TOKENS,
     LOGITS,

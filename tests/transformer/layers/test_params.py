@@ -8,8 +8,8 @@ from flax import linen as nn
 from flax.core import meta
 
 from transformer import Initialization
+from transformer.layers.basic import declare_weight
 from transformer.layers.logical_axes import BoxedWeight, LogicalAxes, unbox_axes
-from transformer.layers.params import declare_weight
 
 MATRIX = LogicalAxes(inputs=("heads", "head"), outputs=("embed",))
 

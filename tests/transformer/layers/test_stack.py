@@ -32,9 +32,8 @@ from transformer.attention.base import MixerInputs
 from transformer.config import LayerLoop, RematPolicy
 from transformer.context import ModelContext
 from transformer.generation.decode_weights import unstack_layers
+from transformer.layers.basic import declare_weight, fold_in
 from transformer.layers.block import Block, Memory
-from transformer.layers.dropout import fold_in
-from transformer.layers.params import declare_weight
 from transformer.layers.stack import Stack
 
 B, T, D = 2, 3, 6

@@ -15,7 +15,7 @@ from transformer.attention.config import MixerConfig
 from transformer.attention.full import Attention
 from transformer.attention.masks import dense_mask
 from transformer.attention.projections import QKV
-from transformer.layers.params import apply_linear
+from transformer.layers.basic import apply_linear
 from transformer.testing.contract import (
     ABILITY_CHECKS,
     UNSUPPORTED_CALLS,

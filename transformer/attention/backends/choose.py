@@ -2,13 +2,18 @@
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from transformer.attention.backends.query_blocks import MIN_BLOCK_SIZE
 from transformer.attention.config import Backend
 from transformer.attention.masks import MaskPattern
 from transformer.hardware import Hardware
+
+log = logging.getLogger(__name__)
+
+MIN_QUERY_BLOCK = 64
+"""Fewest queries of one block of the backend `query_blocks`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +94,15 @@ def choose_backend(backend: Backend, spec: AttentionSpec) -> BackendChoice:
     return BackendChoice(backend, "asked for")
 
 
+@functools.lru_cache(maxsize=64)
+def log_choice_once(choice: BackendChoice) -> None:
+    """Log a choice of backend, once in a process though every layer makes it."""
+    if choice.is_fallback:
+        log.warning("attention: %s; using %s", choice.reason, choice.backend)
+    else:
+        log.info("attention: using %s: %s", choice.backend, choice.reason)
+
+
 PREFERRED_BACKENDS: dict[str, tuple[Backend, ...]] = {
     "cpu": ("query_blocks", "reference"),
     "gpu": ("cudnn", "reference"),
@@ -143,8 +157,8 @@ def _query_blocks_obstacle(spec: AttentionSpec) -> str:
         return "it needs a causal mask over tokens in order"
     if spec.pattern.prefix:
         return "a prefix is seen by earlier queries"
-    if spec.num_queries < 2 * MIN_BLOCK_SIZE:
-        return f"{spec.num_queries} queries are fewer than two blocks of {MIN_BLOCK_SIZE}"
+    if spec.num_queries < 2 * MIN_QUERY_BLOCK:
+        return f"{spec.num_queries} queries are fewer than two blocks of {MIN_QUERY_BLOCK}"
     return ""
 
 

@@ -8,17 +8,15 @@ inputs that are too short for tiles.
 import jax
 import jax.numpy as jnp
 
-from transformer.attention.backends.reference import attend_reference
+from transformer.attention.attend import ScoreSpec, attend_reference
+from transformer.attention.backends.choose import MIN_QUERY_BLOCK
 from transformer.attention.masks import Mask
-from transformer.attention.score_spec import ScoreSpec
-from transformer.layers.dropout import fold_in
-
-MIN_BLOCK_SIZE = 64
+from transformer.layers.basic import fold_in
 
 
 def num_query_blocks(length: int) -> int:
     """Return the number of blocks for `length` queries: 4, or fewer to keep the minimal size."""
-    return max(1, min(4, length // MIN_BLOCK_SIZE))
+    return max(1, min(4, length // MIN_QUERY_BLOCK))
 
 
 def attend_query_blocks(

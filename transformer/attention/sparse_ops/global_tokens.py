@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import PartialAttention, attend_blockwise
 from transformer.attention.masks import Mask
-from transformer.attention.score_spec import ScoreSpec
-from transformer.layers.dropout import dropout, fold_in
+from transformer.layers.basic import dropout, fold_in
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 
 

@@ -19,13 +19,14 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.attention.config import MultiHeadConfig
-from transformer.attention.masks import Mask, token_segments
+from transformer.attention.masks import Mask
 from transformer.attention.projections import (
     project_keys,
     project_qkv,
     project_queries,
     project_values,
 )
+from transformer.attention.token_segments import token_segments
 from transformer.attention.variants.prefix_sums import (
     ACCUMULATION_DTYPE,
     FeatureMap,

@@ -1,7 +1,5 @@
 """Causal language modeling: predict the next token."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -102,7 +100,7 @@ class LanguageModelTask(Task):
         return f"{len(corpus.split('train').tokens):,} tokens of text"
 
     def evaluate(
-        self, engine: Engine, params: Any, corpus: TextCorpus, split: str, *, full_split: bool
+        self, engine: "Engine", params: Any, corpus: TextCorpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
         """Return the loss, in nats a token, the perplexity, and the bits per byte of the text.
 
@@ -137,7 +135,7 @@ class LanguageModelTask(Task):
 
     def sample(
         self,
-        run: Run,
+        run: "Run",
         prompts: Sequence[str],
         options: SampleOptions,
         on_text: TextCallback | None = None,

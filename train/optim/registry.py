@@ -4,8 +4,6 @@ Optimizers treat parameters by their logical axes, never by `ndim`: weight decay
 only, and each layer of a stacked parameter is updated as if it were a parameter of its own.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from train.optim.adafactor import Adafactor
@@ -44,7 +42,7 @@ def register_optimizer(optimizer: OptimizerClass) -> OptimizerClass:
 def make_optimizer(
     config: Optimizer,
     axes: Any,  # tree of `LogicalAxes` with the structure of the parameters
-) -> optax.GradientTransformation:
+) -> "optax.GradientTransformation":
     """Return the transformation of gradients into directions of descent."""
     return config.make(axes)
 
@@ -53,7 +51,7 @@ def make_step_optimizer(
     config: Optimizer,
     axes: Any,  # tree of `LogicalAxes` with the structure of the parameters
     placement: Literal["device", "host"] = "device",
-) -> optax.GradientTransformationExtraArgs:
+) -> "optax.GradientTransformationExtraArgs":
     """Return the optimizer of a training step. Its `update` takes `accept_update`.
 
     Args:

@@ -1,7 +1,5 @@
 """Causal language modeling: predict the next token."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -77,7 +75,7 @@ class LanguageModelTask(TextTask):
         return self.training_windows(corpus)
 
     def evaluate(
-        self, engine: Engine, params: Any, corpus: TextCorpus, split: str, *, full_split: bool
+        self, engine: "Engine", params: Any, corpus: TextCorpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
         """Return the loss, in nats a token, the perplexity, and the bits per byte of the text.
 
@@ -106,7 +104,7 @@ class LanguageModelTask(TextTask):
 
     def sample(
         self,
-        run: Run,
+        run: "Run",
         prompts: Sequence[str],
         options: SampleOptions,
         on_text: TextCallback | None = None,

@@ -1,7 +1,5 @@
 """Translation: predict the target sentence of a source sentence (Vaswani et al. 2017)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -157,7 +155,7 @@ class TranslationTask(Task):
         return f"{len(corpus.split('train').pairs):,} pairs of sentences"
 
     def evaluate(
-        self, engine: Engine, params: Any, corpus: Corpus, split: str, *, full_split: bool
+        self, engine: "Engine", params: Any, corpus: Corpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
         """Return the loss, in nats a target token, the perplexity, and for a full split BLEU.
 
@@ -182,7 +180,7 @@ class TranslationTask(Task):
 
     def bleu_scores(
         self,
-        engine: Engine,
+        engine: "Engine",
         params: Any,
         corpus: Corpus,
         pairs: BitextSplit,
@@ -208,7 +206,7 @@ class TranslationTask(Task):
 
     def sample(
         self,
-        run: Run,
+        run: "Run",
         prompts: Sequence[str],
         options: SampleOptions,
         on_text: TextCallback | None = None,

@@ -30,7 +30,7 @@ from train.engine import make_engine
 from train.evaluation.metrics import sacre_bleu
 from train.experiment import Experiment
 from train.optim.schedules import ScheduleConfig
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from train.tasks.translation import TranslationTask
 
 SYSTEMS = {

@@ -8,15 +8,14 @@ import sys
 
 from train.cli.main import HELP_FLAGS, MODEL_VERBS, main
 from train.cli.own_packages import check_own_packages
-from train.runtime.allocator import restart_with_huge_pages
-from train.runtime.standard_error import make_stderr_lenient
+from train.runtime.startup import make_stderr_lenient, restart_with_huge_pages
 
 
 def run() -> None:
     """Run the command line and exit."""
     make_stderr_lenient()
     check_own_packages()
-    # glibc reads the setting for huge pages only when a process starts (see the allocator module).
+    # glibc reads the setting for huge pages only when a process starts.
     # Verbs that run no model, and help, do not pay for a second start of Python.
     if MODEL_VERBS.intersection(sys.argv[1:2]) and HELP_FLAGS.isdisjoint(sys.argv):
         restart_with_huge_pages()

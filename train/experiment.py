@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from train.data.config import DataConfig, TextDataConfig
 from train.errors import UsageError
-from train.optim.adam import AdamW
 from train.optim.base import Optimizer
+from train.optim.elementwise import AdamW
 from train.optim.schedules import LearningRateSchedule, ScheduleConfig
 from train.parallel.mesh import MeshConfig
 from train.recovery.config import RecoveryConfig

@@ -50,7 +50,7 @@ TASKS: dict[str, TaskEntry] = {
         TaskEntry(LanguageModeling, "train.tasks.language_model:LanguageModelTask"),
         TaskEntry(MaskedLanguageModeling, "train.tasks.masked_lm:MaskedLanguageModelTask"),
         TaskEntry(Classification, "train.tasks.classification:ClassificationTask"),
-        TaskEntry(Tagging, "train.tasks.tagging:TaggingTask"),
+        TaskEntry(Tagging, "train.tasks.classification:TaggingTask"),
         TaskEntry(Translation, "train.tasks.translation:TranslationTask"),
     )
 }

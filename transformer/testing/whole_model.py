@@ -84,7 +84,7 @@ def check_axes(trial: Trial, model: Classifier, params: Any) -> None:
     axes = model.logical_axes()["layers"]
     weights = params["layers"]
     is_axes = lambda leaf: isinstance(leaf, LogicalAxes)  # noqa: E731
-    same = jax.tree.structure(axes, is_leaf=is_axes) == jax.tree.structure(weights)
+    same = str(jax.tree.structure(axes, is_leaf=is_axes)) == str(jax.tree.structure(weights))
     trial.require(same, "stacked layers", "the axes of the weights have another structure")
     for path, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_axes):
         weight = functools.reduce(lambda tree, key: tree[key.key], path, weights)
@@ -143,7 +143,7 @@ def compile_quickly(function: Callable[..., Any]) -> Callable[..., Any]:
 
     It runs once or twice on small inputs: compilation would take most of the time.
     """
-    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    options: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     compiled: list[Any] = []
 
     def call(*args: Any) -> Any:

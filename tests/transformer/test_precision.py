@@ -16,7 +16,7 @@ from transformer import (
     Precision,
     TransformerConfig,
 )
-from transformer.losses import ChunkedCrossEntropy
+from transformer.chunked_cross_entropy import ChunkedCrossEntropy
 from transformer.models.base import get_output_matrix
 from transformer.precision import POLICIES, finfo_min
 
@@ -94,7 +94,7 @@ def test_dtypes_of_parameters_outputs_gradients_and_loss(name: str) -> None:
         loss = ChunkedCrossEntropy(13, dtype=policy.loss)
         weights = jnp.ones(tokens.shape)
         matrix = get_output_matrix(params, model.config)
-        return loss(output.hidden, matrix, tokens, weights).total, output
+        return loss(output.hidden, matrix, tokens, weights), output
 
     (loss, output), gradients = jax.eval_shape(jax.value_and_grad(total, has_aux=True), params)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(policy.parameters)}

@@ -24,10 +24,9 @@ from train.step import Batch, LossFn
 from train.tasks.base import Metric, SampleOptions, Task, TextCallback
 from train.tasks.config import TaskConfig
 from train.tasks.evaluation import mean_losses
-from train.tasks.losses import label_loss
 from train.tasks.registry import TASKS, register_task
 from train.tasks.vocabulary import Labels, resolve_vocab_size
-from transformer.losses import Loss
+from transformer.losses import Loss, label_loss
 from transformer.models.heads import Classifier
 
 LABELS = ("fewer", "more")

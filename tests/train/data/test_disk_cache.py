@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from train.data.cache import cache_folder, cache_key, get_or_create
+from train.data.disk_cache import cache_folder, cache_key, get_or_create
 from train.errors import UserError
 
 # Waits for a word from the test, then writes: a line in the log, and half of the folder before

@@ -12,7 +12,7 @@ from train.errors import UserError
 # the other half.
 WRITER = """
 import pathlib, sys
-from train.data.cache import get_or_create
+from train.data.disk_cache import get_or_create
 
 folder, log, stop = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
 

@@ -12,7 +12,7 @@ MODEL = Classifier(TransformerConfig(vocab_size=3, d_model=8, num_layers=1, caus
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 3)])
-def test_classes_by_the_formula(shape: tuple[int, ...]) -> None:
+def test_label_loss_matches_formula(shape: tuple[int, ...]) -> None:
     drawn = np.random.default_rng(0)
     logits = drawn.normal(size=(*shape, 7)).astype(np.float32)
     targets = drawn.integers(0, 7, shape)
@@ -55,7 +55,7 @@ def test_token_loss_is_the_one_of_the_logits(with_accuracy: bool) -> None:
         assert float(found["accuracy"].total) == pytest.approx(weights[1].sum())
 
 
-def test_losses_of_a_model_are_summed_over_its_layers() -> None:
+def test_auxiliary_losses_are_summed_over_layers() -> None:
     """Each weighs as much as the batch; what else a model tells is left alone."""
     places = (
         {"loss/balance": jnp.array([1.0, 2.0]), "weights": jnp.ones((2, 3))},
@@ -69,6 +69,6 @@ def test_losses_of_a_model_are_summed_over_its_layers() -> None:
     assert auxiliary_losses((), jnp.float32(3)) == {}
 
 
-def test_models_are_asked_for_their_losses_in_training_alone() -> None:
+def test_auxiliary_losses_are_requested_in_training_only() -> None:
     assert requested_outputs(None) == frozenset()
     assert requested_outputs(jax.random.key(0)) == {"losses"}

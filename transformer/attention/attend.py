@@ -257,7 +257,6 @@ def attend(
     )
     choice = choose_backend(backend, spec)
     _log_choice_once(choice)
-    block_size = hardware.tile_size  # of `blockwise` and `ring`
     # Backends are imported when first used. They import this module, and some are slow to import:
     # Pallas, which `splash` needs, takes a second.
     match choice.backend:
@@ -277,14 +276,15 @@ def attend(
             from transformer.attention.backends.blockwise import attend_blockwise
 
             if sink_logits is None:
-                y = attend_blockwise(q, k, v, mask, score_spec, block_size=block_size).y
+                y = attend_blockwise(q, k, v, mask, score_spec, block_size=hardware.tile_size).y
             else:  # sinks are added to a result that is not rounded yet
                 score_spec, wide = score_spec.widen(q, k, v)
-                partial = attend_blockwise(*wide, mask, score_spec, block_size=block_size)
+                partial = attend_blockwise(*wide, mask, score_spec, block_size=hardware.tile_size)
                 y = add_sinks(partial, sink_logits).y.astype(v.dtype)
         case "ring":
             from transformer.attention.backends.ring import attend_ring
 
+            block_size = hardware.tile_size
             partial = attend_ring(q, k, v, mask, score_spec, constrain, block_size=block_size)
             y = (partial if sink_logits is None else add_sinks(partial, sink_logits)).y
         case _:

@@ -252,6 +252,8 @@ def test_is_due() -> None:
 
 
 def test_public_names() -> None:
-    assert set(train.__all__) == {"Experiment", "Run", "fit", "load"}
+    parts = {"dataset", "optimizer", "schedule", "task"}
+    registering = {f"register_{part}" for part in parts}
+    assert set(train.__all__) == {"Experiment", "Run", "fit", "load"} | registering
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = train.nothing

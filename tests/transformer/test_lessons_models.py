@@ -22,8 +22,8 @@ from transformer import (
     LearnedPositions,
     TransformerConfig,
 )
+from transformer.layers.embedding import get_output_matrix
 from transformer.losses import ChunkedCrossEntropy
-from transformer.models.base import get_output_matrix
 
 V, T, D = 13, 16, 32
 STEPS, ROWS = 250, 32

@@ -16,8 +16,8 @@ from transformer import (
     Precision,
     TransformerConfig,
 )
+from transformer.layers.embedding import get_output_matrix
 from transformer.losses import ChunkedCrossEntropy
-from transformer.models.base import get_output_matrix
 from transformer.precision import POLICIES, finfo_min
 
 CONFIG = TransformerConfig(

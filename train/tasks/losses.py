@@ -7,8 +7,9 @@ import jax.numpy as jnp
 
 from train.step import AUX_LOSS_PREFIX, Batch
 from transformer.attention.base import NO_OUTPUTS, Outputs
+from transformer.layers.embedding import get_output_matrix
 from transformer.losses import ChunkedCrossEntropy, Loss, choose_num_chunks
-from transformer.models.base import Model, get_output_matrix
+from transformer.models.base import Model
 
 LOSS_OUTPUTS: Outputs = frozenset({"losses"})
 

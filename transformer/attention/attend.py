@@ -5,7 +5,7 @@
 - `ScoreSpec` describes the scores; all backends share it.
 - `attend_reference` is the formula, with all scores in memory: the oracle of every backend.
 - `attend` picks a backend (`backends/choose.py`). All compute the same result; they differ in speed
-  and memory. Each is a file of `backends/`.
+  and memory. `backends/dispatch.py` calls the others, each a file of `backends/`.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from transformer.attention.backends.choose import AttentionSpec, choose_backend, log_choice_once
 from transformer.attention.config import Backend
 from transformer.attention.masks import Mask, dense_mask
-from transformer.attention.sinks import add_sinks, softmax_with_sinks
+from transformer.attention.sinks import softmax_with_sinks
 from transformer.context import ActivationConstraint, unconstrained
 from transformer.hardware import Hardware
 from transformer.layers.basic import dropout
@@ -101,17 +101,8 @@ class ScoreSpec(NamedTuple):
     dropout_rngs: jax.Array | None = None  # [B] random keys; None: no dropout
 
     @property
-    def dot_product_only(self) -> bool:
-        """Return True if scores are dot products and nothing else."""
-        return self.soft_cap == 0 and self._dot_product_before_cap
-
-    @property
-    def soft_capped(self) -> bool:
-        """Return True if scores are dot products with a soft cap."""
-        return self.soft_cap > 0 and self._dot_product_before_cap
-
-    @property
-    def _dot_product_before_cap(self) -> bool:
+    def is_dot_product(self) -> bool:
+        """True if scores are dot products, perhaps with a soft cap, and nothing else."""
         has_terms = self.bias is not None or self.relative_tables is not None
         return self.score_fn is dot_product_scores and not has_terms
 
@@ -206,26 +197,16 @@ def attend(
     mask: Mask,
     score_spec: ScoreSpec,
     *,
-    sink_logits: jax.Array | None = None,  # [N]
+    sink_logits: jax.Array | None = None,  # [N] scores of one more key, whose value is zero
     backend: Backend = "auto",
-    hardware: Hardware,
-    constrain: ActivationConstraint = unconstrained,
-    outputs: frozenset[str] = frozenset(),
+    hardware: Hardware,  # decides what `auto` means
+    constrain: ActivationConstraint = unconstrained,  # layout on several devices
+    outputs: frozenset[str] = frozenset(),  # `weights`, or nothing
 ) -> AttentionOutput:
     """Return softmax(scores under the mask) v. A query without a visible key gets zeros.
 
-    Args:
-      q: Queries.
-      k: Keys. K divides N; each key head serves N / K query heads.
-      v: Values.
-      mask: Visible keys of each query.
-      score_spec: Scores and dropout.
-      sink_logits: Scores of one more key per head, whose value is zero.
-      backend: Implementation. One that does not support the inputs is replaced by the reference,
-        with a warning.
-      hardware: Decides what `auto` means.
-      constrain: Layout of activations on several devices.
-      outputs: Extra outputs: `weights`, or nothing.
+    K divides N: each key head serves N / K query heads. A backend that does not support the inputs
+    is replaced by the reference, with a warning.
     """
     length, mesh_known = q.shape[1], constrain.mesh is not None
     context_shards = constrain.num_shards("length") if mesh_known else 1
@@ -241,8 +222,8 @@ def attend(
         has_segments=mask.segments is not None,
         has_extra_masks=mask.has_extra_masks,
         keys_match_queries=mask.key_positions is None and length == k.shape[1],
-        dot_product_only=score_spec.dot_product_only,
-        soft_capped=score_spec.soft_capped,
+        dot_product_only=score_spec.is_dot_product and not score_spec.soft_cap,
+        soft_capped=score_spec.is_dot_product and score_spec.soft_cap > 0,
         has_relative_tables=score_spec.relative_tables is not None,
         has_sinks=sink_logits is not None,
         has_dropout=bool(score_spec.dropout_rate) and score_spec.dropout_rngs is not None,
@@ -253,38 +234,11 @@ def attend(
     )
     choice = choose_backend(backend, spec)
     log_choice_once(choice)
-    # Backends are imported when first used. They import this module, and some are slow to import:
-    # Pallas, which `splash` needs, takes a second.
-    match choice.backend:
-        case "cudnn":
-            from transformer.attention.backends.cudnn import attend_cudnn
+    if choice.backend != "reference":
+        # The backends import this module, and few calls need one.
+        from transformer.attention.backends.dispatch import attend_fast
 
-            y = attend_cudnn(q, k, v, mask.pattern, score_spec.scale, constrain)
-        case "splash":
-            from transformer.attention.backends.splash import attend_splash
-
-            y = attend_splash(q, k, v, mask, score_spec, constrain=constrain)
-        case "query_blocks":
-            from transformer.attention.backends.query_blocks import attend_query_blocks
-
-            y = attend_query_blocks(q, k, v, mask, score_spec, sink_logits)
-        case "blockwise":
-            from transformer.attention.backends.blockwise import attend_blockwise
-
-            block_size = hardware.tile_size
-            if sink_logits is None:
-                y = attend_blockwise(q, k, v, mask, score_spec, block_size=block_size).y
-            else:  # sinks are added to a result that is not rounded yet
-                score_spec, wide = score_spec.widen(q, k, v)
-                partial = attend_blockwise(*wide, mask, score_spec, block_size=block_size)
-                y = add_sinks(partial, sink_logits).y.astype(v.dtype)
-        case "ring":
-            from transformer.attention.backends.ring import attend_ring
-
-            block_size = hardware.tile_size
-            partial = attend_ring(q, k, v, mask, score_spec, constrain, block_size=block_size)
-            y = (partial if sink_logits is None else add_sinks(partial, sink_logits)).y
-        case _:
-            y, weights = attend_reference(q, k, v, mask, score_spec, sink_logits)
-            return AttentionOutput(y, {"weights": weights} if "weights" in outputs else {})
-    return AttentionOutput(y, {})
+        y = attend_fast(choice.backend, q, k, v, mask, score_spec, sink_logits, hardware, constrain)
+        return AttentionOutput(y, {})
+    y, weights = attend_reference(q, k, v, mask, score_spec, sink_logits)
+    return AttentionOutput(y, {"weights": weights} if "weights" in outputs else {})

@@ -69,22 +69,6 @@ class Mask(struct.PyTreeNode):
             keys_include_queries=keys_include_queries,
         )
 
-    def causal_block(self, start: int, end: int, length: int) -> "Mask":
-        """Return the mask of queries [start, end) over keys [0, end), in self-attention."""
-        positions = _or_arange(self.positions, length)
-        block = self.replace(
-            positions=positions[:, start:end],
-            key_positions=positions[:, :end],
-            keys_include_queries=True,
-        )
-        if self.allowed is not None:
-            block = block.replace(allowed=self.allowed[:, start:end, :end])
-        if self.segments is None:
-            return block
-        return block.replace(
-            segments=self.segments[:, start:end], key_segments=self.segments[:, :end]
-        )
-
     def resolved_positions(
         self,
         num_queries: int,  # T
@@ -93,7 +77,9 @@ class Mask(struct.PyTreeNode):
         """Return the positions of queries and keys; by default they count from 0."""
         own = self.key_positions is None and num_queries == num_keys
         key_positions = self.positions if own else self.key_positions
-        return _or_arange(self.positions, num_queries), _or_arange(key_positions, num_keys)
+        return positions_or_arange(self.positions, num_queries), positions_or_arange(
+            key_positions, num_keys
+        )
 
     @property
     def has_extra_masks(self) -> bool:
@@ -151,5 +137,9 @@ def dense_mask(
     return visible
 
 
-def _or_arange(positions: jax.Array | None, length: int) -> jax.Array:  # [B or 1, length]
+def positions_or_arange(
+    positions: jax.Array | None,  # [B or 1, T]
+    length: int,  # T
+) -> jax.Array:  # [B or 1, T]
+    """Return `positions`, or 0 to T - 1 if None."""
     return jnp.arange(length)[None, :] if positions is None else positions

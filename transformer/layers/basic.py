@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.core import meta
 
-from transformer.config import Initializer
+from transformer.config import Initializer, TransformerConfig
 from transformer.context import ModelContext
 from transformer.layers.config import NormConfig
 from transformer.layers.logical_axes import BoxedWeight, LogicalAxes
@@ -75,6 +75,22 @@ def declare_weight(
     # Linen unboxes: the value is the array, and `init` also returns the axes.
     value = module.param(name, lambda key: BoxedWeight(init(key, shape, dtype), axes))
     return value
+
+
+def declare_table(
+    module: nn.Module,
+    name: str,
+    inputs: dict[str, int],
+    outputs: dict[str, int],
+    config: TransformerConfig,
+) -> jax.Array:  # [*inputs, *outputs]
+    """Declare an embedding table of `module`, with the initial values of embeddings."""
+
+    def init(rng: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        return config.initialization.embedding_initializer()(rng, shape, dtype)
+
+    dtype = config.precision.parameters
+    return declare_weight(module, name, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
 
 
 def apply_matrix(

@@ -8,9 +8,10 @@ from flax import linen as nn
 
 from transformer.attention.base import NO_OUTPUTS, Outputs
 from transformer.context import ModelContext
+from transformer.layers.activations import ACTIVATIONS, declare_swish
 from transformer.layers.basic import apply_matrix, declare_weight, dropout
 from transformer.layers.config import MoEConfig
-from transformer.layers.feedforward import ACTIVATIONS, FeedForwardOutput, declare_swish
+from transformer.layers.feedforward import FeedForwardOutput
 from transformer.layers.moe_dispatch import (
     AllGatherDispatcher,
     CapacityDispatcher,

@@ -16,8 +16,8 @@ from transformer import (
     LearnedPositions,
     TransformerConfig,
 )
+from transformer.layers.embedding import get_output_matrix
 from transformer.losses import ChunkedCrossEntropy
-from transformer.models.base import get_output_matrix
 from transformer.precision import finfo_min
 
 B, T, V, ROWS, D = 2, 5, 13, 16, 12

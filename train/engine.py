@@ -22,7 +22,6 @@ from train.config.resolve import resolve_auto
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.optim.registry import make_step_optimizer
-from train.optim.schedules import make_schedule
 from train.parallel.activation_sharding import make_sharding_constraint
 from train.parallel.batches import shard_batch
 from train.parallel.checks import check_context_parallelism
@@ -228,9 +227,7 @@ def make_train_step(
         optimizer=make_step_optimizer(
             experiment.optimizer, logical_axes, experiment.mesh.optimizer_placement
         ),
-        schedule=make_schedule(
-            experiment.schedule, steps=experiment.steps, width=experiment.model.d_model
-        ),
+        schedule=experiment.schedule.make(steps=experiment.steps, width=experiment.model.d_model),
         max_grad_norm=experiment.optimizer.max_grad_norm,
         grad_accum_steps=experiment.grad_accum_steps,
         loss_scale=experiment.loss_scale,

@@ -13,8 +13,6 @@ The loop is the only code that touches the clock, the disk and the screen during
 compiled step (`train/step.py`) is a pure function.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Sequence
@@ -56,7 +54,7 @@ from train.run_folder.lock import RunLock, lock_run_folder
 from train.run_folder.run_config import write_run_files
 from train.run_folder.writing import set_aside_file
 from train.runtime.backend_probes import mark_broken_kernels
-from train.runtime.hardware import enable_compilation_cache, local_hardware
+from train.runtime.local_hardware import enable_compilation_cache, local_hardware
 from train.runtime.oom import check_minimum_memory, explain_oom, suggest_remedies
 from train.runtime.signals import PreemptedError, StopRequest
 from train.state import TrainState

@@ -12,12 +12,11 @@ from tests.train.support import light_compiler as light_compiler
 from train.engine import Engine, JitEngine, PmapEngine, make_engine
 from train.errors import UsageError
 from train.experiment import Experiment, LossScaleConfig
-from train.optim.loss_scale import LossScale
 from train.optim.registry import OPTIMIZERS
 from train.parallel.checks import check_batch_divides
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.recovery.detector import DETECTOR_METRICS
-from train.state import TrainState
+from train.state import LossScale, TrainState
 from transformer import Hardware, Precision
 
 VOCAB, STEPS = 30, 12

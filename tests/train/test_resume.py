@@ -18,13 +18,12 @@ from train.checkpoint.manager import CheckpointManager
 from train.engine import JitEngine, make_engine
 from train.errors import UserError
 from train.experiment import CheckpointConfig, Experiment
-from train.optim.adam import AdamW
-from train.optim.lion import Lion
+from train.optim.elementwise import AdamW, Lion
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from train.runtime.signals import PreemptedError
 from train.state import TrainState
 from train.tasks.registry import make_task

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from bench.jax_versions import jaxprs_in_params
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -21,7 +22,6 @@ from transformer.attention.base import Mixer
 from transformer.attention.config import AdditiveScore, BilinearScore
 from transformer.attention.full import Attention
 from transformer.attention.position_config import RelativePositions
-from transformer.compat import jaxprs_in_params
 from transformer.costs import (
     attention_traffic,
     count_decode_step_flops,

@@ -123,7 +123,7 @@ def run_describe(arguments: list[str]) -> int:
         "describe", arguments, lambda experiment: experiment, ASK_COMPILER_HELP
     )
     from train.estimate.description import describe
-    from train.runtime.hardware import enable_compilation_cache, local_hardware
+    from train.runtime.local_hardware import enable_compilation_cache, local_hardware
     from transformer.precision import AUTO_POLICY
 
     if with_compiler or experiment.model.precision == AUTO_POLICY:

@@ -1,13 +1,13 @@
 """Running text: find the files, split off held-out text, train the tokenizer, tokenize, cache."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
 import json
+import lzma
 import pathlib
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -20,7 +20,6 @@ from train.data.text import Document, read_documents, truncate_documents
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
-from train.evaluation.compression import compressed_bits_per_byte
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +35,7 @@ class TextSource:
     @classmethod
     def find(
         cls, setting: str, path: str, *, text_field: str = "text", max_bytes: int = 0
-    ) -> TextSource:
+    ) -> "TextSource":
         """Return the source of ``path``, the value of ``setting``. UserError: it has no files."""
         files = library_files() if path == LIBRARY_PATH else find_files(path, setting)
         return cls(setting, path, files, text_field, max_bytes)
@@ -182,7 +181,11 @@ def _hash(name: str) -> bytes:
 
 # Version of the files in the cache. Increase it when their contents change.
 _FORMAT = 1
+
+
 _METADATA = "corpus.json"
+
+
 _TOKENIZER = "tokenizer.json"
 
 
@@ -301,3 +304,30 @@ def _is_complete(folder: pathlib.Path) -> bool:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
     return all(stream_is_complete(folder, name, metadata[name]) for name in metadata)
+
+
+class _Compressor(Protocol):
+    def compress(self, data: bytes, /) -> bytes: ...
+
+    def flush(self) -> bytes: ...
+
+
+_GZIP_CONTAINER = 16 + zlib.MAX_WBITS  # zlib's code for a gzip header and trailer
+
+
+def compressed_bits_per_byte(texts: Iterable[str]) -> dict[str, float]:
+    """Return the bits per byte that `gzip -9` and `xz -9` need for the texts as one file."""
+    compressors: dict[str, _Compressor] = {
+        "gzip -9": zlib.compressobj(9, zlib.DEFLATED, _GZIP_CONTAINER),
+        "xz -9": lzma.LZMACompressor(preset=9),
+    }
+    sizes = dict.fromkeys(compressors, 0)
+    total = 0
+    for text in texts:
+        encoded = text.encode()
+        total += len(encoded)
+        for name, compressor in compressors.items():
+            sizes[name] += len(compressor.compress(encoded))
+    for name, compressor in compressors.items():
+        sizes[name] += len(compressor.flush())
+    return {name: 8 * size / total for name, size in sizes.items()}

@@ -1,7 +1,5 @@
 """Reading of text files: documents of plain text or JSON lines, and lines; gzip or not."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io
@@ -18,7 +16,7 @@ from train.run_folder.regular_files import (
     read_all,
     too_large_error,
 )
-from train.runtime.host_memory import host_memory_bytes
+from train.runtime.local_hardware import host_memory_bytes
 
 _JSON_LINES = (".jsonl", ".ndjson")
 

@@ -10,7 +10,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from train.optim.registry import OptimizerConfig
+    from train.optim.base import Optimizer
     from transformer.models.base import Model
     from transformer.parameter_counts import LayerMixer
 
@@ -149,7 +149,7 @@ class TrainingMemory:
 
 def estimate_training_memory(
     model: "Model",
-    optimizer: "OptimizerConfig",
+    optimizer: "Optimizer",
     *,
     batch_size: int,
     sequence_length: int,
@@ -202,7 +202,7 @@ def estimate_training_memory(
     )
 
 
-def optimizer_state_bytes(model: "Model", optimizer: "OptimizerConfig") -> int:
+def optimizer_state_bytes(model: "Model", optimizer: "Optimizer") -> int:
     """Return the size of the optimizer's state."""
     import jax
 
@@ -211,7 +211,7 @@ def optimizer_state_bytes(model: "Model", optimizer: "OptimizerConfig") -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def optimizer_state_shapes(model: "Model", optimizer: "OptimizerConfig") -> Any:
+def optimizer_state_shapes(model: "Model", optimizer: "Optimizer") -> Any:
     """Return the shapes of the optimizer's state for float32 gradients, by abstract evaluation."""
     import jax
     import jax.numpy as jnp

@@ -9,8 +9,6 @@ interrupt it. So every process has a heartbeat thread (`train.parallel.heartbeat
 process when another one has gone.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import dataclasses
@@ -62,7 +60,7 @@ SHELL_SCRIPT = 'read said || echo "$0" >&2'
 
 # One process takes part in one run, and `exit_process` must find both from any thread.
 _heartbeats: Heartbeats | None = None
-_exit_message: ExitMessage | None = None
+_exit_message: "ExitMessage | None" = None
 
 
 class ExitMessage:

@@ -3,8 +3,6 @@
 `MeshConfig` is part of the experiment and must be importable without JAX.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -65,7 +63,7 @@ class MeshConfig:
         return sizes
 
 
-def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: "Sequence[jax.Device] | None" = None) -> "Mesh":
     """Return the mesh over `devices`, by default all.
 
     On a TPU torus an axis runs along a dimension of the torus where it can. An axis of size 2 on a

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 
 from train.config.io import experiment_to_dict, experiment_to_text
+from train.config.plugins import imports_of
 from train.data.tokenizer import Tokenizer
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
@@ -39,11 +40,13 @@ def write_run_files(
     Raises:
       UserError: A file cannot be written.
     """
-    record = {
+    record: dict[str, object] = {
         "experiment": experiment_to_dict(experiment),
         "chosen": dict(auto_choices),
         "hardware": dataclasses.asdict(hardware),
     }
+    if imports := imports_of(experiment):
+        record["imports"] = imports
     auto_lines = "".join(f"# auto: {name} = {choice}\n" for name, choice in auto_choices.items())
     write_atomically(folder.tokenizer, tokenizer.to_json())
     if labels:

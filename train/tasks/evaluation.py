@@ -1,7 +1,5 @@
 """Means of a task's losses over an evaluation set."""
 
-from __future__ import annotations
-
 import collections
 import math
 from typing import TYPE_CHECKING, Any
@@ -44,7 +42,7 @@ def gather_to_host(array: jax.Array) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
-def mean_losses(engine: Engine, params: Any, batches: EvaluationBatches) -> dict[str, float]:
+def mean_losses(engine: "Engine", params: Any, batches: EvaluationBatches) -> dict[str, float]:
     """Return the means of the task's losses over a set, by name."""
     host, num_hosts = jax.process_index(), jax.process_count()
     totals: dict[str, np.ndarray] = {}

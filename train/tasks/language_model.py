@@ -1,7 +1,5 @@
 """Causal language modeling: predict the next token."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -16,12 +14,7 @@ from train.data.tokenizer import Tokenizer
 from train.experiment import Experiment
 from train.step import Batch, LossFn
 from train.tasks.base import Metric, SampleOptions, Task, TextCallback, token_batch_shapes
-from train.tasks.evaluation import (
-    max_eval_batches,
-    mean_losses,
-    perplexity,
-    round_up_batch_size,
-)
+from train.tasks.evaluation import max_eval_batches, mean_losses, perplexity, round_up_batch_size
 from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
 from train.tasks.text_completion import complete_texts
 from train.tasks.vocabulary import Labels, resolve_vocab_size
@@ -107,7 +100,7 @@ class LanguageModelTask(Task):
         return f"{len(corpus.split('train').tokens):,} tokens of text"
 
     def evaluate(
-        self, engine: Engine, params: Any, corpus: TextCorpus, split: str, *, full_split: bool
+        self, engine: "Engine", params: Any, corpus: TextCorpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
         """Return the loss, in nats a token, the perplexity, and the bits per byte of the text.
 
@@ -142,7 +135,7 @@ class LanguageModelTask(Task):
 
     def sample(
         self,
-        run: Run,
+        run: "Run",
         prompts: Sequence[str],
         options: SampleOptions,
         on_text: TextCallback | None = None,

@@ -1,7 +1,5 @@
 """Masked language modeling: predict hidden tokens (Devlin et al. 2019)."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re
@@ -144,7 +142,7 @@ class MaskedLanguageModelTask(Task):
         return f"{len(corpus.split('train').tokens):,} tokens of text"
 
     def evaluate(
-        self, engine: Engine, params: Any, corpus: TextCorpus, split: str, *, full_split: bool
+        self, engine: "Engine", params: Any, corpus: TextCorpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
         """Return the loss, in nats a masked token, and the accuracy.
 
@@ -167,7 +165,7 @@ class MaskedLanguageModelTask(Task):
 
     def sample(
         self,
-        run: Run,
+        run: "Run",
         prompts: Sequence[str],
         options: SampleOptions,
         on_text: TextCallback | None = None,
@@ -187,7 +185,7 @@ class MaskedLanguageModelTask(Task):
             )
         return tokens
 
-    def fill_masks(self, run: Run, prompt: str) -> str:
+    def fill_masks(self, run: "Run", prompt: str) -> str:
         """Return the prompt with its masks replaced by the most likely tokens."""
         assert isinstance(run.model, MaskedLanguageModel)
         tokenizer = run.tokenizer

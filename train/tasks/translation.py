@@ -1,7 +1,5 @@
 """Translation: predict the target sentence of a source sentence (Vaswani et al. 2017)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,12 +18,7 @@ from train.experiment import Experiment
 from train.step import Batch, LossFn
 from train.tasks.base import Metric, SampleOptions, Task, TextCallback, token_batch_shapes
 from train.tasks.config import Translation
-from train.tasks.evaluation import (
-    max_eval_batches,
-    mean_losses,
-    perplexity,
-    round_up_batch_size,
-)
+from train.tasks.evaluation import max_eval_batches, mean_losses, perplexity, round_up_batch_size
 from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
 from train.tasks.vocabulary import Labels, resolve_vocab_size
 from transformer.attention.base import mixer_class
@@ -158,7 +151,7 @@ class TranslationTask(Task):
         return f"{len(corpus.split('train').pairs):,} pairs of sentences"
 
     def evaluate(
-        self, engine: Engine, params: Any, corpus: Corpus, split: str, *, full_split: bool
+        self, engine: "Engine", params: Any, corpus: Corpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
         """Return the loss, in nats a target token, the perplexity, and for a full split BLEU.
 
@@ -183,7 +176,7 @@ class TranslationTask(Task):
 
     def bleu_scores(
         self,
-        engine: Engine,
+        engine: "Engine",
         params: Any,
         corpus: Corpus,
         pairs: BitextSplit,
@@ -209,7 +202,7 @@ class TranslationTask(Task):
 
     def sample(
         self,
-        run: Run,
+        run: "Run",
         prompts: Sequence[str],
         options: SampleOptions,
         on_text: TextCallback | None = None,

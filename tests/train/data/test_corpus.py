@@ -1,5 +1,6 @@
 import gzip
 import json
+import lzma
 import os
 import pathlib
 from typing import Any
@@ -9,7 +10,13 @@ import pytest
 from train.data import corpus
 from train.data import python_library as library
 from train.data.config import TextDataConfig, TokenizerConfig, TokenizerKind
-from train.data.corpus import TextSource, TextSplits, choose_held_out_documents, prepare_text
+from train.data.corpus import (
+    TextSource,
+    TextSplits,
+    choose_held_out_documents,
+    compressed_bits_per_byte,
+    prepare_text,
+)
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
@@ -326,3 +333,15 @@ def test_compressors_get_the_text_of_the_split(folder: pathlib.Path, cache: path
 
 def test_what_is_read_is_a_tokenizer(folder: pathlib.Path, cache: pathlib.Path) -> None:
     assert isinstance(prepare_text(config(folder), cache_dir=cache).tokenizer, Tokenizer)
+
+
+def test_bits_are_those_of_the_files_that_the_tools_write() -> None:
+    texts = [f"{n} é {n * n}\n" for n in range(997)]
+    whole = "".join(texts).encode()
+    assert compressed_bits_per_byte(texts) == pytest.approx(
+        {
+            "gzip -9": 8 * len(gzip.compress(whole, 9)) / len(whole),
+            "xz -9": 8 * len(lzma.compress(whole, preset=9)) / len(whole),
+        },
+        abs=0,
+    )

@@ -31,7 +31,7 @@ from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from train.runtime.signals import PreemptedError
 from train.state import TrainState
 from train.telemetry.reporter import Reporter

@@ -1,3 +1,5 @@
+""" """
+
 from pathlib import Path
 from typing import Any
 
@@ -5,10 +7,10 @@ import numpy as np
 import pytest
 
 from train.data.buckets import bucket_by_rows
-from train.data.classification import ClassificationSplit, encode_texts, prepare_classification
 from train.data.config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.data.examples import ExampleCorpus, ExampleEvaluationBatches
+from train.data.text_labels import ClassificationSplit, encode_texts, prepare_classification
 from train.errors import UserError
 
 TRAIN = "text\tid\tlabel\ngood good film\t1\tpos\nbad\t2\tneg\n\nso good\t3\tpos\n"

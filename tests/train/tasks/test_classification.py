@@ -1,3 +1,5 @@
+""" """
+
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,8 @@ from tests.train.tasks.support import tiny_tagger
 from train.data.token_labels import TokenLabelSplit
 from train.errors import UserError
 from train.tasks.base import Metric
+from train.tasks.classification import TaggingTask, span_f1
 from train.tasks.config import Tagging
-from train.tasks.tagging import TaggingTask, span_f1
 
 
 @pytest.fixture(scope="module")

@@ -1,3 +1,5 @@
+""" """
+
 import dataclasses
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import pytest
 from bench.drills.plan_time import LARGE, SMALL, settings_of
 from tests.train.support import tiny
 from train.estimate.batch_shapes import max_batch_shape, unsharded_batch_shapes
-from train.estimate.measure_step import random_batch
+from train.estimate.local_measurements import random_batch
 
 
 def test_random_batch_has_valid_fields(tmp_path: Path) -> None:

@@ -1,6 +1,4 @@
-"""Labeled texts: files, encoding, and batches for classification."""
-
-from __future__ import annotations
+"""Labeled texts: files, encoding, and batches for classification of whole texts."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence

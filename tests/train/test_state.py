@@ -1,10 +1,12 @@
+""" """
+
 from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
 from train.experiment import LossScaleConfig
-from train.optim.loss_scale import LossScale
+from train.state import LossScale
 
 CONFIG = LossScaleConfig(init_scale=8.0, growth_interval=3, max_scale=32.0)
 

@@ -1,13 +1,34 @@
 """The local hardware as a value, the memory of the host, and the compilation cache."""
 
 import os
+from pathlib import Path
 
-import jax
-
-from train.data.cache import user_cache_folder
 from train.errors import UserError
 from train.runtime.xla_flags import guess_platform, set_overlap_flags
 from transformer.hardware import Hardware, Platform
+
+
+def host_memory_bytes(root: Path = Path("/")) -> int:
+    """Return bytes of the machine's memory, or of a container's limit if that is less.
+
+    Imports no JAX: limits of file sizes depend on it.
+
+    Args:
+      root: Where the system's files are.
+
+    Returns:
+      0 where the system does not say.
+    """
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 0
+    try:
+        limit = (root / "sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return memory
+    return min(memory, int(limit)) if limit.isdecimal() else memory
+
 
 PLATFORM_NAMES: dict[str, Platform] = {
     "cpu": "cpu",
@@ -25,6 +46,8 @@ def local_hardware() -> Hardware:
     Raises:
       UserError: JAX has no device.
     """
+    import jax
+
     set_overlap_flags(guess_platform())
     try:
         device = jax.devices()[0]
@@ -47,6 +70,10 @@ def enable_compilation_cache() -> None:
     Leaves JAX's own setting alone if there is one: JAX_COMPILATION_CACHE_DIR sets the folder, and
     set to the empty string turns the cache off.
     """
+    import jax
+
+    from train.data.cache import user_cache_folder
+
     # JAX's type stubs do not list the attributes of its configuration.
     configured = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009
     if "JAX_COMPILATION_CACHE_DIR" in os.environ or configured:

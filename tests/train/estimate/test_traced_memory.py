@@ -1,3 +1,5 @@
+""" """
+
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from tests.train.support import tiny
 from train.engine import make_engine
 from train.errors import UsageError
 from train.estimate.compiled_memory import bytes_per_device
-from train.estimate.state_bytes import StateShapes
+from train.estimate.traced_memory import StateShapes
 from train.experiment import EmaConfig
 from train.optim.registry import OPTIMIZERS
 from train.parallel.mesh import MeshConfig

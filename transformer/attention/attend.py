@@ -63,6 +63,7 @@ def weighted_values(
     num_kv_heads = v.shape[2]
     if n == num_kv_heads:
         return _einsum("BNTS,BSNH->BTNH", weights, v, operand_dtype, dtype)
+    # One product for each key head, with G T rows, as for the scores.
     merged = weights.reshape(b, num_kv_heads, -1, s)  # [B, K, G T, S]
     y = _einsum("BKTS,BSKH->BKTH", merged, v, operand_dtype, dtype).reshape(b, n, t, -1)
     return y.swapaxes(1, 2)
@@ -115,6 +116,8 @@ class ScoreSpec(NamedTuple):
     ) -> jax.Array:  # [B, N, T, S] of softmax_dtype
         """Return the scores, without the mask."""
         operand_dtype = self.operand_dtype_of(q)
+        # Products of 16-bit operands are summed in the dtype of the softmax: the sum of H products
+        # is not rounded before the softmax, whose exponential turns absolute into relative errors.
         dtype = jnp.promote_types(operand_dtype, self.softmax_dtype)
         scores = self.score_fn(q, k, operand_dtype, dtype)
         if self.relative_tables is not None:
@@ -122,6 +125,7 @@ class ScoreSpec(NamedTuple):
             scores = scores + self.relative_tables.score_terms(q, *positions, dtype)
         # The scores are scaled, not the queries: scaled 16-bit queries would be rounded once more.
         scores = scores.astype(self.softmax_dtype) * self.scale
+        # The cap acts on the product alone: capped, ALiBi's bias would stop growing with distance.
         if self.soft_cap:
             scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
         if self.bias is not None:
@@ -174,6 +178,7 @@ def attend_reference(
         weights = jnp.where(visible.any(-1, keepdims=True), weights, 0)
     operand_dtype = score_spec.operand_dtype_of(v)
     dtype = jnp.promote_types(operand_dtype, score_spec.softmax_dtype)
+    # Dropout acts on the copy that weights the values; the returned weights sum to 1.
     dropped = weights
     if score_spec.dropout_rate and score_spec.dropout_rngs is not None:
         dropped = dropout(weights, score_spec.dropout_rate, score_spec.dropout_rngs)
@@ -210,7 +215,8 @@ def attend(
     """
     length, mesh_known = q.shape[1], constrain.mesh is not None
     context_shards = constrain.num_shards("length") if mesh_known else 1
-    # Everything that decides is static, so the choice is made while the model is traced.
+    # Everything that decides is static: the choice is made while the model is traced and costs
+    # nothing at run time. It is cached, because every layer asks with the same spec.
     spec = AttentionSpec(
         hardware=hardware,
         pattern=mask.pattern,

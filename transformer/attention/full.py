@@ -17,13 +17,8 @@ from transformer.attention.attend import ScoreSpec, attend
 from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.attention.cache import KVCache, MemoryCache
 from transformer.attention.config import AttentionConfig, ScaledDotScore
-from transformer.attention.projections import (
-    project_keys,
-    project_output,
-    project_qkv,
-    project_queries,
-    project_values,
-)
+from transformer.attention.memory import project_memory
+from transformer.attention.projections import project_output, project_qkv, project_queries
 from transformer.attention.scores import add_score_terms, count_score_flops
 from transformer.attention.sinks import declare_sink_logits
 from transformer.layers.basic import fold_in
@@ -74,8 +69,9 @@ class Attention(Mixer):
 
         is_cross = inputs.memory is not None or isinstance(cache, MemoryCache)
         if is_cross:
+            # No RoPE: the positions of x and of the memory are those of two sequences.
             q = project_queries(self, x, config, context)
-            k, v, cache = self.memory_keys_and_values(inputs.memory, cache, q.dtype)
+            k, v, cache = project_memory(self, inputs.memory, cache, config, context, q.dtype)
         else:
             q, k, v = project_qkv(self, x, inputs.positions, config, context)
             if cache is not None:
@@ -84,6 +80,7 @@ class Attention(Mixer):
                 k, v, key_positions = cache.read(q.dtype)
                 mask = mask.with_keys(key_positions, keys_include_queries=True)
 
+        # Without dropout no key is derived: one operation less to trace in each layer.
         dropout_rngs = inputs.dropout_rngs if config.dropout else None
         score_spec = ScoreSpec(
             scale=1 / math.sqrt(q.shape[-1]) if isinstance(config.score, ScaledDotScore) else 1.0,
@@ -97,6 +94,7 @@ class Attention(Mixer):
             score_spec = add_score_terms(
                 self, score_spec, config, context, q.shape[-1], with_positions=not is_cross
             )
+            # A mask may leave positions out (they count from 0); their terms need the real ones.
             if not is_cross and mask.positions is None:
                 mask = mask.replace(positions=inputs.positions)
         sink_logits = declare_sink_logits(self, config.num_heads, context) if config.sinks else None
@@ -114,27 +112,6 @@ class Attention(Mixer):
             outputs=inputs.outputs,
         )
         return MixerOutput(project_output(self, attended.y, config, context), cache, attended.aux)
-
-    def memory_keys_and_values(
-        self,
-        memory: jax.Array | None,  # [B, S, D]
-        cache: Any,
-        dtype: Any,
-    ) -> tuple[jax.Array, jax.Array, MemoryCache | None]:
-        """Return keys and values of the memory, from the cache if `memory` is None.
-
-        They are the same for all tokens of the decoder, so decoding projects them once.
-        """
-        if not isinstance(cache, MemoryCache | None):
-            raise ValueError("attention with a memory: give a cache of init_memory_cache")
-        if memory is not None:
-            k = project_keys(self, memory, self.config, self.context)
-            v = project_values(self, memory, self.config, self.context)
-            if cache is None:
-                return k, v, None
-            cache = cache.append(k, v)
-        assert cache is not None
-        return *cache.read(dtype)[:2], cache
 
 
 MIXERS[AttentionConfig.kind] = Attention

@@ -59,7 +59,6 @@ def project_queries(
     """Project and normalize queries and apply the score's query map, without RoPE."""
     query_axes, _ = head_axes(config, context.d_model)
     q = _project_heads(module, f"query{suffix}", x, query_axes, config, context)
-    q = _normalize_heads(module, f"query{suffix}_norm", q, config, context)
     if isinstance(config, AttentionConfig) and isinstance(
         config.score, BilinearScore | AdditiveScore
     ):
@@ -77,7 +76,6 @@ def project_keys(
     """Project and normalize keys and apply the score's key map, without RoPE."""
     _, key_axes = head_axes(config, context.d_model)
     k = _project_heads(module, f"key{suffix}", x, key_axes, config, context)
-    k = _normalize_heads(module, f"key{suffix}_norm", k, config, context)
     if isinstance(config, AttentionConfig) and isinstance(config.score, AdditiveScore):
         k = transform_keys(module, k, config.score, context)
     return k
@@ -94,7 +92,7 @@ def project_values(
     _, axes = head_axes(config, context.d_model)
     if isinstance(config, AttentionConfig) and config.value_head_dim:
         axes = axes | {"head": config.value_head_dim}
-    return _project_heads(module, f"value{suffix}", x, axes, config, context)
+    return _project_heads(module, f"value{suffix}", x, axes, config, context, normalize=False)
 
 
 def project_output(
@@ -127,22 +125,14 @@ def _project_heads(
     axes: dict[str, int],  # of the heads, then of their width
     config: MultiHeadConfig,
     context: ModelContext,
+    normalize: bool = True,
 ) -> jax.Array:  # [B, T, N or K, H]
+    """Project x to heads and apply `qk_norm` to each; heads share one gain."""
     embed = {"embed": context.d_model}
     heads = apply_linear(module, name, x, embed, axes, context, bias=config.bias)
-    if context.constrain.mesh is None:
+    heads = context.constrain(heads, ("batch", "length", next(iter(axes)), None))
+    if config.qk_norm is None or not normalize:
         return heads
-    return context.constrain(heads, ("batch", "length", next(iter(axes)), None))
-
-
-def _normalize_heads(
-    module: nn.Module,
-    name: str,
-    x: jax.Array,  # [B, T, N or K, H]
-    config: MultiHeadConfig,
-    context: ModelContext,
-) -> jax.Array:  # [B, T, N or K, H]
-    """Apply `qk_norm` to each head. Heads share one gain."""
-    if config.qk_norm is None:
-        return x
-    return Norm(config.qk_norm, context.precision, "head", parent=module, name=name)(x)
+    return Norm(config.qk_norm, context.precision, "head", parent=module, name=f"{name}_norm")(
+        heads
+    )

@@ -87,9 +87,11 @@ class Block(nn.Module):
             aux = aux | {f"cross_{name}": value for name, value in crossed.aux.items()}
 
         if config.feed_forward is not None:
-            is_mixture = isinstance(config.feed_forward, MoEConfig)
-            layer_class = MixtureOfExperts if is_mixture else FeedForward
-            feed_forward = layer_class(config.feed_forward, context, name="feed_forward")
+            feed_forward: FeedForward | MixtureOfExperts
+            if isinstance(config.feed_forward, MoEConfig):
+                feed_forward = MixtureOfExperts(config.feed_forward, context, name="feed_forward")
+            else:
+                feed_forward = FeedForward(config.feed_forward, context, name="feed_forward")
             normed = self.pre_norm("feed_forward_norm", x)
             segments = inputs.mask.segments
             token_mask = None if segments is None else segments != 0

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attention.position_config import FREQUENCY_BASE, LearnedPositions
-from transformer.attention.rope import wrapped_angles
+from transformer.attention.rope import fixed_point_turns, wrapped_product
 from transformer.attention.rope_scaling import unscaled_frequencies
 from transformer.config import TransformerConfig
 from transformer.layers.basic import declare_table
@@ -33,7 +33,8 @@ def sinusoidal_embedding(
     Entry 2i is sin(position / 10000^(2i/D)) and entry 2i + 1 its cosine; wavelengths run from 2 pi
     to 20000 pi. An odd D ends with a sine.
     """
-    angles = wrapped_angles(positions, unscaled_frequencies(FREQUENCY_BASE, d_model))
+    frequencies = unscaled_frequencies(FREQUENCY_BASE, d_model)
+    angles = wrapped_product(positions, *fixed_point_turns(frequencies))
     pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return pairs.reshape(*angles.shape[:2], -1)[..., :d_model]
 

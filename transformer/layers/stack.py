@@ -35,7 +35,7 @@ REMAT_POLICIES = {
     "offload": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
 }
 """Values that each layer saves for the backward pass. `dots`: outputs of matmuls with weights (no
-batch dimensions). `full`: only the layer's input. `offload`: like `dots`, saved in host memory."""
+batch dimensions; those of attention have them, and its scores are a layer's largest arrays). `full`: only the layer's input. `offload`: like `dots`, saved in host memory."""
 
 MAX_UNROLLED_LAYERS = 16
 """`auto` unrolls up to this many layers: faster steps for longer compilation."""
@@ -88,6 +88,7 @@ class Stack(nn.Module):
                 "model.remat offload: a CPU computes in the host's memory already; set it to dots"
             )
         num_places, num_layers = len(self.layer_pattern), self.context.num_layers
+        # In the order of the pattern: Linen derives initial values from the order of declaration.
         stacks = [self.stacked_layers(place) for place in range(num_places)]
         cache, dropout_rngs = inputs.cache, inputs.dropout_rngs
         caches = [None] * num_layers if cache is None else list(cache)
@@ -132,7 +133,7 @@ class Stack(nn.Module):
         for layer_index in range(num_scanned, num_layers):
             place, index = layer_index % num_places, layer_index // num_places
             weights, constants, _ = stacks[place]
-            if unstacked or cache is not None:
+            if unstacked or cache is not None:  # x orders the copies: one layer in memory at a time
                 weights = select_for_decoding(weights, index, x)
             else:
                 weights = jax.tree.map(lambda leaf, index=index: leaf[index], weights)
@@ -141,6 +142,7 @@ class Stack(nn.Module):
             x, caches[layer_index], layer_aux = run_layer(
                 place, layer, x, caches[layer_index], scanned=False
             )
+            # With a leading axis, like the stacked result of a scan, to which it is appended.
             aux[place].append(jax.tree.map(lambda leaf: leaf[None], layer_aux))
         return StackOutput(
             x, None if cache is None else tuple(caches), tuple(map(_concatenate, aux))

@@ -1,6 +1,5 @@
 """Interface of all models, and what they share: embeddings and a stack of layers."""
 
-import abc
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -42,7 +41,7 @@ class ModelOutput(NamedTuple):
     stacked over its layers."""
 
 
-class Model(nn.Module, abc.ABC):
+class Model(nn.Module):
     """Base class of all models. Parameters are nested dicts of arrays."""
 
     config: TransformerConfig
@@ -52,9 +51,10 @@ class Model(nn.Module, abc.ABC):
     predicted_fraction: ClassVar[float] = 1.0
     """Fraction of tokens with a vocabulary prediction, for FLOPs: 0 for classifiers and taggers."""
 
-    @abc.abstractmethod
+    @nn.nowrap
     def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Return shapes of the smallest inputs, for `init` and `jax.eval_shape`."""
+        return (EXAMPLE_TOKENS,)
 
     @nn.nowrap
     def init(self, *args: Any, **kwargs: Any) -> Any:

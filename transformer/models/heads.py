@@ -10,7 +10,7 @@ from transformer.attention.base import Outputs
 from transformer.config import Pooling, TransformerConfig
 from transformer.context import ModelContext
 from transformer.layers.basic import apply_linear, dropout, fold_in
-from transformer.models.base import EXAMPLE_TOKENS, LOGITS, Model, ModelOutput
+from transformer.models.base import LOGITS, Model, ModelOutput
 
 
 def check_pooling(pooling: str) -> None:
@@ -69,10 +69,6 @@ class Classifier(Model):
         check_pooling(self.pooling)
         super().__post_init__()
 
-    @nn.nowrap
-    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return (EXAMPLE_TOKENS,)
-
     @nn.compact
     def __call__(
         self,
@@ -119,10 +115,6 @@ class Tagger(Model):
         if self.num_classes < 1:
             raise ValueError(f"num_classes {self.num_classes}: give 1 or more")
         super().__post_init__()
-
-    @nn.nowrap
-    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return (EXAMPLE_TOKENS,)
 
     @nn.compact
     def __call__(

@@ -9,7 +9,6 @@ from transformer.attention.base import Outputs
 from transformer.layers.embedding import compute_logits, declare_output_matrix
 from transformer.layers.stack_weights import init_cache
 from transformer.models.base import (
-    EXAMPLE_TOKENS,
     LOGITS,
     Model,
     ModelOutput,
@@ -23,10 +22,6 @@ class LanguageModel(Model):
     Without `config.causal` every token attends to the next one, and the model learns to copy it.
     Decoding from a cache is causal in any case.
     """
-
-    @nn.nowrap
-    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return (EXAMPLE_TOKENS,)
 
     @nn.compact
     def __call__(

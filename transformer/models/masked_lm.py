@@ -9,7 +9,6 @@ from transformer.layers.basic import Norm, apply_linear, declare_weight
 from transformer.layers.config import NormConfig
 from transformer.layers.embedding import compute_logits, declare_output_matrix
 from transformer.models.base import (
-    EXAMPLE_TOKENS,
     LOGITS,
     Model,
     ModelOutput,
@@ -23,10 +22,6 @@ class MaskedLanguageModel(Model):
     The head is a linear layer, GELU and LayerNorm, then the output matrix with a bias for each
     token of the vocabulary. `hidden` is the head's output before the matrix, [B, T, D].
     """
-
-    @nn.nowrap
-    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return (EXAMPLE_TOKENS,)
 
     @nn.compact
     def __call__(

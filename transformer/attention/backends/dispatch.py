@@ -37,9 +37,10 @@ def attend_fast(
             return attend_splash(q, k, v, mask, score_spec, constrain=constrain)
         case "query_blocks":
             return attend_query_blocks(q, k, v, mask, score_spec, sink_logits)
-        case "blockwise" if sink_logits is None:
-            return attend_blockwise(q, k, v, mask, score_spec, block_size=block_size).y
-        case "blockwise":  # sinks are added to a result that is not rounded yet
+        case "blockwise":
+            if sink_logits is None:
+                return attend_blockwise(q, k, v, mask, score_spec, block_size=block_size).y
+            # Sinks are added to a result that is not rounded yet.
             score_spec, wide = score_spec.widen(q, k, v)
             partial = attend_blockwise(*wide, mask, score_spec, block_size=block_size)
             return add_sinks(partial, sink_logits).y.astype(v.dtype)

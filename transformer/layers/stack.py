@@ -35,7 +35,8 @@ REMAT_POLICIES = {
     "offload": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
 }
 """Values that each layer saves for the backward pass. `dots`: outputs of matmuls with weights (no
-batch dimensions; those of attention have them, and its scores are a layer's largest arrays). `full`: only the layer's input. `offload`: like `dots`, saved in host memory."""
+batch dimensions; attention's scores, the largest arrays of a layer, have them). `full`: only the
+layer's input. `offload`: like `dots`, saved in host memory."""
 
 MAX_UNROLLED_LAYERS = 16
 """`auto` unrolls up to this many layers: faster steps for longer compilation."""

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from train.experiment import EvaluationConfig
-from train.parallel.batches import num_batch_shards
+from train.parallel.sharding import num_shards
 from train.runtime.dispatch_limit import MAX_PROGRAMS_IN_FLIGHT
 from train.tasks.base import EvaluationBatches
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def round_up_batch_size(batch_size: int, mesh: Mesh) -> int:
     """Return the batch size, rounded up to a multiple of the mesh's batch shards."""
-    shards = num_batch_shards(mesh)
+    shards = num_shards(mesh, "batch")
     return -(-batch_size // shards) * shards
 
 

@@ -18,8 +18,12 @@ from train.experiment import Experiment
 from train.step import Batch, LossFn
 from train.tasks.base import Metric, SampleOptions, Task, TextCallback, token_batch_shapes
 from train.tasks.config import Translation
-from train.tasks.evaluation import max_eval_batches, mean_losses, perplexity, round_up_batch_size
-from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
+from train.tasks.evaluation import (
+    max_eval_batches,
+    mean_losses,
+    perplexity,
+    round_up_batch_size,
+)
 from train.tasks.vocabulary import Labels, resolve_vocab_size
 from transformer.attention.base import mixer_class
 from transformer.baselines.nonautoregressive import NonAutoregressive, translate_nonautoregressive
@@ -27,7 +31,7 @@ from transformer.context import ActivationConstraint
 from transformer.generation.beam_search import BeamSearchConfig
 from transformer.generation.translate import translate
 from transformer.hardware import Hardware
-from transformer.losses import Loss
+from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
 from transformer.models.encoder_decoder import EncoderDecoder
 
 if TYPE_CHECKING:

@@ -8,13 +8,15 @@
   and memory. `backends/dispatch.py` calls the others, each a file of `backends/`.
 """
 
+import functools
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from transformer.attention.backends.choose import AttentionSpec, choose_backend, log_choice_once
+from transformer.attention.backends.choose import AttentionSpec, BackendChoice, choose_backend
 from transformer.attention.config import Backend
 from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.sinks import softmax_with_sinks
@@ -25,6 +27,8 @@ from transformer.layers.precise_einsum import DTypeLike, accumulation_dtype, pre
 
 if TYPE_CHECKING:  # position_bias.py imports this module
     from transformer.attention.position_bias import RelativeTables
+
+log = logging.getLogger(__name__)
 
 ScoreFn = Callable[[jax.Array, jax.Array, DTypeLike, DTypeLike], jax.Array]
 """q [B, T, N, H], k [B, S, K, H], dtype of the operands of products, dtype of the scores -> scores
@@ -239,7 +243,7 @@ def attend(
         mesh_known=mesh_known,
     )
     choice = choose_backend(backend, spec)
-    log_choice_once(choice)
+    _log_choice_once(choice)
     if choice.backend != "reference":
         # The backends import this module, and few calls need one.
         from transformer.attention.backends.dispatch import attend_fast
@@ -248,3 +252,12 @@ def attend(
         return AttentionOutput(y, {})
     y, weights = attend_reference(q, k, v, mask, score_spec, sink_logits)
     return AttentionOutput(y, {"weights": weights} if "weights" in outputs else {})
+
+
+@functools.lru_cache(maxsize=64)
+def _log_choice_once(choice: BackendChoice) -> None:
+    """Log a choice of backend, once in a process though every layer makes it."""
+    if choice.is_fallback:
+        log.warning("attention: %s; using %s", choice.reason, choice.backend)
+    else:
+        log.info("attention: using %s: %s", choice.backend, choice.reason)

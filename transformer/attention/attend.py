@@ -67,7 +67,6 @@ def weighted_values(
     num_kv_heads = v.shape[2]
     if n == num_kv_heads:
         return _einsum("BNTS,BSNH->BTNH", weights, v, operand_dtype, dtype)
-    # One product for each key head, with G T rows, as for the scores.
     merged = weights.reshape(b, num_kv_heads, -1, s)  # [B, K, G T, S]
     y = _einsum("BKTS,BSKH->BKTH", merged, v, operand_dtype, dtype).reshape(b, n, t, -1)
     return y.swapaxes(1, 2)

@@ -80,7 +80,6 @@ class Attention(Mixer):
                 k, v, key_positions = cache.read(q.dtype)
                 mask = mask.with_keys(key_positions, keys_include_queries=True)
 
-        # Without dropout no key is derived: one operation less to trace in each layer.
         dropout_rngs = inputs.dropout_rngs if config.dropout else None
         score_spec = ScoreSpec(
             scale=1 / math.sqrt(q.shape[-1]) if isinstance(config.score, ScaledDotScore) else 1.0,

@@ -75,8 +75,7 @@ class Mask(struct.PyTreeNode):
         num_keys: int,  # S
     ) -> tuple[jax.Array, jax.Array]:  # [B or 1, T], [B or 1, S]
         """Return the positions of queries and keys; by default they count from 0."""
-        # As many keys as queries and no positions for them: self-attention, so keys share the
-        # queries' positions.
+        # Self-attention: the keys belong to the queries' own tokens.
         own = self.key_positions is None and num_queries == num_keys
         key_positions = self.positions if own else self.key_positions
         return positions_or_arange(self.positions, num_queries), positions_or_arange(

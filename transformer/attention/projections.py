@@ -1,7 +1,6 @@
 """Linear maps of attention: to queries, keys and values in heads, and back.
 
 Every attention mixer uses them with the same parameter names, so the weights of one fit another.
-With K < N key and value heads, G = N / K query heads share each of them (grouped-query attention).
 """
 
 import functools

@@ -37,8 +37,7 @@ def apply_rope(
         cos, sin = cos * amplitude, sin * amplitude
     cos, sin = cos.astype(x.dtype), sin.astype(x.dtype)
     rotated, rest = x[..., :rotary_dim], x[..., rotary_dim:]
-    # Both layouts give the same scores up to a permutation of the head, so published weights fix
-    # which one is right.
+    # The published weights decide: layouts differ by a permutation of the head's entries.
     if config.layout == "halves":
         a, b = jnp.split(rotated, 2, axis=-1)
         rotated = jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)

@@ -1,7 +1,4 @@
-"""One transformer layer: a mixer, optional cross-attention, and a feed-forward.
-
-Each sublayer has a norm and a residual connection.
-"""
+"""One layer: a mixer, optional cross-attention and a feed-forward, each with norm and residual."""
 
 from typing import Any, NamedTuple
 
@@ -65,10 +62,7 @@ class Block(nn.Module):
         )
 
         def rngs(stream: int) -> jax.Array | None:  # [B]
-            """Return the random keys of one dropout of the layer.
-
-            The numbers must not change: a resumed run would drop other units.
-            """
+            # One stream for each dropout. Resumed runs rely on the numbers: they must not change.
             return fold_in(inputs.dropout_rngs, stream)
 
         mixer = mixer_class(config.mixer)(config.mixer, context, name="mixer")

@@ -32,10 +32,7 @@ def embed_tokens(
     config: TransformerConfig,
     context: ModelContext,
 ) -> jax.Array:  # [B, T, D]
-    """Sum token, position and token-type embeddings, then apply norm and dropout.
-
-    Declares the position and token-type tables of `module`.
-    """
+    """Sum token, position and token-type embeddings, then apply norm and dropout."""
     # The rows of the table may be sharded, but not D: the gather picks whole rows.
     x = context.constrain(embedding_table, ("vocab", None))[tokens]
     if config.scale_embeddings:
@@ -95,6 +92,6 @@ def mask_padded_logits(
     """Replace the logits of vocabulary padding by the lowest finite number."""
     if logits.shape[-1] == vocab_size:
         return logits
-    in_vocab = jnp.arange(logits.shape[-1]) < vocab_size
-    in_vocab = in_vocab.reshape((1,) * (logits.ndim - 1) + (-1,))
+    shape = (1,) * (logits.ndim - 1) + (-1,)
+    in_vocab = (jnp.arange(logits.shape[-1]) < vocab_size).reshape(shape)
     return jnp.where(in_vocab, logits, jnp.finfo(logits.dtype).min)

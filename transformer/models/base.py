@@ -138,12 +138,11 @@ class Model(nn.Module):
             config=config,
             context=context,
         )
+        # With a cache the mask is causal in any model: the cache holds room, but no keys, beyond
+        # each example's newest token.
+        causal = config.causal or cache is not None
         mask = Mask(
-            # With a cache the mask is causal in any model: the cache holds room, but no keys,
-            # beyond each example's newest token.
-            MaskPattern(
-                causal=config.causal or cache is not None, prefix=prefix_lengths is not None
-            ),
+            MaskPattern(causal=causal, prefix=prefix_lengths is not None),
             positions=positions,
             segments=segments,
             prefix_lengths=prefix_lengths,

@@ -117,7 +117,7 @@ def test_in_cross_attention_it_has_the_features_of_its_layer(loop: Any) -> None:
     shared = ModelContext(D, 3, Precision(), Initialization(), Hardware())
     stack = Stack((only,), shared, loop)
     x, memory = normal(0, B, T, D), normal(1, B, T + 2, D)
-    positions = np.arange(T)[None]
+    positions: Any = np.arange(T)[None]
     looks = Memory(memory, Mask(MaskPattern(ordered=False)))
     given = MixerInputs(positions, CAUSAL)
     make = lambda x: stack.init(jax.random.key(0), x, given, looks)  # noqa: E731

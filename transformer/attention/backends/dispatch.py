@@ -26,7 +26,6 @@ def attend_fast(
     constrain: ActivationConstraint,
 ) -> jax.Array:  # [B, T, N, H of values]
     """Return attention without weights, computed by the named backend."""
-    block_size = hardware.tile_size
     match backend:
         case "cudnn":
             return attend_cudnn(q, k, v, mask.pattern, score_spec.scale, constrain)
@@ -39,12 +38,14 @@ def attend_fast(
             return attend_query_blocks(q, k, v, mask, score_spec, sink_logits)
         case "blockwise":
             if sink_logits is None:
-                return attend_blockwise(q, k, v, mask, score_spec, block_size=block_size).y
+                return attend_blockwise(q, k, v, mask, score_spec, block_size=hardware.tile_size).y
             # Sinks are added to a result that is not rounded yet.
             score_spec, wide = score_spec.widen(q, k, v)
-            partial = attend_blockwise(*wide, mask, score_spec, block_size=block_size)
+            partial = attend_blockwise(*wide, mask, score_spec, block_size=hardware.tile_size)
             return add_sinks(partial, sink_logits).y.astype(v.dtype)
         case "ring":
-            partial = attend_ring(q, k, v, mask, score_spec, constrain, block_size=block_size)
+            partial = attend_ring(
+                q, k, v, mask, score_spec, constrain, block_size=hardware.tile_size
+            )
             return (partial if sink_logits is None else add_sinks(partial, sink_logits)).y
     raise AssertionError(f"backend {backend}")

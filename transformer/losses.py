@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from transformer.attention.base import NO_OUTPUTS, Outputs
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy, choose_num_chunks
-from transformer.models.base import Model, get_output_matrix
+from transformer.layers.embedding import get_output_matrix
+from transformer.models.base import Model
 
 AUX_LOSS_PREFIX = "loss/"
 """First part of the names of a model's own losses, such as the load balancing of experts."""

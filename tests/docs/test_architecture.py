@@ -11,7 +11,7 @@ import pytest
 from tests.docs.reading_paths import PAGE, ROOT, count_lines, documented
 
 LIMITS = {
-    "forward": (14, 2060),
+    "forward": (14, 1800),
     "step": (10, 1570),
     "resume": (11, 1500),
 }

@@ -1,6 +1,7 @@
 """Interface and shared parts of all models: embeddings, the stack of layers, and logits."""
 
 import abc
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -56,20 +57,25 @@ class Model(nn.Module, abc.ABC):
         """Return shapes of the smallest inputs, for `init` and `jax.eval_shape`."""
 
     @nn.nowrap
-    def init(self, *args: Any, **kwargs: Any) -> Any:
-        """Like `nn.Module.init`, with plain arrays; `logical_axes` returns their axis names."""
-        return meta.unbox(super().init(*args, **kwargs))
+    def init_with_output(self, *args: Any, **kwargs: Any) -> Any:
+        """Like `nn.Module.init_with_output`, with plain arrays; so `init` returns them too.
+
+        `logical_axes` returns the names of their axes.
+        """
+        return meta.unbox(_call(super().init_with_output, args, kwargs, with_variables=True))
 
     @nn.nowrap
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> ModelOutput:
         """Like `nn.Module.apply`, typed; the arguments are those of `__call__`."""
-        output: Any = super().apply(variables, *args, **kwargs)
+        mutable = kwargs.get("mutable", False) is not False
+        output: Any = _call(super().apply, (variables, *args), kwargs, with_variables=mutable)
         return output
 
     @nn.nowrap
     def logical_axes(self) -> Any:
         """Return the tree of `LogicalAxes` of the parameters."""
-        boxed = jax.eval_shape(super().init, jax.random.key(0), *self.example_inputs())
+        init = super().init_with_output
+        boxed = jax.eval_shape(init, jax.random.key(0), *self.example_inputs())[1]
         axes: dict[str, Any] = unbox_axes(boxed["params"])
         return axes
 
@@ -91,6 +97,22 @@ class Model(nn.Module, abc.ABC):
             hardware=self.hardware,
             constrain=self.constrain,
         )
+
+
+def _call(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    with_variables: bool,
+) -> Any:
+    """Call `init_with_output` or `apply`: with automatic axes if a mesh has explicit ones."""
+    for leaf in jax.tree.leaves((args, kwargs)):
+        if isinstance(leaf, jax.Array) and jax.typeof(leaf).sharding.mesh.explicit_axes:
+            from transformer.models.explicit_axes import call_with_auto_axes
+
+            return call_with_auto_axes(function, args, kwargs, leaf, with_variables)
+    return function(*args, **kwargs)
 
 
 class BackboneOutput(NamedTuple):

@@ -18,7 +18,8 @@ MIN_QUERY_BLOCK = 64
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """Properties of an attention call that decide its backend. All are known at compile time."""
+    """Properties of an attention call that decide its backend. All are known at compile time,
+    except the symbolic lengths of `jax.export`."""
 
     hardware: Hardware
     pattern: MaskPattern
@@ -54,6 +55,11 @@ class AttentionSpec:
     """Number of devices along the length."""
     mesh_known: bool = False
     """The layout of arrays on several devices is known."""
+
+    @property
+    def lengths_known(self) -> bool:
+        """Return False if T or S is a symbolic dimension of `jax.export`, which has no order."""
+        return isinstance(self.num_queries, int) and isinstance(self.num_keys, int)
 
 
 class BackendChoice(NamedTuple):
@@ -119,7 +125,7 @@ def _choose_fastest(spec: AttentionSpec) -> BackendChoice:
     """
     kernel, *rest = PREFERRED_BACKENDS[spec.hardware.platform]
     order: list[Backend] = [kernel, *rest]
-    if _has_many_scores(spec):
+    if spec.lengths_known and _has_many_scores(spec):
         order.insert(0 if spec.hardware.platform == "cpu" else 1, "blockwise")
     reason = ""
     for backend in order:
@@ -135,6 +141,8 @@ def _obstacle(backend: Backend, spec: AttentionSpec) -> str:
     broken = dict(spec.hardware.broken_kernels)
     if backend in broken:
         return f"its kernel cannot be compiled here ({broken[backend]})"
+    if backend != "reference" and not spec.lengths_known:
+        return "it splits the tokens into blocks, and their number is symbolic"
     return OBSTACLES[backend](spec)
 
 

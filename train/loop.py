@@ -13,8 +13,6 @@ The loop is the only code that touches the clock, the disk and the screen during
 compiled step (`train/step.py`) is a pure function.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ run (`check_resumable`), `auto` settings stay what they were (`pin_previous_choi
 checkpoint of other data or settings is refused (`_restore_state`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

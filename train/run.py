@@ -1,7 +1,5 @@
 """A trained run as a value: `load` reads it from its folder, `sample` asks its model for text."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Sequence
@@ -40,7 +38,7 @@ class Run:
     """Resolved settings: with the vocabulary size and the number of labels."""
     folder: RunFolder
     """Folder of the run."""
-    model: Model
+    model: "Model"
     """Module to apply: `run.model.apply({"params": run.params}, tokens)`."""
     params: Any
     """Weights for evaluation (newest, best, averaged or EMA, as the settings say)."""
@@ -65,7 +63,7 @@ def read_experiment(folder: RunFolder) -> Experiment:
     return experiment_from_dict(saved, source)
 
 
-def read_auto_choices(folder: RunFolder, hardware: Hardware) -> dict[str, str]:
+def read_auto_choices(folder: RunFolder, hardware: "Hardware") -> dict[str, str]:
     """Return what each `auto` setting was in a run. Empty if it ran on another kind of hardware."""
     saved = _read_section(folder, "hardware")
     if (saved.get("platform"), saved.get("kind")) != (hardware.platform, hardware.kind):

@@ -28,13 +28,13 @@ def rows(heading: str) -> dict[str, dict[str, str]]:
 KINDS = rows("kind")
 
 
-def test_the_table_has_all_of_the_family_and_no_other() -> None:
+def test_table_lists_every_mixer() -> None:
     own = ("transformer.attention.full", "transformer.attention.variants")
     assert set(KINDS) == {name for name, each in MIXERS.items() if each.__module__.startswith(own)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_abilities_are_those_declared(kind: str) -> None:
+def test_table_has_declared_abilities(kind: str) -> None:
     config, row = default_config(kind), KINDS[kind]
     abilities: Any = MIXERS[kind].abilities(config)
     said = {title.replace(" ", "_"): row[title] != "–" for title in COLUMNS}
@@ -45,7 +45,7 @@ def test_abilities_are_those_declared(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cost_grows_as_it_says(kind: str) -> None:
+def test_table_has_measured_cost_growth(kind: str) -> None:
     """At twice the length, a token costs as many FLOPs or about twice as many."""
     config = default_config(kind)
     counts = [MIXERS[kind].score_flops(config, 64, length) for length in (2**14, 2**15)]
@@ -54,7 +54,7 @@ def test_cost_grows_as_it_says(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_file_is_where_the_mixer_is(kind: str) -> None:
+def test_table_has_the_file_of_each_mixer(kind: str) -> None:
     found = re.search(r"\((.*)\)", KINDS[kind]["file"])
     assert found is not None
     path = (PAGE.parent / found[1]).resolve()
@@ -74,7 +74,7 @@ def test_links_lead_somewhere() -> None:
 
 
 @pytest.mark.slow
-def test_the_example_is_a_mixer_that_passes() -> None:
+def test_example_mixer_passes() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     before = dict(MIXERS)
     try:

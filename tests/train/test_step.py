@@ -10,7 +10,7 @@ import pytest
 from tests.train.support import assert_close, assert_same_bits, state_of
 from tests.train.support import light_compiler as light_compiler
 from train.experiment import LossScaleConfig
-from train.optim.base import apply_if_accepted
+from train.optim.conditional import apply_if_accepted
 from train.optim.elementwise import AdamW
 from train.optim.registry import make_step_optimizer
 from train.recovery.config import RecoveryConfig

@@ -4,8 +4,6 @@ These are files of their own, beside the checkpoints. Weights of the right shape
 settings give wrong results without an error, so resume and `load` compare them with this record.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

@@ -4,8 +4,6 @@ A verb's module is imported when the verb runs. `--help` loads no JAX, not even 
 CONFIG: configs are plain dataclasses.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import itertools

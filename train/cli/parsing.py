@@ -4,8 +4,6 @@ A config part may be one of several classes (mixer, optimizer, task, ...). `--op
 selects another class before its settings are parsed; the new class starts from its own defaults.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io
@@ -102,7 +100,7 @@ def _registry() -> ConstructorRegistry:
     registry = ConstructorRegistry()
 
     @registry.primitive_rule
-    def precision(info: Any) -> PrimitiveConstructorSpec[Precision] | None:
+    def precision(info: Any) -> "PrimitiveConstructorSpec[Precision] | None":
         if (
             "transformer.precision" not in sys.modules
         ):  # no field has this type, and JAX is not loaded

@@ -9,8 +9,6 @@ nothing: whoever reads the run has to name the modules too (`check_imports`), so
 somebody else never makes code run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Bitext: sentence pairs of two languages, for encoder-decoders."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

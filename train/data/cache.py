@@ -1,7 +1,5 @@
 """Cache folders: computed once, by one process, and never seen incomplete."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Running text: find the files, split off held-out text, train the tokenizer, tokenize, cache."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -37,7 +35,7 @@ class TextSource:
     @classmethod
     def find(
         cls, setting: str, path: str, *, text_field: str = "text", max_bytes: int = 0
-    ) -> TextSource:
+    ) -> "TextSource":
         """Return the source of ``path``, the value of ``setting``. UserError: it has no files."""
         files = library_files() if path == LIBRARY_PATH else find_files(path, setting)
         return cls(setting, path, files, text_field, max_bytes)

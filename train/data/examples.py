@@ -1,7 +1,5 @@
 """Corpora of separate examples: splits, labels, and batches padded to the lengths of buckets."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

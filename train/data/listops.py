@@ -7,8 +7,6 @@ node is an operator with probability 1/4 and a digit otherwise, and always a dig
 depth. Expressions that are too short or too long are rejected.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 

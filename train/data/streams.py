@@ -3,8 +3,6 @@
 A stream is never read whole, and processes share its memory.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import pathlib

@@ -1,7 +1,5 @@
 """Reading of text files: documents of plain text or JSON lines, and lines; gzip or not."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Labeled texts: files, encoding, and batches for classification of whole texts."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple

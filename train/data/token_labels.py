@@ -1,7 +1,5 @@
 """Tagged words: CoNLL files, encoding, and batches for token classification."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

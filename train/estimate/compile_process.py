@@ -4,8 +4,6 @@ For example, jax 0.7.2 with libtpu 0.0.21.1 (as on Colab) ends with a segmentati
 program compiled for an absent TPU.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pathlib

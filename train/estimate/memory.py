@@ -172,7 +172,7 @@ def estimate_training_memory(
     """
     import jax.numpy as jnp
 
-    from transformer.losses import choose_num_chunks
+    from transformer.chunked_cross_entropy import choose_num_chunks
     from transformer.parameter_counts import abstract_parameters, count_parameters
 
     config = model.config

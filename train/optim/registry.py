@@ -4,13 +4,12 @@ Optimizers treat parameters by their logical axes, never by `ndim`: weight decay
 only, and each layer of a stacked parameter is updated as if it were a parameter of its own.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from train.optim.adafactor import Adafactor
 from train.optim.adamw_8bit import AdamW8bit
-from train.optim.base import Optimizer, apply_if_accepted
+from train.optim.base import Optimizer
+from train.optim.conditional import apply_if_accepted
 from train.optim.elementwise import Adam, AdamW, Lion, Sgd
 from train.optim.muon import Muon
 from transformer.registry import check_kind_is_free, check_registration
@@ -43,7 +42,7 @@ def register_optimizer(optimizer: OptimizerClass) -> OptimizerClass:
 def make_optimizer(
     config: Optimizer,
     axes: Any,  # tree of `LogicalAxes` with the structure of the parameters
-) -> optax.GradientTransformation:
+) -> "optax.GradientTransformation":
     """Return the transformation of gradients into directions of descent."""
     return config.make(axes)
 
@@ -52,7 +51,7 @@ def make_step_optimizer(
     config: Optimizer,
     axes: Any,  # tree of `LogicalAxes` with the structure of the parameters
     placement: Literal["device", "host"] = "device",
-) -> optax.GradientTransformationExtraArgs:
+) -> "optax.GradientTransformationExtraArgs":
     """Return the optimizer of a training step. Its `update` takes `accept_update`.
 
     Args:

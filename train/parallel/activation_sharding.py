@@ -1,4 +1,10 @@
-"""Sharding of activations: the constraint that a model applies between its layers."""
+"""Sharding of activations: the constraint that a model applies between its layers.
+
+XLA infers the sharding of every array that is not constrained, by propagation from those that are.
+Batch and weights are both split over `fsdp`, so a product of them has two readings: gather the
+weights, or gather the activations and keep the weights in shards. Constraining activations to the
+axes of the batch leaves only the first one.
+"""
 
 import dataclasses
 
@@ -29,6 +35,7 @@ class _ShardingConstraint:
     mesh: Mesh
 
     def __call__(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
+        # Inside `jit` this is a hint that moves data where needed, and never a change of values.
         sharding = logical_to_sharding(self.mesh, self._divisible_axes(axes, x.shape))
         return jax.lax.with_sharding_constraint(x, sharding)
 
@@ -42,6 +49,8 @@ class _ShardingConstraint:
         self, axes: tuple[str | None, ...], shape: tuple[int, ...]
     ) -> tuple[str | None, ...]:
         """Return the axes with None for each that its number of shards does not divide."""
+        # Parameters that do not divide are an error. Activations are not: prompts have any length,
+        # and `sample` has a batch of one.
         sizes = zip(axes, shape, strict=True)
         return tuple(
             name if name and size % self.num_shards(name) == 0 else None for name, size in sizes

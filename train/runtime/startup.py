@@ -1,7 +1,5 @@
 """Set-up of a process before it imports JAX: lenient standard error, and huge pages."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

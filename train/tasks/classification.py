@@ -45,11 +45,10 @@ from train.tasks.evaluation import (
     mean_losses,
     round_up_batch_size,
 )
-from train.tasks.losses import auxiliary_losses, label_loss, requested_outputs
 from train.tasks.vocabulary import Labels, resolve_num_labels, resolve_vocab_size
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
-from transformer.losses import Loss
+from transformer.losses import Loss, auxiliary_losses, label_loss, requested_outputs
 from transformer.models.base import LOGITS
 from transformer.models.heads import Classifier, Tagger
 

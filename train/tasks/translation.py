@@ -1,7 +1,5 @@
 """Translation: predict the target sentence of a source sentence (Vaswani et al. 2017)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,8 +18,12 @@ from train.experiment import Experiment
 from train.step import Batch, LossFn
 from train.tasks.base import Metric, SampleOptions, Task, TextCallback, token_batch_shapes
 from train.tasks.config import Translation
-from train.tasks.evaluation import max_eval_batches, mean_losses, perplexity, round_up_batch_size
-from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
+from train.tasks.evaluation import (
+    max_eval_batches,
+    mean_losses,
+    perplexity,
+    round_up_batch_size,
+)
 from train.tasks.vocabulary import Labels, resolve_vocab_size
 from transformer.attention.base import mixer_class
 from transformer.baselines.nonautoregressive import NonAutoregressive, translate_nonautoregressive
@@ -29,7 +31,7 @@ from transformer.context import ActivationConstraint
 from transformer.generation.beam_search import BeamSearchConfig
 from transformer.generation.translate import translate
 from transformer.hardware import Hardware
-from transformer.losses import Loss
+from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
 from transformer.models.encoder_decoder import EncoderDecoder
 
 if TYPE_CHECKING:
@@ -153,7 +155,7 @@ class TranslationTask(Task):
         return f"{len(corpus.split('train').pairs):,} pairs of sentences"
 
     def evaluate(
-        self, engine: Engine, params: Any, corpus: Corpus, split: str, *, full_split: bool
+        self, engine: "Engine", params: Any, corpus: Corpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
         """Return the loss, in nats a target token, the perplexity, and for a full split BLEU.
 
@@ -178,7 +180,7 @@ class TranslationTask(Task):
 
     def bleu_scores(
         self,
-        engine: Engine,
+        engine: "Engine",
         params: Any,
         corpus: Corpus,
         pairs: BitextSplit,
@@ -204,7 +206,7 @@ class TranslationTask(Task):
 
     def sample(
         self,
-        run: Run,
+        run: "Run",
         prompts: Sequence[str],
         options: SampleOptions,
         on_text: TextCallback | None = None,

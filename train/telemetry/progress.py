@@ -1,7 +1,5 @@
 """Show progress on standard error: a bar in terminals and notebooks, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import importlib.util
 import time
 from collections.abc import Callable

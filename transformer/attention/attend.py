@@ -8,13 +8,15 @@
   and memory. Each is a file of `backends/`.
 """
 
+import functools
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from transformer.attention.backends.choose import AttentionSpec, choose_backend, log_choice_once
+from transformer.attention.backends.choose import AttentionSpec, BackendChoice, choose_backend
 from transformer.attention.config import Backend
 from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.sinks import add_sinks, softmax_with_sinks
@@ -25,6 +27,8 @@ from transformer.layers.precise_einsum import DTypeLike, accumulation_dtype, pre
 
 if TYPE_CHECKING:  # position_bias.py imports this module
     from transformer.attention.position_bias import RelativeTables
+
+log = logging.getLogger(__name__)
 
 ScoreFn = Callable[[jax.Array, jax.Array, DTypeLike, DTypeLike], jax.Array]
 """q [B, T, N, H], k [B, S, K, H], dtype of the operands of products, dtype of the scores -> scores
@@ -252,7 +256,8 @@ def attend(
         mesh_known=mesh_known,
     )
     choice = choose_backend(backend, spec)
-    log_choice_once(choice)
+    _log_choice_once(choice)
+    block_size = hardware.tile_size  # of `blockwise` and `ring`
     # Backends are imported when first used. They import this module, and some are slow to import:
     # Pallas, which `splash` needs, takes a second.
     match choice.backend:
@@ -271,7 +276,6 @@ def attend(
         case "blockwise":
             from transformer.attention.backends.blockwise import attend_blockwise
 
-            block_size = hardware.tile_size
             if sink_logits is None:
                 y = attend_blockwise(q, k, v, mask, score_spec, block_size=block_size).y
             else:  # sinks are added to a result that is not rounded yet
@@ -281,10 +285,18 @@ def attend(
         case "ring":
             from transformer.attention.backends.ring import attend_ring
 
-            block_size = hardware.tile_size
             partial = attend_ring(q, k, v, mask, score_spec, constrain, block_size=block_size)
             y = (partial if sink_logits is None else add_sinks(partial, sink_logits)).y
         case _:
             y, weights = attend_reference(q, k, v, mask, score_spec, sink_logits)
             return AttentionOutput(y, {"weights": weights} if "weights" in outputs else {})
     return AttentionOutput(y, {})
+
+
+@functools.lru_cache(maxsize=64)
+def _log_choice_once(choice: BackendChoice) -> None:
+    """Log a choice of backend, once in a process though every layer makes it."""
+    if choice.is_fallback:
+        log.warning("attention: %s; using %s", choice.reason, choice.backend)
+    else:
+        log.info("attention: using %s: %s", choice.backend, choice.reason)

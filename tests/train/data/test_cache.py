@@ -45,7 +45,7 @@ def go(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
-def test_of_four_processes_one_writes(tmp_path: pathlib.Path) -> None:
+def test_one_of_four_processes_writes(tmp_path: pathlib.Path) -> None:
     processes = [start(tmp_path / "entry") for _ in range(4)]
     for process in processes:
         go(process)
@@ -53,7 +53,7 @@ def test_of_four_processes_one_writes(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "log").read_text() == "written\n"
 
 
-def test_half_of_a_cache_never_counts(tmp_path: pathlib.Path) -> None:
+def test_incomplete_cache_is_never_used(tmp_path: pathlib.Path) -> None:
     with start(tmp_path / "entry", "stop") as killed:
         go(killed)
         assert killed.stdout is not None
@@ -66,7 +66,7 @@ def test_half_of_a_cache_never_counts(tmp_path: pathlib.Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["entry", "entry.lock", "log"]
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
+def test_full_disk_is_one_line_and_leaves_no_files(tmp_path: pathlib.Path) -> None:
     def write(partial: pathlib.Path) -> None:
         (partial / "half").write_text("half")
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -76,13 +76,13 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: pathlib.Path) -> N
     assert [file.name for file in tmp_path.iterdir()] == ["entry.lock"]
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: pathlib.Path) -> None:
+def test_unwritable_cache_is_an_error(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cache .*/file: .*; make room there, or set data\.cache"):
         get_or_create(tmp_path / "file" / "entry", lambda partial: None)
 
 
-def test_a_damaged_entry_is_written_again(tmp_path: pathlib.Path) -> None:
+def test_damaged_entry_is_rewritten(tmp_path: pathlib.Path) -> None:
     def write(partial: pathlib.Path) -> None:
         (partial / "file").write_text("good")
 
@@ -95,7 +95,7 @@ def test_a_damaged_entry_is_written_again(tmp_path: pathlib.Path) -> None:
     assert [file.read_text() for file in get_or_create(entry, write, whole).iterdir()] == ["good"]
 
 
-def test_an_entry_that_is_there_is_not_written_again(tmp_path: pathlib.Path) -> None:
+def test_existing_entry_is_reused(tmp_path: pathlib.Path) -> None:
     def write(partial: pathlib.Path) -> None:
         raise AssertionError
 
@@ -103,7 +103,7 @@ def test_an_entry_that_is_there_is_not_written_again(tmp_path: pathlib.Path) -> 
     assert get_or_create(tmp_path / "entry", write) == tmp_path / "entry"
 
 
-def test_what_another_wrote_while_this_one_waited_is_not_written_again(
+def test_entry_written_while_waiting_is_reused(
     tmp_path: pathlib.Path,
 ) -> None:
     def write(partial: pathlib.Path) -> None:
@@ -113,12 +113,12 @@ def test_what_another_wrote_while_this_one_waited_is_not_written_again(
     assert get_or_create(tmp_path / "entry", write, lambda _: next(answers)) == tmp_path / "entry"
 
 
-def test_keys_tell_values_apart() -> None:
+def test_keys_differ_by_value() -> None:
     assert cache_key(1, {"a": 2, "b": None}) == cache_key(1, {"b": None, "a": 2})
     assert len({cache_key(1, 2), cache_key(2, 1), cache_key([1, 2]), cache_key("1", 2)}) == 4
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_location(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     for name in ("TRANSFORMER_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)

@@ -15,7 +15,7 @@ def read(path: pathlib.Path, field: str = "text") -> list[tuple[str, str]]:
     return list(read_documents(find_files(str(path), "data.path"), text_field=field))
 
 
-def test_plain_text_is_one_document_exactly_as_it_is(tmp_path: pathlib.Path) -> None:
+def test_plain_text_is_one_unchanged_document(tmp_path: pathlib.Path) -> None:
     text = "\ufeffZeile\r\n\n日本\x00 \n"
     (tmp_path / "a.txt").write_bytes(text.encode())
     assert read(tmp_path / "a.txt") == [("a.txt", text)]
@@ -32,7 +32,7 @@ def test_json_lines_are_one_document_a_line(tmp_path: pathlib.Path) -> None:
     ]
 
 
-def test_a_folder_of_everything_without_its_empty_files(tmp_path: pathlib.Path) -> None:
+def test_folder_of_mixed_files_without_empty_ones(tmp_path: pathlib.Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b.txt.gz").write_bytes(gzip.compress(b"zipped", mtime=0))
     (tmp_path / "c.ndjson").write_text('{"body": "line"}')
@@ -65,7 +65,7 @@ def test_a_folder_of_everything_without_its_empty_files(tmp_path: pathlib.Path) 
     ],
     ids=lambda value: value if isinstance(value, str) and "." not in value else None,
 )
-def test_a_damaged_file_is_named(
+def test_error_names_the_damaged_file(
     tmp_path: pathlib.Path, name: str, content: bytes, message: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -74,7 +74,7 @@ def test_a_damaged_file_is_named(
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_vanished_is_named(tmp_path: pathlib.Path) -> None:
+def test_error_names_the_vanished_file(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     files = find_files(str(tmp_path), "data.path")
     (tmp_path / "a.txt").unlink()
@@ -82,7 +82,7 @@ def test_a_file_that_vanished_is_named(tmp_path: pathlib.Path) -> None:
         list(read_documents(files))
 
 
-def test_the_limit_counts_bytes_and_keeps_characters_whole() -> None:
+def test_byte_limit_keeps_characters_whole() -> None:
     documents = [Document("a", "abc"), Document("b", "éé"), Document("c", "x")]
     assert list(truncate_documents(documents, 0)) == documents
     assert list(truncate_documents(documents, 6)) == [("a", "abc"), ("b", "é")]
@@ -93,7 +93,7 @@ def test_the_limit_counts_bytes_and_keeps_characters_whole() -> None:
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
-def test_a_gzip_bomb_is_refused_before_it_fills_the_memory(
+def test_gzip_bomb_is_rejected(
     tmp_path: pathlib.Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_files, "_MIN_GZIP_LIMIT", 1000)
@@ -126,7 +126,7 @@ def test_lines(tmp_path: Path, content: bytes, lines: list[str]) -> None:
     assert read_lines(written(tmp_path, gzip.compress(content), "a.gz")) == lines
 
 
-def test_another_encoding(tmp_path: Path) -> None:
+def test_lines_in_another_encoding(tmp_path: Path) -> None:
     file = written(tmp_path, "a\nfür\nb\n".encode("latin-1"))
     assert read_lines(file, "latin-1") == ["a", "für", "b"]
     message = r"a\.txt:2: not utf-8 at byte 3 of the file \(0xfc\); convert it .*data\.encoding"
@@ -135,24 +135,22 @@ def test_another_encoding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n\t\n"])
-def test_an_empty_file(tmp_path: Path, content: bytes) -> None:
+def test_empty_file_has_no_lines(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(UserError, match=r"a\.txt: is empty; give a file"):
         read_lines(written(tmp_path, content))
 
 
-def test_a_damaged_file(tmp_path: Path) -> None:
+def test_damaged_lines_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a\.gz: damaged gzip"):
         read_lines(written(tmp_path, gzip.compress(b"abcdefgh")[:-9], "a.gz"))
 
 
-def test_places_count_from_one(tmp_path: Path) -> None:
+def test_line_numbers_start_at_one(tmp_path: Path) -> None:
     file = TextFile("a", tmp_path / "a")
     assert line_location(file, 0) == f"{tmp_path / 'a'}:1"
 
 
-def test_a_file_is_found_with_gz_after_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_is_found_with_gz_suffix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     written(tmp_path / "data", b"x", "one.en.gz")
     written(tmp_path / "data", b"x", "two.en")
@@ -162,7 +160,7 @@ def test_a_file_is_found_with_gz_after_its_name(
     assert find_file("data/one.en.gz", "data.path").name == "one.en.gz"
 
 
-def test_a_file_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRANSFORMER_DATA", raising=False)
     with pytest.raises(UserError, match=r"data\.path x\.en: there is no such file.* give the path"):
         find_file("x.en", "data.path")

@@ -35,7 +35,7 @@ def prepared(
     return prepare_classification(ClassificationDataConfig(**defaults | settings), labels=labels)
 
 
-def test_a_batch_by_hand(files: Path) -> None:
+def test_batch_matches_hand_computed_values(files: Path) -> None:
     corpus = prepared(files)
     assert corpus.labels == ("neg", "pos")
     assert corpus.notes == ()
@@ -80,7 +80,7 @@ def test_columns_by_number(files: Path) -> None:
     assert corpus.split("train").targets.tolist() == [1, 0, 1]
 
 
-def test_the_label_as_the_first_word(files: Path) -> None:
+def test_label_as_first_word(files: Path) -> None:
     """The format of TREC's question classes, which are in Latin-1."""
     questions = "DESC:manner How did it ?\nNUM:date When was für Elise ?\nDESC:def What is x ?\n"
     (files / "train.tsv").write_bytes(questions.encode("latin-1"))
@@ -105,7 +105,7 @@ def test_validation_is_held_out_of_training(files: Path) -> None:
     assert set(train) | set(held_out) == {f"text {number}" for number in range(30)}
 
 
-def test_a_long_text_is_cut(files: Path) -> None:
+def test_long_text_is_truncated(files: Path) -> None:
     corpus = prepared(files, max_length=2)
     assert corpus.split("train").lengths.max() == 2
     assert corpus.notes[0] == (
@@ -113,7 +113,7 @@ def test_a_long_text_is_cut(files: Path) -> None:
     )
 
 
-def test_labels_of_a_run_that_was_begun(files: Path) -> None:
+def test_labels_of_an_existing_run_are_kept(files: Path) -> None:
     corpus = prepared(files, labels=("pos", "none", "neg"))
     assert corpus.labels == ("pos", "none", "neg")
     assert corpus.split("train").targets.tolist() == [0, 2, 0]
@@ -121,7 +121,7 @@ def test_labels_of_a_run_that_was_begun(files: Path) -> None:
         prepared(files, labels=("pos",))
 
 
-def test_a_tokenizer_without_a_class_token_has_the_end_of_text_in_its_place(files: Path) -> None:
+def test_end_of_text_replaces_a_missing_class_token(files: Path) -> None:
     tokenizer = prepared(files, tokenizer=TokenizerConfig("bpe", vocab_size=300)).tokenizer
     assert tokenizer.cls_token_id == tokenizer.eos_token_id
     (tokens,) = encode_texts(tokenizer, ["bad"])
@@ -141,7 +141,7 @@ def test_evaluation_has_every_text_once(files: Path) -> None:
     assert sorted(seen.tolist()) == list(range(29))
 
 
-def test_the_digest_goes_by_texts_and_labels(files: Path) -> None:
+def test_digest_depends_on_texts_and_labels(files: Path) -> None:
     digests = {prepared(files).digest}
     (files / "train.tsv").write_text(TRAIN.replace("2\tneg", "2\tpos").replace("3\tpos", "3\tneg"))
     digests.add(prepared(files).digest)
@@ -164,13 +164,13 @@ def test_the_digest_goes_by_texts_and_labels(files: Path) -> None:
         ("text\tid\tlabel\nx\t1\tpos\n", "dev.tsv:2: label 'neg' is none .* training \\(pos\\)"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(files: Path, content: str, message: str) -> None:
+def test_errors_name_the_line(files: Path, content: str, message: str) -> None:
     (files / "train.tsv").write_text(content)
     with pytest.raises(UserError, match=message):
         prepared(files)
 
 
-def test_a_question_without_words(files: Path) -> None:
+def test_label_without_text_is_an_error(files: Path) -> None:
     (files / "train.tsv").write_text("DESC\n")
     with pytest.raises(UserError, match=r"train\.tsv:1: has one word only"):
         prepared(files, format="label_first")

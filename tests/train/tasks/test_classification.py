@@ -21,7 +21,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> TaggingTask:
     return TaggingTask(tiny_tagger(tmp_path_factory.mktemp("tagging")))
 
 
-def test_spans_are_judged_by_f1_and_other_tags_by_accuracy(task: TaggingTask) -> None:
+def test_span_tags_use_f1_and_other_tags_accuracy(task: TaggingTask) -> None:
     assert task.selection_metric(task.prepare_corpus()) == Metric("f1", lower_is_better=False)
     words: Any = type("Corpus", (), {"labels": ("NOUN", "VERB")})
     assert task.selection_metric(words) == Metric("accuracy", lower_is_better=False)
@@ -33,7 +33,7 @@ def some_answers(split: TokenLabelSplit, seed: int) -> dict[int, np.ndarray]:
     return {row: drawn.integers(0, len(split.labels), len(split.tokens[row])) for row in rows}
 
 
-def test_f1_of_part_of_a_split_is_that_of_its_sentences(task: TaggingTask) -> None:
+def test_f1_of_part_of_a_split(task: TaggingTask) -> None:
     split = task.prepare_corpus().split("validation")
     given = some_answers(split, 0)
     whole = span_f1(split, given)
@@ -47,7 +47,7 @@ def test_f1_of_part_of_a_split_is_that_of_its_sentences(task: TaggingTask) -> No
     assert span_f1(split, mixed) > whole
 
 
-def test_a_number_of_tags_that_the_data_do_not_have(tmp_path: Path) -> None:
+def test_num_labels_must_match_the_data(tmp_path: Path) -> None:
     wrong = TaggingTask(dataclasses.replace(tiny_tagger(tmp_path), task=Tagging(9)))
     with pytest.raises(
         UserError, match=r"task\.num_labels 9: the data have 3 \(B-ANIMAL, I-ANIMAL, O"

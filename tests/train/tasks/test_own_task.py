@@ -24,10 +24,9 @@ from train.step import Batch, LossFn
 from train.tasks.base import Metric, SampleOptions, Task, TextCallback
 from train.tasks.config import TaskConfig
 from train.tasks.evaluation import mean_losses
-from train.tasks.losses import label_loss
 from train.tasks.registry import TASKS, register_task
 from train.tasks.vocabulary import Labels, resolve_vocab_size
-from transformer.losses import Loss
+from transformer.losses import Loss, label_loss
 from transformer.models.heads import Classifier
 
 LABELS = ("fewer", "more")
@@ -174,14 +173,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     return folder / "run", train.fit(experiment, str(folder / "run"), quiet=True)
 
 
-def test_it_is_trained_and_evaluated(trained: tuple[Path, Run]) -> None:
+def test_own_task_is_trained_and_evaluated(trained: tuple[Path, Run]) -> None:
     folder, run = trained
     assert run.metrics["accuracy"] > 0.85
     last = lines_of(folder / "metrics.jsonl")[-1]
     assert last == {"step": 40, "split": "validation", **run.metrics}
 
 
-def test_it_is_saved_and_loaded_by_its_kind(trained: tuple[Path, Run]) -> None:
+def test_own_task_is_saved_and_loaded_by_kind(trained: tuple[Path, Run]) -> None:
     folder, run = trained
     text = experiment_to_text(run.experiment)
     assert 'task.kind = "Majority"' in text
@@ -192,7 +191,7 @@ def test_it_is_saved_and_loaded_by_its_kind(trained: tuple[Path, Run]) -> None:
     assert sample(loaded, ["1111111", "0000000"]) == ["more", "fewer"]
 
 
-def test_the_command_line_knows_it(
+def test_own_task_on_the_command_line(
     trained: tuple[Path, Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, run = trained
@@ -201,7 +200,7 @@ def test_the_command_line_knows_it(
     assert json.loads(found.output)["accuracy"] == pytest.approx(run.metrics["accuracy"])
 
 
-def test_estimates_take_its_batches(trained: tuple[Path, Run]) -> None:
+def test_own_task_can_be_estimated(trained: tuple[Path, Run]) -> None:
     shapes = unsharded_batch_shapes(trained[1].experiment, 4)
     assert {name: leaf.shape for name, leaf in shapes.items()} == {
         "tokens": (4, 7),

@@ -2,15 +2,12 @@
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
 from transformer.attention.config import Backend
 from transformer.attention.masks import MaskPattern
 from transformer.hardware import Hardware
-
-log = logging.getLogger(__name__)
 
 MIN_QUERY_BLOCK = 64
 """Fewest queries of one block of the backend `query_blocks`."""
@@ -98,15 +95,6 @@ def choose_backend(backend: Backend, spec: AttentionSpec) -> BackendChoice:
     if obstacle:
         return BackendChoice("reference", f"{backend} cannot serve: {obstacle}", is_fallback=True)
     return BackendChoice(backend, "asked for")
-
-
-@functools.lru_cache(maxsize=64)
-def log_choice_once(choice: BackendChoice) -> None:
-    """Log a choice of backend, once in a process though every layer makes it."""
-    if choice.is_fallback:
-        log.warning("attention: %s; using %s", choice.reason, choice.backend)
-    else:
-        log.info("attention: using %s: %s", choice.backend, choice.reason)
 
 
 PREFERRED_BACKENDS: dict[str, tuple[Backend, ...]] = {

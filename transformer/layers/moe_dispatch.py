@@ -160,7 +160,7 @@ class CapacityDispatcher(NamedTuple):
         return CapacityDispatcher(routing, slots, slots_per_expert, constrain)
 
     def dispatch(self, x: jax.Array) -> jax.Array:
-        count, batch = self.routing.probabilities.shape[-1], len(x)
+        count, batch = self.routing.probabilities.shape[-1], x.shape[0]
 
         def place(slots: jax.Array, x: jax.Array) -> jax.Array:  # [T, C], [T, D]
             empty = jnp.zeros((count * self.slots_per_expert, x.shape[-1]), x.dtype)

@@ -18,7 +18,7 @@ from transformer.layers.basic import Norm, apply_matrix
 from transformer.layers.embedding import declare_embedding, declare_table, embed_tokens
 from transformer.layers.logical_axes import unbox_axes
 from transformer.layers.stack import Stack, StackOutput
-from transformer.models.input_checks import check_length
+from transformer.models.input_checks import InconclusiveDimensionOperation, check_length
 from transformer.shapes import check_shapes
 
 LOGITS: Outputs = frozenset({"logits"})
@@ -68,7 +68,14 @@ class Model(nn.Module, abc.ABC):
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> ModelOutput:
         """Like `nn.Module.apply`, typed; the arguments are those of `__call__`."""
         mutable = kwargs.get("mutable", False) is not False
-        output: Any = _call(super().apply, (variables, *args), kwargs, with_variables=mutable)
+        output: Any
+        try:
+            output = _call(super().apply, (variables, *args), kwargs, with_variables=mutable)
+        except InconclusiveDimensionOperation as error:
+            raise ValueError(
+                "inputs of symbolic shape: layers of this model split the tokens into blocks, "
+                "which needs their number; export it with a concrete length"
+            ) from error
         return output
 
     @nn.nowrap

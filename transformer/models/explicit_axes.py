@@ -51,12 +51,14 @@ def call_with_auto_axes(
     batch, whole = (NamedSharding(mesh, PartitionSpec(*each)) for each in (axes, ()))
     cache = jax.tree.map(sharding_of, kwargs.get("cache"))
     # A prefix of the result's tree. A method other than `__call__` may return anything.
-    output = whole if "method" in kwargs else ModelOutput(batch, batch, cache, whole)
+    prefix: Any = (batch, batch, cache, whole)
+    output = whole if "method" in kwargs else ModelOutput(*prefix)
     out_sharding = (output, whole) if with_variables else output
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     run = jax.sharding.auto_axes(call, out_sharding=out_sharding)
     if isinstance(example, jax.core.Tracer):
         return run(arrays)
     # Outside of `jit`, initial parameters can be placed on a mesh of devices alone.
-    with jax.set_mesh(example.sharding.mesh):
+    sharding: Any = example.sharding
+    with jax.set_mesh(sharding.mesh):
         return run(arrays)

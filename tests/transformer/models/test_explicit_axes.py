@@ -1,16 +1,13 @@
 """Models on arrays whose mesh has explicit axes, as `jax.make_mesh` makes it from jax 0.10 on."""
 
-import inspect
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformer import AttentionConfig, BlockConfig, LanguageModel, RoPE, TransformerConfig
-from transformer.attention.config import Backend
 
 DEVICES = 2
 BLOCK = BlockConfig(mixer=AttentionConfig(num_heads=2, position=RoPE(), dropout=0.5))

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformer.attention.config import Backend
 from transformer.attention.masks import MaskPattern
@@ -15,8 +15,10 @@ MIN_QUERY_BLOCK = 64
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """Properties of an attention call that decide its backend. All are known at compile time,
-    except the symbolic lengths of `jax.export`."""
+    """Properties of an attention call that decide its backend. All are known at compile time.
+
+    Lengths may be symbolic dimensions of `jax.export`, which have no order.
+    """
 
     hardware: Hardware
     pattern: MaskPattern
@@ -55,8 +57,9 @@ class AttentionSpec:
 
     @property
     def lengths_known(self) -> bool:
-        """Return False if T or S is a symbolic dimension of `jax.export`, which has no order."""
-        return isinstance(self.num_queries, int) and isinstance(self.num_keys, int)
+        """Return False if T or S is symbolic."""
+        lengths: tuple[Any, ...] = (self.num_queries, self.num_keys)
+        return all(isinstance(length, int) for length in lengths)
 
 
 class BackendChoice(NamedTuple):

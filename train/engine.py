@@ -86,6 +86,7 @@ def make_engine(experiment: Experiment, hardware: Hardware) -> Engine:
     mesh = make_mesh(experiment.mesh, jax.devices()[: hardware.count])
     try:
         if experiment.compile == "pmap":
+            # Imported here, because it imports this file.
             from train.pmap_engine import PmapEngine
 
             return PmapEngine(experiment, mesh, hardware)
@@ -98,12 +99,15 @@ class JitEngine(Engine):
     """Training step compiled by `jit`, with a NamedSharding for every array."""
 
     def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
+        # First of all: what these checks refuse would otherwise fail deep inside a trace.
         check_context_parallelism(experiment, mesh, hardware)
+        check_optimizer_placement(experiment.mesh, hardware)
         self.experiment, self.mesh = experiment, mesh
         self.model = make_task(experiment).make_model(hardware, make_sharding_constraint(mesh))
+        # All that is compiled in (model, optimizer, schedule, thresholds) is part of the step
+        # and never changes, so one program serves the whole run.
         axes = self.model.logical_axes()
         self.train_step = make_train_step(experiment, self.model, axes)
-        check_optimizer_placement(experiment.mesh, hardware)
         self.dispatch_limit = DispatchLimit(max_programs_in_flight(hardware, mesh))
         self._init = functools.partial(
             init_state, experiment, self.model, self.train_step.optimizer
@@ -128,9 +132,11 @@ class JitEngine(Engine):
         return self._abstract_state
 
     def put_batch(self, rows: dict[str, np.ndarray]) -> Batch:
+        # Returns before the copy has ended: it overlaps with the step that is being computed.
         return shard_batch(self.mesh, rows)
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        # Dispatched, not run. Reading a metric here would make the devices wait for the host.
         state, metrics = self._step(state, batch)
         # Metrics are what the limit waits for: the next step donates the state, and a donated
         # array cannot be waited for.
@@ -178,6 +184,7 @@ def make_train_step(
 
 def named_train_step(step: TrainStep) -> StepFunction:
     """Return the step as a function. Profiles and compiler logs show its name, `train_step`."""
+    # `TrainStep` is a dataclass, and its instances have no `__name__`.
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         return step(state, batch)

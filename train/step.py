@@ -90,9 +90,11 @@ class TrainStep:
         verdict = detect_anomaly(
             state.anomaly_detector, monitored, padded_length(batch), loss_scale, self.recovery
         )
+        # The schedule counts rejected updates too: a run with spikes ends at the same step.
         learning_rate = scheduled_rate(self.schedule, state.step + 1)
         if state.anomaly_detector is not None:
             learning_rate = learning_rate * state.anomaly_detector.lr_factor
+        # Clipped after the verdict: a clipped norm would hide what the detector looks for.
         grads = self.clip_gradients(grads, grad_norm)
         new_state = self.apply_update(state, grads, learning_rate, verdict.accept_update)
         if state.loss_scale is not None:
@@ -101,6 +103,7 @@ class TrainStep:
             new_state = new_state.replace(loss_scale=new_scale)
         skipped = 1 - verdict.accept_update.astype(jnp.float32)
         metrics.update(learning_rate=learning_rate, skipped=skipped, **verdict.metrics)
+        # Metrics stay on the devices. The loop reads them a step late, when they are known.
         return new_state.replace(anomaly_detector=verdict.detector), metrics
 
     def accumulate_gradients(
@@ -204,6 +207,8 @@ def update_ema(ema: Any, params: Any, num_updates: jax.Array, decay: float) -> A
     The decay rises through 1/10, 2/11, 3/12, ... to `decay`, as in TensorFlow's
     ExponentialMovingAverage, so that the random initial weights soon lose their share.
     """
+    # EMA and new share are float32: with a decay of 0.9999, the share of one update is below the
+    # resolution of bfloat16, and the average would stand still.
     n = num_updates.astype(jnp.float32)
     new_share = 1 - jnp.minimum(decay, (1 + n) / (10 + n))
     return jax.tree.map(lambda e, p: e + new_share * (p.astype(e.dtype) - e), ema, params)
@@ -211,6 +216,7 @@ def update_ema(ema: Any, params: Any, num_updates: jax.Array, decay: float) -> A
 
 def global_norm(params: Any) -> jax.Array:  # float32
     """Return the L2 norm of all parameters, computed in float32."""
+    # In 16 bits a sum of squares stops growing once a term is below half a unit of its last place.
     return optax.tree.norm(jax.tree.map(lambda p: p.astype(jnp.float32), params))
 
 

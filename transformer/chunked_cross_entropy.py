@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer.hardware import Hardware
-from transformer.models.base import mask_padded_logits
+from transformer.layers.embedding import mask_padded_logits
 from transformer.shapes import check_shapes
 
 

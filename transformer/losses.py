@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from transformer.attention.base import NO_OUTPUTS, Outputs
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy, choose_num_chunks
-from transformer.models.base import Model, get_output_matrix
+from transformer.layers.embedding import get_output_matrix
+from transformer.models.base import Model
 
 AUX_LOSS_PREFIX = "loss/"
 """First part of the names of a model's own losses, such as the load balancing of experts."""
@@ -28,6 +29,15 @@ class Loss(NamedTuple):
 
     total: jax.Array  # sum of the weighted losses, in nats
     weight: jax.Array  # sum of the weights
+
+
+def weighted_loss(
+    values: jax.Array,  # [...] losses
+    weights: jax.Array,  # [...] of the same shape
+) -> Loss:
+    """Return the sum of weighted losses with the sum of their weights, in float32."""
+    weights = weights.astype(jnp.float32)
+    return Loss(jnp.sum(values.astype(jnp.float32) * weights), jnp.sum(weights))
 
 
 def requested_outputs(dropout_rngs: jax.Array | None) -> Outputs:

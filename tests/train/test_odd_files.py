@@ -14,11 +14,11 @@ from tests.train.support import light_compiler as light_compiler
 from train.checkpoint import manifest
 from train.checkpoint.discovery import absolute_path
 from train.config.registry import find_experiment
-from train.data.cache import cache_folder
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.data.corpus import prepare_text
+from train.data.disk_cache import cache_folder
 from train.data.files import TextFile, expand_path
-from train.data.text import read_documents, read_lines
+from train.data.text_files import read_documents, read_lines
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 from train.estimate.expected_time import load_prices

@@ -25,7 +25,7 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.attention.attend import ScoreSpec, attend
-from transformer.layers.embedding import sinusoidal_embedding
+from transformer.layers.position_embedding import sinusoidal_embedding
 
 WEIGHTS = frozenset({"weights"})
 

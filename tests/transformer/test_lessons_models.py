@@ -23,7 +23,7 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy
-from transformer.models.base import get_output_matrix
+from transformer.layers.embedding import get_output_matrix
 
 V, T, D = 13, 16, 32
 STEPS, ROWS = 250, 32

@@ -17,7 +17,7 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy
-from transformer.models.base import get_output_matrix
+from transformer.layers.embedding import get_output_matrix
 from transformer.precision import POLICIES, finfo_min
 
 CONFIG = TransformerConfig(

@@ -18,7 +18,7 @@ from train.data.examples import (
 )
 from train.data.files import find_file
 from train.data.streams import HostBatch
-from train.data.text import read_lines
+from train.data.text_files import read_lines
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from train.data.batches import host_rows
 from train.data.buckets import Bucket
-from train.data.cache import cache_key
 from train.data.config import TokenizerConfig
+from train.data.disk_cache import cache_key
 from train.data.example_configs import ExampleDataConfig
 from train.data.streams import HostBatch
 from train.data.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from train.data.text import Document
+from train.data.text_files import Document
 from train.data.tokenizer import Tokenizer
 
 

@@ -21,7 +21,7 @@ from train.data.examples import (
 )
 from train.data.files import TextFile, find_file
 from train.data.streams import HostBatch
-from train.data.text import line_location, read_lines
+from train.data.text_files import line_location, read_lines
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 

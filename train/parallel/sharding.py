@@ -57,6 +57,7 @@ def shard_batch(mesh: Mesh, rows: HostBatch) -> dict[str, jax.Array]:
     rows = zigzag_reorder(rows, num_shards(mesh, "length"))
 
     def place(array: np.ndarray) -> jax.Array:
+        # `examples` [B], or tokens [B, T, ...].
         names = ("batch", "length")[: array.ndim] + (None,) * (array.ndim - 2)
         sharding = logical_to_sharding(mesh, names)
         # The global shape is given, not inferred: if the mesh did not split rows over hosts, JAX
@@ -80,6 +81,7 @@ def zigzag_reorder(rows: HostBatch, context_shards: int) -> HostBatch:
     def reorder(array: np.ndarray) -> np.ndarray:
         if array.ndim < 2:  # a number for each example has no tokens
             return array
+        # On the host, before the transfer: on the devices it would be a collective in every step.
         pieces = array.reshape(len(array), num_pieces, -1, *array.shape[2:])
         return pieces[:, order].reshape(array.shape)
 
@@ -130,6 +132,7 @@ def _indivisible_message(
 
 def mesh_axes(mesh: Mesh, name: str | None) -> tuple[str, ...]:
     """Return the mesh axes of more than one device that split a logical axis."""
+    # Axes of one device split nothing. Without them, a sharding and an error name what matters.
     return tuple(
         axis for axis in LOGICAL_AXIS_RULES.get(name or "", ()) if mesh.shape.get(axis, 1) > 1
     )

@@ -5,7 +5,7 @@
 - `ScoreSpec` describes the scores; all backends share it.
 - `attend_reference` is the formula, with all scores in memory: the oracle of every backend.
 - `attend` picks a backend (`backends/choose.py`). All compute the same result; they differ in speed
-  and memory. Each is a file of `backends/`.
+  and memory. `backends/dispatch.py` calls the others, each a file of `backends/`.
 """
 
 import functools
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from transformer.attention.backends.choose import AttentionSpec, BackendChoice, choose_backend
 from transformer.attention.config import Backend
 from transformer.attention.masks import Mask, dense_mask
-from transformer.attention.sinks import add_sinks, softmax_with_sinks
+from transformer.attention.sinks import softmax_with_sinks
 from transformer.context import ActivationConstraint, unconstrained
 from transformer.hardware import Hardware
 from transformer.layers.basic import dropout
@@ -105,17 +105,8 @@ class ScoreSpec(NamedTuple):
     dropout_rngs: jax.Array | None = None  # [B] random keys; None: no dropout
 
     @property
-    def dot_product_only(self) -> bool:
-        """Return True if scores are dot products and nothing else."""
-        return self.soft_cap == 0 and self._dot_product_before_cap
-
-    @property
-    def soft_capped(self) -> bool:
-        """Return True if scores are dot products with a soft cap."""
-        return self.soft_cap > 0 and self._dot_product_before_cap
-
-    @property
-    def _dot_product_before_cap(self) -> bool:
+    def is_dot_product(self) -> bool:
+        """True if scores are dot products, perhaps with a soft cap, and nothing else."""
         has_terms = self.bias is not None or self.relative_tables is not None
         return self.score_fn is dot_product_scores and not has_terms
 
@@ -128,6 +119,8 @@ class ScoreSpec(NamedTuple):
     ) -> jax.Array:  # [B, N, T, S] of softmax_dtype
         """Return the scores, without the mask."""
         operand_dtype = self.operand_dtype_of(q)
+        # Products of 16-bit operands are summed in the dtype of the softmax: the sum of H products
+        # is not rounded before the softmax, whose exponential turns absolute into relative errors.
         dtype = jnp.promote_types(operand_dtype, self.softmax_dtype)
         scores = self.score_fn(q, k, operand_dtype, dtype)
         if self.relative_tables is not None:
@@ -135,6 +128,7 @@ class ScoreSpec(NamedTuple):
             scores = scores + self.relative_tables.score_terms(q, *positions, dtype)
         # The scores are scaled, not the queries: scaled 16-bit queries would be rounded once more.
         scores = scores.astype(self.softmax_dtype) * self.scale
+        # The cap acts on the product alone: capped, ALiBi's bias would stop growing with distance.
         if self.soft_cap:
             scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
         if self.bias is not None:
@@ -187,6 +181,7 @@ def attend_reference(
         weights = jnp.where(visible.any(-1, keepdims=True), weights, 0)
     operand_dtype = score_spec.operand_dtype_of(v)
     dtype = jnp.promote_types(operand_dtype, score_spec.softmax_dtype)
+    # Dropout acts on the copy that weights the values; the returned weights sum to 1.
     dropped = weights
     if score_spec.dropout_rate and score_spec.dropout_rngs is not None:
         dropped = dropout(weights, score_spec.dropout_rate, score_spec.dropout_rngs)
@@ -210,30 +205,21 @@ def attend(
     mask: Mask,
     score_spec: ScoreSpec,
     *,
-    sink_logits: jax.Array | None = None,  # [N]
+    sink_logits: jax.Array | None = None,  # [N] scores of one more key, whose value is zero
     backend: Backend = "auto",
-    hardware: Hardware,
-    constrain: ActivationConstraint = unconstrained,
-    outputs: frozenset[str] = frozenset(),
+    hardware: Hardware,  # decides what `auto` means
+    constrain: ActivationConstraint = unconstrained,  # layout on several devices
+    outputs: frozenset[str] = frozenset(),  # `weights`, or nothing
 ) -> AttentionOutput:
     """Return softmax(scores under the mask) v. A query without a visible key gets zeros.
 
-    Args:
-      q: Queries.
-      k: Keys. K divides N; each key head serves N / K query heads.
-      v: Values.
-      mask: Visible keys of each query.
-      score_spec: Scores and dropout.
-      sink_logits: Scores of one more key per head, whose value is zero.
-      backend: Implementation. One that does not support the inputs is replaced by the reference,
-        with a warning.
-      hardware: Decides what `auto` means.
-      constrain: Layout of activations on several devices.
-      outputs: Extra outputs: `weights`, or nothing.
+    K divides N: each key head serves N / K query heads. A backend that does not support the inputs
+    is replaced by the reference, with a warning.
     """
     length, mesh_known = q.shape[1], constrain.mesh is not None
     context_shards = constrain.num_shards("length") if mesh_known else 1
-    # Everything that decides is static, so the choice is made while the model is traced.
+    # Everything that decides is static: the choice is made while the model is traced and costs
+    # nothing at run time. It is cached, because every layer asks with the same spec.
     spec = AttentionSpec(
         hardware=hardware,
         pattern=mask.pattern,
@@ -245,8 +231,8 @@ def attend(
         has_segments=mask.segments is not None,
         has_extra_masks=mask.has_extra_masks,
         keys_match_queries=mask.key_positions is None and length == k.shape[1],
-        dot_product_only=score_spec.dot_product_only,
-        soft_capped=score_spec.soft_capped,
+        dot_product_only=score_spec.is_dot_product and not score_spec.soft_cap,
+        soft_capped=score_spec.is_dot_product and score_spec.soft_cap > 0,
         has_relative_tables=score_spec.relative_tables is not None,
         has_sinks=sink_logits is not None,
         has_dropout=bool(score_spec.dropout_rate) and score_spec.dropout_rngs is not None,
@@ -257,40 +243,14 @@ def attend(
     )
     choice = choose_backend(backend, spec)
     _log_choice_once(choice)
-    block_size = hardware.tile_size  # of `blockwise` and `ring`
-    # Backends are imported when first used. They import this module, and some are slow to import:
-    # Pallas, which `splash` needs, takes a second.
-    match choice.backend:
-        case "cudnn":
-            from transformer.attention.backends.cudnn import attend_cudnn
+    if choice.backend != "reference":
+        # The backends import this module, and few calls need one.
+        from transformer.attention.backends.dispatch import attend_fast
 
-            y = attend_cudnn(q, k, v, mask.pattern, score_spec.scale, constrain)
-        case "splash":
-            from transformer.attention.backends.splash import attend_splash
-
-            y = attend_splash(q, k, v, mask, score_spec, constrain=constrain)
-        case "query_blocks":
-            from transformer.attention.backends.query_blocks import attend_query_blocks
-
-            y = attend_query_blocks(q, k, v, mask, score_spec, sink_logits)
-        case "blockwise":
-            from transformer.attention.backends.blockwise import attend_blockwise
-
-            if sink_logits is None:
-                y = attend_blockwise(q, k, v, mask, score_spec, block_size=block_size).y
-            else:  # sinks are added to a result that is not rounded yet
-                score_spec, wide = score_spec.widen(q, k, v)
-                partial = attend_blockwise(*wide, mask, score_spec, block_size=block_size)
-                y = add_sinks(partial, sink_logits).y.astype(v.dtype)
-        case "ring":
-            from transformer.attention.backends.ring import attend_ring
-
-            partial = attend_ring(q, k, v, mask, score_spec, constrain, block_size=block_size)
-            y = (partial if sink_logits is None else add_sinks(partial, sink_logits)).y
-        case _:
-            y, weights = attend_reference(q, k, v, mask, score_spec, sink_logits)
-            return AttentionOutput(y, {"weights": weights} if "weights" in outputs else {})
-    return AttentionOutput(y, {})
+        y = attend_fast(choice.backend, q, k, v, mask, score_spec, sink_logits, hardware, constrain)
+        return AttentionOutput(y, {})
+    y, weights = attend_reference(q, k, v, mask, score_spec, sink_logits)
+    return AttentionOutput(y, {"weights": weights} if "weights" in outputs else {})
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,9 +9,15 @@ from typing import Any, NamedTuple
 import jax
 from flax import linen as nn
 
-from transformer.attention.config import MultiHeadConfig
+from transformer.attention.config import (
+    AdditiveScore,
+    AttentionConfig,
+    BilinearScore,
+    MultiHeadConfig,
+)
 from transformer.attention.position_config import RoPE
 from transformer.attention.rope import apply_rope
+from transformer.attention.scores import transform_keys, transform_queries
 from transformer.context import ModelContext
 from transformer.layers.basic import Norm, apply_linear
 
@@ -35,7 +41,7 @@ def project_qkv(
     """Project queries, keys and values of self-attention, and apply RoPE if configured."""
     q = project_queries(module, x, config, context, suffix)
     k = project_keys(module, x, config, context, suffix)
-    v = project_values(module, x, config, context, suffix=suffix)
+    v = project_values(module, x, config, context, suffix)
     position = getattr(config, "position", None)
     if isinstance(position, RoPE):
         q, k = (apply_rope(each, positions, position) for each in (q, k))
@@ -49,10 +55,14 @@ def project_queries(
     context: ModelContext,
     suffix: str = "",
 ) -> jax.Array:  # [B, T, N, H]
-    """Project and normalize queries, without RoPE."""
+    """Project and normalize queries and apply the score's query map, without RoPE."""
     query_axes, _ = head_axes(config, context.d_model)
     q = _project_heads(module, f"query{suffix}", x, query_axes, config, context)
-    return _normalize_heads(module, f"query{suffix}_norm", q, config, context)
+    if isinstance(config, AttentionConfig) and isinstance(
+        config.score, BilinearScore | AdditiveScore
+    ):
+        q = transform_queries(module, q, config.score, context)
+    return q
 
 
 def project_keys(
@@ -62,10 +72,12 @@ def project_keys(
     context: ModelContext,
     suffix: str = "",
 ) -> jax.Array:  # [B, S, K, H]
-    """Project and normalize keys, without RoPE."""
+    """Project and normalize keys and apply the score's key map, without RoPE."""
     _, key_axes = head_axes(config, context.d_model)
     k = _project_heads(module, f"key{suffix}", x, key_axes, config, context)
-    return _normalize_heads(module, f"key{suffix}_norm", k, config, context)
+    if isinstance(config, AttentionConfig) and isinstance(config.score, AdditiveScore):
+        k = transform_keys(module, k, config.score, context)
+    return k
 
 
 def project_values(
@@ -73,14 +85,13 @@ def project_values(
     x: jax.Array,  # [B, S, D]
     config: MultiHeadConfig,
     context: ModelContext,
-    head_dim: int = 0,  # H of values; 0: that of queries
     suffix: str = "",
 ) -> jax.Array:  # [B, S, K, H of values]
     """Project values."""
     _, axes = head_axes(config, context.d_model)
-    if head_dim:
-        axes = axes | {"head": head_dim}
-    return _project_heads(module, f"value{suffix}", x, axes, config, context)
+    if isinstance(config, AttentionConfig) and config.value_head_dim:
+        axes = axes | {"head": config.value_head_dim}
+    return _project_heads(module, f"value{suffix}", x, axes, config, context, normalize=False)
 
 
 def project_output(
@@ -113,22 +124,14 @@ def _project_heads(
     axes: dict[str, int],  # of the heads, then of their width
     config: MultiHeadConfig,
     context: ModelContext,
+    normalize: bool = True,
 ) -> jax.Array:  # [B, T, N or K, H]
+    """Project x to heads and apply `qk_norm` to each; heads share one gain."""
     embed = {"embed": context.d_model}
     heads = apply_linear(module, name, x, embed, axes, context, bias=config.bias)
-    if context.constrain.mesh is None:
+    heads = context.constrain(heads, ("batch", "length", next(iter(axes)), None))
+    if config.qk_norm is None or not normalize:
         return heads
-    return context.constrain(heads, ("batch", "length", next(iter(axes)), None))
-
-
-def _normalize_heads(
-    module: nn.Module,
-    name: str,
-    x: jax.Array,  # [B, T, N or K, H]
-    config: MultiHeadConfig,
-    context: ModelContext,
-) -> jax.Array:  # [B, T, N or K, H]
-    """Apply `qk_norm` to each head. Heads share one gain."""
-    if config.qk_norm is None:
-        return x
-    return Norm(config.qk_norm, context.precision, "head", parent=module, name=name)(x)
+    return Norm(config.qk_norm, context.precision, "head", parent=module, name=f"{name}_norm")(
+        heads
+    )

@@ -17,15 +17,13 @@ from transformer.attention.masks import Mask, MaskPattern
 from transformer.generation.decode_weights import Params
 from transformer.generation.generate import PROMPT_LENGTH_MULTIPLE, bucket_length
 from transformer.layers.basic import apply_linear, fold_in
-from transformer.layers.block import Memory
-from transformer.layers.embedding import declare_embedding
+from transformer.layers.cross_attention import Memory
+from transformer.layers.embedding import compute_logits, declare_embedding, declare_output_matrix
 from transformer.models.base import (
     EXAMPLE_TOKENS,
     LOGITS,
     Model,
     ModelOutput,
-    compute_logits,
-    declare_output_matrix,
 )
 from transformer.models.encoder_decoder import Decoder, Encoder
 from transformer.models.heads import masked_mean
@@ -103,8 +101,10 @@ class NonAutoregressive(Model):
         output = decoder(
             copied, source_words, looks, positions, written, None, fold_in(dropout_rngs, 1), outputs
         )
-        matrix = words.T if config.tie_embeddings else declare_output_matrix(self, config)
-        logits = compute_logits(output.x, matrix, self) if "logits" in outputs else None
+        matrix = declare_output_matrix(self, words, config)
+        logits = None
+        if "logits" in outputs:
+            logits = compute_logits(output.x, matrix, config, self.context)
         aux = output.aux
         if "losses" in outputs:
             loss = self.length_loss_weight * length_loss(length_logits, there, written)

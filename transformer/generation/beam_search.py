@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.layers.block import BlockCache
+from transformer.layers.cross_attention import BlockCache
 
 NO_TOKEN = -1
 """Padding after the end of a hypothesis."""

@@ -26,7 +26,7 @@ from transformer.attention.base import NO_OUTPUTS, mixer_class
 from transformer.generation.decode_weights import Params, unstack_for_decoding_without_copy
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig, sample_tokens
 from transformer.layers.basic import apply_matrix
-from transformer.models.base import get_output_matrix, mask_padded_logits
+from transformer.layers.embedding import get_output_matrix, mask_padded_logits
 from transformer.models.language_model import LanguageModel
 from transformer.validation import check_seed
 

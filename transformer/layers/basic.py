@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.core import meta
 
-from transformer.config import Initializer
+from transformer.config import Initializer, TransformerConfig
 from transformer.context import ModelContext
 from transformer.layers.config import NormConfig
 from transformer.layers.logical_axes import BoxedWeight, LogicalAxes
@@ -31,25 +31,16 @@ def declare_weight(
     module: nn.Module,
     name: str,
     *,
-    stack: Mapping[str, int] | None = None,
-    inputs: Mapping[str, int] | None = None,
-    outputs: Mapping[str, int],
-    init: Initializer,
-    dtype: Any,
+    stack: Mapping[str, int] | None = None,  # sizes of repetition axes (experts)
+    inputs: Mapping[str, int] | None = None,  # sizes of the axes that a product sums over
+    outputs: Mapping[str, int],  # sizes of the other axes
+    init: Initializer,  # called with the whole shape
+    dtype: Any,  # of the stored parameter
 ) -> jax.Array:  # [*stack, *inputs, *outputs]
     """Declare the parameter `name` of `module` and return its value.
 
     `declare_weight(self, "query", inputs={"embed": D}, outputs={"heads": N, "head": H}, ...)`
     is [D, N, H].
-
-    Args:
-      module: Linen module that owns the parameter.
-      name: Name in the parameter tree.
-      stack: Sizes of repetition axes (experts) by name.
-      inputs: Sizes of the axes that a product sums over, by name; none for biases and gains.
-      outputs: Sizes of the other axes, by name.
-      init: Initializer, called with the whole shape.
-      dtype: Dtype of the stored parameter.
 
     Raises:
       ValueError: If the weight is larger than any memory, or given with another shape.
@@ -75,6 +66,22 @@ def declare_weight(
     # Linen unboxes: the value is the array, and `init` also returns the axes.
     value = module.param(name, lambda key: BoxedWeight(init(key, shape, dtype), axes))
     return value
+
+
+def declare_table(
+    module: nn.Module,
+    name: str,
+    inputs: dict[str, int],
+    outputs: dict[str, int],
+    config: TransformerConfig,
+) -> jax.Array:  # [*inputs, *outputs]
+    """Declare an embedding table of `module`, with the initial values of embeddings."""
+
+    def init(rng: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        return config.initialization.embedding_initializer()(rng, shape, dtype)
+
+    dtype = config.precision.parameters
+    return declare_weight(module, name, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
 
 
 def apply_matrix(

@@ -7,13 +7,18 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.base import Outputs
-from transformer.attention.masks import Mask, MaskPattern
+from transformer.attention.base import MixerInputs, Outputs
+from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
 from transformer.config import EncoderConfig, TransformerConfig
 from transformer.context import ModelContext
 from transformer.layers.basic import fold_in
-from transformer.layers.block import Memory
-from transformer.layers.embedding import declare_embedding, embed_tokens
+from transformer.layers.cross_attention import Memory
+from transformer.layers.embedding import (
+    compute_logits,
+    declare_embedding,
+    declare_output_matrix,
+    embed_tokens,
+)
 from transformer.layers.stack import StackOutput
 from transformer.layers.stack_weights import init_cache
 from transformer.models.base import (
@@ -22,9 +27,6 @@ from transformer.models.base import (
     Model,
     ModelOutput,
     apply_layers,
-    compute_logits,
-    declare_output_matrix,
-    positions_or_arange,
 )
 from transformer.models.input_checks import check_cache_inputs, check_length
 from transformer.shapes import check_shapes
@@ -100,13 +102,15 @@ class EncoderDecoder(Model):
                 raise ValueError("neither source nor tokens: give at least one")
             return ModelOutput(None, memory)
         check_length(tokens, config, positions)
-        positions = positions_or_arange(positions, tokens)
+        positions = positions_or_arange(positions, tokens.shape[1])
         attended = Memory(memory, _source_mask(positions, segments, source_segments, tokens))
         decoder = Decoder(config, self.context, name="decoder")
         rngs = fold_in(dropout_rngs, 1)
         output = decoder(tokens, table, attended, positions, segments, cache, rngs, outputs)
-        matrix = table.T if config.tie_embeddings else declare_output_matrix(self, config)
-        logits = compute_logits(output.x, matrix, self) if "logits" in outputs else None
+        matrix = declare_output_matrix(self, table, config)
+        logits = None
+        if "logits" in outputs:
+            logits = compute_logits(output.x, matrix, config, self.context)
         return ModelOutput(logits, output.x, output.cache, output.aux)
 
     @nn.nowrap
@@ -151,19 +155,20 @@ class Encoder(nn.Module):
         config, encoder = self.config, self.config.encoder
         assert encoder is not None  # checked by the model
         context = dataclasses.replace(self.context, num_layers=encoder.num_layers)
-        positions = positions_or_arange(None, tokens)
-        shared: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
+        positions = positions_or_arange(None, tokens.shape[1])
         x = embed_tokens(
             self,
             embedding_table,
             tokens,
-            token_types=None,
+            positions,
+            None,
+            dropout_rngs,
             config=config,
             context=context,
-            **shared,
         )
         mask = Mask(positions=positions, segments=segments)
-        return apply_layers(encoder, config, context, x, mask=mask, outputs=outputs, **shared)
+        inputs = MixerInputs(positions, mask, dropout_rngs=dropout_rngs, outputs=outputs)
+        return apply_layers(encoder, config, context, x, inputs)
 
 
 class Decoder(nn.Module):
@@ -185,18 +190,18 @@ class Decoder(nn.Module):
         outputs: Outputs,
     ) -> StackOutput:
         config, context = self.config, self.context
-        shared: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
         x = embed_tokens(
             self,
             embedding_table,
             tokens,
-            token_types=None,
+            positions,
+            None,
+            dropout_rngs,
             config=config,
             context=context,
-            **shared,
         )
         mask = Mask(MaskPattern(causal=config.causal), positions=positions, segments=segments)
-        inputs: dict[str, Any] = dict(
-            mask=mask, memory=memory, cache=cache, outputs=outputs, **shared
+        inputs = MixerInputs(
+            positions, mask, cache=cache, dropout_rngs=dropout_rngs, outputs=outputs
         )
-        return apply_layers(config, config, context, x, **inputs)
+        return apply_layers(config, config, context, x, inputs, memory)

@@ -58,3 +58,13 @@ def check_cache_inputs(
         raise ValueError("a cache without positions: give the positions of the new tokens")
     if cache is not None and segments is not None:
         raise ValueError("a cache with segments: decode one document for each example")
+
+
+def check_cache_length(config: TransformerConfig, length: int) -> None:
+    """Raise ValueError if a cache has room for more tokens than there are learned positions."""
+    limit = config.max_length
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"a cache of {length} tokens: the table of learned positions has {limit} rows; "
+            "give a shorter one"
+        )

@@ -7,7 +7,7 @@ from tokenizers import models, pre_tokenizers
 
 from train.data.config import TokenizerConfig
 from train.data.streams import read_stream, stream_is_complete, write_stream
-from train.data.text import Document
+from train.data.text_files import Document
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 

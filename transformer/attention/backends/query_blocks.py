@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.choose import MIN_QUERY_BLOCK
-from transformer.attention.masks import Mask
+from transformer.attention.masks import Mask, positions_or_arange
 from transformer.layers.basic import fold_in
 
 
@@ -41,9 +41,24 @@ def attend_query_blocks(
             q[:, start:end],
             k[:, :end],
             v[:, :end],
-            mask.causal_block(start, end, length),
+            causal_block(mask, start, end, length),
             score_spec._replace(dropout_rngs=fold_in(score_spec.dropout_rngs, index)),
             sink_logits,
         )
         outputs.append(y)
     return jnp.concatenate(outputs, axis=1).astype(dtype)
+
+
+def causal_block(mask: Mask, start: int, end: int, length: int) -> Mask:
+    """Return the mask of queries [start, end) over keys [0, end), in self-attention."""
+    positions = positions_or_arange(mask.positions, length)
+    block = mask.replace(
+        positions=positions[:, start:end],
+        key_positions=positions[:, :end],
+        keys_include_queries=True,
+    )
+    if mask.allowed is not None:
+        block = block.replace(allowed=mask.allowed[:, start:end, :end])
+    if mask.segments is None:
+        return block
+    return block.replace(segments=mask.segments[:, start:end], key_segments=mask.segments[:, :end])

@@ -154,7 +154,7 @@ def attend_selected_blocks(
       ValueError: the scores are more than dot products, or the mask has more than a pattern,
         segments and lengths.
     """
-    if not score_spec.dot_product_only:
+    if not score_spec.is_dot_product or score_spec.soft_cap:
         raise ValueError("chosen blocks: have scores of products alone; leave out biases and caps")
     if any(
         array is not None for array in (mask.prefix_lengths, mask.global_positions, mask.allowed)

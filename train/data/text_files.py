@@ -10,22 +10,23 @@ from typing import IO, Any, NamedTuple, cast
 
 from train.data.files import TextFile
 from train.errors import UserError, as_user_error
-from train.run_folder.regular_files import (
-    iter_lines,
-    open_regular,
-    read_all,
-    too_large_error,
-)
+from train.run_folder.regular_files import iter_lines, open_regular, read_all, too_large_error
 from train.runtime.local_hardware import host_memory_bytes
 
 _JSON_LINES = (".jsonl", ".ndjson")
+
 
 # Limit of decompressed bytes: this ratio of the file's size, or the minimum if that is more. gzip
 # packs text about 20 to 1, and the zeros of a decompression bomb 1000 to 1.
 _MAX_GZIP_RATIO, _MIN_GZIP_LIMIT = 200, 2**26
 
+
 _BUFFER_BYTES = 2**17
+
+
 _MAX_ZERO_BYTES = 64  # zero bytes that a buffer of text may have
+
+
 _MAX_DOCUMENT_BYTES = 2**28  # limit of one line of a dataset in JSON lines, which is a document
 
 

@@ -5,9 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from train.data import text as text_files
+from train.data import text_files
 from train.data.files import TextFile, find_file, find_files
-from train.data.text import Document, line_location, read_documents, read_lines, truncate_documents
+from train.data.text_files import (
+    Document,
+    line_location,
+    read_documents,
+    read_lines,
+    truncate_documents,
+)
 from train.errors import UserError
 
 

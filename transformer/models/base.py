@@ -18,7 +18,7 @@ from transformer.layers.cross_attention import Memory
 from transformer.layers.embedding import declare_embedding, embed_tokens
 from transformer.layers.logical_axes import unbox_axes
 from transformer.layers.stack import Stack, StackOutput
-from transformer.models.input_checks import InconclusiveDimensionOperation, check_length
+from transformer.models.input_checks import check_length
 from transformer.shapes import check_shapes
 
 LOGITS: Outputs = frozenset({"logits"})
@@ -59,26 +59,21 @@ class Model(nn.Module):
 
     @nn.nowrap
     def init_with_output(self, *args: Any, **kwargs: Any) -> Any:
-        """Like `nn.Module.init_with_output`, with plain arrays; so `init` returns them too.
-
-        `logical_axes` returns the names of their axes.
-        """
-        return meta.unbox(_call(super().init_with_output, args, kwargs, with_variables=True))
+        """Like Linen's, with plain arrays, also in `init`; `logical_axes` has their axis names."""
+        return meta.unbox(_call(super().init_with_output, args, kwargs))
 
     @nn.nowrap
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> ModelOutput:
         """Like `nn.Module.apply`, typed; the arguments are those of `__call__`."""
-        mutable = kwargs.get("mutable", False) is not False
-        output: Any = _call(super().apply, (variables, *args), kwargs, with_variables=mutable)
+        output: Any = _call(super().apply, (variables, *args), kwargs)
         return output
 
     @nn.nowrap
     def logical_axes(self) -> Any:
         """Return the tree of `LogicalAxes` of the parameters."""
-        init = super().init_with_output
-        boxed = jax.eval_shape(init, jax.random.key(0), *self.example_inputs())[1]
-        axes: dict[str, Any] = unbox_axes(boxed["params"])
-        return axes
+        inputs = jax.random.key(0), *self.example_inputs()
+        _, boxed = jax.eval_shape(super().init_with_output, *inputs)
+        return unbox_axes(boxed["params"])
 
     @nn.nowrap
     def init_params(self, rng: jax.Array) -> Any:
@@ -134,16 +129,8 @@ class Model(nn.Module):
             check_length(tokens, config, positions)
         positions = positions_or_arange(positions, tokens.shape[1])
         table = declare_embedding(self, "embedding", config.padded_vocab_size, config)
-        x = embed_tokens(
-            self,
-            table,
-            tokens,
-            positions,
-            token_types,
-            dropout_rngs,
-            config=config,
-            context=context,
-        )
+        embedded = tokens, positions, token_types, dropout_rngs
+        x = embed_tokens(self, table, *embedded, config=config, context=context)
         # With a cache the mask is causal in any model: the cache holds room, but no keys, beyond
         # each example's newest token.
         causal = config.causal or cache is not None
@@ -179,23 +166,11 @@ def apply_layers(
     return output._replace(x=norm(output.x))
 
 
-def _call(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    with_variables: bool,
-) -> Any:
-    """Call `init_with_output` or `apply`: with automatic axes if a mesh has explicit ones."""
+def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a method of Linen; with automatic axes if the mesh of an array has explicit ones."""
     for leaf in jax.tree.leaves((args, kwargs)):
         if isinstance(leaf, jax.Array) and jax.typeof(leaf).sharding.mesh.explicit_axes:
             from transformer.models.explicit_axes import call_with_auto_axes
 
-            return call_with_auto_axes(function, args, kwargs, leaf, with_variables)
-    try:
-        return function(*args, **kwargs)
-    except InconclusiveDimensionOperation as error:
-        raise ValueError(
-            "inputs of symbolic shape: layers of this model split the tokens into blocks, which "
-            "needs their number; export it with a concrete length"
-        ) from error
+            return call_with_auto_axes(function, args, kwargs, leaf)
+    return function(*args, **kwargs)

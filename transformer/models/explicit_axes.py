@@ -20,7 +20,6 @@ def call_with_auto_axes(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     example: jax.Array,
-    with_variables: bool,
 ) -> Any:
     """Return `function(*args, **kwargs)`, computed with all axes of a mesh left to the compiler.
 
@@ -32,7 +31,6 @@ def call_with_auto_axes(
       args: Random key or parameters, then the inputs, whose first axis is the batch.
       kwargs: More inputs, and static arguments.
       example: One of the arrays, whose mesh has explicit axes.
-      with_variables: The result is (output, variables), not the output alone.
     """
     mesh = jax.typeof(example).sharding.mesh
     leaves, tree = jax.tree.flatten((args, kwargs))
@@ -53,6 +51,7 @@ def call_with_auto_axes(
     # A prefix of the result's tree. A method other than `__call__` may return anything.
     prefix: Any = (batch, batch, cache, whole)
     output = whole if "method" in kwargs else ModelOutput(*prefix)
+    with_variables = "init" in function.__name__ or kwargs.get("mutable", False) is not False
     out_sharding = (output, whole) if with_variables else output
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     run = jax.sharding.auto_axes(call, out_sharding=out_sharding)

@@ -1,12 +1,11 @@
 """A mixer of one's own: a moving average of the past, with weights from plain Flax.
 
-    python examples/own_mixer.py        # checks it, trains it on this file, and samples
-    python -m train fit examples/own_mixer.py --workdir runs/average
-    python -m train sample runs/average --import examples/own_mixer.py --prompt "def "
+python examples/own_mixer.py        # checks it, trains it on this file, and samples
+python -m train fit examples/own_mixer.py --workdir runs/average
+python -m train sample runs/average --import examples/own_mixer.py --prompt "def "
 """
 
 import dataclasses
-import pathlib
 from typing import ClassVar
 
 import jax
@@ -23,6 +22,8 @@ from transformer.testing import check_mixer
 
 @dataclasses.dataclass(frozen=True)
 class MovingAverageConfig(MixerConfig):
+    """Settings of `MovingAverage`."""
+
     kind: ClassVar[str] = "moving_average"
 
     spread: float = 2.0
@@ -31,6 +32,8 @@ class MovingAverageConfig(MixerConfig):
 
 @register_mixer
 class MovingAverage(Mixer):
+    """Exponential moving average with a learned decay for each channel, between linear maps."""
+
     config: MovingAverageConfig
 
     @staticmethod
@@ -59,9 +62,8 @@ class MovingAverage(Mixer):
         decay = nn.sigmoid(self.param("decay", start, (1, 1, width))).astype(x.dtype)
         new = (1 - decay) * nn.Dense(width, dtype=x.dtype)(x)
         # y_t = decay * y_{t-1} + new_t for all t at once: pairs (product of decays, sum).
-        pairs = jax.numpy.broadcast_to(decay, x.shape), new
         combine = lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1])  # noqa: E731
-        _, y = jax.lax.associative_scan(combine, pairs, axis=1)
+        _, y = jax.lax.associative_scan(combine, (decay * jax.numpy.ones_like(x), new), axis=1)
         return MixerOutput(nn.Dense(width, dtype=x.dtype)(y), None, {})
 
 
@@ -74,5 +76,4 @@ EXPERIMENTS = {"average": train.Experiment("average", model=model, data=data, st
 
 if __name__ == "__main__":
     check_mixer("moving_average")
-    run = train.fit(EXPERIMENTS["average"])
-    print(sample(run, ["def "], max_new_tokens=60)[0])
+    print(sample(train.fit(EXPERIMENTS["average"]), ["def "], max_new_tokens=60)[0])

@@ -35,6 +35,8 @@ class MostFrequent(TaskConfig):
 
 @train.register_task(MostFrequent)
 class MostFrequentTask(ArrayTask):
+    """All of the task but its settings."""
+
     def read_arrays(self, split):
         random = np.random.default_rng(["train", "validation", "test"].index(split))
         shape = self.experiment.task.num_examples, self.experiment.data.length

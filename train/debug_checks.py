@@ -8,7 +8,7 @@ which a NaN passes through them. The host reads the result of each step before t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +16,44 @@ import numpy as np
 
 from train.checkpoint.tree_paths import named_leaves
 from train.errors import UserError
-
-if TYPE_CHECKING:
-    from transformer.config import TransformerConfig
+from train.experiment import Experiment
+from train.state import TrainState
+from train.step import Batch, Metrics, TrainStep
+from transformer.config import TransformerConfig
 
 _PREFIX = "finite/"
 
 _STAGES = ("params", "losses", "grads", "updated_params")
 """Arrays of a step in the order of computation."""
+
+
+class CheckedTrainStep(TrainStep):
+    """Training step that adds `finite_flags` to its metrics.
+
+    The gradients are computed a second time, which XLA merges with the first where it can.
+    """
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """Return the state after one update, and the metrics with the flags."""
+        scale = jnp.float32(1) if state.loss_scale is None else state.loss_scale.scale
+        grads, losses = self.accumulate_gradients(state, batch, scale)
+        if self.axis_name is not None:
+            grads, losses = jax.lax.psum((grads, losses), self.axis_name)
+        # With a loss scale, gradients overflow in regular operation: the scale is then lowered.
+        checked_grads = grads if state.loss_scale is None else None
+        new_state, metrics = super().__call__(state, batch)
+        flags = finite_flags(
+            params=state.params,
+            losses={name: loss.total for name, loss in losses.items()},
+            grads=checked_grads,
+            updated_params=new_state.params,
+        )
+        return new_state, metrics | flags
+
+
+def train_step_class(experiment: Experiment) -> type[TrainStep]:
+    """Return the class of an experiment's training step."""
+    return CheckedTrainStep if experiment.debug_checks else TrainStep
 
 
 def finite_flags(**stages: Any) -> dict[str, jax.Array]:

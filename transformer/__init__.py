@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from transformer.models.language_model import LanguageModel
     from transformer.models.masked_lm import MaskedLanguageModel
     from transformer.precision import Precision
-    from transformer.registry import MIXERS
+    from transformer.registry import MIXERS, register_mixer
 
 _HOMES = {
     "attention.base": (
@@ -165,7 +165,10 @@ _HOMES = {
     "models.language_model": ("LanguageModel",),
     "models.masked_lm": ("MaskedLanguageModel",),
     "precision": ("Precision",),
-    "registry": ("MIXERS",),
+    "registry": (
+        "MIXERS",
+        "register_mixer",
+    ),
 }
 """The names of each module."""
 
@@ -235,6 +238,7 @@ __all__ = [
     "TransformerConfig",
     "YaRNScaling",
     "generate",
+    "register_mixer",
 ]
 
 

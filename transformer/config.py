@@ -5,8 +5,6 @@ configurations without it. The parts live beside what they configure (`layers.co
 `attention.config`, ...); this module puts them together.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -22,18 +22,18 @@ from transformer import (
     TransformerConfig,
     generate,
 )
-from transformer.attention.attend import attend
+from transformer.attention.attend import ScoreSpec, attend
 from transformer.attention.masks import dense_mask
 from transformer.attention.rope import apply_rope
-from transformer.attention.score_spec import ScoreSpec
 from transformer.baselines.nonautoregressive import length_loss, translate_nonautoregressive
 from transformer.baselines.word_vectors import SkipGram
+from transformer.chunked_cross_entropy import ChunkedCrossEntropy
 from transformer.config import BlockConfig
 from transformer.generation.beam_search import BeamSearchConfig, beam_search
 from transformer.generation.generate import decode_step, prefill
 from transformer.generation.translate import translate
-from transformer.losses import ChunkedCrossEntropy
-from transformer.shapes import check_index_dtype, check_shapes
+from transformer.models.input_checks import check_tokens
+from transformer.shapes import check_shapes
 
 B, T, S, N, K, H, D, V = 2, 5, 7, 6, 3, 4, 8, 11
 
@@ -48,7 +48,7 @@ def floats(*shape: int, dtype: Any = np.float32) -> Any:
 
 def test_sizes_are_bound_by_the_first_array_or_a_number() -> None:
     check_shapes(tokens=(ints(B, T), "B T", int), positions=(ints(1, T), "B? T", int))
-    check_shapes(T=T, positions=(ints(1, T), "B? T"), none=(None, "A B C", float))
+    check_shapes({"T": T}, positions=(ints(1, T), "B? T"), none=(None, "A B C", float))
     # A size of 1 that broadcasts binds nothing.
     check_shapes(one=(ints(1, T), "B? T"), all=(ints(B, T), "B? T"))
     check_shapes(half=(jax.ShapeDtypeStruct((B,), jax.numpy.bfloat16), "B", float))
@@ -66,7 +66,7 @@ def test_sizes_are_bound_by_the_first_array_or_a_number() -> None:
             "types of shape (3, 5): axis B is 3, but tokens has 2; give [B?, T] with equal sizes",
         ),
         (
-            {"T": T, "ids": (ints(1, S), "B? T")},
+            {"ids": (ints(1, S), "B? T")},
             "ids of shape (1, 7): axis T is 7, but the call has 5; give [B?, T] with equal sizes",
         ),
         (
@@ -75,7 +75,7 @@ def test_sizes_are_bound_by_the_first_array_or_a_number() -> None:
         ),
         (
             {"tokens": ([[1, 2]], "B T", int)},
-            "tokens of type list: is not an array; give one of shape [B, T]",
+            "tokens of type list: is not an array; give one of [B, T]",
         ),
         (
             {"tokens": (floats(B, T), "B T", int)},
@@ -91,15 +91,21 @@ def test_sizes_are_bound_by_the_first_array_or_a_number() -> None:
 )
 def test_messages(arrays: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        check_shapes(**arrays)
+        check_shapes({"T": T}, **arrays)
 
 
 def test_narrow_indices_are_refused() -> None:
-    check_index_dtype(128, tokens=ints(1, dtype=np.int16), none=None)
-    check_index_dtype(50_304, tokens=ints(1, dtype=np.uint16))
-    check_index_dtype(127, tokens=ints(1, dtype=np.int8))
+    """The table of 11 tokens has 128 rows."""
+    check_tokens(ints(B, T, dtype=np.int16), CONFIG)
+    check_tokens(ints(B, T, dtype=np.uint8), CONFIG)
     with pytest.raises(ValueError, match=r"^tokens of dtype int8: cannot index 128 rows; give"):
-        check_index_dtype(128, tokens=ints(1, dtype=np.int8))
+        check_tokens(ints(B, T, dtype=np.int8), CONFIG)
+    with pytest.raises(ValueError, match=r"^tokens of dtype int16: cannot index 50,304 rows"):
+        check_tokens(ints(B, T, dtype=np.int16), CONFIG, vocab_size=50_257)
+
+
+def test_narrow_targets() -> None:
+    assert float(LOSS(**LOSS_INPUTS | {"targets": ints(B, T, dtype=np.int8)})) == 0
 
 
 def test_nothing_is_left_in_the_program() -> None:
@@ -169,7 +175,7 @@ BOUNDARIES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: applied(EncoderDecoder(CROSS), ints(B, S, dtype=np.int8), TOKENS),
-        "source of dtype int8: cannot index 128 rows; give int32",
+        "tokens of dtype int8: cannot index 128 rows; give int32",
     ),
     (
         lambda: applied(EncoderDecoder(CROSS), ints(B, S), floats(B, T)),
@@ -185,7 +191,7 @@ BOUNDARIES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: applied(NonAutoregressive(PARALLEL), ints(B, S, dtype=np.int8), None),
-        "source of dtype int8: cannot index 128 rows; give int32",
+        "tokens of dtype int8: cannot index 128 rows; give int32",
     ),
     (
         lambda: length_loss(floats(B, 3), ints(B, S), ints(3, T)),
@@ -204,26 +210,22 @@ BOUNDARIES: list[tuple[Callable[[], Any], str]] = [
         "v of shape (2, 5, 3, 4): axis S is 5, but k has 7; give [B, S, K, Hv]",
     ),
     (lambda: attended(q=ints(B, T, N, H)), "q of dtype int32: give floats"),
-    (
-        lambda: attended(k=floats(B, S, 4, H), v=floats(B, S, 4, H)),
-        "q of 6 heads: is no multiple of the 4 heads of k and v; give N = G K query heads",
-    ),
     (lambda: attended(sink_logits=floats(K)), "sink_logits of shape (3,): axis N is 3, but q"),
     (
-        lambda: attended(mask=Mask(key_lengths=ints(3))),
-        "mask.key_lengths of shape (3,): axis B is 3, but q has 2; give [B?]",
+        lambda: attended(mask=Mask(positions=ints(B, T), key_lengths=ints(3))),
+        "key_lengths of shape (3,): axis B is 3, but positions has 2; give [B?]",
     ),
     (
         lambda: dense_mask(Mask(MaskPattern(causal=True), positions=ints(B, S)), T, S),
-        "mask.positions of shape (2, 7): axis T is 7, but the call has 5; give [B?, T]",
+        "positions of shape (2, 7): axis T is 7, but the call has 5; give [B?, T]",
     ),
     (
         lambda: dense_mask(Mask(segments=ints(B, T)), T, S),
-        "mask.key_segments of shape (2, 5): axis S is 5, but the call has 7; give [B?, S]",
+        "key_segments of shape (2, 5): axis S is 5, but the call has 7; give [B?, S]",
     ),
     (
         lambda: dense_mask(Mask(allowed=ints(B, T, S)), T, S),
-        "mask.allowed of dtype int32: give booleans",
+        "allowed of dtype int32: give booleans",
     ),
     (
         lambda: apply_rope(floats(B, T, N, H), floats(B, T), RoPE()),

@@ -1,7 +1,5 @@
 """Evaluate a run while it trains, at its end, and later from its folder."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from train.checkpoint.manager import CheckpointManager
@@ -26,7 +24,7 @@ class Evaluator:
         self.best = BestEvaluation()
 
     def restore_best(self, best: BestEvaluation, checkpoints: CheckpointManager) -> None:
-        """Continue from the best evaluation that a checkpoint's metadata holds.
+        """Continue from the best evaluation that the restored checkpoint holds.
 
         It is dropped if its own checkpoint is gone: either keeping it was not requested, or a
         later evaluation, which the resumed run has not made yet, was better.

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.masks import Mask, previous_segments, token_segments
+from transformer.attention.masks import Mask
+from transformer.attention.token_segments import previous_segments, token_segments
 from transformer.config import Initialization, Initializer
 from transformer.context import ModelContext
-from transformer.layers.params import apply_linear, declare_weight
+from transformer.layers.basic import apply_linear, declare_weight
 
 RecurrentCell = Callable[[Any, Any], tuple[Any, Any]]
 """(state [B, ...], inputs of one token [B, ...]) -> (state, output [B, ...])."""
@@ -123,7 +124,7 @@ def apply_matrix(
     matrix: jax.Array,  # [rows, *outputs]
 ) -> jax.Array:  # [B, *outputs]
     """Multiply the vector of one token by a matrix."""
-    return (x @ matrix.reshape(len(matrix), -1)).reshape(len(x), *matrix.shape[1:])
+    return (x @ matrix.reshape(matrix.shape[0], -1)).reshape(x.shape[0], *matrix.shape[1:])
 
 
 def lstm_step(
@@ -194,5 +195,7 @@ class LSTMLayer(nn.Module):
             state = lstm_step(state, gates + apply_matrix(state.hidden, recurrent))
             return state, state.hidden
 
-        state = LSTMState.zeros(len(x), self.hidden_size, self.context) if state is None else state
+        state = (
+            LSTMState.zeros(x.shape[0], self.hidden_size, self.context) if state is None else state
+        )
         return scan_cell(cell, state, gates, line, seeds)

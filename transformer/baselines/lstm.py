@@ -16,7 +16,7 @@ from transformer.attention.base import (
 )
 from transformer.baselines.cells import LSTMLayer, LSTMState, document_boundaries
 from transformer.baselines.config import LSTMConfig
-from transformer.layers.params import apply_linear
+from transformer.layers.basic import apply_linear
 from transformer.registry import MIXERS
 
 

@@ -34,7 +34,7 @@ from transformer.baselines.memory_attention import (
     needs_memory_cache_error,
     project_additive_keys,
 )
-from transformer.layers.params import apply_linear
+from transformer.layers.basic import apply_linear
 from transformer.registry import MIXERS
 
 MemoryScoreFn = Callable[[jax.Array, jax.Array], jax.Array]

@@ -14,7 +14,7 @@ from transformer.attention.base import ScoreFlops
 from transformer.attention.masks import Mask, dense_mask
 from transformer.baselines.cells import RECURRENT_INIT, LSTMState, apply_matrix, recurrent_weight
 from transformer.context import ModelContext
-from transformer.layers.params import apply_linear
+from transformer.layers.basic import apply_linear
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 from transformer.precision import finfo_min
 
@@ -137,7 +137,7 @@ def last_visible(
 
 
 def _picked(memory: jax.Array, seen: jax.Array, index: jax.Array) -> jax.Array:
-    index = jnp.broadcast_to(index, (len(memory), index.shape[1]))
+    index = jnp.broadcast_to(index, (memory.shape[0], index.shape[1]))
     picked = jnp.take_along_axis(memory, index[:, :, None], axis=1)
     return jnp.where(seen.any(axis=-1)[:, :, None], picked, 0)
 

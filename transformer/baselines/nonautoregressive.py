@@ -17,22 +17,19 @@ from transformer.attention.masks import Mask, MaskPattern
 from transformer.generation.decode_weights import Params
 from transformer.generation.generate import PROMPT_LENGTH_MULTIPLE, bucket_length
 from transformer.generation.translate import check_sources
-from transformer.layers.block import Memory
-from transformer.layers.dropout import fold_in
-from transformer.layers.embedding import declare_embedding
-from transformer.layers.params import apply_linear
+from transformer.layers.basic import apply_linear, fold_in
+from transformer.layers.cross_attention import Memory
+from transformer.layers.embedding import compute_logits, declare_embedding, declare_output_matrix
 from transformer.models.base import (
     EXAMPLE_TOKENS,
     LOGITS,
     Model,
     ModelOutput,
-    compute_logits,
-    declare_output_matrix,
 )
 from transformer.models.encoder_decoder import Decoder, Encoder
 from transformer.models.heads import masked_mean
-from transformer.models.input_checks import check_length
-from transformer.shapes import check_index_dtype, check_shapes
+from transformer.models.input_checks import check_tokens
+from transformer.shapes import check_shapes
 from transformer.validation import check_at_least
 
 
@@ -89,20 +86,19 @@ class NonAutoregressive(Model):
         )
         config = self.config
         assert config.encoder is not None  # as checked when built
-        check_length(source, config)
+        check_tokens(source, config, vocab_size=config.encoder.vocab_size)
         there = jnp.ones_like(source) if source_segments is None else source_segments
         words = declare_embedding(self, "embedding", config.padded_vocab_size, config)
         source_words = words
         if config.encoder.vocab_size:
             rows = config.pad_vocab_size(config.encoder.vocab_size)
             source_words = declare_embedding(self, "source_embedding", rows, config)
-        check_index_dtype(len(source_words), source=source)
         encoder = Encoder(config, self.context, name="encoder")
         memory = encoder(source, source_words, there, fold_in(dropout_rngs, 0), outputs).x
         length_logits = self.length_logits(memory, there)
         if tokens is None:
             return ModelOutput(length_logits, memory)
-        check_length(tokens, config)
+        check_tokens(tokens, config)
         written = jnp.ones_like(tokens) if segments is None else segments
         copied = copy_source_uniformly(
             source, jnp.sum(there != 0, axis=1), jnp.sum(written != 0, axis=1), tokens
@@ -114,8 +110,10 @@ class NonAutoregressive(Model):
         output = decoder(
             copied, source_words, looks, positions, written, None, fold_in(dropout_rngs, 1), outputs
         )
-        matrix = words.T if config.tie_embeddings else declare_output_matrix(self, config)
-        logits = compute_logits(output.x, matrix, self) if "logits" in outputs else None
+        matrix = declare_output_matrix(self, words, config)
+        logits = None
+        if "logits" in outputs:
+            logits = compute_logits(output.x, matrix, config, self.context)
         aux = output.aux
         if "losses" in outputs:
             loss = self.length_loss_weight * length_loss(length_logits, there, written)

@@ -12,7 +12,7 @@ import numpy as np
 from flax import linen as nn
 
 from transformer.config import Initializer
-from transformer.layers.params import declare_weight
+from transformer.layers.basic import declare_weight
 from transformer.shapes import check_shapes
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.layers.block import BlockCache
+from transformer.layers.cross_attention import BlockCache
 from transformer.shapes import check_shapes
 from transformer.validation import check_at_least
 

@@ -7,13 +7,18 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.base import Outputs
-from transformer.attention.masks import Mask, MaskPattern
+from transformer.attention.base import MixerInputs, Outputs
+from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
 from transformer.config import EncoderConfig, TransformerConfig
 from transformer.context import ModelContext
-from transformer.layers.block import Memory
-from transformer.layers.dropout import fold_in
-from transformer.layers.embedding import declare_embedding, embed_tokens
+from transformer.layers.basic import fold_in
+from transformer.layers.cross_attention import Memory
+from transformer.layers.embedding import (
+    compute_logits,
+    declare_embedding,
+    declare_output_matrix,
+    embed_tokens,
+)
 from transformer.layers.stack import StackOutput
 from transformer.layers.stack_weights import init_cache
 from transformer.models.base import (
@@ -22,12 +27,9 @@ from transformer.models.base import (
     Model,
     ModelOutput,
     apply_layers,
-    compute_logits,
-    declare_output_matrix,
-    positions_or_arange,
 )
-from transformer.models.input_checks import check_cache_inputs, check_length
-from transformer.shapes import check_index_dtype, check_shapes
+from transformer.models.input_checks import check_cache_inputs, check_tokens
+from transformer.shapes import check_shapes
 
 
 class EncoderDecoder(Model):
@@ -85,15 +87,13 @@ class EncoderDecoder(Model):
         )
         check_cache_inputs(cache, positions, segments)
         config = self.config
-        check_index_dtype(config.padded_vocab_size, tokens=tokens)
         table = declare_embedding(self, "embedding", config.padded_vocab_size, config)
         source_table = table
         if self.encoder_config.vocab_size and source is not None:
             rows = config.pad_vocab_size(self.encoder_config.vocab_size)
             source_table = declare_embedding(self, "source_embedding", rows, config)
         if source is not None:
-            check_length(source, config)
-            check_index_dtype(len(source_table), source=source)
+            check_tokens(source, config, vocab_size=self.encoder_config.vocab_size)
             encoder = Encoder(config, self.context, name="encoder")
             rngs = fold_in(dropout_rngs, 0)
             memory = encoder(source, source_table, source_segments, rngs, outputs).x
@@ -101,14 +101,16 @@ class EncoderDecoder(Model):
             if memory is None:
                 raise ValueError("neither source nor tokens: give at least one")
             return ModelOutput(None, memory)
-        check_length(tokens, config, positions)
-        positions = positions_or_arange(positions, tokens)
+        check_tokens(tokens, config, positions)
+        positions = positions_or_arange(positions, tokens.shape[1])
         attended = Memory(memory, _source_mask(positions, segments, source_segments, tokens))
         decoder = Decoder(config, self.context, name="decoder")
         rngs = fold_in(dropout_rngs, 1)
         output = decoder(tokens, table, attended, positions, segments, cache, rngs, outputs)
-        matrix = table.T if config.tie_embeddings else declare_output_matrix(self, config)
-        logits = compute_logits(output.x, matrix, self) if "logits" in outputs else None
+        matrix = declare_output_matrix(self, table, config)
+        logits = None
+        if "logits" in outputs:
+            logits = compute_logits(output.x, matrix, config, self.context)
         return ModelOutput(logits, output.x, output.cache, output.aux)
 
     @nn.nowrap
@@ -153,19 +155,20 @@ class Encoder(nn.Module):
         config, encoder = self.config, self.config.encoder
         assert encoder is not None  # checked by the model
         context = dataclasses.replace(self.context, num_layers=encoder.num_layers)
-        positions = positions_or_arange(None, tokens)
-        shared: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
+        positions = positions_or_arange(None, tokens.shape[1])
         x = embed_tokens(
             self,
             embedding_table,
             tokens,
-            token_types=None,
+            positions,
+            None,
+            dropout_rngs,
             config=config,
             context=context,
-            **shared,
         )
         mask = Mask(positions=positions, segments=segments)
-        return apply_layers(encoder, config, context, x, mask=mask, outputs=outputs, **shared)
+        inputs = MixerInputs(positions, mask, dropout_rngs=dropout_rngs, outputs=outputs)
+        return apply_layers(encoder, config, context, x, inputs)
 
 
 class Decoder(nn.Module):
@@ -187,18 +190,18 @@ class Decoder(nn.Module):
         outputs: Outputs,
     ) -> StackOutput:
         config, context = self.config, self.context
-        shared: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
         x = embed_tokens(
             self,
             embedding_table,
             tokens,
-            token_types=None,
+            positions,
+            None,
+            dropout_rngs,
             config=config,
             context=context,
-            **shared,
         )
         mask = Mask(MaskPattern(causal=config.causal), positions=positions, segments=segments)
-        inputs: dict[str, Any] = dict(
-            mask=mask, memory=memory, cache=cache, outputs=outputs, **shared
+        inputs = MixerInputs(
+            positions, mask, cache=cache, dropout_rngs=dropout_rngs, outputs=outputs
         )
-        return apply_layers(config, config, context, x, **inputs)
+        return apply_layers(config, config, context, x, inputs, memory)

@@ -9,9 +9,8 @@ from flax import linen as nn
 from transformer.attention.base import Outputs
 from transformer.config import Pooling, TransformerConfig
 from transformer.context import ModelContext
-from transformer.layers.dropout import dropout, fold_in
-from transformer.layers.params import apply_linear
-from transformer.models.base import EXAMPLE_TOKENS, LOGITS, Model, ModelOutput, apply_backbone
+from transformer.layers.basic import apply_linear, dropout, fold_in
+from transformer.models.base import LOGITS, Model, ModelOutput
 
 
 def check_pooling(pooling: str) -> None:
@@ -70,10 +69,6 @@ class Classifier(Model):
         check_pooling(self.pooling)
         super().__post_init__()
 
-    @nn.nowrap
-    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return (EXAMPLE_TOKENS,)
-
     @nn.compact
     def __call__(
         self,
@@ -91,11 +86,8 @@ class Classifier(Model):
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
         config, context = self.config, self.context
-        output, _ = apply_backbone(
-            self,
+        output, _ = self.apply_backbone(
             tokens,
-            config=config,
-            context=context,
             positions=positions,
             segments=segments,
             single_document=True,
@@ -124,10 +116,6 @@ class Tagger(Model):
             raise ValueError(f"num_classes {self.num_classes}: give 1 or more")
         super().__post_init__()
 
-    @nn.nowrap
-    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return (EXAMPLE_TOKENS,)
-
     @nn.compact
     def __call__(
         self,
@@ -145,11 +133,8 @@ class Tagger(Model):
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
         config, context = self.config, self.context
-        output, _ = apply_backbone(
-            self,
+        output, _ = self.apply_backbone(
             tokens,
-            config=config,
-            context=context,
             positions=positions,
             segments=segments,
             token_types=token_types,

@@ -9,20 +9,39 @@ import numpy as np
 from transformer.config import TransformerConfig
 from transformer.shapes import check_shapes
 
+# jax 0.10 moved it there from `jax.core`.
+InconclusiveDimensionOperation: type[Exception] = (
+    jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jax.core
+).InconclusiveDimensionOperation
 
-def check_length(
+
+def check_tokens(
     tokens: jax.Array,  # [B, T]
     config: TransformerConfig,
     positions: jax.Array | None = None,  # [B or 1, T]
+    vocab_size: int = 0,  # 0: that of the configuration
 ) -> None:
     """Raise ValueError if tokens or positions exceed a table of learned positions.
 
-    Positions that are traced have no values yet and are not checked.
+    Also if the dtype of tokens is too narrow for the vocabulary. Positions that are traced have no
+    values yet and are not checked.
     """
+    rows = config.pad_vocab_size(vocab_size) if vocab_size else config.padded_vocab_size
+    # Unsigned indices work at any width; for signed ones JAX computes index + rows in their dtype.
+    if tokens.dtype.kind == "i" and np.iinfo(tokens.dtype).max < rows:
+        raise ValueError(f"tokens of dtype {tokens.dtype}: cannot index {rows:,} rows; give int32")
     limit = config.max_length
     if limit is None:
         return
-    if tokens.shape[1] > limit:
+    try:
+        too_long = tokens.shape[1] > limit
+    except InconclusiveDimensionOperation as error:
+        raise ValueError(
+            f"tokens of symbolic length {tokens.shape[1]}: the table of learned positions has "
+            f"{limit} rows; give jax.export.symbolic_shape the constraint "
+            f'"{tokens.shape[1]} <= {limit}"'
+        ) from error
+    if too_long:
         raise ValueError(
             f"{tokens.shape[1]} tokens: the table of learned positions has {limit} rows; "
             "give shorter inputs or a longer table"
@@ -66,3 +85,13 @@ def check_cache_inputs(
         raise ValueError("a cache without positions: give the positions of the new tokens")
     if cache is not None and segments is not None:
         raise ValueError("a cache with segments: decode one document for each example")
+
+
+def check_cache_length(config: TransformerConfig, length: int) -> None:
+    """Raise ValueError if a cache has room for more tokens than there are learned positions."""
+    limit = config.max_length
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"a cache of {length} tokens: the table of learned positions has {limit} rows; "
+            "give a shorter one"
+        )

@@ -4,18 +4,14 @@ import jax
 from flax import linen as nn
 
 from transformer.attention.base import Outputs
+from transformer.layers.activations import ACTIVATIONS
+from transformer.layers.basic import Norm, apply_linear, declare_weight
 from transformer.layers.config import NormConfig
-from transformer.layers.feedforward import ACTIVATIONS
-from transformer.layers.norms import Norm
-from transformer.layers.params import apply_linear, declare_weight
+from transformer.layers.embedding import compute_logits, declare_output_matrix
 from transformer.models.base import (
-    EXAMPLE_TOKENS,
     LOGITS,
     Model,
     ModelOutput,
-    apply_backbone,
-    compute_logits,
-    declare_output_matrix,
 )
 from transformer.models.heads import pool_sequence
 
@@ -26,10 +22,6 @@ class MaskedLanguageModel(Model):
     The head is a linear layer, GELU and LayerNorm, then the output matrix with a bias for each
     token of the vocabulary. `hidden` is the head's output before the matrix, [B, T, D].
     """
-
-    @nn.nowrap
-    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return (EXAMPLE_TOKENS,)
 
     @nn.compact
     def __call__(
@@ -48,11 +40,8 @@ class MaskedLanguageModel(Model):
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
         config, context = self.config, self.context
-        output, table = apply_backbone(
-            self,
+        output, table = self.apply_backbone(
             tokens,
-            config=config,
-            context=context,
             positions=positions,
             segments=segments,
             token_types=token_types,
@@ -65,7 +54,7 @@ class MaskedLanguageModel(Model):
             pool_sequence(self, x, segments, "first", config, context)
         x = ACTIVATIONS["gelu"](apply_linear(self, "head", x, embed, embed, context, bias=True))
         x = Norm(config.embedding_norm or NormConfig(), config.precision, name="head_norm")(x)
-        matrix = table.T if config.tie_embeddings else declare_output_matrix(self, config)
+        matrix = declare_output_matrix(self, table, config)
         bias = declare_weight(
             self,
             "head_output_bias",
@@ -73,5 +62,7 @@ class MaskedLanguageModel(Model):
             init=nn.initializers.zeros,
             dtype=config.precision.parameters,
         )
-        logits = compute_logits(x, matrix, self, bias) if "logits" in outputs else None
+        logits = None
+        if "logits" in outputs:
+            logits = compute_logits(x, matrix, config, context, bias)
         return ModelOutput(logits, x, None, output.aux)

@@ -16,8 +16,8 @@ from transformer import (
     LearnedPositions,
     TransformerConfig,
 )
-from transformer.losses import ChunkedCrossEntropy
-from transformer.models.base import get_output_matrix
+from transformer.chunked_cross_entropy import ChunkedCrossEntropy
+from transformer.layers.embedding import get_output_matrix
 from transformer.precision import finfo_min
 
 B, T, V, ROWS, D = 2, 5, 13, 16, 12
@@ -84,7 +84,7 @@ def test_words_of_the_padding_are_never_predicted_and_never_learn(config: Any) -
     def total(params: Any) -> Any:
         hidden = run({"params": params}, TOKENS).hidden
         ones = jnp.ones((B, T))
-        return ChunkedCrossEntropy(V)(hidden, get_output_matrix(params, config), TOKENS, ones).total
+        return ChunkedCrossEntropy(V)(hidden, get_output_matrix(params, config), TOKENS, ones)
 
     gradient = jax.jit(jax.grad(total))(params)
     rows = (

@@ -19,13 +19,14 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.attention.config import MultiHeadConfig
-from transformer.attention.masks import Mask, token_segments
+from transformer.attention.masks import Mask
 from transformer.attention.projections import (
     project_keys,
     project_qkv,
     project_queries,
     project_values,
 )
+from transformer.attention.token_segments import token_segments
 from transformer.attention.variants.prefix_sums import (
     ACCUMULATION_DTYPE,
     FeatureMap,
@@ -176,7 +177,7 @@ def _attend_sorted_by_document(
 
     In that order every query comes after all keys of its document, so it sees all of them.
     """
-    batch, keys, queries = len(q), k.shape[1], q.shape[1]
+    batch, keys, queries = q.shape[0], k.shape[1], q.shape[1]
     each = [jnp.broadcast_to(one, (batch, one.shape[1])) for one in (theirs, ours)]
     numbers = jnp.concatenate(each, axis=1)
     order = jnp.argsort(numbers, axis=1, stable=True)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,7 +123,7 @@ def test_variant_learns_from_padded_batches(name: str) -> None:
     before, params = learned(jax.jit(model.init_params)(jax.random.key(0)))
     after, params = learned(params)
     assert after < before
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+    chex.assert_tree_all_finite(params)
 
 
 @pytest.mark.full

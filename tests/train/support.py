@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -128,20 +129,20 @@ def losses(workdir: Path) -> dict[int, float]:
 
 def assert_same_bits(one: Any, other: Any) -> None:
     """Every array of two trees is the same, to the last bit."""
-    assert str(jax.tree.structure(one)) == str(jax.tree.structure(other))
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        if jax.numpy.issubdtype(a.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b), strict=True)
+    chex.assert_trees_all_equal_dtypes(one, other)
+    chex.assert_trees_all_equal(one, other, strict=True)
 
 
 def assert_close(one: Any, other: Any, tolerance: float) -> None:
     """The largest difference is within the tolerance, times the largest value if beyond 1."""
-    assert str(jax.tree.structure(one)) == str(jax.tree.structure(other))
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+
+    def differ(a: Any, b: Any) -> str:
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        assert a.shape == b.shape
-        assert np.abs(a - b).max() <= tolerance * max(1.0, np.abs(b).max())
+        largest, limit = np.abs(a - b).max(), tolerance * max(1.0, np.abs(b).max())
+        return "" if largest <= limit else f"differ by {largest:.3g}, more than {limit:.3g}"
+
+    chex.assert_trees_all_equal_shapes(one, other)
+    chex.assert_trees_all_equal_comparator(lambda *each: not differ(*each), differ, one, other)
 
 
 class Outcome(NamedTuple):

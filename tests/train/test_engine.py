@@ -2,6 +2,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -166,6 +167,7 @@ def test_step_and_evaluation_compile_once(folder: Path) -> None:
     for _ in range(3):
         state, _ = engine.step(state, rows)
         engine.evaluate(state.params, rows)
+    # Not `chex.assert_max_traces`: another sharding compiles again without a new trace.
     compiled: Any = (engine._step, engine._evaluate)
     assert [program._cache_size() for program in compiled] == [1, 1]
 
@@ -219,7 +221,7 @@ def test_float16_trains_with_loss_scale(folder: Path) -> None:
     assert not curve[0][1]
     assert 20 <= sum(finite for _, finite in curve) < 40
     assert curve[-1][0] < curve[0][0] - 0.5
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+    chex.assert_tree_all_finite(state.params)
     assert isinstance(state.loss_scale, LossScale)
     assert 1 < float(state.loss_scale.scale) < 2.0**24
 

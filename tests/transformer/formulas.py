@@ -1,9 +1,11 @@
 """The formulas in NumPy, one loop or line each, to hold the library against."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 
@@ -20,14 +22,29 @@ def assert_close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
     What stands for minus infinity does so in both, and is left out: beside it any difference would
     be small.
     """
+    message = difference(got, expected, tolerance)
+    assert not message, message
+
+
+def assert_trees_close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    """`assert_close` for each array of two trees of one structure; the message has its path."""
+    compare = functools.partial(difference, tolerance=tolerance)
+    chex.assert_trees_all_equal_comparator(lambda *each: not compare(*each), compare, got, expected)
+
+
+def difference(got: Any, expected: Any, tolerance: float) -> str:
+    """How two arrays differ by more than the tolerance of `assert_close`; empty if they do not."""
     got, expected = np.asarray(got), np.asarray(expected)
-    assert got.shape == expected.shape, f"{got.shape} is not {expected.shape}"
+    if got.shape != expected.shape:
+        return f"{got.shape} is not {expected.shape}"
     told = ~(expected < NO_NUMBER)
-    assert np.array_equal(got[~told], expected[~told]), "differs in what stands for no number"
+    if not np.array_equal(got[~told], expected[~told]):
+        return "differs in what stands for no number"
     got, expected = got[told], expected[told]
-    difference = np.max(np.abs(got - expected), initial=0)
+    largest = np.max(np.abs(got - expected), initial=0)
     limit = tolerance * max(1.0, np.max(np.abs(expected), initial=0))
-    assert difference <= limit, f"differs by {difference:.3g}, more than {limit:.3g}"
+    # Not `>`, which is False for NaN.
+    return "" if largest <= limit else f"differs by {largest:.3g}, more than {limit:.3g}"
 
 
 def weights_of(tree: Any, seed: int = 0) -> Any:

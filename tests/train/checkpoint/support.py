@@ -3,6 +3,7 @@
 import pathlib
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,11 +44,10 @@ def bits(leaf: jax.Array) -> bytes:
 
 def assert_same(found: Any, wanted: Any) -> None:
     """Same structure, types and bits, not-a-number included."""
-
-    def check(a: jax.Array, b: jax.Array) -> None:
-        assert (a.shape, a.dtype, bits(a)) == (b.shape, b.dtype, bits(b))
-
-    jax.tree.map(check, found, wanted)
+    chex.assert_trees_all_equal_shapes_and_dtypes(found, wanted)
+    chex.assert_trees_all_equal_comparator(
+        lambda a, b: bits(a) == bits(b), lambda a, b: f"{a} is not {b}", found, wanted
+    )
 
 
 def save(folder: pathlib.Path, state: Any, step: int = 1) -> None:

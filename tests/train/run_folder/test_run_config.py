@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import chex
 import jax
 import numpy as np
 
@@ -40,7 +41,7 @@ def test_written_files_and_a_checkpoint_make_a_run(tmp_path: Path) -> None:
         checkpoints.save(0, state, {PROVENANCE_KEY: record})
     run = train.load(str(tmp_path / "run"))
     assert (run.step, run.experiment.model) == (0, experiment.model)
-    jax.tree.map(np.testing.assert_array_equal, run.params, expected)
+    chex.assert_trees_all_equal(run.params, expected)
 
 
 def test_run_files_are_written_without_importing_trainer_or_evaluator() -> None:

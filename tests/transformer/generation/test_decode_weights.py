@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import assert_close
+from tests.transformer.formulas import assert_close, assert_trees_close
 from tests.transformer.generation.decoders import (
     GPT,
     GREEDY,
@@ -90,12 +90,7 @@ def test_stacked_and_unstacked_weights_agree(gpt: tuple[LanguageModel, Any]) -> 
     expected = read(model, params, tokens, lengths, 8)
     for other in (unstack_for_decoding(params), unstack_for_decoding_without_copy(params)):
         assert isinstance(other["layers"]["place_0"], UnstackedLayers)
-        for one, two in zip(
-            jax.tree.leaves(read(model, other, tokens, lengths, 8)),
-            jax.tree.leaves(expected),
-            strict=True,
-        ):
-            assert_close(one, two)
+        assert_trees_close(read(model, other, tokens, lengths, 8), expected)
     told = generate(model, params, PROMPTS, max_new_tokens=5, seed=3)
     assert generate(model, unstack_for_decoding(params), PROMPTS, max_new_tokens=5, seed=3) == told
 

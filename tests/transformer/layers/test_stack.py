@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, ClassVar
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from flax import linen as nn
 from flax.core import meta
 
-from tests.transformer.formulas import assert_close, normal, weights_of
+from tests.transformer.formulas import assert_close, assert_trees_close, normal, weights_of
 from transformer import (
     MIXERS,
     Abilities,
@@ -234,7 +235,7 @@ def test_weights_cut_apart_beforehand_are_the_same_weights() -> None:
     assert [len(cut[place].layers) for place in ("place_0", "place_1")] == [3, 2]
     whole, by_layer = applied(module, params, KEYS), applied(module, cut, KEYS)
     assert_close(by_layer.x, whole.x, 1e-6)
-    jax.tree.map(np.testing.assert_array_equal, by_layer.aux, whole.aux)
+    chex.assert_trees_all_equal(by_layer.aux, whole.aux)
 
 
 def test_the_aux_of_a_place_is_stacked_over_its_layers() -> None:
@@ -270,6 +271,6 @@ def test_what_is_computed_again_is_the_same(
     kept, products = gradients(loop, "none")
     for remat in remats:
         again, more = gradients(loop, remat)
-        jax.tree.map(assert_close, again, kept)
+        assert_trees_close(again, kept)
         assert more > products, f"{remat} computes no more products than the one before"
         products = more

@@ -6,6 +6,7 @@ The outputs were made by tests/fixtures/make_bert.py.
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,9 +48,8 @@ def outputs(model: Model, params: Params) -> Any:
 @pytest.mark.parametrize("case", [MASKED, TAGGER, CLASSIFIER], ids=["masked", "tags", "classes"])
 def test_parameters_are_those_of_the_model(case: tuple[Model, Params]) -> None:
     model, params = case
-    shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)  # noqa: E731
     expected = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
-    assert shapes(params) == shapes(expected)
+    chex.assert_trees_all_equal_shapes_and_dtypes(params, expected)
 
 
 def test_each_layer() -> None:

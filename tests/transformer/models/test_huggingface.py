@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -72,8 +73,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 def test_parameters_are_those_of_the_model(case: Case) -> None:
     ids = np.zeros((1, 1), int)
     model = jax.eval_shape(case.model.init, jax.random.key(0), ids)["params"]
-    shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)  # noqa: E731
-    assert shapes(case.params) == shapes(model)
+    chex.assert_trees_all_equal_shapes_and_dtypes(case.params, model)
 
 
 def test_logits(case: Case) -> None:

@@ -7,6 +7,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -48,9 +49,8 @@ def marian(kind: str) -> tuple[EncoderDecoder, Any, Any]:
 @kinds
 def test_parameters_are_those_of_the_model(kind: str) -> None:
     model, _, params = marian(kind)
-    shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)  # noqa: E731
     expected = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
-    assert shapes(params) == shapes(expected)
+    chex.assert_trees_all_equal_shapes_and_dtypes(params, expected)
 
 
 def test_the_source_as_it_is_read() -> None:

@@ -7,6 +7,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -52,13 +53,12 @@ def encoder_decoder(placement: NormPlacement) -> tuple[Any, Any]:
 
 @both
 def test_parameters_are_those_of_the_model(placement: NormPlacement) -> None:
-    shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)  # noqa: E731
     for model, params in (
         (EncoderDecoder(transformer_config(PYTORCH, placement)), transformer_params),
         (LanguageModel(causal_config(PYTORCH, placement)), causal_params),
     ):
         expected = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
-        assert shapes(params(drawn, PYTORCH, placement)) == shapes(expected)
+        chex.assert_trees_all_equal_shapes_and_dtypes(params(drawn, PYTORCH, placement), expected)
 
 
 @both

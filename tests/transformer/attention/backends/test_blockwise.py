@@ -3,12 +3,13 @@
 import functools
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import Array, array, assert_close, normal
+from tests.transformer.formulas import Array, array, assert_close, assert_trees_close, normal
 from transformer import Mask, MaskPattern
 from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.blockwise import attend_blockwise
@@ -142,11 +143,8 @@ def test_values_and_gradients(
         both(False, arrays, extra),
     )
     assert_close(y, expected)
-    for got, want in zip(
-        jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True
-    ):
-        assert np.isfinite(got).all()
-        assert_close(got, want)
+    chex.assert_tree_all_finite(gradients)
+    assert_trees_close(gradients, expected_gradients)
 
 
 @pytest.mark.slow
@@ -185,8 +183,7 @@ def test_what_is_merged_is_one_softmax() -> None:
 
     (y, gradients), (expected, wanted) = both(split), both(whole)
     assert_close(y, expected)
-    for got, want in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True):
-        assert_close(got, want)
+    assert_trees_close(gradients, wanted)
 
 
 @pytest.mark.slow

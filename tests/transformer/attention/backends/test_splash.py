@@ -4,12 +4,13 @@ import dataclasses
 import functools
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import assert_close, normal
+from tests.transformer.formulas import assert_close, assert_trees_close, normal
 from train.parallel.activation_sharding import make_sharding_constraint
 from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import Hardware, Mask, MaskPattern
@@ -54,11 +55,9 @@ def test_the_kernel_interpreted_is_the_reference(name: str) -> None:
         y, pull = jax.vjp(functools.partial(run, kernel), *arrays)
         return y, pull(pulled)
 
-    for got, expected in zip(
-        jax.tree.leaves(both(True)), jax.tree.leaves(both(False)), strict=True
-    ):
-        assert np.isfinite(got).all()
-        assert_close(got, expected)
+    found = both(True)
+    chex.assert_tree_all_finite(found)
+    assert_trees_close(found, both(False))
 
 
 @pytest.mark.slow

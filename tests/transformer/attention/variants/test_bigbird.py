@@ -12,7 +12,7 @@ import pytest
 
 from tests.fixtures.long import BIGBIRD, drawn_blocks, real, stream
 from tests.fixtures.tiny import drawn
-from tests.transformer.formulas import Array, array, assert_close, normal
+from tests.transformer.formulas import Array, array, assert_close, assert_trees_close, normal
 from tests.transformer.layouts import attention, linear
 from tests.transformer.mixers import applied, made
 from transformer import BigBirdConfig, Hardware, Mask, MaskPattern, RoPE
@@ -83,8 +83,7 @@ def test_values_and_gradients_are_those_of_softmax_under_the_pattern(causal: boo
     y, gradients = both(mixed)
     expected, wanted = both(lambda params, x: softmax(params, x, seen))
     assert_close(y, expected)
-    for got, want in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True):
-        assert_close(got, want)
+    assert_trees_close(gradients, wanted)
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import Array, array, assert_close, normal
+from tests.transformer.formulas import Array, array, assert_close, assert_trees_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import (
     BlockConfig,
@@ -99,7 +99,7 @@ def test_values_and_gradients(given: Any, mask: Mask, keys: int) -> None:
     y, gradients = jax.jit(functools.partial(pulled, ours))(w, x, other)
     assert_close(y, theirs(jax.tree.map(np.float64, w), np.float64(x), np.float64(other), np))
     expected = jax.jit(functools.partial(pulled, theirs))(w, x, other)[1]
-    jax.tree.map(assert_close, gradients, expected)
+    assert_trees_close(gradients, expected)
     assert memory is None or np.any(gradients[2])
 
 

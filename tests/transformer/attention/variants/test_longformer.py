@@ -12,7 +12,7 @@ import pytest
 
 from tests.fixtures.long import LONGFORMER, real, stream
 from tests.fixtures.tiny import drawn
-from tests.transformer.formulas import Array, array, assert_close, normal
+from tests.transformer.formulas import Array, array, assert_close, assert_trees_close, normal
 from tests.transformer.layouts import attention, linear
 from tests.transformer.mixers import applied, made
 from transformer import Hardware, LongformerConfig, Mask, MaskPattern, NormConfig, RoPE
@@ -120,8 +120,7 @@ def test_values_and_gradients_are_those_of_two_dense_passes(case: str) -> None:
     y, gradients = both(mixed)
     expected, wanted = both(lambda params, x: passes(params, x, *dense))
     assert_close(y, expected)
-    for got, want in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True):
-        assert_close(got, want)
+    assert_trees_close(gradients, wanted)
 
 
 @pytest.mark.full
@@ -222,8 +221,7 @@ def test_one_document_a_row_is_the_same_as_beside_a_pack(settings: dict[str, Any
         return y, of_params, of_x[:2]
 
     apart, beside = both(params, x[:2], WITH_A_PACK[:2]), both(params, x, WITH_A_PACK)
-    for got, expected in zip(*map(jax.tree.leaves, (apart, beside)), strict=True):
-        assert_close(got, expected)
+    assert_trees_close(apart, beside)
     known = Mask(key_lengths=array([T, 29]), global_positions=None if listed is None else LISTED)
     y = applied(mixer, params, x[:2], mask=known).y  # where it is known when compiled
     assert_close(apart[0], np.where(ROWS[..., None], y, 0))
@@ -308,6 +306,4 @@ def test_a_few_global_queries_need_no_keys_and_values_of_all_tokens() -> None:
         y, pull = jax.vjp(run, params, x)
         return y, pull(jnp.cos(y))
 
-    pairs = zip(*(jax.tree.leaves(both(params, x, each)) for each in (True, False)), strict=True)
-    for got, expected in pairs:
-        assert_close(got, expected)
+    assert_trees_close(both(params, x, True), both(params, x, False))

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import Array, array, assert_close, layer_norm, normal, weights_of
+from tests.transformer.formulas import (
+    Array,
+    array,
+    assert_close,
+    assert_trees_close,
+    layer_norm,
+    normal,
+    weights_of,
+)
 from tests.transformer.mixers import applied, axes, made
 from transformer import (
     BlockConfig,
@@ -207,7 +215,7 @@ def test_a_classifier_pads_in_balanced_clusters() -> None:
     (_, logits), slope = run(params, tokens, segments * 1)
     (_, alone), expected = run(params, tokens[:2, :23], None)
     assert_close(logits[:2], alone)
-    jax.tree.map(assert_close, slope, expected)
+    assert_trees_close(slope, expected)
 
 
 @pytest.mark.full

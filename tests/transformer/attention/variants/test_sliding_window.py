@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import array, assert_close, normal
+from tests.transformer.formulas import array, assert_close, assert_trees_close, normal
 from transformer import Hardware, Mask, MaskPattern, NormConfig, RoPE, SlidingWindowConfig
 from transformer.attention.base import MixerInputs
 from transformer.attention.cache import ABSENT_POSITION, RollingCache
@@ -72,8 +72,7 @@ def test_gradients_of_tiles_are_those_of_the_formula(causal: bool) -> None:
             return (y * normal(5, *y.shape)).sum()
 
         results.append(jax.jit(jax.value_and_grad(total, (0, 1)))(trial.params, trial.inputs(0)))
-    for got, expected in zip(*(jax.tree.leaves(each) for each in results), strict=True):
-        assert_close(got, expected)
+    assert_trees_close(*results)
 
 
 def test_the_ring_does_not_grow() -> None:

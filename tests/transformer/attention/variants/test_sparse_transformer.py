@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import Array, array, assert_close, normal
+from tests.transformer.formulas import Array, array, assert_close, assert_trees_close, normal
 from transformer import Hardware, Mask, MaskPattern, RoPE, SparseTransformerConfig
 from transformer.attention.masks import dense_mask
 from transformer.attention.variants.sparse_transformer import pattern_mask
@@ -94,8 +94,7 @@ def test_values_and_gradients_against_the_dense_pattern(kind: dict[str, Any], ca
         jax.jit(jax.value_and_grad(each, (0, 1)))(trial.params, trial.inputs(0))
         for each in (total, expected_total)
     )
-    for one, other in zip(*(jax.tree.leaves(each) for each in (got, expected)), strict=True):
-        assert_close(one, other)
+    assert_trees_close(got, expected)
     y = np.asarray(run_mixer(trial.mixer, trial.params, trial.inputs(0), inputs).y)
     q, k, v = (np.asarray(each) for each in heads)
     assert_close(y, outputs(trial, reference_softmax_attention(q, k, v, seen)))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         RoutingAttentionConfig,
         TopKConfig,
     )
-    from transformer.attention.variants.kernel_configs import (
+    from transformer.attention.variants.linear_configs import (
         LinearAttentionConfig,
         LinformerConfig,
         PerformerConfig,
@@ -115,7 +115,7 @@ _HOMES = {
         "RoutingAttentionConfig",
         "TopKConfig",
     ),
-    "attention.variants.kernel_configs": (
+    "attention.variants.linear_configs": (
         "LinearAttentionConfig",
         "LinformerConfig",
         "PerformerConfig",

@@ -110,7 +110,10 @@ class Mixer(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def init_cache(self, batch: int, length: int) -> Any:
-        """Return an empty cache for `batch` examples of up to `length` tokens."""
+        """Return an empty cache for `batch` examples of up to `length` tokens.
+
+        `transformer.attention.cache` states the interface of caches and their dtypes.
+        """
 
     def init_memory_cache(self, batch: int, length: int) -> Any:
         """Return an empty cache for a memory of `length` tokens.

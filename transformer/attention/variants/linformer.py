@@ -32,7 +32,7 @@ from transformer.attention.projections import (
     project_values,
 )
 from transformer.attention.score_spec import ScoreSpec
-from transformer.attention.variants.kernel_configs import LinformerConfig
+from transformer.attention.variants.linear_configs import LinformerConfig
 from transformer.layers.dropout import fold_in
 from transformer.layers.params import declare_weight
 from transformer.registry import MIXERS

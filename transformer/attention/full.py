@@ -21,6 +21,7 @@ from transformer.attention.memory import project_memory
 from transformer.attention.projections import project_output, project_qkv, project_queries
 from transformer.attention.scores import add_score_terms, count_score_flops
 from transformer.attention.sinks import declare_sink_logits
+from transformer.inspection import ATTENTION_VALUES
 from transformer.layers.basic import fold_in
 from transformer.registry import MIXERS
 
@@ -29,6 +30,7 @@ class Attention(Mixer):
     """Mixer `full`: softmax attention over all keys that the mask shows."""
 
     config: AttentionConfig
+    values = ATTENTION_VALUES
 
     @staticmethod
     def abilities(config: AttentionConfig) -> Abilities:
@@ -109,6 +111,7 @@ class Attention(Mixer):
             hardware=context.hardware,
             constrain=context.constrain,
             outputs=inputs.outputs,
+            taps=inputs.taps,
         )
         return MixerOutput(project_output(self, attended.y, config, context), cache, attended.aux)
 

@@ -24,6 +24,7 @@ from flax import linen as nn
 from transformer.attention.base import MixerInputs
 from transformer.config import BlockConfig, LayerLoop, RematPolicy
 from transformer.context import ModelContext
+from transformer.inspection import observe_block
 from transformer.layers.basic import fold_in
 from transformer.layers.block import Block, BlockOutput, layer_constants
 from transformer.layers.cross_attention import Memory
@@ -102,6 +103,10 @@ class Stack(nn.Module):
                 # Keyed by the number of the layer, so dropout is the same scanned and unrolled.
                 rngs = fold_in(dropout_rngs, layer.layer_index)
                 own = inputs.replace(cache=cache, dropout_rngs=rngs, constants=layer.constants)
+                if inputs.taps is not None:
+                    return observe_block(
+                        self.make_block(place), weights, x, own, memory, layer.layer_index
+                    )
                 output: Any = self.make_block(place).apply({"params": weights}, x, own, memory)
                 return output
 
@@ -166,20 +171,38 @@ class Stack(nn.Module):
     def stacked_layers(self, place: int) -> LayerInputs:
         """Declare the weights of one place and return them with the other inputs of its layers."""
         name, pattern, context = f"place_{place}", self.layer_pattern, self.context
+        if self.has_variable("params", f"place_{len(pattern)}"):
+            raise ValueError(
+                f"parameters layers/place_{len(pattern)}: the model's pattern has only "
+                f"{len(pattern)} places; give the parameters of this configuration"
+            )
+        indices = range(place, context.num_layers, len(pattern))
         weights: Any
         if self.has_variable("params", name):
             # Not `self.param`, which compares shapes with those of `init`: a place may hold
             # `UnstackedLayers`.
             weights = self.get_variable("params", name)
+            _check_num_layers(weights, name, len(indices))
         else:
             # One parameter whose value is a tree: the weights of all layers of this place.
             init = functools.partial(init_place, pattern=pattern, context=context, place=place)
             weights = self.param(name, init)
-        indices = range(place, context.num_layers, len(pattern))
         # Random blocks, features and rotations: not trained, but different in each layer.
         constants = [layer_constants(pattern[place], index, context) for index in indices]
         stacked = jax.tree.map(lambda *each: jnp.stack(each), *constants)
         return LayerInputs(weights, stacked, jnp.array(indices))
+
+
+def _check_num_layers(weights: Any, name: str, expected: int) -> None:
+    """Raise ValueError unless weights are those of `expected` layers: slices would not notice."""
+    is_unstacked = isinstance(weights, UnstackedLayers)
+    counts = {len(weights.layers)} if is_unstacked else set(map(len, jax.tree.leaves(weights)))
+    if counts != {expected}:
+        found = " or ".join(map(str, sorted(counts)))
+        raise ValueError(
+            f"parameters layers/{name}: have {found} layers, but the model has {expected} there; "
+            "give the parameters of this configuration"
+        )
 
 
 def _concatenate(stacks: list[Any]) -> Any:

@@ -1,6 +1,7 @@
 """Encoder-decoder: an encoder reads the source, a decoder attends to its output."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from transformer.attention.base import MixerInputs, Outputs
 from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
 from transformer.config import EncoderConfig, TransformerConfig
 from transformer.context import ModelContext
+from transformer.inspection import Edit, Taps, make_taps
 from transformer.layers.basic import fold_in
 from transformer.layers.cross_attention import Memory
 from transformer.layers.embedding import (
@@ -22,6 +24,7 @@ from transformer.layers.embedding import (
 from transformer.layers.stack import StackOutput
 from transformer.layers.stack_weights import init_cache
 from transformer.models.base import (
+    DEFAULT_OUTPUTS,
     EXAMPLE_TOKENS,
     LOGITS,
     Model,
@@ -70,6 +73,7 @@ class EncoderDecoder(Model):
         cache: tuple[Any, ...] | None = None,  # from `init_cache`; tokens go to `positions`
         dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
+        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
         """Return logits of the target; without `tokens`, `hidden` is the encoder's output.
 
@@ -87,6 +91,10 @@ class EncoderDecoder(Model):
         )
         check_cache_inputs(cache, positions, segments)
         config = self.config
+        taps = encoder_taps = None
+        if edits or outputs - DEFAULT_OUTPUTS:
+            taps, encoder_taps = make_taps(self, outputs, edits)
+        encoder_aux: Any = ()
         table = declare_embedding(self, "embedding", config.padded_vocab_size, config)
         source_table = table
         if self.encoder_config.vocab_size and source is not None:
@@ -96,22 +104,23 @@ class EncoderDecoder(Model):
             check_length(source, config)
             encoder = Encoder(config, self.context, name="encoder")
             rngs = fold_in(dropout_rngs, 0)
-            memory = encoder(source, source_table, source_segments, rngs, outputs).x
+            encoded = encoder(source, source_table, source_segments, rngs, outputs, encoder_taps)
+            memory, encoder_aux = encoded.x, encoded.aux
         if tokens is None:
             if memory is None:
                 raise ValueError("neither source nor tokens: give at least one")
-            return ModelOutput(None, memory)
+            return ModelOutput(None, memory, encoder_aux=encoder_aux)
         check_length(tokens, config, positions)
         positions = positions_or_arange(positions, tokens.shape[1])
         attended = Memory(memory, _source_mask(positions, segments, source_segments, tokens))
         decoder = Decoder(config, self.context, name="decoder")
         rngs = fold_in(dropout_rngs, 1)
-        output = decoder(tokens, table, attended, positions, segments, cache, rngs, outputs)
+        output = decoder(tokens, table, attended, positions, segments, cache, rngs, outputs, taps)
         matrix = declare_output_matrix(self, table, config)
         logits = None
         if "logits" in outputs:
             logits = compute_logits(output.x, matrix, config, self.context)
-        return ModelOutput(logits, output.x, output.cache, output.aux)
+        return ModelOutput(logits, output.x, output.cache, output.aux, encoder_aux)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, source_length: int) -> tuple[Any, ...]:
@@ -151,6 +160,7 @@ class Encoder(nn.Module):
         segments: jax.Array | None,  # [B, S]
         dropout_rngs: jax.Array | None,  # [B]
         outputs: Outputs,
+        taps: Taps | None,
     ) -> StackOutput:
         config, encoder = self.config, self.config.encoder
         assert encoder is not None  # checked by the model
@@ -167,7 +177,7 @@ class Encoder(nn.Module):
             context=context,
         )
         mask = Mask(positions=positions, segments=segments)
-        inputs = MixerInputs(positions, mask, dropout_rngs=dropout_rngs, outputs=outputs)
+        inputs = MixerInputs(positions, mask, dropout_rngs=dropout_rngs, taps=taps, outputs=outputs)
         return apply_layers(encoder, config, context, x, inputs)
 
 
@@ -188,6 +198,7 @@ class Decoder(nn.Module):
         cache: tuple[Any, ...] | None,
         dropout_rngs: jax.Array | None,  # [B]
         outputs: Outputs,
+        taps: Taps | None,
     ) -> StackOutput:
         config, context = self.config, self.context
         x = embed_tokens(
@@ -202,6 +213,6 @@ class Decoder(nn.Module):
         )
         mask = Mask(MaskPattern(causal=config.causal), positions=positions, segments=segments)
         inputs = MixerInputs(
-            positions, mask, cache=cache, dropout_rngs=dropout_rngs, outputs=outputs
+            positions, mask, cache=cache, dropout_rngs=dropout_rngs, taps=taps, outputs=outputs
         )
         return apply_layers(config, config, context, x, inputs, memory)

@@ -1,5 +1,6 @@
 """Encoders with a classification head: of whole sequences (`Classifier`) or tokens (`Tagger`)."""
 
+from collections.abc import Mapping
 from typing import ClassVar, get_args
 
 import jax
@@ -9,6 +10,7 @@ from flax import linen as nn
 from transformer.attention.base import Outputs
 from transformer.config import Pooling, TransformerConfig
 from transformer.context import ModelContext
+from transformer.inspection import Edit
 from transformer.layers.basic import apply_linear, dropout, fold_in
 from transformer.models.base import LOGITS, Model, ModelOutput
 
@@ -79,6 +81,7 @@ class Classifier(Model):
         token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
         dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
+        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
         """Return `logits` [B, C].
 
@@ -94,6 +97,7 @@ class Classifier(Model):
             token_types=token_types,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
+            edits=edits,
         )
         pooled = pool_sequence(self, output.x, segments, self.pooling, config, context)
         # Stream L + 1: the layers have streams 0 to L - 1, the embeddings L.
@@ -126,6 +130,7 @@ class Tagger(Model):
         token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
         dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
+        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
         """Return `logits` [B, T, C].
 
@@ -140,6 +145,7 @@ class Tagger(Model):
             token_types=token_types,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
+            edits=edits,
         )
         x = dropout(output.x, self.head_dropout, fold_in(dropout_rngs, context.num_layers + 1))
         embed, classes = {"embed": config.d_model}, {"classes": self.num_classes}

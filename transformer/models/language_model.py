@@ -1,11 +1,13 @@
 """Decoder-only language model."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from flax import linen as nn
 
 from transformer.attention.base import Outputs
+from transformer.inspection import Edit
 from transformer.layers.embedding import compute_logits, declare_output_matrix
 from transformer.layers.stack_weights import init_cache
 from transformer.models.base import (
@@ -34,6 +36,7 @@ class LanguageModel(Model):
         cache: tuple[Any, ...] | None = None,  # from `init_cache`; tokens go to `positions`
         dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
+        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
         """Return logits and hidden states.
 
@@ -51,6 +54,7 @@ class LanguageModel(Model):
             cache=cache,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
+            edits=edits,
         )
         matrix = declare_output_matrix(self, table, config)
         logits = None

@@ -1,9 +1,12 @@
 """Masked language model: an encoder that predicts masked tokens."""
 
+from collections.abc import Mapping
+
 import jax
 from flax import linen as nn
 
 from transformer.attention.base import Outputs
+from transformer.inspection import Edit
 from transformer.layers.activations import ACTIVATIONS
 from transformer.layers.basic import Norm, apply_linear, declare_weight
 from transformer.layers.config import NormConfig
@@ -33,6 +36,7 @@ class MaskedLanguageModel(Model):
         token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
         dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
+        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
         """Return `logits` [B, T, V padded].
 
@@ -47,6 +51,7 @@ class MaskedLanguageModel(Model):
             token_types=token_types,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
+            edits=edits,
         )
         x, embed = output.x, {"embed": config.d_model}
         if config.pooler:

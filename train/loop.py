@@ -380,7 +380,7 @@ class _TrainingRun:
         self.recovery.log_rollback(step, reporter)
 
 
-def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer) -> None:
+def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer | None) -> None:
     """Raise UserError for a sample prompt that the task cannot use, before training starts."""
     try:
         task.check_prompt(prompt, tokenizer)
@@ -392,6 +392,8 @@ def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer) -> None:
 def count_tokens(rows: HostBatch) -> int:
     """Return the number of tokens without padding. Translation counts both languages."""
     segments = [array for name, array in rows.items() if name.endswith("segments")]
+    if not segments:  # no padding; examples without tokens count as one each
+        return rows.get("tokens", rows["examples"]).size
     return sum(int(np.count_nonzero(each)) for each in segments)
 
 

@@ -21,7 +21,7 @@ from train.runtime.backend_probes import mark_broken_kernels
 from train.runtime.local_hardware import local_hardware
 from train.tasks.base import SampleOptions, TextCallback
 from train.tasks.registry import make_task
-from train.tasks.vocabulary import Labels, check_vocab_size, read_labels
+from train.tasks.vocabulary import Labels, check_vocab_size, read_labels, read_tokenizer
 from train.telemetry.event_log import EventLog
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
@@ -42,8 +42,8 @@ class Run:
     """Module to apply: `run.model.apply({"params": run.params}, tokens)`."""
     params: Any
     """Weights for evaluation (newest, best, averaged or EMA, as the settings say)."""
-    tokenizer: Tokenizer
-    """Tokenizer of the data."""
+    tokenizer: Tokenizer | None
+    """Tokenizer of the data; None for data without text."""
     step: int
     """Step of the weights."""
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -114,8 +114,9 @@ def load(workdir: str, *, step: int | None = None, average_checkpoints: int | No
     hardware = local_hardware()
     saved = read_experiment(folder)
     experiment = for_local_devices(saved)
-    tokenizer, labels = Tokenizer.load(folder.tokenizer), read_labels(folder)
-    check_vocab_size(experiment, tokenizer, str(folder.tokenizer))
+    tokenizer, labels = read_tokenizer(folder, saved), read_labels(folder)
+    if tokenizer is not None:
+        check_vocab_size(experiment, tokenizer, str(folder.tokenizer))
     engine = make_engine(experiment, mark_broken_kernels(experiment, hardware))
     verify = experiment.checkpoint.verify
 

@@ -31,6 +31,15 @@ class Loss(NamedTuple):
     weight: jax.Array  # sum of the weights
 
 
+def weighted_loss(
+    values: jax.Array,  # [...] losses
+    weights: jax.Array,  # [...] of the same shape
+) -> Loss:
+    """Return the sum of weighted losses with the sum of their weights, in float32."""
+    weights = weights.astype(jnp.float32)
+    return Loss(jnp.sum(values.astype(jnp.float32) * weights), jnp.sum(weights))
+
+
 def requested_outputs(dropout_rngs: jax.Array | None) -> Outputs:
     """Return the extra outputs to request from a model: in training, its auxiliary losses."""
     return NO_OUTPUTS if dropout_rngs is None else LOSS_OUTPUTS

@@ -229,7 +229,7 @@ def with_heads(experiment: Experiment) -> Experiment:
 
 
 def with_bytes(experiment: Experiment) -> Experiment:
-    tokenizer = dataclasses.replace(experiment.data.tokenizer, kind="byte")
+    tokenizer = dataclasses.replace(experiment.text_data.tokenizer, kind="byte")
     data = dataclasses.replace(experiment.text_data, tokenizer=tokenizer)
     return dataclasses.replace(experiment, data=data)
 

@@ -23,7 +23,7 @@ PROVENANCE_KEY = "run"
 
 
 def collect_provenance(
-    experiment: Experiment, tokenizer: Tokenizer, labels: Labels
+    experiment: Experiment, tokenizer: Tokenizer | None, labels: Labels
 ) -> dict[str, Any]:
     """Return the record to save with each checkpoint, as JSON values.
 
@@ -32,7 +32,7 @@ def collect_provenance(
     """
     return {
         "settings": non_resumable_fields(experiment),
-        "tokenizer": tokenizer.digest,
+        "tokenizer": None if tokenizer is None else tokenizer.digest,
         "labels": _digest(labels),
         "python": platform.python_version(),
     }

@@ -96,14 +96,14 @@ class DataConfig(abc.ABC):
     is_text: ClassVar[bool] = False
 
     @property
-    @abc.abstractmethod
     def path(self) -> str:
-        """Path of the training data."""
+        """Path of the training data; empty for data that are generated."""
+        return ""
 
     @property
-    @abc.abstractmethod
-    def tokenizer(self) -> TokenizerConfig:
-        """Settings of the tokenizer."""
+    def tokenizer(self) -> TokenizerConfig | None:
+        """Settings of the tokenizer; None for data without text."""
+        return None
 
     @property
     @abc.abstractmethod
@@ -129,6 +129,30 @@ class DataConfig(abc.ABC):
     def batch_size_multiple(self) -> int:
         """Number that the rows of a batch are a multiple of, where `batch_tokens` is not 0."""
         return 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayDataConfig(DataConfig):
+    """Arrays that the task reads or generates itself: no text and no tokenizer."""
+
+    length_field = "length"
+
+    path: str = ""
+    """File or folder, for a task that reads one."""
+
+    length: int = 64
+    """Positions of an example, T."""
+
+    def __post_init__(self) -> None:
+        require(self.length >= 1, f"data.length: {self.length} is no length; give 1 or more")
+
+    @property
+    def longest_example(self) -> int:
+        return self.length
+
+    @property
+    def has_segments(self) -> bool:
+        return False
 
 
 @dataclasses.dataclass(frozen=True)

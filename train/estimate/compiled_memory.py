@@ -5,7 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from train.engine import JitEngine
-from train.estimate.memory import TrainingMemory
+from train.estimate.training_memory import TrainingMemory
 from train.experiment import Experiment
 
 if TYPE_CHECKING:

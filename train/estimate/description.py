@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.errors import UsageError
 from train.estimate.decoding import LARGE_BATCH, DecodingCost, count_decoding_variants
-from train.estimate.memory import (
+from train.estimate.training_memory import (
     EightBitStateBytes,
     MemoryVariant,
     TrainingMemory,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from train.estimate.compiled_memory import CompiledMemory
     from train.estimate.description import Description
-    from train.estimate.memory import MemoryVariant
+    from train.estimate.training_memory import MemoryVariant
 
 
 def new_table(title: str, first: str, *columns: str) -> "Table":

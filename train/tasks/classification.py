@@ -45,7 +45,7 @@ from train.tasks.evaluation import (
     mean_losses,
     round_up_batch_size,
 )
-from train.tasks.vocabulary import Labels, resolve_num_labels, resolve_vocab_size
+from train.tasks.vocabulary import Labels, resolve_num_labels, resolve_vocab_size, tokenizer_of
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
 from transformer.losses import Loss, auxiliary_losses, label_loss, requested_outputs
@@ -122,9 +122,6 @@ class LabelPredictionTask(Task):
         return bucket_by_rows(
             examples.lengths, batch_size=batch_size, max_buckets=self.data.max_buckets
         )
-
-    def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
-        tokenizer.encode(prompt)
 
 
 @functools.partial(jax.jit, static_argnames="model")
@@ -206,7 +203,7 @@ class ClassificationTask(LabelPredictionTask):
         """Return the most likely label of each prompt."""
         length = self.data.max_length
         texts = RaggedArray.from_sequences(
-            [text[:length] for text in encode_texts(run.tokenizer, prompts)]
+            [text[:length] for text in encode_texts(tokenizer_of(run), prompts)]
         )
         answers = []
         for index in range(len(prompts)):
@@ -290,7 +287,7 @@ class TaggingTask(LabelPredictionTask):
     def tag_words(self, run: Run, words: Sequence[str]) -> str:
         """Return words with their tags, as one text."""
         max_length = self.data.max_length
-        tokens_of = encode_words(run.tokenizer, words)
+        tokens_of = encode_words(tokenizer_of(run), words)
         word_tokens = [tokens_of[word] for word in words]
         sizes = [len(tokens) for tokens in word_tokens]
         tags: list[str] = []

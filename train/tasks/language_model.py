@@ -99,9 +99,6 @@ class LanguageModelTask(TextTask):
             metrics |= {f"bits_per_byte_{name.split()[0]}": x for name, x in baselines.items()}
         return metrics
 
-    def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
-        tokenizer.encode(prompt)
-
     def sample(
         self,
         run: "Run",

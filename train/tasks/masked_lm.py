@@ -19,7 +19,7 @@ from train.tasks.base import SampleOptions, TextCallback
 from train.tasks.config import MaskedLanguageModeling
 from train.tasks.evaluation import mean_losses
 from train.tasks.text import TextTask
-from train.tasks.vocabulary import Labels
+from train.tasks.vocabulary import Labels, tokenizer_of
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
 from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
@@ -152,7 +152,7 @@ class MaskedLanguageModelTask(TextTask):
     def fill_masks(self, run: "Run", prompt: str) -> str:
         """Return the prompt with its masks replaced by the most likely tokens."""
         assert isinstance(run.model, MaskedLanguageModel)
-        tokenizer = run.tokenizer
+        tokenizer = tokenizer_of(run)
         tokens = self.encode_prompt(prompt, tokenizer)
         row = np.zeros((1, self.data.sequence_length), np.int32)
         row[0, : len(tokens)] = tokens

@@ -15,9 +15,8 @@ from train.data.batches import (
 from train.data.config import TextDataConfig
 from train.data.corpus import TextCorpus
 from train.experiment import Experiment
-from train.tasks.base import Metric, Task, token_batch_shapes
+from train.tasks.base import Task, token_batch_shapes
 from train.tasks.evaluation import max_eval_batches, round_up_batch_size
-from train.tasks.vocabulary import resolve_vocab_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +28,6 @@ class TextTask(Task):
     @property
     def data(self) -> TextDataConfig:
         return self.experiment.text_data
-
-    def selection_metric(self, corpus: TextCorpus) -> Metric:
-        return Metric("loss", lower_is_better=True)
-
-    def resolve_experiment(self, corpus: TextCorpus) -> Experiment:
-        return resolve_vocab_size(self.experiment, corpus.tokenizer)
 
     def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
         return token_batch_shapes(batch_size, length)

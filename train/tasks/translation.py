@@ -24,7 +24,7 @@ from train.tasks.evaluation import (
     perplexity,
     round_up_batch_size,
 )
-from train.tasks.vocabulary import Labels, resolve_vocab_size
+from train.tasks.vocabulary import Labels, resolve_vocab_size, tokenizer_of
 from transformer.attention.base import mixer_class
 from transformer.baselines.nonautoregressive import NonAutoregressive, translate_nonautoregressive
 from transformer.context import ActivationConstraint
@@ -213,10 +213,10 @@ class TranslationTask(Task):
     ) -> list[str]:
         """Return the translation of each prompt."""
         for prompt in prompts:
-            self.check_prompt(prompt, run.tokenizer)
-        sources = encode_sentences(run.tokenizer, prompts)
+            self.check_prompt(prompt, tokenizer_of(run))
+        sources = encode_sentences(tokenizer_of(run), prompts)
         translations = self.translate_sources(
-            run.model, run.params, run.tokenizer, sources, options.num_beams
+            run.model, run.params, tokenizer_of(run), sources, options.num_beams
         )
         if on_text is not None:
             on_text("".join(translations))

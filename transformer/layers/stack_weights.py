@@ -12,7 +12,7 @@ from transformer.config import BlockConfig
 from transformer.context import ModelContext
 from transformer.layers.block import Block, layer_constants
 from transformer.layers.cross_attention import BlockCache, Memory
-from transformer.layers.logical_axes import is_boxed_weight
+from transformer.layers.logical_axes import box_weights, is_boxed_weight
 
 LayerPattern = tuple[BlockConfig, ...]
 
@@ -41,7 +41,8 @@ def init_place(rng: jax.Array, pattern: LayerPattern, context: ModelContext, pla
     memory = Memory(x, Mask()) if config.needs_memory else None
 
     def init_layer(layer_index: jax.Array) -> Any:
-        return block.init(jax.random.fold_in(rng, layer_index), x, inputs, memory)["params"]
+        weights = block.init(jax.random.fold_in(rng, layer_index), x, inputs, memory)["params"]
+        return box_weights(weights)
 
     indices = jnp.arange(place, context.num_layers, len(pattern))
     boxed = jax.vmap(init_layer)(indices)

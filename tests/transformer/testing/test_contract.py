@@ -26,6 +26,7 @@ from transformer.testing.contract import (
 )
 from transformer.testing.oracle import check_select, reference_softmax_attention
 from transformer.testing.trial import Trial, make_trial
+from transformer.testing.whole_model import check_bfloat16, check_in_model
 
 
 @pytest.mark.slow
@@ -91,6 +92,10 @@ class Faulty(Mixer):
         return after(self.config.fault, x, output, inputs)
 
 
+CALLS: list[str] = []
+"""Traces of the mixer that depends on how often it was traced."""
+
+
 def before(fault: str, x: jax.Array, inputs: MixerInputs) -> MixerInputs:
     """What the inner mixer is called with."""
     mask, rngs = inputs.mask, inputs.dropout_rngs
@@ -130,6 +135,13 @@ def after(fault: str, x: jax.Array, output: MixerOutput, inputs: MixerInputs) ->
         aux = {name: jnp.full_like(each, 1 / each.shape[-1]) for name, each in aux.items()}
     if fault == "keeps its weights":
         aux = {}
+    if fault == "widens":
+        y = y.astype(jnp.float32)
+    if fault == "has no gradient":
+        y = y + jnp.sqrt(0 * x)
+    if fault == "counts its calls":
+        CALLS.append(fault)
+        y = y * len(CALLS)
     return MixerOutput(y, cache, aux)
 
 
@@ -184,6 +196,70 @@ def test_faults_are_detected(sound: Trial, ability: str, fault: str, message: st
 def test_faulty_dropout_is_detected(sound: Trial, fault: str, message: str) -> None:
     with pytest.raises(AssertionError, match=f"^mixer faulty: dropout: {message}"):
         check_dropout(faulty(sound, fault))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("has no gradient", "training step: gradients are not finite"),
+        ("counts its calls", "stacked layers: a scan over layers and a loop differ"),
+    ],
+)
+def test_faults_inside_a_model_are_detected(
+    sound: Trial, monkeypatch: pytest.MonkeyPatch, fault: str, message: str
+) -> None:
+    monkeypatch.setitem(MIXERS, "faulty", Faulty)
+    with pytest.raises(AssertionError, match=f"^mixer faulty: {message}"):
+        check_in_model(faulty(sound, fault))
+
+
+def test_results_in_bfloat16_stay_in_bfloat16(sound: Trial) -> None:
+    check_bfloat16(sound)
+    with pytest.raises(
+        AssertionError, match=r"^mixer faulty: bfloat16: inputs in bfloat16 give fl"
+    ):
+        check_bfloat16(faulty(sound, "widens"))
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainConfig(MixerConfig):
+    kind: ClassVar[str] = "plain"
+
+
+class Plain(Mixer):
+    """Mean of the past, with weights that Flax declares: they have no names of axes."""
+
+    config: PlainConfig
+
+    @staticmethod
+    def abilities(config: PlainConfig) -> Abilities:
+        return Abilities(cached=False, cross=False, segments=False, weights=False)
+
+    @staticmethod
+    def constants(config: PlainConfig, layer: int, width: int) -> Any:
+        return None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> Any:
+        raise ValueError("mixer plain: has no cache; use mixer full")
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        refused = inputs.memory is not None or inputs.mask.segments is not None
+        if refused or "weights" in inputs.outputs:
+            raise ValueError("mixer plain: does that not; use mixer full")
+        y = x if not inputs.mask.pattern.causal else jnp.cumsum(x, axis=1)
+        y = y / jnp.arange(1, x.shape[1] + 1, dtype=x.dtype)[None, :, None]
+        gain = self.param("gain", nn.initializers.ones, (x.shape[-1],))
+        y = nn.Dense(x.shape[-1], dtype=x.dtype)(y) * gain.astype(x.dtype)[None, None]
+        return MixerOutput(y, None, {})
+
+
+@pytest.mark.slow
+def test_weights_of_flax_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MIXERS, "plain", Plain)
+    check_mixer("plain", d_model=6, length=17, lengths=(1, 17, 23))
 
 
 def test_constants_must_be_stackable(sound: Trial) -> None:

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformer.attention.base import Abilities, Mixer, MixerOutput
+    from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput
     from transformer.attention.config import (
         AdditiveScore,
         AttentionConfig,
@@ -80,6 +80,7 @@ _HOMES = {
     "attention.base": (
         "Abilities",
         "Mixer",
+        "MixerInputs",
         "MixerOutput",
     ),
     "attention.config": (
@@ -211,6 +212,7 @@ __all__ = [
     "MaskedLanguageModel",
     "Mixer",
     "MixerConfig",
+    "MixerInputs",
     "MixerOutput",
     "MoEConfig",
     "Model",

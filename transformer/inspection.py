@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax import struct
 
@@ -245,7 +246,7 @@ def layer_values(output: "ModelOutput", name: str, *, encoder: bool = False) -> 
 
 def at_layers(layers: int | Collection[int], edit: Callable[[jax.Array], jax.Array]) -> Edit:
     """Return an edit that applies a function in some layers only."""
-    chosen = jnp.array([layers] if isinstance(layers, int) else sorted(layers))
+    chosen = np.array([layers] if isinstance(layers, int) else sorted(layers), np.int32)
 
     def edit_layers(value: jax.Array, layer: int | jax.Array) -> jax.Array:
         return jnp.where(jnp.any(chosen == layer), edit(value), value)
@@ -264,7 +265,9 @@ def add_vector(
     vector: jax.Array,  # [D], or anything that broadcasts to the value
 ) -> Edit:
     """Return an edit that adds a steering vector in one layer (Turner et al. 2023)."""
-    return at_layers(layer, lambda value: value + vector.astype(value.dtype))
+    return at_layers(
+        layer, lambda value: value + jnp.broadcast_to(vector, value.shape).astype(value.dtype)
+    )
 
 
 def patch(layer: int, source: jax.Array, positions: Collection[int] | None = None) -> Edit:

@@ -28,7 +28,12 @@ from transformer.inspection import observe_block
 from transformer.layers.basic import fold_in
 from transformer.layers.block import Block, BlockOutput, layer_constants
 from transformer.layers.cross_attention import Memory
-from transformer.layers.stack_weights import UnstackedLayers, init_place, select_for_decoding
+from transformer.layers.stack_weights import (
+    UnstackedLayers,
+    init_place,
+    select_for_decoding,
+    wrong_depth,
+)
 
 REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -171,18 +176,17 @@ class Stack(nn.Module):
     def stacked_layers(self, place: int) -> LayerInputs:
         """Declare the weights of one place and return them with the other inputs of its layers."""
         name, pattern, context = f"place_{place}", self.layer_pattern, self.context
-        if self.has_variable("params", f"place_{len(pattern)}"):
-            raise ValueError(
-                f"parameters layers/place_{len(pattern)}: the model's pattern has only "
-                f"{len(pattern)} places; give the parameters of this configuration"
-            )
         indices = range(place, context.num_layers, len(pattern))
         weights: Any
         if self.has_variable("params", name):
             # Not `self.param`, which compares shapes with those of `init`: a place may hold
             # `UnstackedLayers`.
             weights = self.get_variable("params", name)
-            _check_num_layers(weights, name, len(indices))
+            is_unstacked = isinstance(weights, UnstackedLayers)
+            heights = [weights.layers] if is_unstacked else jax.tree.leaves(weights)
+            extra_place = self.has_variable("params", f"place_{len(pattern)}")
+            if extra_place or any(len(each) != len(indices) for each in heights):
+                raise wrong_depth(name, len(heights[0]), len(indices), len(pattern))
         else:
             # One parameter whose value is a tree: the weights of all layers of this place.
             init = functools.partial(init_place, pattern=pattern, context=context, place=place)
@@ -191,18 +195,6 @@ class Stack(nn.Module):
         constants = [layer_constants(pattern[place], index, context) for index in indices]
         stacked = jax.tree.map(lambda *each: jnp.stack(each), *constants)
         return LayerInputs(weights, stacked, jnp.array(indices))
-
-
-def _check_num_layers(weights: Any, name: str, expected: int) -> None:
-    """Raise ValueError unless weights are those of `expected` layers: slices would not notice."""
-    is_unstacked = isinstance(weights, UnstackedLayers)
-    counts = {len(weights.layers)} if is_unstacked else set(map(len, jax.tree.leaves(weights)))
-    if counts != {expected}:
-        found = " or ".join(map(str, sorted(counts)))
-        raise ValueError(
-            f"parameters layers/{name}: have {found} layers, but the model has {expected} there; "
-            "give the parameters of this configuration"
-        )
 
 
 def _concatenate(stacks: list[Any]) -> Any:

@@ -36,7 +36,7 @@ class ModelOutput(NamedTuple):
     """Result of a model."""
 
     logits: jax.Array | None
-    """[B, T, V padded], or [B, C] / [B, T, C] of a classifier / tagger. None if not requested."""
+    """[B, T, V], or [B, C] / [B, T, C] of a classifier / tagger. None if not requested."""
     hidden: jax.Array
     """[B, T, D] hidden states after the final norm."""
     cache: Any = None

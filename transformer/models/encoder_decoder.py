@@ -31,7 +31,7 @@ from transformer.models.base import (
     ModelOutput,
     apply_layers,
 )
-from transformer.models.input_checks import check_cache_inputs, check_length
+from transformer.models.input_checks import check_cache_inputs, check_length, resolve_dropout_rngs
 from transformer.shapes import check_shapes
 
 
@@ -71,7 +71,7 @@ class EncoderDecoder(Model):
         positions: jax.Array | None = None,  # [B or 1, T] of `tokens`; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] 1, or documents as in the source; 0 is padding
         cache: tuple[Any, ...] | None = None,  # from `init_cache`; tokens go to `positions`
-        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
         edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
@@ -80,6 +80,9 @@ class EncoderDecoder(Model):
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
+        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+            examples = source if tokens is None else tokens
+            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, examples)
         check_shapes(
             source=(source, "B S"),
             tokens=(tokens, "B T"),
@@ -160,7 +163,7 @@ class Encoder(nn.Module):
         segments: jax.Array | None,  # [B, S]
         dropout_rngs: jax.Array | None,  # [B]
         outputs: Outputs,
-        taps: Taps | None,
+        taps: Taps | None = None,
     ) -> StackOutput:
         config, encoder = self.config, self.config.encoder
         assert encoder is not None  # checked by the model
@@ -198,7 +201,7 @@ class Decoder(nn.Module):
         cache: tuple[Any, ...] | None,
         dropout_rngs: jax.Array | None,  # [B]
         outputs: Outputs,
-        taps: Taps | None,
+        taps: Taps | None = None,
     ) -> StackOutput:
         config, context = self.config, self.context
         x = embed_tokens(

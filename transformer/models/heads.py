@@ -13,6 +13,7 @@ from transformer.context import ModelContext
 from transformer.inspection import Edit
 from transformer.layers.basic import apply_linear, dropout, fold_in
 from transformer.models.base import LOGITS, Model, ModelOutput
+from transformer.models.input_checks import resolve_dropout_rngs
 
 
 def check_pooling(pooling: str) -> None:
@@ -79,7 +80,7 @@ class Classifier(Model):
         positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] 1 for tokens; 0 is padding
         token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
-        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
         edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
@@ -88,6 +89,8 @@ class Classifier(Model):
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
+        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         config, context = self.config, self.context
         output, _ = self.apply_backbone(
             tokens,
@@ -128,7 +131,7 @@ class Tagger(Model):
         positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] sequences, from 1; 0 is padding
         token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
-        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
         edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
@@ -137,6 +140,8 @@ class Tagger(Model):
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
+        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         config, context = self.config, self.context
         output, _ = self.apply_backbone(
             tokens,

@@ -15,7 +15,11 @@ from transformer.models.base import (
     Model,
     ModelOutput,
 )
-from transformer.models.input_checks import check_cache_inputs, check_cache_length
+from transformer.models.input_checks import (
+    check_cache_inputs,
+    check_cache_length,
+    resolve_dropout_rngs,
+)
 
 
 class LanguageModel(Model):
@@ -34,7 +38,7 @@ class LanguageModel(Model):
         segments: jax.Array | None = None,  # [B, T] documents, from 1; 0 is padding
         prefix_lengths: jax.Array | None = None,  # [B] prefix that all tokens attend to
         cache: tuple[Any, ...] | None = None,  # from `init_cache`; tokens go to `positions`
-        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
         edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
@@ -43,6 +47,8 @@ class LanguageModel(Model):
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
+        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         if cache is not None:
             check_cache_inputs(cache, positions, segments)
         config = self.config

@@ -142,7 +142,7 @@ def _import_error(name: str, error: Exception) -> UsageError:
     missing = str(error.name or "") if isinstance(error, ImportError) else ""
     package = missing.partition(".")[0]
     if package in OWN_PACKAGES:
-        remedy = f"{package} is a package of linen-transformer: rename yours"
+        remedy = f"{package} is linen-transformer's own package; rename one of yours of this name"
     elif isinstance(error, ModuleNotFoundError) and name.endswith(f" {missing}"):
         remedy = "install it, or start in the folder that holds it"
     else:

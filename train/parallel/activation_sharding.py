@@ -9,7 +9,7 @@ axes of the batch leaves only the first one.
 import dataclasses
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from train.parallel.sharding import logical_to_sharding, num_shards
 from transformer.context import ActivationConstraint, unconstrained
@@ -21,7 +21,11 @@ def make_sharding_constraint(mesh: Mesh) -> ActivationConstraint:
     It does nothing on one device, and leaves axes whole that do not divide: a model trained on many
     devices also runs on a single example.
     """
-    return _ShardingConstraint(mesh) if mesh.size > 1 else unconstrained
+    if mesh.size == 1:
+        return unconstrained
+    # Models run with automatic axes, whatever the axes of their inputs are.
+    auto = (AxisType.Auto,) * len(mesh.axis_names)
+    return _ShardingConstraint(Mesh(mesh.devices, mesh.axis_names, axis_types=auto))
 
 
 @dataclasses.dataclass(frozen=True)

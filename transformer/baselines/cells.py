@@ -124,7 +124,7 @@ def apply_matrix(
     matrix: jax.Array,  # [rows, *outputs]
 ) -> jax.Array:  # [B, *outputs]
     """Multiply the vector of one token by a matrix."""
-    return (x @ matrix.reshape(len(matrix), -1)).reshape(len(x), *matrix.shape[1:])
+    return (x @ matrix.reshape(matrix.shape[0], -1)).reshape(x.shape[0], *matrix.shape[1:])
 
 
 def lstm_step(
@@ -195,5 +195,7 @@ class LSTMLayer(nn.Module):
             state = lstm_step(state, gates + apply_matrix(state.hidden, recurrent))
             return state, state.hidden
 
-        state = LSTMState.zeros(len(x), self.hidden_size, self.context) if state is None else state
+        state = (
+            LSTMState.zeros(x.shape[0], self.hidden_size, self.context) if state is None else state
+        )
         return scan_cell(cell, state, gates, line, seeds)

@@ -33,8 +33,10 @@ def neighbor_window(
 ) -> jax.Array:  # [B, T, behind + 1 + ahead, ...] in the order of the row
     """Stack each token with its neighbors of the same document; zeros elsewhere."""
     length, taps = x.shape[1], num_before + 1 + num_after
-    before = jnp.zeros((len(x), num_before, *x.shape[2:]), x.dtype) if history is None else history
-    after = jnp.zeros((len(x), num_after, *x.shape[2:]), x.dtype)
+    before = (
+        jnp.zeros((x.shape[0], num_before, *x.shape[2:]), x.dtype) if history is None else history
+    )
+    after = jnp.zeros((x.shape[0], num_after, *x.shape[2:]), x.dtype)
     found = _windows(jnp.concatenate([before, x, after], axis=1), length, taps)
     seen = None
     if history is not None:  # what came before position 0 is of another document

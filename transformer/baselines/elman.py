@@ -73,7 +73,7 @@ class ElmanRNN(Mixer):
             return h, h
 
         line = document_boundaries(inputs.mask, inputs.positions, cached=inputs.cache is not None)
-        before = self.init_cache(len(x), 0) if inputs.cache is None else inputs.cache
+        before = self.init_cache(x.shape[0], 0) if inputs.cache is None else inputs.cache
         after, y = scan_cell(cell, before, driven, line)
         if width != context.d_model:
             y = apply_linear(self, "output", y, hidden, embed, context, bias=True, residual=True)

@@ -148,7 +148,7 @@ class GNMTDecoder(Mixer):
         size = memory_vectors(
             config.kind, inputs.memory, None if inputs.cache is None else inputs.cache.first_layer
         ).shape[1]
-        states = inputs.cache or self.init_memory_cache(len(x), size)
+        states = inputs.cache or self.init_memory_cache(x.shape[0], size)
         first = states.first_layer
         if inputs.memory is not None:
             looks = project_additive_keys(

@@ -137,7 +137,7 @@ def last_visible(
 
 
 def _picked(memory: jax.Array, seen: jax.Array, index: jax.Array) -> jax.Array:
-    index = jnp.broadcast_to(index, (len(memory), index.shape[1]))
+    index = jnp.broadcast_to(index, (memory.shape[0], index.shape[1]))
     picked = jnp.take_along_axis(memory, index[:, :, None], axis=1)
     return jnp.where(seen.any(axis=-1)[:, :, None], picked, 0)
 

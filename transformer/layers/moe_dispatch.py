@@ -169,7 +169,7 @@ class CapacityDispatcher(NamedTuple):
         return CapacityDispatcher(routing, slots, slots_per_expert, constrain)
 
     def dispatch(self, x: jax.Array) -> jax.Array:
-        count, batch = self.routing.probabilities.shape[-1], len(x)
+        count, batch = self.routing.probabilities.shape[-1], x.shape[0]
 
         def place(slots: jax.Array, x: jax.Array) -> jax.Array:  # [T, C], [T, D]
             # Two tokens never share a slot, so the order of the writes does not matter.

@@ -1,6 +1,6 @@
 """Interface of all models, and what they share: embeddings and a stack of layers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -64,22 +64,22 @@ class Model(nn.Module):
         return (EXAMPLE_TOKENS,)
 
     @nn.nowrap
-    def init(self, *args: Any, **kwargs: Any) -> Any:
-        """Like `nn.Module.init`, with plain arrays; `logical_axes` returns their axis names."""
-        return meta.unbox(super().init(*args, **kwargs))
+    def init_with_output(self, *args: Any, **kwargs: Any) -> Any:
+        """Like Linen's, with plain arrays, also in `init`; `logical_axes` has their axis names."""
+        return meta.unbox(_call(super().init_with_output, args, kwargs))
 
     @nn.nowrap
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> ModelOutput:
         """Like `nn.Module.apply`, typed; the arguments are those of `__call__`."""
-        output: Any = super().apply(variables, *args, **kwargs)
+        output: Any = _call(super().apply, (variables, *args), kwargs)
         return output
 
     @nn.nowrap
     def logical_axes(self) -> Any:
         """Return the tree of `LogicalAxes` of the parameters."""
-        boxed = jax.eval_shape(super().init, jax.random.key(0), *self.example_inputs())
-        axes: dict[str, Any] = unbox_axes(boxed["params"])
-        return axes
+        inputs = jax.random.key(0), *self.example_inputs()
+        _, boxed = jax.eval_shape(super().init_with_output, *inputs)
+        return unbox_axes(boxed["params"])
 
     @nn.nowrap
     def init_params(self, rng: jax.Array) -> Any:
@@ -136,16 +136,8 @@ class Model(nn.Module):
             check_length(tokens, config, positions)
         positions = positions_or_arange(positions, tokens.shape[1])
         table = declare_embedding(self, "embedding", config.padded_vocab_size, config)
-        x = embed_tokens(
-            self,
-            table,
-            tokens,
-            positions,
-            token_types,
-            dropout_rngs,
-            config=config,
-            context=context,
-        )
+        embedded = tokens, positions, token_types, dropout_rngs
+        x = embed_tokens(self, table, *embedded, config=config, context=context)
         # With a cache the mask is causal in any model: the cache holds room, but no keys, beyond
         # each example's newest token.
         causal = config.causal or cache is not None
@@ -181,3 +173,13 @@ def apply_layers(
         return output
     norm = Norm(side_config.final_norm, config.precision, name="final_norm")
     return output._replace(x=norm(output.x))
+
+
+def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a method of Linen; with automatic axes if the mesh of an array has explicit ones."""
+    for leaf in jax.tree.leaves((args, kwargs)):
+        if isinstance(leaf, jax.Array) and jax.typeof(leaf).sharding.mesh.explicit_axes:
+            from transformer.models.explicit_axes import call_with_auto_axes
+
+            return call_with_auto_axes(function, args, kwargs, leaf)
+    return function(*args, **kwargs)

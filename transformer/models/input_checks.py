@@ -8,6 +8,11 @@ from flax import linen as nn
 
 from transformer.config import TransformerConfig
 
+# jax 0.10 moved it there from `jax.core`.
+InconclusiveDimensionOperation: type[Exception] = (
+    jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jax.core
+).InconclusiveDimensionOperation
+
 
 def check_length(
     tokens: jax.Array,  # [B, T]
@@ -21,7 +26,15 @@ def check_length(
     limit = config.max_length
     if limit is None:
         return
-    if tokens.shape[1] > limit:
+    try:
+        too_long = tokens.shape[1] > limit
+    except InconclusiveDimensionOperation as error:
+        raise ValueError(
+            f"tokens of symbolic length {tokens.shape[1]}: the table of learned positions has "
+            f"{limit} rows; give jax.export.symbolic_shape the constraint "
+            f'"{tokens.shape[1]} <= {limit}"'
+        ) from error
+    if too_long:
         raise ValueError(
             f"{tokens.shape[1]} tokens: the table of learned positions has {limit} rows; "
             "give shorter inputs or a longer table"

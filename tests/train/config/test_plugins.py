@@ -229,7 +229,7 @@ def test_parts_of_a_config_file_are_recorded_by_its_path(package: Path) -> None:
             "--import no_such: ModuleNotFoundError: .*; install it, or start in the folder",
         ),
         ("mypackage.broken", "--import mypackage.broken: ZeroDivisionError: .*; mend the file, or"),
-        ("mypackage.hidden", "configs is a package of linen-transformer: rename yours"),
+        ("mypackage.hidden", "configs is linen-transformer's own package; rename one of yours"),
         ("no/such.py", "--import no/such.py: there is no such file; give the path of a .py file"),
         ("a-b", "--import a-b: is no module; give mypackage.module or a .py file"),
         ("..up", r"--import ..up: is no module"),

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformer.attention.config import Backend
 from transformer.attention.masks import MaskPattern
@@ -15,7 +15,10 @@ MIN_QUERY_BLOCK = 64
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """Properties of an attention call that decide its backend. All are known at compile time."""
+    """Properties of an attention call that decide its backend. All are known at compile time.
+
+    Lengths may be symbolic dimensions of `jax.export`, which have no order.
+    """
 
     hardware: Hardware
     pattern: MaskPattern
@@ -51,6 +54,12 @@ class AttentionSpec:
     """Number of devices along the length."""
     mesh_known: bool = False
     """The layout of arrays on several devices is known."""
+
+    @property
+    def lengths_known(self) -> bool:
+        """Return False if T or S is symbolic."""
+        lengths: tuple[Any, ...] = (self.num_queries, self.num_keys)
+        return all(isinstance(length, int) for length in lengths)
 
 
 class BackendChoice(NamedTuple):
@@ -107,7 +116,7 @@ def _choose_fastest(spec: AttentionSpec) -> BackendChoice:
     """
     kernel, *rest = PREFERRED_BACKENDS[spec.hardware.platform]
     order: list[Backend] = [kernel, *rest]
-    if _has_many_scores(spec):
+    if spec.lengths_known and _has_many_scores(spec):
         order.insert(0 if spec.hardware.platform == "cpu" else 1, "blockwise")
     reason = ""
     for backend in order:
@@ -123,6 +132,8 @@ def _obstacle(backend: Backend, spec: AttentionSpec) -> str:
     broken = dict(spec.hardware.broken_kernels)
     if backend in broken:
         return f"its kernel cannot be compiled here ({broken[backend]})"
+    if backend != "reference" and not spec.lengths_known:
+        return "it splits the tokens into blocks, and their number is symbolic"
     return OBSTACLES[backend](spec)
 
 

@@ -177,7 +177,7 @@ def _attend_sorted_by_document(
 
     In that order every query comes after all keys of its document, so it sees all of them.
     """
-    batch, keys, queries = len(q), k.shape[1], q.shape[1]
+    batch, keys, queries = q.shape[0], k.shape[1], q.shape[1]
     each = [jnp.broadcast_to(one, (batch, one.shape[1])) for one in (theirs, ours)]
     numbers = jnp.concatenate(each, axis=1)
     order = jnp.argsort(numbers, axis=1, stable=True)

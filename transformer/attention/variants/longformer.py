@@ -137,7 +137,7 @@ def attend_cached(
             "mixer longformer: decodes with the first tokens as global ones; give a mask without "
             "globals, and longformer.num_global_tokens"
         )
-    here = mark_padding(positions, len(x))
+    here = mark_padding(positions, x.shape[0])
     first = cache.global_kv.keys.shape[1]
     scoring = scoring._replace(operand_dtype=own.q.dtype.name)
     near = _near(mixer, own, mask, scoring, cache.window, here, first)
@@ -342,7 +342,7 @@ class Longformer(Mixer):
     ) -> jax.Array:  # [B, n, N, H]
         """Attend from the global tokens to all tokens, by projections of their own."""
         config, context = self.config, self.context
-        rows = gather_tokens(x, jnp.broadcast_to(index, (len(x), index.shape[1])))
+        rows = gather_tokens(x, jnp.broadcast_to(index, (x.shape[0], index.shape[1])))
         projected = config.resolved_num_kv_heads * config.resolved_head_dim(context.d_model)
         few = 2 * index.shape[1] * config.num_heads <= projected
         if few and config.qk_norm is None and not isinstance(config.position, RoPE):

@@ -63,7 +63,7 @@ class SlidingWindowAttention(Mixer):
         if cache is not None:
             if not mask.pattern.causal:
                 raise ValueError("mixer sliding_window: decodes under a causal mask; give one")
-            here = mark_padding(inputs.positions, len(x))
+            here = mark_padding(inputs.positions, x.shape[0])
             ring, cache = cache, cache.append(k, v, here)
             q, k, v, mask, _, before = prepend_cached_keys(ring, q, k, v, mask, here)
             k, v = k.astype(q.dtype), v.astype(q.dtype)  # from the storage dtype of the cache

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from flax import struct
 
@@ -36,6 +35,9 @@ if TYPE_CHECKING:  # these import this module
 
 Edit = Callable[[jax.Array, int | jax.Array], jax.Array]
 """(value, number of the layer from 0) -> the value to continue with, of equal shape and dtype."""
+
+Indices = int | Collection[int] | jax.Array
+"""Numbers of layers, heads or tokens: one, or several; they may be traced."""
 
 BLOCK_VALUES = {
     "residual_pre": "[B, T, D] residual stream that enters the layer",
@@ -192,7 +194,7 @@ def _known_names(pattern: Iterable[Any]) -> dict[str, str]:
     """Return the names of the values that the layers of a pattern have, with their meaning."""
     from transformer.attention.base import mixer_class
 
-    known = {}
+    known: dict[str, str] = {}
     for block in pattern:
         known |= {n: text for n, text in BLOCK_VALUES.items() if not n.startswith(("cross", "fe"))}
         if block.feed_forward is not None:
@@ -244,9 +246,15 @@ def layer_values(output: "ModelOutput", name: str, *, encoder: bool = False) -> 
     return jnp.stack([stacks[i % num_places][i // num_places] for i in range(num_layers)])
 
 
-def at_layers(layers: int | Collection[int], edit: Callable[[jax.Array], jax.Array]) -> Edit:
+def _indices(numbers: Indices) -> jax.Array:  # [n] int32
+    if not isinstance(numbers, int | jax.Array):
+        numbers = jnp.array(sorted(numbers), jnp.int32)
+    return jnp.atleast_1d(jnp.asarray(numbers, jnp.int32))
+
+
+def at_layers(layers: Indices, edit: Callable[[jax.Array], jax.Array]) -> Edit:
     """Return an edit that applies a function in some layers only."""
-    chosen = np.array([layers] if isinstance(layers, int) else sorted(layers), np.int32)
+    chosen = _indices(layers)
 
     def edit_layers(value: jax.Array, layer: int | jax.Array) -> jax.Array:
         return jnp.where(jnp.any(chosen == layer), edit(value), value)
@@ -254,9 +262,9 @@ def at_layers(layers: int | Collection[int], edit: Callable[[jax.Array], jax.Arr
     return edit_layers
 
 
-def zero_heads(layer: int, heads: int | Collection[int]) -> Edit:
+def zero_heads(layer: int | jax.Array, heads: Indices) -> Edit:
     """Return an edit of `head_outputs` that removes heads of a layer (Michel et al. 2019)."""
-    removed = jnp.array([heads] if isinstance(heads, int) else sorted(heads))
+    removed = _indices(heads)
     return at_layers(layer, lambda value: value.at[:, :, removed].set(0))
 
 
@@ -270,7 +278,7 @@ def add_vector(
     )
 
 
-def patch(layer: int, source: jax.Array, positions: Collection[int] | None = None) -> Edit:
+def patch(layer: int, source: jax.Array, positions: Indices | None = None) -> Edit:
     """Return an edit that takes a value from another run (activation patching, Vig et al. 2020).
 
     Args:
@@ -282,7 +290,7 @@ def patch(layer: int, source: jax.Array, positions: Collection[int] | None = Non
     def take(value: jax.Array) -> jax.Array:
         if positions is None:
             return source.astype(value.dtype)
-        index = jnp.array(sorted(positions))
+        index = _indices(positions)
         return value.at[:, index].set(source[:, index].astype(value.dtype))
 
     return at_layers(layer, take)

@@ -123,7 +123,7 @@ def test_example_mixer_is_used_from_the_command_line(
         assert (found.status, found.error) == (0, "")
         return found.output
 
-    fit = ("fit", config, "--quiet", "--model.layer-pattern.0.mixer.kind", "sharp")
+    fit: tuple[str, ...] = ("fit", config, "--quiet", "--model.layer-pattern.0.mixer.kind", "sharp")
     fit += ("--model.layer-pattern.0.mixer.num-heads", "4")
     run(*fit, "--workdir", "broken", "--steps", "5")
     run(*fit, "--workdir", "broken", "--steps", "8")

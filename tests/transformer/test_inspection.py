@@ -43,7 +43,7 @@ VALUES = {
 }
 
 
-def model_with(**fields: Any) -> LanguageModel:
+def model_with(**fields: Any) -> Any:
     return LanguageModel(dataclasses.replace(CONFIG, **fields))
 
 
@@ -155,7 +155,7 @@ def test_values_and_edits_with_a_cache(params: Any) -> None:
     model = model_with()
     edits = {"head_outputs": zero_heads(1, 2)}
     full = model.apply({"params": params}, TOKENS, outputs={"residual_post"}, edits=edits)
-    cache = model.init_cache(2, 6)
+    cache, step = model.init_cache(2, 6), full
     for index in range(6):
         step = model.apply(
             {"params": params},

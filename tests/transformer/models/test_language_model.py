@@ -338,7 +338,7 @@ def test_one_key_for_all_examples_is_refused(rngs: jax.Array) -> None:
 
 def test_logits_have_the_vocabulary_without_padding() -> None:
     """So that label smoothing and means over the vocabulary are finite."""
-    model = LanguageModel(TransformerConfig(vocab_size=9, d_model=8, num_layers=2))
+    model: Any = LanguageModel(TransformerConfig(vocab_size=9, d_model=8, num_layers=2))
     variables = {"params": model.init_params(jax.random.key(0))}
     tokens = jnp.zeros((1, 4), jnp.int32)
     logits = model.apply(variables, tokens).logits

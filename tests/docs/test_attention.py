@@ -123,8 +123,8 @@ def test_example_mixer_is_used_from_the_command_line(
         assert (found.status, found.error) == (0, "")
         return found.output
 
-    fit: tuple[str, ...] = ("fit", config, "--quiet", "--model.layer-pattern.0.mixer.kind", "sharp")
-    fit += ("--model.layer-pattern.0.mixer.num-heads", "4")
+    mixer = "--model.layer-pattern.0.mixer"
+    fit = ("fit", config, "--quiet", f"{mixer}.kind", "sharp", f"{mixer}.num-heads", "4")
     run(*fit, "--workdir", "broken", "--steps", "5")
     run(*fit, "--workdir", "broken", "--steps", "8")
     run(*fit, "--workdir", "whole", "--steps", "8")

@@ -49,6 +49,11 @@ VERBS = {
         "memory, time and cost on any hardware, and the best mesh",
         "config_verbs",
     ),
+    "scaling": Verb(
+        "--from-csv FILE [--budget FLOPS] [--workdir DIR]",
+        "scaling laws fitted to runs, and the compute-optimal model of a budget",
+        "sweep_verbs",
+    ),
     "doctor": Verb("", "this machine's hardware and versions, and problems with them", "run_verbs"),
 }
 """All verbs, in the order of the help text."""

@@ -11,6 +11,7 @@ from train.data.buckets import RaggedArray
 from train.data.example_configs import BitextDataConfig
 from train.data.examples import (
     ExampleCorpus,
+    check_text_pair,
     corpus_digest,
     read_splits,
     tokenizer_for_splits,
@@ -88,7 +89,11 @@ def prepare_bitext(
     Raises:
       UserError: A file is missing, empty or not UTF-8, or two files differ in length.
     """
-    splits = read_splits(config, lambda setting, path: read_pairs(config, setting, path))
+    splits = read_splits(
+        config,
+        lambda setting, path: read_pairs(config, setting, path),
+        lambda location, pair: SentencePair(*check_text_pair(location, pair)),
+    )
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
         {

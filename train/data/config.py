@@ -5,7 +5,8 @@ Imports nothing heavy: the command line reads this module for `--help`.
 
 import abc
 import dataclasses
-from typing import ClassVar, Literal, get_args
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal, get_args
 
 from train.errors import UsageError
 
@@ -104,6 +105,28 @@ class DataConfig(abc.ABC):
     def tokenizer(self) -> TokenizerConfig | None:
         """Settings of the tokenizer; None for data without text."""
         return None
+
+    def read_split(self, split: str) -> Iterable[Any] | None:
+        """Return the examples of a split. For datasets of the user: shipped ones read files.
+
+        A dataset that overrides this derives from the data settings of its task, and reads no
+        `path`. Its examples are the same in every call. They are texts for `TextDataConfig`,
+        (text, label) for `ClassificationDataConfig`, (source, target) for `BitextDataConfig`, and
+        for `TokenLabelDataConfig` sentences, each a sequence of (word, tag).
+
+        Args:
+          split: "train", "validation" or "test".
+
+        Returns:
+          The examples; None if there is no such split. Without a validation split, training
+          examples are held out as the settings say.
+        """
+        return None
+
+    @property
+    def has_own_examples(self) -> bool:
+        """True for a dataset that yields its examples itself."""
+        return type(self).read_split is not DataConfig.read_split
 
     @property
     @abc.abstractmethod

@@ -21,6 +21,8 @@ from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
 
+SPLITS = ("train", "validation", "test")
+
 
 @dataclasses.dataclass(frozen=True)
 class TextSource:
@@ -58,6 +60,47 @@ class TextSource:
         version = [*sys.version_info] if self.path == LIBRARY_PATH else []
         files = [file.fingerprint() for file in self.files]
         return [version, self.text_field, self.max_bytes, files]
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTextSource:
+    """Documents of one split of a dataset of the user. Each pass generates them again."""
+
+    config: TextDataConfig
+    split: str
+    setting: str = "dataset"
+
+    @property
+    def path(self) -> str:
+        """Name of the split, for error messages."""
+        return f"{type(self.config).__name__}, split {self.split}"
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the documents that are not empty. Raises UserError if there is no text at all."""
+        is_empty = True
+        for document in truncate_documents(self._texts(), self.config.max_bytes):
+            is_empty = False
+            yield document
+        if is_empty:
+            raise UserError(f"{self.setting} {self.path}: has no text; yield some from read_split")
+
+    def _texts(self) -> Iterator[Document]:
+        for index, text in enumerate(self.config.read_split(self.split) or ()):
+            if not isinstance(text, str):
+                raise UserError(
+                    f"{self.setting} {self.path}, example {index}: is a {type(text).__name__}; "
+                    "yield strings"
+                )
+            if text:
+                yield Document(f"{self.split}/{index}", text)
+
+    def fingerprint(self) -> list[object]:
+        """Return a digest of all texts: there are no files whose times could tell."""
+        digest = hashlib.blake2b(digest_size=16)
+        for document in self.documents():
+            encoded = document.text.encode(errors="surrogatepass")
+            digest.update(f"{len(encoded)} ".encode() + encoded)
+        return [digest.hexdigest()]
 
 
 class Holdout(Protocol):
@@ -106,6 +149,13 @@ class TextSplits:
 
     def __init__(self, config: TextDataConfig):
         self._config = config
+        if config.has_own_examples:
+            own = [each for each in SPLITS if config.read_split(each) is not None]
+            self._sources: dict[str, TextSource | OwnTextSource] = {
+                split: OwnTextSource(config, split) for split in ["train", *own]
+            }
+            self.names = tuple(dict.fromkeys(["train", "validation", *own]))
+            return
         self._sources = {
             split: TextSource.find(
                 f"data.{setting}", path, text_field=config.text_field, max_bytes=config.max_bytes

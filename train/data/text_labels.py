@@ -11,6 +11,7 @@ from train.data.buckets import RaggedArray
 from train.data.example_configs import ClassificationDataConfig, ExampleDataConfig
 from train.data.examples import (
     ExampleCorpus,
+    check_text_pair,
     corpus_digest,
     label_indices,
     preview_names,
@@ -150,7 +151,9 @@ def prepare_classification(
         label is not among ``labels``.
     """
     splits = read_splits(
-        config, lambda setting, path: list(read_labeled_texts(config, setting, path))
+        config,
+        lambda setting, path: list(read_labeled_texts(config, setting, path)),
+        lambda location, pair: LabeledText(*check_text_pair(location, pair)[::-1], location),
     )
     training = [*splits["train"], *([] if config.validation_path else splits["validation"])]
     names = labels or sorted({example.label for example in training})

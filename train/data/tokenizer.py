@@ -111,6 +111,7 @@ class Tokenizer:
       mask_token_id: Token that hides another one, or None; see `with_mask_token`.
       special_token_ids: Tokens that are no part of any text.
       vocab_size: One more than the largest token id.
+      vocabulary: Token ids by token.
       digest: Equal for equal tokenizers.
     """
 
@@ -119,7 +120,8 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
-        vocabulary = backend.get_vocab()
+        self.vocabulary: dict[str, int] = backend.get_vocab()
+        vocabulary = self.vocabulary
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.eos_token_id = _end_of_text(vocabulary, origin)
         newline = backend.encode("\n", add_special_tokens=False).ids

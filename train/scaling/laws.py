@@ -279,13 +279,10 @@ def _minimize(
 
 def _law(theta: np.ndarray, centers: tuple[float, float]) -> ParametricLaw:
     a, b, e, alpha, beta = map(float, theta)
-    return ParametricLaw(
-        E=math.exp(e),
-        A=math.exp(a + alpha * centers[0]),
-        B=math.exp(b + beta * centers[1]),
-        alpha=alpha,
-        beta=beta,
-    )
+    with np.errstate(over="ignore"):  # a resample of few runs may have any exponent
+        logs = np.array([e, a + alpha * centers[0], b + beta * centers[1]])
+        E, A, B = map(float, np.exp(logs))
+    return ParametricLaw(E=E, A=A, B=B, alpha=alpha, beta=beta)
 
 
 def _theta(law: ParametricLaw, centers: tuple[float, float]) -> np.ndarray:  # [5]

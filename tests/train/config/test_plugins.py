@@ -26,31 +26,27 @@ Capture = pytest.CaptureFixture[str]
 PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
 
 (EXAMPLE,) = re.findall(r"```python\n(# mypackage/parts\.py\n.*?)```", PAGE.read_text(), re.DOTALL)
-"""The optimizer and the schedule of the page, as they stand there."""
+"""The optimizer, the schedule and the dataset of the page, as they stand there."""
 
 PARTS = f"""{EXAMPLE}
 
 import pathlib
 
-from train.data.config import TextDataConfig
-
 (pathlib.Path(__file__).parent / "imported").touch()
-
-
-@train.register_dataset
-@dataclasses.dataclass(frozen=True)
-class Letters(TextDataConfig):
-    alphabet: str = "ab"
 """
 
 FLAGS = ("--optimizer.kind", "sign_descent", "--optimizer.gain", "0.5")
 RATES = ("--schedule.kind", "sawtooth", "--schedule.period", "2")
+DATA = (
+    *("--data.kind", "Sums", "--data.largest", "9", "--data.sequence-length", "16"),
+    *("--data.tokenizer.kind", "character", "--data.cache-dir", "cache"),
+)
 
 
 def forget() -> None:
     """Take the process back to before `mypackage` was imported."""
     for registry in (OPTIMIZERS, SCHEDULES, DATASETS, TASKS, MIXERS):
-        for kind in ("sign_descent", "sawtooth", "Letters"):
+        for kind in ("sign_descent", "sawtooth", "Sums"):
             if kind in registry:
                 del registry[kind]
     for name in [each for each in sys.modules if each.partition(".")[0] == "mypackage"]:
@@ -86,9 +82,11 @@ def test_a_run_with_parts_of_its_own(
     package: Path, marker: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     workdir = str(package / "run")
-    fit = ("fit", write_config(package, steps="5"), "--workdir", workdir, "--quiet", *FLAGS, *RATES)
+    model = "TransformerConfig(d_model=16, num_layers=1)"  # any length: no table of positions
+    config = write_config(package, steps="5", model=model)
+    fit = ("fit", config, "--workdir", workdir, "--quiet", *FLAGS, *RATES, *DATA)
     found = command(capsys, *fit)
-    assert (found.status, found.error[:15]) == (2, "error: optimize")
+    assert (found.status, found.error[:16]) == (2, "error: data.kind")
     found = command(capsys, *fit, "--import", "mypackage.parts")
     assert (found.status, found.error) == (0, "")
 
@@ -101,6 +99,10 @@ def test_a_run_with_parts_of_its_own(
         "gain": 0.5,
     }
     assert saved["experiment"]["schedule"] == {"kind": "sawtooth", "peak": 0.01, "period": 2}
+    data = saved["experiment"]["data"]
+    assert (data["kind"], data["largest"], data["path"]) == ("Sums", 9, "")
+    tokenizer = json.loads((package / "run" / "tokenizer.json").read_text())
+    assert set(tokenizer["model"]["vocab"]) == {*"0123456789 +="}
     rates = [line["learning_rate"] for line in lines_of(package / "run" / "metrics.jsonl")[:4]]
     assert rates == pytest.approx([0.005, 0.01, 0.005, 0.01])
 
@@ -117,7 +119,7 @@ def test_a_run_with_parts_of_its_own(
     assert error.count("\n") == 1
     assert not marker.exists()
     assert "mypackage.parts" not in sys.modules
-    resumed = command(capsys, *fit[:4], "--quiet")
+    resumed = command(capsys, "fit", config, "--workdir", workdir)
     assert (resumed.status, resumed.error) == (2, error)
 
     # Three things name it: the command line, the environment and an installed package.
@@ -135,6 +137,10 @@ def test_a_run_with_parts_of_its_own(
     assert (resumed.status, resumed.error) == (0, "")
     assert [x["step"] for x in lines_of(package / "run" / "metrics.jsonl")][-2:] == [7, 7]
     forget()
+    (package / "mypackage" / "parts.py").write_text(PARTS.replace("a + b}", "a + b + 1}"))
+    others = command(capsys, *fit, "--steps", "8")
+    assert (others.status, "is not the text that" in others.error) == (1, True)
+    forget()
     (information / "entry_points.txt").write_text(entries.replace("parts\n", "nothing\n"))
     status, error = evaluate()
     assert status == 2
@@ -146,7 +152,7 @@ def test_settings_survive_a_round_trip(package: Path) -> None:
     experiment = Experiment(
         optimizer=OPTIMIZERS["sign_descent"](gain=2.0),  # type: ignore[call-arg]
         schedule=SCHEDULES["sawtooth"](period=9),  # type: ignore[call-arg]
-        data=DATASETS["Letters"](alphabet="xyz"),  # type: ignore[call-arg]
+        data=DATASETS["Sums"](largest=7),  # type: ignore[call-arg]
     )
     assert experiment_from_dict(experiment_to_dict(experiment), "here") == experiment
     assert imports_of(experiment) == ["mypackage.parts"]

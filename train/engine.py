@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from train.config.resolve import resolve_auto
+from train.debug_checks import train_step_class
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.optim.registry import make_step_optimizer
@@ -167,7 +168,7 @@ def make_train_step(
       logical_axes: Tree of `LogicalAxes` with the structure of the parameters.
       axis_name: The mapped axis to sum gradients over, if the step is compiled by `pmap`.
     """
-    return TrainStep(
+    return train_step_class(experiment)(
         loss_fn=make_task(experiment).make_loss_fn(model),
         optimizer=make_step_optimizer(
             experiment.optimizer, logical_axes, experiment.mesh.optimizer_placement

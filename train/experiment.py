@@ -208,6 +208,9 @@ class Experiment:
     """End of training when evaluations stop improving."""
     recovery: RecoveryConfig = RecoveryConfig()
     """Response to loss spikes and to non-finite updates."""
+    debug_checks: bool = False
+    """Check the token ids of every batch and that weights, losses and gradients of every step are
+    finite; stop at the first that is not, with its name. Slower: the host waits for each step."""
 
     @property
     def uses_best_checkpoint(self) -> bool:

@@ -30,6 +30,7 @@ from train.config.resolve import resolve_precision, unavailable_backends
 from train.data.batches import prefetch
 from train.data.streams import HostBatch
 from train.data.tokenizer import Tokenizer
+from train.debug_checks import check_batch_tokens, check_finite
 from train.doctor.report import accelerator_warnings
 from train.engine import make_engine
 from train.errors import UserError
@@ -239,6 +240,8 @@ class _TrainingRun:
                     self.lock.check_ownership()
                 cursor, (tokens, batch) = next(batches)
                 state, metrics = engine.step(state, batch)
+                if experiment.debug_checks:
+                    metrics = check_finite(step, cursor, metrics)
                 reporter.count_step(step, tokens)
                 if step == start_step + 1:
                     # Wait for the first step, so that compile time is not counted as training.
@@ -270,6 +273,8 @@ class _TrainingRun:
     def load_batch(self, cursor: int) -> tuple[int, Batch]:
         """Return the number of tokens of a global batch, and the batch on the devices."""
         rows = self.batches.host_batch(cursor, jax.process_index(), jax.process_count())
+        if self.experiment.debug_checks:
+            check_batch_tokens(cursor, rows, self.experiment.model)
         return count_tokens(rows) * jax.process_count(), self.engine.put_batch(rows)
 
     def exit_preempted(self, step: int, stop_signal: str, session: _Session) -> NoReturn:

@@ -65,7 +65,7 @@ class ChunkedCrossEntropy:
         Targets of weight 0 are ignored and may be any number, such as -100.
 
         Raises:
-          ValueError: If shapes disagree.
+          ValueError: If shapes or dtypes disagree.
         """
         return _sum_of_losses(self, hidden, *self._prepare(hidden, matrix, targets, weights, bias))
 
@@ -80,7 +80,7 @@ class ChunkedCrossEntropy:
         """Return the sum over tokens of weight * (1 if the target is the argmax); no gradient.
 
         Raises:
-          ValueError: If shapes disagree.
+          ValueError: If shapes or dtypes disagree.
         """
         inputs = self._prepare(hidden, matrix, targets, weights, bias)
         return _sum_over_chunks(_chunk_accuracy, self, hidden, *inputs)
@@ -94,18 +94,18 @@ class ChunkedCrossEntropy:
         bias: jax.Array | None,
     ) -> tuple[OutputProjection, jax.Array, jax.Array]:
         check_shapes(
-            hidden=(hidden, "B T D"),
-            matrix=(matrix, "D V"),
-            targets=(targets, "B T"),
+            hidden=(hidden, "B T D", float),
+            matrix=(matrix, "D V", float),
+            targets=(targets, "B T", int),
             weights=(weights, "B T"),
-            bias=(bias, "V"),
+            bias=(bias, "V", float),
         )
         # Cast once, not in every chunk: products of 16-bit hidden states are with 16-bit weights.
         cast = lambda array: array.astype(hidden.dtype)  # noqa: E731
         output = OutputProjection(cast(matrix), None if bias is None else cast(bias))
         weights = weights.astype(self.dtype)
         # An out-of-range index in `take_along_axis` gives NaN, and NaN * 0 is NaN.
-        return output, jnp.where(weights != 0, targets, 0), weights
+        return output, jnp.where(weights != 0, targets, 0).astype(jnp.int32), weights
 
 
 def choose_num_chunks(

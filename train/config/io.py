@@ -32,6 +32,7 @@ RESUMABLE_FIELDS = (
     "name",
     "steps",
     "log_every",
+    "debug_checks",
     "evaluation.",
     "sample.",
     "checkpoint.",

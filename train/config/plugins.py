@@ -70,9 +70,11 @@ def import_modules(names: Sequence[str], source: str) -> None:
             continue
         if not _MODULE_NAME.fullmatch(name):
             raise UsageError(f"{source} {name}: is no module; give mypackage.module or a .py file")
-        if not sys.flags.safe_path:
-            append_to_path(pathlib.Path.cwd())
         try:
+            # Appended only if needed: an optional dependency of a library, which is not installed,
+            # is not to be found in the current folder.
+            if importlib.util.find_spec(name.partition(".")[0]) is None and not sys.flags.safe_path:
+                append_to_path(pathlib.Path.cwd())
             importlib.import_module(name)
         except Exception as error:
             raise _import_error(f"{source} {name}", error) from error

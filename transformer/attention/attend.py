@@ -25,6 +25,7 @@ from transformer.hardware import Hardware
 from transformer.inspection import Taps, observe_attention
 from transformer.layers.basic import dropout
 from transformer.layers.precise_einsum import DTypeLike, accumulation_dtype, precise_einsum
+from transformer.shapes import check_shapes
 
 if TYPE_CHECKING:  # position_bias.py imports this module
     from transformer.attention.position_bias import RelativeTables
@@ -219,8 +220,10 @@ def attend(
     """Return softmax(scores under the mask) v. A query without a visible key gets zeros.
 
     K divides N: each key head serves N / K query heads. A backend that does not support the inputs
-    is replaced by the reference, with a warning.
+    is replaced by the reference, with a warning. ValueError: shapes or dtypes disagree.
     """
+    operands = dict(q=(q, "B T N H", float), k=(k, "B S K H", float), v=(v, "B S K Hv", float))
+    check_shapes(**operands, sink_logits=(sink_logits, "N", float))
     if taps is not None:
         options: Any = dict(sink_logits=sink_logits, backend=backend, hardware=hardware)
         options |= dict(constrain=constrain, outputs=outputs)

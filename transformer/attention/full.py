@@ -100,19 +100,9 @@ class Attention(Mixer):
                 mask = mask.replace(positions=inputs.positions)
         sink_logits = declare_sink_logits(self, config.num_heads, context) if config.sinks else None
 
-        attended = attend(
-            q,
-            k,
-            v,
-            mask,
-            score_spec,
-            sink_logits=sink_logits,
-            backend=config.backend,
-            hardware=context.hardware,
-            constrain=context.constrain,
-            outputs=inputs.outputs,
-            taps=inputs.taps,
-        )
+        options: Any = dict(backend=config.backend, outputs=inputs.outputs, sink_logits=sink_logits)
+        options |= dict(hardware=context.hardware, constrain=context.constrain, taps=inputs.taps)
+        attended = attend(q, k, v, mask, score_spec, **options)
         return MixerOutput(project_output(self, attended.y, config, context), cache, attended.aux)
 
 

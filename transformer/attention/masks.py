@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from transformer.shapes import check_shapes
+
 
 @dataclasses.dataclass(frozen=True)
 class MaskPattern:
@@ -78,9 +80,8 @@ class Mask(struct.PyTreeNode):
         # Self-attention: the keys belong to the queries' own tokens.
         own = self.key_positions is None and num_queries == num_keys
         key_positions = self.positions if own else self.key_positions
-        return positions_or_arange(self.positions, num_queries), positions_or_arange(
-            key_positions, num_keys
-        )
+        positions = positions_or_arange(self.positions, num_queries)
+        return positions, positions_or_arange(key_positions, num_keys)
 
     @property
     def has_extra_masks(self) -> bool:
@@ -110,6 +111,11 @@ def dense_mask(
     num_keys: int,  # S
 ) -> jax.Array:  # [B or 1, T, S] booleans
     """Return the mask as booleans, True where the query sees the key."""
+    check_shapes({"T": num_queries}, positions=(mask.positions, "B? T", int))
+    if num_queries != num_keys or mask.has_extra_masks:
+        from transformer.attention.mask_checks import check_mask  # it imports this module
+
+        check_mask(mask, num_queries, num_keys)
     pattern = mask.pattern
     query_positions, key_positions = mask.resolved_positions(num_queries, num_keys)
     q, k = query_positions[:, :, None], key_positions[:, None, :]

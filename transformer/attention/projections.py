@@ -58,10 +58,9 @@ def project_queries(
     """Project and normalize queries and apply the score's query map, without RoPE."""
     query_axes, _ = head_axes(config, context.d_model)
     q = _project_heads(module, f"query{suffix}", x, query_axes, config, context)
-    if isinstance(config, AttentionConfig) and isinstance(
-        config.score, BilinearScore | AdditiveScore
-    ):
-        q = transform_queries(module, q, config.score, context)
+    score = config.score if isinstance(config, AttentionConfig) else None
+    if isinstance(score, BilinearScore | AdditiveScore):
+        q = transform_queries(module, q, score, context)
     return q
 
 
@@ -132,6 +131,5 @@ def _project_heads(
     heads = context.constrain(heads, ("batch", "length", next(iter(axes)), None))
     if config.qk_norm is None or not normalize:
         return heads
-    return Norm(config.qk_norm, context.precision, "head", parent=module, name=f"{name}_norm")(
-        heads
-    )
+    norm = Norm(config.qk_norm, context.precision, "head", parent=module, name=f"{name}_norm")
+    return norm(heads)

@@ -16,6 +16,7 @@ import numpy as np
 
 from transformer.attention.position_config import RoPE
 from transformer.attention.rope_scaling import Frequencies
+from transformer.shapes import check_shapes
 
 # A product of two 32-bit words needs 64 bits, which JAX has only with jax_enable_x64. Products of
 # 16-bit halves fit into 32 bits.
@@ -28,6 +29,7 @@ def apply_rope(
     config: RoPE,
 ) -> jax.Array:  # [B, T, N, H]
     """Rotate each pair (a, b) of x by its angle: (a cos - b sin, a sin + b cos)."""
+    check_shapes(x=(x, "B T N H", float), positions=(positions, "B? T", int))
     rotary_dim = int(x.shape[-1] * config.fraction) // 2 * 2  # R, as config.rotary_dim
     angles = rope_angles(positions, rotary_dim, config)[:, :, None, :]
     # In float32 until here: in bfloat16 an angle near pi is off by up to 0.008 radians.

@@ -16,6 +16,7 @@ from transformer.attention.base import Outputs
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.generation.decode_weights import Params
 from transformer.generation.generate import PROMPT_LENGTH_MULTIPLE, bucket_length
+from transformer.generation.translate import check_sources
 from transformer.layers.basic import apply_linear, fold_in
 from transformer.layers.cross_attention import Memory
 from transformer.layers.embedding import compute_logits, declare_embedding, declare_output_matrix
@@ -27,7 +28,8 @@ from transformer.models.base import (
 )
 from transformer.models.encoder_decoder import Decoder, Encoder
 from transformer.models.heads import masked_mean
-from transformer.models.input_checks import check_length
+from transformer.models.input_checks import check_tokens
+from transformer.shapes import check_shapes
 from transformer.validation import check_at_least
 
 
@@ -73,11 +75,18 @@ class NonAutoregressive(Model):
         Each row has one source and one target.
 
         Raises:
-          ValueError: an input is longer than the model's maximum.
+          ValueError: If shapes or dtypes disagree, or inputs exceed the learned positions.
         """
+        check_shapes(
+            source=(source, "B S", int),
+            tokens=(tokens, "B T", int),
+            source_segments=(source_segments, "B S"),
+            segments=(segments, "B T"),
+            dropout_rngs=(dropout_rngs, "B"),
+        )
         config = self.config
         assert config.encoder is not None  # as checked when built
-        check_length(source, config)
+        check_tokens(source, config, vocab_size=config.encoder.vocab_size)
         there = jnp.ones_like(source) if source_segments is None else source_segments
         words = declare_embedding(self, "embedding", config.padded_vocab_size, config)
         source_words = words
@@ -89,7 +98,7 @@ class NonAutoregressive(Model):
         length_logits = self.length_logits(memory, there)
         if tokens is None:
             return ModelOutput(length_logits, memory)
-        check_length(tokens, config)
+        check_tokens(tokens, config)
         written = jnp.ones_like(tokens) if segments is None else segments
         copied = copy_source_uniformly(
             source, jnp.sum(there != 0, axis=1), jnp.sum(written != 0, axis=1), tokens
@@ -144,6 +153,11 @@ def length_loss(
     target_segments: jax.Array,  # [B, T]
 ) -> jax.Array:  # the mean over rows that have a target
     """Compute the cross entropy of the length difference, clipped to [-R, R]."""
+    check_shapes(
+        logits=(logits, "B lengths", float),
+        source_segments=(source_segments, "B S"),
+        target_segments=(target_segments, "B T"),
+    )
     difference = jnp.sum(target_segments != 0, axis=1) - jnp.sum(source_segments != 0, axis=1)
     reach = logits.shape[1] // 2
     chosen = jnp.clip(difference + reach, 0, 2 * reach)
@@ -173,12 +187,11 @@ def translate_nonautoregressive(
     Sources are sorted by length and processed `batch_size` at a time. Results are in input order.
 
     Raises:
-      ValueError: a source is empty or too long.
+      ValueError: a source is empty or too long, or has tokens that are not in the vocabulary.
     """
+    check_sources(model.config, sources)
+    check_at_least("batch_size", batch_size, 1)
     rows = [np.asarray(source, np.int32) for source in sources]
-    for number, row in enumerate(rows):
-        if not len(row):
-            raise ValueError(f"source {number}: is empty; give it at least one token")
     order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
     found: list[list[int]] = [[] for _ in rows]
     for first in range(0, len(order), batch_size):

@@ -19,7 +19,7 @@ from transformer.layers.cross_attention import Memory
 from transformer.layers.embedding import declare_embedding, embed_tokens
 from transformer.layers.logical_axes import unbox_axes
 from transformer.layers.stack import Stack, StackOutput
-from transformer.models.input_checks import check_length
+from transformer.models.input_checks import check_tokens
 from transformer.shapes import check_shapes
 
 LOGITS: Outputs = frozenset({"logits"})
@@ -121,19 +121,19 @@ class Model(nn.Module):
         their inputs are alike.
 
         Raises:
-          ValueError: If shapes disagree, or inputs exceed a table of learned positions.
+          ValueError: If shapes or dtypes disagree, or inputs exceed a table of learned positions.
         """
         check_shapes(
-            tokens=(tokens, "B T"),
-            positions=(positions, "B? T"),
+            tokens=(tokens, "B T", int),
+            positions=(positions, "B? T", int),
             segments=(segments, "B? T"),
-            token_types=(token_types, "B? T"),
-            prefix_lengths=(prefix_lengths, "B?"),
+            token_types=(token_types, "B? T", int),
+            prefix_lengths=(prefix_lengths, "B?", int),
             dropout_rngs=(dropout_rngs, "B"),
         )
         config, context = self.config, self.context
-        if config.max_length is not None:
-            check_length(tokens, config, positions)
+        if config.max_length is not None or tokens.dtype.itemsize < 4:
+            check_tokens(tokens, config, positions)
         positions = positions_or_arange(positions, tokens.shape[1])
         table = declare_embedding(self, "embedding", config.padded_vocab_size, config)
         embedded = tokens, positions, token_types, dropout_rngs

@@ -31,7 +31,11 @@ from transformer.models.base import (
     ModelOutput,
     apply_layers,
 )
-from transformer.models.input_checks import check_cache_inputs, check_length, resolve_dropout_rngs
+from transformer.models.input_checks import (
+    check_cache_inputs,
+    check_tokens,
+    resolve_dropout_rngs,
+)
 from transformer.shapes import check_shapes
 
 
@@ -84,11 +88,11 @@ class EncoderDecoder(Model):
             examples = source if tokens is None else tokens
             dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, examples)
         check_shapes(
-            source=(source, "B S"),
-            tokens=(tokens, "B T"),
-            memory=(memory, "B S D"),
+            source=(source, "B S", int),
+            tokens=(tokens, "B T", int),
+            memory=(memory, "B S D", float),
             source_segments=(source_segments, "B? S"),
-            positions=(positions, "B? T"),
+            positions=(positions, "B? T", int),
             segments=(segments, "B? T"),
             dropout_rngs=(dropout_rngs, "B"),
         )
@@ -104,7 +108,7 @@ class EncoderDecoder(Model):
             rows = config.pad_vocab_size(self.encoder_config.vocab_size)
             source_table = declare_embedding(self, "source_embedding", rows, config)
         if source is not None:
-            check_length(source, config)
+            check_tokens(source, config, vocab_size=self.encoder_config.vocab_size)
             encoder = Encoder(config, self.context, name="encoder")
             rngs = fold_in(dropout_rngs, 0)
             encoded = encoder(source, source_table, source_segments, rngs, outputs, encoder_taps)
@@ -113,7 +117,7 @@ class EncoderDecoder(Model):
             if memory is None:
                 raise ValueError("neither source nor tokens: give at least one")
             return ModelOutput(None, memory, encoder_aux=encoder_aux)
-        check_length(tokens, config, positions)
+        check_tokens(tokens, config, positions)
         positions = positions_or_arange(positions, tokens.shape[1])
         attended = Memory(memory, _source_mask(positions, segments, source_segments, tokens))
         decoder = Decoder(config, self.context, name="decoder")

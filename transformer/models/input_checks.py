@@ -1,5 +1,6 @@
-"""Checks of a model's inputs beyond their shapes: lengths, positions, caches and random keys."""
+"""Checks of a model's inputs beyond shapes: lengths, positions, token ids, caches, random keys."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import numpy as np
 from flax import linen as nn
 
 from transformer.config import TransformerConfig
+from transformer.shapes import check_shapes
 
 # jax 0.10 moved it there from `jax.core`.
 InconclusiveDimensionOperation: type[Exception] = (
@@ -14,15 +16,21 @@ InconclusiveDimensionOperation: type[Exception] = (
 ).InconclusiveDimensionOperation
 
 
-def check_length(
+def check_tokens(
     tokens: jax.Array,  # [B, T]
     config: TransformerConfig,
     positions: jax.Array | None = None,  # [B or 1, T]
+    vocab_size: int = 0,  # 0: that of the configuration
 ) -> None:
     """Raise ValueError if tokens or positions exceed a table of learned positions.
 
-    Positions that are traced have no values yet and are not checked.
+    Also if the dtype of tokens is too narrow for the vocabulary. Positions that are traced have no
+    values yet and are not checked.
     """
+    rows = config.pad_vocab_size(vocab_size) if vocab_size else config.padded_vocab_size
+    # Unsigned indices work at any width; for signed ones JAX computes index + rows in their dtype.
+    if tokens.dtype.kind == "i" and np.iinfo(tokens.dtype).max < rows:
+        raise ValueError(f"tokens of dtype {tokens.dtype}: cannot index {rows:,} rows; give int32")
     limit = config.max_length
     if limit is None:
         return
@@ -47,6 +55,25 @@ def check_length(
             f"position {last}: the table of learned positions has {limit} rows, from 0; give "
             "smaller positions or a longer table"
         )
+
+
+def check_token_ids(
+    name: str,
+    tokens: Sequence[int] | np.ndarray,  # [T]
+    vocab_size: int,
+    if_empty: str = "give it at least one token",
+) -> None:
+    """Raise ValueError unless `tokens` is a sequence of one or more ids below `vocab_size`."""
+    row = np.asarray(tokens)
+    if not row.size:
+        raise ValueError(f"{name}: is empty; {if_empty}")
+    check_shapes(**{name: (row, "T", int)})
+    for token in (row.min(), row.max()):
+        if not 0 <= token < vocab_size:
+            raise ValueError(
+                f"{name}: token {token} is not one of the model's {vocab_size:,}; use the "
+                "tokenizer that it was trained with"
+            )
 
 
 def check_cache_inputs(

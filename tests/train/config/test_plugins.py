@@ -202,6 +202,15 @@ def test_a_config_file_imports_its_neighbors(
     assert imports_of(experiment) == ["mypackage.parts"]
 
 
+def test_the_current_folder_is_searched_last(package: Path) -> None:
+    """And only for a module that is not installed."""
+    (package / "json.py").write_text("raise AssertionError('it hides the library')")
+    import_modules(["json.tool"], "--import")
+    assert str(package) not in sys.path
+    import_modules(["mypackage.parts"], "--import")
+    assert sys.path[-1] == str(package)
+
+
 def test_a_file_is_imported_by_its_path(package: Path) -> None:
     file = package / "mypackage" / "parts.py"
     import_modules(["mypackage/parts.py"], "--import")

@@ -8,6 +8,7 @@ from transformer.attention.backends.cudnn import attend_cudnn
 from transformer.attention.backends.query_blocks import attend_query_blocks
 from transformer.attention.backends.ring import attend_ring
 from transformer.attention.config import Backend
+from transformer.attention.mask_checks import check_mask
 from transformer.attention.masks import Mask
 from transformer.attention.sinks import add_sinks
 from transformer.context import ActivationConstraint
@@ -26,6 +27,7 @@ def attend_fast(
     constrain: ActivationConstraint,
 ) -> jax.Array:  # [B, T, N, H of values]
     """Return attention without weights, computed by the named backend."""
+    check_mask(mask, q.shape[1], k.shape[1])
     match backend:
         case "cudnn":
             return attend_cudnn(q, k, v, mask.pattern, score_spec.scale, constrain)

@@ -4,6 +4,9 @@ The command line prints them without a traceback, and exits with status 1 (`User
 (`UsageError`).
 """
 
+import contextlib
+from collections.abc import Iterator
+
 
 class NoTracebackError(Exception):
     """Error whose message is complete. Notebooks show it without a traceback."""
@@ -23,3 +26,15 @@ class UserError(NoTracebackError):
 
 class UsageError(UserError):
     """Wrong command or setting: an unknown config, field or value. Exit status 2."""
+
+
+@contextlib.contextmanager
+def as_user_error(name: str) -> Iterator[None]:
+    """Raise a UserError that names a path in place of the errors of reading it."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"{name}: {reason}; check the path and its permissions") from error
+    except ImportError as error:  # a remote file system needs a package that is not installed
+        raise UserError(f"{name}: {error}; then try again") from error

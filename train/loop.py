@@ -13,8 +13,6 @@ The loop is the only code that touches the clock, the disk and the screen during
 compiled step (`train/step.py`) is a pure function.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Sequence
@@ -32,6 +30,7 @@ from train.config.resolve import resolve_precision, unavailable_backends
 from train.data.batches import prefetch
 from train.data.streams import HostBatch
 from train.data.tokenizer import Tokenizer
+from train.debug_checks import check_batch_tokens, check_finite
 from train.doctor.report import accelerator_warnings
 from train.engine import make_engine
 from train.errors import UserError
@@ -40,21 +39,23 @@ from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
 from train.parallel.checks import check_batch_divides
 from train.recovery.detector import DETECTOR_METRICS
-from train.recovery.monitor import AnomalyMonitor
-from train.recovery.rollback import Anomaly, RollbackManager, rollback_retention
+from train.recovery.monitor import Anomaly, AnomalyMonitor
+from train.recovery.rollback import RollbackManager, rollback_retention
 from train.resume import (
+    RunIdentity,
+    StartPoint,
     check_resumable,
     pin_previous_choices,
-    read_final_metrics,
     read_previous_run,
     restore_or_init,
-    write_run_config,
 )
-from train.run import Run
+from train.run import Run, read_final_metrics
 from train.run_folder.folder import RunFolder
 from train.run_folder.lock import RunLock, lock_run_folder
+from train.run_folder.run_config import write_run_files
+from train.run_folder.writing import set_aside_file
 from train.runtime.backend_probes import mark_broken_kernels
-from train.runtime.hardware import enable_compilation_cache, local_hardware
+from train.runtime.local_hardware import enable_compilation_cache, local_hardware
 from train.runtime.oom import check_minimum_memory, explain_oom, suggest_remedies
 from train.runtime.signals import PreemptedError, StopRequest
 from train.state import TrainState
@@ -64,6 +65,7 @@ from train.tasks.registry import make_task
 from train.telemetry.goodput import ActivityTimer
 from train.telemetry.progress import ProgressBar
 from train.telemetry.reporter import Reporter
+from train.warm_start import WarmStartReport, WarmStartSource, names_a_tokenizer, warm_state
 from transformer.hardware import Hardware
 
 
@@ -71,6 +73,9 @@ def fit(
     experiment: Experiment,
     workdir: str = "",
     *,
+    params: Any = None,
+    init_from: str = "",
+    init_only: str = "",
     quiet: bool = False,
     start_time: float | None = None,
 ) -> Run:
@@ -79,6 +84,12 @@ def fit(
     Args:
       experiment: What to train.
       workdir: Folder of the run, local or remote. `runs/<name>` if empty.
+      params: Weights to start with, as nested dicts of arrays, for example `run.params`: all of the
+        model or some. The others are initialized from the seed. Ignored when the run resumes.
+      init_from: Folder of a run to start with the weights of, as `train.load` reads them. Its
+        tokenizer is used too, unless the experiment names one (kind `file` or `byte`). Vocabulary
+        tables get the rows of the tokens that both have. Not read when the run resumes.
+      init_only: Pattern of the weights to start with, by tree path: `layers`, `*/mixer/*`.
       quiet: Print nothing.
       start_time: Start of the program, in seconds since the epoch; the time since then counts as
         start-up in the goodput report. Now if None.
@@ -99,7 +110,8 @@ def fit(
         lock_run_folder(folder, ProgressBar(1, quiet=quiet).print) as lock,
         explain_oom(lambda: suggest_remedies(resolve_precision(experiment, hardware))),
     ):
-        return _TrainingRun(experiment, folder, hardware, timer, lock, quiet).run()
+        warm_start = WarmStartSource(params, init_from, init_only)
+        return _TrainingRun(experiment, folder, hardware, timer, lock, quiet, warm_start).run()
 
 
 class _Session(NamedTuple):
@@ -121,6 +133,7 @@ class _TrainingRun:
         timer: ActivityTimer,
         lock: RunLock | None,
         quiet: bool,
+        warm_start: WarmStartSource,
     ):
         self.folder, self.timer, self.lock, self.quiet = folder, timer, lock, quiet
         previous = read_previous_run(folder, hardware)
@@ -130,6 +143,11 @@ class _TrainingRun:
         # and the number of labels follow from the data.
         experiment = resolve_precision(experiment, hardware, previous and previous.experiment)
         task, tokenizer = make_task(experiment), previous.tokenizer if previous else None
+        # A resumed run has the weights in its checkpoints: their source may be gone.
+        self.warm_start = None if previous else warm_start.read(folder)
+        if self.warm_start and not names_a_tokenizer(experiment.data.tokenizer):
+            tokenizer = self.warm_start.tokenizer
+        self.warm_start_report: WarmStartReport | None = None
         self.corpus = task.prepare_corpus(tokenizer, previous.labels if previous else None)
         self.experiment = task.resolve_experiment(self.corpus)
         hardware = mark_broken_kernels(self.experiment, hardware)
@@ -148,13 +166,15 @@ class _TrainingRun:
         check_minimum_memory(self.engine, self.experiment)
         self.evaluator = Evaluator(self.experiment, self.engine, self.corpus, folder)
         self.recovery = RollbackManager(self.experiment, folder, resuming=previous is not None)
+        record = collect_provenance(self.experiment, self.corpus.tokenizer, self.corpus.labels)
+        self.identity = RunIdentity(folder, self.experiment, record, self.corpus.digest)
 
     def run(self) -> Run:
         """Train to the last step, evaluate, and return the run."""
         is_main_process = jax.process_index() == 0
         with self.open_checkpoints() as checkpoints:
             with self.timer.track("restore"):
-                start = restore_or_init(self.evaluator, checkpoints, self.recovery)
+                start = self.restore_or_init(checkpoints)
             state, step = start.state, start.step
             finished = self.evaluator.is_finished(step)
             metrics = read_final_metrics(self.folder, step) if finished else None
@@ -163,7 +183,7 @@ class _TrainingRun:
                 weights = self.evaluator.final_weights(state, step, checkpoints)
                 return self.evaluator.make_run(weights, metrics)
             if is_main_process:
-                write_run_config(self.evaluator, is_new_run=self.is_new_run)
+                self.write_run_files()
             reporter = Reporter(
                 self.folder,
                 self.experiment,
@@ -199,10 +219,10 @@ class _TrainingRun:
                 if self.lock is not None:  # Another process may have taken the run over.
                     self.lock.verify_ownership()
                 metadata = self.checkpoint_metadata(BestEvaluation())
-                self.recovery.decide(anomaly, state, self.engine, checkpoints, metadata)
+                self.recovery.record_rollback(anomaly, state, self.engine, checkpoints, metadata)
                 # A rollback takes the same path as a resumed process, so that a crash in the middle
                 # of one changes nothing.
-                start = restore_or_init(self.evaluator, checkpoints, self.recovery)
+                start = self.restore_or_init(checkpoints)
                 state, step = start.state, start.step
             reporter.rewind(step)
             self.log_skipped_checkpoints(reporter, step, start.skipped_checkpoints)
@@ -220,6 +240,8 @@ class _TrainingRun:
                     self.lock.check_ownership()
                 cursor, (tokens, batch) = next(batches)
                 state, metrics = engine.step(state, batch)
+                if experiment.debug_checks:
+                    metrics = check_finite(step, cursor, metrics)
                 reporter.count_step(step, tokens)
                 if step == start_step + 1:
                     # Wait for the first step, so that compile time is not counted as training.
@@ -234,7 +256,7 @@ class _TrainingRun:
                 stop_signal = stop_request.requested_by()
                 save_due = checkpoints.is_due(step)
                 wait = bool(stop_signal) or evaluator.evaluates_after(step) or save_due
-                if anomaly := monitor.check(step, cursor, metrics, wait=wait):
+                if anomaly := monitor.find_anomaly(step, cursor, metrics, wait=wait):
                     return state, anomaly
                 self.recovery.log_if_recovered(step, reporter)
                 evaluator.evaluate_and_sample(step, state, reporter)
@@ -251,6 +273,8 @@ class _TrainingRun:
     def load_batch(self, cursor: int) -> tuple[int, Batch]:
         """Return the number of tokens of a global batch, and the batch on the devices."""
         rows = self.batches.host_batch(cursor, jax.process_index(), jax.process_count())
+        if self.experiment.debug_checks:
+            check_batch_tokens(cursor, rows, self.experiment.model)
         return count_tokens(rows) * jax.process_count(), self.engine.put_batch(rows)
 
     def exit_preempted(self, step: int, stop_signal: str, session: _Session) -> NoReturn:
@@ -262,7 +286,45 @@ class _TrainingRun:
             "run the same command to resume"
         )
 
-    # ---- Checkpoints ----
+    # ---- The run's folder ----
+
+    def restore_or_init(self, checkpoints: CheckpointManager) -> StartPoint:
+        """Return the newest valid state of the run, or its initial state."""
+        start = restore_or_init(
+            self.identity,
+            checkpoints,
+            self.recovery.history,
+            abstract_state=self.engine.abstract_state(),
+            init=self.init_state,
+        )
+        self.evaluator.restore_best(start.best, checkpoints)
+        return start
+
+    def init_state(self) -> TrainState:
+        """Return the state before the first step, with the weights of a warm start."""
+        state = self.engine.init()
+        if not self.is_new_run:  # rolled back to before the first checkpoint
+            self.warm_start = WarmStartSource.of_earlier_start(self.folder).read(self.folder)
+        if self.warm_start is not None:
+            state, self.warm_start_report = warm_state(
+                state, self.warm_start, self.corpus.tokenizer
+            )
+        return state
+
+    def write_run_files(self) -> None:
+        """Write the files of the run's folder that describe the run."""
+        if self.is_new_run:
+            # A record of rollbacks is from an earlier run here, whose checkpoints were deleted.
+            # A resume would take it for this run's.
+            set_aside_file(self.folder.rollback_record, "earlier")
+        write_run_files(
+            self.folder,
+            self.experiment,
+            self.corpus.tokenizer,
+            self.corpus.labels,
+            auto_choices=self.engine.auto_choices(),
+            hardware=self.engine.model.hardware,
+        )
 
     def open_checkpoints(self) -> CheckpointManager:
         """Return the checkpoint manager, keeping what averages and rollbacks need."""
@@ -288,12 +350,11 @@ class _TrainingRun:
 
     def checkpoint_metadata(self, best: BestEvaluation) -> dict[str, Any]:
         """Return what a checkpoint holds beside the state, as JSON."""
-        corpus = self.corpus
         return {
-            PROVENANCE_KEY: collect_provenance(self.experiment, corpus.tokenizer, corpus.labels),
-            "corpus": corpus.digest,
+            PROVENANCE_KEY: self.identity.provenance,
+            "corpus": self.identity.corpus_digest,
             "best": best.to_json(),
-            **self.recovery.metadata,
+            **self.recovery.history.metadata,
         }
 
     # ---- Messages and events ----
@@ -337,6 +398,13 @@ class _TrainingRun:
             f"{self.task.describe_training_data(self.corpus)}, "
             f"{hardware.count} {hardware.kind or hardware.platform}; in {self.folder.path}"
         )
+        if self.warm_start is not None and self.warm_start_report is not None:
+            report = self.warm_start_report
+            source = self.warm_start.source
+            only, fields = self.warm_start.only, report.as_dict()
+            reporter.log_event("warm start", source=source, only=only, **fields)
+            for line in report.lines(source):
+                reporter.print_message(line)
         for name, (old, new) in self.changed_fields.items():
             reporter.print_message(f"{name} is {new} from now on (was {old})")
         for note in (*self.corpus.notes, *self.task.untrained_parts):
@@ -352,7 +420,7 @@ class _TrainingRun:
         self.recovery.log_rollback(step, reporter)
 
 
-def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer) -> None:
+def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer | None) -> None:
     """Raise UserError for a sample prompt that the task cannot use, before training starts."""
     try:
         task.check_prompt(prompt, tokenizer)
@@ -364,6 +432,8 @@ def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer) -> None:
 def count_tokens(rows: HostBatch) -> int:
     """Return the number of tokens without padding. Translation counts both languages."""
     segments = [array for name, array in rows.items() if name.endswith("segments")]
+    if not segments:  # no padding; examples without tokens count as one each
+        return rows.get("tokens", rows["examples"]).size
     return sum(int(np.count_nonzero(each)) for each in segments)
 
 

@@ -5,29 +5,24 @@ run (`check_resumable`), `auto` settings stay what they were (`pin_previous_choi
 checkpoint of other data or settings is refused (`_restore_state`).
 """
 
-from __future__ import annotations
-
-import contextlib
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from train.checkpoint.discovery import SkippedCheckpoint
-from train.checkpoint.errors import no_valid_checkpoint_error
+from train.checkpoint.discovery import SkippedCheckpoint, no_valid_checkpoint_error
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import check_provenance, explain_library_mismatch
+from train.checkpoint.reader import RestoredCheckpoint
 from train.config.io import diff_experiments, forbidden_changes
 from train.config.resolve import pin_auto
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.evaluation.early_stopping import BestEvaluation
-from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
-from train.recovery.rollback import RollbackManager
+from train.recovery.rollback_record import RollbackHistory
 from train.run import read_auto_choices, read_experiment
-from train.run_folder.folder import RunFolder, set_aside_file
-from train.run_folder.run_config import write_run_files
+from train.run_folder.folder import RunFolder
 from train.state import TrainState
-from train.tasks.vocabulary import Labels, read_labels
-from train.telemetry.event_log import EventLog
+from train.tasks.vocabulary import Labels, read_labels, read_tokenizer
 from transformer.hardware import Hardware
 
 
@@ -35,7 +30,7 @@ class PreviousRun(NamedTuple):
     """A run that its folder holds already."""
 
     experiment: Experiment
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     labels: Labels
     auto_choices: dict[str, str]
     """Resolved `auto` settings. Empty if the run began on another kind of hardware."""
@@ -46,9 +41,10 @@ def read_previous_run(folder: RunFolder, hardware: Hardware) -> PreviousRun | No
     with CheckpointManager(folder.checkpoints, read_only=True) as checkpoints:
         if checkpoints.latest_step() is None:
             return None
+    experiment = read_experiment(folder)
     return PreviousRun(
-        read_experiment(folder),
-        Tokenizer.load(folder.tokenizer),
+        experiment,
+        read_tokenizer(folder, experiment),
         read_labels(folder),
         read_auto_choices(folder, hardware),
     )
@@ -88,27 +84,51 @@ def check_resumable(
     return changes
 
 
+class RunIdentity(NamedTuple):
+    """What a checkpoint must agree with to be restored."""
+
+    folder: RunFolder
+    experiment: Experiment
+    provenance: Mapping[str, Any]
+    """`collect_provenance` of the settings, tokenizer and labels."""
+    corpus_digest: str
+
+
 class StartPoint(NamedTuple):
     """State from which training starts or resumes."""
 
     state: TrainState
     step: int
+    best: BestEvaluation
+    """Best evaluation until then."""
     skipped_checkpoints: list[SkippedCheckpoint]
     """Newer checkpoints that are damaged or incomplete, newest first."""
 
 
 def restore_or_init(
-    evaluator: Evaluator, checkpoints: CheckpointManager, recovery: RollbackManager
+    run: RunIdentity,
+    checkpoints: CheckpointManager,
+    rollbacks: RollbackHistory,
+    *,
+    abstract_state: TrainState,
+    init: Callable[[], TrainState],
 ) -> StartPoint:
     """Restore the newest valid checkpoint, or initialize the state if there is none.
 
     Damaged newer checkpoints are renamed, so that their steps can be saved again. A rollback that
-    was decided but not finished is finished first. The evaluator learns the best evaluation so far.
+    was recorded but not finished is finished first.
+
+    Args:
+      run: The run that is trained.
+      checkpoints: Its checkpoints.
+      rollbacks: Its rollbacks.
+      abstract_state: Shapes, dtypes and shardings of the state to restore.
+      init: Returns the state before the first step.
 
     Raises:
       UserError: all checkpoints are damaged, or they do not belong to this run.
     """
-    recovery.set_aside_later_checkpoints(checkpoints)
+    rollbacks.set_aside_later_checkpoints(checkpoints)
     newest, incomplete = checkpoints.find_newest_valid(), checkpoints.incomplete_steps()
     uncommitted = [
         SkippedCheckpoint(step, "has no manifest")
@@ -116,77 +136,44 @@ def restore_or_init(
         if step > (newest.step or -1)
     ]
     skipped = sorted([*newest.skipped, *uncommitted], reverse=True)
+    best = BestEvaluation()
     if newest.step is not None:
         step = newest.step
-        state = _restore_state(evaluator, checkpoints, recovery, step)
+        state, metadata = _restore_state(run, checkpoints, step, abstract_state)
+        best = BestEvaluation.from_json(metadata.get("best", {}))
+        state = rollbacks.apply(state, metadata)
         set_aside = newest.skipped  # The next save clears incomplete ones away.
     elif newest.skipped or len(uncommitted) > 1:
         raise no_valid_checkpoint_error(checkpoints.directory, skipped)
     else:
         # A single incomplete checkpoint may be the first save of a process that was killed.
-        state, step, set_aside = evaluator.engine.init(), 0, uncommitted
+        state, step, set_aside = init(), 0, uncommitted
     for checkpoint in set_aside:
         checkpoints.set_aside(checkpoint.step, "damaged")
-    return StartPoint(state, step, skipped)
+    return StartPoint(state, step, best, skipped)
 
 
 def _restore_state(
-    evaluator: Evaluator, checkpoints: CheckpointManager, recovery: RollbackManager, step: int
-) -> TrainState:
-    """Return the state of a checkpoint. Raise UserError if it does not belong to this run."""
-    if step > evaluator.experiment.steps:
+    run: RunIdentity, checkpoints: CheckpointManager, step: int, abstract_state: TrainState
+) -> RestoredCheckpoint:
+    """Restore a checkpoint. Raise UserError if it does not belong to this run."""
+    if step > run.experiment.steps:
         raise UserError(
-            f"{evaluator.folder.path}: its run is at step {step} already; "
+            f"{run.folder.path}: its run is at step {step} already; "
             f"give --steps {step} or more, or another --workdir"
         )
     # Check the metadata before reading arrays: the error about their shapes would help less.
-    metadata, corpus = checkpoints.read_metadata(step), evaluator.corpus
-    check_provenance(
-        metadata, step, evaluator.folder, evaluator.experiment, corpus.tokenizer, corpus.labels
-    )
-    state = checkpoints.restore(step, evaluator.engine.abstract_state()).state
-    if metadata.get("corpus") != corpus.digest:
-        path = evaluator.experiment.data.path
-        if reason := explain_library_mismatch(metadata, path):
+    check_provenance(checkpoints.read_metadata(step), step, run.folder, run.provenance)
+    restored = checkpoints.restore(step, abstract_state)
+    if restored.metadata.get("corpus") != run.corpus_digest:
+        path = run.experiment.data.path
+        if reason := explain_library_mismatch(restored.metadata, path):
             raise UserError(
-                f"data.path {path}: {reason}; resume {evaluator.folder.path} with that Python, or "
+                f"data.path {path}: {reason}; resume {run.folder.path} with that Python, or "
                 "give another --workdir"
             )
         raise UserError(
             f"data.path {path}: is not the text that "
-            f"{evaluator.folder.path} was trained on; give that text, or another --workdir"
+            f"{run.folder.path} was trained on; give that text, or another --workdir"
         )
-    evaluator.restore_best(BestEvaluation.from_json(metadata.get("best", {})), checkpoints)
-    return recovery.apply_rollback(state, metadata)
-
-
-def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
-    """Return the metrics of a run that finished at this step. None if it did not."""
-    for line in reversed(EventLog(folder.event_log).read()):
-        if line.get("event") in ("started", "rolled back"):
-            return None  # An earlier "finished" was of other weights.
-        if line.get("event") == "finished" and line.get("step") == step:
-            metrics = {name: line[name] for name in line if name not in ("time", "event", "step")}
-            with contextlib.suppress(TypeError, ValueError, OverflowError):  # A damaged line.
-                return {name: float(value) for name, value in metrics.items()}
-    return None
-
-
-def write_run_config(evaluator: Evaluator, *, is_new_run: bool) -> None:
-    """Write the files of a run's folder that describe it.
-
-    Args:
-      evaluator: Evaluator of the run.
-      is_new_run: The run starts from step 0. A rollback record of an earlier run in this folder,
-        whose checkpoints are gone, is renamed: a resumed run would take it for its own.
-    """
-    if is_new_run:
-        set_aside_file(evaluator.folder.rollback_record, "earlier")
-    write_run_files(
-        evaluator.folder,
-        evaluator.experiment,
-        evaluator.corpus.tokenizer,
-        evaluator.corpus.labels,
-        auto_choices=evaluator.engine.auto_choices(),
-        hardware=evaluator.engine.model.hardware,
-    )
+    return restored

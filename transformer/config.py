@@ -5,8 +5,6 @@ configurations without it. The parts live beside what they configure (`layers.co
 `attention.config`, ...); this module puts them together.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -17,7 +15,13 @@ from transformer.attention.config import AttentionConfig, MixerConfig
 from transformer.attention.position_config import LearnedPositions, NoPosition, PositionEmbedding
 from transformer.layers.config import FeedForwardConfig, MoEConfig, NormConfig
 from transformer.precision import Precision
-from transformer.validation import check_at_least, check_choice, check_fraction, check_numbers
+from transformer.validation import (
+    check_at_least,
+    check_choice,
+    check_fraction,
+    check_numbers,
+    check_types,
+)
 
 if TYPE_CHECKING:
     import jax
@@ -162,12 +166,15 @@ class TransformerConfig:
     """Pad embedding rows to a multiple of this, so that they divide evenly among devices."""
 
     def __post_init__(self) -> None:
+        check_types(self, "model")
         check_numbers(self, "model")
         for name in ("d_model", "num_layers", "pad_vocab_to_multiple"):
             check_at_least(f"model.{name}", getattr(self, name), 1)
         for name in ("vocab_size", "num_token_types"):
             check_at_least(f"model.{name}", getattr(self, name), 0)
         check_fraction("model.embedding_dropout", self.embedding_dropout)
+        check_choice("model.layer_loop", self.layer_loop, get_args(LayerLoop))
+        check_choice("model.remat", self.remat, get_args(RematPolicy))
         _check_layers("model", self.num_layers, self.layer_pattern, self.d_model)
         for block in self.layer_pattern if self.causal else ():
             if isinstance(block.feed_forward, MoEConfig) and not block.feed_forward.causal:
@@ -187,6 +194,10 @@ class TransformerConfig:
     @functools.cached_property
     def padded_vocab_size(self) -> int:
         """Rows of the embedding table: V rounded up to a multiple of `pad_vocab_to_multiple`."""
+        if not self.vocab_size:  # The trainer sets it; without it there is no embedding.
+            raise ValueError(
+                "model.vocab_size 0: is not set; give the tokenizer's number of tokens"
+            )
         return self.pad_vocab_size(self.vocab_size)
 
     @functools.cached_property

@@ -1,7 +1,5 @@
 """Mixed-precision policies: dtypes of parameters, matrix products and reductions."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Literal, cast, get_args
 
@@ -41,7 +39,7 @@ class Precision:
                     f"give one of {', '.join(get_args(DType))}"
                 )
 
-    def resolve(self, hardware: Hardware) -> Precision:
+    def resolve(self, hardware: Hardware) -> "Precision":
         """Return the policy for this hardware: `auto` is replaced, others are returned unchanged.
 
         `auto` computes in float32 on a CPU, in bfloat16 on TPUs and GPUs, and in float16 on NVIDIA
@@ -73,7 +71,7 @@ class Precision:
         return ",".join(f"{part}={dtype}" for part, dtype in parts.items())
 
     @staticmethod
-    def parse(text: str) -> Precision:
+    def parse(text: str) -> "Precision":
         """Return the policy of a name, or of parts such as `compute=bfloat16,softmax=bfloat16`.
 
         Raises:

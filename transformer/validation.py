@@ -1,9 +1,12 @@
 """Validation of configuration fields: each check raises a one-line ValueError."""
 
 import dataclasses
+import functools
 import math
+import types
+import typing
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 MAX_INTEGER = 2**31 - 1
 """Largest integer of a setting. Steps, positions and indices are int32 in XLA: larger numbers
@@ -87,7 +90,7 @@ def check_number(name: str, value: float) -> None:
         limit = MAX_INTEGER_BY_FIELD.get(name.rpartition(".")[2], default)
         if abs(value) > limit:
             # Python refuses to print integers of more than 4300 digits.
-            shown = str(value) if abs(value) < 10**30 else "of so many digits"
+            shown = str(value) if abs(value) < 10**30 else "with more than 30 digits"
             raise ValueError(f"{name} {shown}: is too large; give at most {limit}")
     elif not math.isfinite(value):
         raise ValueError(f"{name} {value}: is not a finite number; give one")
@@ -115,8 +118,81 @@ def check_numbers(config: Any, name: str = "") -> None:
             check_numbers(getattr(config, field.name), inner)
 
 
+def check_types(config: Any, name: str) -> None:
+    """Raise ValueError unless every field of a dataclass, and of those inside, has its own type.
+
+    Dataclasses do not check types, and a model only fails where it uses the value: a string in
+    place of a `Precision` would be an AttributeError from inside.
+
+    Args:
+      config: The dataclass.
+      name: Its dotted name, the prefix of its fields' names.
+    """
+    config_class: Any = type(config)
+    hints = _field_types(config_class)
+    for field in dataclasses.fields(config):
+        value, inner = getattr(config, field.name), f"{name}.{field.name}"
+        if field.name in hints and not _has_type(value, hints[field.name]):
+            shown = repr(value) if len(repr(value)) < 60 else type(value).__name__
+            raise ValueError(f"{inner} {shown}: {_type_remedy(value, hints[field.name])}")
+        for each in value if isinstance(value, tuple) else (value,):
+            if dataclasses.is_dataclass(each) and not isinstance(each, type):
+                check_types(each, inner)
+
+
+@functools.cache
+def _field_types(config_class: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields; {} if an annotation cannot be resolved."""
+    try:
+        return typing.get_type_hints(config_class)
+    except NameError:  # a name that only type checkers import
+        return {}
+
+
+def _has_type(value: Any, annotation: Any) -> bool:
+    """Return True unless the value clearly has another type than its annotation."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(_has_type(value, each) for each in arguments)
+    if origin is Literal:
+        return value in arguments or any(isinstance(value, type(each)) for each in arguments)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        inner = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
+        return len(inner) == len(value) and all(map(_has_type, value, inner))
+    if annotation in (int, float):
+        is_number = isinstance(value, int if annotation is int else int | float)
+        return is_number and not isinstance(value, bool)
+    if annotation is None:
+        return value is None
+    return not isinstance(annotation, type) or isinstance(value, annotation)
+
+
+def _type_remedy(value: Any, annotation: Any) -> str:
+    """Return the problem with a value of the wrong type, and what to give instead."""
+    if isinstance(value, type):
+        return f"is a class; give an instance, such as {value.__name__}()"
+    if get_origin(annotation) is Literal:
+        return f"is of type {type(value).__name__}; give one of {', '.join(get_args(annotation))}"
+    choices = [
+        each
+        for each in (get_args(annotation) or (annotation,))
+        if isinstance(each, type) and each is not type(None)
+    ]
+    if get_origin(annotation) is tuple:
+        return f"is not a tuple of {choices[0].__name__}; give ({choices[0].__name__}(...),)"
+    known = " or ".join(each.__name__ for each in choices)
+    parse = next((each for each in choices if hasattr(each, "parse")), None)
+    if isinstance(value, str) and parse is not None:
+        return f"is a string; give {parse.__name__}.parse({value!r})"
+    return f"is of type {type(value).__name__}; give {known}"
+
+
 def check_at_least(name: str, value: float, minimum: float) -> None:
-    """Raise ValueError unless the value is at least `minimum`, finite and within limits."""
+    """Raise ValueError unless the value is a number of at least `minimum`, within limits."""
+    if not isinstance(value, int | float):
+        raise ValueError(f"{name} {value!r}: is not a number; give {minimum} or more")
     if not value >= minimum:
         raise ValueError(f"{name} {value}: give {minimum} or more")
     check_number(name, value)
@@ -124,6 +200,8 @@ def check_at_least(name: str, value: float, minimum: float) -> None:
 
 def check_fraction(name: str, value: float) -> None:
     """Raise ValueError unless the value is in [0, 1), such as a dropout rate."""
+    if not isinstance(value, int | float):
+        raise ValueError(f"{name} {value!r}: is not a number; give a share in [0, 1)")
     if not 0 <= value < 1:
         raise ValueError(f"{name} {value}: give a share in [0, 1)")
 

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from bench.drills import _fuzz_models
 from train.checkpoint.manager import CheckpointManager
-from train.cli.fit import FitArguments
+from train.cli.config_verbs import FitArguments
 from train.cli.parsing import as_usage_errors, kinds_help, parse, select_kinds
 from train.config.io import experiment_to_dict, flatten_experiment
 from train.config.registry import find_experiment
 from train.data.bitext import prepare_bitext
-from train.data.classification import prepare_classification
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.data.corpus import prepare_text
 from train.data.example_configs import (
@@ -25,14 +24,16 @@ from train.data.example_configs import (
     ClassificationDataConfig,
     TokenLabelDataConfig,
 )
+from train.data.text_labels import prepare_classification
 from train.data.token_labels import prepare_token_labels
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.experiment import Experiment
 from train.recovery.config import RecoveryConfig
-from train.recovery.rollback import Anomaly, RollbackRecord, plan_rollback
-from train.resume import read_final_metrics
-from train.run import read_auto_choices, read_experiment
+from train.recovery.monitor import Anomaly
+from train.recovery.rollback import plan_rollback
+from train.recovery.rollback_record import RollbackRecord
+from train.run import read_auto_choices, read_experiment, read_final_metrics
 from train.run_folder.folder import RunFolder
 from train.tasks.vocabulary import read_labels
 from train.telemetry.goodput import (

@@ -54,7 +54,7 @@ BUGS = (
     ),
     Bug(
         "RMSNorm without epsilon",
-        "transformer/layers/norms.py",
+        "transformer/layers/basic.py",
         "jax.lax.rsqrt(mean_square + epsilon)",
         "jax.lax.rsqrt(mean_square)",
         "transformer/layers/test_norms.py",
@@ -68,7 +68,7 @@ BUGS = (
     ),
     Bug(
         "dropout that does not rescale what it keeps",
-        "transformer/layers/dropout.py",
+        "transformer/layers/basic.py",
         "x / (1 - dropout_rate)",
         "x",
         "transformer/layers/test_dropout.py",
@@ -110,10 +110,10 @@ BUGS = (
     ),
     Bug(
         "label smoothing over vocabulary padding",
-        "transformer/losses.py",
+        "transformer/chunked_cross_entropy.py",
         "axis=-1) / vocab_size",
         "axis=-1) / logits.shape[-1]",
-        "transformer/test_losses.py",
+        "transformer/test_chunked_cross_entropy.py",
     ),
     Bug(
         "every position of a sample drawn with the same key",
@@ -197,7 +197,7 @@ BUGS = (
     ),
     Bug(
         "a rollback that trains on the same batches again",
-        "train/recovery/rollback.py",
+        "train/recovery/rollback_record.py",
         "jax.device_put(np.int32(last.cursor)",
         "jax.device_put(np.int32(state.cursor)",
         "train/recovery",
@@ -205,8 +205,8 @@ BUGS = (
     Bug(
         "a run resumed on another text",
         "train/resume.py",
-        'if metadata.get("corpus") != corpus.digest:',
-        'if metadata.get("corpus") is None:',
+        'if restored.metadata.get("corpus") != run.corpus_digest:',
+        'if restored.metadata.get("corpus") is None:',
         "train/test_resume.py train/cli/test_main.py",
     ),
 )

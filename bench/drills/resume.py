@@ -64,7 +64,7 @@ OFTEN, SELDOM = 3, 500
 PRELOADED = [
     "train.loop",
     "train.parallel.distributed",
-    "train.cli.fit",
+    "train.cli.config_verbs",
     "train.tasks.language_model",
     "bench.drills",
 ]

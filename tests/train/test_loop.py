@@ -4,7 +4,7 @@ import io
 import json
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,6 +22,8 @@ from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, Sam
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
 from train.telemetry.goodput import compute_goodput, read_time_records
+from transformer.attention.variants.clustered_configs import ReformerConfig
+from transformer.config import BlockConfig
 
 STEPS = 12
 
@@ -74,6 +76,7 @@ def test_resolved_experiment_is_saved(finished: Finished) -> None:
     """With the size of the vocabulary, and what auto chose."""
     resolved = finished.run.experiment
     tokenizer = Tokenizer.load(finished.workdir / "tokenizer.json")
+    assert finished.run.tokenizer is not None
     assert tokenizer.digest == finished.run.tokenizer.digest
     assert resolved.model.vocab_size == tokenizer.vocab_size
     model = dataclasses.replace(finished.experiment.model, vocab_size=tokenizer.vocab_size)
@@ -151,6 +154,31 @@ def test_samples_are_logged(finished: Finished) -> None:
     assert "\n--- step 12\n" in text
 
 
+def test_a_sample_that_fails_does_not_end_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> list[str]:
+        raise RuntimeError("no room\nfor a sample")
+
+    monkeypatch.setattr("train.evaluation.evaluator.sample", fail)
+    experiment = tiny(tmp_path, steps=2, sample=SampleConfig(every=1, max_new_tokens=2))
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        run = train.fit(experiment, str(tmp_path / "run"))
+    assert run.step == 2
+    assert "step 1: no sample (no room); training continues" in shown.getvalue()
+    events = lines_of(tmp_path / "run/logbook.jsonl")
+    failed = [(each["step"], each["why"]) for each in events if each["event"] == "sample failed"]
+    assert failed == [(1, "no room"), (2, "no room")]
+
+
+def test_a_model_without_a_cache_is_trained_and_sampled(tmp_path: Path) -> None:
+    block = BlockConfig(mixer=ReformerConfig(num_heads=2))
+    base = tiny(tmp_path, steps=2, sample=SampleConfig(every=2, max_new_tokens=3))
+    model = dataclasses.replace(base.model, layer_pattern=(block,))
+    train.fit(dataclasses.replace(base, model=model), str(tmp_path / "run"), quiet=True)
+    assert (tmp_path / "run" / "samples.txt").read_text().startswith("--- step 2\n")
+
+
 def test_printed_output(finished: Finished) -> None:
     count = sum(leaf.size for leaf in jax.tree.leaves(finished.run.params))
     assert f"tiny starts: {count:,} parameters" in finished.shown
@@ -167,6 +195,7 @@ def test_returned_run(finished: Finished) -> None:
     last = lines_of(finished.workdir / "metrics.jsonl")[-1]
     assert last == {"step": STEPS, "split": "validation", **run.metrics}
     assert {type(value) for value in run.metrics.values()} == {float}
+    assert run.tokenizer is not None
     tokens = np.array([run.tokenizer.encode("the cat")])
     logits = jax.jit(lambda params: run.model.apply({"params": params}, tokens).logits)(run.params)
     assert logits.shape == (1, 7, 32)
@@ -175,6 +204,8 @@ def test_returned_run(finished: Finished) -> None:
 def test_load_equals_returned_run(finished: Finished) -> None:
     run = train.load(str(finished.workdir))
     assert run.step == STEPS
+    assert run.tokenizer is not None
+    assert finished.run.tokenizer is not None
     assert run.tokenizer.digest == finished.run.tokenizer.digest
     assert run.model.config == finished.run.model.config
     assert_same_bits(run.params, finished.run.params)
@@ -221,6 +252,8 @@ def test_is_due() -> None:
 
 
 def test_public_names() -> None:
-    assert set(train.__all__) == {"Experiment", "Run", "fit", "load"}
+    parts = {"dataset", "optimizer", "schedule", "task"}
+    registering = {f"register_{part}" for part in parts}
+    assert set(train.__all__) == {"Experiment", "Run", "fit", "load"} | registering
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = train.nothing

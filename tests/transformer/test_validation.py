@@ -1,22 +1,26 @@
 import math
+from typing import Any
 
 import pytest
 
+from transformer.attention.config import AttentionConfig
+from transformer.attention.position_config import LearnedPositions, RoPE
+from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
 from transformer.validation import check_at_least, check_choice, check_fraction
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 0.5, math.nextafter(1, 0)])
-def test_a_share_is_at_least_zero_and_below_one(value: float) -> None:
+def test_valid_fractions(value: float) -> None:
     check_fraction("dropout", value)
 
 
 @pytest.mark.parametrize("value", [1.0, -0.1, math.nan, math.inf])
-def test_what_is_no_share(value: float) -> None:
+def test_invalid_fractions(value: float) -> None:
     with pytest.raises(ValueError, match=rf"^dropout {value}: give a share in \[0, 1\)$"):
         check_fraction("dropout", value)
 
 
-def test_the_least() -> None:
+def test_check_at_least() -> None:
     check_at_least("heads", 1, 1)
     with pytest.raises(ValueError, match=r"^heads 0: give 1 or more$"):
         check_at_least("heads", 0, 1)
@@ -24,7 +28,69 @@ def test_the_least() -> None:
         check_at_least("epsilon", math.nan, 0)
 
 
-def test_a_choice() -> None:
+def test_check_choice() -> None:
     check_choice("kind", "rms", ("layer", "rms"))
     with pytest.raises(ValueError, match=r"^kind batch: is not known; give one of layer, rms$"):
         check_choice("kind", "batch", ("layer", "rms"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"precision": "bfloat16"},
+            "model.precision 'bfloat16': is a string; give Precision.parse('bfloat16')",
+        ),
+        (
+            {"layer_pattern": [BlockConfig()]},
+            "model.layer_pattern list: is not a tuple of BlockConfig; give (BlockConfig(...),)",
+        ),
+        ({"d_model": "64"}, "model.d_model '64': is of type str; give int"),
+        ({"d_model": 64.0}, "model.d_model 64.0: is of type float; give int"),
+        ({"final_norm": "rms"}, "model.final_norm 'rms': is of type str; give NormConfig"),
+        ({"causal": "no"}, "model.causal 'no': is of type str; give bool"),
+        (
+            {"layer_pattern": (BlockConfig(mixer="full"),)},  # type: ignore[arg-type]
+            "model.layer_pattern.mixer 'full': is of type str; give MixerConfig",
+        ),
+        (
+            {"layer_pattern": (BlockConfig(mixer=AttentionConfig(position=RoPE)),)},  # type: ignore[arg-type]
+            (
+                f"model.layer_pattern.mixer.position {RoPE}: is a class; "
+                "give an instance, such as RoPE()"
+            ),
+        ),
+        (
+            {"encoder": EncoderConfig(layer_pattern=(BlockConfig(feed_forward=64),))},  # type: ignore[arg-type]
+            (
+                "model.encoder.layer_pattern.feed_forward 64: is of type int; "
+                "give FeedForwardConfig or MoEConfig"
+            ),
+        ),
+        (
+            {"layer_loop": 3},
+            "model.layer_loop 3: is of type int; give one of auto, scan, unroll",
+        ),
+        (
+            {"remat": "half"},
+            "model.remat half: is not known; give one of none, dots, full, offload",
+        ),
+    ],
+)
+def test_a_value_of_another_type_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="model") as caught:
+        TransformerConfig(**fields)
+    assert str(caught.value) == message
+
+
+def test_a_part_checks_its_own_numbers() -> None:
+    with pytest.raises(ValueError, match=r"^attention.num_heads '8': is not a number; give 1 or"):
+        AttentionConfig(num_heads="8")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^attention.dropout None: is not a number; give a share"):
+        AttentionConfig(dropout=None)  # type: ignore[arg-type]
+
+
+def test_values_of_the_right_types_pass() -> None:
+    TransformerConfig(
+        position_embedding=LearnedPositions(8), embedding_dropout=0, embedding_norm=None
+    )

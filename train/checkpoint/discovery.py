@@ -4,8 +4,6 @@ All processes of a run get the same answer: process 0 looks, and broadcasts what
 network file system two processes may otherwise see different steps and restore different states.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re
@@ -18,7 +16,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from train.checkpoint.manifest import MANIFEST_NAME
-from train.data.files import as_user_error
+from train.errors import UserError, as_user_error
 
 ORBAX_TMP_MARKER = ".orbax-checkpoint-tmp"
 """Part of a folder's name while Orbax writes it."""
@@ -26,6 +24,7 @@ ORBAX_TMP_MARKER = ".orbax-checkpoint-tmp"
 _STEP_NAME = re.compile("0|[1-9][0-9]{0,8}")
 _MAX_BROADCAST = 1024  # integers: the array of a broadcast has a fixed shape
 _PADDING = -1
+_SHOWN_CHECKPOINTS = 3
 
 
 class SkippedCheckpoint(NamedTuple):
@@ -92,6 +91,19 @@ def find_newest_valid(
     if jax.process_index() != 0:
         skipped = [SkippedCheckpoint(step, "") for step in skipped_steps]
     return SearchResult(valid[0] if valid else None, skipped)
+
+
+def no_valid_checkpoint_error(
+    directory: epath.Path, skipped: Sequence[SkippedCheckpoint]
+) -> UserError:
+    """Return the error for a directory in which every checkpoint is damaged."""
+    found = "; ".join(f"step {each.step}: {each.problem}" for each in skipped[:_SHOWN_CHECKPOINTS])
+    hidden = len(skipped) - _SHOWN_CHECKPOINTS
+    more = f"; and {hidden} more" if hidden > 0 else ""
+    return UserError(
+        f"checkpoints {directory}: none is as it was saved ({found}{more}); "
+        "put back what was saved, or begin anew with another --workdir"
+    )
 
 
 def broadcast_integers(values: Sequence[int]) -> list[int]:

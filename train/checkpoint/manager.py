@@ -1,7 +1,5 @@
 """Save, list, verify and restore the checkpoints of a run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -10,10 +8,11 @@ from typing import Any, Self
 import jax
 from etils import epath
 
-from train.checkpoint import discovery, errors, manifest, retention, storage
+from train.checkpoint import discovery, manifest, reader, retention
 from train.checkpoint.discovery import SearchResult
+from train.checkpoint.reader import RestoredCheckpoint
 from train.checkpoint.retention import RetentionPolicy
-from train.checkpoint.storage import CheckpointWriter, RestoredCheckpoint
+from train.checkpoint.writer import CheckpointWriter
 from train.errors import UserError
 from train.parallel.distributed import is_lost_peer_error
 
@@ -173,7 +172,7 @@ class CheckpointManager:
           UserError: The step has no checkpoint, or a damaged one, or one with other parameters,
             shapes or dtypes.
         """
-        return storage.restore_checkpoint(
+        return reader.restore_checkpoint(
             self._verified_path(step), abstract_state, require_all=True
         )
 
@@ -189,12 +188,12 @@ class CheckpointManager:
           UserError: As in `restore`.
         """
         path = self._verified_path(step)
-        restored = storage.restore_checkpoint(path, {name: abstract_tree}, require_all=False)
+        restored = reader.restore_checkpoint(path, {name: abstract_tree}, require_all=False)
         return restored.state[name]
 
     def read_metadata(self, step: int) -> dict[str, Any]:
         """Return the metadata saved with a step (UserError: as in `restore`)."""
-        return storage.read_metadata(self._verified_path(step))
+        return reader.read_metadata(self._verified_path(step))
 
     def close(self) -> None:
         """Wait for the save in progress and stop all threads."""
@@ -229,5 +228,8 @@ class CheckpointManager:
             known = f"steps {', '.join(map(str, steps))}" if steps else "no step"
             raise UserError(f"checkpoint {path}: does not exist; the folder has {known}")
         if problem := self.find_problem(step):
-            raise errors.damaged_error(path, problem)
+            raise UserError(
+                f"checkpoint {path}: is damaged ({problem}); "
+                "ask for another step, or put back what was saved"
+            )
         return path

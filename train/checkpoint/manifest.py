@@ -5,8 +5,6 @@ last and atomically, so that a save that is killed at any moment leaves no check
 restore compares the files with it, because Orbax and TensorStore do not detect a flipped bit.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -19,8 +17,8 @@ from typing import Literal, NamedTuple
 from etils import epath
 
 from train.errors import UserError
-from train.run_folder.folder import replace_atomically
-from train.run_folder.regular_files import MAX_MANIFEST_BYTES, open_regular, read_bytes
+from train.run_folder.regular_files import open_regular, read_bytes
+from train.run_folder.writing import replace_atomically
 
 STATE_ITEM, LEAVES_ITEM, METADATA_ITEM = "state", "leaves", "extra"
 """Subfolders of a checkpoint: the arrays, their dtypes and shapes, and JSON metadata."""
@@ -34,6 +32,7 @@ VerifyMode = Literal["auto", "sizes", "full"]
 AUTO_VERIFY_BYTES = 4 * 2**30
 """Largest checkpoint whose digests `auto` verifies. Hashing it takes at most ten seconds a core."""
 
+_MAX_BYTES = 2**26  # half a million files
 _CHUNK_BYTES = 2**22
 _THREADS = 4
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -116,7 +115,7 @@ def write_manifest(folder: epath.Path, files: FileEntries) -> None:
 def find_manifest_problem(folder: epath.Path, verify: VerifyMode) -> str | None:
     """Describe how a checkpoint differs from its manifest; None if it matches."""
     try:
-        files, checkpoint = _parse(read_bytes(folder / MANIFEST_NAME, MAX_MANIFEST_BYTES).decode())
+        files, checkpoint = _parse(read_bytes(folder / MANIFEST_NAME, _MAX_BYTES).decode())
     except FileNotFoundError:
         return "has no manifest"
     except (OSError, UserError, ValueError):

@@ -4,8 +4,6 @@ These are files of their own, beside the checkpoints. Weights of the right shape
 settings give wrong results without an error, so resume and `load` compare them with this record.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform
@@ -25,7 +23,7 @@ PROVENANCE_KEY = "run"
 
 
 def collect_provenance(
-    experiment: Experiment, tokenizer: Tokenizer, labels: Labels
+    experiment: Experiment, tokenizer: Tokenizer | None, labels: Labels
 ) -> dict[str, Any]:
     """Return the record to save with each checkpoint, as JSON values.
 
@@ -34,7 +32,7 @@ def collect_provenance(
     """
     return {
         "settings": non_resumable_fields(experiment),
-        "tokenizer": tokenizer.digest,
+        "tokenizer": None if tokenizer is None else tokenizer.digest,
         "labels": _digest(labels),
         "python": platform.python_version(),
     }
@@ -44,9 +42,7 @@ def check_provenance(
     metadata: Mapping[str, Any],
     step: int,
     folder: RunFolder,
-    experiment: Experiment,
-    tokenizer: Tokenizer,
-    labels: Labels,
+    current: Mapping[str, Any],
 ) -> None:
     """Raise UserError if a checkpoint was trained with other settings or files.
 
@@ -54,9 +50,7 @@ def check_provenance(
       metadata: Metadata of the checkpoint.
       step: Step of the checkpoint.
       folder: Folder of the run.
-      experiment: Settings from `config.json`, or requested ones.
-      tokenizer: Tokenizer from the run's folder.
-      labels: Class or tag names from the run's folder.
+      current: `collect_provenance` of the settings, tokenizer and labels in use.
     """
     record = metadata.get(PROVENANCE_KEY)
     if not isinstance(record, Mapping) or not isinstance(record.get("settings"), Mapping):
@@ -64,19 +58,17 @@ def check_provenance(
             f"checkpoint {folder.checkpoints / str(step)}: does not say what run it belongs to; "
             "put back what fit saved"
         )
-    current, trained = non_resumable_fields(experiment), record["settings"]
+    requested, trained = current["settings"], record["settings"]
     # Only settings that both versions of the package know can be compared.
-    for name in sorted(current.keys() & trained.keys()):
-        if current[name] != trained[name]:
+    for name in sorted(requested.keys() & trained.keys()):
+        if requested[name] != trained[name]:
             raise UserError(
-                f"{folder.config_json}: {name} is {json.dumps(current[name])}, and checkpoint "
+                f"{folder.config_json}: {name} is {json.dumps(requested[name])}, and checkpoint "
                 f"{step} was trained with {json.dumps(trained[name])}; put the file back as it was"
             )
-    for path, found, expected in (
-        (folder.tokenizer, tokenizer.digest, record.get("tokenizer")),
-        (folder.labels, _digest(labels), record.get("labels")),
-    ):
-        if found != expected:
+    for name in ("tokenizer", "labels"):
+        if current[name] != record.get(name):
+            path = folder.tokenizer if name == "tokenizer" else folder.labels
             raise UserError(
                 f"{path}: is not the one that checkpoint {step} was trained with; "
                 "put the file back as it was"

@@ -1,10 +1,8 @@
 """The command line `python -m train VERB ...`: dispatch, errors and exit statuses.
 
-Each verb is a module that is imported when the verb runs. `--help` loads no JAX, not even for a
+A verb's module is imported when the verb runs. `--help` loads no JAX, not even for a
 CONFIG: configs are plain dataclasses.
 """
-
-from __future__ import annotations
 
 import contextlib
 import importlib
@@ -12,28 +10,61 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
+from train.cli.own_packages import program_name
 from train.errors import UsageError, UserError
 from train.runtime.signals import reliable_keyboard_interrupt
 
+
+class Verb(NamedTuple):
+    """One verb of the command line."""
+
+    arguments: str
+    summary: str
+    module: str
+    """Module in `train.cli` whose function `run_VERB` runs it."""
+
+
 VERBS = {
-    "fit": ("CONFIG [--workdir W] [--a.b.c VALUE ...]", "train; resumes where a run stopped"),
-    "evaluate": ("W [--split S]", "metrics of a run on held-out data"),
-    "sample": ("W --prompt TEXT ...", "generate, translate, classify or tag with a run's model"),
-    "goodput": ("W", "how a run's time was spent, over all its processes"),
-    "describe": ("CONFIG [--a.b.c VALUE ...]", "parameters, FLOPs and memory, before training"),
-    "plan": (
+    "fit": Verb(
+        "CONFIG [--workdir W] [--a.b.c VALUE ...]",
+        "train; resumes where a run stopped",
+        "config_verbs",
+    ),
+    "evaluate": Verb("W [--split S]", "metrics of a run on held-out data", "run_verbs"),
+    "sample": Verb(
+        "W --prompt TEXT ...",
+        "generate, translate, classify or tag with a run's model",
+        "run_verbs",
+    ),
+    "goodput": Verb("W", "how a run's time was spent, over all its processes", "run_verbs"),
+    "describe": Verb(
+        "CONFIG [--a.b.c VALUE ...]",
+        "parameters, FLOPs and memory, before training",
+        "config_verbs",
+    ),
+    "plan": Verb(
         "CONFIG --target T [--a.b.c VALUE ...]",
         "memory, time and cost on any hardware, and the best mesh",
+        "config_verbs",
     ),
-    "doctor": ("", "this machine's hardware and versions, and problems with them"),
+    "scaling": Verb(
+        "--from-csv FILE [--budget FLOPS] [--workdir DIR]",
+        "scaling laws fitted to runs, and the compute-optimal model of a budget",
+        "sweep_verbs",
+    ),
+    "doctor": Verb("", "this machine's hardware and versions, and problems with them", "run_verbs"),
 }
-"""Arguments and summary of each verb, in the order of the help text."""
+"""All verbs, in the order of the help text."""
 
 
 MODEL_VERBS = frozenset({"fit", "evaluate", "sample"})
 """Verbs that run a model, for which Python may restart with huge pages."""
+
+
+PLUGIN_VERBS = frozenset(VERBS) - {"goodput", "doctor"}
+"""Verbs that read experiments, which may need code of the user: they accept `--import`."""
 
 
 HELP_FLAGS = frozenset({"-h", "--help"})
@@ -78,6 +109,7 @@ def dispatch(verb: str, arguments: list[str]) -> int:
     """Run one verb and return the exit status."""
     if verb not in VERBS:
         raise UsageError(f"verb {verb}: is not known; choose one of {', '.join(VERBS)}")
+    modules = pop_imports(arguments) if verb in PLUGIN_VERBS else []
     # Before CONFIG or W, --help means the verb's usage; after it, tyro lists all settings.
     options = itertools.takewhile(lambda each: each.startswith("-"), arguments)
     if not HELP_FLAGS.isdisjoint(options):
@@ -87,12 +119,34 @@ def dispatch(verb: str, arguments: list[str]) -> int:
 
     try:
         with exit_on_stop_signal() if verb == "fit" else contextlib.nullcontext():
-            module = importlib.import_module(f"train.cli.{verb}")
-            status: int = module.main(arguments)
+            if verb in PLUGIN_VERBS:
+                from train.config.plugins import import_installed_plugins, import_modules
+
+                import_installed_plugins()
+                import_modules(modules, "--import")
+            module = importlib.import_module(f"train.cli.{VERBS[verb].module}")
+            status: int = getattr(module, f"run_{verb}")(arguments)
     except PreemptedError as stop:
         print(stop, file=sys.stderr)
         return PREEMPTED_EXIT_STATUS
     return status
+
+
+def pop_imports(arguments: list[str]) -> list[str]:
+    """Remove every `--import NAME` from the arguments, and return the names in order."""
+    names, left = [], iter(arguments[:])
+    arguments.clear()
+    for each in left:
+        name = each.removeprefix("--import=")
+        if each == "--import":
+            name = next(left, "")
+        elif name == each:
+            arguments.append(each)
+            continue
+        if not name or name.startswith("-"):
+            raise UsageError("--import: names no module; give mypackage.module or a .py file")
+        names.append(name)
+    return names
 
 
 def exit_process(status: int, error: BaseException) -> NoReturn:
@@ -132,8 +186,8 @@ def discard_output() -> None:
 
 def verb_usage(verb: str) -> str:
     """Return the text of `VERB --help`."""
-    signature, summary = VERBS[verb]
-    lines = [f"usage: python -m train {verb} {signature}".rstrip(), "", summary]
+    signature, summary, _ = VERBS[verb]
+    lines = [f"usage: {program_name()} {verb} {signature}".rstrip(), "", summary]
     if signature:
         name = signature.split()[0]
         lines.append(f"give {name} before --help to see its settings and their values")
@@ -144,15 +198,16 @@ def verb_usage(verb: str) -> str:
 def usage() -> str:
     """Return the text of `--help`."""
     width = max(len(verb) for verb in VERBS)
-    lines = ["usage: python -m train VERB ...", "", "verbs:"]
-    for verb, (signature, summary) in VERBS.items():
+    lines = [f"usage: {program_name()} VERB ...", "", "verbs:"]
+    for verb, (signature, summary, _) in VERBS.items():
         lines.append(f"  {verb:<{width}}  {summary}")
-        lines.append(f"  {'':<{width}}    python -m train {verb} {signature}".rstrip())
+        lines.append(f"  {'':<{width}}    {program_name()} {verb} {signature}".rstrip())
     lines += [
         "",
         "CONFIG is a file in configs/, with one of its experiments if it holds several (gpt2,",
         "gpt2:medium), or the path of a .py file. W is the folder of a run.",
-        "python -m train VERB --help lists a verb's settings; --debug shows tracebacks;",
-        "--json prints one object on standard output.",
+        f"{program_name()} VERB --help lists a verb's settings; --debug shows tracebacks;",
+        "--json prints one object on standard output. --import mypackage.module (or file.py)",
+        "imports code of your own first. linen-transformer VERB ... is the installed command.",
     ]
     return "\n".join(lines)

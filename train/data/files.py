@@ -1,8 +1,5 @@
 """File paths: expansion of `~`, variables, globs and folders, for local and remote paths."""
 
-from __future__ import annotations
-
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -10,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from train.errors import UsageError, UserError
+from train.errors import UsageError, UserError, as_user_error
 
 if TYPE_CHECKING:
     from etils import epath
@@ -36,18 +33,6 @@ class TextFile:
                 return str(self.path.absolute()), local.st_size, local.st_mtime_ns
             remote = self.path.stat()
             return str(self.path), remote.length, int(remote.mtime)
-
-
-@contextlib.contextmanager
-def as_user_error(what: str) -> Iterator[None]:
-    """Turn an exception of reading a path into a UserError that names the path."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"{what}: {reason}; check the path and its permissions") from error
-    except ImportError as error:  # a remote file system needs a package that is not installed
-        raise UserError(f"{what}: {error}; then try again") from error
 
 
 def expand_path(path: str) -> AnyPath:

@@ -9,9 +9,9 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 
-from train.data.files import TextFile, as_user_error
-from train.data.text import Document
-from train.errors import UserError
+from train.data.files import TextFile
+from train.data.text_files import Document
+from train.errors import UserError, as_user_error
 
 LIBRARY_PATH = "python:library"
 

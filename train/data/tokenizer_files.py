@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from train.data.files import AnyPath, as_user_error, expand_path
-from train.errors import UserError
+from train.data.files import AnyPath, expand_path
+from train.errors import UserError, as_user_error
 from train.run_folder.regular_files import MAX_VOCABULARY_BYTES, read_bytes
 
 if TYPE_CHECKING:

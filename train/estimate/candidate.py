@@ -1,4 +1,4 @@
-"""One way to train an experiment on a target: mesh, rematerialization and microbatches."""
+"""Options of a plan, and the candidates it compares: meshes, rematerialization, microbatches."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -9,6 +9,28 @@ from transformer.config import RematPolicy
 
 SEARCHED_REMAT: tuple[RematPolicy, ...] = ("none", "dots", "full")
 """Rematerialization policies that a search tries, in addition to the experiment's own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOptions:
+    """Options of a plan. Also flags of the verb `plan`, whose help shows the texts below."""
+
+    search: bool = True
+    """Search over meshes, rematerialization and microbatches; False: keep the experiment's
+    settings."""
+    compile_best: int = 3
+    """Compile up to this many of the best candidates, until one fits; 0: estimates only."""
+    precisions: bool = True
+    """Estimate the best candidate in each narrower precision too; precision changes training
+    results."""
+    measure: bool = True
+    """With --target here, execute a few steps if they fit and are short."""
+    tokens: float = 0.0
+    """Training tokens for total time and price; 0: those of the experiment's steps."""
+    prices: str = ""
+    """TOML file with prices per chip hour; empty: the shipped list prices."""
+    show: int = 8
+    """Rows of the ranking to show."""
 
 
 class Candidate(NamedTuple):

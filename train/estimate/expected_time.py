@@ -19,8 +19,8 @@ import importlib.resources
 import tomllib
 from typing import Any, NamedTuple
 
-from train.data.files import as_user_error, expand_path
-from train.errors import UserError
+from train.data.files import expand_path
+from train.errors import UserError, as_user_error
 from train.estimate.chips import Chip
 from train.run_folder.regular_files import MAX_SETTINGS_BYTES, read_bytes
 

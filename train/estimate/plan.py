@@ -7,11 +7,11 @@ from typing import Any
 
 from train.config.resolve import resolve_precision
 from train.estimate.batch_shapes import max_batch_shape
-from train.estimate.candidate import Candidate, mesh_sizes
+from train.estimate.candidate import Candidate, PlanOptions, mesh_sizes
 from train.estimate.compile import CompiledStep, compile_step
 from train.estimate.compile_process import compile_in_subprocess
 from train.estimate.expected_time import ExpectedStep, chip_price, expect_step, published_as_dict
-from train.estimate.measure_step import time_step
+from train.estimate.local_measurements import time_step
 from train.estimate.quantities import Quantities
 from train.estimate.remedies import PrecisionOption, best_by_precision
 from train.estimate.search import RankedCandidate, rank_candidate, search_candidates
@@ -20,27 +20,6 @@ from train.experiment import Experiment
 
 MAX_MEASURED_SECONDS = 10.0
 """Longest estimated step, in seconds, that is executed for a measurement."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PlanOptions:
-    """Options of a plan."""
-
-    search: bool = True
-    """Search over meshes, rematerialization and microbatches; False: keep the experiment's
-    settings."""
-    compile_best: int = 1
-    """Compile up to this many of the best candidates, until one fits; 0: estimates only."""
-    tokens: float = 0.0
-    """Training tokens for total time and price; 0: those of the experiment's steps."""
-    prices: str = ""
-    """TOML file with prices per chip hour; empty: the shipped list prices."""
-    precisions: bool = True
-    """Estimate the best candidate in each narrower precision too."""
-    measure: bool = True
-    """Execute a few compiled steps if the target is local and the step fits and is short."""
-    show: int = 8
-    """Rows of the ranking to show."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +151,7 @@ def _compiled_as_dict(compiled: CompiledStep | None) -> dict[str, Any] | None:
 def make_plan(
     experiment: Experiment,
     target: Target,
-    options: PlanOptions = PlanOptions(),
+    options: PlanOptions,
     notes: tuple[str, ...] = (),
 ) -> Plan:
     """Plan an experiment whose sizes are resolved.

@@ -1,7 +1,5 @@
 """Evaluate a run while it trains, at its end, and later from its folder."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from train.checkpoint.manager import CheckpointManager
@@ -26,7 +24,7 @@ class Evaluator:
         self.best = BestEvaluation()
 
     def restore_best(self, best: BestEvaluation, checkpoints: CheckpointManager) -> None:
-        """Continue from the best evaluation that a checkpoint's metadata holds.
+        """Continue from the best evaluation that the restored checkpoint holds.
 
         It is dropped if its own checkpoint is gone: either keeping it was not requested, or a
         later evaluation, which the resumed run has not made yet, was better.
@@ -64,11 +62,23 @@ class Evaluator:
             self.best = self.best.after_evaluation(step, metrics[metric.name], metric)
         if not is_last and is_due(step, self.experiment.sample.every):
             with report.pause("evaluate"):
-                report.log_sample(step, self.generate_sample(eval_params(state), step))
+                self.log_sample(step, eval_params(state), report)
 
     def evaluate(self, params: Any, *, whole: bool) -> dict[str, float]:
         """Return the validation metrics, over the whole split or `evaluation.num_batches`."""
         return self.task.evaluate(self.engine, params, self.corpus, "validation", full_split=whole)
+
+    def log_sample(self, step: int, params: Any, report: Reporter) -> None:
+        """Log a sample, or why there is none."""
+        try:
+            text = self.generate_sample(params, step)
+        except Exception as error:  # noqa: BLE001
+            # A sample only shows how the run is doing: no error of it may end the training.
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            report.log_event("sample failed", step=step, why=reason)
+            report.print_message(f"step {step}: no sample ({reason}); training continues")
+        else:
+            report.log_sample(step, text)
 
     def generate_sample(self, params: Any, step: int) -> str:
         """Return the text that the model generates from `sample.prompt`."""
@@ -111,7 +121,7 @@ class Evaluator:
         metrics = self.evaluate(weights.params, whole=True)
         report.log_evaluation(step, "validation", metrics)
         if self.experiment.sample.every:
-            report.log_sample(step, self.generate_sample(weights.params, step))
+            self.log_sample(step, weights.params, report)
         report.log_event("finished", step=step, **metrics)
         return metrics
 

@@ -1,16 +1,26 @@
 """Read the detector's verdicts on the host, one step late so that training does not wait."""
 
-from __future__ import annotations
-
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from train.recovery.config import RecoveryConfig
 from train.recovery.detector import DETECTOR_METRICS, MONITORED_METRICS
-from train.recovery.rollback import Anomaly
 from train.step import Metrics
 from train.telemetry.reporter import Reporter
+
+
+@dataclasses.dataclass(frozen=True)
+class Anomaly:
+    """Consecutive anomalous steps that need a rollback."""
+
+    first_step: int
+    last_step: int
+    next_batch: int
+    """Cursor of the batch after the last step's."""
+    reason: str
+    """Description of the last step's anomaly."""
 
 
 class _Dispatched(NamedTuple):
@@ -28,7 +38,9 @@ class AnomalyMonitor:
         self._config, self._reporter = config, reporter
         self._pending: _Dispatched | None = None
 
-    def check(self, step: int, cursor: int, metrics: Metrics, *, wait: bool) -> Anomaly | None:
+    def find_anomaly(
+        self, step: int, cursor: int, metrics: Metrics, *, wait: bool
+    ) -> Anomaly | None:
         """Check the previous step. With `wait`, check this step too, which waits for its end.
 
         Args:

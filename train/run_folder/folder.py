@@ -1,24 +1,16 @@
-"""Paths of a run's files, and safe reading and writing of them."""
+"""The folder of a run: the paths of its files, and checks before a run uses it."""
 
-from __future__ import annotations
-
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import secrets
-from collections.abc import Iterator
 from typing import Any
 
-from train.data.files import AnyPath, as_user_error, expand_path
-from train.errors import UserError
-from train.run_folder.regular_files import (
-    MAX_SETTINGS_BYTES,
-    check_not_symlink,
-    is_local,
-    read_bytes,
-)
+from train.data.files import AnyPath, expand_path
+from train.errors import UserError, as_user_error
+from train.run_folder.regular_files import MAX_SETTINGS_BYTES, is_local, read_bytes
+from train.run_folder.writing import check_not_symlink, explain_write_errors
 
 # Names of a run's files without their endings. A run that was killed at its very start has some
 # of them and no config.json yet.
@@ -52,7 +44,7 @@ class RunFolder:
     path: AnyPath
 
     @classmethod
-    def create(cls, workdir: str | os.PathLike[str]) -> RunFolder:
+    def create(cls, workdir: str | os.PathLike[str]) -> "RunFolder":
         """Return the folder of a new or resumed run; create it if it does not exist.
 
         Raises:
@@ -67,10 +59,10 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open_existing(cls, workdir: str | os.PathLike[str]) -> RunFolder:
+    def open_existing(cls, workdir: str | os.PathLike[str]) -> "RunFolder":
         """Return the folder of an existing run (UserError: it holds no run)."""
         folder = cls(_resolve_workdir(workdir))
-        with explain_read_errors(folder.path):
+        with as_user_error(str(folder.path)):
             exists, has_run = folder.path.exists(), folder.config_json.exists()
         if not has_run:
             found = f"holds no run (no {folder.config_json.name})" if exists else "does not exist"
@@ -170,92 +162,18 @@ class RunFolder:
         probe.unlink()
 
 
-@contextlib.contextmanager
-def explain_write_errors(path: AnyPath) -> Iterator[None]:
-    """Raise a UserError that names `path` in place of an OSError."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written ({os_error_reason(error)}); "
-            "make room there, check its permissions, or give another --workdir"
-        ) from error
-
-
-def explain_read_errors(path: AnyPath) -> contextlib.AbstractContextManager[None]:
-    """Raise a UserError that names `path` in place of the errors of reading it."""
-    return as_user_error(str(path))
-
-
-def os_error_reason(error: OSError) -> str:
-    """Return the operating system's description of an error, on one line."""
-    return error.strerror or " ".join(str(error).split()) or type(error).__name__
-
-
 def read_json(path: AnyPath, max_bytes: int = MAX_SETTINGS_BYTES) -> Any:
     """Return the value in a JSON file.
 
     Raises:
       UserError: The file cannot be read, is damaged, or is larger than `max_bytes`.
     """
-    with explain_read_errors(path):
+    with as_user_error(str(path)):
         data = read_bytes(path, max_bytes)
     try:
         return json.loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: is not JSON ({error}); put the file back as it was") from error
-
-
-def write_atomically(path: AnyPath, data: str | bytes) -> None:
-    """Write a whole file (text as UTF-8), so that readers see the old or the new content.
-
-    Raises:
-      UserError: The file cannot be written; the old content is intact.
-    """
-    with explain_write_errors(path):
-        replace_atomically(path, data.encode() if isinstance(data, str) else data)
-
-
-def replace_atomically(path: AnyPath, data: bytes) -> None:
-    """Write a whole file as `write_atomically` does, but raise OSError."""
-    if not isinstance(path, pathlib.Path):
-        path.write_bytes(data)  # an object store shows a file only once it is complete
-        return
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            # Without it, a power failure after the rename can leave an empty file.
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def set_aside_file(path: AnyPath, suffix: str) -> AnyPath | None:
-    """Rename a file to an unused name `<name>.<suffix>`.
-
-    Returns:
-      The new path; None if the file does not exist.
-
-    Raises:
-      UserError: The file cannot be renamed.
-    """
-    with explain_write_errors(path):
-        if not path.exists():
-            return None
-        return path.rename(unused_path(path, suffix))
-
-
-def unused_path(path: AnyPath, suffix: str) -> AnyPath:
-    """Return `<path>.<suffix>`, with a number appended if it exists."""
-    candidate = path.with_name(f"{path.name}.{suffix}")
-    number = 1
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}.{suffix}.{number}")
-    return candidate
 
 
 def _resolve_workdir(workdir: str | os.PathLike[str]) -> AnyPath:

@@ -15,8 +15,6 @@ An owner that was suspended, or cut off from its storage, may wake up after it w
 therefore reads the lease before each save, and stops if the lease is no longer its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import threading
@@ -26,7 +24,7 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from train.errors import UserError
-from train.run_folder.folder import RunFolder, explain_write_errors
+from train.run_folder.folder import RunFolder
 from train.run_folder.lease import (
     Lease,
     LeaseStore,
@@ -35,6 +33,7 @@ from train.run_folder.lease import (
     new_lease,
     owner_state,
 )
+from train.run_folder.writing import explain_write_errors
 
 LEASE_SECONDS = 60.0
 """Seconds without a renewal after which an owner on another machine counts as dead."""

@@ -1,22 +1,18 @@
-"""Read and append to regular files of bounded size.
+"""Read regular files of bounded size.
 
 A path may name a FIFO, on which `open` blocks forever, a device that never ends, or a sparse file
 larger than memory. A run's folder may come from somebody else, so its content is not trusted.
-Files that a run appends to must lie in its folder, so symbolic links are refused there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import pathlib
 import stat
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from train.errors import UserError
-from train.runtime.host_memory import host_memory_bytes
 
 if TYPE_CHECKING:
     from train.data.files import AnyPath
@@ -27,22 +23,15 @@ MAX_SETTINGS_BYTES = 2**24
 MAX_VOCABULARY_BYTES = 2**28
 """Limit of a tokenizer file or a list of class names: 256 MiB."""
 
-MAX_MANIFEST_BYTES = 2**26
-"""Limit of a checkpoint's manifest: half a million files."""
-
 MAX_LOG_BYTES = 2**32
 """Limit of a JSON lines log (metrics, events, times) or of samples: 4 GiB."""
 
 MAX_LINE_BYTES = 2**24
 """Limit of one line of a log."""
 
-MAX_DOCUMENT_BYTES = 2**28
-"""Limit of one line of a dataset in JSON lines, which is a document."""
-
 _CHUNK_BYTES = 2**22
-_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # opening a FIFO with it does not wait for a writer
-_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
-_BINARY = getattr(os, "O_BINARY", 0)
+NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # opening a FIFO with it does not wait for a writer
+BINARY = getattr(os, "O_BINARY", 0)
 _FILE_KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFCHR: "a device",
@@ -55,14 +44,6 @@ _FILE_KINDS = {
 def is_local(path: AnyPath) -> bool:
     """Return True for a path of this machine's file systems, False for `gs://...` and the like."""
     return "://" not in os.fspath(path)
-
-
-def max_text_bytes() -> int:
-    """Return the largest text to read whole: a quarter of the machine's memory.
-
-    Its bytes, its characters and its tokens are in memory at the same time.
-    """
-    return (host_memory_bytes() or 2**36) // 4
 
 
 @contextlib.contextmanager
@@ -78,34 +59,13 @@ def open_regular(path: AnyPath) -> Iterator[IO[bytes]]:
             yield cast("IO[bytes]", stream)
         return
     # O_NONBLOCK: opening a FIFO for reading would wait for a writer, before it can be checked.
-    descriptor = os.open(path, os.O_RDONLY | _NONBLOCK | _BINARY)
-    with _checked_stream(path, descriptor, "rb") as stream:
+    descriptor = os.open(path, os.O_RDONLY | NONBLOCK | BINARY)
+    with checked_stream(path, descriptor, "rb") as stream:
         yield stream
 
 
 @contextlib.contextmanager
-def open_append(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Open a local file for appending and reading; create it if it does not exist.
-
-    Raises:
-      UserError: The path is a symbolic link, or no regular file.
-      OSError: The file cannot be opened.
-    """
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | _NOFOLLOW | _NONBLOCK | _BINARY
-    if not _NOFOLLOW:  # Windows
-        check_not_symlink(path)
-    try:
-        descriptor = os.open(path, flags, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:  # O_NOFOLLOW met a link
-            check_not_symlink(path)
-        raise
-    with _checked_stream(path, descriptor, "a+b") as stream:
-        yield stream
-
-
-@contextlib.contextmanager
-def _checked_stream(
+def checked_stream(
     path: AnyPath, descriptor: int, mode: Literal["rb", "a+b"]
 ) -> Iterator[IO[bytes]]:
     """Check an open descriptor, not its path, which may be replaced meanwhile; close it after."""
@@ -119,15 +79,6 @@ def _checked_stream(
         raise
     with os.fdopen(descriptor, mode) as stream:
         yield stream
-
-
-def check_not_symlink(path: AnyPath) -> None:
-    """Raise UserError if a local path is a symbolic link, wherever it points."""
-    if is_local(path) and pathlib.Path(path).is_symlink():
-        raise UserError(
-            f"{path}: is a link, and a run writes in its own folder alone; "
-            "put what it leads to in its place, or make the whole folder the link"
-        )
 
 
 def read_bytes(path: AnyPath, max_bytes: int) -> bytes:

@@ -1,7 +1,5 @@
 """Translation: predict the target sentence of a source sentence (Vaswani et al. 2017)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,14 +24,14 @@ from train.tasks.evaluation import (
     perplexity,
     round_up_batch_size,
 )
-from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
-from train.tasks.vocabulary import Labels, resolve_vocab_size
+from train.tasks.vocabulary import Labels, resolve_vocab_size, tokenizer_of
+from transformer.attention.base import mixer_class
 from transformer.baselines.nonautoregressive import NonAutoregressive, translate_nonautoregressive
 from transformer.context import ActivationConstraint
 from transformer.generation.beam_search import BeamSearchConfig
 from transformer.generation.translate import translate
 from transformer.hardware import Hardware
-from transformer.losses import Loss
+from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
 from transformer.models.encoder_decoder import EncoderDecoder
 
 if TYPE_CHECKING:
@@ -86,10 +84,21 @@ class TranslationTask(Task):
         return resolve_vocab_size(self.experiment, corpus.tokenizer)
 
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> Translator:
-        """Return an autoregressive model, or without `model.causal` a non-autoregressive one."""
+        """Return an autoregressive model, or without `model.causal` a non-autoregressive one.
+
+        Raises:
+          ValueError: Beam search could not decode from a mixer of the decoder.
+        """
         config = self.experiment.model
-        model_class = EncoderDecoder if config.causal else NonAutoregressive
-        return model_class(config, hardware, constrain)
+        if not config.causal:
+            return NonAutoregressive(config, hardware, constrain)
+        for mixer in {block.mixer for block in config.layer_pattern}:
+            if not mixer_class(mixer).abilities(mixer).cached:
+                raise ValueError(
+                    f"mixer {mixer.kind}: has no cache, and translations are decoded from one; "
+                    "choose another mixer for the decoder"
+                )
+        return EncoderDecoder(config, hardware, constrain)
 
     def make_loss_fn(self, model: Translator) -> LossFn:
         """Return the cross entropy of the target's tokens. Labels are smoothed in training alone.
@@ -146,7 +155,7 @@ class TranslationTask(Task):
         return f"{len(corpus.split('train').pairs):,} pairs of sentences"
 
     def evaluate(
-        self, engine: Engine, params: Any, corpus: Corpus, split: str, *, full_split: bool
+        self, engine: "Engine", params: Any, corpus: Corpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
         """Return the loss, in nats a target token, the perplexity, and for a full split BLEU.
 
@@ -171,7 +180,7 @@ class TranslationTask(Task):
 
     def bleu_scores(
         self,
-        engine: Engine,
+        engine: "Engine",
         params: Any,
         corpus: Corpus,
         pairs: BitextSplit,
@@ -197,17 +206,17 @@ class TranslationTask(Task):
 
     def sample(
         self,
-        run: Run,
+        run: "Run",
         prompts: Sequence[str],
         options: SampleOptions,
         on_text: TextCallback | None = None,
     ) -> list[str]:
         """Return the translation of each prompt."""
         for prompt in prompts:
-            self.check_prompt(prompt, run.tokenizer)
-        sources = encode_sentences(run.tokenizer, prompts)
+            self.check_prompt(prompt, tokenizer_of(run))
+        sources = encode_sentences(tokenizer_of(run), prompts)
         translations = self.translate_sources(
-            run.model, run.params, run.tokenizer, sources, options.num_beams
+            run.model, run.params, tokenizer_of(run), sources, options.num_beams
         )
         if on_text is not None:
             on_text("".join(translations))

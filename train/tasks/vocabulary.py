@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from train.errors import UserError
-from train.run_folder.folder import RunFolder, explain_read_errors, read_json
+from train.errors import UserError, as_user_error
+from train.run_folder.folder import RunFolder, read_json
 from train.run_folder.regular_files import MAX_VOCABULARY_BYTES
 
 if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer
     from train.experiment import Experiment
+    from train.run import Run
     from train.tasks.config import Classification, Tagging
 
 Labels = tuple[str, ...]
@@ -20,7 +21,7 @@ Labels = tuple[str, ...]
 
 def read_labels(folder: RunFolder) -> Labels:
     """Return the labels saved with a run; empty for a task without labels."""
-    with explain_read_errors(folder.labels):
+    with as_user_error(str(folder.labels)):
         try:
             # Not `exists`: it takes a loop of symbolic links for a missing file.
             folder.labels.stat()
@@ -30,6 +31,19 @@ def read_labels(folder: RunFolder) -> Labels:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{folder.labels}: is no list of names; put the file back as it was")
     return tuple(names)
+
+
+def read_tokenizer(folder: RunFolder, experiment: Experiment) -> Tokenizer | None:
+    """Return the tokenizer saved with a run; None for data without text."""
+    from train.data.tokenizer import Tokenizer
+
+    return None if experiment.data.tokenizer is None else Tokenizer.load(folder.tokenizer)
+
+
+def tokenizer_of(run: Run) -> Tokenizer:
+    """Return the tokenizer of a run whose data are text."""
+    assert run.tokenizer is not None
+    return run.tokenizer
 
 
 def resolve_vocab_size(experiment: Experiment, tokenizer: Tokenizer) -> Experiment:

@@ -4,8 +4,6 @@ A JSON lines file holds one JSON object a line and only grows. It survives a pro
 while writing: readers skip a torn line, and the next writer ends it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json
@@ -16,16 +14,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from train.data.files import AnyPath
-from train.run_folder.folder import explain_read_errors, explain_write_errors
+from train.errors import as_user_error
 from train.run_folder.regular_files import (
     MAX_LINE_BYTES,
     MAX_LOG_BYTES,
     iter_lines,
-    open_append,
     open_regular,
     read_bytes,
     too_large_error,
 )
+from train.run_folder.writing import explain_write_errors, open_append
 
 JsonRecord = dict[str, Any]
 
@@ -86,7 +84,7 @@ def read_raw_lines(path: AnyPath) -> list[str]:
       UserError: It is no regular file, or the file or a line is too long for a log.
     """
     lines, size = [], 0
-    with explain_read_errors(path), contextlib.ExitStack() as stack:
+    with as_user_error(str(path)), contextlib.ExitStack() as stack:
         try:
             stream = stack.enter_context(open_regular(path))
         except FileNotFoundError:

@@ -3,8 +3,6 @@
 Every process has a reporter, and only the main process writes. The loop need not ask which it is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 import time
@@ -13,8 +11,9 @@ from typing import Any, Self
 
 from train.errors import UserError
 from train.experiment import Experiment
-from train.run_folder.folder import RunFolder, explain_write_errors
-from train.run_folder.regular_files import MAX_LOG_BYTES, open_append, read_bytes
+from train.run_folder.folder import RunFolder
+from train.run_folder.regular_files import MAX_LOG_BYTES, read_bytes
+from train.run_folder.writing import explain_write_errors, open_append
 from train.telemetry.event_log import EventLog
 from train.telemetry.goodput import Activity, ActivityTimer, TimeLog, format_goodput
 from train.telemetry.loss_plot import event_steps, plot_losses

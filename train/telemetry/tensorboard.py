@@ -1,7 +1,5 @@
 """Write scalars for TensorBoard, a folder for each split so that splits share a chart."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import socket
@@ -11,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from train.data.files import AnyPath
-from train.run_folder.folder import explain_write_errors
-from train.run_folder.regular_files import check_not_symlink
+from train.run_folder.writing import check_not_symlink, explain_write_errors
 
 
 class TensorBoardWriter:

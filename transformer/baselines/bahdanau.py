@@ -29,7 +29,7 @@ from transformer.baselines.memory_attention import (
     project_additive_keys,
     visible_memory,
 )
-from transformer.layers.params import apply_linear
+from transformer.layers.basic import apply_linear
 from transformer.registry import MIXERS
 
 

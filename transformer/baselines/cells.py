@@ -15,7 +15,7 @@ from flax import struct
 from transformer.attention.sparse_ops.document_boundaries import DocumentBoundaries
 from transformer.config import Initialization, Initializer
 from transformer.context import ModelContext
-from transformer.layers.params import apply_linear, declare_weight
+from transformer.layers.basic import apply_linear, declare_weight
 
 RecurrentCell = Callable[[Any, Any], tuple[Any, Any]]
 """(state [B, ...], inputs of one token [B, ...]) -> (state, output [B, ...])."""
@@ -101,7 +101,7 @@ def apply_matrix(
     matrix: jax.Array,  # [rows, *outputs]
 ) -> jax.Array:  # [B, *outputs]
     """Multiply the vector of one token by a matrix."""
-    return (x @ matrix.reshape(len(matrix), -1)).reshape(len(x), *matrix.shape[1:])
+    return (x @ matrix.reshape(matrix.shape[0], -1)).reshape(x.shape[0], *matrix.shape[1:])
 
 
 def lstm_step(
@@ -175,5 +175,5 @@ class LSTMLayer(nn.Module):
             return state, state.hidden
 
         if state is None:
-            state = LSTMState.empty(len(x), self.hidden_size, self.context.precision.compute)
+            state = LSTMState.empty(x.shape[0], self.hidden_size, self.context.precision.compute)
         return scan_cell(cell, state, gates, boundaries, initial_states)

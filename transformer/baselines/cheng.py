@@ -20,8 +20,9 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.masks import Mask, MaskPattern, dense_mask, token_segments
+from transformer.attention.masks import Mask, MaskPattern, dense_mask
 from transformer.attention.sparse_ops.document_boundaries import document_boundaries
+from transformer.attention.token_segments import token_segments
 from transformer.baselines.cells import (
     LSTMState,
     RecurrentCell,
@@ -33,7 +34,7 @@ from transformer.baselines.cells import (
 )
 from transformer.baselines.config import ChengConfig
 from transformer.baselines.memory_attention import additive_scorer, attend_with_scores
-from transformer.layers.params import apply_linear
+from transformer.layers.basic import apply_linear
 from transformer.registry import MIXERS
 
 

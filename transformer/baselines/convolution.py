@@ -17,7 +17,7 @@ from transformer.attention.base import (
 from transformer.attention.sparse_ops.neighbor_window import NeighborCache, neighbor_window
 from transformer.baselines.config import ConvolutionConfig
 from transformer.config import Initialization
-from transformer.layers.params import apply_linear, declare_weight
+from transformer.layers.basic import apply_linear, declare_weight
 from transformer.registry import MIXERS
 
 

@@ -20,7 +20,7 @@ from transformer.attention.base import (
 from transformer.attention.sparse_ops.document_boundaries import document_boundaries
 from transformer.baselines.cells import apply_matrix, recurrent_weight, scan_cell
 from transformer.baselines.config import ElmanConfig
-from transformer.layers.params import apply_linear
+from transformer.layers.basic import apply_linear
 from transformer.registry import MIXERS
 
 

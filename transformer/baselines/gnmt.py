@@ -44,7 +44,7 @@ from transformer.baselines.memory_attention import (
     project_additive_keys,
     visible_memory,
 )
-from transformer.layers.dropout import dropout, fold_in
+from transformer.layers.basic import dropout, fold_in
 from transformer.registry import MIXERS
 
 
@@ -169,7 +169,7 @@ class GNMTDecoder(Mixer):
             new_keys = project_additive_keys(self, inputs.memory, score_size, context)
         keys, values, first_cache = keys_and_values(first_cache, new_keys, inputs.memory, x.dtype)
         if first_cache is None:
-            first_state, *states = self.initial_states(len(x))
+            first_state, *states = self.initial_states(x.shape[0])
         else:
             first_state, states = first_cache.state, cache.upper_layers
         layer_input = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, 0))

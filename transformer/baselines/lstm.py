@@ -17,7 +17,7 @@ from transformer.attention.base import (
 from transformer.attention.sparse_ops.document_boundaries import document_boundaries
 from transformer.baselines.cells import LSTMLayer, LSTMState
 from transformer.baselines.config import LSTMConfig
-from transformer.layers.params import apply_linear
+from transformer.layers.basic import apply_linear
 from transformer.registry import MIXERS
 
 

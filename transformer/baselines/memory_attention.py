@@ -18,7 +18,7 @@ from transformer.attention.sparse_ops.document_boundaries import (
 )
 from transformer.baselines.cells import RECURRENT_INIT, LSTMState, apply_matrix, recurrent_weight
 from transformer.context import ModelContext
-from transformer.layers.params import apply_linear
+from transformer.layers.basic import apply_linear
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 from transformer.precision import finfo_min
 
@@ -205,7 +205,7 @@ def last_visible(
 
 
 def _gather_visible(memory: jax.Array, visible: jax.Array, index: jax.Array) -> jax.Array:
-    index = jnp.broadcast_to(index, (len(memory), index.shape[1]))
+    index = jnp.broadcast_to(index, (memory.shape[0], index.shape[1]))
     gathered = jnp.take_along_axis(memory, index[:, :, None], axis=1)
     # argmax over no True is 0, which is a wrong vector where nothing is visible.
     return jnp.where(visible.any(axis=-1)[:, :, None], gathered, 0)

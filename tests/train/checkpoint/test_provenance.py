@@ -13,8 +13,8 @@ from tests.train.support import lines_of, tiny
 from train.checkpoint.provenance import explain_library_mismatch
 from train.errors import UserError
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.recovery.rollback import Rollback, RollbackRecord
-from train.resume import read_final_metrics
+from train.recovery.rollback_record import Rollback, RollbackRecord
+from train.run import read_final_metrics
 from train.run_folder.folder import RunFolder
 from train.telemetry.event_log import EventLog
 

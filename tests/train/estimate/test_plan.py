@@ -11,10 +11,10 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.support import tiny
 from train.errors import UserError
 from train.estimate.batch_shapes import max_batch_shape, resolve_sizes
-from train.estimate.candidate import mesh_sizes
+from train.estimate.candidate import PlanOptions, mesh_sizes
 from train.estimate.chips import CHIPS
 from train.estimate.expected_time import PUBLISHED, chip_price
-from train.estimate.plan import Plan, PlanOptions, make_plan, measure_if_local
+from train.estimate.plan import Plan, make_plan, measure_if_local
 from train.estimate.plan_tables import format_duration, print_plan
 from train.estimate.search import RankedCandidate
 from train.estimate.target import Target, parse_target
@@ -46,7 +46,7 @@ def here() -> Target:
 
 @pytest.fixture(scope="module")
 def found(experiment: Experiment, here: Target) -> Plan:
-    return make_plan(experiment, here, PlanOptions(tokens=1e6))
+    return make_plan(experiment, here, PlanOptions(compile_best=1, tokens=1e6))
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_missing_compiler_fails_before_the_search(
     module = sys.modules[make_plan.__module__]  # the package has a function of that name
     monkeypatch.setattr(module, "search_candidates", lambda quantities: pytest.fail("has searched"))
     with pytest.raises(UserError, match="is not installed"):
-        make_plan(experiment, parse_target("v5e:2x2"))
+        make_plan(experiment, parse_target("v5e:2x2"), PlanOptions())
 
 
 @pytest.mark.parametrize(

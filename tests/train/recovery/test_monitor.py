@@ -53,9 +53,9 @@ def test_it_looks_one_step_late() -> None:
     monitor, reporter = make_monitor(patience=2)
     for step, count in ((5, 0), (6, 1), (7, 2)):
         batch = step + 100
-        assert monitor.check(step, batch, metrics(count, loss=9.0), wait=False) is None
+        assert monitor.find_anomaly(step, batch, metrics(count, loss=9.0), wait=False) is None
     assert [(each["step"], each["batch"]) for each in reporter.events] == [(6, 106)]
-    anomaly = monitor.check(8, 108, metrics(0), wait=False)
+    anomaly = monitor.find_anomaly(8, 108, metrics(0), wait=False)
     assert anomaly is not None
     assert (anomaly.first_step, anomaly.last_step, anomaly.next_batch) == (6, 7, 108)
     assert anomaly.reason == "loss 9, more than 3"
@@ -63,25 +63,25 @@ def test_it_looks_one_step_late() -> None:
 
 def test_it_looks_at_once_when_asked_to() -> None:
     monitor, reporter = make_monitor(patience=1)
-    assert monitor.check(5, 5, metrics(0), wait=False) is None
-    anomaly = monitor.check(6, 6, metrics(1, norm=5.0), wait=True)
+    assert monitor.find_anomaly(5, 5, metrics(0), wait=False) is None
+    anomaly = monitor.find_anomaly(6, 6, metrics(1, norm=5.0), wait=True)
     assert anomaly is not None
     assert (anomaly.first_step, anomaly.last_step, anomaly.next_batch) == (6, 6, 7)
-    assert monitor.check(7, 7, metrics(0), wait=True) is None
+    assert monitor.find_anomaly(7, 7, metrics(0), wait=True) is None
     assert len(reporter.events) == 1
 
 
 def test_the_first_of_two_troubles_is_told() -> None:
     monitor, _ = make_monitor(patience=1)
-    monitor.check(5, 5, metrics(1), wait=False)
-    anomaly = monitor.check(6, 6, metrics(2), wait=True)
+    monitor.find_anomaly(5, 5, metrics(1), wait=False)
+    anomaly = monitor.find_anomaly(6, 6, metrics(2), wait=True)
     assert anomaly is not None
     assert anomaly.last_step == 5
 
 
 def test_what_has_risen_began_half_a_window_ago() -> None:
     monitor, _ = make_monitor(patience=3)
-    anomaly = monitor.check(500, 600, metrics(1, usual=2.6), wait=True)
+    anomaly = monitor.find_anomaly(500, 600, metrics(1, usual=2.6), wait=True)
     assert anomaly is not None
     assert (anomaly.first_step, anomaly.last_step, anomaly.next_batch) == (450, 500, 601)
     assert anomaly.reason == "median loss 2.6, more than 2.5"
@@ -91,7 +91,7 @@ def test_what_has_risen_began_half_a_window_ago() -> None:
 def test_weights_out_of_line_are_not_waited_for(bad: float) -> None:
     """A bit that has flipped may be of a word that no batch has for a while."""
     monitor, _ = make_monitor(patience=3)
-    anomaly = monitor.check(500, 600, metrics(1, weights=bad), wait=True)
+    anomaly = monitor.find_anomaly(500, 600, metrics(1, weights=bad), wait=True)
     assert anomaly is not None
     assert (anomaly.first_step, anomaly.last_step, anomaly.next_batch) == (500, 500, 601)
 
@@ -99,7 +99,7 @@ def test_weights_out_of_line_are_not_waited_for(bad: float) -> None:
 def test_an_overflow_is_told_and_is_no_trouble() -> None:
     monitor, reporter = make_monitor(patience=1)
     bad = metrics(0, norm=math.inf, skipped=True)
-    assert monitor.check(5, 5, bad, wait=True) is None
+    assert monitor.find_anomaly(5, 5, bad, wait=True) is None
     [event] = reporter.events
     assert event["why"] == "grad_norm inf"
 
@@ -107,7 +107,7 @@ def test_an_overflow_is_told_and_is_no_trouble() -> None:
 def test_without_a_watch_there_is_nothing_to_see() -> None:
     monitor, reporter = make_monitor(patience=1)
     unwatched = {"loss": jnp.float32(math.nan), "skipped": jnp.float32(1)}
-    assert monitor.check(5, 5, unwatched, wait=True) is None
+    assert monitor.find_anomaly(5, 5, unwatched, wait=True) is None
     assert not reporter.events
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.train.object_store import bucket as bucket
 from train.errors import UserError
-from train.recovery.rollback import Rollback, RollbackRecord
+from train.recovery.rollback_record import Rollback, RollbackRecord
 from train.run_folder.folder import RunFolder
 
 ROLLBACK = Rollback(first=26, step=27, checkpoint=16, cursor=30, rate=0.5, tries=2)

@@ -1,5 +1,7 @@
 """A run is created without trainer or evaluator, as an importer of weights does."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -13,7 +15,7 @@ from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.engine import make_engine
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import write_run_files
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from train.tasks.registry import make_task
 
 
@@ -39,3 +41,12 @@ def test_written_files_and_a_checkpoint_make_a_run(tmp_path: Path) -> None:
     run = train.load(str(tmp_path / "run"))
     assert (run.step, run.experiment.model) == (0, experiment.model)
     jax.tree.map(np.testing.assert_array_equal, run.params, expected)
+
+
+def test_run_files_are_written_without_importing_trainer_or_evaluator() -> None:
+    code = "import sys, train.run_folder.run_config; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "train.run_folder.run_config" in loaded
+    unneeded = {"train.loop", "train.engine", "train.step", "train.evaluation.evaluator", "jax"}
+    assert not loaded & unneeded

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer.attention.masks import Mask, previous_segments, token_segments
+from transformer.attention.masks import Mask
+from transformer.attention.token_segments import previous_segments, token_segments
 
 
 class DocumentBoundaries(NamedTuple):

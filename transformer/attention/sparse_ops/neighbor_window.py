@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.attention.masks import Mask, token_segments
+from transformer.attention.masks import Mask
+from transformer.attention.token_segments import token_segments
 
 
 class NeighborCache(struct.PyTreeNode):
@@ -57,7 +58,7 @@ def neighbor_window(
 ) -> jax.Array:  # [B, T, num_before + 1 + num_after, ...] in the order of the row
     """Stack each token with its neighbors of the same document; zeros elsewhere."""
     length, taps = x.shape[1], num_before + 1 + num_after
-    zeros = lambda count: jnp.zeros((len(x), count, *x.shape[2:]), x.dtype)  # noqa: E731
+    zeros = lambda count: jnp.zeros((x.shape[0], count, *x.shape[2:]), x.dtype)  # noqa: E731
     before = zeros(num_before) if cache is None else cache.read(x.dtype)
     windows = _windows(jnp.concatenate([before, x, zeros(num_after)], axis=1), length, taps)
     visible = None

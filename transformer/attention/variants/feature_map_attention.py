@@ -21,7 +21,7 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.attention.config import MultiHeadConfig
-from transformer.attention.masks import Mask, token_segments
+from transformer.attention.masks import Mask
 from transformer.attention.projections import (
     project_keys,
     project_qkv,
@@ -32,6 +32,7 @@ from transformer.attention.sparse_ops.document_boundaries import (
     DocumentBoundaries,
     document_boundaries,
 )
+from transformer.attention.token_segments import token_segments
 from transformer.attention.variants.prefix_sums import (
     ACCUMULATION_DTYPE,
     FeatureMap,
@@ -195,7 +196,7 @@ def _attend_sorted_by_document(
 
     In that order every query comes after all keys of its document, so it sees all of them.
     """
-    batch, num_keys, num_queries = len(q), k.shape[1], q.shape[1]
+    batch, num_keys, num_queries = q.shape[0], k.shape[1], q.shape[1]
     keys_then_queries = [
         jnp.broadcast_to(each, (batch, each.shape[1])) for each in (key_segments, query_segments)
     ]

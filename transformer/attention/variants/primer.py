@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.attend import attend
+from transformer.attention.attend import ScoreSpec, attend
 from transformer.attention.base import (
     Abilities,
     Mixer,
@@ -23,11 +23,9 @@ from transformer.attention.masks import Mask
 from transformer.attention.position_bias import position_terms
 from transformer.attention.position_config import RoPE
 from transformer.attention.rope import apply_rope
-from transformer.attention.score_spec import ScoreSpec
 from transformer.attention.sparse_ops.neighbor_window import NeighborCache, neighbor_window
 from transformer.attention.variants.linear_configs import PrimerConfig
-from transformer.layers.dropout import fold_in
-from transformer.layers.params import apply_linear, declare_weight
+from transformer.layers.basic import apply_linear, declare_weight, fold_in
 from transformer.registry import MIXERS
 
 KERNEL_SIZE = 3

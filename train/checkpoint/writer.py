@@ -1,0 +1,131 @@
+"""Write checkpoints in the background, through Orbax, and commit them.
+
+A save has four stages, and a process may be killed in any of them. What it leaves:
+
+| killed while | leaves | cleared away by |
+| --- | --- | --- |
+| the arrays are copied to host memory | nothing | |
+| Orbax writes the items | a folder with `ORBAX_TMP_MARKER` in its name | the next save |
+| files are read back and hashed (`commit`) | a folder without a manifest | the next save |
+| older checkpoints are deleted | more checkpoints than are due | the next save |
+
+None of these is listed as a checkpoint, and the one before is deleted only in the last stage.
+"""
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import args
+
+from train.checkpoint import retention, tree_paths
+from train.checkpoint.commit import commit_checkpoint
+from train.checkpoint.manifest import LEAVES_ITEM, METADATA_ITEM, STATE_ITEM
+from train.checkpoint.reader import short_reason
+from train.checkpoint.tree_paths import Leaf
+from train.errors import UserError
+
+_MAX_ITEMS = 8
+"""Upper bound of the items of a save, each of which can raise once."""
+
+
+class CheckpointWriter:
+    """Write one checkpoint at a time, on a background thread.
+
+    Callers call `wait` before the next `save`.
+    """
+
+    def __init__(self, directory: epath.Path):
+        self.directory = directory
+        self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: tuple[int, Future[None]] | None = None
+
+    @property
+    def saving_step(self) -> int | None:
+        """Step of the save in progress; None if there is none."""
+        return self._saving[0] if self._saving else None
+
+    def save(
+        self, step: int, state: Any, metadata: Mapping[str, Any], steps_to_delete: Collection[int]
+    ) -> None:
+        """Start a save. When it is committed, the checkpoints of `steps_to_delete` are deleted.
+
+        Raises:
+          UserError: The directory cannot be written.
+        """
+        arrays = tree_paths.named_leaves(state)
+        descriptions = {name: tree_paths.describe_leaf(leaf) for name, leaf in arrays.items()}
+        items = {
+            STATE_ITEM: args.PyTreeSave(tree_paths.nest_leaves(arrays)),
+            LEAVES_ITEM: args.JsonSave(descriptions),
+            METADATA_ITEM: args.JsonSave(json.loads(json.dumps(metadata))),
+        }
+        with self._explain_errors(step):
+            if jax.process_index() == 0:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                retention.delete_unfinished(self.directory)
+            # Orbax returns once the arrays are copied to host memory.
+            self._orbax.save(self.directory / str(step), args=args.Composite(**items))
+            # The thread gets shapes only: the arrays may be donated to the next step at once.
+            shapes = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()}
+            self._saving = step, self._thread.submit(self._finish, step, shapes, steps_to_delete)
+
+    def wait(self) -> None:
+        """Wait until the save in progress is committed (UserError: it failed)."""
+        if self._saving is not None:
+            step, done = self._saving
+            with self._explain_errors(step):
+                done.result()
+            self._saving = None
+
+    def close(self) -> None:
+        """Stop all threads."""
+        self._thread.shutdown()
+        with contextlib.suppress(OSError, ValueError):  # `wait` has already raised this error
+            self._orbax.close()
+
+    def _finish(
+        self, step: int, shapes: Mapping[str, Leaf], steps_to_delete: Collection[int]
+    ) -> None:
+        """Commit the checkpoint, then delete older ones. Runs on the background thread."""
+        self._orbax.wait_until_finished()
+        commit_checkpoint(self.directory / str(step), shapes)
+        # Deleting comes last: at every moment the newest committed checkpoint exists.
+        if jax.process_index() == 0:
+            for old in steps_to_delete:
+                retention.delete_checkpoint(self.directory, old)
+
+    @contextlib.contextmanager
+    def _explain_errors(self, step: int) -> Iterator[None]:
+        """Clean up after a failed save and raise a UserError in place of Orbax's error."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            self._saving = None
+            self._drain_errors()
+            if jax.process_index() == 0:
+                # What is left of a failed save may be what fills the disk.
+                with contextlib.suppress(OSError, UserError):
+                    retention.delete_unfinished(self.directory)
+            raise UserError(
+                f"checkpoint {self.directory / str(step)}: could not be written "
+                f"({short_reason(error)}); make room there or check its permissions; "
+                "the checkpoints before it are whole"
+            ) from error
+
+    def _drain_errors(self) -> None:
+        """Wait until no item of a failed save is left.
+
+        Orbax raises the error of one item at a time. An error that stays behind would be raised
+        by the next save, which may be fine.
+        """
+        for _ in range(_MAX_ITEMS):
+            with contextlib.suppress(OSError, ValueError):
+                self._orbax.wait_until_finished()
+                return

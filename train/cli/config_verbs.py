@@ -1,0 +1,188 @@
+"""Verbs that take a CONFIG: `fit`, `describe` and `plan`.
+
+What computes is imported inside the verbs, so that `CONFIG --help` loads no JAX.
+"""
+
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+import tyro
+
+from train.cli.parsing import (
+    as_usage_errors,
+    kinds_help,
+    parse,
+    pop_flag,
+    pop_json_flag,
+    pop_positional,
+    select_kinds,
+)
+from train.config.registry import find_experiment
+from train.estimate.candidate import PlanOptions
+from train.experiment import Experiment
+
+ASK_COMPILER_HELP = (
+    "--ask-compiler also compiles the step and shows the memory that the compiler reserves."
+)
+"""Help text of `--ask-compiler`."""
+
+
+MESH_AUTO_HELP = "--mesh auto uses the best mesh for the local devices, as `plan` finds it."
+"""Help text of `--mesh auto`."""
+
+TARGET_HELP = """TARGET is a TPU slice (v4, v5e, v5p or v6e with its chips: v5e:4x4, v5p:8x8x16),
+a number of GPUs (h100, h200, b200: h200:8), or here: the local devices. A --mesh flag turns the
+search off."""
+"""Help text of targets and meshes."""
+
+Arguments = TypeVar("Arguments")
+"""Type variable: the dataclass of a verb's arguments, which contains the experiment."""
+
+
+def _parse_config_verb(
+    verb: str,
+    arguments: list[str],
+    with_defaults: Callable[[Experiment], Arguments],
+    extra_help: str,
+) -> Arguments:
+    """Remove CONFIG from the arguments and parse the others.
+
+    Args:
+      verb: The verb.
+      arguments: Its arguments, without the flags already taken.
+      with_defaults: Builds the verb's default arguments from the experiment of CONFIG.
+      extra_help: Text that `--help` shows before the kinds of the experiment's parts.
+    """
+    name = pop_positional(arguments, "CONFIG", verb)
+    with as_usage_errors():
+        experiment, left = select_kinds(find_experiment(name), arguments)
+        default = with_defaults(experiment)
+        more = f"{extra_help}\n\n{kinds_help(experiment)}"
+        return parse(type(default), left, verb=f"{verb} {name}", default=default, extra_help=more)
+
+
+@dataclasses.dataclass(frozen=True)
+class FitArguments:
+    """Train; a folder with checkpoints resumes exactly from the newest one."""
+
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    workdir: str = ""
+    """Folder of the run, local or remote; default: runs/NAME."""
+    init_from: str = ""
+    """Folder of a run to start with the weights and the tokenizer of. Not read on resume."""
+    init_only: str = ""
+    """With --init-from: tree paths of the weights to take, as layers or '*/mixer/*'."""
+    quiet: bool = False
+    """Print no progress."""
+
+
+def run_fit(arguments: list[str]) -> int:
+    """Train an experiment; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    mesh_auto = pop_flag(arguments, "--mesh=auto") or _pop_mesh_auto(arguments)
+    given = _parse_config_verb("fit", arguments, FitArguments, MESH_AUTO_HELP)
+    from train.loop import fit
+    from train.parallel.distributed import explain_lost_peers, initialize_distributed
+    from train.telemetry.goodput import process_start_time
+
+    initialize_distributed()
+    experiment = _with_best_mesh(given) if mesh_auto else given.experiment
+    with explain_lost_peers():
+        quiet = given.quiet or json_wanted
+        run = fit(
+            experiment,
+            given.workdir,
+            init_from=given.init_from,
+            init_only=given.init_only,
+            quiet=quiet,
+            start_time=process_start_time(),
+        )
+    if json_wanted:
+        print(json.dumps({"workdir": str(run.folder.path), "step": run.step, **run.metrics}))
+    return 0
+
+
+def _pop_mesh_auto(arguments: list[str]) -> bool:
+    """Remove `--mesh auto` from the arguments; return True if it was given."""
+    for index, pair in enumerate(itertools.pairwise(arguments)):
+        if pair == ("--mesh", "auto"):
+            del arguments[index : index + 2]
+            return True
+    return False
+
+
+def _with_best_mesh(given: FitArguments) -> Experiment:
+    """Return the experiment on the best mesh for the local devices."""
+    from train.estimate.search import with_best_mesh
+    from train.estimate.target import local_target
+
+    experiment, candidate = with_best_mesh(given.experiment, local_target())
+    if not given.quiet:
+        print(f"mesh auto: {candidate.mesh_text()}; {candidate.flags()}", file=sys.stderr)
+    return experiment
+
+
+def run_describe(arguments: list[str]) -> int:
+    """Print a description of an experiment; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    with_compiler = pop_flag(arguments, "--ask-compiler")
+    experiment = _parse_config_verb(
+        "describe", arguments, lambda experiment: experiment, ASK_COMPILER_HELP
+    )
+    from train.estimate.description import describe
+    from train.runtime.local_hardware import enable_compilation_cache, local_hardware
+    from transformer.precision import AUTO_POLICY
+
+    if with_compiler or experiment.model.precision == AUTO_POLICY:
+        from train.config.resolve import resolve_precision
+
+        enable_compilation_cache()
+        hardware = local_hardware()
+        experiment = resolve_precision(experiment, hardware)
+        description = describe(experiment, hardware, with_compiler=with_compiler)
+    else:
+        description = describe(experiment)
+    if json_wanted:
+        print(json.dumps(description.as_dict()))
+    else:
+        description.print()
+    return 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanArguments(PlanOptions):
+    """Estimate whether a training step fits some hardware, how fast it is and what it costs."""
+
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    target: str = "here"
+    """Hardware to plan for."""
+
+
+def run_plan(arguments: list[str]) -> int:
+    """Print a plan of an experiment; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    given = _parse_config_verb(
+        "plan", arguments, lambda experiment: PlanArguments(experiment=experiment), TARGET_HELP
+    )
+    if any(argument.startswith("--mesh.") for argument in arguments):
+        given = dataclasses.replace(given, search=False)
+
+    from train.estimate.batch_shapes import resolve_sizes
+    from train.estimate.expected_time import load_prices
+    from train.estimate.plan import make_plan
+    from train.estimate.plan_tables import print_plan
+    from train.estimate.target import parse_target
+
+    load_prices(given.prices)  # before the devices are measured, and all else that takes a while
+    target = parse_target(given.target)
+    experiment, notes = resolve_sizes(given.experiment)
+    found = make_plan(experiment, target, given, notes)
+    if json_wanted:
+        print(json.dumps(found.as_dict()))
+    else:
+        print_plan(found)
+    return 0

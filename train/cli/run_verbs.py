@@ -1,0 +1,200 @@
+"""Verbs without a CONFIG: `evaluate`, `sample` and `goodput` of a run, and `doctor`.
+
+What computes is imported inside the verbs, so that `VERB --help` loads no JAX.
+"""
+
+import dataclasses
+import json
+from collections.abc import Collection, Iterable
+
+from train.cli.parsing import as_usage_errors, parse, pop_json_flag, pop_positional
+from train.errors import UsageError, UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateArguments:
+    """Print the metrics of a run on a whole split of its data."""
+
+    split: str = "validation"
+    """Split to evaluate: train, validation, or test if the data have one."""
+    step: int | None = None
+    """Step of the checkpoint; default: the run's evaluation weights (the newest checkpoint, unless
+    the run keeps its best one or averages several)."""
+    average_checkpoints: int | None = None
+    """Average the weights of this many checkpoints: the selected one and those before it."""
+
+
+def run_evaluate(arguments: list[str]) -> int:
+    """Print a run's metrics; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    workdir = pop_positional(arguments, "W", "evaluate")
+    given = parse(EvaluateArguments, arguments, verb="evaluate W")
+    from train.evaluation.evaluator import evaluate_run
+    from train.run import load
+    from train.tasks.registry import make_task
+
+    run = load(workdir, step=given.step, average_checkpoints=given.average_checkpoints)
+    metrics, notes = evaluate_run(run, given.split), make_task(run.experiment).metric_notes
+    if json_wanted:
+        print(json.dumps({"step": run.step, "split": given.split, **metrics, **notes}))
+    else:
+        for name, value in metrics.items():
+            print(f"{name.replace('_', ' ')}: {value:.4f}")
+        for name, text in notes.items():
+            print(f"{name.replace('_', ' ')}: {text}")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleArguments:
+    """Run a model on prompts: continue text, translate, classify, tag tokens, or fill [MASK]."""
+
+    prompt: tuple[str, ...] = ("",)
+    """Input texts; several run as one batch."""
+    max_new_tokens: int = 200
+    """Limit of generated tokens per prompt (language models only, as are temperature, top-k, top-p
+    and seed)."""
+    temperature: float = 0.8
+    """Divisor of the logits: below 1 sharpens the distribution; 0 always takes the most likely
+    token."""
+    top_k: int = 0
+    """Sample among this many most likely tokens; 0: all."""
+    top_p: float = 1.0
+    """Sample among the most likely tokens that together reach this probability."""
+    beams: int = 0
+    """Hypotheses of beam search (translation only); 0: the run's own setting."""
+    seed: int = 0
+    """Seed of the random draws."""
+    step: int | None = None
+    """Step of the checkpoint; default: the run's evaluation weights."""
+
+
+GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "beams", "seed")
+"""Options of generation; each task supports some of them."""
+
+
+def run_sample(arguments: list[str]) -> int:
+    """Print the model's answers; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    workdir = pop_positional(arguments, "W", "sample")
+    given = parse(SampleArguments, arguments, verb="sample W")
+    from train.run import load, read_experiment, sample
+    from train.run_folder.folder import RunFolder
+    from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
+    from train.tasks.registry import make_task
+    from transformer.generation.sampling import SamplingConfig
+
+    task = make_task(read_experiment(RunFolder.open_existing(workdir)))
+    check_supported_options(arguments, task.supported_options)
+    with as_usage_errors():
+        sampling = SamplingConfig(given.temperature, given.top_k, given.top_p)
+    with explain_oom(
+        lambda: ["give fewer prompts or a smaller --max-new-tokens", LARGER_DEVICES_REMEDY]
+    ):
+        run = load(workdir, step=given.step)
+        prompts = given.prompt if task.continues_prompt else [""] * len(given.prompt)
+        stream = _Stream(prompts[0]) if not json_wanted and len(prompts) == 1 else None
+        texts = sample(
+            run,
+            list(given.prompt),
+            max_new_tokens=given.max_new_tokens,
+            sampling=sampling,
+            num_beams=given.beams,
+            seed=given.seed,
+            on_text=stream,
+        )
+    if json_wanted:
+        print(json.dumps({"text": texts}))
+    elif stream is not None:
+        stream("\n")
+    else:
+        separator = "\n---\n" if task.continues_prompt else "\n"
+        print(separator.join(p + text for p, text in zip(prompts, texts, strict=True)))
+    return 0
+
+
+def check_supported_options(arguments: Iterable[str], supported: Collection[str]) -> None:
+    """Raise UsageError for options that the run's task does not use."""
+    given = {each.partition("=")[0].replace("_", "-") for each in arguments}
+    ignored = [
+        flag
+        for name in GENERATION_OPTIONS
+        if name not in supported and (flag := _flag(name)) in given
+    ]
+    if ignored:
+        others = f" (it supports {', '.join(map(_flag, supported))})" if supported else ""
+        raise UsageError(
+            f"sample {', '.join(ignored)}: has no effect on this run's task; leave it out{others}"
+        )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+class _Stream:
+    """Print text as it is generated, with the prompt before the first piece.
+
+    The prompt waits for the first piece because an error may come before it.
+    """
+
+    def __init__(self, prompt: str):
+        self._prompt = prompt
+
+    def __call__(self, piece: str) -> None:
+        print(self._prompt + piece, end="", flush=True)
+        self._prompt = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class GoodputArguments:
+    """Print how a run's time was spent, over all its processes, including a running one."""
+
+
+def run_goodput(arguments: list[str]) -> int:
+    """Print a run's goodput; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    workdir = pop_positional(arguments, "W", "goodput")
+    parse(GoodputArguments, arguments, verb="goodput W")
+    from train.run_folder.folder import RunFolder
+    from train.telemetry.goodput import (
+        ACTIVITY_DESCRIPTIONS,
+        compute_goodput,
+        format_duration,
+        read_time_records,
+    )
+
+    folder = RunFolder.open_existing(workdir)
+    records = read_time_records(folder.time_log)
+    if not records:
+        raise UserError(f"{folder.time_log}: has no records; fit writes it from its first step on")
+    goodput = compute_goodput(records)
+    if json_wanted:
+        plain = dataclasses.asdict(goodput) | {
+            "total": goodput.total,
+            "share": goodput.productive_fraction,
+        }
+        print(json.dumps(plain))
+        return 0
+    for activity, seconds in goodput.seconds.items():
+        print(
+            f"{activity:9} {seconds / (goodput.total or 1):6.1%} "
+            f"{format_duration(seconds):>12}   {ACTIVITY_DESCRIPTIONS[activity]}"
+        )
+    print(f"{'all':9} {1:6.1%} {format_duration(goodput.total):>12}   lives: {goodput.lives}")
+    return 0
+
+
+def run_doctor(arguments: list[str]) -> int:
+    """Print a report of this machine; return 1 if it has a problem."""
+    from train.doctor.report import run_checks
+
+    json_wanted = pop_json_flag(arguments)
+    if arguments:
+        raise UsageError(f"doctor {arguments[0]}: takes no arguments but --json; leave it out")
+    report = run_checks()
+    if json_wanted:
+        print(json.dumps(report.as_dict()))
+    else:
+        report.print()
+    return 0 if report.ok else 1

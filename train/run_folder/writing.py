@@ -1,0 +1,118 @@
+"""Write the files of a run: whole files atomically, logs by appending to them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pathlib
+import secrets
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING
+
+from train.errors import UserError
+from train.run_folder.regular_files import BINARY, NONBLOCK, checked_stream, is_local
+
+if TYPE_CHECKING:
+    from train.data.files import AnyPath
+
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+
+@contextlib.contextmanager
+def explain_write_errors(path: AnyPath) -> Iterator[None]:
+    """Raise a UserError that names `path` in place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written ({_os_error_reason(error)}); "
+            "make room there, check its permissions, or give another --workdir"
+        ) from error
+
+
+def _os_error_reason(error: OSError) -> str:
+    """Return the operating system's description of an error, on one line."""
+    return error.strerror or " ".join(str(error).split()) or type(error).__name__
+
+
+def write_atomically(path: AnyPath, data: str | bytes) -> None:
+    """Write a whole file (text as UTF-8), so that readers see the old or the new content.
+
+    Raises:
+      UserError: The file cannot be written; the old content is intact.
+    """
+    with explain_write_errors(path):
+        replace_atomically(path, data.encode() if isinstance(data, str) else data)
+
+
+def replace_atomically(path: AnyPath, data: bytes) -> None:
+    """Write a whole file as `write_atomically` does, but raise OSError."""
+    if not isinstance(path, pathlib.Path):
+        path.write_bytes(data)  # an object store shows a file only once it is complete
+        return
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            # Without it, a power failure after the rename can leave an empty file.
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def set_aside_file(path: AnyPath, suffix: str) -> AnyPath | None:
+    """Rename a file to an unused name `<name>.<suffix>`.
+
+    Returns:
+      The new path; None if the file does not exist.
+
+    Raises:
+      UserError: The file cannot be renamed.
+    """
+    with explain_write_errors(path):
+        if not path.exists():
+            return None
+        return path.rename(unused_path(path, suffix))
+
+
+def unused_path(path: AnyPath, suffix: str) -> AnyPath:
+    """Return `<path>.<suffix>`, with a number appended if it exists."""
+    candidate = path.with_name(f"{path.name}.{suffix}")
+    number = 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}.{suffix}.{number}")
+    return candidate
+
+
+@contextlib.contextmanager
+def open_append(path: pathlib.Path) -> Iterator[IO[bytes]]:
+    """Open a local file for appending and reading; create it if it does not exist.
+
+    Raises:
+      UserError: The path is a symbolic link, or no regular file.
+      OSError: The file cannot be opened.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | _NOFOLLOW | NONBLOCK | BINARY
+    if not _NOFOLLOW:  # Windows
+        check_not_symlink(path)
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # O_NOFOLLOW met a link
+            check_not_symlink(path)
+        raise
+    with checked_stream(path, descriptor, "a+b") as stream:
+        yield stream
+
+
+def check_not_symlink(path: AnyPath) -> None:
+    """Raise UserError if a local path is a symbolic link, wherever it points."""
+    if is_local(path) and pathlib.Path(path).is_symlink():
+        raise UserError(
+            f"{path}: is a link, and a run writes in its own folder alone; "
+            "put what it leads to in its place, or make the whole folder the link"
+        )

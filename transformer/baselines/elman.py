@@ -89,11 +89,11 @@ class ElmanRNN(Mixer):
 
         cached = inputs.cache is not None
         boundaries = document_boundaries(inputs.mask, inputs.positions, cached=cached)
-        state = inputs.cache if cached else self.init_cache(*x.shape[:2])
-        state, y = scan_cell(cell, state, input_terms, boundaries)
+        before = inputs.cache if cached else self.init_cache(*x.shape[:2])
+        after, y = scan_cell(cell, before, input_terms, boundaries)
         if width != context.d_model:
             y = apply_linear(self, "output", y, hidden, embed, context, bias=True, residual=True)
-        return MixerOutput(y, state if cached else None, {})
+        return MixerOutput(y, after if cached else None, {})
 
 
 MIXERS[ElmanConfig.kind] = ElmanRNN

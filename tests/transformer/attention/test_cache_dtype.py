@@ -209,8 +209,8 @@ def test_a_cache_in_the_compute_dtype_is_the_default(name: str) -> None:
 @pytest.mark.parametrize("name", WITH_TOKENS)
 def test_a_full_pass_does_not_depend_on_the_storage_dtype(name: str) -> None:
     default, narrow = (Decoder(name, dtype) for dtype in ("compute", "bfloat16"))
-    default, narrow = (each.run.lower(*each.full()).as_text() for each in (default, narrow))
-    assert narrow == default
+    programs = {each.run.lower(*each.full()).as_text() for each in (default, narrow)}
+    assert len(programs) == 1
 
 
 @pytest.mark.parametrize("name", sorted(ONLY_STATES))

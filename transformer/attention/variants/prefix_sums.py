@@ -125,10 +125,11 @@ def attend_causal(
     # Recompute each chunk in the backward pass: its features and scores are not saved. Inside a
     # scan XLA cannot merge the recomputation with the forward pass, so no CSE has to be prevented.
     step = jax.checkpoint(functools.partial(_attend_chunk, feature_map), prevent_cse=False)
-    state, y = jax.lax.scan(step, state, chunks)  # y [chunks, B, K, G, C, H of values]
+    final: LinearAttentionState
+    final, y = jax.lax.scan(step, state, chunks)  # y [chunks, B, K, G, C, H of values]
     y = jnp.moveaxis(jnp.moveaxis(y, 0, 1), -2, 2)
     y = y.reshape(batch, num_chunks * size, q.shape[2], -1)
-    return y[:, :length].astype(v.dtype), state
+    return y[:, :length].astype(v.dtype), final
 
 
 class _Chunk(NamedTuple):
